@@ -1,0 +1,57 @@
+"""The process's configuration, read from the environment once and in this module only.
+
+Call :func:`settings` at an edge (a command, an app factory) and pass the values on; library code takes arguments.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the environment says. Each field names its variable."""
+
+    plugins: frozenset[str] | None  # MLSYS_PLUGINS=a,b: load only these plugins; None: all installed
+    blocked_plugins: frozenset[str]  # MLSYS_PLUGINS_BLOCK=a,b: never load these
+    plugins_strict: bool  # MLSYS_PLUGINS_STRICT=1: re-raise what a broken plugin raised
+    cache_dir: Path  # MLSYS_CACHE_DIR, else the platform's user cache folder
+    debug: bool  # MLSYS_DEBUG=1: the command line shows tracebacks of MlsysError too
+
+
+def _names(value: str) -> frozenset[str]:
+    return frozenset(name.strip() for name in value.split(",") if name.strip())
+
+
+def _flag(value: str) -> bool:
+    return value.strip().lower() in {"1", "true", "yes", "on"}
+
+
+def read_settings(environ: dict[str, str] | os._Environ[str]) -> Settings:
+    """Settings from ``environ``; pure, for tests.
+
+    Example:
+        >>> read_settings({"MLSYS_PLUGINS": "orca, nimble"}).plugins == {"orca", "nimble"}
+        True
+    """
+    cache = environ.get("MLSYS_CACHE_DIR")
+    if not cache:
+        import platformdirs  # here: not every command needs the cache folder's platform rules
+
+        cache = platformdirs.user_cache_dir("mlsys")
+    return Settings(
+        plugins=_names(environ["MLSYS_PLUGINS"]) if environ.get("MLSYS_PLUGINS") else None,
+        blocked_plugins=_names(environ.get("MLSYS_PLUGINS_BLOCK", "")),
+        plugins_strict=_flag(environ.get("MLSYS_PLUGINS_STRICT", "")),
+        cache_dir=Path(cache).expanduser(),
+        debug=_flag(environ.get("MLSYS_DEBUG", "")),
+    )
+
+
+@lru_cache(maxsize=1)
+def settings() -> Settings:
+    """The settings of this process, read on the first call."""
+    return read_settings(os.environ)

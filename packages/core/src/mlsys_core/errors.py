@@ -1,0 +1,39 @@
+"""The one tree of errors that mlsys raises on purpose.
+
+Each message says what was wrong, what was got, what is allowed and what to do next. The command line prints it as one
+line and exits with ``exit_code``; anything outside this tree is a defect and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+
+class MlsysError(Exception):
+    """Base of all errors raised on purpose by mlsys and its plugins."""
+
+    exit_code = 1
+
+
+class InvalidInputError(MlsysError, ValueError):
+    """A value from outside (an argument, a file, a request) is not acceptable."""
+
+    exit_code = 2
+
+
+class MissingDependencyError(MlsysError):
+    """An optional package, model or tool is not installed; the message names the command that adds it."""
+
+
+class DeviceError(MlsysError):
+    """A device is absent, unusable or was asked for something it cannot do."""
+
+
+class MemoryPlanError(MlsysError):
+    """A memory plan, arena, pool or budget was used against its rules."""
+
+
+class PluginError(MlsysError):
+    """A plugin could not be found, loaded or registered; the message names its distribution."""
+
+
+class ServingError(MlsysError):
+    """A request could not be served; ``ServingLoop`` and the HTTP front translate it for the client."""

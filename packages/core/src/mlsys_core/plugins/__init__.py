@@ -1,0 +1,1 @@
+"""Plugins: specs, hooks, loading and the registry."""

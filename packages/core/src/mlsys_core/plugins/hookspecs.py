@@ -1,0 +1,83 @@
+"""The hooks a plugin may implement. Each returns the specs it adds; a plugin implements only those it needs.
+
+A plugin is a module named by an entry point of the group ``mlsys.plugins``, with functions marked :data:`hookimpl`.
+The bodies here only document and are never called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pluggy
+
+from mlsys_core.plugins import specs
+
+PROJECT = "mlsys"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@hookspec
+def mlsys_register_commands() -> Iterable[specs.CommandSpec]:
+    """Commands below ``mlsys``."""
+    raise NotImplementedError
+
+
+@hookspec
+def mlsys_register_devices() -> Iterable[specs.DeviceSpec]:
+    """Kinds of device beside ``cpu`` and ``cuda``."""
+    raise NotImplementedError
+
+
+@hookspec
+def mlsys_register_memory_pools() -> Iterable[specs.MemoryPoolSpec]:
+    """Allocators of fixed blocks."""
+    raise NotImplementedError
+
+
+@hookspec
+def mlsys_register_compilers() -> Iterable[specs.CompilerSpec]:
+    """Compilers that subsystems can choose by name."""
+    raise NotImplementedError
+
+
+@hookspec
+def mlsys_register_engines() -> Iterable[specs.EngineSpec]:
+    """Engines that serve models."""
+    raise NotImplementedError
+
+
+@hookspec
+def mlsys_register_policies() -> Iterable[specs.PolicySpec]:
+    """Scheduling and batching policies."""
+    raise NotImplementedError
+
+
+@hookspec
+def mlsys_register_model_loaders() -> Iterable[specs.ModelLoaderSpec]:
+    """Loaders of model files."""
+    raise NotImplementedError
+
+
+@hookspec
+def mlsys_register_converters() -> Iterable[specs.ConverterSpec]:
+    """WindTunnel converters of fitted estimators."""
+    raise NotImplementedError
+
+
+@hookspec
+def mlsys_register_exporters() -> Iterable[specs.ExporterSpec]:
+    """Writers of timelines and metrics."""
+    raise NotImplementedError
+
+
+@hookspec
+def mlsys_register_benchmarks() -> Iterable[specs.BenchmarkSpec]:
+    """Suites of ``mlsys bench``."""
+    raise NotImplementedError
+
+
+@hookspec
+def mlsys_register_demo_steps() -> Iterable[specs.DemoStepSpec]:
+    """Steps of ``mlsys demo``."""
+    raise NotImplementedError

@@ -1,0 +1,1 @@
+"""Registers this package with mlsys; imports nothing heavy."""
