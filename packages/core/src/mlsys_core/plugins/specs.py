@@ -1,7 +1,7 @@
 """What plugins register: small frozen records. Heavy things stay lazy ``"package.module:attribute"`` strings.
 
-Every spec has a ``name``, unique within its kind. ``help`` is one line for listings. ``factory`` (or ``app``, ``run``) is
-resolved by :func:`mlsys_core.lazy.resolve` only when the thing is asked for.
+Every spec has a ``name``, unique within its kind. ``help`` is one line for listings. ``factory`` (or ``app``, ``run``)
+is resolved by :func:`mlsys_core.lazy.resolve` only when the thing is asked for.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""The ``mlsys`` command: one lazy group over what the plugins register."""

@@ -1,0 +1,54 @@
+"""``mlsys bench``: run a benchmark suite that a plugin offers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlsys_core.plugins import installed_plugins
+from mlsys_core.plugins.specs import BenchmarkSpec
+
+app = typer.Typer()
+
+
+@app.command()
+def bench(
+    suite: Annotated[str | None, typer.Argument(help="The suite; leave it out to list them.")] = None,
+    quick: Annotated[bool, typer.Option(help="Fewer repeats, under three minutes.")] = False,
+    device: Annotated[str, typer.Option(help="Where to run: cpu, cuda, ...")] = "cpu",
+    threads: Annotated[int, typer.Option(min=1, help="Threads each contestant may use.")] = 2,
+    output: Annotated[Path, typer.Option(help="Folder for the JSON and the page.")] = Path("benchmarks/results"),
+) -> None:
+    """Run a benchmark suite against its peers; without a suite, list them.
+
+    Example: mlsys bench serving-loop --quick
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from mlsys_core import report
+    from mlsys_core.bench import BenchContext, run_suite
+
+    registry = installed_plugins().registry
+    console = Console()
+    if suite is None:
+        table = Table("suite", "what it measures")
+        for spec in registry.all(BenchmarkSpec):
+            table.add_row(spec.name, spec.help)
+        console.print(table)
+        return
+    spec = registry.get(BenchmarkSpec, suite)
+    section = run_suite(spec, BenchContext(console, quick, device, threads), output)
+    for item in section.body:
+        if isinstance(item, report.Table):
+            table = Table(*item.columns, title=item.caption or None)
+            for row in item.rows:
+                table.add_row(*row)
+            console.print(table)
+        elif isinstance(item, str):
+            console.print(item, markup=False)
+    console.print(f"Written: {output / suite}.json and .html")
+    if section.status == "failed":
+        raise typer.Exit(1)

@@ -1,0 +1,95 @@
+"""``mlsys plugins``: what is installed, why one is broken, and how to begin a new one."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.plugins import PluginRow, installed_plugins
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback()
+def plugins() -> None:
+    """List installed plugins, explain one, or write a new one."""
+
+
+def _adds(row: PluginRow) -> str:
+    """What a plugin registered, counted by kind."""
+    kinds: dict[str, int] = {}
+    for spec in row.specs:
+        kind = type(spec).__name__.removesuffix("Spec").lower()
+        kinds[kind] = kinds.get(kind, 0) + 1
+    return ", ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in kinds.items())
+
+
+@app.command("list")
+def list_plugins(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List every plugin found, its state, and for a broken one the reason and the next step.
+
+    Example: MLSYS_PLUGINS=orca,nimble mlsys plugins list
+    """
+    import json
+
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    rows = installed_plugins().rows
+    if as_json:
+        fields = ("name", "distribution", "version", "status", "error", "hint", "load_time_s")
+        typer.echo(json.dumps([{field: getattr(row, field) for field in fields} for row in rows], indent=1))
+        return
+    colour = {"loaded": "green", "broken": "red", "blocked": "yellow", "filtered": "dim"}
+    table = Table("plugin", "distribution", "version", "state", "adds", "remarks")
+    for row in rows:
+        state = f"[{colour[row.status]}]{row.status}[/]"
+        remarks = "\n".join(escape(text) for text in (row.error, row.hint) if text)
+        table.add_row(row.name, row.distribution, row.version, state, _adds(row), remarks)
+    Console().print(table)
+
+
+@app.command()
+def info(name: Annotated[str, typer.Argument(help="A name from 'mlsys plugins list'.")]) -> None:
+    """Show what one plugin registers; for a broken one, its whole cause (exit code 1).
+
+    Example: mlsys plugins info orca
+    """
+    rows = {row.name: row for row in reversed(installed_plugins().rows)}
+    row = rows.get(name)
+    if row is None:
+        raise InvalidInputError(f"no plugin is called {name!r} (installed: {', '.join(sorted(rows))})")
+    typer.echo(f"{row.name}: {row.status}, from {row.distribution} {row.version}, loaded in {row.load_time_s:.3f} s")
+    for spec in row.specs:
+        kind = type(spec).__name__.removesuffix("Spec").lower()
+        typer.echo(f"  {kind:13} {spec.name:16} {spec.help}")
+    if row.hint:
+        typer.echo(f"Hint: {row.hint}")
+    if row.status == "broken":
+        if row.cause is not None:
+            typer.echo("".join(traceback.format_exception(row.cause)).rstrip(), err=True)
+        raise typer.Exit(1)
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="The plugin's name: lower case, words joined by '-'.")],
+    directory: Annotated[Path | None, typer.Option(help="Where to write it; ./NAME by default.")] = None,
+) -> None:
+    """Write a working plugin package whose own tests pass.
+
+    Example: mlsys plugins new demo && pip install -e ./demo && mlsys demo-command
+    """
+    from mlsys_core.plugins.scaffold import write_plugin
+
+    target = directory or Path(name)
+    for path in write_plugin(name, target):
+        typer.echo(f"wrote {path}")
+    typer.echo(f"Next: pip install -e {target} && mlsys {name}-command && pytest {target}")

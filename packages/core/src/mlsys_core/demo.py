@@ -1,0 +1,75 @@
+"""The seam of ``mlsys demo``: what a step gets, and how the steps of all subsystems run after one another.
+
+A subsystem registers a step with ``mlsys_register_demo_steps``; its ``run`` takes a :class:`DemoContext`, shows its work
+on the console as it goes, and returns a :class:`mlsys_core.report.Section` for the page.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlsys_core.errors import MlsysError
+from mlsys_core.lazy import resolve
+from mlsys_core.plugins.specs import DemoStepSpec
+from mlsys_core.report import Section
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True, slots=True)
+class DemoContext:
+    """What a step may use."""
+
+    console: Console  # prints to the user
+    work_dir: Path  # scratch space, removed after the demo
+    num_threads: int  # how many cores the step may keep busy
+
+    @contextmanager
+    def progress(self, description: str, total: float | None = None) -> Iterator[Any]:
+        """A progress bar on the console; yields ``update(advance)``. ``total=None`` shows a spinner.
+
+        Example::
+
+            with context.progress("loading weights", total=272) as update:
+                update(1)
+        """
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()]
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            task = progress.add_task(description, total=total)
+            yield lambda advance=1.0: progress.update(task, advance=advance)
+
+
+def run_steps(steps: Sequence[DemoStepSpec], context: DemoContext) -> list[Section]:
+    """Run ``steps`` in order; a failing step becomes a failed section and the others still run."""
+    sections = []
+    for position, step in enumerate(sorted(steps, key=lambda step: (step.order, step.name)), 1):
+        context.console.rule(f"[bold]{position}/{len(steps)}  {step.help}", align="left")
+        started = time.perf_counter()
+        section = _run_step(step, context)
+        elapsed_s = time.perf_counter() - started
+        context.console.print(f"[dim]{step.name}: {section.status} in {elapsed_s:.1f} s[/dim]\n")
+        sections.append(replace(section, data={**section.data, "step": step.name, "elapsed_s": round(elapsed_s, 2)}))
+    return sections
+
+
+def _run_step(step: DemoStepSpec, context: DemoContext) -> Section:
+    try:
+        section = resolve(step.run)(context)
+    except MlsysError as error:
+        context.console.print(f"[red]{step.name} failed:[/red] {error}")
+        return Section(step.help, [f"This step failed: {error}"], status="failed")
+    except Exception as error:  # noqa: BLE001 - a plugin's boundary: its defect is shown, the other steps still run
+        context.console.print(f"[red]{step.name} failed:[/red]\n{traceback.format_exc()}", markup=False)
+        return Section(step.help, [f"This step failed: {type(error).__name__}: {error}"], status="failed")
+    if not isinstance(section, Section):
+        return Section(step.help, [f"{step.run} returned {type(section).__name__}, not a Section"], status="failed")
+    return section

@@ -1,0 +1,57 @@
+"""What a result was measured on: written beside every figure that mlsys reports."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+_PACKAGES = ("torch", "triton", "numpy", "scikit-learn", "lightgbm")
+
+
+def _commit() -> str:
+    """The commit of the source tree this package lies in, with '+changes' if it is dirty; 'unknown' when installed."""
+    here = Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(here), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def describe_environment() -> dict[str, str]:
+    """Machine, versions, commit and time, as text; imports no torch.
+
+    Example:
+        >>> "python" in describe_environment()
+        True
+    """
+    versions = {}
+    for distribution in importlib.metadata.distributions():
+        name = distribution.name
+        if name and (name in _PACKAGES or name.startswith("mlsys-")):
+            versions[name] = distribution.version
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "platform": platform.platform(),
+        "cpu": _cpu_model(),
+        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "python": platform.python_version(),
+        **dict(sorted(versions.items())),
+    }

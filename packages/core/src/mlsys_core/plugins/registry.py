@@ -1,0 +1,81 @@
+"""What the loaded plugins registered, by kind and name. Hot loops never see it: take a factory once, at start."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from mlsys_core.errors import PluginError
+from mlsys_core.lazy import resolve
+from mlsys_core.plugins.specs import Spec
+
+S = TypeVar("S", bound=Spec)
+
+
+def _lazy_field(spec: Spec) -> str:
+    """The one field of a spec that holds its lazy reference."""
+    return next(f.name for f in fields(spec) if f.name in {"app", "factory", "run"})
+
+
+class Registry:
+    """Specs by kind and name, each with the distribution that owns it."""
+
+    def __init__(self) -> None:
+        self._entries: dict[type[Spec], dict[str, tuple[Spec, str]]] = {}
+        self.unavailable: dict[str, str] = {}  # plugin name -> why it is not loaded; quoted when a look-up fails
+
+    def conflict(self, spec: Spec) -> str | None:
+        """The distribution that already owns this spec's name, or None."""
+        entry = self._entries.get(type(spec), {}).get(spec.name)
+        return entry[1] if entry else None
+
+    def add(self, spec: Spec, distribution: str) -> None:
+        """Register ``spec``.
+
+        Raises:
+            PluginError: the name is taken; the message names both distributions.
+        """
+        owner = self.conflict(spec)
+        if owner is not None:
+            kind = type(spec).__name__.removesuffix("Spec").lower()
+            raise PluginError(
+                f"{kind} {spec.name!r} is registered by both {owner} and {distribution}: "
+                f"uninstall one of them, or block a plugin with MLSYS_PLUGINS_BLOCK=NAME"
+            )
+        self._entries.setdefault(type(spec), {})[spec.name] = (spec, distribution)
+
+    def all(self, kind: type[S]) -> list[S]:
+        """All specs of ``kind``, in the order they were registered."""
+        return [spec for spec, _ in self._entries.get(kind, {}).values() if isinstance(spec, kind)]
+
+    def owned_by(self, distribution: str) -> list[Spec]:
+        """All specs that ``distribution`` registered."""
+        return [spec for kind in self._entries.values() for spec, owner in kind.values() if owner == distribution]
+
+    def get(self, kind: type[S], name: str) -> S:
+        """The spec of ``kind`` called ``name``.
+
+        Raises:
+            PluginError: there is none; the message lists what there is and which plugins could not be loaded.
+        """
+        entries = self._entries.get(kind, {})
+        if name in entries:
+            spec = entries[name][0]
+            assert isinstance(spec, kind)
+            return spec
+        what = kind.__name__.removesuffix("Spec").lower()
+        message = f"no {what} is called {name!r}"
+        close = difflib.get_close_matches(name, entries, n=1)
+        if close:
+            message += f"; did you mean {close[0]!r}?"
+        message += f" (there are: {', '.join(sorted(entries)) or 'none'})"
+        if self.unavailable:
+            reasons = "; ".join(f"{plugin}: {why}" for plugin, why in sorted(self.unavailable.items()))
+            message += f". Plugins not loaded: {reasons}"
+        raise PluginError(message)
+
+    def load(self, kind: type[S], name: str) -> Any:
+        """Resolve the lazy reference of the spec of ``kind`` called ``name``; see :meth:`get` for errors."""
+        spec = self.get(kind, name)
+        return resolve(getattr(spec, _lazy_field(spec)))
