@@ -1,0 +1,126 @@
+"""The operator graph: what capture produces and every later stage (streams, memory plan, schedule) reads.
+
+Plain data, no torch. Operators stand in a topological order, so an edge always points from a smaller index to a larger.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from pathlib import Path
+
+from mlsys_core.errors import InvalidInputError
+
+Edge = tuple[int, int]  # (producer, consumer), by index
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorGraph:
+    """A DAG of operators; make one with :func:`build_graph`, which checks it."""
+
+    names: tuple[str, ...]  # unique, in a topological order; an operator's index is its place here
+    edges: tuple[Edge, ...]  # unique, producer < consumer, sorted
+
+    def successors(self) -> list[list[int]]:
+        """The consumers of each operator, in ascending order."""
+        consumers: list[list[int]] = [[] for _ in self.names]
+        for producer, consumer in self.edges:
+            consumers[producer].append(consumer)
+        return consumers
+
+
+def build_graph(nodes: Sequence[str], edges: Iterable[tuple[str, str]]) -> OperatorGraph:
+    """The operator graph of named nodes; of several ready operators the one named first comes first.
+
+    Raises:
+        InvalidInputError: no nodes, a name twice, an edge to an unknown node, an edge twice, or a cycle (it is shown).
+
+    Example:
+        >>> build_graph(["join", "a", "b"], [("a", "join"), ("b", "join")]).names
+        ('a', 'b', 'join')
+    """
+    place = {name: index for index, name in enumerate(nodes)}
+    if not nodes:
+        raise InvalidInputError("the graph has no nodes; give at least one")
+    if len(place) < len(nodes):
+        repeated = next(name for index, name in enumerate(nodes) if place[name] != index)
+        raise InvalidInputError(f"node {repeated!r} is listed twice; names must be unique")
+    pairs: set[Edge] = set()
+    for producer, consumer in edges:
+        for name in (producer, consumer):
+            if name not in place:
+                raise InvalidInputError(f"edge {producer!r} -> {consumer!r}: {name!r} is not among the nodes")
+        pair = (place[producer], place[consumer])
+        if pair in pairs:
+            raise InvalidInputError(f"edge {producer!r} -> {consumer!r} is listed twice; list each dependency once")
+        pairs.add(pair)
+    order = _topological_order(nodes, pairs)
+    rank = {index: position for position, index in enumerate(order)}
+    return OperatorGraph(
+        names=tuple(nodes[index] for index in order),
+        edges=tuple(sorted((rank[producer], rank[consumer]) for producer, consumer in pairs)),
+    )
+
+
+def read_graph(path: Path) -> OperatorGraph:
+    """The operator graph in a JSON file ``{"nodes": ["a", "b"], "edges": [["a", "b"]]}``.
+
+    Raises:
+        InvalidInputError: the file cannot be read, is not such JSON, or :func:`build_graph` refuses the graph.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInputError(f"cannot read the graph {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested beyond reason
+        raise InvalidInputError(f"{path} is not JSON: {error}") from error
+    wanted = '{"nodes": ["a", "b"], "edges": [["a", "b"]]}'
+    if not isinstance(data, dict) or set(data) != {"nodes", "edges"}:
+        got = f"the keys {sorted(data)}" if isinstance(data, dict) else f"a {type(data).__name__}"
+        raise InvalidInputError(f"{path} holds {got}; write {wanted}")
+    nodes, edges = data["nodes"], data["edges"]
+    if not isinstance(nodes, list) or not all(isinstance(name, str) and name for name in nodes):
+        raise InvalidInputError(f"{path}: 'nodes' must be a list of non-empty strings; write {wanted}")
+    if not isinstance(edges, list):
+        raise InvalidInputError(f"{path}: 'edges' must be a list of pairs; write {wanted}")
+    for edge in edges:
+        if not isinstance(edge, list) or len(edge) != 2 or not all(isinstance(name, str) for name in edge):
+            raise InvalidInputError(f"{path}: edge {edge!r} is not a pair of node names; write {wanted}")
+    return build_graph(nodes, [(producer, consumer) for producer, consumer in edges])
+
+
+def _topological_order(nodes: Sequence[str], pairs: set[Edge]) -> list[int]:
+    """Kahn's algorithm with a heap of the ready operators, so that the order depends on the input alone."""
+    consumers: list[list[int]] = [[] for _ in nodes]
+    num_missing = [0] * len(nodes)
+    for producer, consumer in pairs:
+        consumers[producer].append(consumer)
+        num_missing[consumer] += 1
+    ready = [index for index, count in enumerate(num_missing) if count == 0]
+    heapify(ready)
+    order = []
+    while ready:
+        index = heappop(ready)
+        order.append(index)
+        for consumer in consumers[index]:
+            num_missing[consumer] -= 1
+            if num_missing[consumer] == 0:
+                heappush(ready, consumer)
+    if len(order) < len(nodes):
+        cycle = " -> ".join(repr(nodes[index]) for index in _find_cycle(pairs, set(order)))
+        raise InvalidInputError(f"the graph has a cycle: {cycle}; operators can only depend on earlier ones")
+    return order
+
+
+def _find_cycle(pairs: set[Edge], ordered: set[int]) -> list[int]:
+    """One cycle, its first node repeated at the end: each node left has a producer left, so walking back must recur."""
+    producer_of = {consumer: producer for producer, consumer in sorted(pairs) if producer not in ordered}
+    walk: dict[int, None] = {}  # an ordered set
+    node = min(producer_of)
+    while node not in walk:
+        walk[node] = None
+        node = producer_of[node]
+    path = list(walk)
+    return [node, *reversed(path[path.index(node) :])]
