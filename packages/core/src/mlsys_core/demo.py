@@ -1,7 +1,7 @@
 """The seam of ``mlsys demo``: what a step gets, and how the steps of all subsystems run after one another.
 
-A subsystem registers a step with ``mlsys_register_demo_steps``; its ``run`` takes a :class:`DemoContext`, shows its work
-on the console as it goes, and returns a :class:`mlsys_core.report.Section` for the page.
+A subsystem registers a step with ``mlsys_register_demo_steps``; its ``run`` takes a :class:`DemoContext`, shows its
+work on the console as it goes, and returns a :class:`mlsys_core.report.Section` for the page.
 """
 
 from __future__ import annotations

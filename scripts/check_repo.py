@@ -1,0 +1,152 @@
+"""What no general linter checks: the boundaries this repository draws. Run by ``make lint``; prints each breach.
+
+- imports point to core only, and the core imports no subsystem;
+- there is no top-level ``mlsys`` package or distribution (the name is taken on the package index);
+- no lock file carries an address;
+- no Python file is over 500 lines;
+- the commands README.md shows exist: ``mlsys`` commands, ``make`` targets, and files below the repository.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MAX_LINES = 500
+SUBSYSTEMS = ("mlsys_nimble", "mlsys_orca", "mlsys_windtunnel", "mlsys_batchmaker", "mlsys_dvabatch")
+
+
+def tracked_files(root: Path) -> list[Path]:
+    """The files git tracks or would track below ``root``."""
+    command = ["git", "-C", str(root), "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [root / name for name in output.split("\0") if name and (root / name).is_file()]
+
+
+def imported_modules(source: str) -> set[str]:
+    """Top-level names of all modules that ``source`` imports, wherever in the file, lazy references included."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names.add(node.module.partition(".")[0])
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            match = re.fullmatch(r"(\w+)(\.\w+)*:\w+(\.\w+)*", node.value)
+            if match:
+                names.add(match[1])
+    return names
+
+
+def check_imports(root: Path, files: list[Path]) -> Iterator[str]:
+    """Imports of one subsystem in another, or of any in core."""
+    for file in files:
+        match = re.search(r"/src/(mlsys_\w+)/", file.as_posix())
+        if file.suffix != ".py" or not match or "template" in file.parts:
+            continue
+        own = match[1]
+        for module in imported_modules(file.read_text()) & set(SUBSYSTEMS) - {own}:
+            yield f"{file.relative_to(root)}: {own} imports {module}; subsystems meet through core's hooks only"
+
+
+def check_names(root: Path, files: list[Path]) -> Iterator[str]:
+    """A package or distribution called plain ``mlsys``."""
+    for file in files:
+        if "/src/mlsys/" in file.as_posix() or file == root / "mlsys" / "__init__.py":
+            yield f"{file.relative_to(root)}: no package may be called mlsys (the name is taken)"
+        if file.name == "pyproject.toml":
+            name = tomllib.loads(file.read_text()).get("project", {}).get("name")
+            if name == "mlsys":
+                yield f"{file.relative_to(root)}: no distribution may be called mlsys (the name is taken)"
+
+
+def check_locks(root: Path, files: list[Path]) -> Iterator[str]:
+    """Addresses in lock files, which tie them to one index."""
+    for file in files:
+        if file.suffix == ".lock" or (file.parent.name == "requirements" or file.name == "requirements.txt"):
+            for number, line in enumerate(file.read_text().splitlines(), 1):
+                if re.search(r"://|--(extra-)?index-url|--find-links", line):
+                    yield f"{file.relative_to(root)}:{number}: a lock carries no address"
+
+
+def check_length(root: Path, files: list[Path]) -> Iterator[str]:
+    """Files that no longer fit in the head."""
+    for file in files:
+        if file.suffix == ".py" and (length := len(file.read_text().splitlines())) > MAX_LINES:
+            yield f"{file.relative_to(root)}: {length} lines, over {MAX_LINES}: make it two rooms"
+
+
+def readme_commands(text: str) -> Iterator[str]:
+    """Commands in the fenced blocks of a Markdown text, without prompts and comments."""
+    for block in re.findall(r"```(?:bash|sh|console)\n(.*?)```", text, flags=re.S):
+        for line in block.splitlines():
+            for command in re.split(r"&&|\|", line.removeprefix("$ ").partition(" #")[0]):
+                if command.strip():
+                    yield command.strip()
+
+
+def make_targets(text: str) -> set[str]:
+    """The targets of a Makefile."""
+    return {name for line in re.findall(r"^([\w -]+):(?!=)", text, flags=re.M) for name in line.split()}
+
+
+def check_readme(root: Path) -> Iterator[str]:
+    """Commands README.md shows that do not exist."""
+    from mlsys_core.cli.main import run
+
+    targets = make_targets((root / "Makefile").read_text())
+    for command in readme_commands((root / "README.md").read_text()):
+        words = [word for word in command.split() if "=" not in word or word.startswith("-")]
+        if words[0] == "make":
+            missing = [word for word in words[1:] if word not in targets]
+            if missing:
+                yield f"README.md: '{command}': no such make target: {', '.join(missing)}"
+        elif words[0] == "mlsys":
+            path = []
+            for word in words[1:3]:
+                if not re.fullmatch(r"[a-z][a-z-]*", word):
+                    break
+                path.append(word)
+            if run_quietly(run, [*path, "--help"]) != 0:
+                yield f"README.md: '{command}': no such command"
+        elif words[0] == "python" and len(words) > 1 and words[1].endswith(".py") and not (root / words[1]).exists():
+            yield f"README.md: '{command}': no such file"
+
+
+def run_quietly(run: object, arguments: list[str]) -> int:
+    """The exit code of ``mlsys ARGUMENTS``, its output dropped."""
+    import contextlib
+    import io
+
+    assert callable(run)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        return int(run(arguments))
+
+
+def breaches(root: Path) -> Iterator[str]:
+    """All breaches in the tree below ``root``."""
+    files = tracked_files(root)
+    yield from check_imports(root, files)
+    yield from check_names(root, files)
+    yield from check_locks(root, files)
+    yield from check_length(root, files)
+    yield from check_readme(root)
+
+
+def main() -> int:
+    """Print all breaches; exit code 1 if there are any."""
+    found = list(breaches(ROOT))
+    for breach in found:
+        print(breach, file=sys.stderr)
+    print(f"check_repo: {len(found)} breaches" if found else "check_repo: the boundaries hold")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

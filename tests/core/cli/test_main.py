@@ -1,0 +1,141 @@
+"""The root command: light, lazy, one line per error, right exit codes, completion."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from mlsys_core.cli import main as cli
+from mlsys_core.errors import InvalidInputError, MlsysError
+from mlsys_core.plugins import LoadedPlugins, Registry
+from mlsys_core.plugins.specs import CommandSpec
+
+HEAVY = {
+    "torch",
+    "fastapi",
+    "sklearn",
+    "lightgbm",
+    "matplotlib",
+    "transformers",
+    "pandas",
+    "ray",
+    "uvicorn",
+    "networkx",
+}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import mlsys_core",
+        "import mlsys_core.plugins, mlsys_core.models, mlsys_core.report, mlsys_core.demo, mlsys_core.bench",
+        "import mlsys_core.device, mlsys_core.memory, mlsys_core.profiling, mlsys_core.workload, mlsys_core.serving",
+        "from mlsys_core.cli.main import run; run(['--help'])",
+        "from mlsys_core.cli.main import run; run(['plugins', 'list'])",
+        "from mlsys_core.cli.main import run; run(['models', 'list'])",
+        "import mlsys_nimble, mlsys_orca, mlsys_windtunnel, mlsys_batchmaker, mlsys_dvabatch",
+    ],
+)
+def test_light_things_import_nothing_heavy(code: str):
+    script = f"{code}\nimport sys, json\nprint(json.dumps(sorted(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert HEAVY & set(json.loads(result.stdout.splitlines()[-1])) == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nope"], "No such command 'nope'"),
+        (["doctr"], "Did you mean 'doctor'?"),
+        (["--nope"], "No such option: --nope"),
+        (["models", "path"], "Missing argument 'name'"),
+        (["models", "path", "nothing-like-it"], "is neither a known model"),
+        (["plugins", "info", "nope"], "no plugin is called 'nope'"),
+        (["demo", "--only", "nope"], "no demo step is called 'nope'"),
+        (["demo", "--threads", "-1"], "Invalid value for '--threads'"),
+        (["bench", "x", "--threads", "none"], "Invalid value for '--threads'"),
+    ],
+)
+def test_wrong_arguments_are_one_clear_line_and_exit_code_2(arguments, says, capsys):
+    assert cli.run(arguments) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+    assert error.startswith("mlsys: error: ")
+
+
+def test_no_arguments_show_help(capsys):
+    assert cli.run([]) == 0
+    assert "doctor" in capsys.readouterr().out
+
+
+def test_version(capsys):
+    assert cli.run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("mlsys 0.")
+
+
+def test_every_command_explains_itself(capsys):
+    from mlsys_core.plugins import installed_plugins
+
+    names = [spec.name for spec in installed_plugins().registry.all(CommandSpec)]
+    assert {"bench", "demo", "doctor", "models", "orca", "plugins", "trace", "workload"} <= set(names)
+    for name in names:
+        assert cli.run([name, "--help"]) == 0, name
+        assert f"mlsys {name}" in capsys.readouterr().out
+
+
+def raising(error: BaseException):
+    """A plugin set whose one command raises ``error``."""
+    import types
+
+    import typer
+
+    app = typer.Typer()
+
+    @app.command()
+    def fail() -> None:
+        raise error
+
+    module = types.ModuleType("raising_command")
+    module.app = app  # type: ignore[attr-defined]
+    sys.modules["raising_command"] = module
+    registry = Registry()
+    registry.add(CommandSpec(name="fail", help="x", app="raising_command:app"), "test")
+    return LoadedPlugins([], registry)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (MlsysError("it went\nwrong"), 1, "mlsys: error: it went wrong\n"),
+        (InvalidInputError("bad value"), 2, "mlsys: error: bad value\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_errors_become_one_line(error, code, says, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "installed_plugins", lambda: raising(error))
+    assert cli.run(["fail"]) == code
+    assert capsys.readouterr().err.startswith(says)
+
+
+def test_a_defect_keeps_its_traceback(monkeypatch):
+    monkeypatch.setattr(cli, "installed_plugins", lambda: raising(ZeroDivisionError("defect")))
+    with pytest.raises(ZeroDivisionError, match="defect"):
+        cli.run(["fail"])
+
+
+def test_shell_completion_offers_commands_and_subcommands():
+    def complete(words: str, index: int) -> str:
+        env = {
+            "_MLSYS_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(index),
+            "PATH": "/usr/bin:/bin",
+        }
+        command = [sys.executable, "-c", "from mlsys_core.cli.main import main; main()"]
+        return subprocess.run(command, capture_output=True, text=True, env=env).stdout
+
+    assert complete("mlsys pl", 1).split() == ["plugins"]
+    assert set(complete("mlsys plugins ", 2).split()) == {"list", "info", "new"}

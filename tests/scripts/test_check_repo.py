@@ -1,0 +1,67 @@
+"""The repository check itself: each kind of breach is found, and this repository has none."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+_spec = importlib.util.spec_from_file_location("check_repo", ROOT / "scripts" / "check_repo.py")
+check_repo = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(check_repo)
+
+
+def test_this_repository_has_no_breach():
+    assert list(check_repo.breaches(ROOT)) == []
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    (tmp_path / "README.md").write_text("```bash\nmake demo\n```\n")
+    (tmp_path / "Makefile").write_text("demo: setup  ## x\nsetup:\n\ttrue\n")
+    return tmp_path
+
+
+def write(root: Path, name: str, text: str) -> None:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("packages/orca/src/mlsys_orca/a.py", "import mlsys_nimble.streams", "mlsys_orca imports mlsys_nimble"),
+        (
+            "packages/core/src/mlsys_core/a.py",
+            "def f():\n    from mlsys_orca import x",
+            "mlsys_core imports mlsys_orca",
+        ),
+        ("packages/core/src/mlsys_core/a.py", "X = 'mlsys_orca.cli:app'", "mlsys_core imports mlsys_orca"),
+        ("packages/all/src/mlsys/__init__.py", "", "no package may be called mlsys"),
+        ("packages/all/pyproject.toml", '[project]\nname = "mlsys"', "no distribution may be called mlsys"),
+        ("requirements/x.lock", "--index-url x", "a lock carries no address"),
+        ("requirements/dev.lock", "a @ https" + "://somewhere/a.whl", "a lock carries no address"),
+        ("packages/core/src/mlsys_core/long.py", "x = 1\n" * 501, "501 lines"),
+        ("README.md", "```bash\nmake dance\n```", "no such make target: dance"),
+        ("README.md", "```bash\nmlsys plugins dance --hard\n```", "no such command"),
+        ("README.md", "```bash\nmlsys dance now\n```", "no such command"),
+        ("README.md", "```bash\npython scripts/none.py\n```", "no such file"),
+    ],
+)
+def test_each_breach_is_found(tree: Path, name: str, text: str, says: str):
+    write(tree, name, text)
+    found = list(check_repo.breaches(tree))
+    assert [breach for breach in found if says in breach], found
+
+
+def test_a_clean_tree_passes(tree: Path):
+    write(
+        tree, "packages/orca/src/mlsys_orca/a.py", "from mlsys_core.errors import MlsysError\nX = 'mlsys_orca.cli:app'"
+    )
+    write(tree, "README.md", "```bash\nmake demo && mlsys doctor\nFOO=1 mlsys plugins list | head\n```")
+    assert list(check_repo.breaches(tree)) == []
