@@ -86,8 +86,9 @@ def test_the_environment_names_machine_versions_and_commit():
 
 
 def step_ok(context: DemoContext) -> Section:
-    with context.progress("working", total=2) as update:
-        update(2)
+    with context.progress("working") as update:
+        update(1, 2)
+        update(2, None)
     return Section("Fine", ["done"], data={"answer": 42})
 
 

@@ -161,3 +161,23 @@ def test_a_failed_lookup_says_what_there_is_and_why_something_is_missing():
         PluginError, match=r"no policy is called 'pagd'; did you mean 'paged'\?.*bad: RuntimeError: boom"
     ):
         registry.get(PolicySpec, "pagd")
+
+
+def test_every_lazy_reference_of_the_installed_plugins_resolves():
+    from dataclasses import fields
+
+    from mlsys_core.lazy import resolve
+    from mlsys_core.plugins import installed_plugins
+
+    loaded = installed_plugins()
+    assert loaded.broken == []
+    references = {
+        getattr(spec, field.name)
+        for row in loaded.rows
+        for spec in row.specs
+        for field in fields(spec)
+        if field.name in {"app", "factory", "run"}
+    }
+    assert len(references) > 15
+    for reference in references:
+        assert callable(resolve(reference)), reference

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlsys_core.errors import MlsysError
 from mlsys_core.lazy import resolve
@@ -32,20 +32,20 @@ class DemoContext:
     num_threads: int  # how many cores the step may keep busy
 
     @contextmanager
-    def progress(self, description: str, total: float | None = None) -> Iterator[Any]:
-        """A progress bar on the console; yields ``update(advance)``. ``total=None`` shows a spinner.
+    def progress(self, description: str) -> Iterator[Callable[[float, float | None], None]]:
+        """A progress bar on the console; yields ``update(completed, total)``. ``total`` may stay None: a spinner.
 
         Example::
 
-            with context.progress("loading weights", total=272) as update:
-                update(1)
+            with context.progress("loading weights") as update:
+                load_model(path, progress=update)
         """
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
         columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()]
         with Progress(*columns, console=self.console, transient=True) as progress:
-            task = progress.add_task(description, total=total)
-            yield lambda advance=1.0: progress.update(task, advance=advance)
+            task = progress.add_task(description, total=None)
+            yield lambda completed, total: progress.update(task, completed=completed, total=total)
 
 
 def run_steps(steps: Sequence[DemoStepSpec], context: DemoContext) -> list[Section]:

@@ -23,7 +23,7 @@ def bench(
 ) -> None:
     """Run a benchmark suite against its peers; without a suite, list them.
 
-    Example: mlsys bench serving-loop --quick
+    Example: mlsys bench NAME --quick
     """
     from rich.console import Console
     from rich.table import Table
@@ -34,8 +34,12 @@ def bench(
     registry = installed_plugins().registry
     console = Console()
     if suite is None:
+        suites = registry.all(BenchmarkSpec)
+        if not suites:
+            console.print("No installed plugin offers a suite yet; the core's own benchmarks run with: make bench")
+            return
         table = Table("suite", "what it measures")
-        for spec in registry.all(BenchmarkSpec):
+        for spec in suites:
             table.add_row(spec.name, spec.help)
         console.print(table)
         return
