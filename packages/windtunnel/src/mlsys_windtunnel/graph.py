@@ -1,0 +1,73 @@
+"""The typed graph of operators: what parsing a fitted pipeline produces and the exact and soft executors will run.
+
+Plain data. Each operator carries the fitted estimator it came from, for the converters; all else is known without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Kind(Enum):
+    """What an operator does to the rows it is given."""
+
+    SELECT = "select"  # takes some columns of the input
+    CONCATENATE = "concatenate"  # puts its inputs side by side
+    SCALE = "scale"  # multiplies by a constant (transformer_weights of scikit-learn)
+    TRANSFORM = "transform"  # a fitted transformer
+    PREDICT = "predict"  # a fitted predictor: classifier, regressor, clusterer, outlier detector
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What flows along an edge: a table of [rows, width]."""
+
+    name: str  # unique in the graph: the operator that makes it, or "input"
+    width: int | None  # columns; None where the fitted estimator does not tell
+
+
+@dataclass(frozen=True, slots=True)
+class FittedSize:
+    """How much fitting has left in an estimator."""
+
+    num_parameters: int = 0  # numbers kept: weights and statistics; splits and leaf values of trees
+    num_trees: int = 0
+    num_leaves: int = 0
+
+    def __add__(self, other: FittedSize) -> FittedSize:
+        return FittedSize(
+            self.num_parameters + other.num_parameters,
+            self.num_trees + other.num_trees,
+            self.num_leaves + other.num_leaves,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One step of the pipeline."""
+
+    name: str  # where it stands in the pipeline, e.g. "columns/numbers/scale"
+    kind: Kind
+    inputs: tuple[Value, ...]
+    output: Value
+    source: str | None = None  # the estimator's class, "sklearn.preprocessing.StandardScaler"; None: no estimator
+    size: FittedSize = FittedSize()
+    columns: tuple[int, ...] | None = None  # SELECT: places in the input
+    weight: float | None = None  # SCALE: the constant
+    estimator: object | None = field(default=None, repr=False, compare=False)  # fitted; the caller's own
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineGraph:
+    """A fitted pipeline as a DAG with one input and one output."""
+
+    input: Value
+    columns: tuple[str, ...] | None  # the input's column names, where the pipeline was fitted on named columns
+    operators: tuple[Operator, ...]  # in an order in which each comes after what it reads
+    output: Value
+
+    @property
+    def size(self) -> FittedSize:
+        """The whole pipeline's size."""
+        return sum((operator.size for operator in self.operators), FittedSize())
