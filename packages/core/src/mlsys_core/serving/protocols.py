@@ -1,7 +1,9 @@
 """The seams of the one serving loop (ORCA: iterations; BatchMaker: cells; DVABatch: stages; see docs/serving-loop.md).
 
-A :class:`Scheduler` is pure: plain data in, batches out, no torch, no clock of its own. An :class:`Executor` owns tensors,
-streams and threads. :class:`mlsys_core.serving.loop.ServingLoop` joins them and is the only caller of both.
+A :class:`Scheduler` is pure: plain data in, batches out, no torch, no clock of its own. An :class:`Executor` owns
+tensors, streams and threads. :class:`mlsys_core.serving.loop.ServingLoop` joins them and is the only caller of both.
+:class:`Expiring` and :class:`Draining` are what a scheduler may offer beside; the loop asks for them once, at its
+start.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Generic, NewType, Protocol, TypeVar
+from typing import Any, Generic, NewType, Protocol, TypeVar, runtime_checkable
 
 RequestId = NewType("RequestId", str)
 WorkerId = NewType("WorkerId", int)
@@ -18,6 +20,10 @@ Request = TypeVar("Request")
 Batch = TypeVar("Batch")
 Output = TypeVar("Output")
 RequestIn = TypeVar("RequestIn", contravariant=True)
+BatchIn = TypeVar("BatchIn", contravariant=True)
+OutputIn = TypeVar("OutputIn", contravariant=True)
+OutputOut = TypeVar("OutputOut", covariant=True)
+Result = TypeVar("Result", covariant=True)
 
 
 class FinishReason(Enum):
@@ -30,23 +36,31 @@ class FinishReason(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finished(Generic[Output]):
+class Finished(Generic[Result]):
     """A request that left the loop; every admitted request yields exactly one."""
 
     request_id: str
     reason: FinishReason
-    result: Output | None = None  # the request's own result, owned by the receiver; None unless DONE
+    result: Result | None = None  # the request's own result, owned by the receiver; None unless DONE
     error: BaseException | None = None  # the cause, if FAILED
 
 
-class Scheduler(Protocol[Request, Batch, Output]):
-    """Decides which work runs next, at the finest grain. All times are seconds of the loop's clock."""
+class Scheduler(Protocol[RequestIn, Batch, OutputIn]):
+    """Decides which work runs next, at the finest grain. All times are seconds of the loop's clock, never backwards.
 
-    def add(self, request: Request, now: float) -> None:
-        """Admit ``request``. Raises ``ServingError`` if it can never be scheduled; nothing is kept then."""
+    What is raised here is a defect, except a refusal by :meth:`add`: the loop then fails every unfinished request with
+    it, stops, and re-raises.
+    """
+
+    def add(self, request: RequestIn, now: float) -> None:
+        """Admit ``request``.
+
+        Raises ``ServingError`` (any ``MlsysError``) if it can never be scheduled or there is no room for it; nothing is
+        kept then, and the loop reports it as FAILED.
+        """
         ...
 
-    def cancel(self, request_id: str, now: float) -> Sequence[Finished[Output]]:
+    def cancel(self, request_id: str, now: float) -> Sequence[Finished[Any]]:
         """Drop a request; unknown or finished ids are ignored. Work in flight for it is discarded at ``complete``.
 
         Returns the requests that left by it at once; one still in flight leaves from ``complete`` as CANCELLED.
@@ -54,20 +68,31 @@ class Scheduler(Protocol[Request, Batch, Output]):
         ...
 
     def next_batch(self, worker: WorkerId, now: float) -> Batch | None:
-        """The next batch for ``worker``, or None if there is nothing to run now."""
+        """The next batch for ``worker``, or None if there is nothing to run now.
+
+        Asked only while ``worker`` has fewer than ``max_in_flight`` batches, the least loaded worker first, and again
+        until it answers None. A batch handed out comes back exactly once, through ``complete`` or ``fail``, unless the
+        loop stops before.
+        """
         ...
 
-    def complete(self, batch: Batch, output: Output, now: float) -> Sequence[Finished[Output]]:
+    def complete(self, batch: Batch, output: OutputIn, now: float) -> Sequence[Finished[Any]]:
         """Take the output of a batch handed out before; returns the requests that left the loop by it."""
         ...
 
-    def fail(self, batch: Batch, error: BaseException, now: float) -> Sequence[Finished[Output]]:
-        """The executor failed ``batch``; returns the requests that left the loop by it."""
+    def fail(self, batch: Batch, error: BaseException, now: float) -> Sequence[Finished[Any]]:
+        """The executor failed ``batch``; returns the requests that left the loop by it.
+
+        A scheduler may retry the requests instead; it must bound its retries.
+        """
         ...
 
     def wake_at(self, now: float) -> float | None:
-        """When ``next_batch`` may answer differently though nothing arrived or completed (a batching window's end,
-        a deadline); None if only events can change it."""
+        """When ``next_batch`` or ``expire`` may answer differently without an event; None if only events change it.
+
+        A batching window's end, a deadline. Asked right after ``next_batch``, so only times after ``now`` say
+        anything; others are read as None.
+        """
         ...
 
     @property
@@ -76,18 +101,48 @@ class Scheduler(Protocol[Request, Batch, Output]):
         ...
 
 
-class Executor(Protocol[Batch, Output]):
-    """Runs batches. One executor serves one worker; its batches complete in the order submitted."""
+@runtime_checkable
+class Expiring(Protocol):
+    """A scheduler whose requests may have deadlines."""
 
-    max_in_flight: int  # Orca: number of pipeline stages; BatchMaker: MaxTasksToSubmit; DVABatch: buffer pairs
+    def expire(self, now: float) -> Sequence[Finished[Any]]:
+        """The requests that leave at ``now`` because their deadline has come, as EXPIRED; asked in every step."""
+        ...
+
+
+@runtime_checkable
+class Draining(Protocol):
+    """A scheduler that waits for more requests to come (for a full batch, for a window's end)."""
+
+    def drain(self, now: float) -> None:
+        """No request will be added any more: whatever waits is to run without waiting for others."""
+        ...
+
+
+class Executor(Protocol[Batch, OutputOut]):
+    """Runs batches. One executor serves one worker; its batches complete in the order submitted.
+
+    What a batch raises is its output. An exception *out of* ``submit`` or ``wait``, or a batch out of order, says that
+    the executor itself is lost: the loop fails its batches in flight and goes on with the other workers.
+    """
+
+    @property
+    def max_in_flight(self) -> int:
+        """Batches it takes before the first has completed, at least 1, constant.
+
+        Orca: number of pipeline stages; BatchMaker: MaxTasksToSubmit; DVABatch: buffer pairs.
+        """
+        ...
 
     def submit(self, batch: Batch) -> None:
         """Start ``batch``; must not block while fewer than ``max_in_flight`` are in flight."""
         ...
 
-    def wait(self, timeout_s: float | None) -> tuple[Batch, Output | BaseException] | None:
-        """The oldest completed batch with its output (or what it raised); None after ``timeout_s`` or
-        :meth:`interrupt`. ``timeout_s=None`` waits without bound."""
+    def wait(self, timeout_s: float | None) -> tuple[Batch, OutputOut | BaseException] | None:
+        """The oldest completed batch with its output, or what it raised; None at the timeout or when interrupted.
+
+        ``timeout_s=None`` waits without bound.
+        """
         ...
 
     def interrupt(self) -> None:
@@ -95,11 +150,40 @@ class Executor(Protocol[Batch, Output]):
         ...
 
     def close(self) -> None:
-        """Release threads and memory; idempotent."""
+        """Release threads and memory; idempotent. Batches in flight may be dropped."""
+        ...
+
+
+class Listener(Protocol[BatchIn, OutputIn]):
+    """Hears what leaves the loop, in the loop's thread: be quick, or hand over to a queue.
+
+    May call ``submit`` and ``cancel`` of the loop. What it raises is logged and otherwise ignored.
+    """
+
+    def on_output(self, batch: BatchIn, output: OutputIn, now: float) -> None:
+        """``batch`` gave ``output``, and the scheduler has taken it: the place to stream partial results."""
+        ...
+
+    def on_finished(self, finished: Finished[Any], now: float) -> None:
+        """A request left; called once per request, after its last ``on_output``."""
+        ...
+
+
+class LoopRecorder(Protocol):
+    """What the loop needs of ``mlsys_core.profiling.Recorder``, whose clock must be the loop's (in nanoseconds)."""
+
+    def complete(self, name: str, start_ns: int, end_ns: int, /, *, track: str | None = None) -> None:
+        """Record a span that was measured by the caller."""
+        ...
+
+    def count(self, name: str, value: float, /) -> None:
+        """Record the value that a counter has from now on."""
         ...
 
 
 class Clock(Protocol):
     """Time in seconds; ``WallClock`` or ``VirtualClock``."""
 
-    def now(self) -> float: ...
+    def now(self) -> float:
+        """Seconds since a fixed but arbitrary moment, never less than before."""
+        ...

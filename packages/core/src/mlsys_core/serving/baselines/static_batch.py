@@ -1,0 +1,63 @@
+"""StaticBatch: one batch size and no other, as a model compiled for it wants."""
+
+from __future__ import annotations
+
+from typing import Generic
+
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.baselines.batch import RequestBatch
+from mlsys_core.serving.baselines.book import RequestBook, Result
+from mlsys_core.serving.protocols import WorkerId
+from mlsys_core.serving.request import Payload
+
+
+class StaticBatch(Generic[Payload, Result]):
+    """Dispatches exactly ``batch_size`` requests, however long that takes to come together.
+
+    Only once draining are fewer dispatched: no more will come. For a bound on the wait take
+    :class:`~mlsys_core.serving.baselines.delay_batch.DelayBatch`.
+
+    Args:
+        batch_size: requests in a batch.
+        max_waiting: most requests waiting, at least ``batch_size``; None for no bound.
+
+    Raises:
+        InvalidInputError: a size is below 1, or no batch could ever fill.
+
+    Example:
+        >>> from mlsys_core.serving import ServeRequest
+        >>> scheduler = StaticBatch(batch_size=2)
+        >>> scheduler.add(ServeRequest("a", None), 0.0)
+        >>> scheduler.next_batch(WorkerId(0), 0.0) is None
+        True
+        >>> scheduler.drain(1.0)
+        >>> scheduler.next_batch(WorkerId(0), 1.0).size
+        1
+    """
+
+    def __init__(self, *, batch_size: int, max_waiting: int | None = None) -> None:
+        if max_waiting is not None and max_waiting < batch_size:
+            raise InvalidInputError(
+                f"max_waiting={max_waiting} is below batch_size={batch_size}: no batch would ever fill"
+            )
+        self._book = book = RequestBook[Payload, Result](max_batch_size=batch_size, max_waiting=max_waiting)
+        self.add, self.cancel, self.expire = book.add, book.cancel, book.expire
+        self.complete, self.fail = book.complete, book.fail
+        self._min_batch_size = batch_size
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests admitted that have not left."""
+        return self._book.num_unfinished
+
+    def next_batch(self, worker: WorkerId, now: float) -> RequestBatch[Payload] | None:
+        """A full batch, if there is one."""
+        return self._book.dispatch(worker, now) if len(self._book.waiting) >= self._min_batch_size else None
+
+    def wake_at(self, now: float) -> float | None:
+        """The next deadline: only for it does time matter."""
+        return self._book.next_deadline_s()
+
+    def drain(self, now: float) -> None:
+        """Dispatch what waits though it does not fill a batch."""
+        self._min_batch_size = 1

@@ -1,0 +1,156 @@
+"""Batches on their way: from the scheduler to the executors and back. The inner half of the loop, in its thread only.
+
+:class:`~mlsys_core.serving.loop.ServingLoop` is the outer half: requests, threads, the end.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Generic
+
+from mlsys_core.errors import ServingError
+from mlsys_core.serving.protocols import (
+    Batch,
+    Clock,
+    Executor,
+    Finished,
+    LoopRecorder,
+    Output,
+    Request,
+    Scheduler,
+    WorkerId,
+)
+from mlsys_core.serving.workers import Completion, Lost, workers_of
+
+_logger = logging.getLogger(__name__)
+
+
+class InFlight(Generic[Batch, Output]):
+    """What one worker's executor was given and has not given back."""
+
+    __slots__ = ("_num_taken", "_tracks", "batches", "executor", "max_in_flight", "worker")
+
+    def __init__(self, worker: WorkerId, executor: Executor[Batch, Output]) -> None:
+        self.worker = worker
+        self.executor = executor
+        self.max_in_flight = executor.max_in_flight
+        self.batches: deque[tuple[Batch, float]] = deque()  # oldest first, with the time of submission in seconds
+        self._num_taken = 0
+        # Spans of one track must nest or follow each other, so batches that overlap get a track per slot.
+        slots = [""] if self.max_in_flight == 1 else [f".{slot}" for slot in range(self.max_in_flight)]
+        self._tracks = [f"worker {worker}{slot}" for slot in slots]
+
+    def take(self, batch: Batch, now: float, recorder: LoopRecorder | None) -> bool:
+        """``batch`` came back at ``now``; False if it is not the oldest."""
+        if not self.batches or self.batches[0][0] is not batch:
+            return False
+        _, submitted_s = self.batches.popleft()
+        if recorder is not None:
+            track = self._tracks[self._num_taken % len(self._tracks)]
+            recorder.complete("batch", round(submitted_s * 1e9), round(now * 1e9), track=track)
+        self._num_taken += 1
+        return True
+
+
+class Dispatcher(Generic[Request, Batch, Output]):
+    """Keeps the workers filled with batches of one scheduler, and tells what comes of them.
+
+    Args:
+        scheduler: asked for batches and told their outcome.
+        executors: one per worker.
+        clock: read once per completion.
+        recorder: gets a span per batch, or None.
+        on_output: called with each batch, its output and the time, after ``scheduler.complete``.
+        on_finished: called with the requests that left and the time.
+
+    Raises:
+        InvalidInputError: there is no executor, or the executors do not go together.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler[Request, Batch, Output],
+        executors: Sequence[Executor[Batch, Output]],
+        *,
+        clock: Clock,
+        recorder: LoopRecorder | None,
+        on_output: Callable[[Batch, Output, float], None],
+        on_finished: Callable[[Sequence[Finished[Any]], float], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._clock = clock
+        self._recorder = recorder
+        self._on_output = on_output
+        self._on_finished = on_finished
+        self._all = workers_of(executors, clock)
+        self._workers = {WorkerId(i): InFlight(WorkerId(i), executor) for i, executor in enumerate(executors)}
+        self.interrupt = self._all.interrupt
+        self.close = self._all.close
+
+    @property
+    def num_in_flight(self) -> int:
+        """Batches handed to executors that have not come back."""
+        return sum(len(worker.batches) for worker in self._workers.values())
+
+    def fill(self, now: float) -> int:
+        """Give batches to every worker that has room, the least loaded first; returns how many."""
+        num_submitted = 0
+        hungry = [worker for worker in self._workers.values() if len(worker.batches) < worker.max_in_flight]
+        while hungry:
+            worker = hungry[0] if len(hungry) == 1 else min(hungry, key=_load)
+            batch = self._scheduler.next_batch(worker.worker, now)
+            if batch is None:
+                hungry.remove(worker)
+                continue
+            worker.batches.append((batch, now))
+            num_submitted += 1
+            try:
+                worker.executor.submit(batch)
+            except Exception as error:  # noqa: BLE001 - an executor that dies must not take the loop with it
+                self._lose(worker, error, now)
+                return num_submitted + self.fill(now)  # afresh: the scheduler may give its work to the others
+            if len(worker.batches) == worker.max_in_flight:
+                hungry.remove(worker)
+        return num_submitted
+
+    def wait(self, now: float, until_s: float | None) -> Completion[Batch, Output] | Lost | None:
+        """The next completion; None when interrupted, at ``until_s``, or when the scheduler wants to be asked again."""
+        wake_s = self._scheduler.wake_at(now)
+        if wake_s is not None and wake_s > now and (until_s is None or wake_s < until_s):
+            until_s = wake_s
+        return self._all.wait(until_s)
+
+    def settle(self, done: Completion[Batch, Output] | Lost) -> None:
+        """Tell the scheduler and the callbacks what came of a batch.
+
+        Raises:
+            ServingError: the last executor is lost.
+        """
+        worker = self._workers.get(done.worker)
+        if worker is None:  # a late word of a lost executor, whose batches were failed
+            return
+        now = self._clock.now()
+        if isinstance(done, Lost):
+            self._lose(worker, done.error, now)
+        elif not worker.take(done.batch, now, self._recorder):
+            self._lose(worker, ServingError("it returned a batch that was not its oldest in flight"), now)
+        elif isinstance(done.output, BaseException):
+            self._on_finished(self._scheduler.fail(done.batch, done.output, now), now)
+        else:
+            finished = self._scheduler.complete(done.batch, done.output, now)
+            self._on_output(done.batch, done.output, now)
+            self._on_finished(finished, now)
+
+    def _lose(self, worker: InFlight[Batch, Output], error: Exception, now: float) -> None:
+        _logger.error("the executor of worker %d is lost: %r", worker.worker, error)
+        del self._workers[worker.worker]
+        for batch, _ in worker.batches:
+            self._on_finished(self._scheduler.fail(batch, error, now), now)
+        if not self._workers:
+            raise ServingError(f"no executor is left to serve with; the last was lost by {error!r}") from error
+
+
+def _load(worker: InFlight[Any, Any]) -> int:
+    return len(worker.batches)

@@ -1,0 +1,140 @@
+import math
+from typing import Any
+
+import pytest
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving import QueueFullError, RequestQueue, ServeRequest
+
+
+def request(name: str, **fields: Any) -> ServeRequest[None]:
+    return ServeRequest(name, None, **fields)
+
+
+def pop_all(queue: RequestQueue[None], now: float, *, lane: int = 0) -> list[str]:
+    names = []
+    while (popped := queue.pop(now, lane=lane)) is not None:
+        names.append(popped.request_id)
+    return names
+
+
+def test_smaller_priority_first_then_first_come() -> None:
+    queue = RequestQueue[None]()
+    for name, priority in [("a", 1), ("b", 0), ("c", 1), ("d", -2), ("e", 0)]:
+        queue.push(request(name, priority=priority), now=0.0)
+    assert pop_all(queue, 1.0) == ["d", "b", "e", "a", "c"]
+    assert len(queue) == 0
+
+
+def test_bound_refuses_and_estimates_when_to_come_back() -> None:
+    queue = RequestQueue[None](max_size=4, default_retry_after_s=7.0)
+    for name in "abcd":
+        queue.push(request(name), now=0.0)
+    with pytest.raises(QueueFullError, match=r"'e' refused: 4 requests wait.*7 s") as refused:
+        queue.push(request("e"), now=0.0)
+    assert refused.value.retry_after_s == 7.0  # nothing was served yet: the default
+    assert "e" not in queue
+    for now in (1.0, 2.0):  # two departures from 1.0 on: at 3.0 that is 1 per second
+        queue.pop(now)
+        queue.push(request(f"more{now}"), now)
+    with pytest.raises(QueueFullError) as refused:
+        queue.push(request("e"), now=3.0)
+    assert refused.value.retry_after_s == 4.0  # 4 wait, 1 leaves per second
+    with pytest.raises(QueueFullError) as refused:
+        queue.push(request("e"), now=1e9)
+    assert refused.value.retry_after_s == 60.0  # stalled, but not for good
+
+
+def test_expired_requests_leave_the_order_and_make_room() -> None:
+    queue = RequestQueue[None](max_size=3)
+    queue.push(request("late", deadline_s=5.0), now=0.0)
+    queue.push(request("early", deadline_s=2.0), now=0.0)
+    queue.push(request("patient"), now=0.0)
+    assert queue.next_deadline_s() == 2.0
+    assert queue.expire(1.999) == []
+    queue.push(request("new"), now=2.0)  # 'early' has just expired and counts no more
+    assert [each.request_id for each in queue.expire(6.0)] == ["early", "late"]
+    assert queue.expire(7.0) == []
+    assert queue.next_deadline_s() is None
+    assert pop_all(queue, 7.0) == ["patient", "new"]
+
+
+def test_pop_never_gives_out_an_expired_request_and_loses_none() -> None:
+    queue = RequestQueue[None]()
+    queue.push(request("a", deadline_s=1.0), now=0.0)
+    queue.push(request("b"), now=0.0)
+    assert pop_all(queue, 1.0) == ["b"]
+    assert [each.request_id for each in queue.expire(1.0)] == ["a"]
+
+
+def test_cancel_takes_out_one_and_its_id_can_be_used_again() -> None:
+    queue = RequestQueue[None]()
+    queue.push(request("a", deadline_s=1.0), now=0.0)
+    queue.push(request("b"), now=0.0)
+    cancelled = queue.cancel("a")
+    assert cancelled is not None
+    assert cancelled.request_id == "a"
+    assert queue.cancel("a") is None
+    queue.push(request("a", deadline_s=9.0), now=0.5)
+    assert queue.expire(2.0) == []  # the deadline of the first 'a' is not the second's
+    assert pop_all(queue, 2.0) == ["b", "a"]
+
+
+def test_lanes_are_orders_of_their_own_under_one_bound() -> None:
+    queue = RequestQueue[None](max_size=3, lane_of=lambda each: each.length // 10)
+    for name, length in [("a", 5), ("b", 25), ("c", 6)]:
+        queue.push(request(name, length=length), now=0.0)
+    assert sorted(queue.lanes) == [0, 2]
+    with pytest.raises(QueueFullError):
+        queue.push(request("d", length=40), now=0.0)
+    assert pop_all(queue, 0.0, lane=1) == []
+    assert pop_all(queue, 0.0, lane=0) == ["a", "c"]
+    assert sorted(queue.lanes) == [2]
+
+
+def test_oldest_is_the_first_pushed_of_those_who_wait() -> None:
+    queue = RequestQueue[None]()
+    assert queue.oldest_s() is None
+    queue.push(request("a"), now=1.0)
+    queue.push(request("b", priority=-1), now=2.0)
+    queue.push(request("c"), now=3.0)
+    assert queue.oldest_s() == 1.0
+    queue.cancel("a")
+    assert queue.oldest_s() == 2.0
+
+
+def test_stale_entries_do_not_pile_up() -> None:
+    queue = RequestQueue[None]()
+    queue.push(request("stays", deadline_s=1e9), now=0.0)
+    for index in range(5_000):  # far deadlines, gone at once: their heap entries would stay for a billion seconds
+        queue.push(request(str(index), deadline_s=1e8, priority=1), now=0.0)
+        queue.cancel(str(index))
+    assert len(queue) == 1
+    assert len(queue._deadlines) < 200
+    assert len(queue._orders[0]) < 200
+
+
+def test_an_id_that_waits_is_refused() -> None:
+    queue = RequestQueue[None]()
+    queue.push(request("a"), now=0.0)
+    with pytest.raises(InvalidInputError, match="'a' waits already"):
+        queue.push(request("a"), now=0.0)
+    assert len(queue) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"request_id": ""}, "not empty"),
+        ({"length": 0}, "length 0"),
+        ({"arrival_s": math.nan}, "arrival_s=nan"),
+        ({"deadline_s": math.inf}, "deadline_s=inf"),
+    ],
+)
+def test_requests_are_checked_before_they_get_anywhere(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidInputError, match=problem):
+        ServeRequest(**{"request_id": "a", "payload": None, **fields})
+
+
+def test_a_queue_needs_room_for_one() -> None:
+    with pytest.raises(InvalidInputError, match="max_size=0"):
+        RequestQueue[None](max_size=0)
