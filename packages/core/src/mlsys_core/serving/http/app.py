@@ -1,0 +1,186 @@
+"""The factory of HTTP fronts: routers in, a served-ready FastAPI app out. Everything else here hangs off it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
+from prometheus_client import CollectorRegistry
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.http.answers import ErrorAnswers
+from mlsys_core.serving.http.config import HttpConfig
+from mlsys_core.serving.http.errors import ErrorFormat
+from mlsys_core.serving.http.health import health_router
+from mlsys_core.serving.http.lifecycle import DrainHook, Lifecycle, Readiness
+from mlsys_core.serving.http.logs import make_logger
+from mlsys_core.serving.http.metrics import HttpMetrics
+from mlsys_core.serving.http.middleware.body_limit import BodyLimitMiddleware
+from mlsys_core.serving.http.middleware.context import RequestContextMiddleware
+from mlsys_core.serving.http.middleware.gate import ApiKeyMiddleware, DrainGateMiddleware
+from mlsys_core.serving.http.middleware.observe import ObserveMiddleware
+from mlsys_core.serving.http.middleware.supervisor import SupervisorMiddleware
+from mlsys_core.serving.http.record import MonotonicClock
+from mlsys_core.serving.http.routing import JsonRoute
+from mlsys_core.serving.protocols import Clock
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any] | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRuntime:
+    """What an app was made with and what runs beside its routes; :func:`runtime_of` returns it."""
+
+    config: HttpConfig
+    readiness: Readiness
+    lifecycle: Lifecycle
+    metrics: HttpMetrics
+    answers: ErrorAnswers
+    logger: structlog.typing.FilteringBoundLogger
+    clock: Clock
+
+
+def create_app(
+    config: HttpConfig,
+    *,
+    routers: Sequence[APIRouter] = (),
+    lifespan: Lifespan | None = None,
+    on_drain: Sequence[DrainHook] = (),
+    error_format: ErrorFormat | None = None,
+    readiness: Readiness | None = None,
+    registry: CollectorRegistry | None = None,
+    clock: Clock | None = None,
+    logger: structlog.typing.FilteringBoundLogger | None = None,
+    new_request_id: Callable[[], str] | None = None,
+) -> FastAPI:
+    """An app with ``routers`` and all that a model server needs around them (``docs/http.md``).
+
+    Args:
+        config: limits, keys, names.
+        routers: the front's routes; make them with :class:`.routing.Router`.
+        lifespan: an asynchronous context manager function, entered before the first request (start the engine) and
+            left after the last; what it yields is in ``request.state``. The app is ready once it is entered.
+        on_drain: called when a drain begins, before running requests are waited for.
+        error_format: the shape of errors; default OpenAI's.
+        readiness: to add checks to; default a new one.
+        registry: of metrics, for ``/metrics``; subsystems register their collectors in it. Default a new one.
+        clock: of deadlines and durations; give it the serving loop's. Default ``time.monotonic``.
+        logger: default one that writes ``config.log_format`` to stderr.
+        new_request_id: makes ids of requests that bring none; default random UUIDs.
+
+    Returns:
+        The app; ``runtime_of(app)`` has the parts.
+
+    Example:
+        >>> app = create_app(HttpConfig(title="echo"))
+        >>> runtime_of(app).readiness.state.value
+        'starting'
+    """
+    error_format = error_format or ErrorFormat()
+    logger = logger or make_logger(config.log_format)
+    readiness = readiness or Readiness()
+    runtime = HttpRuntime(
+        config=config,
+        readiness=readiness,
+        lifecycle=Lifecycle(
+            readiness,
+            on_drain=on_drain,
+            on_hook_error=lambda error: logger.error("drain hook failed", exc_info=error),
+        ),
+        metrics=HttpMetrics(CollectorRegistry() if registry is None else registry),
+        answers=ErrorAnswers(error_format, validation_status=config.validation_status),
+        logger=logger,
+        clock=clock or MonotonicClock(),
+    )
+
+    async def on_error(request: Request, error: Exception) -> Response:
+        return runtime.answers.response(runtime.answers.info(error, request.scope))
+
+    app = FastAPI(
+        title=config.title,
+        version=config.version,
+        lifespan=_lifespan(runtime, lifespan),
+        middleware=_middleware(runtime, new_request_id or (lambda: uuid.uuid4().hex)),
+        # The supervisor answers all that is no HTTPException; the last line is for a fault outside of it.
+        exception_handlers={HTTPException: on_error, RequestValidationError: on_error, Exception: on_error},
+        responses={
+            "4XX": {"model": error_format.model, "description": "The request cannot be served as it is"},
+            "5XX": {"model": error_format.model, "description": "The server could not serve the request"},
+        },
+        redirect_slashes=False,  # an unknown path is a 404 in the documented shape, not a redirect
+    )
+    app.router.route_class = JsonRoute
+    app.state.mlsys_http = runtime
+    for router in (health_router(readiness, runtime.metrics.registry), *routers):
+        app.include_router(router)
+    return app
+
+
+def runtime_of(app: FastAPI) -> HttpRuntime:
+    """The runtime of an app that :func:`create_app` made.
+
+    Raises:
+        InvalidInputError: it made another app.
+    """
+    runtime = getattr(getattr(app, "state", None), "mlsys_http", None)
+    if not isinstance(runtime, HttpRuntime):
+        raise InvalidInputError(f"{app!r} was not made by create_app(); make it there, it adds what the server needs")
+    return runtime
+
+
+def _middleware(runtime: HttpRuntime, new_request_id: Callable[[], str]) -> list[Middleware]:
+    """From the outside in."""
+    config, answers, logger, clock = runtime.config, runtime.answers, runtime.logger, runtime.clock
+    stack = [
+        Middleware(RequestContextMiddleware, clock=clock, new_request_id=new_request_id),
+        Middleware(ObserveMiddleware, metrics=runtime.metrics, logger=logger, clock=clock),
+    ]
+    if config.cors_origins:
+        # Outside of the keys: a browser's preflight request carries none, and refusals must be readable too.
+        stack.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=config.cors_origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", "retry-after"],
+            )
+        )
+    stack.append(Middleware(DrainGateMiddleware, lifecycle=runtime.lifecycle, answers=answers))
+    if config.api_keys:
+        stack.append(
+            Middleware(ApiKeyMiddleware, api_keys=config.api_keys, open_paths=config.open_paths, answers=answers)
+        )
+    stack += [
+        Middleware(SupervisorMiddleware, config=config, lifecycle=runtime.lifecycle, answers=answers, logger=logger),
+        Middleware(BodyLimitMiddleware, max_body_nbytes=config.max_body_nbytes),
+    ]
+    return stack
+
+
+def _lifespan(
+    runtime: HttpRuntime, inner: Lifespan | None
+) -> Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any]]]:
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[Mapping[str, Any]]:
+        async with AsyncExitStack() as stack:
+            try:
+                state = None if inner is None else await stack.enter_async_context(inner(app))
+            except Exception as error:
+                runtime.lifecycle.startup_error = error  # ``serve`` raises it; the server library only logs it
+                raise
+            runtime.readiness.set_ready()
+            yield state or {}
+
+    return lifespan

@@ -1,0 +1,73 @@
+"""What an HTTP front is told once, when it is made. Plain data; importing this module imports no web framework."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mlsys_core import __version__
+from mlsys_core.errors import InvalidInputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpConfig:
+    """Settings of one app, checked when they are made.
+
+    Raises:
+        InvalidInputError: a value is out of its range; the message names it and what is allowed.
+
+    Example:
+        >>> HttpConfig(api_keys=frozenset({"secret"}), request_timeout_s=60)  # doctest: +ELLIPSIS
+        HttpConfig(title='mlsys', ..., request_timeout_s=60, ...)
+    """
+
+    title: str = "mlsys"  # of the OpenAPI document
+    version: str = __version__
+    api_keys: frozenset[str] = field(
+        default=frozenset(), repr=False
+    )  # any one of them opens the app; empty: open to all
+    open_paths: tuple[str, ...] = ("/health/*", "/metrics")  # need no key; "/*" at the end takes everything below
+    max_body_nbytes: int = 16 * 1024 * 1024  # of a request's body, as it is sent
+    request_timeout_s: float | None = None  # deadline of a request that asks for none; None: no deadline
+    max_request_timeout_s: float | None = None  # cap of X-Request-Timeout-S; None: request_timeout_s, if there is one
+    drain_timeout_s: float = 30.0  # how long running requests may go on after SIGTERM
+    cors_origins: tuple[str, ...] = ()  # e.g. "https://example.org" or "*"; empty: no CORS headers
+    log_format: Literal["json", "console"] = "json"
+    validation_status: Literal[400, 422] = 422  # of a body, query or header that does not fit its schema
+
+    def __post_init__(self) -> None:
+        for key in self.api_keys:
+            if not isinstance(key, str) or not key or any(c.isspace() or not c.isprintable() for c in key):
+                raise InvalidInputError(
+                    "an API key is empty or has white space or control characters in it; "
+                    "use printable characters without spaces"
+                )
+        for path in (*self.open_paths, *self.cors_origins):
+            if not isinstance(path, str) or not path:
+                raise InvalidInputError(f"open_paths and cors_origins are tuples of non-empty strings, got {path!r}")
+        if not isinstance(self.max_body_nbytes, int) or self.max_body_nbytes < 0:
+            raise InvalidInputError(f"max_body_nbytes is a number of bytes, 0 or more, got {self.max_body_nbytes!r}")
+        _check_seconds("request_timeout_s", self.request_timeout_s)
+        _check_seconds("max_request_timeout_s", self.max_request_timeout_s)
+        if not (self.drain_timeout_s == 0 or is_duration(self.drain_timeout_s)):
+            raise InvalidInputError(f"drain_timeout_s is 0 or more seconds, got {self.drain_timeout_s!r}")
+        if self.log_format not in ("json", "console"):
+            raise InvalidInputError(f"log_format is 'json' or 'console', got {self.log_format!r}")
+        if self.validation_status not in (400, 422):
+            raise InvalidInputError(f"validation_status is 400 or 422, got {self.validation_status!r}")
+
+    @property
+    def timeout_cap_s(self) -> float | None:
+        """The longest deadline a client may ask for, in seconds; None if there is no bound."""
+        return self.request_timeout_s if self.max_request_timeout_s is None else self.max_request_timeout_s
+
+
+def is_duration(value: float) -> bool:
+    """Whether ``value`` is a finite number of seconds above zero."""
+    return isinstance(value, int | float) and math.isfinite(value) and value > 0
+
+
+def _check_seconds(name: str, value: float | None) -> None:
+    if value is not None and not is_duration(value):
+        raise InvalidInputError(f"{name} is a finite number of seconds above 0, or None, got {value!r}")

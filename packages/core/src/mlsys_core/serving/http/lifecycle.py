@@ -1,0 +1,210 @@
+"""The life of a server: what makes it ready, which requests run, how they are drained and cut.
+
+One :class:`Lifecycle` belongs to one app. The gate asks it whether to let a request in, the supervisor enters each
+running request, ``serve`` drains it. All but :attr:`Readiness.state` belongs to the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from mlsys_core.errors import InvalidInputError, MlsysError
+from mlsys_core.serving.http.errors import HttpError
+
+Check = Callable[[], "str | Awaitable[str | None] | None"]  # None: fine; a string: why not
+DrainHook = Callable[[], "Awaitable[None] | None"]
+
+
+class ReadinessState(Enum):
+    """Where a server stands between its start and its end."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"  # for good: a draining server never becomes ready again
+
+
+@dataclass(frozen=True, slots=True)
+class ReadinessReport:
+    """The answer of ``/health/ready``."""
+
+    state: ReadinessState
+    checks: dict[str, str]  # by name: "ok", or why not
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a load balancer should send requests here."""
+        return self.state is ReadinessState.READY and all(answer == "ok" for answer in self.checks.values())
+
+
+class Readiness:
+    """Whether the server takes requests: its state, and named checks of what it needs.
+
+    The app sets READY when its lifespan has started, and ``serve`` DRAINING on SIGTERM; a model that loads in the
+    background adds a check.
+
+    Args:
+        check_timeout_s: an asynchronous check that takes longer has failed.
+
+    Example:
+        >>> import asyncio
+        >>> readiness = Readiness()
+        >>> readiness.add_check("model", lambda: "still loading")
+        >>> asyncio.run(readiness.report()).checks
+        {'model': 'still loading'}
+    """
+
+    def __init__(self, *, check_timeout_s: float = 1.0) -> None:
+        self._state = ReadinessState.STARTING
+        self._checks: dict[str, Check] = {}
+        self._check_timeout_s = check_timeout_s
+
+    @property
+    def state(self) -> ReadinessState:
+        """The state now."""
+        return self._state
+
+    def set_ready(self) -> None:
+        """STARTING becomes READY; any other state stays."""
+        if self._state is ReadinessState.STARTING:
+            self._state = ReadinessState.READY
+
+    def set_draining(self) -> None:
+        """No way back from here."""
+        self._state = ReadinessState.DRAINING
+
+    def add_check(self, name: str, check: Check) -> None:
+        """Ask ``check`` on every report: None means fine, a string says why not; it must be quick and not block.
+
+        Raises:
+            InvalidInputError: ``name`` is taken.
+        """
+        if name in self._checks:
+            raise InvalidInputError(
+                f"there is a readiness check {name!r} already; choose another name or remove it first"
+            )
+        self._checks[name] = check
+
+    def remove_check(self, name: str) -> None:
+        """Forget a check; an unknown name is ignored."""
+        self._checks.pop(name, None)
+
+    async def report(self) -> ReadinessReport:
+        """Run all checks, at the same time; a check that raises has failed, its error's text is not shown."""
+        names = list(self._checks)
+        answers = await asyncio.gather(*(self._ask(self._checks[name]) for name in names))
+        return ReadinessReport(self._state, dict(zip(names, answers, strict=True)))
+
+    async def _ask(self, check: Check) -> str:
+        try:
+            answer = check()
+            if inspect.isawaitable(answer):
+                answer = await asyncio.wait_for(answer, self._check_timeout_s)
+        except TimeoutError:
+            return f"no answer in {self._check_timeout_s:g} s"
+        except Exception as error:  # noqa: BLE001  (a check comes from a plugin; it may not break the report)
+            return f"raised {type(error).__name__}"
+        return "ok" if answer is None else answer
+
+
+class Stoppable(Protocol):
+    """A running request, seen by the lifecycle."""
+
+    def stop(self, error: MlsysError) -> None:
+        """End it soon; its client is told ``error``."""
+        ...
+
+
+class Lifecycle:
+    """Counts the running requests of one app, and drains them.
+
+    Args:
+        readiness: told when the drain begins.
+        on_drain: called once, in this order, when the drain begins (an engine stops taking work from elsewhere).
+        on_hook_error: told what such a hook raised; the drain goes on.
+    """
+
+    def __init__(
+        self,
+        readiness: Readiness,
+        *,
+        on_drain: Sequence[DrainHook] = (),
+        on_hook_error: Callable[[Exception], None] = lambda _: None,
+    ) -> None:
+        self.readiness = readiness
+        self._on_hook_error = on_hook_error
+        self.startup_error: Exception | None = None  # what the app's lifespan raised before it was up
+        self._on_drain = tuple(on_drain)
+        self._running: set[Stoppable] = set()
+        self._idle: asyncio.Event | None = None  # made by the drain that waits on it
+
+    @property
+    def num_running(self) -> int:
+        """Requests whose handler or stream has not ended."""
+        return len(self._running)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new requests are refused."""
+        return self.readiness.state is ReadinessState.DRAINING
+
+    @contextmanager
+    def running(self, request: Stoppable) -> Iterator[None]:
+        """Count ``request`` while the context is open."""
+        self._running.add(request)
+        try:
+            yield
+        finally:
+            self._running.discard(request)
+            if not self._running and self._idle is not None:
+                self._idle.set()
+
+    async def drain(self, timeout_s: float, *, cut_grace_s: float = 1.0) -> bool:
+        """Refuse new requests, wait for the running ones, cut what is left after ``timeout_s``.
+
+        Args:
+            timeout_s: how long running requests may go on.
+            cut_grace_s: how long cut requests may take to clean up.
+
+        Returns:
+            Whether every request ended by itself.
+        """
+        self.readiness.set_draining()
+        await self._run_hooks(timeout_s)
+        if await self._wait_idle(timeout_s):
+            return True
+        for request in tuple(self._running):
+            request.stop(shutting_down("the server is shutting down and its time to finish requests is over"))
+        await self._wait_idle(cut_grace_s)
+        return False
+
+    async def _run_hooks(self, timeout_s: float) -> None:
+        hooks, self._on_drain = self._on_drain, ()
+        for hook in hooks:
+            try:
+                result = hook()
+                if inspect.isawaitable(result):
+                    await asyncio.wait_for(result, timeout_s)
+            except Exception as error:  # noqa: BLE001  (a plugin's hook may not keep the server from draining)
+                self._on_hook_error(error)
+
+    async def _wait_idle(self, timeout_s: float) -> bool:
+        self._idle = asyncio.Event()
+        if not self._running:
+            return True
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+
+def shutting_down(message: str, *, retry_after_s: int = 1) -> HttpError:
+    """The answer of a server that drains: 503, try another one."""
+    headers = {"Retry-After": str(retry_after_s), "Connection": "close"}
+    return HttpError(message, http_status=503, error_code="shutting_down", headers=headers)

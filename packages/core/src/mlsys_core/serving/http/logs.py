@@ -1,0 +1,69 @@
+"""The log of an HTTP front: structured lines through structlog, in a logger of its own (no global configuration)."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, TextIO
+
+import structlog
+
+# Loggers of the server library; its access lines are replaced by this package's.
+_UVICORN = "uvicorn.error"
+
+
+def make_logger(
+    log_format: Literal["json", "console"], *, stream: TextIO | None = None
+) -> structlog.typing.FilteringBoundLogger:
+    """A logger that writes one line for an event to ``stream`` (default: the process's stderr).
+
+    Example:
+        >>> make_logger("json", stream=sys.stdout).info("started", port=8000)  # doctest: +ELLIPSIS
+        {"port": 8000, "event": "started", "level": "info", "timestamp": "..."}
+    """
+    # Plain tracebacks on purpose: structlog's richer ones show local variables, and with them bodies and keys.
+    processors: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    if log_format == "json":
+        processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    else:
+        processors += [structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)]
+    logger: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
+        structlog.PrintLogger(sys.stderr if stream is None else stream),
+        processors=processors,
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        cache_logger_on_first_use=True,
+    )
+    return logger
+
+
+class _Forward(logging.Handler):
+    """Standard-library records to a structlog logger."""
+
+    def __init__(self, logger: structlog.typing.FilteringBoundLogger) -> None:
+        super().__init__(logging.WARNING)
+        self._logger = logger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields: dict[str, Any] = {"source": "uvicorn", "message": record.getMessage().strip()}
+        if record.exc_info:
+            fields["exc_info"] = record.exc_info
+        self._logger.log(record.levelno, "server", **fields)
+
+
+@contextmanager
+def forwarded_uvicorn_log(logger: structlog.typing.FilteringBoundLogger) -> Iterator[None]:
+    """While open, warnings of uvicorn come out of ``logger``."""
+    uvicorn, forward = logging.getLogger(_UVICORN), _Forward(logger)
+    propagate, uvicorn.propagate = uvicorn.propagate, False
+    uvicorn.addHandler(forward)
+    try:
+        yield
+    finally:
+        uvicorn.removeHandler(forward)
+        uvicorn.propagate = propagate

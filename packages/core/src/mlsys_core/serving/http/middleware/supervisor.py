@@ -1,0 +1,194 @@
+"""Runs each request so that it can be stopped, and sees to it that it ends in a documented way.
+
+Three things end a request early: its deadline, the end of a drain, and an exception nobody handled. If the response has
+not started the client gets it as an error response; else the stream ends with an error event, or is cut if its type has
+none. A client that left ends it silently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mlsys_core.errors import MlsysError
+from mlsys_core.serving.http.answers import ErrorAnswers
+from mlsys_core.serving.http.config import HttpConfig, is_duration
+from mlsys_core.serving.http.describe import unwrap
+from mlsys_core.serving.http.errors import ClientDisconnectedError, HttpError
+from mlsys_core.serving.http.lifecycle import Lifecycle
+from mlsys_core.serving.http.record import record_of
+
+_LAST_EVENT_TIMEOUT_S = 1.0  # a client that has stopped reading does not get its last event
+
+
+class SupervisorMiddleware:
+    """Deadlines, cuts and unhandled exceptions.
+
+    Sets ``request.state.deadline``: seconds of the app's clock, or None.
+
+    Args:
+        app: the next ASGI app.
+        config: the default deadline and its cap.
+        lifecycle: told which requests run; stops them at the end of a drain.
+        answers: writes error responses and events.
+        logger: gets exceptions with their traceback.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        config: HttpConfig,
+        lifecycle: Lifecycle,
+        answers: ErrorAnswers,
+        logger: structlog.typing.FilteringBoundLogger,
+    ) -> None:
+        self._app = app
+        self._config = config
+        self._lifecycle = lifecycle
+        self._answers = answers
+        self._logger = logger
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            timeout_s = chosen_timeout_s(Headers(scope=scope).get("x-request-timeout-s"), self._config)
+        except HttpError as error:
+            await self._answers.refuse(error, scope, receive, send)
+            return
+        received_at = record_of(scope).received_at
+        scope["state"]["deadline"] = None if timeout_s is None else received_at + timeout_s
+        run = _Run(self._app, scope, receive, send)
+        with self._lifecycle.running(run), _deadline(run, timeout_s):
+            error_or_none = await run.outcome()
+            if error_or_none is not None:
+                await self._conclude(run, error_or_none, scope, receive, send)
+
+    async def _conclude(self, run: _Run, error: BaseException, scope: Scope, receive: Receive, send: Send) -> None:
+        record = record_of(scope)
+        if isinstance(error, ClientDisconnect | ClientDisconnectedError):
+            return
+        info = self._answers.info(error, scope)
+        if info.status >= 500 and not run.was_stopped:
+            self._logger.error("request failed", request_id=record.request_id, exc_info=error)
+        if record.status is None:
+            # Before the application has cleaned up: a worker thread that cannot be cancelled does not hold the answer.
+            await self._answers.response(info)(scope, receive, send)
+        cleanup_error = await run.settled()
+        if cleanup_error is not None:
+            self._logger.error("clean-up failed", request_id=record.request_id, exc_info=cleanup_error)
+        event = None if record.has_length else self._answers.stream_event(info, record.content_type)
+        if record.is_complete or record.disconnected.is_set() or event is None:
+            return  # an incomplete response: the server closes the connection, so that the client sees it was cut
+        try:
+            async with asyncio.timeout(_LAST_EVENT_TIMEOUT_S):
+                await send({"type": "http.response.body", "body": event, "more_body": False})
+        except TimeoutError:
+            return
+
+
+def chosen_timeout_s(header: str | None, config: HttpConfig) -> float | None:
+    """The deadline of a request, in seconds from its receipt; None: it has none.
+
+    Args:
+        header: ``X-Request-Timeout-S``, if the client sent it.
+        config: the default, and the cap of what a client may ask for.
+
+    Raises:
+        HttpError: 400, the header is not a number above 0.
+
+    Example:
+        >>> chosen_timeout_s("90", HttpConfig(request_timeout_s=10, max_request_timeout_s=60))
+        60
+    """
+    if header is None:
+        return config.request_timeout_s
+    try:
+        asked_s = float(header)
+    except ValueError:
+        asked_s = math.nan
+    if not is_duration(asked_s):
+        raise HttpError(
+            f"X-Request-Timeout-S is a finite number of seconds above 0, got {header[:40]!r}",
+            http_status=400,
+            error_code="invalid_timeout",
+            param="X-Request-Timeout-S",
+        )
+    return asked_s if config.timeout_cap_s is None else min(asked_s, config.timeout_cap_s)
+
+
+class _Run:
+    """One call of the application, in a task of its own, that can be stopped from outside."""
+
+    def __init__(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        self._send = send
+        self._stop_error: asyncio.Future[MlsysError] = loop.create_future()
+        self._task = loop.create_task(_call(app, scope, receive, self._guarded_send))
+
+    @property
+    def was_stopped(self) -> bool:
+        return self._stop_error.done()
+
+    def stop(self, error: MlsysError) -> None:
+        """End the call with ``error``, unless it has ended or been stopped already."""
+        if not self._task.done() and not self._stop_error.done():
+            self._stop_error.set_result(error)
+            self._task.cancel()
+
+    async def outcome(self) -> BaseException | None:
+        """Wait for the end or the stop, whichever is first; what the client is to be told, or None if all went well."""
+        try:
+            either: set[asyncio.Future[Any]] = {self._task, self._stop_error}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # the server gives this request up
+            self._task.cancel()
+            await self.settled()
+            raise
+        if self._stop_error.done():
+            return self._stop_error.result()
+        if self._task.cancelled():
+            return RuntimeError("the application cancelled its own request")
+        error = self._task.exception()
+        return None if error is None else unwrap(error)
+
+    async def settled(self) -> BaseException | None:
+        """Wait until a stopped call has cleaned up; what it raised instead, if it did."""
+        await asyncio.wait({self._task})
+        if not self.was_stopped or self._task.cancelled():
+            return None
+        error = self._task.exception()
+        return None if error is self._stop_error.result() else error
+
+    async def _guarded_send(self, message: Message) -> None:
+        if self._stop_error.done():
+            raise self._stop_error.result()  # an application that ignored its cancellation
+        await self._send(message)
+
+
+async def _call(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    await app(scope, receive, send)
+
+
+@contextmanager
+def _deadline(run: _Run, timeout_s: float | None) -> Iterator[None]:
+    if timeout_s is None:
+        yield
+        return
+    error = HttpError(f"the request's deadline of {timeout_s:g} s has passed", http_status=504)
+    timer = asyncio.get_running_loop().call_later(timeout_s, run.stop, error)
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -1,0 +1,254 @@
+"""Serves an app of ``create_app`` with uvicorn, in the main thread with signals or in a background thread.
+
+uvicorn stops listening at the first signal. Here the server keeps answering while it drains: a load balancer sees
+``/health/ready`` turn 503, late requests are told to try elsewhere, running ones finish. Then uvicorn's own shutdown
+runs, with nothing left to wait for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import socket
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
+from mlsys_core.serving.http.app import HttpRuntime, runtime_of
+from mlsys_core.serving.http.logs import forwarded_uvicorn_log
+from mlsys_core.serving.http.sockets import ServerAddress, listen
+
+__all__ = ["BackgroundServer", "ServerAddress", "serve"]
+
+EXIT_CLEAN, EXIT_CUT = 0, 1
+_FORCED_EXIT_S = 2.0  # "at once" for a process that hangs
+_KEEP_ALIVE_S = 75  # above the 60 s of usual load balancers, so that they close idle connections first
+
+
+def serve(
+    app: FastAPI,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    *,
+    on_ready: Callable[[ServerAddress], None] | None = None,
+) -> int:
+    """Serve ``app`` until SIGTERM or SIGINT, then drain.
+
+    At the first signal ``/health/ready`` turns 503, new requests get 503 with ``Retry-After`` and
+    ``Connection: close``, and running ones, streams too, go on for at most ``config.drain_timeout_s``; what is left is
+    cut. A second signal ends the process at once, and so does the first while the app still starts.
+
+    Args:
+        app: made by ``create_app``.
+        host: an address of this machine.
+        port: 0 takes a free one.
+        on_ready: called with the bound address when requests are taken.
+
+    Returns:
+        The exit code for the process: 0 after a clean drain, 1 if requests were cut, 128 + the signal's number if it
+        ended at once.
+
+    Raises:
+        InvalidInputError: a bad host or port, another app, or not in the main thread.
+        ServingError: the port is in use, or the app failed to start.
+    """
+    runtime = runtime_of(app)
+    if threading.current_thread() is not threading.main_thread():
+        raise InvalidInputError(
+            "serve() takes signals, so it runs in the main thread only; use BackgroundServer elsewhere"
+        )
+    listener, address = listen(host, port)
+    server = _Server(app, runtime, address, on_ready)
+    with listener, forwarded_uvicorn_log(runtime.logger):
+        _run(server, listener)
+    return server.exit_code
+
+
+class BackgroundServer:
+    """Serves an app in a thread, for tests, demos and notebooks; a context manager.
+
+    Args:
+        app: made by ``create_app``.
+        host: an address of this machine.
+        port: 0 takes a free one.
+        drain_timeout_s: how long running requests may go on at the end; None: as the app's config says.
+
+    Raises:
+        InvalidInputError: a bad host or port, or another app.
+        ServingError: the port is in use, or the app failed to start.
+
+    Example:
+        >>> from mlsys_core.serving.http import HttpConfig, create_app
+        >>> import httpx
+        >>> with BackgroundServer(create_app(HttpConfig())) as server:
+        ...     httpx.get(server.url + "/health/ready").json()["status"]
+        'ready'
+    """
+
+    def __init__(
+        self, app: FastAPI, host: str = "127.0.0.1", port: int = 0, *, drain_timeout_s: float | None = None
+    ) -> None:
+        self._runtime = runtime_of(app)
+        self._app = app
+        self._host, self._port = host, port
+        self._drain_timeout_s = drain_timeout_s
+        self._is_up_or_failed = threading.Event()
+        self._error: BaseException | None = None
+        self._server: _Server | None = None
+        self._thread: threading.Thread | None = None
+        self._address: ServerAddress | None = None
+
+    @property
+    def address(self) -> ServerAddress:
+        """Where it listens.
+
+        Raises:
+            ServingError: it has not been started.
+        """
+        if self._address is None:
+            raise ServingError("this server has not been started; use it as a context manager, or call start()")
+        return self._address
+
+    @property
+    def url(self) -> str:
+        """The base URL, such as ``http://127.0.0.1:41234``."""
+        return self.address.url
+
+    def start(self) -> BackgroundServer:
+        """Listen, and return when requests are taken. A server starts once."""
+        if self._thread is not None:
+            raise ServingError("this server has been started before; make a new one")
+        listener, self._address = listen(self._host, self._port)
+        server = self._server = _Server(
+            self._app,
+            self._runtime,
+            self._address,
+            lambda _: self._is_up_or_failed.set(),
+            drain_timeout_s=self._drain_timeout_s,
+        )
+        self._thread = threading.Thread(target=self._main, args=(server, listener), name="mlsys-http", daemon=True)
+        self._thread.start()
+        self._is_up_or_failed.wait()
+        if self._error is not None:
+            self._thread.join()
+            raise self._error
+        return self
+
+    def stop(self) -> None:
+        """Drain and wait for the thread's end; idempotent."""
+        if self._server is None or self._thread is None:
+            return
+        self._server.begin_drain_threadsafe()
+        self._thread.join()
+
+    def _main(self, server: _Server, listener: socket.socket) -> None:
+        try:
+            with listener, forwarded_uvicorn_log(self._runtime.logger):
+                _run(server, listener)
+        except BaseException as error:  # noqa: BLE001  (raised by start(), in the caller's thread)
+            self._error = error
+        finally:
+            self._is_up_or_failed.set()
+
+    def __enter__(self) -> BackgroundServer:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _run(server: _Server, listener: socket.socket) -> None:
+    """Run ``server`` to its end, in an event loop of its own."""
+    try:
+        server.run(sockets=[listener])
+    except asyncio.CancelledError:  # a signal while the app started
+        if server.exit_code == EXIT_CLEAN:
+            raise
+    except SystemExit as error:  # uvicorn's way to say that the app's lifespan failed
+        cause = server.runtime.lifecycle.startup_error
+        if isinstance(cause, MlsysError):
+            raise cause from None
+        raise ServingError(f"the app failed to start: {cause or 'see the log'}") from (cause or error)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with the drain before its shutdown."""
+
+    def __init__(
+        self,
+        app: FastAPI,
+        runtime: HttpRuntime,
+        address: ServerAddress,
+        on_ready: Callable[[ServerAddress], None] | None,
+        *,
+        drain_timeout_s: float | None = None,
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                lifespan="on",
+                log_config=None,
+                access_log=False,  # the app logs its requests itself
+                server_header=False,
+                proxy_headers=False,
+                forwarded_allow_ips="",  # given, so that the environment is not asked
+                workers=1,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+            )
+        )
+        self.runtime = runtime
+        self.exit_code = EXIT_CLEAN
+        self._address = address
+        self._on_ready = on_ready
+        self._drain_timeout_s = runtime.config.drain_timeout_s if drain_timeout_s is None else drain_timeout_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._main_task: asyncio.Task[None] | None = None
+        self._drain_task: asyncio.Task[None] | None = None
+        self._num_signals = 0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop, self._main_task = asyncio.get_running_loop(), asyncio.current_task()
+        await super().startup(sockets)
+        if self.started and self._on_ready is not None:
+            self._on_ready(self._address)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The signal handler: drain, then leave by force. Does not call uvicorn's, which would stop listening."""
+        self._num_signals += 1
+        if self._num_signals == 1 and self.started:
+            self.begin_drain_threadsafe()
+            return
+        self.exit_code = 128 + sig
+        self.should_exit = self.force_exit = True
+        if not self.started and self._loop is not None and self._main_task is not None:
+            self._loop.call_soon_threadsafe(self._main_task.cancel)  # the app's lifespan is cancelled, and cleans up
+        # Nothing that hangs, neither a lifespan nor a worker thread, outlives this.
+        timer = threading.Timer(_FORCED_EXIT_S, os._exit, [self.exit_code])
+        timer.daemon = True
+        timer.start()
+
+    def begin_drain_threadsafe(self) -> None:
+        """Start the drain, from any thread or from a signal handler."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._begin_drain)
+
+    def _begin_drain(self) -> None:
+        if self._drain_task is None:
+            self._drain_task = asyncio.get_running_loop().create_task(self._drain())
+
+    async def _drain(self) -> None:
+        started_at = asyncio.get_running_loop().time()
+        self.runtime.logger.info("draining", running=self.runtime.lifecycle.num_running)
+        is_clean = await self.runtime.lifecycle.drain(self._drain_timeout_s)
+        if not is_clean:
+            self.exit_code = EXIT_CUT
+        left_s = self._drain_timeout_s - (asyncio.get_running_loop().time() - started_at)
+        # What uvicorn still waits for: clients that read the end of their response slowly.
+        self.config.timeout_graceful_shutdown = max(1, math.ceil(left_s))
+        self.runtime.logger.info("drained", clean=is_clean)
+        self.should_exit = True

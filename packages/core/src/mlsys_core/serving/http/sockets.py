@@ -1,0 +1,76 @@
+"""Listening sockets, and clear errors when there is none to be had."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from dataclasses import dataclass
+
+from mlsys_core.errors import InvalidInputError, ServingError
+
+_BACKLOG = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """Where a server listens.
+
+    Example:
+        >>> ServerAddress("::1", 8000).url
+        'http://[::1]:8000'
+    """
+
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        """The base URL; of a server on all interfaces, one that works on this machine."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+
+def listen(host: str, port: int) -> tuple[socket.socket, ServerAddress]:
+    """A listening TCP socket and its address; port 0 takes a free port.
+
+    Raises:
+        InvalidInputError: the port is out of range, or the host is no address of this machine.
+        ServingError: the port is taken, or needs privileges.
+    """
+    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
+        raise InvalidInputError(f"a port is a number from 0 (any free one) to 65535, got {port!r}")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as error:
+        raise InvalidInputError(
+            f"the host {host!r} cannot be resolved ({error}); use an address of this machine, "
+            "127.0.0.1 for this machine only or 0.0.0.0 for all its networks"
+        ) from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise _bind_error(error, host, port) from error
+    bound = listener.getsockname()
+    return listener, ServerAddress(bound[0], bound[1])
+
+
+def _bind_error(error: OSError, host: str, port: int) -> ServingError | InvalidInputError:
+    if error.errno == errno.EADDRINUSE:
+        return ServingError(
+            f"port {port} on {host} is in use by another process; choose another port (--port, 0 takes a free one), "
+            "or stop that process"
+        )
+    if error.errno == errno.EACCES:
+        return ServingError(f"port {port} on {host} needs privileges; choose a port from 1024 on (--port)")
+    if error.errno == errno.EADDRNOTAVAIL:
+        return InvalidInputError(
+            f"{host} is not an address of this machine; use one of its own (--host), 127.0.0.1 for this machine only "
+            "or 0.0.0.0 for all its networks"
+        )
+    return ServingError(f"cannot listen on {host}:{port}: {error.strerror or error}")

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlsys_core.serving.http.errors import HttpError
+from mlsys_core.serving.http.json_body import MAX_DEPTH, parse_json
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(), inner, max_size=5),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(values, st.booleans())
+def test_every_json_value_passes_unchanged(value: object, ensure_ascii: bool) -> None:
+    assert parse_json(json.dumps(value, ensure_ascii=ensure_ascii).encode()) == value
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "reason"),
+    [
+        (b"", "malformed_json", "character 0"),
+        (b'{"a": 1', "malformed_json", "character 7"),
+        (b"NaN", "malformed_json", "NaN"),
+        (b"[-Infinity]", "malformed_json", "-Infinity"),
+        (b"[1e999]", "malformed_json", "too large"),
+        (b"[" + b"9" * 5000 + b"]", "malformed_json", "digits"),
+        (b'"\\ud83d"', "malformed_json", "surrogate"),
+        (b'{"\\uDC00": 1}', "malformed_json", "surrogate"),
+        (b"[" * 100_000, "malformed_json", "nested"),
+        (b'{"a":' * (MAX_DEPTH + 1) + b"1" + b"}" * (MAX_DEPTH + 1), "malformed_json", "nested"),
+        (b'"\xff"', "invalid_encoding", "byte 1"),
+        (b"\xed\xa0\x80", "invalid_encoding", "byte 0"),
+        ('"é"'.encode("utf-16"), "invalid_encoding", "byte 0"),
+    ],
+)
+def test_what_is_not_json_is_refused_with_the_reason(body: bytes, code: str, reason: str) -> None:
+    with pytest.raises(HttpError, match=reason) as caught:
+        parse_json(body)
+    assert (caught.value.http_status, caught.value.error_code) == (400, code)
+
+
+def test_the_deepest_that_is_allowed_passes_and_so_does_a_whole_surrogate_pair() -> None:
+    deepest = b"[" * MAX_DEPTH + b"]" * MAX_DEPTH
+    assert json.dumps(parse_json(deepest)).encode() == deepest
+    assert parse_json(b'"\\ud83d\\ude00"') == "\N{GRINNING FACE}"
+    assert parse_json(b'["' + b"[" * 200 + b'"]') == ["[" * 200]  # brackets in a string are no nesting

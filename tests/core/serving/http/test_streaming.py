@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import Request
+from fastapi.responses import JSONResponse, StreamingResponse
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.http import BackgroundServer, ClosingStreamingResponse, Router, cancel_on_disconnect
+from mlsys_core.serving.http.errors import ClientDisconnectedError
+
+RESPONSES = {"own": ClosingStreamingResponse, "starlette": StreamingResponse}
+WAIT_S = 10  # for what happens at once unless it is broken
+
+
+class Probe:
+    """What handlers saw, told to the test's thread."""
+
+    def __init__(self) -> None:
+        self.running = threading.Event()
+        self.cancelled = threading.Event()
+        self.router = Router()
+        self.router.add_api_route("/work", self.work, methods=["GET", "POST"])
+        self.router.add_api_route("/waiting/{kind}", self.waiting)
+        self.router.add_api_route("/flooding/{kind}", self.flooding)
+        self.router.add_api_route("/breaking/{media}", self.breaking)
+        self.router.add_api_route("/background", self.background)
+
+    async def _long_work(self) -> str:
+        self.running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled.set()
+        return "done"
+
+    async def work(self, request: Request) -> str:
+        return await cancel_on_disconnect(request, self._long_work())
+
+    async def waiting(self, kind: str) -> StreamingResponse:
+        async def chunks() -> AsyncIterator[str]:
+            yield "data: 1\n\n"
+            await self._long_work()
+
+        return RESPONSES[kind](chunks(), media_type="text/event-stream")
+
+    async def flooding(self, kind: str) -> StreamingResponse:
+        async def chunks() -> AsyncIterator[bytes]:
+            try:
+                for _ in range(100_000):  # never waits itself; an end for a server that would not stop it
+                    yield b"x" * 100_000
+                    self.running.set()
+            finally:
+                self.cancelled.set()
+
+        return RESPONSES[kind](chunks())
+
+    async def breaking(self, media: str) -> StreamingResponse:
+        async def chunks() -> AsyncIterator[str]:
+            yield "first\n\n"
+            raise InvalidInputError("bad token") if media == "refused" else KeyError("secret")
+
+        types = {"sse": "text/event-stream", "refused": "text/event-stream", "bytes": "application/octet-stream"}
+        return StreamingResponse(chunks(), media_type=types[media])
+
+    async def background(self) -> JSONResponse:
+        from starlette.background import BackgroundTask
+
+        def fail() -> None:
+            raise KeyError("after the answer")
+
+        return JSONResponse({"ok": True}, background=BackgroundTask(fail))
+
+
+@pytest.fixture
+def probe() -> Probe:
+    return Probe()
+
+
+@pytest.mark.parametrize("path", ["/work", "/waiting/own", "/waiting/starlette", "/flooding/own"])
+def test_work_stops_when_the_client_goes_away(
+    path: str, probe: Probe, make_app: Any, serve: Any, dial: Any, log: Any
+) -> None:
+    server = serve(make_app(probe.router))
+    with dial(server) as sock:
+        sock.sendall(f"GET {path} HTTP/1.1\r\nhost: t\r\n\r\n".encode())
+        assert probe.running.wait(WAIT_S)
+        assert not probe.cancelled.is_set()
+    assert probe.cancelled.wait(WAIT_S)
+    server.stop()
+    [line] = log.events("request")
+    assert (line["status"], line["complete"]) == (499 if path == "/work" else 200, False)
+    assert log.events("request failed") == []
+
+
+def test_a_generator_that_never_waits_does_not_keep_the_server_busy_after_its_client(
+    probe: Probe, make_app: Any, serve: Any, dial: Any, log: Any
+) -> None:
+    server = serve(make_app(probe.router))
+    with dial(server) as sock:
+        sock.sendall(b"GET /flooding/starlette HTTP/1.1\r\nhost: t\r\n\r\n")
+        assert probe.running.wait(WAIT_S)
+    assert httpx.get(f"{server.url}/health/live", timeout=WAIT_S).status_code == 200
+    server.stop()
+    [line] = [line for line in log.events("request") if line["route"] == "/flooding/{kind}"]
+    assert line["complete"] is False
+
+
+def test_what_is_left_of_the_body_does_not_look_like_a_disconnect(
+    probe: Probe, make_app: Any, serve: Any, dial: Any
+) -> None:
+    with dial(serve(make_app(probe.router))) as sock:
+        sock.sendall(b"POST /work HTTP/1.1\r\nhost: t\r\ncontent-length: 10\r\n\r\nhello")
+        assert probe.running.wait(WAIT_S)
+        sock.sendall(b"world")
+        assert not probe.cancelled.wait(0.1)
+    assert probe.cancelled.wait(WAIT_S)
+
+
+async def test_cancel_on_disconnect_gives_results_and_errors_through() -> None:
+    never = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        await never.wait()
+        return {"type": "http.disconnect"}
+
+    request = Request({"type": "http"}, receive)
+
+    async def fail() -> None:
+        raise InvalidInputError("own error")
+
+    assert await cancel_on_disconnect(request, asyncio.sleep(0, "result")) == "result"
+    with pytest.raises(InvalidInputError, match="own error"):
+        await cancel_on_disconnect(request, fail())
+    assert len(asyncio.all_tasks()) == 1  # the listener has ended too
+
+
+async def test_cancel_on_disconnect_waits_for_the_clean_up_and_passes_its_own_cancellation_on() -> None:
+    ended: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.01)
+            ended.append("cleaned up")
+
+    async def gone() -> dict[str, Any]:
+        await asyncio.sleep(0.01)
+        return {"type": "http.disconnect"}
+
+    with pytest.raises(ClientDisconnectedError):
+        await cancel_on_disconnect(Request({"type": "http"}, gone), work())
+    assert ended == ["cleaned up"]
+
+    async def never() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+    task = asyncio.create_task(cancel_on_disconnect(Request({"type": "http"}, never), work()))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == ["cleaned up"] * 2
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_server_whose_send_raises_closes_the_generator_at_once() -> None:
+    closed: list[bool] = []
+
+    async def chunks() -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield b"x"
+        finally:
+            closed.append(True)
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            raise OSError("gone")  # ASGI 2.4
+
+    with pytest.raises(ClientDisconnectedError):
+        await ClosingStreamingResponse(chunks())({"type": "http"}, receive, send)
+    assert closed == [True]
+
+
+def test_several_readers_all_learn_of_the_disconnect(make_app: Any, serve: Any, dial: Any) -> None:
+    router, running, told = Router(), threading.Event(), threading.Barrier(3)
+
+    @router.get("/two")
+    async def two(request: Request) -> None:
+        async def watch() -> None:
+            running.set()
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            await asyncio.to_thread(told.wait, WAIT_S)
+
+        await asyncio.gather(watch(), watch())
+
+    with dial(serve(make_app(router))) as sock:
+        sock.sendall(b"GET /two HTTP/1.1\r\nhost: t\r\n\r\n")
+        assert running.wait(WAIT_S)
+    told.wait(WAIT_S)
+
+
+def test_an_exception_in_a_started_stream_is_logged_and_ends_it_with_an_event(
+    probe: Probe, make_app: Any, serve: Any, log: Any
+) -> None:
+    server = serve(make_app(probe.router))
+    response = httpx.get(f"{server.url}/breaking/sse")
+    first, last, _ = response.text.split("\n\n")
+    assert first == "first"
+    assert '"code":"internal_error"' in last
+    assert "secret" not in last
+    assert '"code":"invalid_value","message":"bad token"' in httpx.get(f"{server.url}/breaking/refused").text
+    server.stop()
+    [event] = log.events("request failed")
+    assert "KeyError: 'secret'" in event["exception"]
+
+
+def test_an_exception_in_a_stream_without_events_cuts_it(probe: Probe, make_app: Any, serve: Any, log: Any) -> None:
+    server = serve(make_app(probe.router))
+    with pytest.raises(httpx.RemoteProtocolError):
+        httpx.get(f"{server.url}/breaking/bytes")
+    server.stop()
+    assert len(log.events("request failed")) == 1
+
+
+def test_a_failing_background_task_is_logged_and_leaves_the_answer_whole(probe: Probe, make_app: Any, log: Any) -> None:
+    with BackgroundServer(make_app(probe.router), drain_timeout_s=WAIT_S) as server:
+        assert httpx.get(f"{server.url}/background").json() == {"ok": True}
+    [event] = log.events("request failed")
+    assert "after the answer" in event["exception"]
