@@ -1,0 +1,116 @@
+"""A GGUF file's vocabulary, merges and token types to a :class:`~mlsys_orca.tokenizer.Tokenizer`.
+
+A GGUF names its pre-tokenizer (how text is cut before merging) instead of spelling it, so each name that is known here
+is a line of :data:`PRE_TOKENIZERS`; a wrong one would change ids silently, so an unknown one is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mlsys_core.errors import InvalidInputError
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+
+from mlsys_orca.tokenizer import Tokenizer
+
+_CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
+
+# Words with at most one leading sign, numbers in groups of at most {digits}, signs, line ends, spaces.
+_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{number}"
+    r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _PreTokenizer:
+    """How one family of byte-level vocabularies cuts text."""
+
+    split: str | None = None  # pattern of the pieces; None: GPT-2's
+    single_digits: bool = False  # cut every number character off first
+    whole_words_first: bool = False  # a piece that is a token is taken whole, without merging
+    composes_unicode: bool = False  # text is brought to Unicode NFC
+    adds_bos: bool = False  # unless the file says otherwise
+
+
+_GPT2 = _PreTokenizer()
+_LLAMA3 = _PreTokenizer(_SPLIT.format(number=r"\p{N}{1,3}"), whole_words_first=True, adds_bos=True)
+
+PRE_TOKENIZERS: dict[str, _PreTokenizer] = {
+    "default": _GPT2,
+    "gpt-2": _GPT2,
+    "llama-bpe": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama3": _LLAMA3,
+    "qwen2": _PreTokenizer(_SPLIT.format(number=r"\p{N}"), composes_unicode=True),
+    "smollm": _PreTokenizer(single_digits=True),
+}
+
+
+def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer that a file's metadata describes.
+
+    Raises:
+        InvalidInputError: the vocabulary is of another kind than byte-level BPE, its pre-tokenizer is unknown, or its
+            fields are missing or inconsistent.
+    """
+
+    def get(key: str, default: Any = None) -> Any:
+        return metadata.get(f"tokenizer.ggml.{key}", default)
+
+    if (kind := get("model")) != "gpt2":
+        raise InvalidInputError(
+            f"the file's tokenizer is of kind {kind!r}; only byte-level BPE ('gpt2') is supported in GGUF. "
+            "Load the model's Hugging Face directory instead: its tokenizer.json spells every rule"
+        )
+    name = get("pre", "default")
+    if name not in PRE_TOKENIZERS:
+        raise InvalidInputError(
+            f"the file's pre-tokenizer {name!r} is not known; known are {', '.join(sorted(PRE_TOKENIZERS))}. "
+            "Load the model's Hugging Face directory instead: its tokenizer.json spells every rule"
+        )
+    tokens, merges, types = get("tokens", []), get("merges", []), get("token_type", [])
+    if not tokens or not merges or len(types) not in (0, len(tokens)):
+        raise InvalidInputError(
+            f"the file's vocabulary is incomplete: {len(tokens)} tokens, {len(merges)} merges, {len(types)} token types"
+        )
+    rules = PRE_TOKENIZERS[name]
+    backend = _backend(tokens, merges, rules)
+    for added_type, is_special in ((_CONTROL, True), (_USER_DEFINED, False)):
+        texts = [token for token, token_type in zip(tokens, types, strict=False) if token_type == added_type]
+        add = backend.add_special_tokens if is_special else backend.add_tokens
+        add([AddedToken(text, normalized=False, special=is_special) for text in texts])
+
+    ids = {role: get(f"{key}_token_id") for role, key in _ROLES.items()}
+    special = {role: tokens[token_id] for role, token_id in ids.items() if token_id is not None}
+    if get("add_bos_token", rules.adds_bos) and "bos_token" in special:
+        bos = special["bos_token"]
+        backend.post_processor = processors.TemplateProcessing(
+            single=[bos, "$A"], special_tokens=[(bos, ids["bos_token"])]
+        )
+    ends = (ids["eos_token"], get("eot_token_id"), get("eom_token_id"))
+    return Tokenizer(backend, eos_ids=(end for end in ends if end is not None), special_tokens=special)
+
+
+_ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+
+
+def _backend(tokens: list[str], merges: list[str], rules: _PreTokenizer) -> Backend:
+    vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    try:
+        backend = Backend(models.BPE(vocab=vocab, merges=pairs, ignore_merges=rules.whole_words_first))
+    except Exception as error:  # tokenizers raises bare Exception when a merge is not in the vocabulary
+        raise InvalidInputError(f"the file's merges do not fit its vocabulary: {error}") from error
+    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if rules.single_digits else []
+    if rules.split is not None:
+        steps.append(pre_tokenizers.Split(Regex(rules.split), behavior="isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=rules.split is None))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    if rules.composes_unicode:
+        backend.normalizer = normalizers.NFC()
+    backend.decoder = decoders.ByteLevel()
+    return backend

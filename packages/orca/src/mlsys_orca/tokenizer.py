@@ -1,0 +1,139 @@
+"""Text to token ids and back.
+
+Built by the loaders (from a GGUF file's vocabulary or a directory's ``tokenizer.json``); used by the front, which
+encodes prompts, and by each client's stream, which turns tokens to text as they come through a :class:`Detokenizer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+import tokenizers
+from mlsys_core.errors import InvalidInputError
+
+REPLACEMENT = "\ufffd"  # what decoding puts for bytes that are no complete character
+
+
+class Tokenizer:
+    """A vocabulary with its rules. Thread-safe.
+
+    Args:
+        backend: The ``tokenizers`` object; its added special tokens are the model's control tokens.
+        eos_ids: Tokens that end a generation.
+        special_tokens: Texts by role, as chat templates name them (``bos_token``, ``eos_token``, ...).
+
+    Example:
+        >>> tokenizer = load_model("model.gguf").tokenizer  # doctest: +SKIP
+        >>> tokenizer.decode(tokenizer.encode("Hello"))  # doctest: +SKIP
+        'Hello'
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, *, eos_ids: Iterable[int], special_tokens: dict[str, str] | None = None
+    ) -> None:
+        self._backend = backend
+        self.eos_ids = frozenset(eos_ids)
+        self.special_tokens = dict(special_tokens or {})
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens, added ones among them."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @cached_property
+    def control_tokens(self) -> dict[str, int]:
+        """The special tokens' ids by text; what :meth:`encode` finds only with ``allow_special``."""
+        added = self._backend.get_added_tokens_decoder().items()
+        return {token.content: token_id for token_id, token in added if token.special}
+
+    @cached_property
+    def _plain(self) -> tokenizers.Tokenizer:
+        """The same rules without control tokens: their text is text."""
+        plain = tokenizers.Tokenizer(self._backend.model)
+        for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+            setattr(plain, part, getattr(self._backend, part))
+        plain.add_tokens([token for token in self._backend.get_added_tokens_decoder().values() if not token.special])
+        return plain
+
+    def encode(self, text: str, *, allow_special: bool = False, add_bos: bool = False) -> list[int]:
+        """Token ids of ``text``.
+
+        Args:
+            text: Any text.
+            allow_special: Whether the text of a control token (``<|im_end|>``) is that token. Leave False for text from
+                outside, which could otherwise forge turns; True for what a template rendered.
+            add_bos: Add what the model's file says a bare prompt starts with, if anything. A rendered chat has it
+            already.
+
+        Raises:
+            InvalidInputError: ``text`` holds a lone surrogate, so it is no Unicode text.
+        """
+        try:
+            return (self._backend if allow_special else self._plain).encode(text, add_special_tokens=add_bos).ids
+        except (UnicodeError, TypeError) as error:
+            raise InvalidInputError(f"the text cannot be encoded: {error}; send valid Unicode") from error
+
+    def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of ``token_ids``; bytes that make no character become U+FFFD.
+
+        Args:
+            token_ids: Ids below the vocabulary's size; others are skipped.
+            skip_special: Leave control tokens out.
+        """
+        return self._backend.decode(list(token_ids), skip_special_tokens=skip_special)
+
+    def token_id(self, text: str) -> int | None:
+        """The id of the token spelled exactly ``text``, if there is one."""
+        return self._backend.token_to_id(text)
+
+
+class Detokenizer:
+    """Turns one request's tokens to text as they come, yielding whole characters only.
+
+    A character may be spread over several tokens; its text comes with the last of them. The pieces joined,
+    :meth:`flush`'s included, are what :meth:`Tokenizer.decode` gives for all tokens at once.
+
+    Args:
+        tokenizer: The model's.
+        prompt_ids: The prompt; its last tokens are the context that decoders need which treat the start of a text apart
+            (SentencePiece drops a leading space).
+        skip_special: Leave control tokens out.
+
+    Example:
+        >>> detokenizer = Detokenizer(tokenizer)  # doctest: +SKIP
+        >>> [detokenizer.push(token) for token in tokenizer.encode("né")]  # doctest: +SKIP
+        ['n', '', 'é']
+    """
+
+    _CONTEXT = 4  # tokens of the prompt kept: enough to be past any rule about the start
+
+    def __init__(self, tokenizer: Tokenizer, *, prompt_ids: Sequence[int] = (), skip_special: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        # Only a window is ever decoded: the tokens before the last clean boundary (context), then those since.
+        self._window = list(prompt_ids[-self._CONTEXT :])
+        self._num_context = len(self._window)
+        self._num_sent = len(self._decode())  # characters of the window's text that were yielded, or are the prompt's
+
+    def push(self, token_id: int) -> str:
+        """The text that ``token_id`` completes; empty while a character is incomplete."""
+        self._window.append(token_id)
+        text = self._decode()
+        # A replacement character at the end may yet become a character; elsewhere it is final.
+        piece = text.rstrip(REPLACEMENT)[self._num_sent :]
+        self._num_sent += len(piece)
+        if piece and self._num_sent == len(text):
+            del self._window[: self._num_context]
+            self._num_context = len(self._window)
+            self._num_sent = len(self._decode())
+        return piece
+
+    def flush(self) -> str:
+        """What is left when the request ends: the replacement characters of bytes that never became a character."""
+        piece = self._decode()[self._num_sent :]
+        self._num_sent += len(piece)
+        return piece
+
+    def _decode(self) -> str:
+        return self._tokenizer.decode(self._window, skip_special=self._skip_special)

@@ -1,0 +1,181 @@
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlsys_core.errors import InvalidInputError
+from mlsys_orca.loading.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
+from mlsys_orca.tokenizer import Detokenizer, Tokenizer
+from tokenizers import decoders, models
+
+
+def byte_alphabet() -> list[str]:
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+
+
+ALPHABET = byte_alphabet()
+# 0 and 1 are control tokens, 2 to 257 the bytes in order, then merged ones and one that the user defined.
+TOKENS = [
+    "<s>",
+    "</s>",
+    *ALPHABET,
+    "he",
+    "hel",
+    "ĠĠ",
+    "Ġ1",
+    "12",
+    "123",
+    "e\u0301".encode().decode("latin1"),
+    "<think>",
+]
+
+
+def fields(**changes: Any) -> dict[str, Any]:
+    base = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": TOKENS,
+        "token_type": [3, 3] + [1] * (len(TOKENS) - 3) + [4],
+        "merges": ["h e", "he l", "Ġ Ġ", "Ġ 1", "1 2", "12 3"],
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in (base | changes).items() if value is not None}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return tokenizer_from_gguf(fields())
+
+
+def spelled(tokenizer: Tokenizer, text: str, **options: bool) -> list[str]:
+    return [TOKENS[token_id] for token_id in tokenizer.encode(text, **options)]
+
+
+def test_merges_apply_in_order(tokenizer: Tokenizer) -> None:
+    assert spelled(tokenizer, "hello he") == ["hel", "l", "o", "Ġ", "he"]
+    assert tokenizer.vocab_size == len(TOKENS)
+    assert tokenizer.eos_ids == {1}
+
+
+def test_control_tokens_are_text_unless_allowed(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode("</s>h", allow_special=True)[0] == 1
+    assert spelled(tokenizer, "</s>h") == ["<", "/", "s", ">", "h"]
+    assert tokenizer.control_tokens == {"<s>": 0, "</s>": 1}
+    for allow in (True, False):  # user-defined tokens are whole either way
+        assert spelled(tokenizer, "h<think>e", allow_special=allow) == ["h", "<think>", "e"]
+
+
+def test_decoding_leaves_control_tokens_out_or_in(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("<s>hé</s>", allow_special=True)
+    assert tokenizer.decode(ids) == "hé"
+    assert tokenizer.decode(ids, skip_special=False) == "<s>hé</s>"
+    assert tokenizer.token_id("he") == TOKENS.index("he")
+    assert tokenizer.token_id("absent") is None
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "pieces"),
+    [
+        ("gpt-2", "  123", ["Ġ", "Ġ1", "2", "3"]),  # the last space joins the number
+        ("smollm", "  123", ["ĠĠ", "1", "2", "3"]),  # digits stand alone
+        ("llama-bpe", "1234", ["123", "4"]),  # threes
+        ("qwen2", "123", ["1", "2", "3"]),
+        ("default", "12", ["12"]),
+    ],
+)
+def test_each_pre_tokenizer_cuts_its_way(pre: str, text: str, pieces: list[str]) -> None:
+    assert spelled(tokenizer_from_gguf(fields(pre=pre)), text) == pieces
+
+
+def test_qwen2_composes_characters_and_llama_takes_whole_tokens_first() -> None:
+    decomposed = "e\u0301"
+    assert len(tokenizer_from_gguf(fields(pre="qwen2")).encode(decomposed)) == 2  # U+00E9 is two bytes
+    assert len(tokenizer_from_gguf(fields(pre="gpt-2")).encode(decomposed)) == 3
+    without_steps = fields(pre="llama-bpe", merges=["h e"])
+    assert spelled(tokenizer_from_gguf(without_steps), "hel") == ["hel"]
+    assert spelled(tokenizer_from_gguf(without_steps | {"tokenizer.ggml.pre": "gpt-2"}), "hel") == ["he", "l"]
+
+
+def test_a_prompt_starts_with_bos_where_the_file_says_so() -> None:
+    assert tokenizer_from_gguf(fields(add_bos_token=True)).encode("h", add_bos=True)[0] == 0
+    assert tokenizer_from_gguf(fields(add_bos_token=True)).encode("h", add_bos=True, allow_special=True)[0] == 0
+    assert tokenizer_from_gguf(fields(add_bos_token=True)).encode("h")[0] != 0
+    assert tokenizer_from_gguf(fields()).encode("h", add_bos=True)[0] != 0
+    assert tokenizer_from_gguf(fields(pre="llama-bpe")).encode("h", add_bos=True)[0] == 0
+
+
+def test_every_end_token_counts() -> None:
+    assert tokenizer_from_gguf(fields(eot_token_id=0)).eos_ids == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "llama"}, "'llama'.*tokenizer.json"),
+        ({"model": None}, "None"),
+        ({"pre": "tekken"}, "'tekken' is not known; known are default, gpt-2"),
+        ({"tokens": []}, "0 tokens"),
+        ({"merges": None}, "0 merges"),
+        ({"token_type": [1]}, "1 token types"),
+        ({"merges": ["q zz"]}, "do not fit"),
+    ],
+)
+def test_other_vocabularies_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        tokenizer_from_gguf(fields(**changes))
+
+
+def test_a_lone_surrogate_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidInputError, match="valid Unicode"):
+        tokenizer.encode("a\ud800")
+
+
+@pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
+@settings(max_examples=25, deadline=None)
+@given(text=st.text(max_size=40))
+def test_any_text_comes_back(pre: str, text: str) -> None:
+    import unicodedata
+
+    tokenizer = tokenizer_from_gguf(fields(pre=pre))
+    expected = unicodedata.normalize("NFC", text) if pre == "qwen2" else text
+    assert tokenizer.decode(tokenizer.encode(text), skip_special=False) == expected
+
+
+def test_a_character_comes_with_its_last_token(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer)
+    assert [detokenizer.push(token) for token in tokenizer.encode("né€😀h")] == [
+        *("n", "", "é", "", "", "€", "", "", "", "😀", "h")
+    ]
+    assert detokenizer.flush() == ""
+
+
+def test_bytes_that_never_become_a_character_come_at_the_end(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer)
+    assert detokenizer.push(2 + 0xE2) == ""
+    assert detokenizer.push(2 + 0x82) == ""
+    assert detokenizer.flush() == "\ufffd"
+    assert detokenizer.flush() == ""
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(0, len(TOKENS) - 1), max_size=40), st.booleans())
+def test_pieces_join_to_what_decoding_gives(tokenizer: Tokenizer, ids: list[int], skip_special: bool) -> None:
+    detokenizer = Detokenizer(tokenizer, skip_special=skip_special)
+    pieces = [detokenizer.push(token) for token in ids]
+    assert not any(piece.endswith("\ufffd") for piece in pieces)
+    assert "".join(pieces) + detokenizer.flush() == tokenizer.decode(ids, skip_special=skip_special)
+
+
+def test_the_prompts_end_is_context() -> None:
+    """A SentencePiece decoder drops the first space of a text, which is not the first space of an answer."""
+    vocab = {"<unk>": 0, "▁Hello": 1, "▁world": 2, "!": 3}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>"))
+    backend.decoder = decoders.Metaspace()
+    tokenizer = Tokenizer(backend, eos_ids=())
+    after_prompt = Detokenizer(tokenizer, prompt_ids=[1])
+    assert [after_prompt.push(token) for token in (2, 3)] == [" world", "!"]
+    assert Detokenizer(tokenizer).push(2) == "world"
