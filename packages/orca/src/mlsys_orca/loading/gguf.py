@@ -1,0 +1,54 @@
+"""A GGUF file to its parts: configuration, weights, tokenizer, chat template.
+
+Second stage of loading a GGUF; :func:`mlsys_orca.loading.load.load_model` calls it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from mlsys_core.errors import InvalidInputError
+
+from mlsys_orca.chat_template import ChatTemplate
+from mlsys_orca.loading.checkpoint import Progress
+from mlsys_orca.loading.dequantize import check_types
+from mlsys_orca.loading.gguf_file import GgufFile
+from mlsys_orca.loading.gguf_tokenizer import tokenizer_from_gguf
+from mlsys_orca.loading.loaded import GenerationDefaults, LoadedModel
+from mlsys_orca.models import model_class
+from mlsys_orca.models.config import config_from_gguf
+
+_ROPE_DIVISORS = "rope_freqs.weight"  # how GGUF stores Llama 3.1's rotary scaling
+
+
+def load_gguf(path: Path, *, dtype: torch.dtype, device: torch.device, progress: Progress | None = None) -> LoadedModel:
+    """Load the model in GGUF file ``path``.
+
+    Raises:
+        InvalidInputError: the file is damaged, or the model needs something that is not implemented.
+    """
+    file = GgufFile(path)
+    if file.metadata.get("split.count", 1) > 1:
+        raise InvalidInputError(f"{path} is one part of several; join them first: llama-gguf-split --merge FIRST OUT")
+    architecture = file.metadata.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise InvalidInputError(f"{path} names no general.architecture; is it a language model?")
+    family = model_class(architecture)
+    check_types(entry.type for entry in file.tensors.values())
+    divisors = None
+    if _ROPE_DIVISORS in file.names:
+        values = torch.empty(file.shape(_ROPE_DIVISORS))
+        file.read_into(_ROPE_DIVISORS, values)
+        divisors = tuple(values.tolist())
+    config = config_from_gguf(file.metadata, architecture, tensor_names=file.names, rope_divisors=divisors)
+    tokenizer = tokenizer_from_gguf(file.metadata)
+    template = file.metadata.get("tokenizer.chat_template")
+    return LoadedModel(
+        name=path.stem,
+        config=config,
+        model=family.from_checkpoint(config, file, dtype=dtype, device=device, progress=progress),
+        tokenizer=tokenizer,
+        chat_template=ChatTemplate(template, special_tokens=tokenizer.special_tokens) if template else None,
+        generation=GenerationDefaults(),
+    )

@@ -1,0 +1,98 @@
+"""A Hugging Face model directory to its parts: configuration, weights, tokenizer, chat template, generation defaults.
+
+Second stage of loading such a directory; :func:`mlsys_orca.loading.load.load_model` calls it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+from mlsys_core.errors import InvalidInputError
+
+from mlsys_orca.chat_template import ChatTemplate
+from mlsys_orca.loading.checkpoint import Progress
+from mlsys_orca.loading.loaded import GenerationDefaults, LoadedModel
+from mlsys_orca.loading.safetensors_file import SafetensorsDirectory
+from mlsys_orca.models import model_class
+from mlsys_orca.models.config import config_from_huggingface
+from mlsys_orca.tokenizer import Tokenizer
+
+
+def load_huggingface(
+    path: Path, *, dtype: torch.dtype, device: torch.device, progress: Progress | None = None
+) -> LoadedModel:
+    """Load the model in directory ``path``.
+
+    Raises:
+        InvalidInputError: a file is missing or damaged, or the model needs something that is not implemented.
+    """
+    raw = _read_json(path / "config.json")
+    architecture = raw.get("model_type")
+    if not isinstance(architecture, str):
+        raise InvalidInputError(f"{path / 'config.json'} names no model_type")
+    family = model_class(architecture)
+    config = config_from_huggingface(raw, architecture)
+    generation = _read_json(path / "generation_config.json", optional=True)
+    options = _read_json(path / "tokenizer_config.json", optional=True)
+    tokenizer = _tokenizer(path, options, end_ids=generation.get("eos_token_id", raw.get("eos_token_id")))
+    template = _template_source(path, options)
+    return LoadedModel(
+        name=path.name,
+        config=config,
+        model=family.from_checkpoint(config, SafetensorsDirectory(path), dtype=dtype, device=device, progress=progress),
+        tokenizer=tokenizer,
+        chat_template=ChatTemplate(template, special_tokens=tokenizer.special_tokens) if template else None,
+        generation=GenerationDefaults(
+            temperature=generation.get("temperature") if generation.get("do_sample") else None,
+            top_k=generation.get("top_k") if generation.get("do_sample") else None,
+            top_p=generation.get("top_p") if generation.get("do_sample") else None,
+        ),
+    )
+
+
+def _read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    if not path.is_file():
+        if optional:
+            return {}
+        raise InvalidInputError(f"{path} is missing; a Hugging Face model directory has one")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InvalidInputError(f"{path} is no valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidInputError(f"{path} holds {type(value).__name__}, not an object")
+    return value
+
+
+def _tokenizer(path: Path, options: dict[str, Any], *, end_ids: object) -> Tokenizer:
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        raise InvalidInputError(
+            f"{file} is missing; other tokenizer formats are not read. transformers writes one: "
+            "AutoTokenizer.from_pretrained(directory).save_pretrained(directory)"
+        )
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises bare Exception for any damage
+        raise InvalidInputError(f"{file} is no valid tokenizer: {error}") from error
+    special = {
+        role: token["content"] if isinstance(token, dict) else token  # written either way, by version
+        for role, token in options.items()
+        if role in ("bos_token", "eos_token", "unk_token", "pad_token") and token
+    }
+    ends = set(end_ids) if isinstance(end_ids, list) else {end_ids}
+    ends.add(backend.token_to_id(special["eos_token"]) if "eos_token" in special else None)
+    return Tokenizer(backend, eos_ids=(end for end in ends if isinstance(end, int)), special_tokens=special)
+
+
+def _template_source(path: Path, options: dict[str, Any]) -> str | None:
+    if (path / "chat_template.jinja").is_file():
+        return (path / "chat_template.jinja").read_text(encoding="utf-8")
+    source = options.get("chat_template")
+    if isinstance(source, list):  # several by name
+        source = next((entry.get("template") for entry in source if entry.get("name") == "default"), None)
+    return source if isinstance(source, str) else None

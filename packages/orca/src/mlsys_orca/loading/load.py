@@ -1,0 +1,113 @@
+"""The one entrance: a path to a model that runs.
+
+Called by the process that will run the model; everything else of this package is behind :func:`load_model`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from mlsys_core.errors import DeviceError, InvalidInputError
+
+from mlsys_orca.loading.checkpoint import Progress
+from mlsys_orca.loading.gguf import load_gguf
+from mlsys_orca.loading.gguf_file import MAGIC
+from mlsys_orca.loading.huggingface import load_huggingface
+from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.runner import intra_op_threads
+
+DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def load_model(
+    path: Path | str,
+    *,
+    dtype: str | None = None,
+    device: str = "cpu",
+    num_threads: int = 1,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Load a model, whatever its format: what the path holds decides.
+
+    Args:
+        path: A GGUF file, a Hugging Face directory (``config.json``, safetensors, ``tokenizer.json``), or a directory
+            with a single GGUF file.
+        dtype: ``"fp32"`` or ``"bf16"``, to compute in and to keep weights, keys and values in; None: what
+            :func:`default_dtype` says.
+        device: A torch device.
+        num_threads: torch's threads while loading; the process's number is restored after. More than one helps only
+            where the cores are free: dequantising is many small operators, each of which waits for the whole team.
+        progress: Called with the bytes of weights read so far and those in all.
+
+    Raises:
+        InvalidInputError: there is no model at ``path``, it is damaged, or it needs something that is not implemented.
+        DeviceError: the device is not usable.
+
+    Example:
+        >>> loaded = load_model("SmolLM2-135M-Instruct.Q4_1.gguf", dtype="fp32")  # doctest: +SKIP
+        >>> loaded.tokenizer.eos_ids  # doctest: +SKIP
+        frozenset({2})
+    """
+    where = Path(path).expanduser()
+    if dtype is not None and dtype not in DTYPES:
+        raise InvalidInputError(f"the dtype {dtype!r} is not known; {', '.join(DTYPES)} are")
+    target = _usable(device)
+    wanted = DTYPES[dtype or default_dtype(target)]
+    if where.is_dir() and not (where / "config.json").is_file():
+        where = _only_gguf(where)
+    if where.is_dir():
+        load = load_huggingface
+    else:
+        load = load_gguf
+        _check_gguf(where)
+    with intra_op_threads(num_threads):
+        return load(where, dtype=wanted, device=target, progress=progress)
+
+
+def _check_gguf(where: Path) -> None:
+    if not where.is_file():
+        raise InvalidInputError(f"{where} does not exist; give a GGUF file or a Hugging Face model directory")
+    with where.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise InvalidInputError(
+                f"{where} is not a GGUF file: it does not start with the bytes 'GGUF'. "
+                "For safetensors give the directory that also holds config.json and tokenizer.json"
+            )
+
+
+def default_dtype(device: torch.device | str = "cpu") -> str:
+    """The dtype that is faster and still close to fp32 on ``device``: bf16 where it is native, fp32 elsewhere.
+
+    A CPU without bf16 instructions emulates them, slower than fp32; with them decoding moves half the bytes.
+
+    Example:
+        >>> default_dtype("cpu") in ("fp32", "bf16")
+        True
+    """
+    target = torch.device(device)
+    if target.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    capabilities = torch.cpu.get_capabilities()
+    native = any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))  # the last on Arm
+    return "bf16" if target.type == "cpu" and native else "fp32"
+
+
+def _usable(device: str) -> torch.device:
+    try:
+        target = torch.device(device)
+        torch.empty(1, device=target)
+    except (RuntimeError, AssertionError) as error:
+        raise DeviceError(f"the device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
+    return target
+
+
+def _only_gguf(directory: Path) -> Path:
+    files = sorted(directory.glob("*.gguf"))
+    if len(files) != 1:
+        found = ", ".join(file.name for file in files) or "none"
+        raise InvalidInputError(
+            f"{directory} is no model directory: it has no config.json, and of GGUF files {found}. Give a directory "
+            "with a config.json or a single GGUF file, or the file itself"
+        )
+    return files[0]

@@ -1,0 +1,31 @@
+"""What loading gives: the model and everything its file says about using it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlsys_orca.chat_template import ChatTemplate
+from mlsys_orca.models.config import ModelConfig
+from mlsys_orca.models.decoder import DecoderModel
+from mlsys_orca.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationDefaults:
+    """What the model's authors recommend where a request says nothing; None: the file says nothing either."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model ready to run. Owner: whoever called ``load_model``."""
+
+    name: str  # of its file or directory
+    config: ModelConfig
+    model: DecoderModel  # for the Runner
+    tokenizer: Tokenizer  # for the front; knows the ids that end a generation
+    chat_template: ChatTemplate | None  # None: the file has none, so chat requests cannot be served
+    generation: GenerationDefaults

@@ -1,0 +1,105 @@
+"""Runs one iteration: a batch of token ids in, the chosen tokens out.
+
+The executor's inner half: the engine's loop (or a worker process) calls :meth:`Runner.run` with what the scheduler
+planned. A runner keeps no request's state beside the cache's tensors, whose blocks the scheduler owns, so nothing is
+to be told to it when a request ends. It never touches the process's thread count: whoever owns the process wraps its
+loop in :func:`intra_op_threads`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from mlsys_core.errors import InvalidInputError
+from torch import Tensor
+
+from mlsys_orca.batch import IterationBatch, IterationOutput
+from mlsys_orca.kv_cache import KVCache, slots_of
+from mlsys_orca.models.decoder import AttentionSpan, DecoderModel, ForwardInputs
+from mlsys_orca.sampler import sample
+
+
+class Runner:
+    """Runs a model's iterations over one K/V cache. Not thread-safe: one caller at a time.
+
+    Args:
+        model: A loaded decoder.
+        kv_cache: Its cache, of the model's dtype and on its device.
+
+    Example:
+        >>> loaded = load_model("model.gguf")  # doctest: +SKIP
+        >>> cache = KVCache(loaded.config, num_blocks=64, dtype=loaded.model.dtype)  # doctest: +SKIP
+        >>> Runner(loaded.model, cache).run(batch).sampled  # doctest: +SKIP
+        (SampledToken(request_id='a', token_id=42, logprob=None, top_logprobs=()),)
+    """
+
+    def __init__(self, model: DecoderModel, kv_cache: KVCache) -> None:
+        self.model = model
+        self.kv_cache = kv_cache
+
+    def run(self, batch: IterationBatch) -> IterationOutput:
+        """Run one iteration of the model over ``batch`` and choose a token for each request that samples.
+
+        Raises:
+            MemoryPlanError: a request's block table is too short for its tokens.
+            InvalidInputError: the batch is empty.
+        """
+        with torch.inference_mode():
+            logits = self.model(self._inputs(batch), self.kv_cache)
+            sampled = batch.sampled
+            return IterationOutput(
+                sample(
+                    logits,
+                    request_ids=[request.request_id for request in sampled],
+                    positions=[request.context_len for request in sampled],
+                    params=[request.sampling for request in sampled if request.sampling is not None],
+                )
+            )
+
+    def _inputs(self, batch: IterationBatch) -> ForwardInputs:
+        if not batch.requests:
+            raise InvalidInputError("the batch is empty: an iteration needs at least one request")
+        new_slots: list[int] = []
+        spans = []
+        for request in batch.requests:
+            slots = slots_of(request.block_table, 0, request.context_len, block_size=self.kv_cache.block_size)
+            new_slots.extend(slots[request.num_computed_tokens :])
+            where = slice(slots.start, slots.stop) if isinstance(slots, range) else self._tensor(slots)
+            spans.append(AttentionSpan(request.start, request.stop, request.context_len, where))
+        return ForwardInputs(
+            token_ids=self._tensor(batch.token_ids),
+            positions=self._tensor(batch.positions),
+            slots=self._tensor(new_slots),
+            spans=tuple(spans),
+            sampled_rows=self._tensor([request.stop - 1 for request in batch.sampled]),
+        )
+
+    def _tensor(self, values: list[int] | tuple[int, ...]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.model.device)
+
+
+@contextmanager
+def intra_op_threads(num_threads: int) -> Iterator[None]:
+    """Have torch's operators use ``num_threads`` threads inside the block, as before after it.
+
+    torch keeps this number per process: enter it once, in the thread that will run iterations, and nowhere in a
+    library.
+
+    Raises:
+        InvalidInputError: ``num_threads`` is below 1.
+
+    Example:
+        >>> with intra_op_threads(1):
+        ...     torch.get_num_threads()
+        1
+    """
+    if num_threads < 1:
+        raise InvalidInputError(f"{num_threads} threads cannot run a model; at least 1 can")
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

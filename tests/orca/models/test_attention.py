@@ -1,0 +1,49 @@
+import pytest
+import torch
+from mlsys_orca.models.attention import ragged_attention
+from mlsys_orca.models.decoder import AttentionSpan
+from torch import Tensor
+
+
+def reference(query: Tensor, keys: Tensor, values: Tensor, context_len: int) -> Tensor:
+    """Attention written out: row i of n sees the first context_len - n + i + 1 keys."""
+    num_rows, num_heads, head_dim = query.shape
+    group = num_heads // keys.shape[1]
+    out = torch.empty_like(query)
+    for row in range(num_rows):
+        seen = context_len - num_rows + row + 1
+        for head in range(num_heads):
+            scores = keys[:seen, head // group] @ query[row, head] / head_dim**0.5
+            out[row, head] = scores.softmax(-1) @ values[:seen, head // group]
+    return out.flatten(1)
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (6, 2), (9, 3), (4, 1)])
+def test_each_request_sees_its_own_past(num_heads: int, num_kv_heads: int) -> None:
+    generator = torch.Generator().manual_seed(num_heads)
+    keys, values = torch.randn(2, 64, num_kv_heads, 16, generator=generator)
+    scattered = torch.tensor([40, 3, 41, 7, 55, 50, 9])
+    rows_and_slots = [
+        (5, slice(0, 5)),  # a whole prompt
+        (1, slice(5, 12)),  # a decode
+        (3, slice(12, 20)),  # a later chunk
+        (1, slice(20, 21)),  # a prompt of one token
+        (1, scattered),
+        (4, scattered),
+        (7, scattered),
+    ]
+    query = torch.randn(sum(rows for rows, _ in rows_and_slots), num_heads, 16, generator=generator)
+    spans, expected, start = [], [], 0
+    for rows, slots in rows_and_slots:
+        context = keys[slots]
+        spans.append(AttentionSpan(start, start + rows, len(context), slots))
+        expected.append(reference(query[start : start + rows], context, values[slots], len(context)))
+        start += rows
+    assert torch.allclose(ragged_attention(query, keys, values, spans), torch.cat(expected), atol=1e-5)
+
+
+def test_slots_of_others_are_never_read() -> None:
+    keys = torch.full((8, 2, 4), torch.nan)
+    keys[2:5] = 1
+    spans = [AttentionSpan(0, 1, 3, slice(2, 5)), AttentionSpan(1, 3, 3, torch.tensor([4, 2, 3]))]
+    assert not ragged_attention(torch.ones(3, 4, 4), keys, keys, spans).isnan().any()

@@ -1,0 +1,141 @@
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from mlsys_core.errors import InvalidInputError, MemoryPlanError
+from mlsys_orca.batch import BatchBuilder, SamplingParams
+from mlsys_orca.kv_cache import KVCache, kv_nbytes_per_token
+from mlsys_orca.loading.load import load_model
+from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.runner import Runner, intra_op_threads
+
+BLOCK = 4
+GREEDY = SamplingParams(num_logprobs=3)
+
+
+@pytest.fixture
+def loaded(make_gguf: Callable[..., Path]) -> LoadedModel:
+    return load_model(make_gguf(), dtype="fp32")
+
+
+def make_runner(loaded: LoadedModel, num_blocks: int = 64) -> Runner:
+    return Runner(loaded.model, KVCache(loaded.config, num_blocks=num_blocks, block_size=BLOCK, dtype=torch.float32))
+
+
+def prompts(num: int) -> list[list[int]]:
+    random = Random(5)
+    return [[random.randrange(260) for _ in range(random.randrange(1, 20))] for _ in range(num)]
+
+
+class Request:
+    """A request as a scheduler tracks it."""
+
+    def __init__(self, prompt: Sequence[int], table: Sequence[int], *, chunk: int = 1000) -> None:
+        self.tokens, self.table, self.chunk = list(prompt), tuple(table), chunk
+        self.num_computed, self.logprobs = 0, list[float]()
+
+    def add_to(self, builder: BatchBuilder, name: str) -> None:
+        part = self.tokens[self.num_computed : self.num_computed + self.chunk]
+        is_last = self.num_computed + len(part) == len(self.tokens)
+        builder.add(
+            name,
+            part,
+            num_computed_tokens=self.num_computed,
+            block_table=self.table,
+            sampling=GREEDY if is_last else None,
+        )
+        self.num_computed += len(part)
+
+
+def run(runner: Runner, requests: dict[str, Request], num_iterations: int, joins: dict[str, int] | None = None) -> None:
+    for iteration in range(num_iterations):
+        builder = BatchBuilder()
+        for name, request in requests.items():
+            if iteration >= (joins or {}).get(name, 0):
+                request.add_to(builder, name)
+        for token in runner.run(builder.build()).sampled:
+            requests[token.request_id].tokens.append(token.token_id)
+            assert token.logprob is not None
+            assert token.top_logprobs[0][0] == token.token_id
+            requests[token.request_id].logprobs.append(token.logprob)
+
+
+def alone(loaded: LoadedModel, prompt: list[int], num_tokens: int) -> Request:
+    request = Request(prompt, range(16))
+    run(make_runner(loaded), {"r": request}, num_tokens)
+    return request
+
+
+def test_a_request_gets_the_same_alone_and_among_others_that_come_and_go(loaded: LoadedModel) -> None:
+    blocks = list(range(64))
+    Random(1).shuffle(blocks)  # tables all over the cache
+    requests = {
+        str(i): Request(prompt, blocks[8 * i : 8 * i + 8], chunk=3 if i % 2 else 1000)
+        for i, prompt in enumerate(prompts(8))
+    }
+    run(make_runner(loaded), requests, 16, joins={str(i): i for i in range(8)})
+    for prompt, request in zip(prompts(8), requests.values(), strict=True):
+        assert len(request.logprobs) >= 4
+        expected = alone(loaded, prompt, len(request.logprobs))
+        assert request.tokens == expected.tokens
+        assert request.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+
+
+def test_a_resumed_request_continues_as_if_never_interrupted(loaded: LoadedModel) -> None:
+    whole = alone(loaded, prompts(1)[0], 10)
+    cut = whole.tokens[: len(whole.tokens) - 6]  # the prompt and what was generated before the worker died
+    assert alone(loaded, cut, 6).tokens == whole.tokens
+
+
+def test_blocks_can_be_used_again_by_another_request(loaded: LoadedModel) -> None:
+    runner = make_runner(loaded, num_blocks=16)
+    for prompt in prompts(3):
+        request = Request(prompt, range(16))
+        run(runner, {"r": request}, 5)
+        assert request.tokens == alone(loaded, prompt, 5).tokens
+
+
+def test_an_iteration_of_chunks_alone_samples_nothing(loaded: LoadedModel) -> None:
+    builder = BatchBuilder()
+    builder.add("a", [3, 4, 5], num_computed_tokens=0, block_table=(0, 1), sampling=None)
+    assert make_runner(loaded).run(builder.build()).sampled == ()
+
+
+def test_impossible_batches_are_refused(loaded: LoadedModel) -> None:
+    with pytest.raises(InvalidInputError, match="empty"):
+        make_runner(loaded).run(BatchBuilder().build())
+    builder = BatchBuilder()
+    builder.add("a", [3] * 9, num_computed_tokens=0, block_table=(0, 1), sampling=GREEDY)
+    with pytest.raises(MemoryPlanError, match="do not hold 9"):
+        make_runner(loaded).run(builder.build())
+
+
+def test_bf16_is_close_to_fp32(make_gguf: Callable[..., Path]) -> None:
+    both = []
+    for dtype in ("fp32", "bf16"):
+        loaded = load_model(make_gguf(), dtype=dtype)
+        cache = KVCache(loaded.config, num_blocks=16, block_size=BLOCK, dtype=loaded.model.dtype)
+        builder = BatchBuilder()
+        builder.add("a", range(40), num_computed_tokens=0, block_table=tuple(range(16)), sampling=GREEDY)
+        inputs = Runner(loaded.model, cache)._inputs(builder.build())
+        with torch.inference_mode():
+            both.append(loaded.model(inputs, cache))
+    assert all(logits.dtype == torch.float32 for logits in both)
+    assert np.corrcoef(both[0].numpy(), both[1].numpy())[0, 1] > 0.999
+
+
+def test_the_caches_size_is_what_a_budget_divides_by(loaded: LoadedModel) -> None:
+    cache = KVCache(loaded.config, num_blocks=10, block_size=BLOCK, dtype=torch.bfloat16)
+    assert cache.nbytes == 10 * BLOCK * kv_nbytes_per_token(loaded.config, torch.bfloat16)
+
+
+def test_the_thread_count_is_the_owners_and_comes_back(loaded: LoadedModel) -> None:
+    before = torch.get_num_threads()
+    with intra_op_threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+        alone(loaded, [3], 1)
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
