@@ -1,1 +1,52 @@
-"""Registers this package with mlsys; imports nothing heavy."""
+"""Registers Orca with mlsys; imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mlsys_core.plugins.hookspecs import hookimpl
+from mlsys_core.plugins.specs import CommandSpec, DemoStepSpec, EngineSpec, ModelLoaderSpec, PolicySpec
+
+
+@hookimpl
+def mlsys_register_commands() -> Iterable[CommandSpec]:
+    """The command ``mlsys orca``."""
+    return [CommandSpec(name="orca", help="Serve language models, or talk to one.", app="mlsys_orca.cli:app")]
+
+
+@hookimpl
+def mlsys_register_engines() -> Iterable[EngineSpec]:
+    """The iteration-level engine."""
+    return [EngineSpec(name="orca", help="Iteration-level LLM engine.", factory="mlsys_orca.engine:Engine")]
+
+
+@hookimpl
+def mlsys_register_policies() -> Iterable[PolicySpec]:
+    """Algorithm 2 of the ORCA paper."""
+    return [
+        PolicySpec(
+            name="orca",
+            kind="scheduling",
+            help="Iteration-level FCFS with reservation (ORCA, Algorithm 2).",
+            factory="mlsys_orca.scheduler:IterationScheduler",
+        )
+    ]
+
+
+@hookimpl
+def mlsys_register_model_loaders() -> Iterable[ModelLoaderSpec]:
+    """GGUF files and Hugging Face directories."""
+    return [
+        ModelLoaderSpec(
+            name="orca-llm",
+            help="Llama-like language models.",
+            suffixes=(".gguf", ".safetensors"),
+            factory="mlsys_orca.loading.load:load_model",
+        )
+    ]
+
+
+@hookimpl
+def mlsys_register_demo_steps() -> Iterable[DemoStepSpec]:
+    """Three questions to a real model through our own server."""
+    return [DemoStepSpec(name="orca", help="Orca: chat with a real model", run="mlsys_orca.demo:run", order=10)]

@@ -1,0 +1,211 @@
+"""The engine: core's serving loop over the scheduler and the runner, with streams of tokens for asynchronous fronts.
+
+Stands between the fronts (asyncio) and the loop's thread, where iterations run. A front opens a stream per request and
+reads tokens as iterations complete; closing the stream early cancels the request within one iteration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+
+from mlsys_core.errors import InvalidInputError, ServingError
+from mlsys_core.serving import Finished, FinishReason, InlineExecutor, LoopRecorder, ServingLoop, WallClock
+
+from mlsys_orca.batch import IterationBatch, IterationOutput, SampledToken
+from mlsys_orca.kv_cache import DEFAULT_BLOCK_SIZE, BlockTables, KVCache, kv_nbytes_per_token
+from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.runner import Runner, intra_op_threads
+from mlsys_orca.scheduler import GenerationRequest, GenerationResult, IterationScheduler
+
+_log = logging.getLogger(__name__)
+_CACHE_SHARE = 0.25  # of the available memory, at most, if the number of K/V slots is not given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What an engine is told once."""
+
+    max_batch_size: int = 8  # requests per iteration
+    num_kv_tokens: int | None = None  # K/V slots (the paper's n_slots); None: what fits, see plan_kv_tokens
+    max_model_len: int | None = None  # tokens of prompt and answer; None: what the model was made for
+    num_threads: int = 1  # of torch's operators
+
+
+def plan_kv_tokens(loaded: LoadedModel, config: EngineConfig, available_nbytes: int) -> int:
+    """K/V slots for ``config``: enough for a full batch of longest requests, or a quarter of the available memory.
+
+    Raises:
+        InvalidInputError: not even one request of ``max_model_len`` fits.
+    """
+    max_model_len = config.max_model_len or loaded.config.max_positions
+    per_token = kv_nbytes_per_token(loaded.config, loaded.model.dtype)
+    wanted = max_model_len * config.max_batch_size
+    fits = int(available_nbytes * _CACHE_SHARE) // per_token
+    num_tokens = config.num_kv_tokens or min(wanted, fits)
+    if num_tokens < max_model_len:
+        raise InvalidInputError(
+            f"{num_tokens} K/V slots cannot hold one request of {max_model_len} tokens "
+            f"({per_token * max_model_len / 2**20:.0f} MiB): lower --max-model-len, or free memory"
+        )
+    return num_tokens
+
+
+class Engine:
+    """Serves one model in one thread of its own. A context manager.
+
+    Args:
+        loaded: The model.
+        config: Limits.
+        available_nbytes: Memory the K/V cache may count on (used if ``config.num_kv_tokens`` is None).
+        recorder: Records the loop's iterations.
+
+    Raises:
+        InvalidInputError: the limits do not fit the model or the memory.
+
+    Example:
+        >>> with Engine(load_model(path), EngineConfig(), available_nbytes=2**30) as engine:  # doctest: +SKIP
+        ...     async for item in engine.generate(request):
+        ...         print(item)
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        *,
+        available_nbytes: int,
+        recorder: LoopRecorder | None = None,
+    ) -> None:
+        self.max_model_len = min(config.max_model_len or loaded.config.max_positions, loaded.config.max_positions)
+        num_kv_tokens = plan_kv_tokens(loaded, config, available_nbytes)
+        self.block_tables = BlockTables(num_blocks=num_kv_tokens // DEFAULT_BLOCK_SIZE)
+        kv_cache = KVCache(
+            loaded.config,
+            num_blocks=self.block_tables.num_blocks,
+            dtype=loaded.model.dtype,
+            device=loaded.model.device,
+        )
+        self.kv_nbytes = kv_cache.nbytes
+        scheduler = IterationScheduler(
+            self.block_tables, max_batch_size=config.max_batch_size, max_model_len=self.max_model_len
+        )
+        # One worker: an iteration runs in the loop's own thread, and requests join between iterations in any case.
+        executor: InlineExecutor[IterationBatch, IterationOutput] = InlineExecutor(Runner(loaded.model, kv_cache).run)
+        self._streams = _Streams()
+        self._loop = ServingLoop(scheduler, executor, WallClock(), recorder=recorder, listener=self._streams)
+        self._num_threads = config.num_threads
+        self._thread = threading.Thread(target=self._run, name="orca-engine", daemon=True)
+        self.failure: BaseException | None = None  # what ended the loop, if something did
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start the engine's thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop: unfinished requests are cancelled. Idempotent."""
+        self._loop.stop()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests accepted that have not left."""
+        return self._loop.num_unfinished
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[SampledToken | GenerationResult, None]:
+        """The request's tokens as they come, then its result; leaving the iteration early cancels the request.
+
+        Raises:
+            InvalidInputError: the request can never be served, or its id is in use.
+            ServingError: the engine stopped, or the iteration failed.
+        """
+        items: asyncio.Queue[SampledToken | Finished[Any]] = asyncio.Queue()
+        self._streams.open(request.request_id, asyncio.get_running_loop(), items.put_nowait)
+        is_finished = False
+        try:
+            self._loop.submit(request, request.request_id)
+            while True:
+                item = await items.get()
+                if isinstance(item, SampledToken):
+                    yield item
+                    continue
+                is_finished = True
+                yield _result_of(item)
+                return
+        finally:
+            if not is_finished:
+                self._loop.cancel(request.request_id)
+            self._streams.close(request.request_id)
+
+    def _run(self) -> None:
+        with intra_op_threads(self._num_threads):
+            try:
+                self._loop.run_forever()
+            except BaseException as error:  # noqa: BLE001 - the thread's end; requests were failed with it, readiness tells
+                self.failure = error
+                _log.exception("the engine has stopped")
+
+
+def _result_of(finished: Finished[Any]) -> GenerationResult:
+    if finished.reason is FinishReason.DONE and isinstance(finished.result, GenerationResult):
+        return finished.result
+    if isinstance(finished.error, InvalidInputError):
+        raise finished.error
+    if finished.reason is FinishReason.CANCELLED:
+        raise ServingError("the server stopped before the answer was complete: try again")
+    raise ServingError("the model failed on this request") from finished.error
+
+
+class _Streams:
+    """Hands tokens from the loop's thread to the event loops that wait for them: one wake-up per iteration and loop."""
+
+    def __init__(self) -> None:
+        self._sinks: dict[str, tuple[asyncio.AbstractEventLoop, Callable[[Any], None]]] = {}
+
+    def open(self, request_id: str, loop: asyncio.AbstractEventLoop, put: Callable[[Any], None]) -> None:
+        if request_id in self._sinks:
+            raise InvalidInputError(f"request id {request_id!r} is in use")
+        self._sinks[request_id] = loop, put
+
+    def close(self, request_id: str) -> None:
+        self._sinks.pop(request_id, None)
+
+    def on_output(self, batch: IterationBatch, output: IterationOutput, now: float) -> None:
+        """Deliver one iteration's tokens."""
+        deliveries: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
+        for token in output.sampled:
+            sink = self._sinks.get(token.request_id)
+            if sink is not None:
+                deliveries.setdefault(sink[0], []).append(partial(sink[1], token))
+        for loop, calls in deliveries.items():
+            _call_soon(loop, calls)
+
+    def on_finished(self, finished: Finished[Any], now: float) -> None:
+        """Deliver a request's end."""
+        sink = self._sinks.get(finished.request_id)
+        if sink is not None:
+            _call_soon(sink[0], [partial(sink[1], finished)])
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, calls: list[Callable[[], None]]) -> None:
+    def run() -> None:
+        for call in calls:
+            call()
+
+    try:
+        loop.call_soon_threadsafe(run)
+    except RuntimeError:  # that event loop has been closed: nobody waits any more
+        _log.debug("an event loop was closed before its tokens came")

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible front: wire types, rendering of answers, routes."""

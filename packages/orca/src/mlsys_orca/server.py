@@ -1,0 +1,76 @@
+"""The HTTP server of one model: the engine's life inside the app's, the OpenAI routes, and its metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlsys_core.serving.http import HttpConfig, Readiness, create_app
+from prometheus_client import CollectorRegistry, Gauge
+
+from mlsys_orca.engine import Engine, EngineConfig
+from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.openai.routes import make_router
+from mlsys_orca.openai.service import ModelService
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from mlsys_core.serving import LoopRecorder
+    from structlog.typing import FilteringBoundLogger
+
+
+def available_memory_nbytes() -> int:
+    """Memory this process may still take without swapping."""
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def make_service(
+    loaded: LoadedModel, name: str, config: EngineConfig, *, recorder: LoopRecorder | None = None
+) -> ModelService:
+    """A service over a new engine; the engine's thread starts with the app."""
+    engine = Engine(loaded, config, available_nbytes=available_memory_nbytes(), recorder=recorder)
+    return ModelService(name, loaded, engine)
+
+
+def make_app(service: ModelService, http: HttpConfig, *, logger: FilteringBoundLogger | None = None) -> FastAPI:
+    """The app that serves ``service``; its lifespan starts and ends the engine. ``logger``: as ``create_app``'s."""
+    engine = service.engine
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        engine.start()
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(engine.close)
+
+    readiness = Readiness()
+    readiness.add_check("engine", lambda: None if engine.failure is None else "the engine has stopped; restart")
+    registry = CollectorRegistry()
+    tables = engine.block_tables
+    gauges = {
+        "orca_requests_unfinished": ("Requests accepted that have not left", lambda: engine.num_unfinished),
+        "orca_kv_blocks_total": ("K/V blocks there are", lambda: tables.num_blocks),
+        "orca_kv_blocks_free": ("K/V blocks no request holds", lambda: tables.num_free_blocks),
+    }
+    for name, (help_, read) in gauges.items():
+        Gauge(name, help_, registry=registry).set_function(read)
+    return create_app(
+        http,
+        routers=[make_router(service)],
+        lifespan=lifespan,
+        readiness=readiness,
+        registry=registry,
+        logger=logger,
+    )
+
+
+def model_name(model: str) -> str:
+    """The name clients use for a model given by name or path."""
+    path = Path(model)
+    return path.stem if path.suffix == ".gguf" else path.name or model
