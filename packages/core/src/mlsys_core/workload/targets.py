@@ -1,0 +1,86 @@
+"""What a load generator sends to: the target protocol, and a target that is a function of this process.
+
+The load generator owns time, limits and records; a target only turns one trace item into one request and says how it
+ended. :class:`mlsys_core.workload.http_target.HttpTarget` is the one for servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from mlsys_core.workload.trace import TraceItem
+
+OnToken: TypeAlias = Callable[[], None]  # call it as each output token, or chunk of tokens, comes in
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one request ended, as its target saw it."""
+
+    num_output_tokens: int | None = None  # as the server counts them; None: the number of on_token calls counts
+    num_input_tokens: int | None = None  # likewise; None: the trace's number
+    http_status: int | None = None
+    error: str | None = None  # kind, e.g. "connect", "http_500", "disconnect"; None: it succeeded
+    detail: str = ""  # of the error, in words
+    output: str | None = None  # what came back, where the target keeps it
+
+
+class Target(Protocol):
+    """Where requests go."""
+
+    async def send(self, item: TraceItem, on_token: OnToken) -> Outcome:
+        """Send one request and wait for its end. Failures come back as an outcome with ``error``.
+
+        What is raised all the same is recorded by the caller under the exception's name. Must not block the event loop,
+        and must let cancellation through.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Release connections; idempotent."""
+        ...
+
+
+class InProcessTarget:
+    """A target that calls ``function(item)``, for engines without a network in between.
+
+    The function returns an async iterator, each element of which counts as one token, or an awaitable, whose result is
+    the whole answer. An awaitable may give an :class:`Outcome`; anything else is kept as text only with
+    ``keep_output``. Blocking functions stall the load generator itself: hand them over as ``lambda item:
+    asyncio.to_thread(function, item)``.
+
+    Example:
+        >>> import asyncio
+        >>> async def three_tokens(item):
+        ...     for token in "abc":
+        ...         yield token
+        >>> target = InProcessTarget(three_tokens, keep_output=True)
+        >>> asyncio.run(target.send(TraceItem(0.0, 1, 3), lambda: None)).output
+        'abc'
+    """
+
+    def __init__(
+        self, function: Callable[[TraceItem], AsyncIterator[Any] | Awaitable[Any]], *, keep_output: bool = False
+    ) -> None:
+        self._function = function
+        self._keep_output = keep_output
+
+    async def send(self, item: TraceItem, on_token: OnToken) -> Outcome:
+        """See :meth:`Target.send`."""
+        answer = self._function(item)
+        if not isinstance(answer, AsyncIterator):
+            result = await answer
+            if isinstance(result, Outcome):
+                return result
+            return Outcome(output=str(result) if self._keep_output else None)
+        tokens = []
+        async for token in answer:
+            on_token()
+            if self._keep_output:
+                tokens.append(str(token))
+        return Outcome(output="".join(tokens) if self._keep_output else None)
+
+    async def aclose(self) -> None:
+        """Nothing to release."""

@@ -1,0 +1,40 @@
+import asyncio
+
+from mlsys_core.workload import InProcessTarget, Outcome, TraceItem
+
+ITEM = TraceItem(0.0, 4, 2)
+
+
+def send(target):
+    tokens = []
+    return asyncio.run(target.send(ITEM, lambda: tokens.append(1))), len(tokens)
+
+
+def test_an_awaitable_is_one_answer():
+    async def answer(item):
+        assert item is ITEM
+        return "hello"
+
+    assert send(InProcessTarget(answer)) == (Outcome(), 0)
+    assert send(InProcessTarget(answer, keep_output=True)) == (Outcome(output="hello"), 0)
+
+
+def test_an_outcome_passes_through():
+    async def answer(item):
+        return Outcome(num_output_tokens=5, error="busy")
+
+    assert send(InProcessTarget(answer)) == (Outcome(num_output_tokens=5, error="busy"), 0)
+
+
+def test_each_element_of_an_async_iterator_is_a_token():
+    async def tokens(item):
+        for number in range(3):
+            yield number
+
+    assert send(InProcessTarget(tokens)) == (Outcome(), 3)
+    assert send(InProcessTarget(tokens, keep_output=True)) == (Outcome(output="012"), 3)
+
+
+def test_blocking_functions_run_in_a_thread():
+    target = InProcessTarget(lambda item: asyncio.to_thread(sum, [item.num_input_tokens, 1]), keep_output=True)
+    assert send(target) == (Outcome(output="5"), 0)

@@ -1,0 +1,166 @@
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.workload import (
+    ORCA_OUTPUTS,
+    ORCA_PROMPTS,
+    ClosedLoop,
+    ConstantRate,
+    Empirical,
+    Poisson,
+    Replay,
+    Trace,
+    TraceItem,
+    make_trace,
+    read_trace,
+    write_trace,
+)
+from mlsys_core.workload.prompts import synthetic_prompt
+
+
+def orca_trace(*, rate=4.0, seed=0, num_items=40):
+    return make_trace(Poisson(rate), prompts=ORCA_PROMPTS, outputs=ORCA_OUTPUTS, num_items=num_items, seed=seed)
+
+
+def test_same_seed_gives_the_same_bytes_another_seed_others(tmp_path):
+    for name, seed in (("a", 7), ("b", 7), ("c", 8)):
+        write_trace(orca_trace(seed=seed), tmp_path / name)
+    a, b, c = ((tmp_path / name).read_bytes() for name in "abc")
+    assert a == b
+    assert a.split(b"\n")[1:] != c.split(b"\n")[1:]
+    assert a.endswith(b"}\n")
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_another_rate_brings_the_same_requests_in_the_same_order():
+    slow, fast = orca_trace(rate=1.0), orca_trace(rate=4.0)
+    assert [(item.num_input_tokens, item.num_output_tokens) for item in slow] == [
+        (item.num_input_tokens, item.num_output_tokens) for item in fast
+    ]
+    assert [item.arrival_s for item in fast.at_speed(0.25)] == pytest.approx([i.arrival_s for i in slow], abs=1e-5)
+
+
+def test_another_arrival_process_brings_the_same_requests():
+    def lengths(arrivals):
+        trace = make_trace(arrivals, prompts=ORCA_PROMPTS, outputs=ORCA_OUTPUTS, num_items=20, seed=5)
+        return [(item.num_input_tokens, item.num_output_tokens) for item in trace]
+
+    assert lengths(Poisson(4.0)) == lengths(ConstantRate(4.0)) == lengths(ClosedLoop(2))
+
+
+def test_header_says_how_the_trace_was_made(tmp_path):
+    write_trace(orca_trace(seed=3), tmp_path / "trace")
+    header = json.loads((tmp_path / "trace").read_text().split("\n")[0])
+    assert header["format"] == "mlsys-trace"
+    assert header["version"] == 1
+    assert header["num_items"] == 40
+    assert header["made_by"] == {
+        "arrivals": {"kind": "Poisson", "rate": 4.0},
+        "prompts": {"kind": "Uniform", "low": 32, "high": 512},
+        "outputs": {"kind": "Uniform", "low": 1, "high": 128},
+        "seed": 3,
+    }
+
+
+def test_header_leaves_recorded_data_out():
+    trace = make_trace(
+        Replay((0.0, 1.0), speed=2.0), prompts=Empirical((1, 2)), outputs=Empirical((3,)), num_items=2, seed=0
+    )
+    assert trace.made_by["arrivals"] == {"kind": "Replay", "speed": 2.0}
+    assert trace.made_by["prompts"] == {"kind": "Empirical"}
+
+
+items = st.builds(
+    TraceItem,
+    st.floats(0, 1e6),
+    st.integers(1, 4096),
+    st.integers(1, 4096),
+    prompt=st.none() | st.text(st.characters(exclude_categories=["Cs"])),
+    extra=st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.integers() | st.text("aé\n\u2028")),
+)
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(drawn=st.lists(items, max_size=8))
+def test_what_is_written_is_read_back(tmp_path, drawn):
+    from dataclasses import replace
+
+    ordered = sorted(drawn, key=lambda item: item.arrival_s)
+    trace = Trace(tuple(replace(item, index=index) for index, item in enumerate(ordered)), {"by": "hand"})
+    write_trace(trace, tmp_path / "trace")
+    assert read_trace(tmp_path / "trace") == trace
+
+
+def test_closed_loop_survives_the_file(tmp_path):
+    mode = ClosedLoop(3, think_time_s=0.5)
+    write_trace(make_trace(mode, prompts=ORCA_PROMPTS, outputs=ORCA_OUTPUTS, num_items=2, seed=0), tmp_path / "trace")
+    assert read_trace(tmp_path / "trace").closed_loop == mode
+    assert orca_trace().closed_loop is None
+
+
+HEADER = '{"format":"mlsys-trace","version":1,"num_items":1}\n'
+LINE = '{"arrival_s":1.0,"num_input_tokens":3,"num_output_tokens":4}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "line 1: not JSON"),
+        ("[]\n", "line 1: expected a JSON object"),
+        ("{}\n", "no mlsys-trace header"),
+        ('{"format":"mlsys-trace","version":2}\n', "version 2"),
+        (HEADER, "holds 0 requests, its header says 1"),
+        (HEADER + LINE + LINE, "holds 2 requests, its header says 1"),
+        (HEADER + LINE[:20], "line 2: not JSON"),
+        (HEADER + LINE + "\n", "line 3: not JSON"),
+        (HEADER + LINE + LINE.replace("1.0", "0.5"), "line 3: arrival_s 0.5 lies before"),
+        (HEADER + LINE.replace("1.0", "-1"), "line 2: arrival_s is -1"),
+        (HEADER + LINE.replace("1.0", "NaN"), "line 2: arrival_s is nan"),
+        (HEADER + LINE.replace("1.0", "1" + "0" * 400), "line 2: "),
+        (HEADER + LINE.replace("1.0", '"1"'), "line 2: arrival_s is '1'"),
+        (HEADER + LINE.replace("3", "0"), "line 2: num_input_tokens is 0"),
+        (HEADER + LINE.replace("3", "true"), "line 2: num_input_tokens is True"),
+        (HEADER + LINE.replace("3", "3.5"), "line 2: num_input_tokens is 3.5"),
+        (HEADER + LINE.replace(',"num_output_tokens":4', ""), "line 2: 'num_output_tokens' is missing"),
+        (HEADER + LINE.replace("}", ',"colour":1}'), "line 2: unknown field 'colour'"),
+        (HEADER + LINE.replace("}", ',"extra":[]}'), r"line 2: extra is \[\]"),
+        (HEADER.replace("}", ',"made_by":3}') + LINE, "line 1: made_by"),
+    ],
+)
+def test_malformed_files_are_refused_with_the_line(tmp_path, text, message):
+    path = tmp_path / "trace"
+    path.write_text(text)
+    with pytest.raises(InvalidInputError, match=message) as caught:
+        read_trace(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_handwritten_file_without_made_by_is_fine(tmp_path):
+    (tmp_path / "trace").write_text(HEADER + LINE)
+    assert read_trace(tmp_path / "trace").items == (TraceItem(1.0, 3, 4),)
+
+
+def test_unwritable_traces_are_refused(tmp_path):
+    with pytest.raises(InvalidInputError, match="cannot be written"):
+        write_trace(orca_trace(), tmp_path / "nowhere" / "trace")
+    with pytest.raises(InvalidInputError, match="JSON cannot"):
+        write_trace(Trace((TraceItem(0.0, 1, 1, extra={"a": float("nan")}),)), tmp_path / "trace")
+    with pytest.raises(InvalidInputError, match="JSON cannot"):
+        write_trace(Trace((TraceItem(0.0, 1, 1, extra={"a": object()}),)), tmp_path / "trace")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("num_items", "seed"), [(0, 0), (-1, 0), (1, -1), (2.0, 0)])
+def test_bad_counts_and_seeds_are_refused(num_items, seed):
+    with pytest.raises(InvalidInputError):
+        make_trace(ConstantRate(1.0), prompts=ORCA_PROMPTS, outputs=ORCA_OUTPUTS, num_items=num_items, seed=seed)
+
+
+def test_synthetic_prompts_differ_by_seed_and_keep_their_length():
+    prompts = {synthetic_prompt(50, seed=seed) for seed in range(-20, 20)}
+    assert len(prompts) == 40
+    assert {len(prompt.split(" ")) for prompt in prompts} == {50}
+    assert synthetic_prompt(50, seed=3) == synthetic_prompt(50, seed=3)
