@@ -1,0 +1,194 @@
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+
+import matplotlib
+import numpy as np
+import pytest
+from mlsys_core import plot
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.workload import LatencySummary, LoadPoint
+
+
+def point(offered, throughput, latency_s, *, tokens=10, closed=False):
+    latency = LatencySummary.of([latency_s, 2 * latency_s])
+    return LoadPoint(
+        offered_rps=None if closed else offered,
+        throughput_rps=throughput,
+        latency=latency,
+        normalized_latency=LatencySummary.of([latency_s / tokens]) if tokens else None,
+    )
+
+
+SYSTEMS = {
+    "orca": [point(4.0, 4.0, 0.2), point(1.0, 1.0, 0.1), point(8.0, 5.0, 0.9)],
+    "ft": [point(1.0, 1.0, 0.1), point(4.0, 2.0, 0.8)],
+}
+FIGURES = {
+    "latency_vs_load": lambda: plot.latency_vs_load(SYSTEMS, title="Load"),
+    "throughput_latency": lambda: plot.throughput_latency(SYSTEMS),
+    "cdf": lambda: plot.cdf({"orca": [0.3, 0.1, 0.2], "ft": [0.5]}),
+    "cdf_log": lambda: plot.cdf({"lengths": [1, 20, 300]}, xlabel="tokens", scale=1.0, log=True),
+    "bars": lambda: plot.bars({"a": {"x": 2.0, "y": 1.0}, "b": {"x": 3.0, "y": None}}, baseline="x"),
+    "timeline": lambda: plot.timeline(
+        [plot.TimelineSpan("w0", "conv", 0.0, 0.002), plot.TimelineSpan("w1", "copy", 0.001, 0.003)]
+    ),
+}
+
+
+@pytest.fixture(params=FIGURES)
+def figure(request):
+    return FIGURES[request.param]()
+
+
+def legend_of(figure):
+    legend = figure.axes[0].get_legend() or figure.legends[0]
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def test_axes_have_labels_with_units_and_figures_have_legends(figure):
+    (axes,) = figure.axes
+    assert legend_of(figure)
+    labels = [label for label in (axes.get_xlabel(), axes.get_ylabel()) if label]
+    assert labels
+    for label in labels:
+        assert "(" in label or label in ("tokens", "share of samples", "speed-up over x")
+
+
+def test_svg_is_one_element_to_embed(figure):
+    text = plot.to_svg(figure)
+    assert text.startswith("<svg")
+    root = ET.fromstring(text)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    words = "".join(root.itertext())
+    for name in legend_of(figure):
+        assert name in words  # text stays text
+    assert "dc:date" not in text
+
+
+def test_figures_touch_no_global_state(figure, tmp_path):
+    before = dict(matplotlib.rcParams)
+    plot.save(figure, tmp_path / "out.png")
+    assert dict(matplotlib.rcParams) == before
+    assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
+
+
+def test_figures_do_not_depend_on_the_users_style():
+    expected = plot.to_svg(FIGURES["latency_vs_load"]())
+    with matplotlib.rc_context({"font.size": 30, "svg.hashsalt": "other", "axes.facecolor": "black"}):
+        assert plot.to_svg(FIGURES["latency_vs_load"]()) == expected
+
+
+def test_equal_data_give_equal_bytes_in_another_process():
+    code = (
+        "from mlsys_core import plot; import hashlib, sys\n"
+        "spans = [plot.TimelineSpan('w0', 'conv', 0.0, 0.002), plot.TimelineSpan('w1', 'copy', 0.001, 0.003)]\n"
+        "text = plot.to_svg(plot.timeline(spans)) + plot.to_svg(plot.cdf({'orca': [0.3, 0.1, 0.2], 'ft': [0.5]}))\n"
+        "sys.stdout.write(hashlib.sha256(text.encode()).hexdigest() + ' ' + str('matplotlib.pyplot' in sys.modules))"
+    )
+    runs = [
+        subprocess.check_output([sys.executable, "-c", code], text=True, env={**os.environ, "PYTHONHASHSEED": seed})
+        for seed in ("1", "2")
+    ]
+    assert runs[0] == runs[1]
+    assert runs[0].endswith(" False")
+
+
+@pytest.mark.parametrize(("suffix", "magic"), [(".svg", b"<?xml"), (".PNG", b"\x89PNG"), (".pdf", b"%PDF")])
+def test_save_writes_each_format_twice_alike(tmp_path, suffix, magic):
+    for name in ("a", "b"):
+        plot.save(FIGURES["cdf"](), tmp_path / f"{name}{suffix}")
+    first, second = ((tmp_path / f"{name}{suffix}").read_bytes() for name in "ab")
+    assert first.startswith(magic)
+    assert first == second
+
+
+def test_save_refuses_other_formats_and_missing_folders(tmp_path):
+    with pytest.raises(InvalidInputError, match=r"end the name in \.svg, \.png, \.pdf"):
+        plot.save(FIGURES["cdf"](), tmp_path / "out.gif")
+    with pytest.raises(InvalidInputError, match="cannot be written"):
+        plot.save(FIGURES["cdf"](), tmp_path / "nowhere" / "out.svg")
+
+
+def test_latency_vs_load_draws_p90_in_order_of_load():
+    axes = FIGURES["latency_vs_load"]().axes[0]
+    line = axes.containers[0].lines[0]
+    assert line.get_xdata().tolist() == [1.0, 4.0, 8.0]
+    assert line.get_ydata() == pytest.approx([190.0, 380.0, 1710.0])  # p90 of (x, 2x), in ms
+    assert legend_of(axes.figure) == ["orca", "ft"]
+    (bars,) = axes.containers[0].lines[2]
+    low, high = bars.get_segments()[0][:, 1]
+    assert (low, high) == pytest.approx((150.0, 199.0))  # p50 to p99
+
+
+def test_throughput_latency_follows_the_load_and_normalises():
+    axes = FIGURES["throughput_latency"]().axes[0]
+    assert axes.lines[0].get_xdata() == pytest.approx([1.0, 4.0, 5.0])
+    assert axes.lines[0].get_ydata() == pytest.approx([10.0, 20.0, 90.0])
+    assert axes.get_ylabel() == "median normalised latency (ms/token)"
+
+
+def test_without_token_counts_throughput_latency_draws_end_to_end_for_all():
+    axes = plot.throughput_latency({"a": [point(1.0, 1.0, 0.1)], "b": [point(1.0, 1.0, 0.1, tokens=0)]}).axes[0]
+    assert axes.get_ylabel() == "median latency (ms)"
+    assert [line.get_ydata()[0] for line in axes.lines] == pytest.approx([150.0, 150.0])
+
+
+def test_in_a_closed_loop_throughput_stands_for_load():
+    axes = plot.latency_vs_load({"a": [point(9.0, 3.0, 0.1, closed=True)]}).axes[0]
+    assert axes.containers[0].lines[0].get_xdata().tolist() == [3.0]
+
+
+def test_cdf_reaches_one_at_the_largest_sample():
+    line = FIGURES["cdf"]().axes[0].lines[0]
+    x, y = (np.asarray(data) for data in (line.get_xdata(), line.get_ydata()))
+    assert x[-1] == pytest.approx(300.0)
+    assert y[-1] == 1.0
+    assert y[np.searchsorted(x, 200.0, side="right") - 1] == pytest.approx(2 / 3)
+
+
+def test_bars_show_speed_ups_and_name_what_is_missing():
+    axes = FIGURES["bars"]().axes[0]
+    heights = [[bar.get_height() for bar in container] for container in axes.containers]
+    assert heights == [[1.0, 1.0], [2.0, 0.0]]
+    assert [text.get_text() for text in axes.texts] == ["1.00", "1.00", "2.00", "missing"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["a", "b"]
+    assert axes.get_ylabel() == "speed-up over x"
+
+
+def test_bars_show_values_without_a_baseline():
+    axes = plot.bars({"a": {"x": 1234.0, "y": 0.0123}}, ylabel="requests/s (higher is better)").axes[0]
+    assert [text.get_text() for text in axes.texts] == ["1.23e+03", "0.0123"]
+
+
+def test_timeline_has_a_row_for_each_lane_and_a_colour_for_each_name():
+    axes = FIGURES["timeline"]().axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["w0", "w1"]
+    assert axes.yaxis_inverted()
+    bars = [(path, collection) for collection in axes.collections for path in collection.get_paths()]
+    boxes = [path.get_extents().intervalx.tolist() for path, _ in bars]
+    assert np.array(boxes) == pytest.approx(np.array([[0.0, 2.0], [1.0, 3.0]]))
+    assert len({tuple(collection.get_facecolor()[0]) for _, collection in bars}) == 2
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda: plot.latency_vs_load({}), "nothing to plot"),
+        (lambda: plot.latency_vs_load({"a": []}), "nothing to plot"),
+        (lambda: plot.throughput_latency({"a": []}), "nothing to plot"),
+        (lambda: plot.cdf({"a": []}), "nothing to plot"),
+        (lambda: plot.cdf({"a": [float("nan")]}), "'a' must be finite"),
+        (lambda: plot.cdf({"a": [0.0]}, log=True), "above 0 on a log axis"),
+        (lambda: plot.bars({}), "nothing to plot"),
+        (lambda: plot.bars({"a": {"x": 1.0}}), "ylabel"),
+        (lambda: plot.bars({"a": {"x": 1.0}}, baseline="y"), "'a' has no value for the baseline 'y'; it has x"),
+        (lambda: plot.bars({"a": {"x": 1.0, "y": 0.0}}, baseline="x"), "duration of 'y' in 'a' is 0.0"),
+        (lambda: plot.timeline([]), "nothing to plot"),
+        (lambda: plot.timeline([plot.TimelineSpan("a", "b", 2.0, 1.0)]), "before its start"),
+    ],
+)
+def test_bad_data_are_refused(draw, message):
+    with pytest.raises(InvalidInputError, match=message):
+        draw()
