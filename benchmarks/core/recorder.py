@@ -1,0 +1,186 @@
+"""What one event of ``mlsys_core.profiling.Recorder`` costs, in nanoseconds, for each way to record.
+
+Each form runs in a loop of its own; the loops of all forms are interleaved, and the median of an empty loop is
+subtracted. Times are CPU time of the thread: the loops never wait, so on an idle core that is the wall time, and on a
+shared machine it leaves out what others ran in between. Before the timing, what each form records is checked.
+
+A recorder is measured disabled; enabled with its ring full, so that memory is used again; and while the ring fills for
+the first time, which adds page faults and collections of young objects.
+
+    python benchmarks/core/recorder.py
+    python benchmarks/core/recorder.py --repeats 31 --json recorder.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mlsys_core.profiling import NULL_RECORDER, Recorder
+
+EMPTY_LOOP = "empty loop"
+# name -> the statement in the loop; r, s and i are the recorder, a spanner of it and the loop's counter
+FORMS = {
+    EMPTY_LOOP: "pass",
+    "with spanner": "with s: pass",
+    "with recorder.span(name)": "with r.span('step'): pass",
+    "with recorder.span(name, 2 arguments)": "with r.span('step', request='7', tokens=12): pass",
+    "recorder.complete(name, start, end, track)": "r.complete('request', 1, 2, track='requests')",
+    "recorder.instant(name)": "r.instant('preempted')",
+    "recorder.count(name, value)": "r.count('queue', i)",
+    "if recorder.enabled": "if r.enabled: pass",
+}
+EVENTS_PER_LOOP = {EMPTY_LOOP: 0, "if recorder.enabled": 0}  # all others: 1
+BOUNDS_NS = {(kind, form): 1000.0 for kind in ("full", "filling") for form in FORMS} | {
+    ("disabled", "with spanner"): 50.0
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The cost of one form."""
+
+    recorder: str  # full, filling, disabled
+    form: str
+    median_ns: float  # less the empty loop
+    fastest_ns: float  # less the empty loop
+    slowest_ns: float  # less the empty loop
+    bound_ns: float | None  # what it must stay below
+
+
+def loop_of(statement: str) -> Callable[[Any, Any, int], float]:
+    """A function that runs ``statement`` ``count`` times and returns the CPU seconds it took."""
+    source = f"""
+def loop(r, s, count, clock=clock):
+    numbers = range(count)
+    start = clock()
+    for i in numbers:
+        {statement}
+    return clock() - start
+"""
+    namespace: dict[str, Any] = {"clock": time.thread_time}
+    exec(source, namespace)
+    return namespace["loop"]  # type: ignore[no-any-return]
+
+
+def recorder_of(kind: str, loops: int) -> Recorder:
+    """A recorder in the state ``kind``."""
+    if kind == "disabled":
+        return NULL_RECORDER
+    return Recorder(max_events=loops // 2 if kind == "full" else 2 * loops)
+
+
+def check(recorder: Recorder, kind: str) -> None:
+    """Fail if a form does not record what it says."""
+    for form, statement in FORMS.items():
+        recorder.recording(clear=True)
+        loop_of(statement)(recorder, recorder.spanner("step"), 10)
+        expected = 10 * EVENTS_PER_LOOP.get(form, 1) if recorder.enabled else 0
+        got = recorder.recording(clear=True).num_events
+        if got != expected:
+            raise SystemExit(f"{kind} recorder, {form!r}: recorded {got} events in 10 turns, expected {expected}")
+
+
+def measure_forms(loops: int, repeats: int) -> tuple[list[Row], float]:
+    """The rows, and the empty loop's own nanoseconds a turn."""
+    kinds = ("full", "filling", "disabled")
+    for kind in kinds:
+        check(recorder_of(kind, loops), kind)
+    compiled = {form: loop_of(statement) for form, statement in FORMS.items()}
+    times: dict[tuple[str, str], list[float]] = {(kind, form): [] for kind in kinds for form in FORMS}
+    for number in range(repeats + 1):
+        for kind in kinds:
+            for form, loop in compiled.items():
+                recorder = recorder_of(kind, loops)
+                spanner = recorder.spanner("step")
+                if kind == "full":
+                    loop(recorder, spanner, loops)
+                elapsed_ns = loop(recorder, spanner, loops) / loops * 1e9
+                if number:  # the first pass warms up
+                    times[kind, form].append(elapsed_ns)
+    empty_ns = statistics.median(elapsed_ns for kind in kinds for elapsed_ns in times[kind, EMPTY_LOOP])
+    rows = [
+        Row(
+            recorder=kind,
+            form=form,
+            median_ns=statistics.median(values) - empty_ns,
+            fastest_ns=min(values) - empty_ns,
+            slowest_ns=max(values) - empty_ns,
+            bound_ns=BOUNDS_NS.get((kind, form)),
+        )
+        for (kind, form), values in times.items()
+        if form != EMPTY_LOOP
+    ]
+    return rows, empty_ns
+
+
+def threads_ns(loops: int, num_threads: int) -> float:
+    """Nanoseconds of wall time for each span while ``num_threads`` share a recorder (the GIL serialises them)."""
+    recorder = Recorder()
+    loop, spanner = loop_of(FORMS["with spanner"]), recorder.spanner("step")
+    threads = [threading.Thread(target=loop, args=(recorder, spanner, loops)) for _ in range(num_threads)]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return (time.perf_counter() - start) / (loops * num_threads) * 1e9
+
+
+def environment() -> dict[str, str]:
+    """What the figures depend on."""
+    cpu = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        models = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        cpu = f"{models[0]} x {len(models)}" if models else cpu
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    clock_ns = min(-time.perf_counter_ns() + time.perf_counter_ns() for _ in range(10_000))
+    return {
+        "cpu": cpu,
+        "python": sys.version.split()[0],
+        "system": f"{platform.system()} {platform.release()}",
+        "commit": commit.stdout.strip() or "unknown",
+        "two_clock_reads_apart_ns": str(clock_ns),
+    }
+
+
+def main() -> None:
+    """Measure, print, and exit with 1 if a bound does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--loops", type=int, default=20_000, help="turns of each loop")
+    parser.add_argument("--repeats", type=int, default=15, help="interleaved passes; medians are over these")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    options = parser.parse_args()
+    rows, empty_ns = measure_forms(options.loops, options.repeats)
+    together_ns = statistics.median(threads_ns(options.loops, 4) for _ in range(5))
+    where = environment()
+    print(*(f"{key}: {value}" for key, value in where.items()), sep="\n")
+    loop = f"less {empty_ns:.1f} ns for the loop"
+    print(f"\nCPU time, median of {options.repeats} passes of {options.loops} turns, {loop}\n")
+    print(f"{'recorder':<9} {'form':<44} {'median':>8} {'fastest':>8} {'slowest':>8} {'bound':>7}  (ns)")
+    for row in rows:
+        bound = "" if row.bound_ns is None else f"{row.bound_ns:.0f}"
+        figures = f"{row.median_ns:>8.1f} {row.fastest_ns:>8.1f} {row.slowest_ns:>8.1f} {bound:>7}"
+        print(f"{row.recorder:<9} {row.form:<44} {figures}")
+    print(f"\nwith spanner in 4 threads at once: {together_ns:.0f} ns of wall time a span (loop included)")
+    if options.json:
+        figures_by_name = {"environment": where, "empty_loop_ns": empty_ns, "four_threads_ns": together_ns}
+        options.json.write_text(json.dumps({**figures_by_name, "rows": [asdict(row) for row in rows]}, indent=2))
+    missed = [row for row in rows if row.bound_ns is not None and row.median_ns >= row.bound_ns]
+    if missed:
+        sys.exit("over the bound: " + ", ".join(f"{row.recorder} {row.form}" for row in missed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""Profiling: a recorder for hot loops, trace files, summaries of distributions, and profile tables.
+
+Recorder -> Recording -> Chrome-trace file, summary or timeline; measure -> ProfileTable -> ProfileCache.
+"""
+
+from mlsys_core.profiling.chrome_trace import read_trace, write_trace
+from mlsys_core.profiling.percentiles import Distribution, summarise
+from mlsys_core.profiling.profile_cache import ProfileCache, ProfileKey
+from mlsys_core.profiling.profile_table import ProfileTable, UnitProfile, measure
+from mlsys_core.profiling.recorder import NULL_RECORDER, Recorder
+from mlsys_core.profiling.recording import Recording
+from mlsys_core.profiling.spans import SpanContext
+from mlsys_core.profiling.summary import RecordingSummary, summarise_recording
+
+__all__ = [
+    "NULL_RECORDER",
+    "Distribution",
+    "ProfileCache",
+    "ProfileKey",
+    "ProfileTable",
+    "Recorder",
+    "Recording",
+    "RecordingSummary",
+    "SpanContext",
+    "UnitProfile",
+    "measure",
+    "read_trace",
+    "summarise",
+    "summarise_recording",
+    "write_trace",
+]

@@ -1,0 +1,34 @@
+"""Writing files so that a reader never sees half of one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of ``path`` when the block ends, and leaves it alone if the block raises.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "notes.txt"
+        >>> with atomic_write(path) as file:
+        ...     written = file.write(b"whole")
+        >>> path.read_text()
+        'whole'
+    """
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    part = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+        part.chmod(path.stat().st_mode & 0o777 if path.exists() else 0o644)  # mkstemp's 0600 would lock readers out
+        part.replace(path)  # in the same folder, so this is one rename
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,111 @@
+"""Profile tables on disk, so that a machine measures a model once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.profiling.files import atomic_write
+from mlsys_core.profiling.profile_table import ProfileTable
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileKey:
+    """What a table's times depend on; another device, version or content is another table."""
+
+    device: str  # description of the device: model, cores, threads used
+    versions: tuple[tuple[str, str], ...]  # (distribution, version), sorted by name
+    content: str  # what was measured: model, its weights' digest, dtype, batch sizes
+
+    @staticmethod
+    def of(device: str, versions: Mapping[str, str], content: str) -> ProfileKey:
+        """A key from a mapping of versions.
+
+        Example:
+            >>> ProfileKey.of("cpu", {"torch": "2.11", "mlsys-core": "0.1"}, "lstm-1024-float32").versions[0]
+            ('mlsys-core', '0.1')
+        """
+        return ProfileKey(device, tuple(sorted(versions.items())), content)
+
+    def digest(self) -> str:
+        """Name of the key's file, without folder and ending."""
+        return hashlib.sha256(self._text().encode()).hexdigest()[:32]
+
+    def _text(self) -> str:
+        return json.dumps({"device": self.device, "versions": dict(self.versions), "content": self.content})
+
+
+class ProfileCache:
+    """Profile tables in a folder, one file each, which also tells its key. Several processes may share it.
+
+    Args:
+        cache_dir: The folder; made when the first table is put into it.
+
+    Example:
+        >>> import tempfile
+        >>> from mlsys_core.profiling import measure
+        >>> cache = ProfileCache(Path(tempfile.mkdtemp()))
+        >>> key = ProfileKey.of("cpu", {"torch": "2.11"}, "square")
+        >>> run = lambda unit, batch_size: sum(range(99 * batch_size))
+        >>> table = cache.get_or_measure(key, lambda: measure(["square"], [1, 2], run=run))
+        >>> cache.get(key) == table
+        True
+    """
+
+    def __init__(self, cache_dir: Path) -> None:
+        self.cache_dir = cache_dir
+
+    def path(self, key: ProfileKey) -> Path:
+        """Where the table of ``key`` is, or would be."""
+        return self.cache_dir / f"{key.digest()}.json"
+
+    def get(self, key: ProfileKey) -> ProfileTable | None:
+        """The table of ``key``; None if there is none. A damaged file counts as none, with a ``RuntimeWarning``."""
+        path = self.path(key)
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            if document["key"] != json.loads(key._text()):
+                raise ValueError("it holds the table of another key")
+            return ProfileTable.from_json(json.dumps(document["table"]))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:  # InvalidInputError is a ValueError
+            warnings.warn(
+                f"ignoring the profile {path}, it will be measured again: {error}", RuntimeWarning, stacklevel=2
+            )
+            return None
+
+    def put(self, key: ProfileKey, table: ProfileTable) -> None:
+        """Keep ``table`` for ``key``, in place of an older one.
+
+        Raises:
+            InvalidInputError: the folder cannot be made or written to.
+        """
+        text = json.dumps({"key": json.loads(key._text()), "table": json.loads(table.to_json())}, indent=1)
+        try:
+            self.cache_dir.mkdir(parents=True, exist_ok=True)
+            with atomic_write(self.path(key)) as file:
+                file.write(text.encode())
+        except OSError as error:
+            raise InvalidInputError(
+                f"cannot keep profiles in {self.cache_dir}: {error}; name another folder"
+            ) from error
+
+    def get_or_measure(self, key: ProfileKey, measure: Callable[[], ProfileTable]) -> ProfileTable:
+        """The table of ``key``, from the folder or else from ``measure``, whose table is then kept.
+
+        A folder that cannot be written to costs a ``RuntimeWarning``, not the table just measured.
+        """
+        table = self.get(key)
+        if table is None:
+            table = measure()
+            try:
+                self.put(key, table)
+            except InvalidInputError as error:
+                warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+        return table

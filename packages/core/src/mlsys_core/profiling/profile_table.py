@@ -1,0 +1,245 @@
+"""Profile tables: T[unit][batch_size] in seconds, measured once and read by schedulers and cost models.
+
+A unit is whatever runs as a batch: a BatchMaker cell, a DVABatch stage, a model. :func:`measure` fills a
+:class:`ProfileTable`; :mod:`mlsys_core.profiling.profile_cache` keeps it on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from mlsys_core.errors import InvalidInputError
+
+_FORMAT = "mlsys-profile-table"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class UnitProfile:
+    """The times of one unit.
+
+    Raises:
+        InvalidInputError: lengths differ or are 0, batch sizes do not rise from 1 or more, or a time is not positive.
+    """
+
+    unit: str
+    batch_sizes: tuple[int, ...]  # rising
+    seconds: tuple[float, ...]  # median time of one batch, for each batch size
+    spread: tuple[float, ...] = ()  # (slowest - fastest) / median of the repeats; () if not known
+
+    def __post_init__(self) -> None:
+        _check_batch_sizes(self.batch_sizes, f"unit {self.unit!r}")
+        if len(self.seconds) != len(self.batch_sizes) or len(self.spread) not in (0, len(self.batch_sizes)):
+            raise InvalidInputError(
+                f"unit {self.unit!r} has {len(self.batch_sizes)} batch sizes, {len(self.seconds)} times and "
+                f"{len(self.spread)} spreads; it takes one time, and one spread or none at all, for each batch size"
+            )
+        for batch_size, seconds in zip(self.batch_sizes, self.seconds, strict=True):
+            if not (math.isfinite(seconds) and seconds > 0):
+                raise InvalidInputError(
+                    f"unit {self.unit!r} takes {seconds} s at batch size {batch_size}: a time must be finite and "
+                    "positive; if the clock is too coarse, let each run do more"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileTable:
+    """T[unit][batch_size] in seconds, frozen and comparable.
+
+    Raises:
+        InvalidInputError: there is no unit, or one stands twice.
+
+    Example:
+        >>> table = ProfileTable((UnitProfile("cell", (1, 2, 4, 8), (1.0, 1.0, 1.2, 2.4)),))
+        >>> table.seconds("cell", 3)
+        1.1
+        >>> table.knee("cell")
+        4
+    """
+
+    units: tuple[UnitProfile, ...]
+    _by_name: dict[str, UnitProfile] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_name", {profile.unit: profile for profile in self.units})
+        if not self.units or len(self._by_name) != len(self.units):
+            raise InvalidInputError(
+                f"a profile table takes one or more units, each once; got {[profile.unit for profile in self.units]}"
+            )
+
+    def __getitem__(self, unit: str) -> UnitProfile:
+        """The profile of ``unit``. Raises ``InvalidInputError`` if there is none."""
+        try:
+            return self._by_name[unit]
+        except KeyError:
+            raise InvalidInputError(f"no profile of unit {unit!r}; there are {', '.join(self._by_name)}") from None
+
+    def seconds(self, unit: str, batch_size: int, *, extrapolate: bool = False) -> float:
+        """Time of one batch: as measured, or linear between the two batch sizes measured around it.
+
+        With ``extrapolate`` the first or last segment is drawn on, within what batching allows: below the smallest size
+        the time is at most that size's and at least its share of it; beyond the largest it does not fall. Of a single
+        measured size the time below is constant and beyond proportional.
+
+        Raises:
+            InvalidInputError: unknown unit, a size below 1, or one outside the measured range without ``extrapolate``.
+        """
+        profile = self[unit]
+        sizes, times = profile.batch_sizes, profile.seconds
+        if batch_size < 1:
+            raise InvalidInputError(f"batch_size={batch_size}: must be 1 or more")
+        if sizes[0] <= batch_size <= sizes[-1]:
+            right = bisect_left(sizes, batch_size)
+            if sizes[right] == batch_size:
+                return times[right]
+            return _line(profile, right - 1, batch_size)
+        if not extrapolate:
+            raise InvalidInputError(
+                f"unit {unit!r} was measured at batch sizes {sizes[0]} to {sizes[-1]}, not at {batch_size}; "
+                "measure that size too, or pass extrapolate=True"
+            )
+        if batch_size < sizes[0]:
+            drawn_on = _line(profile, 0, batch_size) if len(sizes) > 1 else times[0]
+            return min(max(drawn_on, times[0] * batch_size / sizes[0]), times[0])
+        if len(sizes) == 1:
+            return times[0] * batch_size / sizes[0]
+        return max(_line(profile, len(sizes) - 2, batch_size), times[-1])
+
+    def throughput(self, unit: str, batch_size: int, *, extrapolate: bool = False) -> float:
+        """Items per second at ``batch_size``; errors as :meth:`seconds`."""
+        return batch_size / self.seconds(unit, batch_size, extrapolate=extrapolate)
+
+    def knee(self, unit: str, *, fraction: float = 0.9) -> int:
+        """The smallest measured batch size whose throughput is at least ``fraction`` of the unit's best.
+
+        Larger batches add latency and little throughput (BatchMaker, Fig. 3); the smallest batch that fully uses the
+        device is DVABatch's preferred batch size.
+
+        Raises:
+            InvalidInputError: unknown unit, or ``fraction`` outside (0, 1].
+        """
+        if not 0 < fraction <= 1:
+            raise InvalidInputError(f"fraction={fraction}: must be above 0 and at most 1")
+        profile = self[unit]
+        rates = [size / seconds for size, seconds in zip(profile.batch_sizes, profile.seconds, strict=True)]
+        enough = fraction * max(rates)
+        return next(size for size, rate in zip(profile.batch_sizes, rates, strict=True) if rate >= enough)
+
+    def to_json(self) -> str:
+        """The table as a JSON document, exact to the last bit."""
+        units = [
+            {"unit": p.unit, "batch_sizes": p.batch_sizes, "seconds": p.seconds, "spread": p.spread} for p in self.units
+        ]
+        return json.dumps({"format": _FORMAT, "version": _VERSION, "units": units}, allow_nan=False)
+
+    @staticmethod
+    def from_json(text: str) -> ProfileTable:
+        """The table that :meth:`to_json` wrote.
+
+        Raises:
+            InvalidInputError: ``text`` is no profile table, or one of another version.
+        """
+        try:
+            document: Any = json.loads(text)
+            if document["format"] != _FORMAT or document["version"] != _VERSION:
+                raise ValueError(f"{document['format']} version {document['version']}")
+            return ProfileTable(
+                tuple(
+                    UnitProfile(
+                        unit=str(unit["unit"]),
+                        batch_sizes=tuple(unit["batch_sizes"]),
+                        seconds=tuple(map(float, unit["seconds"])),
+                        spread=tuple(map(float, unit["spread"])),
+                    )
+                    for unit in document["units"]
+                )
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidInputError(
+                f"no profile table of version {_VERSION} ({type(error).__name__}: {error}); measure it again"
+            ) from error
+
+
+def measure(
+    units: Sequence[str],
+    batch_sizes: Sequence[int],
+    *,
+    run: Callable[[str, int], object],
+    clock: Callable[[], float] = time.perf_counter,
+    warmup: int = 2,
+    repeats: int = 5,
+    progress: Callable[[int, int], None] | None = None,
+) -> ProfileTable:
+    """Time every unit at every batch size.
+
+    Repeats are interleaved, every second pass in reverse, so that a change in the machine's speed meets all of them
+    alike. The median of the repeats is kept.
+
+    Args:
+        units: Names, each once.
+        batch_sizes: Rising.
+        run: Runs one batch of a unit and returns when it is done (synchronise the device); keep its inputs at hand.
+        clock: Seconds.
+        warmup: Untimed passes over everything before the first timed one.
+        repeats: Timed passes.
+        progress: Called as ``progress(done, total)`` after each run.
+
+    Raises:
+        InvalidInputError: an argument is out of range (nothing was run then), or the clock did not move in a run.
+
+    Example:
+        >>> table = measure(["cell"], [1, 2], run=lambda unit, batch_size: sum(range(1000 * batch_size)))
+        >>> table["cell"].batch_sizes
+        (1, 2)
+    """
+    if not units or len(set(units)) != len(units):
+        raise InvalidInputError(f"units={list(units)}: name one or more units, each once")
+    _check_batch_sizes(batch_sizes, "measure")
+    if warmup < 0 or repeats < 1:
+        raise InvalidInputError(f"warmup={warmup}, repeats={repeats}: warm up 0 or more times, repeat 1 or more")
+    pairs = [(unit, batch_size) for unit in units for batch_size in batch_sizes]
+    times: dict[tuple[str, int], list[float]] = {pair: [] for pair in pairs}
+    total, done = (warmup + repeats) * len(pairs), 0
+    for number in range(warmup + repeats):
+        for unit, batch_size in pairs if number % 2 == 0 else reversed(pairs):
+            start_s = clock()
+            run(unit, batch_size)
+            elapsed_s = clock() - start_s
+            if number >= warmup:
+                times[unit, batch_size].append(elapsed_s)
+            done += 1
+            if progress is not None:
+                progress(done, total)
+    return ProfileTable(tuple(_profile(unit, batch_sizes, times) for unit in units))
+
+
+def _profile(unit: str, batch_sizes: Sequence[int], times: dict[tuple[str, int], list[float]]) -> UnitProfile:
+    medians = [statistics.median(times[unit, batch_size]) for batch_size in batch_sizes]
+    spread = [
+        (max(times[unit, batch_size]) - min(times[unit, batch_size])) / median if median > 0 else 0.0
+        for batch_size, median in zip(batch_sizes, medians, strict=True)
+    ]
+    return UnitProfile(unit, tuple(batch_sizes), tuple(medians), tuple(spread))
+
+
+def _check_batch_sizes(batch_sizes: Sequence[int], whose: str) -> None:
+    rising = all(left < right for left, right in pairwise(batch_sizes))
+    if not batch_sizes or not all(type(size) is int for size in batch_sizes) or batch_sizes[0] < 1 or not rising:
+        raise InvalidInputError(
+            f"{whose}: batch sizes must be integers of 1 or more, rising, at least one; got {list(batch_sizes)}"
+        )
+
+
+def _line(profile: UnitProfile, left: int, batch_size: int) -> float:
+    """The line through the measured points ``left`` and ``left + 1``, at ``batch_size``."""
+    x0, x1 = profile.batch_sizes[left : left + 2]
+    y0, y1 = profile.seconds[left : left + 2]
+    return y0 + (y1 - y0) * (batch_size - x0) / (x1 - x0)

@@ -1,0 +1,149 @@
+"""Where the time of a recording went: per span name, and per counter. Read by ``mlsys trace summary``."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.profiling.nesting import nest
+from mlsys_core.profiling.percentiles import Distribution, summarise
+from mlsys_core.profiling.recording import Recording, Track
+
+SortKey = Literal["total", "count", "p99"]
+
+
+@dataclass(frozen=True, slots=True)
+class SpanSummary:
+    """All spans of one name, over all threads and processes."""
+
+    name: str
+    duration_s: Distribution
+    self_s: float  # total less the time of spans nested directly within
+    share_of_wall: float  # total over the recording's wall time; above 1 where spans ran side by side
+
+
+@dataclass(frozen=True, slots=True)
+class CounterSummary:
+    """All finite samples of one counter of one process."""
+
+    name: str
+    pid: int
+    num_samples: int
+    min: float
+    mean: float  # weighted by how long each value held; the last one holds until the recording's end
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingSummary:
+    """What a recording comes to."""
+
+    wall_s: float  # from the first event to the end of the last
+    num_events: int
+    num_instants: int
+    dropped: int  # events lost to full buffers: the figures below lack them
+    spans: tuple[SpanSummary, ...]
+    counters: tuple[CounterSummary, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+    def warning(self) -> str:
+        """What a reader must know before trusting the figures; "" if nothing."""
+        if not self.dropped:
+            return ""
+        return f"{self.dropped} events were dropped because a buffer was full: the figures lack them; raise max_events"
+
+
+def summarise_recording(recording: Recording, *, sort: SortKey = "total") -> RecordingSummary:
+    """Condense ``recording`` to one row for each span name, the largest first by ``sort``.
+
+    Raises:
+        InvalidInputError: ``sort`` is none of total, count, p99.
+
+    Example:
+        >>> from mlsys_core.profiling import Recorder
+        >>> recorder = Recorder()
+        >>> recorder.complete("outer", 0, 10)
+        >>> recorder.complete("inner", 2, 5)
+        >>> [(row.name, round(row.self_s * 1e9)) for row in summarise_recording(recorder.recording()).spans]
+        [('outer', 7), ('inner', 3)]
+    """
+    keys: dict[str, Callable[[SpanSummary], float]] = {
+        "total": lambda row: row.duration_s.total,
+        "count": lambda row: row.duration_s.count,
+        "p99": lambda row: row.duration_s.p99,
+    }
+    if sort not in keys:
+        raise InvalidInputError(f"cannot sort by {sort!r}: choose one of {', '.join(keys)}")
+    start_ns, end_ns = recording.bounds_ns()
+    wall_s = (end_ns - start_ns) / 1e9
+    durations: dict[str, list[float]] = defaultdict(list)
+    for span in recording.spans:
+        durations[span.name].append(span.duration_ns / 1e9)
+    self_ns = _self_ns(recording)
+    rows = []
+    for name, values in durations.items():
+        duration_s = summarise(values)
+        share = duration_s.total / wall_s if wall_s else 0.0
+        rows.append(SpanSummary(name, duration_s, self_ns[name] / 1e9, share))
+    rows.sort(key=lambda row: (-keys[sort](row), row.name))
+    return RecordingSummary(
+        wall_s=wall_s,
+        num_events=recording.num_events,
+        num_instants=len(recording.instants),
+        dropped=recording.dropped,
+        spans=tuple(rows),
+        counters=tuple(_counters(recording, end_ns)),
+    )
+
+
+def _self_ns(recording: Recording) -> dict[str, int]:
+    by_track: dict[Track, list[tuple[str, int, int]]] = defaultdict(list)
+    for span in recording.spans:
+        by_track[span.track].append((span.name, span.start_ns, span.end_ns))
+    totals: dict[str, int] = defaultdict(int)
+    for spans in by_track.values():
+        placements = nest([(start, end) for _, start, end in spans])
+        for (name, start, end), placement in zip(spans, placements, strict=True):
+            totals[name] += end - start
+            if placement.parent is not None:
+                totals[spans[placement.parent][0]] -= end - start
+    return totals
+
+
+def _counters(recording: Recording, end_ns: int) -> list[CounterSummary]:
+    series: dict[tuple[str, int], list[tuple[int, float]]] = defaultdict(list)
+    for sample in recording.samples:
+        if math.isfinite(sample.value):
+            series[sample.name, sample.pid].append((sample.at_ns, sample.value))
+    rows = []
+    for (name, pid), points in sorted(series.items()):
+        values = [value for _, value in points]
+        held_ns = [later - at for (at, _), later in zip(points, [*(at for at, _ in points[1:]), end_ns], strict=True)]
+        if sum(held_ns):
+            mean = sum(value * held for value, held in zip(values, held_ns, strict=True)) / sum(held_ns)
+        else:  # all at the recording's last moment
+            mean = sum(values) / len(values)
+        rows.append(CounterSummary(name, pid, len(values), min(values), mean, max(values)))
+    return rows
+
+
+def format_s(seconds: float) -> str:
+    """``seconds`` to three digits in the unit that fits.
+
+    Example:
+        >>> format_s(0.0012345), format_s(90)
+        ('1.23 ms', '90 s')
+    """
+    unit, scale = next(
+        ((unit, scale) for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)) if abs(seconds) * scale >= 1),
+        ("ns", 1e9),
+    )
+    value = seconds * scale
+    return f"{value:.0f} {unit}" if abs(value) >= 100 else f"{value:.3g} {unit}"

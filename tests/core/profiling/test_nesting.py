@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from itertools import combinations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlsys_core.profiling.nesting import nest
+
+intervals = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 15)).map(lambda p: (p[0], p[0] + p[1])), max_size=25)
+
+
+@settings(max_examples=150, deadline=None)
+@given(intervals)
+def test_spans_of_a_lane_nest_or_do_not_overlap(spans: list[tuple[int, int]]) -> None:
+    placements = nest(spans)
+    for (a, left), (b, right) in combinations(zip(spans, placements, strict=True), 2):
+        if left.lane == right.lane:
+            apart = a[1] <= b[0] or b[1] <= a[0]
+            nested = (a[0] <= b[0] and b[1] <= a[1]) or (b[0] <= a[0] and a[1] <= b[1])
+            assert apart or nested, (a, b)
+
+
+@settings(max_examples=150, deadline=None)
+@given(intervals)
+def test_a_parent_is_the_innermost_span_around(spans: list[tuple[int, int]]) -> None:
+    placements = nest(spans)
+    for index, placement in enumerate(placements):
+        if placement.parent is None:
+            assert placement.depth == 0
+            continue
+        parent, span = spans[placement.parent], spans[index]
+        assert parent[0] <= span[0] <= span[1] <= parent[1]
+        assert placements[placement.parent].lane == placement.lane
+        assert placements[placement.parent].depth == placement.depth - 1
+
+
+@settings(max_examples=150, deadline=None)
+@given(intervals)
+def test_rows_of_equal_lane_and_depth_are_disjoint_and_in_order(spans: list[tuple[int, int]]) -> None:
+    spans = sorted(spans, key=lambda s: (s[0], -s[1]))
+    last_end: dict[tuple[int, int], int] = {}
+    for (start, end), placement in zip(spans, nest(spans), strict=True):
+        row = (placement.lane, placement.depth)
+        assert start >= last_end.get(row, 0)
+        last_end[row] = end
+
+
+@given(st.recursive(st.just([]), lambda inner: st.lists(inner, max_size=3), max_leaves=20))
+def test_well_nested_spans_take_one_lane_and_their_true_depth(tree: list) -> None:  # type: ignore[type-arg]
+    spans: list[tuple[int, int]] = []
+    depths: list[int] = []
+
+    def walk(node: list, depth: int, now: int) -> int:  # type: ignore[type-arg]
+        index = len(spans)
+        spans.append((now, now))
+        depths.append(depth)
+        now += 1
+        for child in node:
+            now = walk(child, depth + 1, now)
+        spans[index] = (spans[index][0], now + 1)
+        return now + 1
+
+    walk(tree, 0, 0)
+    placements = nest(spans)
+    assert [placement.lane for placement in placements] == [0] * len(spans)
+    assert [placement.depth for placement in placements] == depths
+
+
+def test_lanes_are_used_again_once_free() -> None:
+    lanes = [p.lane for p in nest([(0, 10), (5, 15), (12, 20), (16, 30), (40, 50)])]
+    assert lanes == [0, 1, 0, 1, 0]
+
+
+def test_of_equal_spans_the_first_is_the_parent() -> None:
+    assert [p.parent for p in nest([(0, 5), (0, 5), (0, 5)])] == [None, 0, 1]

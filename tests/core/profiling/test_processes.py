@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.profiling import Recorder
+from mlsys_core.profiling.recording import Process, Recording, Track, merge
+
+WORKER = """
+import os, sys
+from mlsys_core.profiling import Recorder
+recorder = Recorder(process="worker 0")
+with recorder.span("forward", batch=4, pid=os.getpid()):
+    recorder.count("queue", 2)
+sys.stdout.buffer.write(recorder.dump())
+"""
+
+
+def test_a_workers_events_stand_on_the_parents_clock() -> None:
+    recorder = Recorder(process="engine")
+    with recorder.span("iteration"):
+        worker = subprocess.run([sys.executable, "-c", WORKER], stdout=subprocess.PIPE, check=True, timeout=60)
+    recorder.absorb(worker.stdout)
+
+    recording = recorder.recording()
+    outer, inner = recording.spans
+    assert [(process.pid, process.name) for process in recording.processes] == [
+        (os.getpid(), "engine"),
+        (inner.track.pid, "worker 0"),
+    ]
+    assert (outer.name, inner.name) == ("iteration", "forward")
+    assert inner.args == {"batch": 4, "pid": inner.track.pid}
+    assert outer.start_ns < inner.start_ns <= inner.end_ns < outer.end_ns
+    assert [(sample.name, sample.pid) for sample in recording.samples] == [("queue", inner.track.pid)]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_starts_empty_with_its_own_pid() -> None:
+    recorder = Recorder()
+    step = recorder.spanner("step")
+    with step:
+        pass
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+
+    def child() -> None:
+        with step:
+            pass
+        theirs.send_bytes(recorder.dump())
+
+    worker = context.Process(target=child)
+    worker.start()
+    assert ours.poll(30), "the child sent nothing"
+    recorder.absorb(ours.recv_bytes())
+    worker.join()
+    assert [span.track.pid for span in recorder.recording().spans] == [os.getpid(), worker.pid]
+
+
+def test_clocks_of_other_hosts_are_aligned_by_wall_time(new_clock: Callable[[], Any]) -> None:
+    here_clock, there_clock = new_clock(), new_clock()
+    there_clock.now = 5_000_000  # booted at another time
+    wall = new_clock()
+    here = Recorder(clock_ns=here_clock, wall_ns=wall, host="left")
+    there = Recorder(clock_ns=there_clock, wall_ns=wall, host="right")
+    for clock in (here_clock, there_clock, wall):
+        clock.advance(100)
+    there.instant("sent")
+    for clock in (here_clock, there_clock, wall):
+        clock.advance(40)
+    here.instant("received")
+    here.absorb(there.dump())
+    recording = here.recording()
+    assert [(i.name, i.at_ns) for i in recording.instants] == [("sent", 100), ("received", 140)]
+    assert len({process.pid for process in recording.processes}) == 2, "the same pid on two hosts is two processes"
+
+
+def test_the_same_host_needs_no_alignment(new_clock: Callable[[], Any]) -> None:
+    clock, wall = new_clock(), new_clock()
+    parent = Recorder(clock_ns=clock, wall_ns=wall, host="one")
+    child = Recorder(clock_ns=clock, wall_ns=wall, host="one")
+    child.instant("before")
+    payload = child.dump()
+    wall.advance(10**9)  # somebody set the wall clock
+    parent.absorb(payload)
+    assert parent.recording().instants[0].at_ns == 0
+
+
+def test_dump_empties_so_that_a_worker_may_report_again_and_again(clock: Any) -> None:
+    worker, parent = Recorder(clock_ns=clock), Recorder(clock_ns=clock)
+    for value in range(3):
+        worker.count("n", value)
+        parent.absorb(worker.dump())
+    assert [sample.value for sample in parent.recording(clear=True).samples] == [0, 1, 2]
+    assert parent.recording().num_events == 0, "what was absorbed is handed out once too"
+
+
+def test_what_is_absorbed_is_bounded_too(clock: Any) -> None:
+    worker, parent = Recorder(clock_ns=clock), Recorder(clock_ns=clock, max_events=4)
+    for value in range(10):
+        worker.count("n", value)
+        parent.absorb(worker.dump())
+    recording = parent.recording()
+    assert [sample.value for sample in recording.samples] == [6, 7, 8, 9]
+    assert recording.dropped == 6
+
+
+def test_a_payload_holds_what_was_recorded(clock: Any) -> None:
+    worker = Recorder(clock_ns=clock, max_events=4)
+    worker.count("lost", 1)
+    with worker.span("größe", shape=(2, 3), odd=float("nan")):
+        clock.advance(7)
+    worker.count("loss", float("inf"))
+    worker.instant("ready", track="requests")
+    worker.count("queue", 2)
+    parent = Recorder(clock_ns=clock, host=worker.recording().processes[0].host)
+    parent.absorb(worker.dump())
+    recording = parent.recording()
+    assert recording.dropped == 1
+    assert (recording.spans[0].name, recording.spans[0].duration_ns) == ("größe", 7)
+    assert recording.spans[0].args == {"shape": [2, 3], "odd": "NaN"}
+    assert [sample.value for sample in recording.samples] == [float("inf"), 2]
+    assert recording.instants[0].track.name == "requests"
+
+
+@pytest.mark.parametrize("payload", [b"", b"garbage", b"x\x9c\x03\x00\x00\x00\x00\x01"])
+def test_other_bytes_are_refused(payload: bytes) -> None:
+    with pytest.raises(InvalidInputError, match=r"are no recording .* pass what Recorder\.dump\(\) returned"):
+        Recorder().absorb(payload)
+
+
+def test_merge_renumbers_every_mention_of_a_taken_pid() -> None:
+    left, right = Recorder(host="left"), Recorder(host="right")
+    for recorder in (left, right):
+        recorder.count("queue", 1)
+        recorder.instant("ready")
+        with recorder.span("step"):
+            time.monotonic()
+    merged = merge([left.recording(), right.recording()])
+    pids = [process.pid for process in merged.processes]
+    assert len(set(pids)) == 2
+    assert {sample.pid for sample in merged.samples} == set(pids)
+    assert {span.track.pid for span in merged.spans} == set(pids)
+    assert {instant.track.pid for instant in merged.instants} == set(pids)
+
+
+def test_an_empty_recording_has_bounds_and_tracks() -> None:
+    recording = Recording((Process(1, "mlsys", ""),))
+    assert recording.bounds_ns() == (0, 0)
+    assert recording.tracks() == []
+    assert Track(1, 2, "t") == (1, 2, "t")
