@@ -1,0 +1,159 @@
+"""The seam between what is to run and where it runs: devices, streams of ordered work, events between streams.
+
+Planners decide on which stream each piece of work goes and which events order them; executors carry that out through
+these protocols, the same for worker threads of the CPU and for CUDA. The semantics, checked for every device by one
+conformance suite (``tests/core/device/test_conformance.py``), are those of CUDA:
+
+* A stream runs what it is given in the order given. Two streams run concurrently and are ordered by events only.
+* An event stands for the work submitted to a stream before ``record``. Recording it again moves it. Waiting for an
+  event that was never recorded does nothing. ``wait`` takes the recording in force when it is called, so waits cannot
+  deadlock.
+* The first error that submitted work raises is kept. Work of that stream that has not begun is skipped until
+  ``synchronize`` or ``close`` has raised the error, once; then the stream is as good as new. Events are passed and
+  waits are kept even while work is skipped, so that no other stream hangs; other streams do not see the error.
+* Closing a stream drains it first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from mlsys_core.errors import DeviceError
+
+
+class DeviceTimeoutError(DeviceError, TimeoutError):
+    """Work was not done within the time given; it goes on, and may be waited for again."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryInfo:
+    """The memory of a device at one moment."""
+
+    total_nbytes: int  # bytes this process could have at most: the device's, or the container's limit if that is lower
+    available_nbytes: int  # bytes that can be had now without swapping or evicting others
+
+
+class Event(Protocol):
+    """A point in a stream's work; made by :meth:`Device.event`, set by :meth:`Stream.record`."""
+
+    @property
+    def timing(self) -> bool:
+        """Whether the event notes when it is passed."""
+        ...
+
+    def query(self) -> bool:
+        """Whether the work before the latest recording is done; True if the event was never recorded."""
+        ...
+
+    def synchronize(self, timeout_s: float | None = None) -> None:
+        """Block the calling thread until :meth:`query` is True. Errors of the work are the stream's to report.
+
+        Raises:
+            DeviceTimeoutError: ``timeout_s`` seconds passed first.
+            InvalidInputError: ``timeout_s`` is negative or not a number.
+        """
+        ...
+
+    def elapsed_ms(self, end: Event) -> float:
+        """Milliseconds from this event to ``end`` on the device's own clock.
+
+        Raises:
+            DeviceError: one of the two has no timing, was not recorded or has not been passed yet.
+            InvalidInputError: ``end`` belongs to another kind of device.
+        """
+        ...
+
+
+class Stream(Protocol):
+    """A queue of work that runs in order; a context manager that closes itself."""
+
+    def submit(self, fn: Callable[..., object], *args: object) -> None:
+        """Enqueue ``fn(*args)`` behind all earlier work of this stream; what it returns is dropped.
+
+        The CPU runs ``fn`` on the stream's worker thread. CUDA runs it at once on the calling thread with this stream
+        as torch's current one: kernels it launches are the work, and run later. So ``fn`` must not rely on either
+        thread's local state (such as ``torch.no_grad``), and must not synchronize or close the stream it runs on.
+        ``args`` are kept until the work is done.
+
+        Raises:
+            DeviceError: the stream is closed.
+        """
+        ...
+
+    def record(self, event: Event) -> None:
+        """Let ``event`` stand for all work submitted so far.
+
+        Raises:
+            DeviceError: the stream is closed.
+            InvalidInputError: the event belongs to another device.
+        """
+        ...
+
+    def wait(self, event: Event) -> None:
+        """Hold all work submitted from now on until ``event``, as recorded now, is passed; the caller is not blocked.
+
+        Raises:
+            DeviceError: the stream is closed.
+            InvalidInputError: the event belongs to another kind of device.
+        """
+        ...
+
+    def synchronize(self) -> None:
+        """Block until all work submitted so far is done, then raise the first error it raised, once.
+
+        On a closed stream this does nothing.
+        """
+        ...
+
+    def close(self) -> None:
+        """Drain, free the worker, and raise an error not yet reported. Closing again does nothing."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close. An error of the ``with`` block goes first; the stream's own is then added to it as a note."""
+        ...
+
+
+class Device(Protocol):
+    """A place where work runs; made by :func:`mlsys_core.device.get_device`."""
+
+    @property
+    def kind(self) -> str:
+        """``"cpu"``, ``"cuda"`` or what a plugin registered."""
+        ...
+
+    @property
+    def index(self) -> int:
+        """Which one of its kind, from 0."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """``"kind:index"``, which ``torch.device`` understands for the built-in kinds."""
+        ...
+
+    def stream(self) -> Stream:
+        """A new stream, owned by the caller, who closes it."""
+        ...
+
+    def event(self, *, timing: bool = False) -> Event:
+        """A new event, not recorded; ``timing`` lets it take part in ``elapsed_ms``."""
+        ...
+
+    def synchronize(self) -> None:
+        """Block until all streams made by this object are idle, then raise the kept error of the oldest that has one.
+
+        Each error is raised once; call again for those of the other streams.
+        """
+        ...
+
+    def memory_info(self) -> MemoryInfo:
+        """The device's memory now."""
+        ...
