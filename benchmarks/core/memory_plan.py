@@ -1,0 +1,207 @@
+"""How close to optimal, and how fast, ``plan_offsets`` is on random families of tensor lifetimes.
+
+Run it with ``python benchmarks/core/memory_plan.py [--sets N] [--seed N] [--json PATH]``. For each family it plans N
+small sets (2 to 200 tensors) and reports the ratio of peak to lower bound, then one set each of 1,000 and 10,000
+tensors with the time. It fails if a plan is wrong: overlapping, unaligned, or below the lower bound.
+
+The property tests import the families from here: what they promise is what is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from mlsys_core.memory import Lifetime, MemoryPlan, plan_offsets
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+Family = Callable[[np.random.Generator, int], list[Lifetime]]
+KIB = 1024
+
+
+def uniform(rng: np.random.Generator, n: int) -> list[Lifetime]:
+    """Both ends and the size uniform: a third of all pairs overlap, so it is the densest and slowest family."""
+    ends = np.sort(rng.integers(0, 2 * n + 2, (n, 2)), axis=1)
+    return [Lifetime(int(rng.integers(1, 1024 * KIB)), int(a), int(b) + 1) for a, b in ends]
+
+
+def short_lived(rng: np.random.Generator, n: int) -> list[Lifetime]:
+    """Starts uniform, durations geometric with a mean of 12 steps, sizes uniform."""
+    starts, durations = rng.integers(0, n, n), rng.geometric(1 / 12, n)
+    return [
+        Lifetime(int(rng.integers(1, 1024 * KIB)), int(s), int(s + d)) for s, d in zip(starts, durations, strict=True)
+    ]
+
+
+def long_tailed(rng: np.random.Generator, n: int) -> list[Lifetime]:
+    """Starts uniform, durations Pareto, sizes log-normal: a few tensors are most of the memory."""
+    starts, durations = rng.integers(0, n, n), np.ceil(3 * rng.pareto(1.0, n)).clip(1, n).astype(int)
+    sizes = np.ceil(rng.lognormal(10, 2, n)).astype(int)
+    return [Lifetime(int(w), int(s), int(s + d)) for w, s, d in zip(sizes, starts, durations, strict=True)]
+
+
+def nested(rng: np.random.Generator, n: int) -> list[Lifetime]:
+    """Calls on a stack: of any two lifetimes, one holds the other or they are apart."""
+    lifetimes: list[Lifetime] = []
+    open_starts: list[int] = []
+    step = opened = 0
+    while len(lifetimes) < n:
+        if opened < n and (not open_starts or rng.random() < 0.55):
+            open_starts.append(step)
+            opened += 1
+        else:
+            lifetimes.append(Lifetime(int(np.ceil(rng.lognormal(10, 1.5))), open_starts.pop(), step))
+        step += 1
+    return lifetimes
+
+
+def few_sizes(rng: np.random.Generator, n: int) -> list[Lifetime]:
+    """Sizes of 1 to 4 units of alignment, so little to fill gaps with; lifetimes up to half of the schedule."""
+    length = max(3, n)
+    starts, durations = rng.integers(0, length, n), rng.integers(1, max(2, length // 2), n)
+    return [Lifetime(64 * int(rng.integers(1, 5)), int(s), int(s + d)) for s, d in zip(starts, durations, strict=True)]
+
+
+def network(rng: np.random.Generator, n: int) -> list[Lifetime]:
+    """Inference of a network: one output a step, a fifth kept for a join; resolution falls, channels vary."""
+    resolution = 112 // 2 ** np.linspace(0, 4, n).astype(int)
+    channels = 16 * 2 ** rng.integers(0, 5, n)
+    kept = np.where(rng.random(n) < 0.2, rng.integers(2, 20, n), 1)
+    return [Lifetime(int(4 * channels[i] * resolution[i] ** 2), i, i + 1 + int(kept[i])) for i in range(n)]
+
+
+def training(rng: np.random.Generator, n: int) -> list[Lifetime]:
+    """Training of a network: seven in ten activations wait for their backward step, gradients live briefly."""
+    half = n // 2
+    sizes = KIB * 2 ** rng.integers(4, 10, n)
+    forward = [Lifetime(int(sizes[i]), i, 2 * half - i + 1 if rng.random() < 0.7 else i + 2) for i in range(half)]
+    return forward + [Lifetime(int(sizes[i]), i, i + 2 + int(rng.integers(0, 3))) for i in range(half, n)]
+
+
+def tight(rng: np.random.Generator, n: int) -> list[Lifetime]:
+    """The adversary: sizes of 1 to 3 units packed until nearly every step is full to a capacity of 4 to 11 units."""
+    capacity = int(rng.integers(4, 12))
+    load = np.zeros(max(3, 2 * n // capacity), np.int64)
+    lifetimes: list[Lifetime] = []
+    for _ in range(50 * n):
+        if len(lifetimes) == n:
+            break
+        start = int(rng.integers(len(load)))
+        end, units = min(len(load), start + int(rng.geometric(0.35))), int(rng.integers(1, 4))
+        if (load[start:end] + units <= capacity).all():
+            load[start:end] += units
+            lifetimes.append(Lifetime(64 * units, start, end))
+    return lifetimes
+
+
+FAMILIES: dict[str, Family] = {
+    family.__name__.replace("_", "-"): family
+    for family in (uniform, short_lived, long_tailed, nested, few_sizes, network, training)
+}
+ADVERSARIES: dict[str, Family] = {"tight": tight}  # measured, but no ratio is promised
+
+
+def random_size(rng: np.random.Generator, largest: int = 200) -> int:
+    """A number of tensors from 2 to ``largest``, uniform in its logarithm."""
+    return int(np.exp(rng.uniform(np.log(2), np.log(largest + 1))))
+
+
+def check(plan: MemoryPlan, lifetimes: list[Lifetime]) -> None:
+    """Fail unless ``plan`` is valid: by sweeping over time, with only what is alive compared."""
+    if plan.peak_nbytes < plan.lower_bound_nbytes or any(offset % plan.alignment for offset in plan.offsets):
+        raise SystemExit(f"wrong plan: {plan}")
+    alive: list[int] = []
+    for i in sorted(range(len(lifetimes)), key=lambda i: lifetimes[i].start):
+        alive = [j for j in alive if lifetimes[j].end > lifetimes[i].start]
+        begin, end = plan.offsets[i], plan.offsets[i] + plan.nbytes[i]
+        if any(begin < plan.offsets[j] + plan.nbytes[j] and plan.offsets[j] < end for j in alive):
+            raise SystemExit(f"wrong plan: tensor {i} overlaps another that is alive")
+        if end > plan.peak_nbytes:
+            raise SystemExit(f"wrong plan: tensor {i} ends above the peak")
+        alive.append(i)
+
+
+def measure(family: Family, *, sets: int, seed: int, tick: Callable[[], None]) -> dict[str, float]:
+    """Ratios over ``sets`` small sets, then times and ratios of large ones."""
+    ratios = []
+    for k in range(sets):
+        rng = np.random.default_rng([seed, k])
+        lifetimes = family(rng, random_size(rng))
+        plan = plan_offsets(lifetimes)
+        check(plan, lifetimes)
+        ratios.append(plan.ratio)
+        tick()
+    row = {
+        "ratio_median": float(np.median(ratios)),
+        "ratio_p99": float(np.quantile(ratios, 0.99)),
+        "ratio_worst": max(ratios),
+        "share_above_1.15": float(np.mean(np.array(ratios) > 1.15)),
+    }
+    for n in (1000, 10_000):
+        lifetimes = family(np.random.default_rng(seed), n)
+        started = time.perf_counter()
+        plan = plan_offsets(lifetimes)
+        row[f"seconds_{n}"] = time.perf_counter() - started
+        check(plan, lifetimes)
+        row[f"ratio_{n}"] = plan.ratio
+        tick()
+    return row
+
+
+def environment() -> dict[str, str]:
+    """What the numbers depend on."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
+    )
+    return {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+        "commit": commit.stdout.strip() or "unknown",
+    }
+
+
+def main() -> None:
+    """Measure all families, print the table, and write JSON if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sets", type=int, default=1000, help="small sets per family (default: 1000)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all sets (default: 0)")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file too")
+    options = parser.parse_args()
+    if options.sets < 1:
+        parser.error("--sets must be 1 or more")
+
+    families = FAMILIES | ADVERSARIES
+    rows: dict[str, dict[str, float]] = {}
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("planning", total=len(families) * (options.sets + 2))
+        for name, family in families.items():
+            rows[name] = measure(family, sets=options.sets, seed=options.seed, tick=lambda: progress.advance(task))
+
+    table = Table(title=f"plan_offsets: peak over lower bound, {options.sets} sets of 2-200 tensors per family")
+    for heading in ("family", "median", "p99", "worst", "> 1.15", "1k ratio", "1k s", "10k ratio", "10k s"):
+        table.add_column(heading, justify="left" if heading == "family" else "right")
+    for name, row in rows.items():
+        table.add_row(
+            name,
+            *(f"{row[key]:.3f}" for key in ("ratio_median", "ratio_p99", "ratio_worst")),
+            f"{row['share_above_1.15']:.2%}",
+            *(f"{row[key]:.3f}" for key in ("ratio_1000", "seconds_1000", "ratio_10000", "seconds_10000")),
+        )
+    Console(width=110, file=sys.stdout).print(table)
+    if options.json:
+        report = {"environment": environment(), "sets": options.sets, "seed": options.seed, "families": rows}
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""BlockPool and SlotBudget against models too simple to be wrong, under any sequence of calls Hypothesis finds."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from mlsys_core.errors import MemoryPlanError
+from mlsys_core.memory import BlockId, BlockPool, OutOfBlocksError, SlotBudget
+
+
+class BlockPoolMachine(RuleBasedStateMachine):
+    """The model is a count of references per held block, and the free blocks as a stack."""
+
+    @initialize(num_blocks=st.integers(1, 12))
+    def make(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.pool = BlockPool(num_blocks)
+        self.refs: Counter[int] = Counter()
+        self.stack = list(reversed(range(num_blocks)))
+
+    def drop(self, block: int) -> None:
+        self.refs[block] -= 1
+        if not self.refs[block]:
+            del self.refs[block]
+            self.stack.append(block)
+
+    def drawn(self, data: st.DataObject) -> list[BlockId]:
+        """Any blocks, held or not, the same ones repeatedly, now and then one that does not exist."""
+        ids = st.integers(0, self.num_blocks - 1) | st.sampled_from([-1, self.num_blocks])
+        held = st.sampled_from(sorted(self.refs)) if self.refs else ids
+        return [BlockId(i) for i in data.draw(st.lists(held | held | ids, max_size=6))]
+
+    @rule(n=st.integers(0, 13), is_try=st.booleans())
+    def allocate(self, n: int, is_try: bool) -> None:
+        if n > len(self.stack):
+            if is_try:
+                assert self.pool.try_allocate(n) is None
+            else:
+                with pytest.raises(OutOfBlocksError) as caught:
+                    self.pool.allocate(n)
+                assert (caught.value.wanted, caught.value.free) == (n, len(self.stack))
+            return
+        blocks = self.pool.try_allocate(n) if is_try else self.pool.allocate(n)
+        assert blocks == [self.stack.pop() for _ in range(n)]
+        self.refs.update(blocks)
+
+    @rule(data=st.data())
+    def retain(self, data: st.DataObject) -> None:
+        blocks = self.drawn(data)
+        if all(block in self.refs for block in blocks):
+            self.pool.retain(blocks)
+            self.refs.update(blocks)
+        else:
+            with pytest.raises(MemoryPlanError):
+                self.pool.retain(blocks)
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        blocks = self.drawn(data)
+        if all(self.refs[block] >= count for block, count in Counter(blocks).items()):
+            self.pool.release(blocks)
+            for block in blocks:
+                self.drop(block)
+        else:
+            with pytest.raises(MemoryPlanError):
+                self.pool.release(blocks)
+
+    @precondition(lambda self: self.refs)
+    @rule()
+    def a_leak_is_noticed(self) -> None:
+        with pytest.raises(MemoryPlanError, match="leaked"):
+            self.pool.close()
+
+    @invariant()
+    def agrees_with_the_model(self) -> None:
+        if not hasattr(self, "pool"):  # before make()
+            return
+        assert self.pool.num_free == len(self.stack)
+        assert [self.pool.ref_count(BlockId(i)) for i in range(self.num_blocks)] == [
+            self.refs[i] for i in range(self.num_blocks)
+        ]
+        self.pool.check_leaks(expected_live=[BlockId(i) for i in self.refs])
+
+    def teardown(self) -> None:
+        if hasattr(self, "pool"):
+            for block in list(self.refs.elements()):
+                self.pool.release([BlockId(block)])
+            self.pool.close()
+
+
+class SlotBudgetMachine(RuleBasedStateMachine):
+    """The model is a dict, summed each time."""
+
+    owners = st.sampled_from(["a", "b", "c", ("d", 1)])
+
+    @initialize(n_slots=st.integers(1, 20))
+    def make(self, n_slots: int) -> None:
+        self.n_slots = n_slots
+        self.budget = SlotBudget(n_slots)
+        self.held: dict[object, int] = {}
+
+    @rule(owner=owners, n=st.integers(1, 22))
+    def reserve(self, owner: object, n: int) -> None:
+        if owner in self.held or n > self.n_slots:
+            with pytest.raises(MemoryPlanError):
+                self.budget.try_reserve(owner, n)
+            return
+        fits = sum(self.held.values()) + n <= self.n_slots
+        assert self.budget.try_reserve(owner, n) is fits
+        if fits:
+            self.held[owner] = n
+
+    @rule(owner=owners)
+    def release(self, owner: object) -> None:
+        if owner in self.held:
+            assert self.budget.release(owner) == self.held.pop(owner)
+        else:
+            with pytest.raises(MemoryPlanError):
+                self.budget.release(owner)
+
+    @invariant()
+    def agrees_with_the_model(self) -> None:
+        if not hasattr(self, "budget"):
+            return
+        assert self.budget.reserved == sum(self.held.values())
+        assert self.budget.available == self.n_slots - self.budget.reserved >= 0
+        assert all((owner in self.budget) == (owner in self.held) for owner in ("a", "b", "c", ("d", 1)))
+
+
+TestBlockPool = BlockPoolMachine.TestCase
+TestBlockPool.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestSlotBudget = SlotBudgetMachine.TestCase
+TestSlotBudget.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
