@@ -1,9 +1,26 @@
-"""WindTunnel: classical pipelines translated into trainable PyTorch networks."""
+"""WindTunnel: classical pipelines (scikit-learn, LightGBM) translated into trainable PyTorch networks.
 
-from mlsys_windtunnel.graph import FittedSize, Kind, Operator, PipelineGraph, Value
-from mlsys_windtunnel.load import load_estimator
-from mlsys_windtunnel.parse import parse_pipeline
+``from mlsys_windtunnel import translate`` is the entrance; importing the package alone imports neither torch nor
+scikit-learn.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlsys_windtunnel.module import WindTunnelModule
+    from mlsys_windtunnel.translate import translate
 
 __version__ = "0.1.0"
+__all__ = ["WindTunnelModule", "translate"]
 
-__all__ = ["FittedSize", "Kind", "Operator", "PipelineGraph", "Value", "load_estimator", "parse_pipeline"]
+_MODULES = {"WindTunnelModule": "module", "translate": "translate"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from mlsys_core.lazy import resolve
+
+    return resolve(f"{__name__}.{_MODULES[name]}:{name}")

@@ -17,6 +17,7 @@ class Kind(Enum):
     SCALE = "scale"  # multiplies by a constant (transformer_weights of scikit-learn)
     TRANSFORM = "transform"  # a fitted transformer
     PREDICT = "predict"  # a fitted predictor: classifier, regressor, clusterer, outlier detector
+    COMBINE = "combine"  # a meta-estimator's own part: makes one prediction of its members' answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Operator:
     size: FittedSize = FittedSize()
     columns: tuple[int, ...] | None = None  # SELECT: places in the input
     weight: float | None = None  # SCALE: the constant
+    method: str | None = None  # PREDICT within the graph: which answer flows on, e.g. "predict_proba"
     estimator: object | None = field(default=None, repr=False, compare=False)  # fitted; the caller's own
 
 

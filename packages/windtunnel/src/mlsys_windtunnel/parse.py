@@ -58,8 +58,11 @@ class _Parser:
         """Add what ``estimator`` does to ``source``; returns what comes out."""
         from sklearn.compose import ColumnTransformer
         from sklearn.pipeline import FeatureUnion, Pipeline
+        from sklearn.preprocessing import FunctionTransformer
 
         if estimator is None or estimator == "passthrough":
+            return source
+        if type(estimator) is FunctionTransformer and estimator.func is None:  # what a fit makes of "passthrough"
             return source
         if isinstance(estimator, Pipeline):
             value = source

@@ -1,0 +1,162 @@
+"""What runs before any tensor exists: columns of text, look-ups of categories, and operators that stay foreign.
+
+The graph is cut in two. An operator without a converter needs its inputs as its author made them, so it and all it
+depends on stay on the host; so does all that a look-up of categories depends on. The rest is the network. Host values
+that the network reads are the *frontier*: :meth:`Frontend.encode` packs them side by side in one float64 table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from mlsys_core.errors import InvalidInputError
+
+from mlsys_windtunnel.converters.registry import Lookup
+from mlsys_windtunnel.graph import Kind, Operator, PipelineGraph
+
+Table = Any  # numpy array, pandas DataFrame or scipy sparse matrix of [rows, columns]
+
+
+def host_operators(graph: PipelineGraph, foreign: set[str], lookups: set[str]) -> set[str]:
+    """Names of the operators that run on the host: the foreign ones, and all that these or look-ups depend on."""
+    producers = {operator.output.name: operator for operator in graph.operators}
+    host: set[str] = set()
+    pending = [producers[name] for name in foreign]
+    pending += [
+        producers[value.name] for name in lookups for value in producers[name].inputs if value.name in producers
+    ]
+    while pending:
+        operator = pending.pop()
+        if operator.name not in host:
+            host.add(operator.name)
+            pending += [producers[value.name] for value in operator.inputs if value.name in producers]
+    if host or lookups:  # the raw table may hold text, so its numbers are picked out before they become a tensor
+        on_host = {graph.input.name, *(producer for producer, made_by in producers.items() if made_by.name in host)}
+        for operator in graph.operators:
+            if operator.kind is Kind.SELECT and operator.inputs[0].name in on_host:
+                host.add(operator.name)
+                on_host.add(operator.output.name)
+    return host
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierValue:
+    """A host value that the network reads."""
+
+    name: str  # as the network's wires name it
+    reads: tuple[str, ...]  # values of the graph that it is made of
+    width: int | None  # columns; None where the graph does not tell
+    lookup: Lookup | None = None  # makes codes of what is read; None: read as it is, as numbers
+
+
+class Frontend:
+    """The host part of a translated pipeline.
+
+    Args:
+        graph: The whole pipeline.
+        operators: The host's operators, in an order in which they can run.
+        frontier: What :meth:`encode` packs, in order.
+    """
+
+    def __init__(
+        self, graph: PipelineGraph, *, operators: Sequence[Operator], frontier: Sequence[FrontierValue]
+    ) -> None:
+        self.columns = graph.columns
+        self.width = graph.input.width
+        self.frontier = tuple(frontier)
+        self._input = graph.input.name
+        self._operators = tuple(operators)
+
+    @property
+    def is_trivial(self) -> bool:
+        """Whether encoding is only the conversion of the input to float64."""
+        return not self._operators and all(value.lookup is None for value in self.frontier)
+
+    @property
+    def foreign(self) -> tuple[str, ...]:
+        """Classes of the estimators that run here as they are."""
+        return tuple(
+            operator.source for operator in self._operators if operator.source and operator.estimator is not None
+        )
+
+    def tables(self, x: Table) -> list[npt.NDArray[np.float64]]:
+        """The frontier's tables, each ``[rows, width]`` float64, for raw input ``x``.
+
+        Raises:
+            InvalidInputError: ``x`` has other columns than the pipeline was fitted on, or text where numbers belong.
+        """
+        values: dict[str, Table] = {self._input: self._checked(x)}
+        for operator in self._operators:
+            inputs = [values[value.name] for value in operator.inputs]
+            values[operator.output.name] = _run(operator, inputs)
+        return [_table([values[name] for name in value.reads], value) for value in self.frontier]
+
+    def encode(self, x: Table) -> npt.NDArray[np.float64]:
+        """The frontier packed into one table; errors as :meth:`tables`."""
+        tables = self.tables(x)
+        return tables[0] if len(tables) == 1 else np.concatenate(tables, axis=1)
+
+    def _checked(self, x: Table) -> Table:
+        if hasattr(x, "columns") and self.columns is not None:
+            missing = [name for name in self.columns if name not in x.columns]
+            if missing:
+                raise InvalidInputError(
+                    f"the input lacks the columns {missing}; the pipeline was fitted on {list(self.columns)}"
+                )
+            return x[list(self.columns)]
+        if not hasattr(x, "shape"):
+            x = np.asarray(x)
+        if len(x.shape) != 2 or (self.width is not None and x.shape[1] != self.width):
+            wanted = "any number of" if self.width is None else str(self.width)
+            raise InvalidInputError(
+                f"the input has shape {tuple(x.shape)}; a table of [rows, {wanted} columns] is needed"
+            )
+        return x
+
+
+def _run(operator: Operator, inputs: list[Table]) -> Table:
+    if operator.kind is Kind.SELECT:
+        columns = list(operator.columns or ())
+        return inputs[0].iloc[:, columns] if hasattr(inputs[0], "iloc") else inputs[0][:, columns]
+    if operator.kind is Kind.CONCATENATE:
+        return _side_by_side(inputs)
+    if operator.kind is Kind.SCALE:
+        return inputs[0] * operator.weight
+    table = _side_by_side(inputs)
+    method = operator.method or ("transform" if operator.kind is Kind.TRANSFORM else "predict")
+    result = getattr(operator.estimator, method)(table)
+    return result.reshape(-1, 1) if getattr(result, "ndim", 2) == 1 else result
+
+
+def _side_by_side(tables: list[Table]) -> Table:
+    if len(tables) == 1:
+        return tables[0]
+    arrays = [_raw(table) for table in tables]
+    return np.concatenate(
+        [array.astype(object) for array in arrays] if any(a.dtype == object for a in arrays) else arrays, axis=1
+    )
+
+
+def _raw(table: Table) -> npt.NDArray[Any]:
+    if hasattr(table, "toarray"):
+        table = table.toarray()
+    array: npt.NDArray[Any] = np.asarray(table)
+    return array
+
+
+def _table(sources: list[Table], value: FrontierValue) -> npt.NDArray[np.float64]:
+    if value.lookup is not None:
+        return np.asarray(value.lookup(_raw(_side_by_side(sources))), np.float64)
+    (source,) = sources
+    if hasattr(source, "toarray"):
+        source = source.toarray()
+    try:
+        if hasattr(source, "to_numpy"):
+            return np.ascontiguousarray(source.to_numpy(dtype=np.float64, na_value=np.nan))
+        return np.ascontiguousarray(np.asarray(source, np.float64))
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(f"{value.name}: text where numbers belong ({error})") from error

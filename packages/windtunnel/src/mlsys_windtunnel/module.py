@@ -1,0 +1,120 @@
+"""A translated pipeline: an ``nn.Module`` that answers as its source does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from mlsys_core.errors import InvalidInputError
+from torch import Tensor, nn
+
+from mlsys_windtunnel.frontend import Frontend, Table
+from mlsys_windtunnel.modules.base import PredictorModule
+from mlsys_windtunnel.network import Network
+
+ROWS_PER_CHUNK = 16_384  # rows that the numpy-facing methods run at once: bounds the memory of intermediate tables
+METHODS = ("predict", "predict_proba", "predict_log_proba", "decision_function", "score_samples", "transform")
+
+
+class WindTunnelModule(nn.Module):
+    """A pipeline as a module. ``forward`` is for tensors and training; the source's methods take and give numpy.
+
+    ``predict``, ``predict_proba``, ``predict_log_proba``, ``decision_function``, ``score_samples`` and ``transform``
+    exist exactly where the source has them.
+
+    Args:
+        frontend: Raw input to the packed table that ``forward`` takes.
+        network: The trainable part.
+
+    Example:
+        >>> module = translate(fitted_pipeline)  # doctest: +SKIP
+        >>> module.predict_proba(frame)  # doctest: +SKIP
+        >>> loss = torch.nn.functional.nll_loss(module(x).log(), y)  # x = torch.from_numpy(module.encode(frame))
+    """
+
+    def __init__(self, frontend: Frontend, network: Network) -> None:
+        super().__init__()
+        self.frontend = frontend
+        self.network = network
+
+    @property
+    def predictor(self) -> PredictorModule | None:
+        """The last operator if the source predicts; None for a transformer."""
+        last = self.network.output
+        return last if isinstance(last, PredictorModule) else None
+
+    @property
+    def classes_(self) -> npt.NDArray[Any]:
+        """The labels of a classifier, in the order of ``predict_proba``'s columns."""
+        if self.predictor is None or not self.predictor.classes:
+            raise AttributeError("this module is no classifier, so it has no classes_")
+        return np.asarray(self.predictor.classes)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the network computes in."""
+        tensors = [*self.network.parameters(), *self.network.buffers()]
+        return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float64)
+
+    def encode(self, x: Table) -> npt.NDArray[np.float64]:
+        """Raw input (numpy, pandas, sparse) to the packed float64 table that :meth:`forward` takes.
+
+        Raises:
+            InvalidInputError: other columns than the source was fitted on.
+        """
+        return self.frontend.encode(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The source's main answer, differentiable: probabilities, else decision values, else predictions or features.
+
+        Args:
+            x: ``[rows, width]``, as :meth:`encode` gives it.
+        """
+        result: Tensor = self.network(x)
+        predictor = self.predictor
+        if predictor is None:
+            return result
+        for method in ("predict_proba", "decision_function", "predict"):
+            if method in predictor.answers:
+                return predictor.answer(result, method)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        if name in METHODS:
+            return self._method(name)
+        return super().__getattr__(name)
+
+    def _method(self, name: str) -> Callable[[Table], npt.NDArray[Any]]:
+        predictor = self.predictor
+        if predictor is None:
+            if name == "transform":
+                return lambda x: self._run(x, lambda result: result)
+        elif name == "predict" and predictor.classes:
+            labels = np.asarray(predictor.classes)
+            return lambda x: labels[self._run(x, predictor.prediction)]
+        elif name in predictor.answers:
+            convert = {
+                "predict": predictor.prediction,
+                "predict_proba": predictor.probabilities,
+                "predict_log_proba": lambda scores: predictor.probabilities(scores).log(),
+                "decision_function": predictor.decision,
+                "score_samples": predictor.decision,
+                "transform": lambda scores: scores,
+            }
+            return lambda x: self._run(x, convert[name])
+        raise AttributeError(f"the source of this module has no {name}")
+
+    def _run(self, x: Table, convert: Callable[[Tensor], Tensor]) -> npt.NDArray[Any]:
+        """Encode, run in chunks without gradients, convert, and join."""
+        with torch.inference_mode():
+            parts = [convert(self.network(chunk)).cpu().numpy() for chunk in self._chunks(x)]
+        return np.concatenate(parts)
+
+    def _chunks(self, x: Table) -> Iterator[Tensor]:
+        packed = torch.from_numpy(self.encode(x)).to(self.dtype)
+        if not len(packed):
+            raise InvalidInputError("the input has no rows; at least one is needed")
+        yield from torch.split(packed, ROWS_PER_CHUNK)

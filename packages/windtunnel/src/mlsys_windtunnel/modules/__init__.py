@@ -1,0 +1,1 @@
+"""Tensor forms of operators: what converters fill with the numbers of fitted estimators."""

@@ -1,0 +1,133 @@
+"""What every operator's tensor form is: a module over tables, and for predictors a head that turns scores to answers.
+
+Tables are ``[rows, width]`` tensors of the network's dtype (float64 unless asked otherwise). Missing values are NaN.
+What a fit has left that can be trained is an ``nn.Parameter``; structure (indices, which side NaN goes) is a buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from mlsys_core.errors import InvalidInputError
+from torch import Tensor, nn
+
+Task = Literal["classification", "multilabel", "regression", "outlier", "clustering"]
+
+
+class OperatorModule(nn.Module):
+    """One operator. ``forward`` takes one table per input of the operator and returns one table."""
+
+
+class PredictorModule(OperatorModule):
+    """A predictor: ``forward`` returns *scores*, from which the methods below derive what its source answers.
+
+    Subclasses set ``task`` and override what their source has; a method that the source lacks stays as it is here and
+    is not offered (``answers`` says which are).
+
+    Attributes:
+        task: what is predicted.
+        classes: the labels of a classifier, in the order of columns; empty otherwise.
+        answers: the methods of the source that this module has: "predict", "predict_proba", ...
+    """
+
+    task: Task = "regression"
+
+    def __init__(self, *, classes: Sequence[object] = (), answers: Sequence[str] = ("predict",)) -> None:
+        super().__init__()
+        self.classes = tuple(classes)
+        self.answers = frozenset(answers)
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """``[rows, classes]`` from scores, as ``predict_proba``."""
+        raise InvalidInputError(f"{type(self).__name__} has no probabilities")
+
+    def decision(self, scores: Tensor) -> Tensor:
+        """``[rows]`` or ``[rows, k]`` from scores, as ``decision_function``."""
+        raise InvalidInputError(f"{type(self).__name__} has no decision function")
+
+    def prediction(self, scores: Tensor) -> Tensor:
+        """Values ``[rows]`` or ``[rows, outputs]`` for regressors; class *indices* ``[rows]`` int64 for classifiers."""
+        raise InvalidInputError(f"{type(self).__name__} has no prediction")
+
+    def answer(self, scores: Tensor, method: str) -> Tensor:
+        """What ``method`` of the source answers, as a table of at least two dimensions; labels are class indices."""
+        if method == "predict_proba":
+            result = self.probabilities(scores)
+        elif method == "predict_log_proba":
+            result = self.probabilities(scores).log()
+        elif method in ("decision_function", "score_samples"):
+            result = self.decision(scores)
+        else:
+            result = self.prediction(scores)
+        return result.unsqueeze(1) if result.ndim == 1 else result
+
+
+class Regressor(PredictorModule):
+    """A predictor whose scores are its predictions, ``[rows, outputs]``; one output is answered as ``[rows]``."""
+
+    def __init__(self, body: nn.Module, *, is_flat: bool = True) -> None:
+        super().__init__(answers=("predict",))
+        self.body = body
+        self.is_flat = is_flat  # the source answers [rows], not [rows, 1]
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """``[rows, outputs]``."""
+        scores: Tensor = self.body(*inputs)
+        return scores
+
+    def prediction(self, scores: Tensor) -> Tensor:
+        """See the class."""
+        return scores.squeeze(1) if self.is_flat and scores.shape[1] == 1 else scores
+
+
+Link = Literal["logistic", "softmax", "identity", "one-vs-rest"]
+
+
+class Classifier(PredictorModule):
+    """A classifier over a body that computes scores.
+
+    Args:
+        body: Tables in, ``[rows, 1]`` margins of the second class or ``[rows, classes]`` scores out.
+        classes: The labels.
+        link: Scores to probabilities: ``logistic`` (one margin), ``softmax``, ``identity`` (the scores are
+            probabilities), ``one-vs-rest`` (a logistic each, then normalised, as liblinear does).
+        answers: The methods of the source.
+    """
+
+    task: Task = "classification"
+
+    def __init__(self, body: nn.Module, *, classes: Sequence[object], link: Link, answers: Sequence[str]) -> None:
+        super().__init__(classes=classes, answers=answers)
+        self.body = body
+        self.link = link
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Scores, ``[rows, 1]`` or ``[rows, classes]``."""
+        scores: Tensor = self.body(*inputs)
+        return scores
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """``[rows, classes]``."""
+        if self.link == "identity":
+            return scores
+        if self.link == "softmax":
+            if scores.shape[1] == 1:  # a multinomial fit of two classes keeps one margin m, standing for [-m, m]
+                scores = torch.cat([-scores, scores], dim=1)
+            return scores.softmax(dim=1)
+        if scores.shape[1] == 1:
+            positive = scores.sigmoid()
+            return torch.cat([1 - positive, positive], dim=1)
+        each = scores.sigmoid()
+        return each / each.sum(dim=1, keepdim=True)
+
+    def decision(self, scores: Tensor) -> Tensor:
+        """``[rows]`` for one margin, else ``[rows, classes]``."""
+        return scores.squeeze(1) if scores.shape[1] == 1 else scores
+
+    def prediction(self, scores: Tensor) -> Tensor:
+        """Class indices, ``[rows]``."""
+        if scores.shape[1] == 1:
+            return (scores.squeeze(1) > 0).long()
+        return scores.argmax(dim=1)

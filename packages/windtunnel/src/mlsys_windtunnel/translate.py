@@ -1,0 +1,131 @@
+"""From a fitted pipeline to a module: parse, convert each operator, cut off the host's part, wire the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from mlsys_core.errors import InvalidInputError
+
+from mlsys_windtunnel.converters.registry import Converted, ConverterRegistry, default_registry
+from mlsys_windtunnel.frontend import Frontend, FrontierValue, Table, host_operators
+from mlsys_windtunnel.graph import Kind, Operator, PipelineGraph
+from mlsys_windtunnel.module import WindTunnelModule
+from mlsys_windtunnel.modules.base import OperatorModule
+from mlsys_windtunnel.modules.columns import Concatenate, Scale, Select
+from mlsys_windtunnel.network import Network, Wire
+from mlsys_windtunnel.parse import parse_pipeline
+
+
+def translate(
+    fitted: Any,
+    X_example: Table | None = None,  # noqa: N803 - scikit-learn's name
+    *,
+    dtype: torch.dtype = torch.float64,
+    registry: ConverterRegistry | None = None,
+) -> WindTunnelModule:
+    """Translate a fitted scikit-learn pipeline or estimator into a trainable module that answers as it does.
+
+    Operators without a converter stay as they are and run on the host, before the translated part.
+
+    Args:
+        fitted: The pipeline or estimator.
+        X_example: A few rows of its input; needed only where a foreign operator does not tell how wide its output is.
+        dtype: What to compute in; float64 answers within 1e-6 of the source, float32 rounds inputs and thresholds.
+        registry: Converters to use instead of the built-in and installed ones.
+
+    Raises:
+        InvalidInputError: not fitted, nothing of it can be translated, or a width is unknown without ``X_example``.
+
+    Example:
+        >>> from sklearn.linear_model import LogisticRegression
+        >>> source = LogisticRegression().fit([[0.0], [1.0], [2.0]], [0, 0, 1])
+        >>> module = translate(source)
+        >>> bool(abs(module.predict_proba([[1.5]]) - source.predict_proba([[1.5]])).max() < 1e-6)
+        True
+    """
+    graph = parse_pipeline(fitted)
+    modules, lookups, foreign = _convert(graph, registry or default_registry())
+    host = host_operators(graph, foreign, set(lookups))
+    translated = [operator for operator in graph.operators if operator.name not in host]
+    if graph.output.name not in {operator.output.name for operator in translated}:
+        names = sorted({operator.source or operator.name for operator in graph.operators if operator.name in foreign})
+        raise InvalidInputError(
+            f"the last operator cannot be translated: no converter for {', '.join(names) or 'an empty pipeline'}; "
+            "register one with mlsys_register_converters, or see the coverage page for what is supported"
+        )
+    wires, frontier = _wire(translated, lookups)
+    frontend = Frontend(
+        graph, operators=[operator for operator in graph.operators if operator.name in host], frontier=frontier
+    )
+    network = Network(_widths(frontend, X_example), wires, modules).to(dtype)
+    return WindTunnelModule(frontend, network).eval()
+
+
+def _convert(
+    graph: PipelineGraph, registry: ConverterRegistry
+) -> tuple[dict[str, OperatorModule], dict[str, Converted], set[str]]:
+    """Modules by operator name, the operators with a look-up, and the names of foreign operators."""
+    modules: dict[str, OperatorModule] = {}
+    lookups: dict[str, Converted] = {}
+    foreign: set[str] = set()
+    for operator in graph.operators:
+        converted = _convert_one(operator, registry)
+        if converted is None:
+            foreign.add(operator.name)
+            continue
+        modules[operator.name] = converted.module
+        if converted.lookup is not None:
+            lookups[operator.name] = converted
+    return modules, lookups, foreign
+
+
+def _convert_one(operator: Operator, registry: ConverterRegistry) -> Converted | None:
+    """One operator; None if there is no converter for it."""
+    if operator.kind is Kind.SELECT:
+        return Converted(Select(operator.columns or ()))
+    if operator.kind is Kind.CONCATENATE:
+        return Converted(Concatenate())
+    if operator.kind is Kind.SCALE:
+        assert operator.weight is not None
+        return Converted(Scale(operator.weight))
+    converter = registry.find(operator.source)
+    if converter is None:
+        return None
+    converted = converter(operator.estimator)
+    return converted if isinstance(converted, Converted) else Converted(converted)
+
+
+def _wire(operators: list[Operator], lookups: dict[str, Converted]) -> tuple[list[Wire], list[FrontierValue]]:
+    """The network's wires, and what they read from the host."""
+    made = {operator.output.name for operator in operators}
+    frontier: dict[str, FrontierValue] = {}
+    wires = []
+    for operator in operators:
+        reads = tuple(value.name for value in operator.inputs)
+        if operator.name in lookups:
+            converted = lookups[operator.name]
+            codes = f"{operator.name} codes"
+            frontier[codes] = FrontierValue(codes, reads, converted.num_codes, converted.lookup)
+            reads = (codes,)
+        else:
+            for value in operator.inputs:
+                if value.name not in made:
+                    frontier.setdefault(value.name, FrontierValue(value.name, (value.name,), value.width))
+        wires.append(Wire(operator.output.name, reads, operator.method))
+    return wires, list(frontier.values())
+
+
+def _widths(frontend: Frontend, example: Table | None) -> list[tuple[str, int]]:
+    """Names and columns of the frontier: as the graph says, or as they come out for the example."""
+    if example is not None:
+        tables = frontend.tables(example)
+        return [(value.name, table.shape[1]) for value, table in zip(frontend.frontier, tables, strict=True)]
+    widths = []
+    for value in frontend.frontier:
+        if value.width is None:
+            raise InvalidInputError(
+                f"{value.name} does not tell its number of columns: pass X_example, a few input rows"
+            )
+        widths.append((value.name, value.width))
+    return widths

@@ -1,0 +1,60 @@
+"""What every converter test asks: the module answers as its source does, and gradients reach its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mlsys_windtunnel.translate import translate
+
+METHODS = ("predict", "predict_proba", "predict_log_proba", "decision_function", "score_samples", "transform")
+TOLERANCE = 1e-6
+
+
+def _numpy(answer: Any) -> np.ndarray:
+    return np.asarray(answer.toarray() if hasattr(answer, "toarray") else answer)
+
+
+def _compare(source: Any, x: Any, *, trained: bool = True, **options: Any) -> Any:
+    module = translate(source, x if options.pop("with_example", False) else None, **options)
+    offered = [method for method in METHODS if hasattr(source, method)]
+    assert offered, "the source answers nothing"
+    if hasattr(source, "predict"):  # clusterers transform too; a predictor's module answers what its source predicts
+        offered = [method for method in offered if method != "transform" or hasattr(module, "transform")]
+    for method in offered:
+        expected, got = _numpy(getattr(source, method)(x)), getattr(module, method)(x)
+        assert got.shape == expected.shape, (method, got.shape, expected.shape)
+        if expected.dtype.kind in "fc" and got.dtype.kind in "fc":
+            np.testing.assert_allclose(got, expected, rtol=TOLERANCE, atol=TOLERANCE, err_msg=method)
+        else:
+            assert (got == expected).all(), method
+    for method in METHODS:
+        assert hasattr(module, method) <= hasattr(source, method), f"the source has no {method}"
+    if trained:
+        _check_gradients(module, x)
+    return module
+
+
+def _check_gradients(module: Any, x: Any) -> None:
+    """Some gradient that is finite reaches some parameter, and a step changes the answer."""
+    packed = torch.from_numpy(module.encode(x)).to(module.dtype)
+    answer = module(packed)
+    finite = answer[torch.isfinite(answer)]
+    (finite * torch.linspace(0.5, 1.5, finite.numel(), dtype=finite.dtype)).sum().backward()
+    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    assert gradients, "no parameter is reached"
+    assert all(torch.isfinite(gradient).all() for gradient in gradients)
+    assert any(gradient.abs().sum() > 0 for gradient in gradients)
+
+
+@pytest.fixture
+def same_answers() -> Callable[..., Any]:
+    """``same_answers(source, X, trained=True, with_example=False, **translate_options)`` -> the module.
+
+    Every method of the source is compared (values to 1e-6, labels exactly, shapes exactly), methods the source lacks
+    must be absent, and with ``trained`` a gradient must reach a parameter.
+    """
+    return _compare

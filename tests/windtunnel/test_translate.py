@@ -1,0 +1,159 @@
+"""Translation as a whole: the cut between host and network, wiring, inputs of all kinds, refusals."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse
+import torch
+from mlsys_core.errors import InvalidInputError
+from mlsys_windtunnel.converters.registry import ConverterRegistry, Entry
+from mlsys_windtunnel.modules.linear import Affine
+from mlsys_windtunnel.translate import translate
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.compose import ColumnTransformer
+from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
+
+
+@pytest.fixture
+def frame() -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    return pd.DataFrame(
+        {"a": rng.normal(size=120), "b": rng.normal(2, 3, size=120), "c": rng.choice(["x", "y", "z"], 120)}
+    )
+
+
+@pytest.fixture
+def target(frame: pd.DataFrame) -> np.ndarray:
+    return np.where(frame.a + (frame.c == "x") > 0, "yes", "no")
+
+
+class Shout(TransformerMixin, BaseEstimator):
+    """A transformer of the user's own: text lengths, which nothing can translate."""
+
+    def fit(self, x, y=None):
+        self.fitted_ = True
+        return self
+
+    def transform(self, x):
+        return np.asarray([[len(str(cell)) for cell in row] for row in np.asarray(x)], float)
+
+
+def test_a_nested_pipeline_of_arithmetic_operators(same_answers, frame, target):
+    x = frame[["a", "b"]].to_numpy()
+    union = FeatureUnion([("s", StandardScaler()), ("p", "passthrough")], transformer_weights={"s": 3.0})
+    source = make_pipeline(union, StandardScaler(), LogisticRegression()).fit(x, target)
+    module = same_answers(source, x)
+    assert module.frontend.is_trivial
+    assert len(list(module.parameters())) == 7
+
+
+def test_a_foreign_operator_runs_on_the_host_before_the_translated_part(same_answers, frame, target):
+    columns = ColumnTransformer([("n", StandardScaler(), ["a", "b"]), ("t", Shout(), ["c"])])
+    source = Pipeline([("columns", columns), ("model", LogisticRegression())]).fit(frame, target)
+    module = same_answers(source, frame, with_example=True)
+    assert module.frontend.foreign == (f"{Shout.__module__}.Shout",)
+    assert any(type(part).__name__ == "ElementwiseAffine" for part in module.modules()), "the scaler is translated"
+
+
+def test_what_is_upstream_of_a_foreign_operator_stays_on_the_host(same_answers, frame, target):
+    x = frame[["a", "b"]].to_numpy()
+    source = make_pipeline(StandardScaler(), FunctionTransformer(np.tanh), LogisticRegression()).fit(x, target)
+    module = same_answers(source, x, with_example=True)
+    assert [type(part).__name__ for part in module.network.operators] == ["Classifier"]
+
+
+def test_a_foreign_width_that_is_unknown_asks_for_an_example(frame, target):
+    columns = ColumnTransformer([("t", Shout(), ["c"]), ("n", StandardScaler(), ["a"])])
+    source = make_pipeline(columns, LogisticRegression()).fit(frame, target)
+    with pytest.raises(InvalidInputError, match="pass X_example"):
+        translate(source)
+
+
+def test_a_foreign_last_operator_is_refused_by_name(frame):
+    with pytest.raises(InvalidInputError, match=r"no converter for .*Shout"):
+        translate(make_pipeline(StandardScaler(), Shout()).fit(frame[["a"]]))
+
+
+@pytest.mark.parametrize("bad", [StandardScaler(), "text", StandardScaler, None])
+def test_what_is_not_fitted_is_refused(bad):
+    with pytest.raises(InvalidInputError, match="fitted"):
+        translate(bad)
+
+
+def test_numpy_pandas_sparse_and_lists_are_taken(frame, target):
+    x = frame[["a", "b"]].to_numpy()
+    source = make_pipeline(StandardScaler(with_mean=False), LogisticRegression()).fit(x, target)
+    module = translate(source)
+    expected = source.predict_proba(x)
+    for given in (x, x.tolist(), scipy.sparse.csr_matrix(x), np.asfortranarray(x)):
+        np.testing.assert_allclose(module.predict_proba(given), expected, atol=1e-9)
+
+
+def test_columns_are_taken_by_name(frame):
+    source = LinearRegression().fit(frame[["a", "b"]], frame.a)
+    module = translate(source)
+    np.testing.assert_allclose(module.predict(frame[["c", "b", "a"]]), source.predict(frame[["a", "b"]]))
+    with pytest.raises(InvalidInputError, match=r"lacks the columns \['b'\]"):
+        module.predict(frame[["a"]])
+
+
+@pytest.mark.parametrize("bad", [np.zeros((2, 3)), np.zeros(2), np.zeros((0, 2))])
+def test_wrong_shapes_are_refused(bad):
+    module = translate(LinearRegression().fit([[0.0, 1], [1, 0]], [0.0, 1]))
+    with pytest.raises(InvalidInputError, match=r"shape|no rows"):
+        module.predict(bad)
+
+
+def test_text_where_numbers_belong_is_refused():
+    module = translate(LinearRegression().fit([[0.0], [1]], [0.0, 1]))
+    with pytest.raises(InvalidInputError, match="text where numbers belong"):
+        module.predict([["x"]])
+
+
+def test_many_rows_run_in_chunks(monkeypatch):
+    monkeypatch.setattr("mlsys_windtunnel.module.ROWS_PER_CHUNK", 7)
+    x = np.random.default_rng(0).normal(size=(50, 3))
+    source = LinearRegression().fit(x, x.sum(1))
+    np.testing.assert_allclose(translate(source).predict(x), source.predict(x))
+
+
+def test_float32_is_an_option():
+    x = np.random.default_rng(0).normal(size=(50, 3))
+    source = LinearRegression().fit(x, x.sum(1))
+    module = translate(source, dtype=torch.float32)
+    assert module.dtype is torch.float32
+    np.testing.assert_allclose(module.predict(x), source.predict(x), atol=1e-5)
+
+
+def test_a_module_is_loaded_in_a_fresh_process_and_answers_the_same(tmp_path):
+    x = np.random.default_rng(0).normal(size=(20, 2))
+    source = make_pipeline(StandardScaler(), LogisticRegression()).fit(x, x[:, 0] > 0)
+    (tmp_path / "module.pkl").write_bytes(pickle.dumps(translate(source)))
+    np.save(tmp_path / "x.npy", x)
+    script = (
+        "import pickle, sys, numpy as np\n"
+        "module = pickle.load(open('module.pkl', 'rb'))\n"
+        "np.save('answer.npy', module.predict_proba(np.load('x.npy')))\n"
+        "assert 'sklearn' not in sys.modules, 'a translated module needs no scikit-learn'\n"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+    np.testing.assert_allclose(np.load(tmp_path / "answer.npy"), source.predict_proba(x), atol=1e-12)
+
+
+def test_a_converter_of_ones_own_is_used(monkeypatch):
+    own = types.ModuleType("own_converter")
+    own.convert = lambda estimator: Affine([[2.0]], [1.0])
+    monkeypatch.setitem(sys.modules, "own_converter", own)
+    source = f"{Shout.__module__}.Shout"
+    registry = ConverterRegistry({source: Entry(source, "own_converter:convert")})
+    module = translate(Shout().fit(None), np.zeros((1, 1)), registry=registry)
+    assert module.transform([[3.0]]).tolist() == [[7.0]]
