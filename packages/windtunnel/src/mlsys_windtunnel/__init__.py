@@ -8,12 +8,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mlsys_windtunnel.graph import FittedSize, Kind, Operator, PipelineGraph, Value
+from mlsys_windtunnel.load import load_estimator
+from mlsys_windtunnel.parse import parse_pipeline
+
 if TYPE_CHECKING:
     from mlsys_windtunnel.module import WindTunnelModule
     from mlsys_windtunnel.translate import translate
 
 __version__ = "0.1.0"
-__all__ = ["WindTunnelModule", "translate"]
+__all__ = [
+    "FittedSize",
+    "Kind",
+    "Operator",
+    "PipelineGraph",
+    "Value",
+    "WindTunnelModule",
+    "load_estimator",
+    "parse_pipeline",
+    "translate",
+]
 
 _MODULES = {"WindTunnelModule": "module", "translate": "translate"}
 

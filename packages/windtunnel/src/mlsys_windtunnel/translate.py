@@ -93,7 +93,7 @@ def _convert_one(operator: Operator, registry: ConverterRegistry) -> Converted |
     if converter is None:
         return None
     converted = converter(operator.estimator)
-    return converted if isinstance(converted, Converted) else Converted(converted)
+    return Converted(converted) if isinstance(converted, OperatorModule) else converted
 
 
 def _wire(operators: list[Operator], lookups: dict[str, Converted]) -> tuple[list[Wire], list[FrontierValue]]:

@@ -1,6 +1,7 @@
 """What a converter is, and how the one for an estimator is found.
 
-A converter is a function ``(fitted estimator) -> OperatorModule | Converted``. Built-in ones are in the table; a plugin
+A converter is a function ``(fitted estimator) -> OperatorModule | Converted | None``; None means that it cannot take this
+one (an option it does not know), which then stays foreign. Built-in ones are in the table; a plugin
 adds its own with ``mlsys_register_converters``. Look-up is by exact class, since a subclass may compute something else.
 """
 
@@ -34,7 +35,7 @@ class Converted:
     num_codes: int | None = None  # columns that ``lookup`` gives
 
 
-Converter = Callable[[Any], OperatorModule | Converted]
+Converter = Callable[[Any], OperatorModule | Converted | None]
 
 
 @dataclass(frozen=True, slots=True)
