@@ -1,7 +1,7 @@
 """What a converter is, and how the one for an estimator is found.
 
-A converter is a function ``(fitted estimator) -> OperatorModule | Converted | None``; None means that it cannot take this
-one (an option it does not know), which then stays foreign. Built-in ones are in the table; a plugin
+A converter is a function ``(fitted estimator) -> OperatorModule | Converted | None``; None declines (it has an option
+that the converter does not know), and the operator stays foreign. Built-in ones are in the table; a plugin
 adds its own with ``mlsys_register_converters``. Look-up is by exact class, since a subclass may compute something else.
 """
 
