@@ -73,3 +73,30 @@ def test_lanes_are_used_again_once_free() -> None:
 
 def test_of_equal_spans_the_first_is_the_parent() -> None:
     assert [p.parent for p in nest([(0, 5), (0, 5), (0, 5)])] == [None, 0, 1]
+
+
+@settings(max_examples=150, deadline=None)
+@given(intervals, st.data())
+def test_spans_of_one_name_share_a_lane_only_one_after_the_other(
+    spans: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    names = data.draw(st.lists(st.sampled_from("abc"), min_size=len(spans), max_size=len(spans)))
+    placements = nest(spans, names=names)
+    for (a, left, x), (b, right, y) in combinations(zip(spans, placements, names, strict=True), 2):
+        if left.lane == right.lane:
+            apart = a[1] <= b[0] or b[1] <= a[0]
+            nested = (a[0] <= b[0] and b[1] <= a[1]) or (b[0] <= a[0] and a[1] <= b[1])
+            assert apart or (nested and x != y), (a, b)
+
+
+def test_names_keep_structure_together_where_they_can() -> None:
+    spans = [(0, 10), (1, 4), (5, 9), (2, 12), (3, 6)]
+    names = ["request", "prefill", "decode", "request", "prefill"]
+    assert [(p.lane, p.depth, p.parent) for p in nest(spans, names=names)] == [
+        (0, 0, None), (0, 1, 0), (0, 1, 0), (1, 0, None), (1, 1, 3),
+    ]  # fmt: skip
+
+
+def test_many_concurrent_spans_take_moderate_time() -> None:
+    spans = [(start, start + 2000) for start in range(20_000)]
+    assert max(p.lane for p in nest(spans, names=["request"] * len(spans))) == 1999

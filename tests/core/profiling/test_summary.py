@@ -36,6 +36,19 @@ def test_spans_of_other_tracks_are_not_nested() -> None:
     assert rows == {"a": 100, "b": 10}
 
 
+def test_overlapping_spans_of_one_name_nest_on_a_thread_but_not_on_a_named_track() -> None:
+    def self_s(recorder: Recorder) -> float:
+        (row,) = summarise_recording(recorder.recording()).spans
+        return row.self_s
+
+    requests = recorder_with(("request", 0, 10), ("request", 2, 8), track="requests")
+    assert self_s(requests) == pytest.approx(16e-9)
+    recursion = Recorder(clock_ns=lambda: 0)
+    recursion.complete("visit", 2, 8)
+    recursion.complete("visit", 0, 10)
+    assert self_s(recursion) == pytest.approx(10e-9)
+
+
 def test_spans_that_cross_keep_all_their_time() -> None:
     rows = summarise_recording(recorder_with(("a", 0, 10), ("b", 5, 15)).recording()).spans
     assert {row.name: round(row.self_s * 1e9) for row in rows} == {"a": 10, "b": 10}
@@ -76,7 +89,7 @@ def test_dropped_events_are_told() -> None:
         recorder.count("n", value)
     result = summarise_recording(recorder.recording())
     assert result.dropped == 2
-    assert result.warning().startswith("2 events were dropped")
+    assert result.warning().startswith("dropped events: 2,")
 
 
 def test_an_empty_recording() -> None:
@@ -89,7 +102,7 @@ def test_an_empty_recording() -> None:
     [
         (0, "0 ns"),
         (4.2e-8, "42 ns"),
-        (1e-6, "1 us"),
+        (1e-6, "1 µs"),
         (0.0012345, "1.23 ms"),
         (0.1234, "123 ms"),
         (90, "90 s"),

@@ -17,8 +17,8 @@ from typing import Any, BinaryIO, cast
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.profiling.files import atomic_write
-from mlsys_core.profiling.nesting import nest
-from mlsys_core.profiling.recording import FIRST_SYNTHETIC_ID, Recording, Span, Track, plain
+from mlsys_core.profiling.nesting import place
+from mlsys_core.profiling.recording import FIRST_SYNTHETIC_ID, Recording, Track, plain
 
 Event = dict[str, Any]
 
@@ -27,8 +27,9 @@ def write_trace(recording: Recording, path: str | Path) -> None:
     """Write ``recording`` as a Chrome trace; gzipped if the name ends in ``.gz``. The file appears whole or not at all.
 
     Times are microseconds since the first event. Partly overlapping spans of a track go to rows of their own
-    (``requests``, ``requests (2)``), as viewers require. JSON has no NaN: in arguments it becomes the string ``"NaN"``;
-    counter samples that are not finite are left out and counted in ``otherData.nonfinite_samples``.
+    (``requests``, ``requests (2)``), as viewers require; on a named track so do overlapping spans of the same name.
+    JSON has no NaN: in arguments it becomes the string ``"NaN"``; counter samples that are not finite are left out and
+    counted in ``otherData.nonfinite_samples``.
 
     Raises:
         InvalidInputError: the folder does not exist.
@@ -103,7 +104,10 @@ def read_trace(path: str | Path) -> Recording:
 
 
 class _Rows:
-    """Which row (pid, tid) of the viewer each track and span gets; pairs are unique, lanes are rows of their own."""
+    """Which row (pid, tid) of the viewer each track and span gets; pairs are unique, lanes are rows of their own.
+
+    Threads keep their ids. All other rows are numbered in the order they are to stand in, as Perfetto sorts by tid.
+    """
 
     def __init__(self, recording: Recording) -> None:
         self.names: list[tuple[int, int, str]] = []
@@ -113,29 +117,21 @@ class _Rows:
         members: dict[Track, list[int]] = defaultdict(list)
         for index, span in enumerate(recording.spans):
             members[span.track].append(index)
-        tracks = recording.tracks()
-        reserved = {(track.pid, track.tid) for track in tracks}
-        for track in tracks:
+        for track in recording.tracks():
             indices = members[track]
-            lanes = [placement.lane for placement in nest([_interval(recording.spans[i]) for i in indices])]
-            tids = [self._row(track, lane, reserved) for lane in range(max(lanes, default=0) + 1)]
+            lanes = [placement.lane for placement in place(track, [recording.spans[i] for i in indices])]
+            tids = [self._row(track, lane) for lane in range(max(lanes, default=0) + 1)]
             self.tid_of_track[track] = tids[0]
             for index, lane in zip(indices, lanes, strict=True):
                 self.tid_of_span[index] = tids[lane]
 
-    def _row(self, track: Track, lane: int, reserved: set[tuple[int, int]]) -> int:
+    def _row(self, track: Track, lane: int) -> int:
         tid = track.tid
-        if lane or (track.pid, tid) in self._used:
-            tid = FIRST_SYNTHETIC_ID + len(self._used)
-            while (track.pid, tid) in self._used or (track.pid, tid) in reserved:
-                tid += 1
+        if lane or track.is_named or (track.pid, tid) in self._used:
+            tid = FIRST_SYNTHETIC_ID + len(self._used)  # no thread's, and rising
         self._used.add((track.pid, tid))
         self.names.append((track.pid, tid, f"{track.name} ({lane + 1})" if lane else track.name))
         return tid
-
-
-def _interval(span: Span) -> tuple[int, int]:
-    return span.start_ns, span.end_ns
 
 
 def _metadata(name: str, pid: int, tid: int, /, **args: Any) -> Event:

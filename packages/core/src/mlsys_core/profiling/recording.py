@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-FIRST_SYNTHETIC_ID = 10_000_000  # above Linux's largest pid (2**22); ids of named tracks and renumbered processes
+FIRST_SYNTHETIC_ID = 2**31  # ids of named tracks and renumbered processes: above the systems' own, within 32 bits
 
 Args = Mapping[str, Any]
 
@@ -37,6 +37,11 @@ class Track(NamedTuple):
     pid: int
     tid: int
     name: str
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it is no thread but a named track, such as that of all requests."""
+        return FIRST_SYNTHETIC_ID <= self.tid < 2 * FIRST_SYNTHETIC_ID
 
 
 class Span(NamedTuple):
@@ -133,7 +138,7 @@ def merge(recordings: Iterable[Recording]) -> Recording:
     Example:
         >>> a, b = Recording((Process(7, "a", "left"),)), Recording((Process(7, "b", "right"),))
         >>> [process.pid for process in merge([a, b]).processes]
-        [7, 10000000]
+        [7, 2147483648]
     """
     parts = list(recordings)
     pids: dict[tuple[str, int], int] = {}

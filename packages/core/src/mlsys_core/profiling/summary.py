@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.profiling.nesting import nest
+from mlsys_core.profiling.nesting import place
 from mlsys_core.profiling.percentiles import Distribution, summarise
-from mlsys_core.profiling.recording import Recording, Track
+from mlsys_core.profiling.recording import Recording, Span, Track
 
 SortKey = Literal["total", "count", "p99"]
 
@@ -57,7 +57,7 @@ class RecordingSummary:
         """What a reader must know before trusting the figures; "" if nothing."""
         if not self.dropped:
             return ""
-        return f"{self.dropped} events were dropped because a buffer was full: the figures lack them; raise max_events"
+        return f"dropped events: {self.dropped}, as a buffer was full; the figures lack them; raise max_events"
 
 
 def summarise_recording(recording: Recording, *, sort: SortKey = "total") -> RecordingSummary:
@@ -104,16 +104,15 @@ def summarise_recording(recording: Recording, *, sort: SortKey = "total") -> Rec
 
 
 def _self_ns(recording: Recording) -> dict[str, int]:
-    by_track: dict[Track, list[tuple[str, int, int]]] = defaultdict(list)
+    by_track: dict[Track, list[Span]] = defaultdict(list)
     for span in recording.spans:
-        by_track[span.track].append((span.name, span.start_ns, span.end_ns))
+        by_track[span.track].append(span)
     totals: dict[str, int] = defaultdict(int)
-    for spans in by_track.values():
-        placements = nest([(start, end) for _, start, end in spans])
-        for (name, start, end), placement in zip(spans, placements, strict=True):
-            totals[name] += end - start
+    for track, spans in by_track.items():
+        for span, placement in zip(spans, place(track, spans), strict=True):
+            totals[span.name] += span.duration_ns
             if placement.parent is not None:
-                totals[spans[placement.parent][0]] -= end - start
+                totals[spans[placement.parent].name] -= span.duration_ns
     return totals
 
 
@@ -142,7 +141,7 @@ def format_s(seconds: float) -> str:
         ('1.23 ms', '90 s')
     """
     unit, scale = next(
-        ((unit, scale) for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)) if abs(seconds) * scale >= 1),
+        ((unit, scale) for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)) if abs(seconds) * scale >= 1),
         ("ns", 1e9),
     )
     value = seconds * scale

@@ -116,7 +116,7 @@ class _Reader:
     def _id(self, value: object) -> int:
         if isinstance(value, int):
             return value
-        return self.ids.setdefault(str(value), FIRST_SYNTHETIC_ID + len(self.ids))
+        return self.ids.setdefault(str(value), 2 * FIRST_SYNTHETIC_ID + len(self.ids))
 
     def _track(self, pid: int, raw_tid: object) -> Track:
         tid = self._id(raw_tid)

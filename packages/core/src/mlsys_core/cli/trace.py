@@ -1,0 +1,127 @@
+"""``mlsys trace``: read what a recorder wrote, as a table or as a page."""
+
+from __future__ import annotations
+
+import enum
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlsys_core.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mlsys_core.profiling.summary import RecordingSummary
+
+app = typer.Typer(no_args_is_help=True)
+
+TraceFile = Annotated[Path, typer.Argument(metavar="FILE", help="A Chrome trace, .json or .json.gz.")]
+
+
+class Sort(enum.StrEnum):
+    """Columns to sort by, the largest first."""
+
+    TOTAL = "total"
+    COUNT = "count"
+    P99 = "p99"
+
+
+@app.callback()
+def main() -> None:
+    """Summarise and view trace files of mlsys and other tools.
+
+    Example: mlsys trace summary run.json.gz
+    """
+
+
+@app.command()
+def summary(
+    file: TraceFile,
+    sort: Annotated[Sort, typer.Option(help="Column to sort the spans by.")] = Sort.TOTAL,
+    limit: Annotated[int, typer.Option(min=1, help="Number of span names to show.")] = 30,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, times in seconds.")] = False,
+) -> None:
+    """Where the time went: count, total, self time and percentiles of each span name.
+
+    Example: mlsys trace summary run.json.gz --sort p99 --limit 10
+    """
+    from mlsys_core.profiling import read_trace, summarise_recording
+
+    result = summarise_recording(read_trace(file), sort=sort.value)
+    if as_json:
+        document = result.to_dict()
+        typer.echo(json.dumps({**document, "spans": document["spans"][:limit]}, indent=2, allow_nan=False))
+        return
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console.width = 160  # a file or a pipe has no width to keep to
+    _print(console, result, limit)
+
+
+@app.command()
+def view(
+    file: TraceFile,
+    output: Annotated[Path | None, typer.Option(help="The page to write; beside FILE if not given.")] = None,
+    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
+) -> None:
+    """Make one self-contained HTML page with a timeline, and open it.
+
+    Example: mlsys trace view run.json.gz --output run.html --no-open
+    """
+    import webbrowser
+
+    from mlsys_core.profiling import read_trace
+    from mlsys_core.profiling.files import atomic_write
+    from mlsys_core.profiling.timeline import timeline_html
+
+    page = output or file.with_name(file.name.removesuffix(".gz").removesuffix(".json") + ".html")
+    if page.resolve() == file.resolve():
+        raise InvalidInputError(f"--output {page} is the trace itself: name another file")
+    recording = read_trace(file)
+    try:
+        with atomic_write(page) as target:
+            target.write(timeline_html(recording, title=file.name).encode())
+    except OSError as error:
+        raise InvalidInputError(f"cannot write {page}: {error}; name another file with --output") from error
+    typer.echo(f"wrote {page}")
+    typer.echo(f"for Perfetto, open https://ui.perfetto.dev and drop {file} on it; it stays on your machine")
+    if open_page and not webbrowser.open(page.resolve().as_uri()):
+        typer.echo(f"found no browser; open {page} in one", err=True)
+
+
+def _print(console: Console, result: RecordingSummary, limit: int) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from mlsys_core.profiling.summary import format_s
+
+    console.print(
+        f"events: {result.num_events} (instants: {result.num_instants}), wall time: {format_s(result.wall_s)}",
+        highlight=False,
+    )
+    if result.dropped:
+        console.print(Text(f"warning: {result.warning()}", style="yellow"))
+    if result.spans:
+        table = Table("span", title="spans", title_justify="left")
+        for column in ("count", "total", "self", "mean", "p50", "p90", "p99", "max", "of wall"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for row in result.spans[:limit]:
+            d = row.duration_s
+            times = [format_s(value) for value in (d.total, row.self_s, d.mean, d.p50, d.p90, d.p99, d.max)]
+            table.add_row(Text(row.name), str(d.count), *times, f"{row.share_of_wall:.1%}")
+        console.print(table)
+        if len(result.spans) > limit:
+            console.print(f"and {len(result.spans) - limit} more span names: raise --limit", highlight=False)
+    if result.counters:
+        table = Table("counter", title="counters", title_justify="left")
+        for column in ("process", "samples", "min", "mean", "max"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for counter in result.counters:
+            values = [f"{value:.6g}" for value in (counter.min, counter.mean, counter.max)]
+            table.add_row(Text(counter.name), str(counter.pid), str(counter.num_samples), *values)
+        console.print(table)
