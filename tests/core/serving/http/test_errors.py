@@ -7,6 +7,7 @@ import httpx
 import pytest
 from fastapi import APIRouter, FastAPI, HTTPException, Query
 from mlsys_core.errors import DeviceError, InvalidInputError, ServingError
+from mlsys_core.serving import QueueFullError as CoreQueueFullError
 from mlsys_core.serving.http import ErrorFormat, ErrorInfo, HttpError, Router
 from mlsys_core.serving.http.describe import MAX_MESSAGE_CHARS, describe
 from mlsys_core.serving.http.errors import stream_event, to_json
@@ -33,6 +34,7 @@ RAISED: dict[str, Exception] = {
     "input": InvalidInputError("top_k is 1 or more, got 0"),
     "serving": ServingError("the engine stopped"),
     "queue": QueueFullError("64 requests wait already"),
+    "later": CoreQueueFullError("8 requests wait already", retry_after_s=0.2),
     "model": NoModelError("no model 'x'"),
     "device": DeviceError("/dev/secret is busy"),
     "bug": KeyError("secret"),
@@ -73,6 +75,7 @@ def router() -> Router:
         ("input", 400, "invalid_value", "top_k is 1 or more, got 0"),
         ("serving", 500, "internal_error", "the engine stopped"),
         ("queue", 429, "queue_full", "64 requests wait already"),
+        ("later", 503, "unavailable", "8 requests wait already"),
         ("model", 404, "not_found", "no model 'x'"),
         ("device", 500, "internal_error", "the server failed"),
         ("bug", 500, "internal_error", "the server failed"),
@@ -95,7 +98,8 @@ async def test_attributes_of_an_error_reach_the_client(
     router: Router, make_app: Any, client_of: Any, check_error: Check
 ) -> None:
     async with client_of(make_app(router)) as client:
-        assert (await client.get("/raise/queue")).headers["retry-after"] == "2"
+        assert (await client.get("/raise/queue")).headers["retry-after"] == "3"
+        assert (await client.get("/raise/later")).headers["retry-after"] == "1"
         assert (await client.get("/raise/http")).headers["x-pot"] == "tea"
         assert check_error(await client.get("/raise/model"), 404, "not_found")["param"] == "model"
         long = check_error(await client.get("/raise/long"), 400, "invalid_value")["message"]
@@ -180,6 +184,18 @@ async def test_malformed_bodies_on_strict_and_plain_routers(
         check_error(await client.post("/any", content=b'{"a": "\xff"}', headers=headers), 400, "invalid_encoding")
 
 
+async def test_routes_of_the_app_itself_are_strict_too(make_app: Any, client_of: Any, check_error: Check) -> None:
+    app: FastAPI = make_app()
+
+    @app.post("/any")
+    async def anything(body: dict[str, Any]) -> dict[str, Any]:
+        return body
+
+    async with client_of(app) as client:
+        response = await client.post("/any", content=b'{"a": NaN}', headers={"content-type": "application/json"})
+    check_error(response, 400, "malformed_json")
+
+
 async def test_another_format_for_all_errors(router: Router, make_app: Any, client_of: Any) -> None:
     class TritonError(BaseModel):
         error: str
@@ -229,9 +245,16 @@ def test_a_fault_outside_the_supervisor_keeps_the_shape(make_app: Any) -> None:
     assert "secret" not in response.text
 
 
-def test_an_http_exception_below_400_has_no_body(make_app: Any) -> None:
-    info = describe(HTTPException(304, headers={"etag": "x"}))
-    assert (info.status, info.headers) == (304, (("etag", "x"),))
+async def test_an_http_exception_below_400_has_no_body(make_app: Any, client_of: Any) -> None:
+    router = Router()
+
+    @router.get("/cached")
+    async def cached() -> None:
+        raise HTTPException(304, headers={"etag": "x"})
+
+    async with client_of(make_app(router)) as client:
+        response = await client.get("/cached")
+    assert (response.status_code, response.content, response.headers["etag"]) == (304, b"", "x")
 
 
 @pytest.mark.parametrize(

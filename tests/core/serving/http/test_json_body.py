@@ -49,4 +49,6 @@ def test_the_deepest_that_is_allowed_passes_and_so_does_a_whole_surrogate_pair()
     deepest = b"[" * MAX_DEPTH + b"]" * MAX_DEPTH
     assert json.dumps(parse_json(deepest)).encode() == deepest
     assert parse_json(b'"\\ud83d\\ude00"') == "\N{GRINNING FACE}"
+    with_siblings = b"[" * MAX_DEPTH + b"]" * (MAX_DEPTH - 1) + b",[],{}]"
+    assert json.dumps(parse_json(with_siblings), separators=(",", ":")).encode() == with_siblings
     assert parse_json(b'["' + b"[" * 200 + b'"]') == ["[" * 200]  # brackets in a string are no nesting

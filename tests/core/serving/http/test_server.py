@@ -193,14 +193,16 @@ def test_what_outlives_the_drain_is_cut_and_told_so(start: Any, tmp_path: Path, 
     assert (tmp_path / "lifespan-left").exists()
 
 
-def test_a_second_signal_exits_at_once(start: Any) -> None:
+def test_a_second_signal_exits_at_once(start: Any, tmp_path: Path) -> None:
     process = start(drain_timeout_s=600)
     with httpx.stream("GET", f"{process.url}/stream", timeout=WAIT_S) as stream:
-        assert next(stream.iter_lines()) == "data: first"
+        lines = stream.iter_lines()  # kept: httpx closes the connection with its iterator
+        assert next(lines) == "data: first"
         process.send(signal.SIGTERM)
         process.wait_until_draining()
         process.send(signal.SIGTERM)
         assert process.exit_code() == 128 + signal.SIGTERM
+    assert (tmp_path / "lifespan-left").exists()  # it left by itself, not by the last resort
 
 
 def test_a_second_signal_ends_even_a_blocked_event_loop(start: Any, tmp_path: Path) -> None:
@@ -424,6 +426,25 @@ async def test_drain_waits_for_the_last_request_then_cuts() -> None:
     [error] = first.stopped_with
     assert (error.http_status, error.error_code) == (503, "shutting_down")
     assert order == ["hook", "async hook"]  # once
+
+
+async def test_a_cut_request_gets_a_moment_to_clean_up() -> None:
+    lifecycle, stopped = Lifecycle(Readiness()), asyncio.Event()
+
+    class Request:
+        def stop(self, error: Any) -> None:
+            stopped.set()
+
+    async def run() -> None:
+        with lifecycle.running(Request()):
+            await stopped.wait()
+            await asyncio.sleep(0.02)
+
+    running = asyncio.create_task(run())
+    await asyncio.sleep(0)
+    assert not await lifecycle.drain(0, cut_grace_s=10)
+    assert lifecycle.num_running == 0
+    await running
 
 
 def test_runtime_is_what_the_app_was_made_with() -> None:

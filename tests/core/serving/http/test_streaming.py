@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import Request
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http import BackgroundServer, ClosingStreamingResponse, Router, cancel_on_disconnect
+from mlsys_core.serving.http import BackgroundServer, ClosingStreamingResponse, Router, cancel_on_disconnect, runtime_of
 from mlsys_core.serving.http.errors import ClientDisconnectedError
+from starlette.background import BackgroundTask
+from starlette.requests import ClientDisconnect
 
 RESPONSES = {"own": ClosingStreamingResponse, "starlette": StreamingResponse}
 WAIT_S = 10  # for what happens at once unless it is broken
@@ -64,16 +67,18 @@ class Probe:
             yield "first\n\n"
             raise InvalidInputError("bad token") if media == "refused" else KeyError("secret")
 
-        types = {"sse": "text/event-stream", "refused": "text/event-stream", "bytes": "application/octet-stream"}
-        return StreamingResponse(chunks(), media_type=types[media])
+        media_type = "application/octet-stream" if media == "bytes" else "text/event-stream"
+        headers = {"content-length": "100"} if media == "length" else {}
+        return StreamingResponse(chunks(), media_type=media_type, headers=headers)
 
-    async def background(self) -> JSONResponse:
-        from starlette.background import BackgroundTask
-
+    async def background(self) -> StreamingResponse:
         def fail() -> None:
             raise KeyError("after the answer")
 
-        return JSONResponse({"ok": True}, background=BackgroundTask(fail))
+        async def chunks() -> AsyncIterator[str]:
+            yield "data: all\n\n"
+
+        return StreamingResponse(chunks(), media_type="text/event-stream", background=BackgroundTask(fail))
 
 
 @pytest.fixture
@@ -193,23 +198,77 @@ async def test_a_server_whose_send_raises_closes_the_generator_at_once() -> None
     assert closed == [True]
 
 
-def test_several_readers_all_learn_of_the_disconnect(make_app: Any, serve: Any, dial: Any) -> None:
-    router, running, told = Router(), threading.Event(), threading.Barrier(3)
+async def test_several_readers_all_learn_of_a_disconnect_that_is_told_once(make_app: Any, log: Any) -> None:
+    router = Router()
 
     @router.get("/two")
     async def two(request: Request) -> None:
-        async def watch() -> None:
-            running.set()
-            while (await request.receive())["type"] != "http.disconnect":
-                pass
-            await asyncio.to_thread(told.wait, WAIT_S)
+        await asyncio.gather(*(request.receive() for _ in range(3)))
+        assert (await request.receive())["type"] == "http.disconnect"
+        await cancel_on_disconnect(request, asyncio.Event().wait())
 
-        await asyncio.gather(watch(), watch())
+    told = False
 
-    with dial(serve(make_app(router))) as sock:
-        sock.sendall(b"GET /two HTTP/1.1\r\nhost: t\r\n\r\n")
-        assert running.wait(WAIT_S)
-    told.wait(WAIT_S)
+    async def receive() -> dict[str, Any]:
+        nonlocal told
+        await asyncio.sleep(0.01)
+        if told:
+            await asyncio.Event().wait()
+        told = True
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        raise AssertionError(f"nobody is there to read {message}")
+
+    scope = {"type": "http", "method": "GET", "path": "/two", "query_string": b"", "headers": [], "root_path": ""}
+    await asyncio.wait_for(make_app(router)(scope, receive, send), WAIT_S)
+    [line] = log.events("request")
+    assert (line["status"], line["complete"]) == (499, False)
+
+
+def test_a_handler_that_reads_its_body_itself_may_let_the_disconnect_pass(
+    make_app: Any, serve: Any, dial: Any, log: Any
+) -> None:
+    router, reading = Router(), threading.Event()
+
+    @router.get("/read")
+    async def read(request: Request) -> None:
+        reading.set()
+        await request.receive()
+        raise ClientDisconnect
+
+    app = make_app(router)
+    server = serve(app)
+    with dial(server) as sock:
+        sock.sendall(b"GET /read HTTP/1.1\r\nhost: t\r\n\r\n")
+        assert reading.wait(WAIT_S)
+    while runtime_of(app).lifecycle.num_running:
+        time.sleep(0.005)
+    server.stop()
+    assert log.events("request failed") == []
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_upload_is_no_error(
+    make_app: Any, serve: Any, dial: Any, log: Any
+) -> None:
+    router = Router()
+
+    @router.post("/upload")
+    async def upload(body: dict[str, Any]) -> None:
+        raise AssertionError("the body never came")
+
+    app = make_app(router)
+    server = serve(app)
+    with dial(server) as sock:
+        head = b"POST /upload HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\ncontent-length: 99\r\n"
+        sock.sendall(head + b"expect: 100-continue\r\n\r\n")
+        assert sock.recv(4096).startswith(b"HTTP/1.1 100 ")  # the handler's side reads now
+    while runtime_of(app).lifecycle.num_running:
+        time.sleep(0.005)
+    server.stop()
+    [line] = log.events("request")
+    assert (line["route"], line["status"]) == ("/upload", 499)
+    assert log.events("request failed") == []
 
 
 def test_an_exception_in_a_started_stream_is_logged_and_ends_it_with_an_event(
@@ -227,16 +286,21 @@ def test_an_exception_in_a_started_stream_is_logged_and_ends_it_with_an_event(
     assert "KeyError: 'secret'" in event["exception"]
 
 
-def test_an_exception_in_a_stream_without_events_cuts_it(probe: Probe, make_app: Any, serve: Any, log: Any) -> None:
+@pytest.mark.parametrize("media", ["bytes", "length"])
+def test_an_exception_in_a_stream_that_takes_no_event_cuts_it(
+    media: str, probe: Probe, make_app: Any, serve: Any, log: Any
+) -> None:
     server = serve(make_app(probe.router))
     with pytest.raises(httpx.RemoteProtocolError):
-        httpx.get(f"{server.url}/breaking/bytes")
+        httpx.get(f"{server.url}/breaking/{media}")
     server.stop()
+    assert not any("exception" in event for event in log.events("server"))  # nothing was sent beyond the length
     assert len(log.events("request failed")) == 1
 
 
 def test_a_failing_background_task_is_logged_and_leaves_the_answer_whole(probe: Probe, make_app: Any, log: Any) -> None:
     with BackgroundServer(make_app(probe.router), drain_timeout_s=WAIT_S) as server:
-        assert httpx.get(f"{server.url}/background").json() == {"ok": True}
+        assert httpx.get(f"{server.url}/background").text == "data: all\n\n"
     [event] = log.events("request failed")
     assert "after the answer" in event["exception"]
+    assert log.events("server") == []

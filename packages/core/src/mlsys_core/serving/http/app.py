@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.clock import WallClock
 from mlsys_core.serving.http.answers import ErrorAnswers
 from mlsys_core.serving.http.config import HttpConfig
 from mlsys_core.serving.http.errors import ErrorFormat
@@ -31,7 +32,6 @@ from mlsys_core.serving.http.middleware.context import RequestContextMiddleware
 from mlsys_core.serving.http.middleware.gate import ApiKeyMiddleware, DrainGateMiddleware
 from mlsys_core.serving.http.middleware.observe import ObserveMiddleware
 from mlsys_core.serving.http.middleware.supervisor import SupervisorMiddleware
-from mlsys_core.serving.http.record import MonotonicClock
 from mlsys_core.serving.http.routing import JsonRoute
 from mlsys_core.serving.protocols import Clock
 
@@ -75,7 +75,7 @@ def create_app(
         error_format: the shape of errors; default OpenAI's.
         readiness: to add checks to; default a new one.
         registry: of metrics, for ``/metrics``; subsystems register their collectors in it. Default a new one.
-        clock: of deadlines and durations; give it the serving loop's. Default ``time.monotonic``.
+        clock: of deadlines and durations; give it the serving loop's. Default ``WallClock``.
         logger: default one that writes ``config.log_format`` to stderr.
         new_request_id: makes ids of requests that bring none; default random UUIDs.
 
@@ -101,7 +101,7 @@ def create_app(
         metrics=HttpMetrics(CollectorRegistry() if registry is None else registry),
         answers=ErrorAnswers(error_format, validation_status=config.validation_status),
         logger=logger,
-        clock=clock or MonotonicClock(),
+        clock=clock or WallClock(),
     )
 
     async def on_error(request: Request, error: Exception) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
@@ -9,9 +10,10 @@ from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
-from mlsys_core.serving.http.errors import ErrorInfo, HttpError
+from mlsys_core.serving.http.errors import ClientDisconnectedError, ErrorInfo, HttpError
 
 MAX_MESSAGE_CHARS = 1000
 _MAX_FIELDS = 5  # problems named in one message
@@ -36,7 +38,8 @@ def describe(error: BaseException, *, validation_status: int = 422) -> ErrorInfo
 
     ``MlsysError`` classes choose by attributes: ``http_status`` (an int from 400 to 599), and if they like
     ``error_code``, ``param``, ``http_headers`` (a mapping) and ``retry_after_s``. Without ``http_status``,
-    ``InvalidInputError`` is 400, ``ServingError`` 500 with its message, and all else 500 without one.
+    ``InvalidInputError`` is 400, ``ServingError`` 500 with its message (503 if it has ``retry_after_s``), and all else
+    500 without one.
 
     Example:
         >>> describe(InvalidInputError("top_k is 1 or more, got 0")).status
@@ -64,6 +67,8 @@ def unwrap(error: BaseException) -> BaseException:
             error = cause  # FastAPI: answers 400 for whatever reading the body raised
         elif isinstance(error, HTTPException) and error.status_code == 400 and isinstance(cause, UnicodeDecodeError):
             return HttpError("the body is not valid UTF-8", http_status=400, error_code="invalid_encoding")
+        elif isinstance(error, ClientDisconnect) or isinstance(cause, ClientDisconnect):
+            return ClientDisconnectedError()  # while its body was read
         elif isinstance(error, RuntimeError) and isinstance(cause, HTTPException | RequestValidationError):
             error = cause  # Starlette: raised by a handler whose response had started
         else:
@@ -81,17 +86,17 @@ def _info(status: int, message: str | None, **fields: Any) -> ErrorInfo:
 
 def _from_mlsys_error(error: MlsysError) -> ErrorInfo:
     status = getattr(error, "http_status", None)
+    retry_after_s = getattr(error, "retry_after_s", None)
     if not isinstance(status, int) or not 400 <= status <= 599:
         if isinstance(error, InvalidInputError):
             status = 400
         elif isinstance(error, ServingError):
-            status = 500  # its message is written for the client
+            status = 500 if retry_after_s is None else 503  # its message is written for the client
         else:
             return _info(500, None)
     headers = dict(getattr(error, "http_headers", None) or {})
-    retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
-        headers.setdefault("Retry-After", str(max(0, round(retry_after_s))))
+        headers.setdefault("Retry-After", str(max(1, math.ceil(retry_after_s))))
     code = getattr(error, "error_code", None)
     if code is None and isinstance(error, InvalidInputError) and status == 400:
         code = "invalid_value"
@@ -146,7 +151,7 @@ def _place(loc: tuple[Any, ...]) -> str:
 
 
 def _dotted(parts: tuple[Any, ...]) -> str:
-    return _cut(".".join(_cut(str(part), _MAX_FIELD_CHARS // 2) for part in parts), _MAX_FIELD_CHARS)
+    return _cut(".".join(map(str, parts)), _MAX_FIELD_CHARS)
 
 
 def _cut(text: str, limit: int) -> str:

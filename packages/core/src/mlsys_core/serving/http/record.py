@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,14 +12,6 @@ from starlette.types import Scope
 from mlsys_core.serving.http.metrics import UNMATCHED
 
 _SCOPE_KEY = "mlsys.http"
-
-
-class MonotonicClock:
-    """Seconds of ``time.monotonic``; the default clock of a front."""
-
-    def now(self) -> float:
-        """Seconds since an arbitrary start."""
-        return time.monotonic()
 
 
 @dataclass(slots=True)

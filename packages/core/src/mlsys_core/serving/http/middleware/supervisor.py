@@ -15,7 +15,6 @@ from typing import Any
 
 import structlog
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlsys_core.errors import MlsysError
@@ -77,7 +76,7 @@ class SupervisorMiddleware:
 
     async def _conclude(self, run: _Run, error: BaseException, scope: Scope, receive: Receive, send: Send) -> None:
         record = record_of(scope)
-        if isinstance(error, ClientDisconnect | ClientDisconnectedError):
+        if isinstance(error, ClientDisconnectedError):
             return
         info = self._answers.info(error, scope)
         if info.status >= 500 and not run.was_stopped:
