@@ -3,7 +3,7 @@
 VENV   ?= .venv
 PYTHON ?= python3
 PY     := $(VENV)/bin/python
-PIP    := $(PY) -m pip --disable-pip-version-check -q
+PIP    := $(PY) -m pip --disable-pip-version-check
 DISTS  := packages/core packages/nimble packages/orca packages/windtunnel plugins/batchmaker plugins/dvabatch
 CODE   := packages plugins tests scripts benchmarks examples
 TORCH  := torch==2.13.0
@@ -35,7 +35,7 @@ $(VENV)/.models: $(VENV)/.locked requirements/models.lock
 
 $(VENV)/.installed: $(VENV)/.models $(wildcard packages/*/pyproject.toml plugins/*/pyproject.toml)
 	@echo "3/3 mlsys itself"
-	$(PIP) install --no-deps --no-build-isolation $(addprefix -e ,$(DISTS))
+	$(PIP) install -q --no-deps --no-build-isolation $(addprefix -e ,$(DISTS))
 	@touch $@
 
 setup: $(VENV)/.installed  ## Create .venv and install everything
@@ -66,7 +66,7 @@ docs: setup  ## Build the documentation site into site/, warnings as errors
 
 browser: setup  ## Check the HTML pages in a real Chromium (installed by scripts/install_chromium.sh)
 	scripts/install_chromium.sh
-	$(PY) -m pytest -m browser tests/browser
+	$(PY) -m pytest -m browser
 
 test-gpu:  ## Run the tests that need a CUDA device; fails where there is none (PY=python3 for another interpreter)
 	MLSYS_REQUIRE_GPU=1 $(PY) -m pytest -m gpu
