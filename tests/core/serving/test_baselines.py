@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving import (
+    Collector,
     FinishReason,
     QueueFullError,
     ServeRequest,
+    ServingLoop,
     SimulatedExecutor,
     Simulation,
+    VirtualClock,
     WorkerId,
     simulate,
 )
@@ -72,6 +75,17 @@ def test_delay_batch_goes_early_when_full() -> None:
     assert runs(simulation) == [("ab", 0, 1, 6), ("cd", 0, 6, 11), ("e", 0, 109, 113)]
 
 
+def test_delay_batch_waits_for_nobody_once_draining() -> None:
+    collector, clock = Collector[Any, Any](), VirtualClock()
+    scheduler = DelayBatch[None, str](max_batch_size=2, delay_s=100)
+    loop = ServingLoop(scheduler, worker(three_plus_size), clock, listener=collector)
+    loop.submit(request("a"), "a")
+    while clock.now() < 1.0:
+        loop.step(until_s=1.0)
+    assert loop.drain()
+    assert collector.finished_s == {"a": 5.0}
+
+
 def test_delay_batch_of_zero_is_zero_batch() -> None:
     delay = serve(DelayBatch(max_batch_size=4, delay_s=0), worker(three_plus_size), FIVE)
     assert runs(delay) == runs(serve(ZeroBatch(max_batch_size=4), worker(three_plus_size), FIVE))
@@ -109,7 +123,7 @@ def test_an_idle_worker_goes_before_one_with_room_for_a_second_batch() -> None:
     workers = [worker(lambda _: 4.0, max_in_flight=2) for _ in range(2)]
     simulation = serve(ZeroBatch(max_batch_size=1), workers, trace)
     # At 1, b goes to the idle worker; then both have one, and c and d queue behind a and b.
-    assert runs(simulation) == [("a", 0, 0, 4), ("c", 0, 4, 8), ("b", 1, 1, 5), ("d", 1, 5, 9)]
+    assert runs(simulation) == [("a", 0, 0, 4), ("b", 1, 1, 5), ("c", 0, 4, 8), ("d", 1, 5, 9)]
 
 
 def test_priority_goes_first_within_what_waits() -> None:

@@ -96,6 +96,7 @@ def test_drain_gives_up_after_its_timeout_and_stop_cancels_the_rest() -> None:
     loop.stop()
     assert not loop.drain()
     assert len(collector.finished) == 2
+    assert loop.state is LoopState.STOPPED
 
 
 def test_ids_must_be_free_and_the_requests_own() -> None:
@@ -339,6 +340,32 @@ def test_the_other_workers_go_on_when_one_is_lost(dies_in: str) -> None:
     failed = [finished for finished in collector.finished.values() if finished.reason is not FinishReason.DONE]
     assert 1 <= len(failed) <= 2  # what the lost one had in flight
     assert all(isinstance(finished.error, OSError | ServingError) for finished in failed)
+
+
+def test_work_of_a_lost_executor_may_go_to_the_others_at_once() -> None:
+    class Retrying(ZeroBatch[Any, Any]):
+        def __init__(self) -> None:
+            super().__init__(max_batch_size=1)
+            self._again: list[Batch] = []
+            self.fail = self._retry
+
+        def _retry(self, batch: Batch, error: BaseException, now: float) -> Sequence[Finished[Any]]:
+            self._again.append(batch)
+            return ()
+
+        def next_batch(self, worker: WorkerId, now: float) -> Batch | None:
+            return self._again.pop() if self._again else super().next_batch(worker, now)
+
+    def gone(_: object) -> float:
+        raise OSError("gone")
+
+    collector = Collector[Any, Any]()
+    executors = [SimulatedExecutor[Any, Any](gone, names), SimulatedExecutor[Any, Any](lambda _: 1.0, names)]
+    loop = ServingLoop[Any, Any, Any](Retrying(), executors, VirtualClock(), listener=collector)
+    loop.submit(request("a"), "a")
+    assert loop.drain()
+    assert reasons(collector) == {"a": FinishReason.DONE}
+    assert collector.finished_s == {"a": 1.0}
 
 
 def test_ctrl_c_in_an_inline_batch_reaches_the_owner_and_everyone_is_told() -> None:

@@ -21,7 +21,7 @@ from mlsys_core.serving import (
     WallClock,
     WorkerId,
 )
-from mlsys_core.serving.baselines import DelayBatch, RequestBatch, ZeroBatch
+from mlsys_core.serving.baselines import Bucketed, DelayBatch, RequestBatch, StaticBatch, ZeroBatch
 
 PATIENCE_S = 30.0  # bound of every wait; reached only by a defect
 Batch = RequestBatch[Any]
@@ -220,6 +220,44 @@ def test_drain_of_an_idle_loop_returns() -> None:
         assert loop.drain(PATIENCE_S)
 
 
+def test_drain_ends_when_the_last_request_leaves_without_a_batch() -> None:
+    class Stubborn(StaticBatch[Any, Any]):
+        def drain(self, now: float) -> None:
+            """Goes on waiting for a full batch."""
+
+    ledger, clock = Ledger(), WallClock()
+    executors = [ThreadExecutor(names)]
+    with ServingLoop[Any, Any, Any](Stubborn(batch_size=2), executors, clock, listener=ledger).start() as loop:
+        loop.submit(ServeRequest("a", None, deadline_s=clock.now() + 0.02), "a")
+        assert loop.drain(PATIENCE_S)
+    assert ledger.reasons == {"a": FinishReason.EXPIRED}
+
+
+@pytest.mark.parametrize("then", ["submit", "stop"])
+def test_what_the_listener_does_while_requests_are_admitted_needs_no_other_event(then: str) -> None:
+    class Reacting(Ledger):
+        def on_finished(self, finished: Finished[Any], now: float) -> None:
+            super().on_finished(finished, now)
+            if finished.request_id == "too long":
+                if then == "submit":
+                    submit(loop, "short")
+                else:
+                    loop.stop()
+
+    ledger = Reacting()
+    loop = ServingLoop[Any, Any, Any](
+        Bucketed(max_batch_size=1, max_length=5), ThreadExecutor(names), WallClock(), listener=ledger
+    ).start()
+    loop.submit(ServeRequest("too long", None, length=6), "too long")  # refused as soon as the loop looks at it
+    if then == "submit":
+        ledger.wait_for(2)
+        loop.stop()
+    assert loop._ended.wait(PATIENCE_S)
+    assert [finished.request_id for finished in ledger.finished] == (
+        ["too long", "short"] if then == "submit" else ["too long"]
+    )
+
+
 def test_two_workers_work_at_the_same_time() -> None:
     meet = threading.Barrier(2)
 
@@ -264,7 +302,10 @@ def test_the_next_batch_is_scheduled_while_one_runs() -> None:
     assert ledger.reasons == dict.fromkeys("ab", FinishReason.DONE)
 
 
-def test_a_defect_ends_the_thread_and_is_raised_once_to_the_owner(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("owners_call", ["drain", "stop"])
+def test_a_defect_ends_the_thread_and_is_raised_once_to_the_owner(
+    owners_call: str, caplog: pytest.LogCaptureFixture
+) -> None:
     class Defective(ZeroBatch[Any, Any]):
         def next_batch(self, worker: WorkerId, now: float) -> Any:
             if super().num_unfinished:
@@ -277,7 +318,7 @@ def test_a_defect_ends_the_thread_and_is_raised_once_to_the_owner(caplog: pytest
     ledger.wait_for(1)
     assert ledger.reasons == {"a": FinishReason.FAILED}
     with pytest.raises(ZeroDivisionError):
-        loop.stop()
+        getattr(loop, owners_call)()
     loop.stop()
     assert isinstance(loop.error, ZeroDivisionError)
     assert "the serving loop has stopped" in caplog.text

@@ -1,5 +1,6 @@
 """Virtual time: pipelines, determinism, and what a simulation refuses. Timelines are worked out by hand."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -152,7 +153,7 @@ def test_recorder_gets_a_span_per_batch_in_virtual_time() -> None:
 def test_executor_alone_obeys_the_protocol() -> None:
     executor = SimulatedExecutor[str, str](lambda batch: float(len(batch)), str.upper, max_in_flight=2)
     clock = VirtualClock()
-    executor.bind(WorkerId(0), clock)
+    executor.bind(WorkerId(0), clock, itertools.count())
     executor.submit("abc")
     executor.submit("de")
     assert executor.wait(1.0) is None

@@ -179,8 +179,7 @@ class ServingLoop(Generic[Request, Batch, Output]):
                 self._runner = None
                 if self._is_stopping:
                     self._end()
-        if self._inbox.state is LoopState.DRAINING and not self._inbox.num_unfinished:
-            self._drained.set()
+        self._note_drained()
         return bool(num_admitted or num_submitted or done)
 
     def run_forever(self) -> None:
@@ -271,10 +270,19 @@ class ServingLoop(Generic[Request, Batch, Output]):
     def _wait(self, now: float, until_s: float | None) -> Completion[Batch, Output] | Lost | None:
         if self._inbox or self._is_stopping:  # came since, in this very thread: no interrupt is needed to see it
             return None
+        if self._note_drained():  # the last request left without a batch; who drives by hand must not block now
+            return None
         done = self._dispatcher.wait(now, until_s)
         if done is None:
             self._has_rung = False
         return done
+
+    def _note_drained(self) -> bool:
+        """Whether the drain has ended just now."""
+        if self._inbox.state is not LoopState.DRAINING or self._inbox.num_unfinished or self._drained.is_set():
+            return False
+        self._drained.set()
+        return True
 
     def _ring(self) -> None:
         """Have the loop look at its inbox."""

@@ -54,7 +54,7 @@ class Simulation(Generic[Batch]):
     """What came of a trace."""
 
     requests: tuple[ServedRequest, ...]  # in order of leaving
-    runs: tuple[SimulatedRun[Batch], ...]  # in order of submission, then by worker
+    runs: tuple[SimulatedRun[Batch], ...]  # in order of submission
     ended_s: float  # when the last request left
 
     def __getitem__(self, request_id: str) -> ServedRequest:
@@ -144,7 +144,7 @@ def simulate(
                 loop.step(until_s=time_s)
             act()
         _finish(loop, clock)
-    runs = sorted((run for worker in workers for run in worker.runs), key=lambda run: (run.submitted_s, run.worker))
+    runs = sorted((run for worker in workers for run in worker.runs), key=attrgetter("number"))
     return Simulation(tuple(observer.requests), tuple(runs), clock.now())
 
 

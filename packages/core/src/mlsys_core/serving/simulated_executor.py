@@ -6,9 +6,10 @@ one's own that runs on a ``VirtualClock``.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -23,6 +24,7 @@ from mlsys_core.serving.workers import Completion, Workers
 class SimulatedRun(Generic[Batch]):
     """One batch on one simulated worker. Times are seconds of the virtual clock."""
 
+    number: int  # order of submission over all workers, from 0
     worker: WorkerId
     batch: Batch
     submitted_s: float
@@ -71,12 +73,13 @@ class SimulatedExecutor(Generic[Batch, Output]):
             raise InvalidInputError("a simulated executor needs at least one stage: pass a cost model for each")
         self.max_in_flight = require_in_flight(len(self._stages) if max_in_flight is None else max_in_flight)
         self._output_fn = output_fn
-        self.bind(WorkerId(0), VirtualClock())
+        self.bind(WorkerId(0), VirtualClock(), itertools.count())
 
-    def bind(self, worker: WorkerId, clock: VirtualClock) -> None:
-        """Begin anew as ``worker`` on ``clock``; the loop calls it."""
+    def bind(self, worker: WorkerId, clock: VirtualClock, numbers: Iterator[int]) -> None:
+        """Begin anew as ``worker`` on ``clock``, with ``numbers`` for its runs; the loop calls it."""
         self._worker = worker
         self._clock = clock
+        self._numbers = numbers
         self._stage_free_s = [-math.inf] * len(self._stages)  # when each stage has ended all it was given
         self._in_flight: deque[SimulatedRun[Batch]] = deque()
         self.runs: list[SimulatedRun[Batch]] = []  # every batch submitted, in order
@@ -90,8 +93,9 @@ class SimulatedExecutor(Generic[Batch, Output]):
         """
         if not isinstance(clock, VirtualClock):
             raise InvalidInputError(f"simulated executors need a VirtualClock, got a {type(clock).__name__}")
+        numbers = itertools.count()
         for index, executor in enumerate(executors):
-            executor.bind(WorkerId(index), clock)
+            executor.bind(WorkerId(index), clock, numbers)
         return _SimulatedWorkers(executors, clock)
 
     @property
@@ -114,7 +118,7 @@ class SimulatedExecutor(Generic[Batch, Output]):
             start_s = max(at_s, self._stage_free_s[index])
             at_s = self._stage_free_s[index] = start_s + cost_s
             stages_s.append((start_s, at_s))
-        run = SimulatedRun(self._worker, batch, submitted_s, tuple(stages_s))
+        run = SimulatedRun(next(self._numbers), self._worker, batch, submitted_s, tuple(stages_s))
         self._in_flight.append(run)
         self.runs.append(run)
 
