@@ -2,7 +2,8 @@
 
 Run it with ``python benchmarks/core/memory_plan.py [--sets N] [--seed N] [--json PATH]``. For each family it plans N
 small sets (2 to 200 tensors) and reports the ratio of peak to lower bound, then one set each of 1,000 and 10,000
-tensors with the time. It fails if a plan is wrong: overlapping, unaligned, or below the lower bound.
+tensors with the time, the larger also by ``plan_offsets_for_conflicts``. It fails if a plan is wrong: overlapping,
+unaligned, or below the lower bound.
 
 The property tests import the families from here: what they promise is what is measured.
 """
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from mlsys_core.memory import Lifetime, MemoryPlan, plan_offsets
+from mlsys_core.memory import Lifetime, MemoryPlan, plan_offsets, plan_offsets_for_conflicts
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -130,6 +131,14 @@ def check(plan: MemoryPlan, lifetimes: list[Lifetime]) -> None:
         alive.append(i)
 
 
+def conflict_bitsets(lifetimes: list[Lifetime]) -> list[int]:
+    """Who overlaps whom, as ``plan_offsets_for_conflicts`` takes it."""
+    starts = np.array([lifetime.start for lifetime in lifetimes])
+    ends = np.array([lifetime.end for lifetime in lifetimes])
+    rows = ((starts < lifetime.end) & (ends > lifetime.start) for lifetime in lifetimes)
+    return [int.from_bytes(np.packbits(row, bitorder="little").tobytes(), "little") for row in rows]
+
+
 def measure(family: Family, *, sets: int, seed: int, tick: Callable[[], None]) -> dict[str, float]:
     """Ratios over ``sets`` small sets, then times and ratios of large ones."""
     ratios = []
@@ -153,7 +162,14 @@ def measure(family: Family, *, sets: int, seed: int, tick: Callable[[], None]) -
         row[f"seconds_{n}"] = time.perf_counter() - started
         check(plan, lifetimes)
         row[f"ratio_{n}"] = plan.ratio
+        row[f"tensors_{n}"] = len(lifetimes)  # the adversary is full before it has so many
         tick()
+    nbytes, conflicts = [lifetime.nbytes for lifetime in lifetimes], conflict_bitsets(lifetimes)
+    started = time.perf_counter()
+    by_conflicts = plan_offsets_for_conflicts(nbytes, conflicts)
+    row["seconds_conflicts"] = time.perf_counter() - started
+    check(by_conflicts, lifetimes)
+    row["ratio_conflicts"] = by_conflicts.peak_nbytes / plan.lower_bound_nbytes
     return row
 
 
@@ -180,6 +196,7 @@ def main() -> None:
     if options.sets < 1:
         parser.error("--sets must be 1 or more")
 
+    report: dict[str, object] = {"environment": environment(), "sets": options.sets, "seed": options.seed}
     families = FAMILIES | ADVERSARIES
     rows: dict[str, dict[str, float]] = {}
     with Progress(console=Console(stderr=True), transient=True) as progress:
@@ -188,7 +205,19 @@ def main() -> None:
             rows[name] = measure(family, sets=options.sets, seed=options.seed, tick=lambda: progress.advance(task))
 
     table = Table(title=f"plan_offsets: peak over lower bound, {options.sets} sets of 2-200 tensors per family")
-    for heading in ("family", "median", "p99", "worst", "> 1.15", "1k ratio", "1k s", "10k ratio", "10k s"):
+    for heading in (
+        "family",
+        "median",
+        "p99",
+        "worst",
+        "> 1.15",
+        "1k ratio",
+        "1k s",
+        "10k ratio",
+        "10k s",
+        "conflicts ratio",
+        "s",
+    ):
         table.add_column(heading, justify="left" if heading == "family" else "right")
     for name, row in rows.items():
         table.add_row(
@@ -196,11 +225,11 @@ def main() -> None:
             *(f"{row[key]:.3f}" for key in ("ratio_median", "ratio_p99", "ratio_worst")),
             f"{row['share_above_1.15']:.2%}",
             *(f"{row[key]:.3f}" for key in ("ratio_1000", "seconds_1000", "ratio_10000", "seconds_10000")),
+            *(f"{row[key]:.3f}" for key in ("ratio_conflicts", "seconds_conflicts")),
         )
     Console(width=110, file=sys.stdout).print(table)
     if options.json:
-        report = {"environment": environment(), "sets": options.sets, "seed": options.seed, "families": rows}
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+        options.json.write_text(json.dumps(report | {"families": rows}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.memory.placement import Rows, Units, search
-from mlsys_core.memory.plan import MemoryPlan, as_integer, descending, make_plan, to_units
+from mlsys_core.memory.placement import Rows, Units, greedy_orders, search
+from mlsys_core.memory.plan import MemoryPlan, as_integer, make_plan, to_units
 
 CLIQUE_STARTS = 10  # how many tensors the lower bound grows cliques from
 
@@ -63,13 +63,7 @@ def plan_offsets_for_conflicts(nbytes: Sequence[int], conflicts: Sequence[int], 
         degrees[k] = np.count_nonzero(row)
         weights[k] += sizes[row].sum()
     lower_bound = _clique_bound(sizes, conflicting, weights)
-    orders = [
-        (descending(sizes, degrees), False),
-        (descending(sizes.astype(float) * degrees, sizes), False),
-        (descending(degrees, sizes), False),
-        (descending(sizes, degrees), True),
-    ]
-    offsets = search(sizes, conflicting, orders, lower_bound)
+    offsets = search(sizes, conflicting, greedy_orders(sizes, degrees), lower_bound)
     return make_plan(nbytes, alignment, kept, offsets.tolist(), lower_bound)
 
 

@@ -96,6 +96,26 @@ def place(
     return offsets
 
 
+def greedy_orders(sizes: Units, degrees: npt.NDArray[np.integer]) -> list[tuple[list[int], bool]]:
+    """Orders that do well on most families, as ``(order, best_fit)``, the best first: large sets get no further.
+
+    Args:
+        sizes: units per item, ``[n]``.
+        degrees: conflicts per item, ``[n]``.
+    """
+
+    def descending(primary: npt.NDArray[np.number], secondary: npt.NDArray[np.number]) -> list[int]:
+        order: list[int] = np.lexsort((-secondary, -primary)).tolist()
+        return order
+
+    return [
+        (descending(sizes, degrees), False),
+        (descending(sizes.astype(float) * degrees, sizes), False),
+        (descending(degrees, sizes), False),
+        (descending(sizes, degrees), True),
+    ]
+
+
 def search(sizes: Units, row: Rows, orders: Iterable[tuple[Sequence[int], bool]], lower_bound: int) -> Units:
     """The best plan found within the work allowed; stops early at ``lower_bound``.
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.memory.placement import Units, search
+from mlsys_core.memory.placement import Units, greedy_orders, search
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,9 @@ class MemoryPlan:
 def plan_offsets(lifetimes: Sequence[Lifetime], alignment: int = 64) -> MemoryPlan:
     """Place tensors in one arena so that no two overlap both in time and in space.
 
-    Tries several orders (by size, by start with best fit, by size times duration, by duration), each greedily against
-    the tensors alive at the same time, keeps the best and improves it with squeaky wheel rounds. Deterministic, and
-    bounded in work rather than in time. ``docs/memory.md`` has the ratios and times measured.
+    Tries several orders (by size, by start with best fit, by size times conflicts, by conflicts), each greedily
+    against the tensors alive at the same time, keeps the best and improves it with squeaky wheel rounds.
+    Deterministic, and bounded in work rather than in time. ``docs/memory.md`` has the ratios and times measured.
 
     Args:
         lifetimes: one per tensor, any number, in any order.
@@ -119,15 +119,10 @@ def plan_offsets(lifetimes: Sequence[Lifetime], alignment: int = 64) -> MemoryPl
         overlap: npt.NDArray[np.bool_] = (starts < last[i]) & (ends > first[i])
         return overlap
 
-    durations = (ends - starts).astype(np.int64)
-    # Which order wins depends on the family; these are listed by how often, since large sets only get the first few.
-    orders = [
-        (descending(sizes, durations), False),
-        (np.lexsort((-sizes, starts)).tolist(), True),
-        (descending(sizes.astype(float) * durations, sizes), False),
-        (descending(durations, sizes), False),
-        (descending(sizes, durations), True),
-    ]
+    started_before_end = np.searchsorted(np.sort(starts), ends)
+    ended_by_start = np.searchsorted(np.sort(ends), starts, side="right")
+    orders = greedy_orders(sizes, started_before_end - ended_by_start)
+    orders.insert(1, (np.lexsort((-sizes, starts)).tolist(), True))
     offsets = search(sizes, overlapping, orders, lower_bound)
     return make_plan(nbytes, alignment, kept, offsets.tolist(), lower_bound)
 
@@ -184,9 +179,3 @@ def make_plan(
         lower_bound_nbytes=lower_bound * alignment,
         naive_nbytes=sum(rounded),
     )
-
-
-def descending(primary: npt.NDArray[np.number], secondary: npt.NDArray[np.number]) -> list[int]:
-    """Indices by ``primary``, then ``secondary``, largest first; ties in the order of the input."""
-    order: list[int] = np.lexsort((-secondary, -primary)).tolist()
-    return order
