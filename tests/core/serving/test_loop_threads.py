@@ -1,6 +1,8 @@
 """The loop with real threads and the wall clock. Nothing here asserts on how long anything takes."""
 
+import os
 import random
+import signal
 import threading
 import time
 from collections import Counter
@@ -353,6 +355,27 @@ def test_run_forever_in_the_owners_thread_ends_by_stop_from_another() -> None:
     thread.join(PATIENCE_S)
     assert ledger.reasons == {"a": FinishReason.DONE}
     assert loop.state is LoopState.STOPPED
+
+
+def test_a_signal_handler_of_the_loops_thread_may_stop_it() -> None:
+    loop = ServingLoop[Any, Any, Any](ZeroBatch(max_batch_size=1), ThreadExecutor(names), WallClock())
+    before = signal.signal(signal.SIGUSR1, lambda *_: loop.stop())
+    try:
+        threading.Timer(0.02, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
+        loop.run_forever()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert loop.state is LoopState.STOPPED
+
+
+def test_a_step_by_hand_ends_by_stop_from_another_thread() -> None:
+    ledger = Ledger()
+    loop = ServingLoop[Any, Any, Any](ZeroBatch(max_batch_size=1), ThreadExecutor(names), WallClock(), listener=ledger)
+    threading.Timer(0.02, loop.stop).start()
+    while loop.state is not LoopState.STOPPED:
+        loop.step()
+    with pytest.raises(LoopClosedError):
+        loop.step()
 
 
 def test_a_loop_that_never_ran_stops_and_cancels() -> None:

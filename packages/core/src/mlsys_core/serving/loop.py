@@ -231,17 +231,18 @@ class ServingLoop(Generic[Request, Batch, Output]):
     def stop(self, timeout_s: float | None = None) -> None:
         """Stop now: unfinished requests leave as CANCELLED, executors are closed. Idempotent.
 
-        From the listener it only asks: the loop stops after the step in progress.
+        From any thread. From the listener, and from a signal handler of the thread that runs the loop, it only asks:
+        the loop stops after the step in progress.
 
         Raises:
             ServingError: the loop did not stop within ``timeout_s``; it will once its executor returns.
             Exception: what ended the thread of :meth:`start`, if that was not raised yet.
         """
         self._is_stopping = True
+        self._interrupt()
         if self._runner == threading.get_ident():
             return
-        if self._is_running:
-            self._dispatcher.interrupt()
+        if self._is_running or self._runner is not None:
             if not self._ended.wait(timeout_s):
                 raise ServingError(f"the loop did not stop within {timeout_s} s: an executor has not returned")
         else:
@@ -289,9 +290,12 @@ class ServingLoop(Generic[Request, Batch, Output]):
         if self._has_rung or self._runner == threading.get_ident():
             return
         self._has_rung = True
+        self._interrupt()
+
+    def _interrupt(self) -> None:
         try:
             self._dispatcher.interrupt()
-        except Exception:  # the client is not to blame; the loop finds out by itself when it waits
+        except Exception:  # not the caller's fault; the loop finds out by itself when it waits
             _logger.exception("an executor could not be interrupted")
 
     def _tell_finished(self, finished: Sequence[Finished[Any]], now: float) -> None:
@@ -308,7 +312,6 @@ class ServingLoop(Generic[Request, Batch, Output]):
         now = self._clock.now()
         for request_id in request_ids:
             self._listener.on_finished(Finished(request_id, reason, error=error), now)
-        self._drained.set()
 
     def _claim(self) -> None:
         with self._claiming:
@@ -333,6 +336,7 @@ class ServingLoop(Generic[Request, Batch, Output]):
 
     def _end(self) -> None:
         self._abort(FinishReason.CANCELLED, None)
+        self._drained.set()  # only now: who waits in drain() must find what ended the loop
         self._dispatcher.close()
         self._runner = None
         self._is_running = False
