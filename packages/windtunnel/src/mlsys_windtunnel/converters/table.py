@@ -23,4 +23,12 @@ ENTRIES: tuple[Entry, ...] = (
         },
     ),
     *_family("scale", "sklearn.preprocessing", {"StandardScaler": "standard_scaler"}),
+    *_family(
+        "encode",
+        "sklearn.preprocessing",
+        {
+            "OneHotEncoder": "one_hot_encoder",
+            "OrdinalEncoder": "ordinal_encoder",
+        },
+    ),
 )

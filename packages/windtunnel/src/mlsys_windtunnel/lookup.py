@@ -1,0 +1,133 @@
+"""Look-ups of categories: raw columns of text, objects or numbers to codes, on the host, before any tensor exists.
+
+``converters/encode.py`` makes them of fitted encoders; ``Frontend`` calls them; the codes select rows of the tables of
+``modules/embedding.py``. They hold plain Python values and numpy arrays, so they pickle without scikit-learn or pandas.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from itertools import repeat
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from mlsys_core.errors import InvalidInputError
+
+Codes = npt.NDArray[np.int64]
+
+UNKNOWN = -1  # only between a vocabulary and its look-up; what leaves a look-up is the row of a table
+LISTED = 10  # unknown categories that a message names
+
+
+def is_missing(value: object) -> bool:
+    """Whether a cell is NaN or pandas' NA. None is a category like any other, as it is to scikit-learn."""
+    if isinstance(value, float | np.floating):
+        return bool(value != value)
+    return type(value).__name__ in ("NAType", "NaTType")  # by name: pandas may not be installed
+
+
+class Vocabulary:
+    """The categories of one column; a category's code is its place among them.
+
+    Values are equal as Python has it: 1, 1.0 and True are one category, 1 and "1" are two, and NaN equals NaN.
+
+    Args:
+        categories: ``[categories]``, distinct, of numbers, text or objects.
+    """
+
+    def __init__(self, categories: npt.NDArray[Any]) -> None:
+        values = categories.tolist()
+        self.size = len(values)
+        self._code_of_missing = next((code for code, value in enumerate(values) if is_missing(value)), UNKNOWN)
+        self._code_of = {value: code for code, value in enumerate(values) if not is_missing(value)}
+        self._numbers: npt.NDArray[Any] | None = None  # sorted, for columns that are numbers as well
+        if categories.dtype.kind in "iuf":
+            present = np.array([code for code in range(self.size) if code != self._code_of_missing], np.int64)
+            order = present[np.argsort(categories[present], kind="stable")]
+            self._numbers, self._codes_of_numbers = categories[order], order
+
+    def codes(self, column: npt.NDArray[Any]) -> Codes:
+        """Codes ``[rows]`` of a column, ``UNKNOWN`` where a cell is no category.
+
+        Raises:
+            InvalidInputError: a cell is a list or another thing that cannot be a category.
+        """
+        if self._numbers is not None and column.dtype.kind in "iuf":
+            return self._codes_by_search(self._numbers, column)
+        cells = column.tolist()
+        try:
+            codes = np.fromiter(map(self._code_of.get, cells, repeat(UNKNOWN)), np.int64, len(cells))
+        except TypeError as error:
+            raise InvalidInputError(f"a cell is no category ({error}); give text, numbers or missing values") from error
+        if self._code_of_missing != UNKNOWN:
+            for row in np.flatnonzero(codes == UNKNOWN):
+                if is_missing(cells[row]):
+                    codes[row] = self._code_of_missing
+        return codes
+
+    def _codes_by_search(self, numbers: npt.NDArray[Any], column: npt.NDArray[Any]) -> Codes:
+        codes = np.full(len(column), UNKNOWN, np.int64)
+        if len(numbers):
+            places = np.minimum(np.searchsorted(numbers, column), len(numbers) - 1)
+            codes = np.where(numbers[places] == column, self._codes_of_numbers[places], UNKNOWN)
+        if column.dtype.kind == "f":
+            codes[np.isnan(column)] = self._code_of_missing
+        return codes
+
+
+class CategoryLookup:
+    """Codes of several columns. An unknown category's code is the vocabulary's size: the table's row after the last.
+
+    Args:
+        vocabularies: One per column.
+        unknown: ``refuse`` raises, ``warn`` warns, ``accept`` is silent.
+        names: The columns' names, for messages.
+    """
+
+    def __init__(
+        self,
+        vocabularies: Sequence[Vocabulary],
+        *,
+        unknown: Literal["refuse", "warn", "accept"] = "accept",
+        names: Sequence[str] = (),
+    ) -> None:
+        self.vocabularies = tuple(vocabularies)
+        self.unknown = unknown
+        self.names = tuple(names) or tuple(str(place) for place in range(len(vocabularies)))
+
+    def __call__(self, columns: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """Codes ``[rows, columns]``, float64, from raw columns ``[rows, columns]``.
+
+        Raises:
+            InvalidInputError: a category is unknown and ``unknown`` is ``refuse``, or a cell is no category.
+        """
+        result = np.empty(columns.shape, np.float64)
+        with_unknown = []
+        for place, vocabulary in enumerate(self.vocabularies):
+            column = columns[:, place]
+            codes = vocabulary.codes(column)
+            is_unknown = codes == UNKNOWN
+            if is_unknown.any():
+                with_unknown.append(self.names[place])
+                if self.unknown == "refuse":
+                    raise InvalidInputError(_refusal(self.names[place], column[is_unknown]))
+                codes[is_unknown] = self.codes_of_unknown(place, column[is_unknown])
+            result[:, place] = codes
+        if with_unknown and self.unknown == "warn":
+            warnings.warn(f"unknown categories in the columns {with_unknown}", UserWarning, stacklevel=2)
+        return result
+
+    def codes_of_unknown(self, place: int, cells: npt.NDArray[Any]) -> int | Codes:
+        """What stands for cells of column ``place`` that are no category."""
+        return self.vocabularies[place].size
+
+
+def _refusal(name: str, cells: npt.NDArray[Any]) -> str:
+    found = list(dict.fromkeys(repr(cell) for cell in cells.tolist()))
+    more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
+    return (
+        f"column {name} has categories that the encoder was not fitted on: {', '.join(found[:LISTED])}{more}; "
+        "drop those rows, or fit the encoder with a handle_unknown other than 'error'"
+    )
