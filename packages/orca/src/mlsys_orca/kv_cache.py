@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mlsys_core.errors import InvalidInputError, MemoryPlanError
+from mlsys_core.memory import BlockId, BlockPool
 
 if TYPE_CHECKING:
     import torch
@@ -44,17 +45,17 @@ class BlockTables:
     """
 
     def __init__(self, *, num_blocks: int, block_size: int = DEFAULT_BLOCK_SIZE) -> None:
-        if num_blocks < 1 or block_size < 1:
-            raise InvalidInputError(f"{num_blocks} blocks of {block_size} tokens hold nothing; both must be at least 1")
+        if block_size < 1:
+            raise InvalidInputError(f"blocks of {block_size} tokens hold nothing; the size must be at least 1")
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._free = list(range(num_blocks))
-        self._tables: dict[str, tuple[int, ...]] = {}
+        self._pool = BlockPool(num_blocks)
+        self._tables: dict[str, tuple[BlockId, ...]] = {}
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks no request holds."""
-        return len(self._free)
+        return self._pool.num_free
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that ``num_tokens`` tokens take."""
@@ -67,22 +68,18 @@ class BlockTables:
     def reserve(self, request_id: str, num_tokens: int) -> tuple[int, ...]:
         """Give a request blocks for ``num_tokens`` tokens: its prompt and all it may generate.
 
-        The lowest free ids in rising order, so that tables are runs of adjacent blocks while the cache is not crowded;
-        a run is read as a view, other tables are gathered.
+        In rising order, so that tables are runs of adjacent blocks while the cache is not crowded; a run is read as a
+        view, other tables are gathered.
 
         Raises:
-            MemoryPlanError: the request has blocks already, or too few are free.
+            InvalidInputError: ``num_tokens`` is less than 1.
+            MemoryPlanError: the request has blocks already, or too few are free (ask :meth:`can_reserve` first).
         """
-        needed = self.num_blocks_for(num_tokens)
         if request_id in self._tables:
             raise MemoryPlanError(f"request {request_id!r} has its K/V blocks already; free them first")
-        if not 0 < needed <= len(self._free):
-            raise MemoryPlanError(
-                f"request {request_id!r} needs {needed} K/V blocks for {num_tokens} tokens and {len(self._free)} of "
-                f"{self.num_blocks} are free; ask can_reserve() first"
-            )
-        table, self._free = tuple(self._free[:needed]), self._free[needed:]
-        self._tables[request_id] = table
+        if num_tokens < 1:
+            raise InvalidInputError(f"request {request_id!r} reserves {num_tokens} tokens; it must be at least 1")
+        table = self._tables[request_id] = tuple(sorted(self._pool.allocate(self.num_blocks_for(num_tokens))))
         return table
 
     def free(self, request_id: str) -> None:
@@ -93,7 +90,8 @@ class BlockTables:
         """
         if request_id not in self._tables:
             raise MemoryPlanError(f"request {request_id!r} has no K/V blocks to free: never reserved, or freed before")
-        self._free = sorted((*self._free, *self._tables.pop(request_id)))
+        # Last block first: the pool hands out what came back last, so the next table is a rising run again.
+        self._pool.release(self._tables.pop(request_id)[::-1])
 
 
 def slots_of(block_table: tuple[int, ...], start: int, stop: int, *, block_size: int) -> range | list[int]:
