@@ -179,15 +179,19 @@ def test_results_are_taken_one_by_one() -> None:
     ]
 
 
-def test_too_few_results_fail_the_batch() -> None:
+@pytest.mark.parametrize(
+    ("output", "problem"), [([1], "1 results for a batch of 2"), ([1, 2, 3], "3 results"), (None, "not iterable")]
+)
+def test_an_output_that_is_not_one_result_each_fails_the_batch_alone(output: Any, problem: str) -> None:
     scheduler = ZeroBatch[None, int](max_batch_size=2)
     for name in "ab":
         scheduler.add(request(name), 0.0)
     batch = scheduler.next_batch(WorkerId(0), 0.0)
     assert batch is not None
-    finished = scheduler.complete(batch, [1], 1.0)
+    finished = scheduler.complete(batch, output, 1.0)
     assert [each.reason for each in finished] == [FinishReason.FAILED] * 2
-    assert "1 results for a batch of 2" in str(finished[0].error)
+    assert problem in str(finished[0].error)
+    assert scheduler.num_unfinished == 0
 
 
 def test_refusals_keep_nothing() -> None:

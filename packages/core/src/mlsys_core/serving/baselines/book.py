@@ -104,11 +104,15 @@ class RequestBook(Generic[Payload, Result]):
     def complete(
         self, batch: RequestBatch[Payload], output: Sequence[Result | BaseException], now: float
     ) -> Sequence[Finished[Result]]:
-        """Each request of ``batch`` leaves with its own result."""
-        if len(output) != batch.size:
-            error = ServingError(f"the executor gave {len(output)} results for a batch of {batch.size} requests")
+        """Each request of ``batch`` leaves with its own result; an output that is not one for each fails the batch."""
+        try:
+            results = list(output)
+        except Exception as error:  # noqa: BLE001 - the executor's fault, so its batch's and nobody else's
             return self.fail(batch, error, now)
-        return [self._leave(request, result, now) for request, result in zip(batch.requests, output, strict=True)]
+        if len(results) != batch.size:
+            mismatch = f"the executor gave {len(results)} results for a batch of {batch.size} requests"
+            return self.fail(batch, ServingError(mismatch), now)
+        return [self._leave(request, result, now) for request, result in zip(batch.requests, results, strict=True)]
 
     def fail(self, batch: RequestBatch[Payload], error: BaseException, now: float) -> Sequence[Finished[Result]]:
         """Each request of ``batch`` leaves with ``error``."""
