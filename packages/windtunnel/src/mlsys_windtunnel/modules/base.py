@@ -47,6 +47,10 @@ class PredictorModule(OperatorModule):
         """``[rows]`` or ``[rows, k]`` from scores, as ``decision_function``."""
         raise InvalidInputError(f"{type(self).__name__} has no decision function")
 
+    def samples(self, scores: Tensor) -> Tensor:
+        """``[rows]`` from scores, as ``score_samples``: the decision values unless a subclass shifts them."""
+        return self.decision(scores)
+
     def prediction(self, scores: Tensor) -> Tensor:
         """Values ``[rows]`` or ``[rows, outputs]`` for regressors; class *indices* ``[rows]`` int64 for classifiers."""
         raise InvalidInputError(f"{type(self).__name__} has no prediction")
@@ -57,8 +61,10 @@ class PredictorModule(OperatorModule):
             result = self.probabilities(scores)
         elif method == "predict_log_proba":
             result = self.probabilities(scores).log()
-        elif method in ("decision_function", "score_samples"):
+        elif method == "decision_function":
             result = self.decision(scores)
+        elif method == "score_samples":
+            result = self.samples(scores)
         else:
             result = self.prediction(scores)
         return result.unsqueeze(1) if result.ndim == 1 else result
@@ -82,7 +88,7 @@ class Regressor(PredictorModule):
         return scores.squeeze(1) if self.is_flat and scores.shape[1] == 1 else scores
 
 
-Link = Literal["logistic", "softmax", "identity", "one-vs-rest"]
+Link = Literal["logistic", "softmax", "identity", "one-vs-rest", "modified-huber"]
 
 
 class Classifier(PredictorModule):
@@ -92,7 +98,8 @@ class Classifier(PredictorModule):
         body: Tables in, ``[rows, 1]`` margins of the second class or ``[rows, classes]`` scores out.
         classes: The labels.
         link: Scores to probabilities: ``logistic`` (one margin), ``softmax``, ``identity`` (the scores are
-            probabilities), ``one-vs-rest`` (a logistic each, then normalised, as liblinear does).
+            probabilities), ``one-vs-rest`` (a logistic each, then normalised, as liblinear does), ``modified-huber``
+            (margins cut to [-1, 1] and mapped to [0, 1], then normalised: Zhang, COLT 2004, appendix B).
         answers: The methods of the source.
     """
 
@@ -116,11 +123,10 @@ class Classifier(PredictorModule):
             if scores.shape[1] == 1:  # a multinomial fit of two classes keeps one margin m, standing for [-m, m]
                 scores = torch.cat([-scores, scores], dim=1)
             return scores.softmax(dim=1)
+        each = (scores.clamp(-1, 1) + 1) / 2 if self.link == "modified-huber" else scores.sigmoid()
         if scores.shape[1] == 1:
-            positive = scores.sigmoid()
-            return torch.cat([1 - positive, positive], dim=1)
-        each = scores.sigmoid()
-        return each / each.sum(dim=1, keepdim=True)
+            return torch.cat([1 - each, each], dim=1)
+        return _normalised(each)
 
     def decision(self, scores: Tensor) -> Tensor:
         """``[rows]`` for one margin, else ``[rows, classes]``."""
@@ -131,3 +137,48 @@ class Classifier(PredictorModule):
         if scores.shape[1] == 1:
             return (scores.squeeze(1) > 0).long()
         return scores.argmax(dim=1)
+
+
+def _normalised(each: Tensor) -> Tensor:
+    """Rows divided by their sums; a row of zeros becomes uniform, as scikit-learn has it."""
+    total = each.sum(dim=1, keepdim=True)
+    is_zero = total == 0
+    return torch.where(is_zero, 1 / each.shape[1], each / torch.where(is_zero, 1, total))
+
+
+class OutlierDetector(PredictorModule):
+    """A predictor whose scores are decision values ``[rows, 1]``: 1 for an inlier, -1 for an outlier.
+
+    Args:
+        body: Tables in, ``[rows, 1]`` decision values out.
+        includes_zero: Whether a decision value of exactly 0 is an inlier.
+        answers: The methods of the source.
+        offset: What ``score_samples`` adds to the decision value.
+    """
+
+    task: Task = "outlier"
+    offset: Tensor
+
+    def __init__(self, body: nn.Module, *, includes_zero: bool, answers: Sequence[str], offset: float = 0.0) -> None:
+        super().__init__(answers=answers)
+        self.body = body
+        self.includes_zero = includes_zero
+        self.register_buffer("offset", torch.tensor(offset, dtype=torch.float64))
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Decision values, ``[rows, 1]``."""
+        scores: Tensor = self.body(*inputs)
+        return scores
+
+    def decision(self, scores: Tensor) -> Tensor:
+        """``[rows]``."""
+        return scores.squeeze(1)
+
+    def samples(self, scores: Tensor) -> Tensor:
+        """``[rows]``: before the offset is taken off."""
+        return scores.squeeze(1) + self.offset
+
+    def prediction(self, scores: Tensor) -> Tensor:
+        """1 or -1, ``[rows]`` int64."""
+        decision = scores.squeeze(1)
+        return (decision >= 0 if self.includes_zero else decision > 0).long() * 2 - 1
