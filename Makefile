@@ -44,7 +44,7 @@ demo: setup  ## Chat with a real model through our own server; ends in report/de
 	$(VENV)/bin/mlsys demo
 
 test: setup  ## Run all tests but those for a GPU or a browser
-	OMP_NUM_THREADS=1 $(PY) -m pytest $(XDIST) --dist loadgroup -m "not gpu and not browser"
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest $(XDIST) --dist loadgroup -m "not gpu and not browser"
 
 lint: setup  ## Ruff, formatting, and the repository's own boundaries
 	$(VENV)/bin/ruff check $(CODE)

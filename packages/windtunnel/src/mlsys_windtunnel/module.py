@@ -32,7 +32,7 @@ class WindTunnelModule(nn.Module):
     Example:
         >>> module = translate(fitted_pipeline)  # doctest: +SKIP
         >>> module.predict_proba(frame)  # doctest: +SKIP
-        >>> loss = torch.nn.functional.nll_loss(module(x).log(), y)  # x = torch.from_numpy(module.encode(frame))
+        >>> module(torch.from_numpy(module.encode(frame))).sum().backward()  # doctest: +SKIP
     """
 
     def __init__(self, frontend: Frontend, network: Network) -> None:

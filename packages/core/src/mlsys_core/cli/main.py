@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 failed, 2 wrong arguments or input, 130 interrupted.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -13,7 +14,7 @@ import typer
 
 import mlsys_core
 from mlsys_core.cli.lazy_group import lazy_group
-from mlsys_core.config import settings
+from mlsys_core.config import apply_process_defaults, settings
 from mlsys_core.errors import MlsysError
 from mlsys_core.plugins import LoadedPlugins, installed_plugins
 
@@ -70,6 +71,7 @@ def _usage_message(error: Exception) -> str:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run ``mlsys`` with ``args`` (the process's own by default) and exit."""
+    apply_process_defaults(os.environ)
     sys.exit(run(sys.argv[1:] if args is None else list(args)))
 
 

@@ -15,7 +15,9 @@ from mlsys_core.serving.protocols import Request
 
 
 class LoopClosedError(ServingError):
-    """The loop is draining or has stopped, and takes no requests (HTTP: 503)."""
+    """The loop is draining or has stopped, and takes no requests."""
+
+    http_status = 503  # as the HTTP base answers it
 
 
 class LoopState(Enum):
