@@ -1,4 +1,4 @@
-"""Algorithm 2 of the ORCA paper: iteration-level FCFS, reservation, several batches in flight; nothing lost or leaked."""
+"""Algorithm 2 of the ORCA paper: iteration-level FCFS, reservation, batches in flight; nothing lost or leaked."""
 
 from __future__ import annotations
 
