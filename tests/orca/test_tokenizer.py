@@ -69,6 +69,16 @@ def test_control_tokens_are_text_unless_allowed(tokenizer: Tokenizer) -> None:
         assert spelled(tokenizer, "h<think>e", allow_special=allow) == ["h", "<think>", "e"]
 
 
+def test_tokens_added_beyond_the_vocabulary_keep_their_ids() -> None:
+    backend = tokenizers.Tokenizer(models.BPE(vocab={"a": 0, "<": 1}, merges=[]))
+    backend.add_special_tokens(["<s>"])
+    backend.add_tokens(["<think>"])
+    backend.add_special_tokens(["</s>"])
+    tokenizer = Tokenizer(backend, eos_ids=())
+    assert tokenizer.encode("a<s><think></s>", allow_special=True) == [0, 2, 3, 4]
+    assert tokenizer.encode("a<s><think></s>") == [0, 1, 3, 1]
+
+
 def test_decoding_leaves_control_tokens_out_or_in(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("<s>hé</s>", allow_special=True)
     assert tokenizer.decode(ids) == "hé"

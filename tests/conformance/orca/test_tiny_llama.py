@@ -182,6 +182,16 @@ def test_the_directory_says_how_to_use_the_model(tmp_path: Path) -> None:
     assert reloaded.tokenizer.eos_ids == {1, 9}
 
 
+def test_a_tokenizer_file_that_cuts_and_pads_does_not(tmp_path: Path) -> None:
+    write_directory(tmp_path)
+    backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    backend.enable_truncation(2)
+    backend.enable_padding(length=8)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    assert load_model(tmp_path, dtype="fp32").tokenizer.encode("t3 t4 t5") == [3, 4, 5]
+
+
 def damage_pickle(path: Path) -> None:
     (path / "model.safetensors").rename(path / "pytorch_model.bin")
 

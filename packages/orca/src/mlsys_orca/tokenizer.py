@@ -49,11 +49,13 @@ class Tokenizer:
 
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
-        """The same rules without control tokens: their text is text."""
+        """The same rules, but the text of control tokens is text (a switch of the backend, so a backend of its own)."""
         plain = tokenizers.Tokenizer(self._backend.model)
         for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
             setattr(plain, part, getattr(self._backend, part))
-        plain.add_tokens([token for token in self._backend.get_added_tokens_decoder().values() if not token.special])
+        # All of them, in order, since tokens beyond the model's vocabulary are numbered as they come.
+        plain.add_tokens([token for _, token in sorted(self._backend.get_added_tokens_decoder().items())])
+        plain.encode_special_tokens = True
         return plain
 
     def encode(self, text: str, *, allow_special: bool = False, add_bos: bool = False) -> list[int]:

@@ -79,6 +79,8 @@ def _tokenizer(path: Path, options: dict[str, Any], *, end_ids: object) -> Token
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises bare Exception for any damage
         raise InvalidInputError(f"{file} is no valid tokenizer: {error}") from error
+    backend.no_truncation()  # some files cut or pad texts to what their authors trained with
+    backend.no_padding()
     special = {
         role: token["content"] if isinstance(token, dict) else token  # written either way, by version
         for role, token in options.items()
