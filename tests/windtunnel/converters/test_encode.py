@@ -15,11 +15,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
+from mlsys_windtunnel.estimators import BinaryEncoder, HashEncoder, TwoHotEncoder
 from mlsys_windtunnel.translate import translate
 from sklearn.compose import ColumnTransformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
+from sklearn.preprocessing import KBinsDiscretizer, OneHotEncoder, OrdinalEncoder, StandardScaler, TargetEncoder
 
 TEXT = np.array([["b", "x"], ["a", "y"], ["c", "x"], ["a", "z"], ["a", "x"]], dtype=object)
 UNSEEN = np.array([["b", "z"], ["new", "y"], ["a", None], ["a", ""], [np.nan, "x"]], dtype=object)
@@ -84,6 +85,52 @@ def test_ordinal(same_answers, frame, options):
     same_answers(source, frame[-1:])
     if "unknown_value" in options:
         same_answers(source, frame.assign(text="violet", whole=99, real=0.7))
+
+
+@pytest.mark.parametrize("target_type", ["binary", "multiclass", "continuous"])
+@pytest.mark.parametrize("smooth", ["auto", 5.0])
+def test_target(same_answers, frame, target_type, smooth):
+    target = frame.whole.to_numpy() + frame.flag
+    if target_type != "continuous":
+        target = np.array(["low", "middle", "high"])[np.clip(target, -1, 0 if target_type == "binary" else 1) + 1]
+    source = TargetEncoder(smooth=smooth).fit(frame, target + 0.25 if target_type == "continuous" else target)
+    assert source.target_type_ == target_type
+    same_answers(source, frame)
+    same_answers(source, frame[:1])
+    same_answers(source, frame.assign(text="violet", whole=99, real=0.7))
+
+
+@pytest.mark.parametrize("encode", ["onehot", "onehot-dense", "ordinal"])
+@pytest.mark.parametrize("strategy", ["uniform", "quantile", "kmeans"])
+@pytest.mark.parametrize("dtype", [None, np.float32])
+def test_bins_with_values_on_their_edges(same_answers, encode, strategy, dtype):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(300, 3)) ** 3
+    source = KBinsDiscretizer([2, 5, 9], encode=encode, strategy=strategy, dtype=dtype).fit(x)
+    edges = np.array([rng.choice(edges, 50) for edges in source.bin_edges_]).T
+    module = same_answers(source, np.vstack([x, edges, edges + 1e-9, edges - 1e-9, [[1e30] * 3], [[-1e30] * 3]]))
+    assert module.frontend.is_trivial, "bins are found in the network"
+    same_answers(source, x[:1].astype(np.float32))
+
+
+@pytest.mark.parametrize("encoder", [HashEncoder(3), BinaryEncoder(), BinaryEncoder(20), TwoHotEncoder(20)], ids=str)
+def test_encoders_of_our_own(same_answers, frame, encoder):
+    source = encoder.fit(frame)
+    same_answers(source, frame)
+    same_answers(source, frame[:1])
+    unseen = frame.assign(text="violet", whole=np.arange(200), real=np.arange(200) / 3, category="w")
+    same_answers(source, unseen)
+    same_answers(source.fit(TEXT), UNSEEN)
+
+
+def test_colliding_categories_have_rows_of_their_own_and_buckets_too():
+    module = translate(HashEncoder(2).fit(TEXT))
+    tables = module.network.output.tables
+    assert [tuple(table.shape) for table in tables] == [(5, 2), (5, 2)]
+    answers = module.transform(TEXT[:3])
+    with torch.no_grad():
+        tables[0][0] += 1.0  # "a" alone
+    assert np.array_equal(module.transform(TEXT[:3])[:, :2], answers[:, :2] + [[0], [1], [0]])
 
 
 @pytest.mark.parametrize("source", [OneHotEncoder(handle_unknown="ignore"), OneHotEncoder(handle_unknown="warn")])
@@ -261,7 +308,10 @@ def test_any_frame_is_encoded_as_the_source_does(same_answers, data, pair):
             max_categories=data.draw(st.sampled_from([None, 2])),
         ),
     ]
+    target = np.array(data.draw(st.lists(st.integers(0, 2), min_size=len(seen), max_size=len(seen))))
+    if len(np.unique(target)) > 1:
+        encoders.append(TargetEncoder(smooth=data.draw(st.sampled_from(["auto", 0.0, 3.0]))))
     for encoder in encoders:
-        source = encoder.fit(seen)
+        source = encoder.fit(seen, target)
         for x in (seen, unseen, seen[::-1]):
             same_answers(source, x, trained=False)

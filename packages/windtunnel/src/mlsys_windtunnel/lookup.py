@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Sequence
 from itertools import repeat
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
@@ -122,6 +124,41 @@ class CategoryLookup:
     def codes_of_unknown(self, place: int, cells: npt.NDArray[Any]) -> int | Codes:
         """What stands for cells of column ``place`` that are no category."""
         return self.vocabularies[place].size
+
+
+class HashLookup(CategoryLookup):
+    """Codes of several columns whose unknown categories fall into buckets: the table's rows after the vocabulary's.
+
+    Args:
+        vocabularies: One per column.
+        num_buckets: Of each column.
+    """
+
+    def __init__(self, vocabularies: Sequence[Vocabulary], *, num_buckets: int) -> None:
+        super().__init__(vocabularies)
+        self.num_buckets = num_buckets
+
+    def codes_of_unknown(self, place: int, cells: npt.NDArray[Any]) -> int | Codes:
+        """See the class."""
+        size = self.vocabularies[place].size
+        return np.array([size + bucket(cell, self.num_buckets) for cell in cells.tolist()], np.int64)
+
+
+def bucket(category: Any, num_buckets: int) -> int:
+    """The bucket of a category, 0 to ``num_buckets - 1``, the same in every process and for equal categories.
+
+    Example:
+        >>> bucket(1, 1000) == bucket(1.0, 1000) == bucket(True, 1000)
+        True
+    """
+    is_whole = isinstance(category, Integral | np.bool_) or (
+        isinstance(category, Real) and float(category).is_integer()
+    )
+    if is_whole:
+        category = int(category)
+    text = "nan" if is_missing(category) else str(category)
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest) % num_buckets
 
 
 def _refusal(name: str, cells: npt.NDArray[Any]) -> str:

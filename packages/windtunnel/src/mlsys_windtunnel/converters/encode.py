@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mlsys_windtunnel.converters.registry import Converted
-from mlsys_windtunnel.lookup import CategoryLookup, Vocabulary
-from mlsys_windtunnel.modules.embedding import CategoryEmbedding
+from mlsys_windtunnel.lookup import CategoryLookup, HashLookup, Vocabulary
+from mlsys_windtunnel.modules.base import OperatorModule
+from mlsys_windtunnel.modules.embedding import BinEmbedding, CategoryEmbedding
 
 Rows = npt.NDArray[np.float64]
 
@@ -53,6 +54,43 @@ def ordinal_encoder(estimator: Any) -> Converted | None:
         missing = [estimator.encoded_missing_value] if place in estimator._missing_indices else []
         tables.append(np.array([*groups, *missing, unknown], np.float64)[:, None])
     return _converted(estimator, tables)
+
+
+def target_encoder(estimator: Any) -> Converted | None:
+    """Means of the target, per class if there are three or more; unknown categories have the mean of all."""
+    if not _is_searchable(estimator):
+        return None
+    num_outputs = len(estimator.classes_) if estimator.target_type_ == "multiclass" else 1
+    unknown = np.reshape(estimator.target_mean_, (1, num_outputs))
+    tables = []
+    for place in range(estimator.n_features_in_):
+        means = estimator.encodings_[place * num_outputs : (place + 1) * num_outputs]
+        tables.append(np.vstack([np.stack(means, axis=1), unknown]))
+    return _converted(estimator, tables)
+
+
+def table_encoder(estimator: Any) -> Converted | None:
+    """Our own binary and two-hot encoders."""
+    return _converted(estimator, estimator.tables_) if _is_searchable(estimator) else None
+
+
+def hash_encoder(estimator: Any) -> Converted | None:
+    """Our own hash encoder: a row for each category seen, and one for each bucket."""
+    if not _is_searchable(estimator):
+        return None
+    vocabularies = [Vocabulary(categories) for categories in estimator.categories_]
+    lookup = HashLookup(vocabularies, num_buckets=estimator.n_components)
+    return Converted(CategoryEmbedding(estimator.tables_), lookup, num_codes=len(vocabularies))
+
+
+def k_bins_discretizer(estimator: Any) -> OperatorModule:
+    """Numbers to bins, in the network; the bins' rows are trainable."""
+    if estimator.encode == "ordinal":
+        tables: list[Rows] = [np.arange(num_bins)[:, None] for num_bins in estimator.n_bins_]
+    else:
+        tables = [np.eye(num_bins) for num_bins in estimator.n_bins_]
+    inner_edges = [edges[1:-1] for edges in estimator.bin_edges_]
+    return BinEmbedding(inner_edges, tables, rounds_to_float32=estimator.dtype == np.float32)
 
 
 def _groups(estimator: Any, place: int) -> tuple[npt.NDArray[np.int64], int | None]:

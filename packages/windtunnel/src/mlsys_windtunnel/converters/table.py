@@ -63,8 +63,19 @@ ENTRIES: tuple[Entry, ...] = (
         "encode",
         "sklearn.preprocessing",
         {
+            "KBinsDiscretizer": "k_bins_discretizer",
             "OneHotEncoder": "one_hot_encoder",
             "OrdinalEncoder": "ordinal_encoder",
+            "TargetEncoder": "target_encoder",
+        },
+    ),
+    *_family(
+        "encode",
+        "mlsys_windtunnel.estimators.categories",
+        {
+            "BinaryEncoder": "table_encoder",
+            "HashEncoder": "hash_encoder",
+            "TwoHotEncoder": "table_encoder",
         },
     ),
 )

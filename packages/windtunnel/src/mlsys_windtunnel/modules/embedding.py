@@ -32,3 +32,38 @@ class CategoryEmbedding(OperatorModule):
         """``[rows, sum of widths]`` from codes ``[rows, columns]``, whole numbers in any dtype."""
         rows = codes.long()
         return torch.cat([table[rows[:, place]] for place, table in enumerate(self.tables)], dim=1)
+
+
+class BinEmbedding(OperatorModule):
+    """Numbers to bins, and the bins to rows of a table per column.
+
+    Args:
+        inner_edges: Ascending, ``[bins of the column - 1]`` each; a value on an edge belongs to the bin above.
+        tables: ``[bins of the column, width]`` each.
+        rounds_to_float32: Whether the source rounds values before it compares them.
+    """
+
+    inner_edges: Tensor
+
+    def __init__(
+        self,
+        inner_edges: Sequence[npt.NDArray[np.float64]],
+        tables: Sequence[npt.ArrayLike],
+        *,
+        rounds_to_float32: bool = False,
+    ) -> None:
+        super().__init__()
+        padded = np.full((len(inner_edges), max(map(len, inner_edges))), np.inf)
+        for edges, row in zip(inner_edges, padded, strict=True):
+            row[: len(edges)] = edges
+        self.register_buffer("inner_edges", torch.from_numpy(padded))
+        self.embedding = CategoryEmbedding(tables)
+        self.rounds_to_float32 = rounds_to_float32
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[rows, sum of widths]``."""
+        if self.rounds_to_float32:
+            x = x.float().to(self.inner_edges.dtype)
+        bins = (x.unsqueeze(2) >= self.inner_edges).sum(2)
+        result: Tensor = self.embedding(bins)
+        return result

@@ -1,0 +1,25 @@
+"""Estimators with the scikit-learn interface that WindTunnel's source has and scikit-learn lacks.
+
+Categorical encoders (hash, binary, two-hot: dissertation, sections 5.2.3 and 5.4.1) and factorisation models. They
+stand in any scikit-learn pipeline, and ``translate`` makes trainable modules of them. Importing this package alone
+imports neither scikit-learn nor torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlsys_windtunnel.estimators.categories import BinaryEncoder, HashEncoder, TwoHotEncoder
+
+__all__ = ["BinaryEncoder", "HashEncoder", "TwoHotEncoder"]
+
+_MODULES = {"BinaryEncoder": "categories", "HashEncoder": "categories", "TwoHotEncoder": "categories"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from mlsys_core.lazy import resolve
+
+    return resolve(f"{__name__}.{_MODULES[name]}:{name}")
