@@ -58,7 +58,23 @@ ENTRIES: tuple[Entry, ...] = (
         },
     ),
     *_family("linear", "sklearn.svm", {"LinearSVC": "margin_classifier", "LinearSVR": "linear_regressor"}),
-    *_family("scale", "sklearn.preprocessing", {"StandardScaler": "standard_scaler"}),
+    *_family(
+        "scale",
+        "sklearn.preprocessing",
+        {
+            "MaxAbsScaler": "max_abs_scaler",
+            "MinMaxScaler": "min_max_scaler",
+            "PowerTransformer": "power_transformer",
+            "QuantileTransformer": "quantile_transformer",
+            "RobustScaler": "robust_scaler",
+            "StandardScaler": "standard_scaler",
+        },
+    ),
+    *_family(
+        "impute",
+        "sklearn.impute",
+        {"MissingIndicator": "missing_indicator", "SimpleImputer": "simple_imputer"},
+    ),
     *_family(
         "encode",
         "sklearn.preprocessing",
@@ -78,4 +94,5 @@ ENTRIES: tuple[Entry, ...] = (
             "TwoHotEncoder": "table_encoder",
         },
     ),
+    *_family("isotonic", "sklearn.isotonic", {"IsotonicRegression": "isotonic_regression"}),
 )
