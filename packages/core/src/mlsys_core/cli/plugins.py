@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.plugins import PluginRow, installed_plugins
+from mlsys_core.plugins.specs import noun
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -21,11 +23,8 @@ def plugins() -> None:
 
 def _adds(row: PluginRow) -> str:
     """What a plugin registered, counted by kind."""
-    kinds: dict[str, int] = {}
-    for spec in row.specs:
-        kind = type(spec).__name__.removesuffix("Spec").lower()
-        kinds[kind] = kinds.get(kind, 0) + 1
-    return ", ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in kinds.items())
+    counts = Counter(type(spec) for spec in row.specs)
+    return ", ".join(f"{count} {noun(kind, count)}" for kind, count in counts.items())
 
 
 @app.command("list")
@@ -68,8 +67,7 @@ def info(name: Annotated[str, typer.Argument(help="A name from 'mlsys plugins li
         raise InvalidInputError(f"no plugin is called {name!r} (installed: {', '.join(sorted(rows))})")
     typer.echo(f"{row.name}: {row.status}, from {row.distribution} {row.version}, loaded in {row.load_time_s:.3f} s")
     for spec in row.specs:
-        kind = type(spec).__name__.removesuffix("Spec").lower()
-        typer.echo(f"  {kind:13} {spec.name:16} {spec.help}")
+        typer.echo(f"  {noun(type(spec)):13} {spec.name:16} {spec.help}")
     if row.hint:
         typer.echo(f"Hint: {row.hint}")
     if row.status == "broken":

@@ -23,7 +23,7 @@ from mlsys_core.config import Settings
 from mlsys_core.errors import PluginError
 from mlsys_core.plugins import hookspecs
 from mlsys_core.plugins.registry import Registry
-from mlsys_core.plugins.specs import Spec
+from mlsys_core.plugins.specs import Spec, noun
 
 GROUP = "mlsys.plugins"
 CORE = "mlsys-core"
@@ -197,7 +197,7 @@ def _register(
         for spec in specs:
             owner = distribution if (type(spec), spec.name) in seen else registry.conflict(spec)
             if owner:
-                kind = type(spec).__name__.removesuffix("Spec").lower()
+                kind = noun(type(spec))
                 raise _RefusedError(
                     f"{kind} {spec.name!r} is registered by both {owner} and {distribution}",
                     f"uninstall one of them, or set MLSYS_PLUGINS_BLOCK={name}",

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from mlsys_core.errors import PluginError
 from mlsys_core.lazy import resolve
-from mlsys_core.plugins.specs import Spec
+from mlsys_core.plugins.specs import Spec, noun
 
 S = TypeVar("S", bound=Spec)
 
@@ -38,7 +38,7 @@ class Registry:
         """
         owner = self.conflict(spec)
         if owner is not None:
-            kind = type(spec).__name__.removesuffix("Spec").lower()
+            kind = noun(type(spec))
             raise PluginError(
                 f"{kind} {spec.name!r} is registered by both {owner} and {distribution}: "
                 f"uninstall one of them, or block a plugin with MLSYS_PLUGINS_BLOCK=NAME"
@@ -64,7 +64,7 @@ class Registry:
             spec = entries[name][0]
             assert isinstance(spec, kind)
             return spec
-        what = kind.__name__.removesuffix("Spec").lower()
+        what = noun(kind)
         message = f"no {what} is called {name!r}"
         close = difflib.get_close_matches(name, entries, n=1)
         if close:

@@ -6,6 +6,7 @@ is resolved by :func:`mlsys_core.lazy.resolve` only when the thing is asked for.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -99,3 +100,16 @@ class DemoStepSpec(Spec):
 
     run: str  # -> Callable[[mlsys_core.demo.DemoContext], mlsys_core.report.Section]
     order: int = field(default=100)  # steps run in this order, then by name
+
+
+def noun(kind: type[Spec], count: int = 1) -> str:
+    """What a kind of spec is called in messages.
+
+    Example:
+        >>> noun(DemoStepSpec), noun(PolicySpec, 2)
+        ('demo step', 'policies')
+    """
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind.__name__.removesuffix("Spec")).lower()
+    if count == 1:
+        return words
+    return f"{words[:-1]}ies" if words.endswith("y") else f"{words}s"
