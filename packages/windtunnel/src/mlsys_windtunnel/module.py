@@ -42,7 +42,7 @@ class WindTunnelModule(nn.Module):
 
     @property
     def predictor(self) -> PredictorModule | None:
-        """The last operator if the source predicts; None for a transformer."""
+        """The last operator if it answers more than ``transform``; None for a transformer."""
         last = self.network.output
         return last if isinstance(last, PredictorModule) else None
 
@@ -77,7 +77,7 @@ class WindTunnelModule(nn.Module):
         predictor = self.predictor
         if predictor is None:
             return result
-        for method in ("predict_proba", "decision_function", "predict"):
+        for method in ("predict_proba", "decision_function", "predict", "transform"):
             if method in predictor.answers:
                 return predictor.answer(result, method)
         return result
@@ -99,10 +99,10 @@ class WindTunnelModule(nn.Module):
             convert = {
                 "predict": predictor.prediction,
                 "predict_proba": predictor.probabilities,
-                "predict_log_proba": lambda scores: predictor.probabilities(scores).log(),
+                "predict_log_proba": predictor.log_probabilities,
                 "decision_function": predictor.decision,
-                "score_samples": predictor.decision,
-                "transform": lambda scores: scores,
+                "score_samples": predictor.samples,
+                "transform": predictor.features,
             }
             return lambda x: self._run(x, convert[name])
         raise AttributeError(f"the source of this module has no {name}")

@@ -112,7 +112,8 @@ def _wire(operators: list[Operator], lookups: dict[str, Converted]) -> tuple[lis
             for value in operator.inputs:
                 if value.name not in made:
                     frontier.setdefault(value.name, FrontierValue(value.name, (value.name,), value.width))
-        wires.append(Wire(operator.output.name, reads, operator.method))
+        method = "transform" if operator.kind is Kind.TRANSFORM else operator.method
+        wires.append(Wire(operator.output.name, reads, method))
     return wires, list(frontier.values())
 
 

@@ -13,7 +13,7 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor, nn
 
-Task = Literal["classification", "multilabel", "regression", "outlier", "clustering"]
+Task = Literal["classification", "multilabel", "regression", "outlier", "clustering", "density"]
 
 
 class OperatorModule(nn.Module):
@@ -51,6 +51,14 @@ class PredictorModule(OperatorModule):
         """``[rows]`` from scores, as ``score_samples``: the decision values unless a subclass shifts them."""
         return self.decision(scores)
 
+    def log_probabilities(self, scores: Tensor) -> Tensor:
+        """``[rows, classes]`` from scores, as ``predict_log_proba``: overridden where the logarithm underflows."""
+        return self.probabilities(scores).log()
+
+    def features(self, scores: Tensor) -> Tensor:
+        """``[rows, k]`` from scores, as ``transform``: the scores themselves unless a subclass has both."""
+        return scores
+
     def prediction(self, scores: Tensor) -> Tensor:
         """Values ``[rows]`` or ``[rows, outputs]`` for regressors; class *indices* ``[rows]`` int64 for classifiers."""
         raise InvalidInputError(f"{type(self).__name__} has no prediction")
@@ -60,11 +68,13 @@ class PredictorModule(OperatorModule):
         if method == "predict_proba":
             result = self.probabilities(scores)
         elif method == "predict_log_proba":
-            result = self.probabilities(scores).log()
+            result = self.log_probabilities(scores)
         elif method == "decision_function":
             result = self.decision(scores)
         elif method == "score_samples":
             result = self.samples(scores)
+        elif method == "transform":
+            result = self.features(scores)
         else:
             result = self.prediction(scores)
         return result.unsqueeze(1) if result.ndim == 1 else result
