@@ -144,6 +144,47 @@ class HashLookup(CategoryLookup):
         return np.array([size + bucket(cell, self.num_buckets) for cell in cells.tolist()], np.int64)
 
 
+class MissingLookup:
+    """Flags of missing cells, 1.0 and 0.0.
+
+    Args:
+        marker: What a missing cell holds: NaN, or a number, a text or None, compared by ``==``.
+        places: The columns that are flagged.
+        refuses_new: Whether missing cells in any other column are refused.
+        names: The names of all columns.
+    """
+
+    def __init__(self, marker: object, places: Sequence[int], *, refuses_new: bool, names: Sequence[str]) -> None:
+        self.marker = marker
+        self.places = tuple(places)
+        self.refuses_new = refuses_new
+        self.names = tuple(names)
+
+    def __call__(self, columns: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """Flags ``[rows, len(places)]``.
+
+        Raises:
+            InvalidInputError: a column has missing cells and had none when the source was fitted.
+        """
+        flags = self._flags(columns)
+        new = [name for place, name in enumerate(self.names) if place not in self.places and flags[:, place].any()]
+        if self.refuses_new and new:
+            raise InvalidInputError(
+                f"the columns {new} have missing values and had none when the indicator was fitted; "
+                "fill them in, or fit it with error_on_new=False or features='all'"
+            )
+        return flags[:, self.places].astype(np.float64)
+
+    def _flags(self, columns: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if not is_missing(self.marker):
+            return np.broadcast_to(np.asarray(columns == self.marker, np.bool_), columns.shape)
+        if columns.dtype.kind == "f":
+            return np.asarray(np.isnan(columns))
+        if columns.dtype.kind != "O":
+            return np.zeros(columns.shape, np.bool_)
+        return np.asarray(np.frompyfunc(is_missing, 1, 1)(columns), np.bool_)
+
+
 def bucket(category: Any, num_buckets: int) -> int:
     """The bucket of a category, 0 to ``num_buckets - 1``, the same in every process and for equal categories.
 
