@@ -97,7 +97,7 @@ def step_raises(_context: DemoContext) -> Section:
 
 
 def step_refuses(_context: DemoContext) -> Section:
-    raise MlsysError("the model is not installed")
+    raise MlsysError("the model is not installed: pip install 'x[demo]'")
 
 
 def step_returns_nothing(_context: DemoContext) -> None:
@@ -125,7 +125,7 @@ def test_a_failing_demo_step_leaves_the_others_alone(tmp_path: Path):
     assert [s.status for s in sections] == ["failed", "failed", "failed", "ok"]
     assert sections[3].data["answer"] == 42
     printed = console.file.getvalue()
-    assert "the model is not installed" in printed
+    assert "the model is not installed: pip install 'x[demo]'" in printed
     assert "RuntimeError: a defect" in printed
 
 

@@ -62,10 +62,12 @@ def run_steps(steps: Sequence[DemoStepSpec], context: DemoContext) -> list[Secti
 
 
 def _run_step(step: DemoStepSpec, context: DemoContext) -> Section:
+    from rich.markup import escape
+
     try:
         section = resolve(step.run)(context)
     except MlsysError as error:
-        context.console.print(f"[red]{step.name} failed:[/red] {error}")
+        context.console.print(f"[red]{step.name} failed:[/red] {escape(str(error))}")
         return Section(step.help, [f"This step failed: {error}"], status="failed")
     except Exception as error:  # noqa: BLE001 - a plugin's boundary: its defect is shown, the other steps still run
         context.console.print(f"[red]{step.name} failed:[/red]\n{traceback.format_exc()}", markup=False)
