@@ -70,7 +70,8 @@ def _run_step(step: DemoStepSpec, context: DemoContext) -> Section:
         context.console.print(f"[red]{step.name} failed:[/red] {escape(str(error))}")
         return Section(step.help, [f"This step failed: {error}"], status="failed")
     except Exception as error:  # noqa: BLE001 - a plugin's boundary: its defect is shown, the other steps still run
-        context.console.print(f"[red]{step.name} failed:[/red]\n{traceback.format_exc()}", markup=False)
+        context.console.print(f"[red]{step.name} failed:[/red]")
+        context.console.print(traceback.format_exc(), markup=False)
         return Section(step.help, [f"This step failed: {type(error).__name__}: {error}"], status="failed")
     if not isinstance(section, Section):
         return Section(step.help, [f"{step.run} returned {type(section).__name__}, not a Section"], status="failed")

@@ -53,7 +53,7 @@ def demo(
     with tempfile.TemporaryDirectory(prefix="mlsys-demo-") as work_dir:
         sections = run_steps(chosen, DemoContext(console, Path(work_dir), threads or cores))
     path = write(report, "mlsys demo", sections, describe_environment())
-    console.print(f"Report: [bold]{path}[/bold] (one self-contained page; open it in a browser)")
+    console.print(f"Report: [bold]{path}[/bold] (one self-contained page; open it in a browser)", soft_wrap=True)
     failed = [str(section.data["step"]) for section in sections if section.status == "failed"]
     if failed:
         console.print(f"[red]Failed steps: {', '.join(failed)}[/red]")

@@ -66,7 +66,7 @@ def list_models(
     console.print(table)
     missing = [entry.name for entry in ENTRIES if located[entry.name] is None]
     if missing:
-        console.print(f"To add what is missing: mlsys models fetch {' '.join(missing)}")
+        console.print(f"To add what is missing: mlsys models fetch {' '.join(missing)}", soft_wrap=True)
 
 
 @app.command()
