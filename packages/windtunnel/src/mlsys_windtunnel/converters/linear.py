@@ -16,6 +16,7 @@ from mlsys_windtunnel.network import Network
 
 PROBABILISTIC = ("predict", "predict_proba", "predict_log_proba", "decision_function")
 MARGINS = ("predict", "decision_function")
+OUTLIERS = (*MARGINS, "score_samples")
 
 
 def class_labels(classes: npt.NDArray[Any]) -> list[object]:
@@ -89,7 +90,7 @@ def ridge_classifier(estimator: Any) -> OperatorModule | None:
 def sgd_one_class_svm(estimator: Any) -> OperatorModule:
     """Inlier where the margin reaches the offset."""
     offset = float(np.ravel(estimator.offset_)[0])
-    return OutlierDetector(affine(estimator, -offset), includes_zero=True, answers=MARGINS, offset=offset)
+    return OutlierDetector(affine(estimator, -offset), includes_zero=True, answers=OUTLIERS, offset=offset)
 
 
 def nested_network(estimator: object) -> Network | None:

@@ -59,6 +59,38 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     *_family("linear", "sklearn.svm", {"LinearSVC": "margin_classifier", "LinearSVR": "linear_regressor"}),
     *_family(
+        "preprocess",
+        "sklearn.preprocessing",
+        {
+            "Binarizer": "binarizer",
+            "FunctionTransformer": "function_transformer",
+            "Normalizer": "normalizer",
+            "PolynomialFeatures": "polynomial_features",
+            "SplineTransformer": "spline_transformer",
+        },
+    ),
+    *_family("preprocess", "sklearn.compose", {"TransformedTargetRegressor": "transformed_target_regressor"}),
+    *_family(
+        "select",
+        "sklearn.feature_selection",
+        dict.fromkeys(
+            (
+                "GenericUnivariateSelect",
+                "RFE",
+                "RFECV",
+                "SelectFdr",
+                "SelectFpr",
+                "SelectFromModel",
+                "SelectFwe",
+                "SelectKBest",
+                "SelectPercentile",
+                "SequentialFeatureSelector",
+                "VarianceThreshold",
+            ),
+            "selector",
+        ),
+    ),
+    *_family(
         "scale",
         "sklearn.preprocessing",
         {

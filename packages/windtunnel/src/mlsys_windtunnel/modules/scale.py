@@ -139,11 +139,14 @@ class PowerInverse(OperatorModule):
 
 
 def _log1p_over(exponent: Tensor, v: Tensor) -> Tensor:
-    """``log1p(exponent * v) / exponent``, and its limit ``v`` at 0."""
+    """``log1p(exponent * v) / exponent``, and its limit ``v`` at 0; NaN, without a gradient, where it has no value."""
+    is_defined = exponent * v >= -1
+    v = torch.where(is_defined, v, 0.0)
     z = exponent * v
     is_small = z.abs() < SERIES_BELOW
     series = v * (1 - z * (1 / 2 - z * (1 / 3 - z / 4)))
-    return torch.where(is_small, series, torch.log1p(z) / torch.where(is_small, 1.0, exponent))
+    result = torch.where(is_small, series, torch.log1p(z) / torch.where(is_small, 1.0, exponent))
+    return torch.where(is_defined, result, float("nan"))
 
 
 class PiecewiseLinear(OperatorModule):
