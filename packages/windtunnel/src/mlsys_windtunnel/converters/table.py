@@ -127,4 +127,35 @@ ENTRIES: tuple[Entry, ...] = (
         },
     ),
     *_family("isotonic", "sklearn.isotonic", {"IsotonicRegression": "isotonic_regression"}),
+    *_family(
+        "decompose",
+        "sklearn.decomposition",
+        {
+            "FactorAnalysis": "factor_analysis",
+            "FastICA": "fast_ica",
+            "IncrementalPCA": "incremental_pca",
+            "KernelPCA": "kernel_pca",
+            "MiniBatchSparsePCA": "sparse_pca",
+            "PCA": "pca",
+            "SparsePCA": "sparse_pca",
+            "TruncatedSVD": "truncated_svd",
+        },
+    ),
+    *_family(
+        "decompose",
+        "sklearn.random_projection",
+        {
+            "GaussianRandomProjection": "truncated_svd",
+            "SparseRandomProjection": "truncated_svd",
+        },
+    ),
+    *_family(
+        "decompose",
+        "sklearn.kernel_approximation",
+        {
+            "Nystroem": "nystroem",
+            "RBFSampler": "rbf_sampler",
+            "SkewedChi2Sampler": "skewed_chi2_sampler",
+        },
+    ),
 )
