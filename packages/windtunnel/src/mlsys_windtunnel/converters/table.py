@@ -91,6 +91,17 @@ ENTRIES: tuple[Entry, ...] = (
         ),
     ),
     *_family(
+        "svm",
+        "sklearn.svm",
+        {
+            "NuSVC": "support_vector_classifier",
+            "NuSVR": "support_vector_regressor",
+            "OneClassSVM": "one_class_svm",
+            "SVC": "support_vector_classifier",
+            "SVR": "support_vector_regressor",
+        },
+    ),
+    *_family(
         "scale",
         "sklearn.preprocessing",
         {
