@@ -169,4 +169,23 @@ ENTRIES: tuple[Entry, ...] = (
             "SkewedChi2Sampler": "skewed_chi2_sampler",
         },
     ),
+    *_family(
+        "discriminant",
+        "sklearn.discriminant_analysis",
+        {
+            "LinearDiscriminantAnalysis": "linear_discriminant_analysis",
+            "QuadraticDiscriminantAnalysis": "quadratic_discriminant_analysis",
+        },
+    ),
+    *_family(
+        "naive_bayes",
+        "sklearn.naive_bayes",
+        {
+            "BernoulliNB": "bernoulli_nb",
+            "CategoricalNB": "categorical_nb",
+            "ComplementNB": "complement_nb",
+            "GaussianNB": "gaussian_nb",
+            "MultinomialNB": "multinomial_nb",
+        },
+    ),
 )
