@@ -19,6 +19,7 @@ from mlsys_core.errors import InvalidInputError
 
 Codes = npt.NDArray[np.int64]
 
+SEARCHABLE = "iufbOUS"  # dtype kinds of categories that a vocabulary can hold; dates stay with their encoder
 UNKNOWN = -1  # only between a vocabulary and its look-up; what leaves a look-up is the row of a table
 LISTED = 10  # unknown categories that a message names
 

@@ -13,13 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mlsys_windtunnel.converters.registry import Converted
-from mlsys_windtunnel.lookup import CategoryLookup, HashLookup, Vocabulary
+from mlsys_windtunnel.lookup import SEARCHABLE, CategoryLookup, HashLookup, Vocabulary
 from mlsys_windtunnel.modules.base import OperatorModule
 from mlsys_windtunnel.modules.embedding import BinEmbedding, CategoryEmbedding
 
 Rows = npt.NDArray[np.float64]
 
-SEARCHABLE = "iufbOUS"  # dtype kinds of categories that a vocabulary can hold; dates stay with the encoder
 MAX_TABLE_NBYTES = 1 << 30  # a one-hot table is square: above about 11,000 categories the encoder itself is smaller
 
 

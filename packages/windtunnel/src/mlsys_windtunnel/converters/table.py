@@ -188,4 +188,17 @@ ENTRIES: tuple[Entry, ...] = (
             "MultinomialNB": "multinomial_nb",
         },
     ),
+    *_family(
+        "factorization",
+        "mlsys_windtunnel.estimators.factorization_machine",
+        {
+            "FactorizationMachineClassifier": "machine_classifier",
+            "FactorizationMachineRegressor": "machine_regressor",
+        },
+    ),
+    *_family(
+        "factorization",
+        "mlsys_windtunnel.estimators.matrix_factorization",
+        {"MatrixFactorizationRegressor": "matrix_factorization"},
+    ),
 )

@@ -11,10 +11,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mlsys_windtunnel.estimators.categories import BinaryEncoder, HashEncoder, TwoHotEncoder
+    from mlsys_windtunnel.estimators.factorization_machine import (
+        FactorizationMachineClassifier,
+        FactorizationMachineRegressor,
+    )
+    from mlsys_windtunnel.estimators.matrix_factorization import MatrixFactorizationRegressor
 
-__all__ = ["BinaryEncoder", "HashEncoder", "TwoHotEncoder"]
+__all__ = [
+    "BinaryEncoder",
+    "FactorizationMachineClassifier",
+    "FactorizationMachineRegressor",
+    "HashEncoder",
+    "MatrixFactorizationRegressor",
+    "TwoHotEncoder",
+]
 
-_MODULES = {"BinaryEncoder": "categories", "HashEncoder": "categories", "TwoHotEncoder": "categories"}
+_MODULES = {
+    "BinaryEncoder": "categories",
+    "FactorizationMachineClassifier": "factorization_machine",
+    "FactorizationMachineRegressor": "factorization_machine",
+    "HashEncoder": "categories",
+    "MatrixFactorizationRegressor": "matrix_factorization",
+    "TwoHotEncoder": "categories",
+}
 
 
 def __getattr__(name: str) -> Any:
