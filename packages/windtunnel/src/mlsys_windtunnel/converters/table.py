@@ -137,6 +137,31 @@ ENTRIES: tuple[Entry, ...] = (
             "TwoHotEncoder": "table_encoder",
         },
     ),
+    *_family(
+        "trees_sklearn",
+        "sklearn.tree",
+        {
+            "DecisionTreeClassifier": "tree_classifier",
+            "DecisionTreeRegressor": "tree_regressor",
+            "ExtraTreeClassifier": "tree_classifier",
+            "ExtraTreeRegressor": "tree_regressor",
+        },
+    ),
+    *_family(
+        "trees_sklearn",
+        "sklearn.ensemble",
+        {
+            "ExtraTreesClassifier": "forest_classifier",
+            "ExtraTreesRegressor": "forest_regressor",
+            "RandomForestClassifier": "forest_classifier",
+            "RandomForestRegressor": "forest_regressor",
+        },
+    ),
+    *_family(
+        "lightgbm",
+        "lightgbm.sklearn",
+        {"LGBMClassifier": "lgbm_classifier", "LGBMRanker": "lgbm_regressor", "LGBMRegressor": "lgbm_regressor"},
+    ),
     *_family("isotonic", "sklearn.isotonic", {"IsotonicRegression": "isotonic_regression"}),
     *_family(
         "decompose",

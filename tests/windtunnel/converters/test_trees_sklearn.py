@@ -1,0 +1,148 @@
+"""scikit-learn's trees and forests answer the same after translation."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse
+import torch
+from mlsys_core.errors import InvalidInputError
+from mlsys_windtunnel.modules.trees import Trees
+from mlsys_windtunnel.translate import translate
+from sklearn.ensemble import (
+    ExtraTreesClassifier,
+    ExtraTreesRegressor,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor, ExtraTreeClassifier, ExtraTreeRegressor
+
+ONE_TREE = (DecisionTreeClassifier, DecisionTreeRegressor, ExtraTreeClassifier, ExtraTreeRegressor)
+FORESTS = (ExtraTreesClassifier, ExtraTreesRegressor, RandomForestClassifier, RandomForestRegressor)
+CLASSIFIERS = (DecisionTreeClassifier, ExtraTreeClassifier, ExtraTreesClassifier, RandomForestClassifier)
+REGRESSORS = (DecisionTreeRegressor, ExtraTreeRegressor, ExtraTreesRegressor, RandomForestRegressor)
+
+
+def _made(kind, **options):
+    forest = {"n_estimators": 7} if kind in FORESTS else {}
+    return kind(random_state=0, **forest, **options)
+
+
+@pytest.fixture
+def x() -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(300, 5))
+
+
+@pytest.fixture
+def fresh() -> np.ndarray:
+    return np.random.default_rng(1).normal(size=(200, 5))
+
+
+def _labels(x: np.ndarray, names: list) -> np.ndarray:
+    return np.array(names)[np.digitize(x[:, 0] + x[:, 1] * x[:, 2], np.linspace(-1, 1, len(names) - 1))]
+
+
+@pytest.mark.parametrize("kind", CLASSIFIERS)
+@pytest.mark.parametrize("names", [["no", "yes"], [3, 1, 2], ["only"], [False, True]])
+def test_classifiers(same_answers, x, fresh, kind, names):
+    same_answers(_made(kind).fit(x, _labels(x, names) if len(names) > 1 else np.full(300, names[0])), fresh)
+
+
+@pytest.mark.parametrize("kind", REGRESSORS)
+@pytest.mark.parametrize("outputs", [None, 1, 3])
+def test_regressors_of_one_and_several_outputs(same_answers, x, fresh, kind, outputs):
+    y = x[:, 0] ** 2 if outputs is None else np.abs(x[:, :outputs])
+    same_answers(_made(kind, min_samples_leaf=3).fit(x, y), fresh)
+
+
+@pytest.mark.parametrize("kind", [*CLASSIFIERS, *REGRESSORS])
+@pytest.mark.parametrize("depth", [1, 3, None])
+def test_small_and_deep_trees(same_answers, x, fresh, kind, depth):
+    source = _made(kind, max_depth=depth).fit(x, _labels(x, [0, 1]))
+    module = same_answers(source, fresh)
+    trees = next(part for part in module.modules() if isinstance(part, Trees))
+    for layout in ("bits", "walk"):
+        trees.use_layout(layout)
+        np.testing.assert_array_equal(module.predict(fresh), source.predict(fresh), "to the last bit")
+
+
+@pytest.mark.parametrize("kind", [*CLASSIFIERS, *REGRESSORS])
+def test_ties_at_thresholds(same_answers, kind):
+    """Whole numbers in training put thresholds at halves, which the new rows hit exactly, and miss by one float."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 6, (200, 3)).astype(float)
+    halves = rng.integers(0, 12, (100, 3)) / 2
+    rows = np.concatenate([halves, np.nextafter(halves, 9), np.nextafter(halves, -9)])
+    rows = np.concatenate([rows, np.nextafter(halves.astype(np.float32), np.float32(9))])
+    same_answers(_made(kind).fit(x, (x.sum(1) > 7).astype(int)), rows)
+
+
+@pytest.mark.parametrize("kind", [DecisionTreeClassifier, DecisionTreeRegressor, *FORESTS])
+@pytest.mark.parametrize("seen", [True, False])
+def test_missing_values_whether_they_were_seen_or_not(same_answers, x, fresh, kind, seen):
+    y = _labels(x, [0, 1])
+    rng = np.random.default_rng(0)
+    if seen:
+        x[rng.random(x.shape) < 0.2] = np.nan
+        y = np.where(np.isnan(x[:, 0]), 1, y)
+    fresh[rng.random(fresh.shape) < 0.2] = np.nan
+    source = _made(kind, max_depth=5).fit(x, y)
+    if not seen and kind in FORESTS:
+        return  # scikit-learn refuses them
+    same_answers(source, fresh)
+
+
+@pytest.mark.parametrize("kind", [*ONE_TREE, *FORESTS])
+def test_one_row_one_feature_one_leaf(same_answers, kind):
+    same_answers(_made(kind).fit([[0.0], [1.0], [2.0]], [0, 0, 1]), np.array([[1.5]]))
+    same_answers(_made(kind, max_depth=1, min_samples_leaf=3).fit([[0.0], [1.0], [2.0]], [0, 0, 1]), np.array([[1.5]]))
+
+
+@pytest.mark.parametrize("kind", [*ONE_TREE, *FORESTS])
+def test_input_of_other_kinds(same_answers, x, fresh, kind):
+    source = _made(kind, max_depth=4).fit(np.maximum(x, 0), _labels(x, [0, 1]))
+    fresh = np.maximum(fresh, 0)
+    same_answers(source, fresh.astype(np.float32))
+    same_answers(source, scipy.sparse.csr_matrix(fresh))
+    named = pd.DataFrame(x, columns=list("abcde"))
+    same_answers(_made(kind).fit(named, _labels(x, [0, 1])), pd.DataFrame(fresh, columns=list("abcde")))
+
+
+def test_float32_is_exact_too(x, fresh):
+    source = _made(RandomForestRegressor).fit(x, x[:, 0])
+    np.testing.assert_allclose(translate(source, dtype=torch.float32).predict(fresh), source.predict(fresh), rtol=1e-5)
+
+
+def test_deep_forests_of_many_leaves(same_answers):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3000, 4))
+    source = RandomForestClassifier(5, random_state=0).fit(x, rng.integers(0, 4, 3000))
+    assert max(tree.get_n_leaves() for tree in source.estimators_) > 1000
+    same_answers(source, rng.normal(size=(500, 4)))
+
+
+def test_several_outputs_of_a_classifier_are_refused_by_name(x):
+    source = RandomForestClassifier(3).fit(x, (x[:, :2] > 0).astype(int))
+    with pytest.raises(InvalidInputError, match="RandomForestClassifier"):
+        translate(source)
+
+
+def test_a_forest_in_a_pipeline_is_loaded_without_scikit_learn(tmp_path, x, fresh):
+    source = make_pipeline(StandardScaler(), RandomForestClassifier(5, random_state=0)).fit(x, _labels(x, ["a", "b"]))
+    (tmp_path / "module.pkl").write_bytes(pickle.dumps(translate(source)))
+    np.save(tmp_path / "x.npy", fresh)
+    script = (
+        "import pickle, sys, numpy as np\n"
+        "module = pickle.load(open('module.pkl', 'rb'))\n"
+        "np.save('answer.npy', module.predict_proba(np.load('x.npy')))\n"
+        "assert 'sklearn' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+    np.testing.assert_allclose(np.load(tmp_path / "answer.npy"), source.predict_proba(fresh), atol=1e-12)
