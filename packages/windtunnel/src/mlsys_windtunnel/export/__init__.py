@@ -1,0 +1,1 @@
+"""Writing translated pipelines for other programs: ``.pt2`` and ONNX files, and the plain form that artifacts use."""

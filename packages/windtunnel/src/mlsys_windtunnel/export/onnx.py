@@ -1,0 +1,117 @@
+"""ONNX files: the network for runtimes other than torch, with the same description inside as ``.pt2`` files have."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from mlsys_core.errors import InvalidInputError, MissingDependencyError
+
+from mlsys_windtunnel.export import program
+from mlsys_windtunnel.module import WindTunnelModule
+
+METADATA = "windtunnel"  # the key of the description in the model's metadata
+_INSTALL = "pip install 'mlsys-windtunnel[onnx]'"
+
+
+def export_onnx(
+    module: WindTunnelModule, path: Path | str, *, example_rows: int = 2, methods: Sequence[str] | None = None
+) -> Path:
+    """Write the network of ``module`` as an ONNX file: input ``x`` ``[rows, width]``, an output for each answer.
+
+    Args:
+        module: What ``translate`` gave; its dtype becomes the file's (float64 unless asked otherwise).
+        path: Ends in ``.onnx``.
+        example_rows: How many rows to trace with, at least 2.
+        methods: None: one output, ``main``, as ``forward`` answers. Names of the source's methods: outputs of these
+            names; labels are class indices.
+
+    Returns:
+        The path.
+
+    Raises:
+        MissingDependencyError: onnx or onnxscript is not installed.
+        InvalidInputError: another ending, a method that the source lacks, or the file cannot be written.
+        MlsysError: an operator's module cannot be exported.
+    """
+    path = Path(path)
+    if path.suffix != ".onnx":
+        raise InvalidInputError(f"{path}: the name of an ONNX file ends in .onnx")
+    for package in ("onnx", "onnxscript"):
+        _require(package)
+    answers = program.Answers(module, methods)
+    x = program.example(module, example_rows)
+    with program.evaluating(module), _quiet():
+        try:
+            exported = torch.onnx.export(
+                answers,
+                (x,),
+                dynamo=True,
+                dynamic_shapes=({0: torch.export.Dim("rows")},),
+                input_names=[program.INPUT],
+                output_names=list(answers.names),
+                verbose=False,
+            )
+        except Exception as error:  # torch's exporter raises of many kinds
+            raise program.export_error(error, "ONNX") from error
+    assert exported is not None
+    exported.model.metadata_props[METADATA] = program.describe(module, answers.names)
+    try:
+        exported.save(path)
+    except OSError as error:
+        raise InvalidInputError(f"{path} cannot be written: {error}") from error
+    return path
+
+
+def load_onnx(path: Path | str) -> program.ExportedPipeline:
+    """An ONNX file that :func:`export_onnx` wrote, run by onnxruntime on the CPU, with the host's part.
+
+    Raises:
+        MissingDependencyError: onnxruntime is not installed.
+        InvalidInputError: no such file, damaged, not of WindTunnel's making, or with foreign operators.
+    """
+    runtime = _require("onnxruntime")
+    path = Path(path)
+    if not path.is_file():
+        raise InvalidInputError(f"{path} is not a file; write one with mlsys windtunnel translate --onnx")
+    try:
+        session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its errors have no common class
+        raise InvalidInputError(f"{path} cannot be loaded by onnxruntime ({error})") from error
+    description = session.get_modelmeta().custom_metadata_map.get(METADATA)
+    if description is None:
+        raise InvalidInputError(f"{path} was not written by WindTunnel: its metadata has no {METADATA!r}")
+
+    def answers(table: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        result: list[npt.NDArray[Any]] = session.run(None, {program.INPUT: table})
+        return result
+
+    return program.restore(description, answers, path)
+
+
+def _require(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(f"ONNX needs the package {error.name}: {_INSTALL}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's notes on packages that are none of ours."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

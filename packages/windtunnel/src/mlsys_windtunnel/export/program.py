@@ -1,0 +1,196 @@
+"""What ``.pt2`` and ONNX files have in common: the network as a program, and the description that goes with it.
+
+A program takes the packed table of the frontier and gives a table for each answer. The description, JSON inside the
+file, holds the host's part and the labels; :class:`ExportedPipeline` puts the two together again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from mlsys_core.errors import InvalidInputError, MlsysError
+from torch import Tensor, nn
+
+from mlsys_windtunnel.export.plain import DAMAGE, Reader, Writer
+from mlsys_windtunnel.frontend import Frontend, Table
+from mlsys_windtunnel.module import METHODS, ROWS_PER_CHUNK, WindTunnelModule
+
+FORMAT, VERSION = "mlsys-windtunnel-program", 1
+MAIN = "main"  # the name of what forward answers
+INPUT = "x"
+
+Program = Callable[[npt.NDArray[Any]], Sequence[npt.NDArray[Any]]]
+
+
+class Answers(nn.Module):
+    """A translated pipeline that gives the answers of several methods of its source at once.
+
+    Args:
+        module: The pipeline.
+        methods: Names of the source's methods; labels come as class indices. None: what ``forward`` answers.
+
+    Raises:
+        InvalidInputError: the source has no such method.
+    """
+
+    def __init__(self, module: WindTunnelModule, methods: Sequence[str] | None) -> None:
+        super().__init__()
+        offered = [name for name in METHODS if hasattr(module, name)]
+        if methods is not None and (not methods or set(methods) - set(offered)):
+            raise InvalidInputError(f"methods are {list(methods)}; this module has {', '.join(offered)}")
+        self.pipeline = module
+        self.methods = None if methods is None else tuple(methods)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the answers, in order."""
+        return self.methods or (MAIN,)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """A table of two dimensions or more for each answer, from ``[rows, width]``."""
+        if self.methods is None:
+            return (self.pipeline(x),)
+        scores = self.pipeline.network(x)
+        predictor = self.pipeline.predictor
+        return tuple(scores if predictor is None else predictor.answer(scores, name) for name in self.methods)
+
+
+def default_methods(module: WindTunnelModule) -> list[str]:
+    """What a file for prediction should hold: predictions and, of a classifier, probabilities or decision values."""
+    names = [name for name in ("predict", "predict_proba", "transform") if hasattr(module, name)]
+    return names if "predict" not in names or len(names) > 1 else [*names, *_decision(module)]
+
+
+def _decision(module: WindTunnelModule) -> list[str]:
+    return ["decision_function"] if hasattr(module, "decision_function") else []
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """In evaluation mode within the context."""
+    was_training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was_training)
+
+
+def example(module: WindTunnelModule, rows: int) -> Tensor:
+    """``[rows, width]`` of zeros, which every network takes.
+
+    Raises:
+        InvalidInputError: fewer than two rows: a dimension of one is taken for a constant.
+    """
+    if rows < 2:
+        raise InvalidInputError(f"example_rows is {rows}; at least 2 are needed, for 1 row is taken for a constant")
+    return torch.zeros(rows, sum(width for _, width in module.network.frontier), dtype=module.dtype)
+
+
+def describe(module: WindTunnelModule, names: Sequence[str]) -> str:
+    """The description of a program with the answers ``names``, as JSON text. Foreign operators are named in it."""
+    foreign = list(dict.fromkeys(module.frontend.foreign))
+    writer = Writer(keep_arrays=True)
+    predictor = module.predictor
+    return json.dumps(
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            "answers": list(names),
+            "classes": writer.write(list(predictor.classes) if predictor is not None else []),
+            "dtype": str(module.dtype).removeprefix("torch."),
+            "inputs": [[name, width] for name, width in module.network.frontier],
+            "foreign": foreign,
+            "frontend": None if foreign else writer.write(module.frontend, "frontend"),
+        },
+        allow_nan=False,
+    )
+
+
+@dataclass(frozen=True)
+class ExportedPipeline:
+    """A program with the host's part: raw rows in, answers out. Its methods are those that the file holds.
+
+    ``predict``, ``predict_proba``, ... take and give what the source's do; a column of one number comes flat.
+    """
+
+    program: Program  # packed table of ``dtype`` to the answers
+    answers: tuple[str, ...]
+    classes: tuple[object, ...]
+    dtype: str  # numpy's name
+    frontend: Frontend
+
+    @property
+    def classes_(self) -> npt.NDArray[Any]:
+        """The labels of a classifier; empty otherwise."""
+        return np.asarray(self.classes)
+
+    def encode(self, x: Table) -> npt.NDArray[np.float64]:
+        """Raw input to the packed table; errors as :meth:`Frontend.encode`."""
+        return self.frontend.encode(x)
+
+    def answer(self, method: str, x: Table) -> npt.NDArray[Any]:
+        """The answer called ``method``, one of :attr:`answers`, for raw input."""
+        packed = self.encode(x).astype(self.dtype, copy=False)
+        if not len(packed):
+            raise InvalidInputError("the input has no rows; at least one is needed")
+        place = self.answers.index(method)
+        starts = range(0, len(packed), ROWS_PER_CHUNK)
+        result = np.concatenate([self.program(packed[start : start + ROWS_PER_CHUNK])[place] for start in starts])
+        if method == "predict" and self.classes:
+            result = self.classes_[result]
+        is_table = method in ("predict_proba", "predict_log_proba", "transform", MAIN)
+        return result if is_table or result.shape[1] != 1 else result[:, 0]
+
+    def __getattr__(self, name: str) -> Any:
+        if name in METHODS and name in self.answers:
+            return lambda x: self.answer(name, x)
+        if name in METHODS:
+            raise AttributeError(f"this file has no {name}; it holds {', '.join(self.answers)}")
+        raise AttributeError(name)
+
+
+def restore(description: str, program: Program, path: Path) -> ExportedPipeline:
+    """A program and its description as one.
+
+    Raises:
+        InvalidInputError: the description is damaged, of another version, or tells of foreign operators.
+    """
+    try:
+        fields = json.loads(description)
+        if fields["format"] != FORMAT or fields["version"] != VERSION:
+            raise ValueError(f"format {fields['format']!r}, version {fields['version']!r}")
+        if fields["foreign"]:
+            raise InvalidInputError(
+                f"{path} takes the packed table alone: {', '.join(fields['foreign'])} runs on the host as it is and is "
+                "not in the file; give the program what encode() of the translated module makes"
+            )
+        reader = Reader({})
+        frontend = reader.read(fields["frontend"])
+        if not isinstance(frontend, Frontend):
+            raise TypeError("the frontend is another thing")
+        return ExportedPipeline(
+            program=program,
+            answers=tuple(map(str, fields["answers"])),
+            classes=tuple(reader.read(fields["classes"])),
+            dtype=str(np.dtype(fields["dtype"])),
+            frontend=frontend,
+        )
+    except InvalidInputError:
+        raise
+    except DAMAGE as error:
+        raise InvalidInputError(f"{path}: its description is damaged ({type(error).__name__}: {error})") from error
+
+
+def export_error(error: Exception, kind: str) -> MlsysError:
+    """One line for what torch's exporters raise."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return MlsysError(f"the network cannot be exported to {kind}: {lines[0] if lines else type(error).__name__}")

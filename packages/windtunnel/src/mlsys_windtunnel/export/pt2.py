@@ -1,0 +1,92 @@
+"""``.pt2`` files: the network as a program of torch.export, with the host's part beside it as JSON.
+
+torch alone runs the program; :func:`load_pt2` adds the host's part back. Neither needs scikit-learn.
+"""
+
+from __future__ import annotations
+
+import warnings
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from mlsys_core.errors import InvalidInputError
+
+from mlsys_windtunnel.export import program
+from mlsys_windtunnel.module import WindTunnelModule
+
+HOST_FILE = "windtunnel.json"
+
+
+def export_pt2(
+    module: WindTunnelModule, path: Path | str, *, example_rows: int = 2, methods: Sequence[str] | None = None
+) -> Path:
+    """Write the network of ``module`` as a ``.pt2`` file, for any number of rows.
+
+    Args:
+        module: What ``translate`` gave.
+        path: Ends in ``.pt2``.
+        example_rows: How many rows to trace with, at least 2.
+        methods: None: the program answers as ``forward`` does, one table. Names of the source's methods: a tuple of
+            tables, in that order; labels are class indices.
+
+    Returns:
+        The path.
+
+    Raises:
+        InvalidInputError: another ending, a method that the source lacks, or the file cannot be written.
+        MlsysError: an operator's module cannot be exported.
+
+    Example:
+        >>> export_pt2(translate(fitted_pipeline), "churn.pt2")  # doctest: +SKIP
+        >>> torch.export.load("churn.pt2").module()(torch.from_numpy(module.encode(frame)))  # doctest: +SKIP
+    """
+    path = Path(path)
+    if path.suffix != ".pt2":
+        raise InvalidInputError(f"{path}: the name of an exported program ends in .pt2")
+    answers = program.Answers(module, methods)
+    traced = module if methods is None else answers
+    x = program.example(module, example_rows)
+    with program.evaluating(module), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of torch's own making
+        try:
+            exported = torch.export.export(traced, (x,), dynamic_shapes=({0: torch.export.Dim("rows")},))
+        except Exception as error:  # torch.export raises of many kinds
+            raise program.export_error(error, ".pt2") from error
+    try:
+        torch.export.save(exported, path, extra_files={HOST_FILE: program.describe(module, answers.names)})
+    except (OSError, RuntimeError) as error:
+        raise InvalidInputError(f"{path} cannot be written: {error}") from error
+    return path
+
+
+def load_pt2(path: Path | str) -> program.ExportedPipeline:
+    """A ``.pt2`` file that :func:`export_pt2` wrote, with the host's part: raw rows in, answers out.
+
+    The program is read by ``torch.export.load``, with what care that takes of files from strangers.
+
+    Raises:
+        InvalidInputError: no such file, damaged, not of WindTunnel's making, or with foreign operators.
+    """
+    path = Path(path)
+    if not path.is_file() or not zipfile.is_zipfile(path):
+        raise InvalidInputError(f"{path} is no .pt2 file; write one with mlsys windtunnel translate --pt2")
+    extra = {HOST_FILE: ""}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            run = torch.export.load(path, extra_files=extra).module()
+    except Exception as error:  # a damaged file can raise anything
+        raise InvalidInputError(f"{path} cannot be loaded; it is damaged or of another version ({error})") from error
+    if not extra[HOST_FILE]:
+        raise InvalidInputError(f"{path} was not written by WindTunnel: it holds no {HOST_FILE}")
+
+    def answers(table: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        with torch.inference_mode():
+            result = run(torch.from_numpy(table))
+        return [tensor.numpy() for tensor in (result if isinstance(result, tuple | list) else [result])]
+
+    return program.restore(extra[HOST_FILE], answers, path)

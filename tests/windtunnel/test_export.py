@@ -1,0 +1,163 @@
+"""``.pt2`` and ONNX files answer as the module does, for any number of rows, and without scikit-learn."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from mlsys_core.errors import InvalidInputError, MissingDependencyError
+from mlsys_windtunnel.export.onnx import export_onnx, load_onnx
+from mlsys_windtunnel.export.pt2 import HOST_FILE, export_pt2, load_pt2
+from mlsys_windtunnel.translate import translate
+from sklearn.compose import make_column_transformer
+from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClassifier, SGDOneClassSVM
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
+
+HAS_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
+needs_onnx = pytest.mark.skipif(not HAS_ONNX, reason="needs pip install 'mlsys-windtunnel[onnx]'")
+FORMATS = [
+    pytest.param(("pt2", export_pt2, load_pt2), id="pt2"),
+    pytest.param(("onnx", export_onnx, load_onnx), id="onnx", marks=needs_onnx),
+]
+
+rng = np.random.default_rng(0)
+FRAME = pd.DataFrame({"a": rng.normal(size=80), "b": rng.normal(size=80), "c": rng.choice(["x", "y", "z"], 80)})
+LABELS = np.where(FRAME.a > 0.5, "high", np.where(FRAME.c == "x", "x", "low"))
+
+
+@pytest.fixture(scope="module")
+def source() -> Any:
+    columns = make_column_transformer((StandardScaler(), ["a", "b"]), (OneHotEncoder(handle_unknown="ignore"), ["c"]))
+    return make_pipeline(columns, LogisticRegression()).fit(FRAME, LABELS)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_file_answers_raw_rows_as_the_source_does(form: Any, dtype: torch.dtype, source: Any, tmp_path: Path):
+    suffix, export, load = form
+    module = translate(source, dtype=dtype)
+    file = load(export(module, tmp_path / f"m.{suffix}", methods=["predict", "predict_proba", "decision_function"]))
+    assert file.answers == ("predict", "predict_proba", "decision_function")
+    for frame in (FRAME, FRAME[:1], FRAME.assign(c="unseen")):
+        assert (file.predict(frame) == source.predict(frame)).all()
+        atol = 1e-12 if dtype is torch.float64 else 1e-5
+        np.testing.assert_allclose(file.predict_proba(frame), source.predict_proba(frame), atol=atol)
+        np.testing.assert_allclose(file.decision_function(frame), source.decision_function(frame), atol=10 * atol)
+    assert file.classes_.tolist() == source.classes_.tolist()
+    with pytest.raises(AttributeError, match="no transform; it holds predict"):
+        file.transform(FRAME)
+    with pytest.raises(InvalidInputError, match="lacks the columns"):
+        file.predict(FRAME[["a"]])
+    with pytest.raises(InvalidInputError, match="no rows"):
+        file.predict(FRAME[:0])
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("estimator", [LinearRegression(), RidgeClassifier(), SGDOneClassSVM(), StandardScaler()])
+def test_shapes_are_those_of_the_source(form: Any, estimator: Any, tmp_path: Path):
+    suffix, export, load = form
+    x = FRAME[["a", "b"]].to_numpy()
+    source = estimator.fit(x, (x[:, 0] > 0).astype(int))
+    method = "predict" if hasattr(source, "predict") else "transform"
+    file = load(export(translate(source), tmp_path / f"m.{suffix}", methods=[method]))
+    expected = getattr(source, method)(x)
+    got = getattr(file, method)(x)
+    assert got.shape == expected.shape
+    np.testing.assert_allclose(got, expected, atol=1e-12)
+
+
+def test_pt2_runs_on_torch_alone_in_a_fresh_process(source: Any, tmp_path: Path):
+    module = translate(source)
+    export_pt2(module, tmp_path / "m.pt2")
+    packed = module.encode(FRAME)
+    np.save(tmp_path / "x.npy", packed)
+    script = (
+        "import sys, numpy as np, torch\n"
+        "program = torch.export.load('m.pt2').module()\n"
+        "x = torch.from_numpy(np.load('x.npy'))\n"
+        "np.save('all.npy', program(x).detach().numpy())\n"
+        "np.save('one.npy', program(x[:1]).detach().numpy())\n"
+        "assert not {'sklearn', 'mlsys_windtunnel'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+    expected = module(torch.from_numpy(packed)).detach().numpy()
+    np.testing.assert_allclose(np.load(tmp_path / "all.npy"), expected, atol=1e-14)
+    np.testing.assert_allclose(np.load(tmp_path / "one.npy"), expected[:1], atol=1e-14)
+
+
+def test_exporting_leaves_the_mode_as_it_was(source: Any, tmp_path: Path):
+    module = translate(source).train()
+    export_pt2(module, tmp_path / "m.pt2")
+    assert module.training
+
+
+def test_foreign_operators_leave_a_program_for_the_packed_table(tmp_path: Path):
+    x = FRAME[["a", "b"]].to_numpy()
+    source = make_pipeline(FunctionTransformer(np.sinh), LinearRegression()).fit(x, x[:, 0])
+    module = translate(source, x)
+    export_pt2(module, tmp_path / "m.pt2")
+    program = torch.export.load(tmp_path / "m.pt2").module()
+    answer = program(torch.from_numpy(module.encode(x))).detach().numpy()[:, 0]
+    np.testing.assert_allclose(answer, source.predict(x), atol=1e-12)
+    with pytest.raises(InvalidInputError, match=r"FunctionTransformer runs on the host"):
+        load_pt2(tmp_path / "m.pt2")
+
+
+def test_bad_arguments_are_refused(source: Any, tmp_path: Path):
+    module = translate(source)
+    with pytest.raises(InvalidInputError, match=r"ends in \.pt2"):
+        export_pt2(module, tmp_path / "m.onnx")
+    with pytest.raises(InvalidInputError, match="at least 2 are needed"):
+        export_pt2(module, tmp_path / "m.pt2", example_rows=1)
+    for methods in (["score_samples"], []):
+        with pytest.raises(InvalidInputError, match="this module has predict, predict_proba"):
+            export_pt2(module, tmp_path / "m.pt2", methods=methods)
+    with pytest.raises(InvalidInputError, match="cannot be written"):
+        export_pt2(module, tmp_path / "no" / "such" / "folder" / "m.pt2")
+
+
+def test_files_that_are_none_of_ours_are_refused(source: Any, tmp_path: Path):
+    (tmp_path / "text.pt2").write_text("no archive")
+    with zipfile.ZipFile(tmp_path / "zip.pt2", "w") as archive:
+        archive.writestr("hello", "world")
+    other = torch.export.export(torch.nn.Linear(1, 1), (torch.zeros(2, 1),))
+    torch.export.save(other, tmp_path / "other.pt2")
+    torch.export.save(other, tmp_path / "bad.pt2", extra_files={HOST_FILE: '{"format": "x"}'})
+    for name, says in [
+        ("missing.pt2", "no .pt2 file"),
+        ("text.pt2", "no .pt2 file"),
+        ("zip.pt2", "cannot be loaded"),
+        ("other.pt2", "not written by WindTunnel"),
+        ("bad.pt2", "description is damaged"),
+    ]:
+        with pytest.raises(InvalidInputError, match=says):
+            load_pt2(tmp_path / name)
+
+
+@needs_onnx
+def test_onnx_files_that_are_none_of_ours_are_refused(tmp_path: Path):
+    (tmp_path / "text.onnx").write_text("no model")
+    with pytest.raises(InvalidInputError, match="cannot be loaded"):
+        load_onnx(tmp_path / "text.onnx")
+    with pytest.raises(InvalidInputError, match="not a file"):
+        load_onnx(tmp_path / "missing.onnx")
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxscript"])
+def test_missing_packages_are_named_with_the_command(package: str, source: Any, tmp_path: Path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", sys)  # present, unless it is the one that is missing
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingDependencyError, match=rf"package {package}: pip install 'mlsys-windtunnel\[onnx\]'"):
+        export_onnx(translate(source), tmp_path / "m.onnx")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(MissingDependencyError, match="onnxruntime"):
+        load_onnx(tmp_path / "m.onnx")
