@@ -77,7 +77,7 @@ class WindTunnelModule(nn.Module):
         predictor = self.predictor
         if predictor is None:
             return result
-        for method in ("predict_proba", "decision_function", "predict", "transform"):
+        for method in ("predict_proba", "decision_function", "transform", "predict"):
             if method in predictor.answers:
                 return predictor.answer(result, method)
         return result

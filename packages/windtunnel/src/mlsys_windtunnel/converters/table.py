@@ -162,6 +162,19 @@ ENTRIES: tuple[Entry, ...] = (
         "lightgbm.sklearn",
         {"LGBMClassifier": "lgbm_classifier", "LGBMRanker": "lgbm_regressor", "LGBMRegressor": "lgbm_regressor"},
     ),
+    *_family(
+        "factorization",
+        "mlsys_windtunnel.estimators.factorization_machine",
+        {
+            "FactorizationMachineClassifier": "machine_classifier",
+            "FactorizationMachineRegressor": "machine_regressor",
+        },
+    ),
+    *_family(
+        "factorization",
+        "mlsys_windtunnel.estimators.matrix_factorization",
+        {"MatrixFactorizationRegressor": "matrix_factorization"},
+    ),
     *_family("isotonic", "sklearn.isotonic", {"IsotonicRegression": "isotonic_regression"}),
     *_family(
         "decompose",
@@ -214,16 +227,23 @@ ENTRIES: tuple[Entry, ...] = (
         },
     ),
     *_family(
-        "factorization",
-        "mlsys_windtunnel.estimators.factorization_machine",
+        "cluster",
+        "sklearn.cluster",
         {
-            "FactorizationMachineClassifier": "machine_classifier",
-            "FactorizationMachineRegressor": "machine_regressor",
+            "AffinityPropagation": "nearest_center",
+            "Birch": "birch",
+            "BisectingKMeans": "bisecting_k_means",
+            "KMeans": "k_means",
+            "MeanShift": "nearest_center",
+            "MiniBatchKMeans": "k_means",
         },
     ),
     *_family(
-        "factorization",
-        "mlsys_windtunnel.estimators.matrix_factorization",
-        {"MatrixFactorizationRegressor": "matrix_factorization"},
+        "cluster",
+        "sklearn.mixture",
+        {
+            "BayesianGaussianMixture": "bayesian_gaussian_mixture",
+            "GaussianMixture": "gaussian_mixture",
+        },
     ),
 )
