@@ -123,7 +123,7 @@ def test_unseen_categories_fall_to_their_bucket():
 def test_the_package_of_estimators_is_imported_light():
     script = (
         "import sys, mlsys_windtunnel.estimators as e\n"
-        "assert not {'torch', 'sklearn', 'numpy'} & set(sys.modules), set(sys.modules)\n"
+        "assert not {'torch', 'sklearn', 'pandas'} & set(sys.modules)\n"
         "e.HashEncoder\n"
         "assert 'torch' not in sys.modules, 'encoders need no torch'\n"
         "assert [getattr(e, name).__name__ for name in e.__all__] == e.__all__\n"
