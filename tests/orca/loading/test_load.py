@@ -49,7 +49,10 @@ def test_a_model_without_template_or_bos_loads(make_gguf: Make) -> None:
     [
         ({"llama.block_count": None}, "lacks llama.block_count"),
         ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "rotary scaling 'yarn'"),
-        ({"llama.expert_count": 8}, "mixture of experts"),
+        ({"llama.expert_count": 8}, "lacks llama.expert_used_count"),
+        ({"llama.expert_count": 8, "llama.expert_used_count": 9}, "cannot pass 9 of 8 experts"),
+        ({"llama.attention.sliding_window": 16}, "llama.attention.sliding_window = 16"),
+        ({"llama.final_logit_softcapping": 30.0}, "llama.final_logit_softcapping = 30.0"),
         ({"llama.attention.scale": 0.5}, "llama.attention.scale"),
         ({"llama.rope.dimension_count": 8}, "part of a head"),
         ({"llama.attention.value_length": 8}, "another width"),
@@ -69,8 +72,8 @@ def test_what_would_give_wrong_text_is_refused(make_gguf: Make, changes: dict[st
 
 
 def test_other_architectures_are_refused_with_those_supported(make_gguf: Make) -> None:
-    with pytest.raises(InvalidInputError, match="'gptneox' is not supported; supported are llama, mistral"):
-        load_model(make_gguf(architecture="gptneox"))
+    with pytest.raises(InvalidInputError, match=r"'bloom' is not supported; supported are .*llama, mistral"):
+        load_model(make_gguf(architecture="bloom"))
 
 
 def test_a_bias_nobody_reads_is_refused(make_gguf: Make, weights: dict[str, np.ndarray]) -> None:

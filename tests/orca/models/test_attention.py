@@ -1,25 +1,39 @@
 import pytest
 import torch
-from mlsys_orca.models.attention import ragged_attention
+from mlsys_orca.models.attention import AttentionOptions, ragged_attention
 from mlsys_orca.models.decoder import AttentionSpan
 from torch import Tensor
 
+OPTIONS = [
+    AttentionOptions(),
+    AttentionOptions(scale=0.6),
+    AttentionOptions(window=1),
+    AttentionOptions(window=3),
+    AttentionOptions(window=7),
+    AttentionOptions(softcap=1.5),
+    AttentionOptions(scale=0.6, softcap=1.5, window=4),
+]
 
-def reference(query: Tensor, keys: Tensor, values: Tensor, context_len: int) -> Tensor:
-    """Attention written out: row i of n sees the first context_len - n + i + 1 keys."""
+
+def reference(query: Tensor, keys: Tensor, values: Tensor, context_len: int, options: AttentionOptions) -> Tensor:
+    """Attention written out: row i of n sees the first context_len - n + i + 1 keys, or the window's last of them."""
     num_rows, num_heads, head_dim = query.shape
     group = num_heads // keys.shape[1]
     out = torch.empty_like(query)
     for row in range(num_rows):
-        seen = context_len - num_rows + row + 1
+        stop = context_len - num_rows + row + 1
+        seen = slice(max(0, stop - (options.window or stop)), stop)
         for head in range(num_heads):
-            scores = keys[:seen, head // group] @ query[row, head] / head_dim**0.5
-            out[row, head] = scores.softmax(-1) @ values[:seen, head // group]
+            scores = keys[seen, head // group] @ query[row, head] * (options.scale or head_dim**-0.5)
+            if options.softcap:
+                scores = options.softcap * (scores / options.softcap).tanh()
+            out[row, head] = scores.softmax(-1) @ values[seen, head // group]
     return out.flatten(1)
 
 
+@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (6, 2), (9, 3), (4, 1)])
-def test_each_request_sees_its_own_past(num_heads: int, num_kv_heads: int) -> None:
+def test_each_request_sees_its_own_past(num_heads: int, num_kv_heads: int, options: AttentionOptions) -> None:
     generator = torch.Generator().manual_seed(num_heads)
     keys, values = torch.randn(2, 64, num_kv_heads, 16, generator=generator)
     scattered = torch.tensor([40, 3, 41, 7, 55, 50, 9])
@@ -37,9 +51,9 @@ def test_each_request_sees_its_own_past(num_heads: int, num_kv_heads: int) -> No
     for rows, slots in rows_and_slots:
         context = keys[slots]
         spans.append(AttentionSpan(start, start + rows, len(context), slots))
-        expected.append(reference(query[start : start + rows], context, values[slots], len(context)))
+        expected.append(reference(query[start : start + rows], context, values[slots], len(context), options))
         start += rows
-    assert torch.allclose(ragged_attention(query, keys, values, spans), torch.cat(expected), atol=1e-5)
+    assert torch.allclose(ragged_attention(query, keys, values, spans, options), torch.cat(expected), atol=1e-5)
 
 
 def test_slots_of_others_are_never_read() -> None:

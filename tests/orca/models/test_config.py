@@ -2,8 +2,9 @@ from typing import Any
 
 import pytest
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.models import ARCHITECTURES, model_class
-from mlsys_orca.models.config import config_from_gguf, config_from_huggingface, llama3_divisors
+from mlsys_orca.models import ARCHITECTURES, model_family
+from mlsys_orca.models.gguf_config import GgufFields
+from mlsys_orca.models.huggingface_config import config_from_huggingface, llama3_divisors
 
 RAW: dict[str, Any] = {
     "model_type": "llama",
@@ -30,23 +31,47 @@ def test_both_ways_of_writing_rotary_settings_are_read() -> None:
     assert new.rope_divisors == old.rope_divisors == (2.0,) * 8
 
 
-def test_a_window_bounds_the_context() -> None:
-    window = {"max_position_embeddings": 32768, "sliding_window": 4096}
-    assert config_from_huggingface(RAW | window, "llama").max_positions == 4096
-    assert config_from_huggingface(RAW | window | {"sliding_window": None}, "llama").max_positions == 32768
-    assert (
-        config_from_huggingface(RAW | {"model_type": "mistral", "max_position_embeddings": 9999}, "").max_positions
-        == 4096
-    )
+def test_a_mistral_slides_a_window_over_every_layer() -> None:
+    read = model_family("mistral").from_huggingface
+    raw = RAW | {"num_key_value_heads": 4, "max_position_embeddings": 32768}
+    assert read(raw | {"sliding_window": 100}).windows == (100, 100)
+    assert read(raw).windows == (4096, 4096)  # what the family's own default is
+    assert read(raw | {"sliding_window": None}).windows is None
+    assert read(raw).max_positions == 32768
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({}, None),
+        ({"sliding_window": 8}, None),  # stated, and switched off
+        ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, (None, 8)),
+        ({"use_sliding_window": True, "sliding_window": 8, "layer_types": ["sliding_attention"] * 2}, (8, 8)),
+    ],
+)
+def test_a_qwen_slides_its_window_where_its_layers_say(changes: dict[str, Any], windows: Any) -> None:
+    assert model_family("qwen2").from_huggingface(RAW | changes).windows == windows
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer_types": ["chunked_attention", "full_attention"]}, "type 'chunked_attention'"),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, "no sliding_window"),
+        ({"use_sliding_window": True, "layer_types": ["sliding_attention"]}, "do not fit 2 layers"),
+        ({"use_bidirectional_attention": True}, "later tokens"),
+    ],
+)
+def test_layers_that_attend_otherwise_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        model_family("qwen2").from_huggingface(RAW | changes)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"hidden_size": None, "vocab_size": "many"}, "lacks hidden_size, vocab_size"),
-        ({"hidden_act": "gelu"}, "'gelu'"),
-        ({"attention_bias": True}, "bias"),
-        ({"mlp_bias": True}, "bias"),
+        ({"hidden_act": "quick_gelu"}, "'quick_gelu'"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
         ({"partial_rotary_factor": 0.5}, "part of a head"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'.*default, linear and llama3"),
@@ -73,7 +98,10 @@ def test_llama3_keeps_short_waves_and_stretches_long_ones() -> None:
 def test_gguf_scaling_comes_from_metadata_and_from_the_files_factors(metadata: dict[str, Any]) -> None:
     def divisors(changes: dict[str, Any], **options: Any) -> tuple[float, ...] | None:
         names = frozenset({"output.weight"})
-        return config_from_gguf(metadata | changes, "llama", tensor_names=names, **options).rope_divisors
+        read = model_family("llama").from_gguf
+        assert read is not None
+        fields = GgufFields(metadata=metadata | changes, architecture="llama", tensor_names=names, **options)
+        return read(fields).rope_divisors
 
     linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
     assert divisors({}) is None
@@ -83,6 +111,6 @@ def test_gguf_scaling_comes_from_metadata_and_from_the_files_factors(metadata: d
 
 
 def test_every_architecture_has_its_class() -> None:
-    assert all(model_class(name) for name in ARCHITECTURES)
+    assert all(model_family(name) for name in ARCHITECTURES)
     with pytest.raises(InvalidInputError, match="'bloom' is not supported"):
-        model_class("bloom")
+        model_family("bloom")

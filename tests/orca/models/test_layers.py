@@ -2,8 +2,9 @@ import math
 
 import pytest
 import torch
+from mlsys_orca.models.blocks import MLP, GatedMLP
 from mlsys_orca.models.config import ModelConfig
-from mlsys_orca.models.layers import Linear, RMSNorm, Rotary, rotate, silu_mul
+from mlsys_orca.models.layers import ACTIVATIONS, Embedding, LayerNorm, Linear, RMSNorm, Rotary, rotate
 
 CPU = torch.device("cpu")
 
@@ -50,9 +51,59 @@ def test_rms_norm_scales_rows_to_unit_square() -> None:
     assert torch.allclose(norm(x).float(), torch.tensor([[3 / root, 8 / root], [0.0, 0.0]]), rtol=1e-2)
 
 
-def test_silu_mul_gates_the_second_half() -> None:
-    gate, up = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
-    assert torch.allclose(silu_mul(torch.cat((gate, up), dim=-1)), gate * gate.sigmoid() * up)
+@pytest.mark.parametrize(
+    ("activation", "expected"),
+    [
+        ("silu", [-0.2689, 0.0, 1.7616]),
+        ("gelu", [-0.1587, 0.0, 1.9545]),
+        ("gelu_tanh", [-0.1588, 0.0, 1.9546]),
+        ("relu", [0.0, 0.0, 2.0]),
+    ],
+)
+def test_an_mlp_activates_what_goes_up_and_a_gated_one_its_gates(activation: str, expected: list[float]) -> None:
+    x = torch.tensor([[-1.0, 0.0, 2.0]])
+    assert torch.allclose(ACTIVATIONS[activation](x), torch.tensor([expected]), atol=1e-4)
+    double, unit = Linear(torch.eye(3) * 2), Linear(torch.eye(3))
+    assert torch.allclose(MLP(unit, double, activation=activation)(x), 2 * torch.tensor([expected]), atol=1e-3)
+    gate_up = Linear(torch.cat((torch.eye(3), torch.eye(3) * 3)))
+    gated = GatedMLP(gate_up, unit, activation=activation)(x)
+    assert torch.allclose(gated, torch.tensor([expected]) * 3 * x, atol=1e-3)
+
+
+def test_a_bias_is_added() -> None:
+    linear = Linear(torch.ones(3, 2), torch.tensor([1.0, 2.0, 3.0]))
+    assert linear(torch.ones(2, 2)).tolist() == [[3.0, 4.0, 5.0]] * 2
+
+
+def test_layer_norm_centres_scales_and_shifts() -> None:
+    weight, bias = torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.0])
+    norm = LayerNorm(weight, bias, hidden_size=2, eps=0.0, dtype=torch.bfloat16)
+    assert norm(torch.tensor([[3.0, 5.0]])).tolist() == [[-0.5, 2.0]]
+    assert norm(torch.tensor([[3.0, 5.0]])).dtype == torch.bfloat16
+    plain = LayerNorm(None, None, hidden_size=2, eps=0.0, dtype=torch.float32)
+    assert plain(torch.tensor([[3.0, 5.0]])).tolist() == [[-1.0, 1.0]]
+
+
+def test_heads_are_normalised_each_by_itself() -> None:
+    norm = RMSNorm(torch.tensor([[1.0, 1.0], [2.0, 2.0]]), eps=0.0, dtype=torch.float32)
+    assert torch.allclose(norm(torch.tensor([[[5.0, 5.0], [3.0, -3.0]]])), torch.tensor([[[1.0, 1.0], [2.0, -2.0]]]))
+
+
+def test_an_embedding_is_scaled_projected_and_placed() -> None:
+    table, places = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[9.0, 9.0], [0.1, 0.2], [0.3, 0.4]])
+    ids, positions = torch.tensor([1, 0]), torch.tensor([1, 0])
+    assert Embedding(table, scale=2.0)(ids, positions).tolist() == [[6.0, 8.0], [2.0, 4.0]]
+    placed = Embedding(table, project=Linear(torch.eye(2) * 10), positions=places, offset=1)(ids, positions)
+    assert torch.allclose(placed, torch.tensor([[30.3, 40.4], [10.1, 20.2]]))
+    assert table.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_features_beyond_the_rotary_part_stay() -> None:
+    x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
+    factors = Rotary(config(head_dim=8, rotary_dim=4), device=CPU)(torch.tensor([0, 7]))
+    turned = rotate(x, *factors)
+    assert torch.equal(turned[..., 4:], x[..., 4:])
+    assert torch.equal(turned[..., :4], rotate(x[..., :4], *Rotary(config(), device=CPU)(torch.tensor([0, 7]))))
 
 
 def test_rotation_turns_each_pair_by_position_times_frequency() -> None:

@@ -16,8 +16,8 @@ from mlsys_orca.loading.dequantize import check_types
 from mlsys_orca.loading.gguf_file import GgufFile
 from mlsys_orca.loading.gguf_tokenizer import tokenizer_from_gguf
 from mlsys_orca.loading.loaded import GenerationDefaults, LoadedModel
-from mlsys_orca.models import model_class
-from mlsys_orca.models.config import config_from_gguf
+from mlsys_orca.models import model_family
+from mlsys_orca.models.gguf_config import GgufFields
 
 _ROPE_DIVISORS = "rope_freqs.weight"  # how GGUF stores Llama 3.1's rotary scaling
 
@@ -34,20 +34,26 @@ def load_gguf(path: Path, *, dtype: torch.dtype, device: torch.device, progress:
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str):
         raise InvalidInputError(f"{path} names no general.architecture; is it a language model?")
-    family = model_class(architecture)
+    family = model_family(architecture)
+    if family.from_gguf is None:
+        raise InvalidInputError(
+            f"{path} is a GGUF of architecture {architecture!r}, which is read from Hugging Face directories only"
+        )
     check_types(entry.type for entry in file.tensors.values())
     divisors = None
     if _ROPE_DIVISORS in file.names:
         values = torch.empty(file.shape(_ROPE_DIVISORS))
         file.read_into(_ROPE_DIVISORS, values)
         divisors = tuple(values.tolist())
-    config = config_from_gguf(file.metadata, architecture, tensor_names=file.names, rope_divisors=divisors)
+    config = family.from_gguf(
+        GgufFields(metadata=file.metadata, architecture=architecture, tensor_names=file.names, rope_divisors=divisors)
+    )
     tokenizer = tokenizer_from_gguf(file.metadata)
     template = file.metadata.get("tokenizer.chat_template")
     return LoadedModel(
         name=path.stem,
         config=config,
-        model=family.from_checkpoint(config, file, dtype=dtype, device=device, progress=progress),
+        model=family.load(config, file, dtype=dtype, device=device, progress=progress),
         tokenizer=tokenizer,
         chat_template=ChatTemplate(template, special_tokens=tokenizer.special_tokens) if template else None,
         generation=GenerationDefaults(),

@@ -17,8 +17,7 @@ from mlsys_orca.chat_template import ChatTemplate
 from mlsys_orca.loading.checkpoint import Progress
 from mlsys_orca.loading.loaded import GenerationDefaults, LoadedModel
 from mlsys_orca.loading.safetensors_file import SafetensorsDirectory
-from mlsys_orca.models import model_class
-from mlsys_orca.models.config import config_from_huggingface
+from mlsys_orca.models import model_family
 from mlsys_orca.tokenizer import Tokenizer
 
 
@@ -34,8 +33,8 @@ def load_huggingface(
     architecture = raw.get("model_type")
     if not isinstance(architecture, str):
         raise InvalidInputError(f"{path / 'config.json'} names no model_type")
-    family = model_class(architecture)
-    config = config_from_huggingface(raw, architecture)
+    family = model_family(architecture)
+    config = family.from_huggingface(raw)
     generation = _read_json(path / "generation_config.json", optional=True)
     options = _read_json(path / "tokenizer_config.json", optional=True)
     tokenizer = _tokenizer(path, options, end_ids=generation.get("eos_token_id", raw.get("eos_token_id")))
@@ -43,7 +42,7 @@ def load_huggingface(
     return LoadedModel(
         name=path.name,
         config=config,
-        model=family.from_checkpoint(config, SafetensorsDirectory(path), dtype=dtype, device=device, progress=progress),
+        model=family.load(config, SafetensorsDirectory(path), dtype=dtype, device=device, progress=progress),
         tokenizer=tokenizer,
         chat_template=ChatTemplate(template, special_tokens=tokenizer.special_tokens) if template else None,
         generation=GenerationDefaults(

@@ -1,6 +1,6 @@
 """The model families Orca runs with a forward of its own, one file each.
 
-Grow by adding a file and a line here. Imports no torch: the classes are lazy references.
+Grow by adding a file and a line here. Imports no torch: the families are lazy references.
 """
 
 from __future__ import annotations
@@ -11,28 +11,29 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.lazy import resolve
 
 if TYPE_CHECKING:
-    from mlsys_orca.models.decoder import DecoderModel
+    from mlsys_orca.models.family import Family
 
-# What a file calls its architecture (GGUF general.architecture, config.json model_type) -> the class that runs it.
+# What a file calls its architecture (GGUF general.architecture, config.json model_type) -> the family that runs it.
 ARCHITECTURES: dict[str, str] = {
-    "llama": "mlsys_orca.models.llama:LlamaModel",
-    "mistral": "mlsys_orca.models.llama:LlamaModel",
+    "llama": "mlsys_orca.models.llama:FAMILY",
+    "mistral": "mlsys_orca.models.mistral:FAMILY",
+    "qwen2": "mlsys_orca.models.qwen2:FAMILY",
 }
 
 
-def model_class(architecture: str) -> type[DecoderModel]:
-    """The class that runs ``architecture``.
+def model_family(architecture: str) -> Family:
+    """The family that runs ``architecture``.
 
     Raises:
-        InvalidInputError: no class does; the message lists those that are supported.
+        InvalidInputError: none does; the message lists those that are supported.
 
     Example:
-        >>> model_class("llama").__name__
-        'LlamaModel'
+        >>> model_family("llama").stems["gguf"]["q"]
+        'blk.{}.attn_q'
     """
     if architecture not in ARCHITECTURES:
         raise InvalidInputError(
             f"the architecture {architecture!r} is not supported; supported are {', '.join(sorted(ARCHITECTURES))}"
         )
-    model: type[DecoderModel] = resolve(ARCHITECTURES[architecture])
-    return model
+    family: Family = resolve(ARCHITECTURES[architecture])
+    return family

@@ -8,6 +8,7 @@ function's place, since everything it needs is in its arguments.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,7 +17,21 @@ from torch.nn.functional import scaled_dot_product_attention
 from mlsys_orca.models.decoder import AttentionSpan
 
 
-def ragged_attention(query: Tensor, keys: Tensor, values: Tensor, spans: Sequence[AttentionSpan]) -> Tensor:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionOptions:
+    """What a layer's attention does differently. Owner: the layer, for good."""
+
+    scale: float | None = None  # multiplies the scores; None: head_dim ** -0.5
+    softcap: float | None = None  # scaled scores become softcap * tanh(score / softcap); None: as they are
+    window: int | None = None  # keys that a row sees, its own and those right before it; None: all before it
+
+
+_PLAIN = AttentionOptions()
+
+
+def ragged_attention(
+    query: Tensor, keys: Tensor, values: Tensor, spans: Sequence[AttentionSpan], options: AttentionOptions = _PLAIN
+) -> Tensor:
     """Causal attention of each request's rows over its own keys and values.
 
     Args:
@@ -24,6 +39,7 @@ def ragged_attention(query: Tensor, keys: Tensor, values: Tensor, spans: Sequenc
         keys: One layer's cache, [num_slots, num_kv_heads, head_dim], rotated; this iteration's keys already written.
         values: As ``keys``.
         spans: The requests; together they cover every row.
+        options: The layer's scale, soft cap and window.
 
     Returns:
         [num_tokens, num_heads * head_dim], heads beside each other.
@@ -34,14 +50,26 @@ def ragged_attention(query: Tensor, keys: Tensor, values: Tensor, spans: Sequenc
         >>> ragged_attention(query, cache, cache, spans).shape
         torch.Size([3, 32])
     """
+    attend = _attend if options.softcap is None else _attend_capped
     merged = torch.empty_like(query)
     for span in spans:
+        slots = _slots_in_window(span, options.window)
         rows = query[span.start : span.stop]
-        merged[span.start : span.stop] = _attend(rows, keys[span.slots], values[span.slots])
+        merged[span.start : span.stop] = attend(rows, keys[slots], values[slots], options)
     return merged.flatten(1)
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def _slots_in_window(span: AttentionSpan, window: int | None) -> slice | Tensor:
+    """The slots that any row of ``span`` sees: those its first row sees, and what follows."""
+    num_hidden = 0 if window is None else span.context_len - (span.stop - span.start) + 1 - window
+    if num_hidden <= 0:
+        return span.slots
+    if isinstance(span.slots, slice):
+        return slice(span.slots.start + num_hidden, span.slots.stop)
+    return span.slots[num_hidden:]
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
     """One request: ``query`` [n, num_heads, head_dim], ``keys`` and ``values`` [context, num_kv_heads, head_dim]."""
     num_rows, num_heads, head_dim = query.shape
     context_len, num_kv_heads, _ = keys.shape
@@ -49,11 +77,30 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     if num_rows == 1:
         # The heads that share a key stand as rows against it, so no key is repeated and no mask is needed.
         grouped = query.view(1, num_kv_heads, num_heads // num_kv_heads, head_dim)
-        return scaled_dot_product_attention(grouped, k, v).view(1, num_heads, head_dim)
+        return scaled_dot_product_attention(grouped, k, v, scale=options.scale).view(1, num_heads, head_dim)
     q = query.transpose(0, 1)[None]
-    if num_rows == context_len:
-        attended = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    else:  # a later chunk of a prompt: row i sees the earlier context and i + 1 of its own chunk
-        seen = torch.ones(num_rows, context_len, dtype=torch.bool, device=query.device).tril(context_len - num_rows)
-        attended = scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+    if num_rows == context_len and (options.window is None or context_len <= options.window):
+        attended = scaled_dot_product_attention(q, k, v, is_causal=True, scale=options.scale, enable_gqa=True)
+    else:
+        seen = _seen(num_rows, context_len, options.window, query.device)
+        attended = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=options.scale, enable_gqa=True)
     return attended[0].transpose(0, 1)
+
+
+def _attend_capped(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
+    """As :func:`_attend` with a soft cap, which torch's operator does not know, so written out."""
+    num_rows, num_heads, head_dim = query.shape
+    context_len, num_kv_heads, _ = keys.shape
+    scale, cap = options.scale or head_dim**-0.5, options.softcap or 1.0
+    grouped = query.reshape(num_rows, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)  # [kv heads, group, rows, dim]
+    scores = (grouped @ keys.permute(1, 2, 0)[:, None]).float().mul_(scale / cap).tanh_().mul_(cap)
+    if num_rows > 1:
+        scores.masked_fill_(~_seen(num_rows, context_len, options.window, query.device), -torch.inf)
+    attended = scores.softmax(dim=-1).to(values.dtype) @ values.transpose(0, 1)[:, None]
+    return attended.permute(2, 0, 1, 3).reshape(num_rows, num_heads, head_dim)
+
+
+def _seen(num_rows: int, context_len: int, window: int | None, device: torch.device) -> Tensor:
+    """Which keys each row sees, [num_rows, context_len]: those up to its own position, the last ``window`` of them."""
+    seen = torch.ones(num_rows, context_len, dtype=torch.bool, device=device).tril_(context_len - num_rows)
+    return seen if window is None else seen.triu_(context_len - num_rows - window + 1)

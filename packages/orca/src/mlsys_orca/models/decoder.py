@@ -7,13 +7,12 @@ which implement :class:`DecoderModel`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from mlsys_orca.kv_cache import KVCache
-from mlsys_orca.loading.checkpoint import Checkpoint, Progress
 from mlsys_orca.models.config import ModelConfig
 
 
@@ -39,24 +38,11 @@ class ForwardInputs:
 
 
 class DecoderModel(Protocol):
-    """A model family's class: how to load it, and its flattened forward."""
+    """A loaded decoder: its flattened forward. A family (:mod:`mlsys_orca.models.family`) loads it."""
 
     config: ModelConfig
     dtype: torch.dtype  # of weights, keys and values
     device: torch.device
-
-    @classmethod
-    def from_checkpoint(
-        cls,
-        config: ModelConfig,
-        checkpoint: Checkpoint,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        progress: Progress | None = None,
-    ) -> Self:
-        """Read the weights; refuses missing, misshapen and unused tensors."""
-        ...
 
     def __call__(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
         """Run one iteration: writes its keys and values, returns fp32 logits [num_sampled, vocab_size]."""

@@ -7,6 +7,9 @@ Measured on SmolLM2-135M (2 Zen 5 cores, quiet, fp32 / bf16): a decoded token ta
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -15,30 +18,43 @@ from mlsys_orca.models.config import ModelConfig
 
 _TYPICAL_ROWS = 64  # tokens in a batch; oneDNN picks its blocked layout for it, and any number of rows may follow
 
+# By the names of ModelConfig.activation.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+}
+
 
 class Linear(nn.Module):
-    """``x @ weight.T`` with a weight that never changes, prepacked into oneDNN's layout where there is one.
+    """``x @ weight.T + bias`` with a weight that never changes, prepacked into oneDNN's layout where there is one.
 
     Args:
         weight: [out_features, in_features]. On a CPU with oneDNN a packed copy is kept instead.
+        bias: [out_features], of the weight's dtype.
 
     Example:
         >>> Linear(torch.ones(3, 2))(torch.ones(1, 2)).tolist()
         [[2.0, 2.0, 2.0]]
     """
 
-    def __init__(self, weight: Tensor) -> None:
+    bias: Tensor | None
+    weight: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
         self.is_packed = _can_pack(weight)
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS) if self.is_packed else weight
         self.register_buffer("weight", packed, persistent=False)
+        self.register_buffer("bias", bias, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` [num_tokens, in_features] -> [num_tokens, out_features]."""
         if self.is_packed:
-            out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, None, "none", [], "")
+            out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
             return out
-        return functional.linear(x, self.weight)  # type: ignore[arg-type]  # a buffer is Tensor | Module to mypy
+        return functional.linear(x, self.weight, self.bias)
 
 
 def _can_pack(weight: Tensor) -> bool:
@@ -49,11 +65,52 @@ def _can_pack(weight: Tensor) -> bool:
     return weight.dtype == torch.float32
 
 
+class Embedding(nn.Module):
+    """Token ids to the states that enter the first layer, fp32.
+
+    Args:
+        table: [vocab_size, embedding_size].
+        scale: Multiplies what is looked up.
+        project: Takes what is looked up to the hidden size.
+        positions: [max_positions + offset, hidden_size], learned, added last.
+        offset: Row of ``positions`` for position 0.
+    """
+
+    table: Tensor
+    positions: Tensor | None
+
+    def __init__(
+        self,
+        table: Tensor,
+        *,
+        scale: float = 1.0,
+        project: Linear | None = None,
+        positions: Tensor | None = None,
+        offset: int = 0,
+    ) -> None:
+        super().__init__()
+        self.scale = scale
+        self.project = project
+        self.offset = offset
+        self.register_buffer("table", table, persistent=False)
+        self.register_buffer("positions", positions, persistent=False)
+
+    def forward(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """``token_ids`` and ``positions``, [num_tokens] int64 -> fp32 [num_tokens, hidden_size]."""
+        x = functional.embedding(token_ids, self.table)
+        x = (x if self.project is None else self.project(x)).float()
+        if self.scale != 1:
+            x *= self.scale
+        if self.positions is not None:
+            x += functional.embedding(positions + self.offset, self.positions)
+        return x
+
+
 class RMSNorm(nn.Module):
     """Divides each row by its root mean square and scales it; fp32 in, the model's dtype out.
 
     Args:
-        weight: [hidden_size] fp32.
+        weight: [hidden_size] fp32; or [heads, head_dim], for rows of heads that are normalised each by itself.
         eps: Added to the mean square.
         dtype: What the next operator computes in.
     """
@@ -67,41 +124,74 @@ class RMSNorm(nn.Module):
         self.register_buffer("weight", weight, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` [num_tokens, hidden_size] fp32 -> the same shape in the model's dtype."""
-        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps).to(self.dtype)
+        """``x`` [num_tokens, then the weight's shape] -> the same shape in the model's dtype."""
+        if self.weight.ndim == 1:
+            return functional.rms_norm(x, self.weight.shape, self.weight, self.eps).to(self.dtype)
+        return (functional.rms_norm(x.float(), x.shape[-1:], None, self.eps) * self.weight).to(self.dtype)
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """SwiGLU's product: ``gate_up`` [num_tokens, 2 * n], gates first -> [num_tokens, n]."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return functional.silu(gate).mul_(up)
+class LayerNorm(nn.Module):
+    """Centres each row, divides it by its deviation, scales and shifts it; fp32 in.
+
+    Args:
+        weight: [hidden_size] fp32; None: no scale.
+        bias: [hidden_size] fp32; None: no shift.
+        hidden_size: Features of a row.
+        eps: Added to the variance.
+        dtype: What the next operator computes in.
+    """
+
+    weight: Tensor | None
+    bias: Tensor | None
+
+    def __init__(
+        self, weight: Tensor | None, bias: Tensor | None, *, hidden_size: int, eps: float, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.eps = eps
+        self.dtype = dtype
+        self.register_buffer("weight", weight, persistent=False)
+        self.register_buffer("bias", bias, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` [num_tokens, hidden_size] fp32 -> the same shape in ``dtype``."""
+        return functional.layer_norm(x, (self.hidden_size,), self.weight, self.bias, self.eps).to(self.dtype)
 
 
 class Rotary(nn.Module):
-    """Rotary position embedding on head halves: feature i turns with feature i + head_dim / 2 (Su et al., 2021).
+    """Rotary position embedding on halves: feature i turns with feature i + rotary_dim / 2 (Su et al., 2021).
 
-    That is the order of Hugging Face checkpoints; GGUF files hold the two features of a pair beside each other, and
-    their q and k weights are put into this order when they are read, which costs nothing per token.
+    That is the order of Hugging Face checkpoints. Llama's GGUF files hold the two features of a pair beside each other,
+    and their q and k weights are put into this order when they are read, which costs nothing per token.
     """
 
     inverse_frequencies: Tensor
 
     def __init__(self, config: ModelConfig, *, device: torch.device) -> None:
         super().__init__()
-        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+        rotary_dim = config.rotary_dim or config.head_dim
+        exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
         frequencies = 1.0 / config.rope_theta**exponents
         if config.rope_divisors is not None:
             frequencies /= torch.tensor(config.rope_divisors, dtype=torch.float32)
         self.register_buffer("inverse_frequencies", frequencies.to(device), persistent=False)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Factors for :func:`rotate`: cosines and signed sines, each fp32 [num_tokens, 1, head_dim]."""
+        """Factors for :func:`rotate`: cosines and signed sines, each fp32 [num_tokens, 1, rotary_dim]."""
         angles = torch.outer(positions.float(), self.inverse_frequencies)
         cos, sin = angles.cos(), angles.sin()
         return torch.cat((cos, cos), dim=-1)[:, None], torch.cat((-sin, sin), dim=-1)[:, None]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn ``x`` [num_tokens, heads, head_dim] by :class:`Rotary`'s factors; in fp32, cast back to ``x``'s dtype."""
-    turned = torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+    """Turn the leading features of ``x`` [num_tokens, heads, head_dim] by :class:`Rotary`'s factors, in fp32.
+
+    Returns:
+        The same shape and dtype; features beyond the factors' width stay as they are.
+    """
+    rotary_dim = cos.shape[-1]
+    if rotary_dim < x.shape[-1]:
+        return torch.cat((rotate(x[..., :rotary_dim], cos, sin), x[..., rotary_dim:]), dim=-1)
+    turned = torch.addcmul(x * cos, x.roll(rotary_dim // 2, dims=-1), sin)
     return turned.to(x.dtype)

@@ -1,0 +1,64 @@
+"""What a model family is to the loaders: how its configuration is read, what its tensors are called, how it is built.
+
+Each family's file ends in a ``FAMILY``; :data:`mlsys_orca.models.ARCHITECTURES` finds it by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mlsys_orca.loading.checkpoint import Checkpoint, Layout, Progress
+from mlsys_orca.loading.weights import WeightReader
+from mlsys_orca.models.blocks import Decoder
+from mlsys_orca.models.config import ModelConfig
+from mlsys_orca.models.gguf_config import GgufFields
+from mlsys_orca.models.operator_reader import OperatorReader
+
+# Tensors that say nothing the configuration has not said: rotary frequencies, and a tied head stored again.
+_IGNORABLE = ("rope_freqs.weight", "lm_head.weight")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One family. The readers refuse by name whatever they meet that is not implemented."""
+
+    from_huggingface: Callable[[Mapping[str, Any]], ModelConfig]  # of a config.json
+    from_gguf: Callable[[GgufFields], ModelConfig] | None  # None: GGUF has no layout for it
+    stems: Mapping[Layout, Mapping[str, str]]  # for OperatorReader
+    build: Callable[[ModelConfig, OperatorReader], Decoder]
+    ignorable_suffixes: tuple[str, ...] = ()  # of names of tensors that the model does not need
+
+    def load(
+        self,
+        config: ModelConfig,
+        checkpoint: Checkpoint,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: Progress | None = None,
+    ) -> Decoder:
+        """Read the weights.
+
+        Args:
+            config: The model's shape, as one of this family's readers gave it.
+            checkpoint: Where its tensors are; either layout.
+            dtype: What to compute in, and to keep weights, keys and values in.
+            device: Where.
+            progress: Called with bytes read and bytes in all.
+
+        Raises:
+            InvalidInputError: a tensor is missing, misshapen or unknown to this family.
+        """
+        reader = WeightReader(checkpoint, progress=progress)
+        stems = self.stems[checkpoint.layout]
+        with torch.inference_mode():
+            model = self.build(config, OperatorReader(reader, stems, dtype=dtype, device=device, eps=config.norm_eps))
+        reader.finish(self._is_ignorable)
+        return model
+
+    def _is_ignorable(self, name: str) -> bool:
+        return name in _IGNORABLE or name.endswith((".rotary_emb.inv_freq", *self.ignorable_suffixes))
