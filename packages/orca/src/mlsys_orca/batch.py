@@ -18,6 +18,7 @@ from math import isfinite
 
 from mlsys_core.errors import InvalidInputError
 
+BlockCopy = tuple[int, int]  # (source, destination) K/V block ids
 MAX_LOGPROBS = 20  # what the OpenAI protocol allows
 
 
@@ -85,6 +86,7 @@ class IterationBatch:
     token_ids: tuple[int, ...]  # [num_tokens] vocabulary ids, request after request
     positions: tuple[int, ...]  # [num_tokens] position of each token in its own request, from 0
     requests: tuple[RequestSlice, ...]  # [num_requests] in row order; together they cover every row once
+    block_copies: tuple[BlockCopy, ...] = ()  # K/V blocks to copy before this iteration writes any
 
     @property
     def num_tokens(self) -> int:
@@ -112,6 +114,7 @@ class BatchBuilder:
         self._token_ids: list[int] = []
         self._positions: list[int] = []
         self._requests: list[RequestSlice] = []
+        self._block_copies: list[BlockCopy] = []
 
     def add(
         self,
@@ -146,9 +149,18 @@ class BatchBuilder:
             RequestSlice(request_id, start, len(self._token_ids), num_computed_tokens, block_table, sampling)
         )
 
+    def copy_block(self, source: int, destination: int) -> None:
+        """Have the K/V block ``source`` copied to ``destination`` before the iteration.
+
+        All sources are read before a destination is written, so a destination must not be the source of another copy.
+        """
+        self._block_copies.append((source, destination))
+
     def build(self) -> IterationBatch:
         """The batch of everything added."""
-        return IterationBatch(tuple(self._token_ids), tuple(self._positions), tuple(self._requests))
+        return IterationBatch(
+            tuple(self._token_ids), tuple(self._positions), tuple(self._requests), tuple(self._block_copies)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,22 @@
 """Where attention's keys and values live between iterations (ORCA's Attention K/V manager, section 3.2).
 
 Two halves, on the two sides of the scheduler-runner boundary. :class:`BlockTables` is pure bookkeeping, owned by the
-scheduler: it gives each request its blocks when the request is first scheduled, all that it may ever need (ORCA,
-section 4.2: reserving ``max_tokens`` slots at once rules out deadlock), and takes them back exactly once.
-:class:`KVCache` owns the tensors, on the runner's side, and knows slots only. A *slot* holds one token's key and value
-in every layer; a *block* is ``block_size`` adjacent slots. Block ids cross with each batch, so the two halves never
-talk otherwise.
+scheduler: it gives each request its blocks and takes them back. :class:`KVCache` owns the tensors, on the runner's
+side, and knows slots only. A *slot* holds one token's key and value in every layer; a *block* is ``block_size``
+adjacent slots. Block ids cross with each batch, so the two halves never talk otherwise.
 
 Imports no torch by itself: a scheduler can use :class:`BlockTables` without it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mlsys_core.errors import InvalidInputError, MemoryPlanError
-from mlsys_core.memory import BlockId, BlockPool
+from mlsys_core.errors import MemoryPlanError
+
+from mlsys_orca.batch import BlockCopy
+from mlsys_orca.block_tables import DEFAULT_BLOCK_SIZE, BlockTables
 
 if TYPE_CHECKING:
     import torch
@@ -23,75 +24,7 @@ if TYPE_CHECKING:
 
     from mlsys_orca.models.config import ModelConfig
 
-DEFAULT_BLOCK_SIZE = 16  # tokens
-
-
-class BlockTables:
-    """Which K/V blocks are whose.
-
-    Args:
-        num_blocks: Blocks there are.
-        block_size: Tokens per block.
-
-    Example:
-        >>> tables = BlockTables(num_blocks=4, block_size=16)
-        >>> tables.reserve("a", num_tokens=40)
-        (0, 1, 2)
-        >>> tables.can_reserve(17)
-        False
-        >>> tables.free("a")
-        >>> tables.num_free_blocks
-        4
-    """
-
-    def __init__(self, *, num_blocks: int, block_size: int = DEFAULT_BLOCK_SIZE) -> None:
-        if block_size < 1:
-            raise InvalidInputError(f"blocks of {block_size} tokens hold nothing; the size must be at least 1")
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self._pool = BlockPool(num_blocks)
-        self._tables: dict[str, tuple[BlockId, ...]] = {}
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks no request holds."""
-        return self._pool.num_free
-
-    def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that ``num_tokens`` tokens take."""
-        return -(-num_tokens // self.block_size)
-
-    def can_reserve(self, num_tokens: int) -> bool:
-        """Whether :meth:`reserve` would succeed now."""
-        return self.num_blocks_for(num_tokens) <= self.num_free_blocks
-
-    def reserve(self, request_id: str, num_tokens: int) -> tuple[int, ...]:
-        """Give a request blocks for ``num_tokens`` tokens: its prompt and all it may generate.
-
-        In rising order, so that tables are runs of adjacent blocks while the cache is not crowded; a run is read as a
-        view, other tables are gathered.
-
-        Raises:
-            InvalidInputError: ``num_tokens`` is less than 1.
-            MemoryPlanError: the request has blocks already, or too few are free (ask :meth:`can_reserve` first).
-        """
-        if request_id in self._tables:
-            raise MemoryPlanError(f"request {request_id!r} has its K/V blocks already; free them first")
-        if num_tokens < 1:
-            raise InvalidInputError(f"request {request_id!r} reserves {num_tokens} tokens; it must be at least 1")
-        table = self._tables[request_id] = tuple(sorted(self._pool.allocate(self.num_blocks_for(num_tokens))))
-        return table
-
-    def free(self, request_id: str) -> None:
-        """Take a request's blocks back.
-
-        Raises:
-            MemoryPlanError: the request has none: never reserved, or freed before.
-        """
-        if request_id not in self._tables:
-            raise MemoryPlanError(f"request {request_id!r} has no K/V blocks to free: never reserved, or freed before")
-        # Last block first: the pool hands out what came back last, so the next table is a rising run again.
-        self._pool.release(self._tables.pop(request_id)[::-1])
+__all__ = ["DEFAULT_BLOCK_SIZE", "BlockTables", "KVCache", "kv_nbytes_per_token", "slots_of"]
 
 
 def slots_of(block_table: tuple[int, ...], start: int, stop: int, *, block_size: int) -> range | list[int]:
@@ -163,6 +96,19 @@ class KVCache:
         keys.index_copy_(0, slots, key)
         values.index_copy_(0, slots, value)
         return keys, values
+
+    def copy_blocks(self, block_copies: Sequence[BlockCopy]) -> None:
+        """Copy the keys and values of whole blocks, in all layers.
+
+        Args:
+            block_copies: (source, destination) block ids; all sources are read before any destination is written.
+        """
+        if not block_copies:
+            return
+        sources, destinations = (list(blocks) for blocks in zip(*block_copies, strict=True))
+        for tensor in (self._keys, self._values):
+            blocks = tensor.view(len(tensor), self.num_blocks, self.block_size, *tensor.shape[2:])
+            blocks[:, destinations] = blocks[:, sources]
 
 
 def kv_nbytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:

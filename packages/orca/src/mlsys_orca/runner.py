@@ -47,6 +47,7 @@ class Runner:
             InvalidInputError: the batch is empty.
         """
         with torch.inference_mode():
+            self.kv_cache.copy_blocks(batch.block_copies)
             logits = self.model(self._inputs(batch), self.kv_cache)
             sampled = batch.sampled
             return IterationOutput(
