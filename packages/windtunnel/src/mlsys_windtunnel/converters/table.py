@@ -246,4 +246,13 @@ ENTRIES: tuple[Entry, ...] = (
             "GaussianMixture": "gaussian_mixture",
         },
     ),
+    *_family(
+        "neighbors",
+        "sklearn.neighbors",
+        {
+            "KNeighborsClassifier": "k_neighbors_classifier",
+            "KNeighborsRegressor": "k_neighbors_regressor",
+            "NearestCentroid": "nearest_centroid",
+        },
+    ),
 )

@@ -144,7 +144,7 @@ class Classifier(PredictorModule):
 
     def prediction(self, scores: Tensor) -> Tensor:
         """Class indices, ``[rows]``."""
-        if scores.shape[1] == 1:
+        if scores.shape[1] == 1 and self.link != "identity":
             return (scores.squeeze(1) > 0).long()
         return scores.argmax(dim=1)
 

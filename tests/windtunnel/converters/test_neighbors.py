@@ -1,0 +1,175 @@
+"""Neighbours vote and average as in their sources, whatever the search; centroids too.
+
+Exact ties for the last place among the neighbours are left out: which sample is taken is the source's own affair.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlsys_core.errors import InvalidInputError
+from mlsys_windtunnel.modules import neighbors
+from mlsys_windtunnel.modules.neighbors import nearest
+from mlsys_windtunnel.translate import translate
+from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor, NearestCentroid
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+RNG = np.random.default_rng(17)
+X, FRESH = RNG.normal(size=(150, 4)), RNG.normal(size=(60, 4)) * 1.5
+Y = X[:, 0] ** 2 + X[:, 1]
+LABELS = {
+    "two": np.where(Y > 0.5, "yes", "no"),
+    "three": np.array(["low", "middle", "high"])[np.digitize(Y, [0, 1.2])],
+    "four": np.digitize(Y, [-0.5, 0.3, 1.5]) * 5,
+    "one": np.array(["only"] * 150),
+}
+OPTIONS = [
+    {},
+    {"n_neighbors": 1},
+    {"weights": "distance"},
+    {"algorithm": "brute", "n_neighbors": 7},
+    {"algorithm": "brute", "weights": "distance"},
+    {"algorithm": "ball_tree", "metric": "manhattan", "weights": "distance"},
+    {"metric": "chebyshev", "weights": "distance"},
+    {"metric": "l1"},
+    {"p": 3, "weights": "distance"},
+    {"p": 1.5, "n_neighbors": 4},
+    {"p": np.inf},
+    {"p": 2, "metric_params": {"w": [1.0, 2.0, 0.5, 3.0]}, "weights": "distance"},
+]
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.mark.parametrize("labels", LABELS)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_votes(same_answers, options, labels):
+    source = KNeighborsClassifier(**options).fit(X, LABELS[labels])
+    same_answers(source, FRESH)
+    same_answers(source, FRESH[:1])
+    same_answers(source, X[:20])  # distances of zero
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_averages(same_answers, options):
+    source = KNeighborsRegressor(**options)
+    for target in (Y, np.stack([Y, X[:, 2]], axis=1), Y[:, None], LABELS["four"]):
+        same_answers(source.fit(X, target), FRESH)
+        same_answers(source, X[:20])
+
+
+def test_several_samples_at_distance_zero(same_answers):
+    rows = np.vstack([X, X[:3], X[:3] + 1e-12])
+    target = np.append(Y, [10.0, 20, 30, 40, 50, 60])
+    same_answers(KNeighborsRegressor(3, weights="distance").fit(rows, target), X[:3])
+
+
+def test_as_many_neighbours_as_samples(same_answers):
+    same_answers(KNeighborsRegressor(4, weights="distance").fit(X[:4], Y[:4]), FRESH)
+
+
+def test_search_goes_over_blocks(same_answers, monkeypatch):
+    monkeypatch.setattr(neighbors, "SAMPLES_PER_BLOCK", 32)
+    same_answers(KNeighborsClassifier(5).fit(X, LABELS["three"]), FRESH)
+    same_answers(KNeighborsRegressor(40, weights="distance").fit(X, Y), FRESH)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 90), st.integers(1, 40), st.integers(1, 8), st.integers(0, 99))
+def test_nearest_is_a_sort(num_samples, block, k, seed):
+    rng = np.random.default_rng(seed)
+    samples, rows = torch.from_numpy(rng.normal(size=(num_samples, 2))), torch.from_numpy(rng.normal(size=(3, 2)))
+    k = min(k, num_samples)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(neighbors, "SAMPLES_PER_BLOCK", block)
+        places = nearest(rows, samples, k)
+    assert places.tolist() == torch.cdist(rows, samples).argsort(dim=1)[:, :k].tolist()
+
+
+def test_gradients_are_numbers_where_a_row_is_a_sample():
+    module = translate(KNeighborsRegressor(3, weights="distance").fit(X, Y))
+    for rows in (X[:5], FRESH):
+        module.zero_grad()
+        module(torch.from_numpy(rows)).square().sum().backward()
+        assert all(torch.isfinite(parameter.grad).all() for parameter in module.parameters())
+    samples = dict(module.named_parameters())["network.operators.0.body.samples"]
+    assert samples.grad.abs().sum() > 0
+
+
+def test_sparse_and_named_columns(same_answers):
+    rows = scipy.sparse.random(80, 6, 0.6, random_state=0, format="csr")
+    same_answers(KNeighborsClassifier().fit(rows, LABELS["two"][:80]), rows)
+    names = list("abcd")
+    source = make_pipeline(StandardScaler(), KNeighborsClassifier()).fit(pd.DataFrame(X, columns=names), LABELS["two"])
+    same_answers(source, pd.DataFrame(FRESH, columns=names))
+    same_answers(KNeighborsRegressor().fit(X[:, :1], Y), FRESH[:, :1])
+
+
+def _own(distances):
+    return np.exp(-distances)
+
+
+@pytest.mark.parametrize(
+    "options", [{"weights": _own}, {"metric": "cosine"}, {"metric": "canberra"}, {"metric": "sqeuclidean"}], ids=str
+)
+def test_what_is_not_known_is_refused(options):
+    for source in (KNeighborsClassifier(**options), KNeighborsRegressor(**options)):
+        with pytest.raises(InvalidInputError, match="KNeighbors"):
+            translate(source.fit(X, LABELS["four"]))
+
+
+def test_several_outputs_of_classes_are_refused():
+    with pytest.raises(InvalidInputError, match="KNeighborsClassifier"):
+        translate(KNeighborsClassifier().fit(X, np.stack([LABELS["two"], LABELS["three"]], axis=1)))
+
+
+@pytest.mark.parametrize("labels", ["two", "three", "four", "even"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        NearestCentroid(),
+        NearestCentroid(shrink_threshold=0.3),
+        NearestCentroid(priors="empirical"),
+        NearestCentroid(metric="manhattan"),
+        NearestCentroid(metric="manhattan", priors="empirical", shrink_threshold=0.1),
+    ],
+    ids=repr,
+)
+def test_centroids(same_answers, source, labels):
+    target = np.arange(150) % 3 if labels == "even" else LABELS[labels]
+    rows = X * [1.0, 10.0, 0.1, 1.0]
+    source.fit(rows, target)
+    trained = source.metric == "euclidean"
+    same_answers(source, FRESH * [1.0, 10.0, 0.1, 1.0], trained=trained)
+    same_answers(source, FRESH[:1], trained=trained)
+    same_answers(source, FRESH * 1e3, trained=False)
+
+
+def test_centroids_of_a_constant_column(same_answers):
+    rows = np.hstack([X, np.ones((150, 1))])
+    same_answers(NearestCentroid().fit(rows, LABELS["three"]), np.hstack([FRESH, np.zeros((60, 1))]))
+
+
+@pytest.mark.parametrize(
+    "source", [KNeighborsClassifier(weights="distance"), NearestCentroid(priors=[0.2, 0.3, 0.5])], ids=repr
+)
+def test_modules_are_exported_and_pickled(source):
+    source.fit(X, LABELS["three"])
+    module = pickle.loads(pickle.dumps(translate(source)))
+    x = torch.from_numpy(FRESH)
+    exported = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("rows")},)).module()
+    np.testing.assert_allclose(exported(x[:7]).detach(), source.predict_proba(FRESH[:7]), atol=1e-9)
