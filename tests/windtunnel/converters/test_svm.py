@@ -82,6 +82,22 @@ def test_couple_leaves_consistent_pairs_as_they_are():
     torch.testing.assert_close(couple(pairwise), p, atol=5e-3, rtol=0)
 
 
+def test_couple_has_the_gradient_of_the_minimum():
+    p = torch.tensor([[0.2, 0.3, 0.5], [1 / 3, 1 / 3, 1 / 3]], dtype=torch.float64, requires_grad=True)
+    pairwise = p.unsqueeze(2) / (p.unsqueeze(2) + p.unsqueeze(1)) * (1 - torch.eye(3))
+    for place in range(3):  # consistent pairs give p back, so its derivative within sum 1 is the identity
+        (slope,) = torch.autograd.grad(couple(pairwise)[:, place].sum(), p, retain_graph=True)
+        move = torch.tensor([1.0, -2.0, 1.0], dtype=torch.float64)
+        torch.testing.assert_close(slope @ move, move[place].expand(2))
+
+
+def test_probabilities_that_no_round_moves_can_be_trained(same_answers):
+    source = SVC(probability=True, random_state=0).fit(X, LABELS[3])
+    source._probA, source._probB = np.full(3, -1e-4), np.zeros(3)
+    assert (source.predict_proba(FRESH) == 1 / 3).all()
+    same_answers(source, FRESH)
+
+
 def test_ties_are_broken_by_decision_values(same_answers):
     labels, points = RNG.integers(0, 4, size=120), RNG.normal(size=(300, 3))
     predictions = []

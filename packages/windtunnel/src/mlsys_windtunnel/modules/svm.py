@@ -155,23 +155,48 @@ class SupportVectorClassifier(PredictorModule):
 
 
 def couple(pairwise: Tensor) -> Tensor:
-    """Probabilities of classes from those within pairs (Wu, Lin and Weng, JMLR 5, 2004, algorithm 2).
+    """Probabilities of classes from those within pairs (Wu, Lin and Weng, JMLR 5, 2004).
 
-    Stops where libsvm does, row by row, since its tolerance (0.005 / classes) is visible in the result. An exported
-    graph holds all of its 100 rounds.
+    The values are libsvm's. The gradient is that of the minimum which libsvm's rounds approach: they stop early, and
+    where they stop before the first round the result does not depend on the pairs at all.
 
     Args:
         pairwise: ``[rows, classes, classes]``: of the row's class against the column's, zero on the diagonal.
 
     Returns:
         ``[rows, classes]``.
+
+    Example:
+        >>> couple(torch.tensor([[[0.0, 0.5], [0.5, 0.0]]])).tolist()
+        [[0.5, 0.5]]
     """
-    num_classes = pairwise.shape[1]
     quadratic = torch.diag_embed((pairwise * pairwise).sum(dim=1)) - pairwise * pairwise.transpose(1, 2)
-    units = torch.eye(num_classes, dtype=pairwise.dtype, device=pairwise.device).unbind()
+    p = _libsvm_rounds(quadratic.detach())
+    if torch.compiler.is_compiling() or not quadratic.requires_grad:
+        return p
+    minimum = _minimum(quadratic)
+    return p + (minimum - minimum.detach())
+
+
+def _minimum(quadratic: Tensor) -> Tensor:
+    """The p of sum 1 that minimises p Q p: their equation 21, ``Q p + b = 0`` with the multiplier b."""
+    bordered = torch.nn.functional.pad(quadratic, (0, 1, 0, 1), value=1.0)
+    border = torch.zeros_like(bordered[:, 0])
+    border[:, -1] = 1.0
+    solution: Tensor = torch.linalg.solve(bordered - torch.diag_embed(border), border)
+    return solution[:, :-1]
+
+
+def _libsvm_rounds(quadratic: Tensor) -> Tensor:
+    """Their algorithm 2, stopped where libsvm stops it, row by row: its tolerance is visible in the result.
+
+    An exported graph holds all 100 rounds, as it cannot stop early.
+    """
+    num_classes = quadratic.shape[1]
+    units = torch.eye(num_classes, dtype=quadratic.dtype, device=quadratic.device).unbind()
     curvatures = quadratic.diagonal(dim1=1, dim2=2).unsqueeze(2).unbind(1)
     columns = quadratic.unbind(1)
-    p = torch.full_like(pairwise[:, 0], 1 / num_classes)
+    p = torch.full_like(quadratic[:, 0], 1 / num_classes)
     is_open = torch.ones_like(p[:, :1], dtype=torch.bool)
     for _ in range(max(COUPLING_ROUNDS, num_classes)):
         gradient = (quadratic * p.unsqueeze(1)).sum(dim=2)
