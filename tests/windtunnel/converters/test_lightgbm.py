@@ -47,11 +47,17 @@ def _same_in_both_layouts(same_answers, source, x):
 
 @pytest.mark.parametrize(
     "objective",
-    ["regression", "regression_l1", "huber", "fair", "poisson", "quantile", "mape", "gamma", "tweedie", "binary"]
-    + ["cross_entropy", "cross_entropy_lambda"],
+    [
+        *("regression", "regression_l1", "huber", "fair", "poisson", "quantile", "mape", "gamma", "tweedie"),
+        *("binary", "cross_entropy", "cross_entropy_lambda"),
+    ],
 )
 def test_objectives_of_regression(same_answers, x, fresh, objective):
-    y = (x[:, 0] > 0).astype(float) if objective in ("binary", "cross_entropy", "cross_entropy_lambda") else x[:, 0] ** 2
+    y = (
+        (x[:, 0] > 0).astype(float)
+        if objective in ("binary", "cross_entropy", "cross_entropy_lambda")
+        else x[:, 0] ** 2
+    )
     same_answers(lightgbm.LGBMRegressor(objective=objective, **SMALL).fit(x, y), fresh)
 
 
@@ -188,9 +194,7 @@ def test_text_in_a_column_of_numbers_is_refused():
 def test_early_stopping_answers_with_the_best_iteration(same_answers, x, fresh):
     y = x[:, 0] + np.random.default_rng(0).normal(size=400)
     source = lightgbm.LGBMRegressor(**{**SMALL, "n_estimators": 200, "learning_rate": 0.1})
-    source.fit(
-        x[:300], y[:300], eval_set=[(x[300:], y[300:])], callbacks=[lightgbm.early_stopping(5, verbose=False)]
-    )
+    source.fit(x[:300], y[:300], eval_set=[(x[300:], y[300:])], callbacks=[lightgbm.early_stopping(5, verbose=False)])
     module = same_answers(source, fresh)
     assert len(_trees(module).root) == source.best_iteration_ < 200
     source.booster_.best_iteration = 3

@@ -119,7 +119,7 @@ def test_leaves_are_summed_in_turn_per_output(layout, with_gradients):
     trees = Trees(ensemble, bias=[10.0, 20.0, 30.0], num_groups=3, divisor=2, layout=layout)
     x = _rows(3, 50)
     values = ensemble.leaf_value[_leaves(ensemble, x), 0]
-    expected = (values.reshape(50, 2, 3).sum(1) + [10, 20, 30]) / 2
+    expected = (values.reshape(50, 2, 3).sum(1) + np.array([10, 20, 30])) / 2
     with torch.set_grad_enabled(with_gradients):
         np.testing.assert_allclose(trees(torch.from_numpy(x)).detach(), expected)
 

@@ -17,7 +17,7 @@ from mlsys_windtunnel.converters.linear import class_labels
 from mlsys_windtunnel.converters.registry import Converted
 from mlsys_windtunnel.converters.trees_lookup import MixedLookup
 from mlsys_windtunnel.modules.base import PredictorModule, Regressor
-from mlsys_windtunnel.modules.tree_ensemble import Integers, Tree, TreeEnsemble, join_trees
+from mlsys_windtunnel.modules.tree_ensemble import Tree, TreeEnsemble, bitset_codes, join_trees
 from mlsys_windtunnel.modules.tree_heads import Mapped, Output, TreeClassifier
 from mlsys_windtunnel.modules.trees import Trees
 
@@ -147,15 +147,10 @@ def _tree(block: dict[str, str], zero_is_missing: dict[int, bool]) -> Tree:
         leaf_value=numbers("leaf_value", np.float64)[:, None],
         root=0 if len(feature) else ~0,
         left_categories={
-            int(split): _codes(words[bounds[place] : bounds[place + 1]])
+            int(split): bitset_codes(words[bounds[place] : bounds[place + 1]])
             for split, place in zip(np.flatnonzero(is_categorical), threshold[is_categorical].astype(int), strict=True)
         },
     )
-
-
-def _codes(words: Integers) -> Integers:
-    """The places of set bits in a bitset of 32 bits a word."""
-    return np.flatnonzero(words[:, None] >> np.arange(32) & 1)
 
 
 def _converted(module: PredictorModule, model: Model, booster: Any) -> Converted:

@@ -163,6 +163,27 @@ ENTRIES: tuple[Entry, ...] = (
         {"LGBMClassifier": "lgbm_classifier", "LGBMRanker": "lgbm_regressor", "LGBMRegressor": "lgbm_regressor"},
     ),
     *_family(
+        "trees_boosted",
+        "sklearn.ensemble",
+        {
+            "GradientBoostingClassifier": "gradient_boosting_classifier",
+            "GradientBoostingRegressor": "gradient_boosting_regressor",
+            "HistGradientBoostingClassifier": "hist_gradient_boosting_classifier",
+            "HistGradientBoostingRegressor": "hist_gradient_boosting_regressor",
+        },
+    ),
+    *_family(
+        "trees_ensembles",
+        "sklearn.ensemble",
+        {
+            "AdaBoostClassifier": "ada_boost_classifier",
+            "AdaBoostRegressor": "ada_boost_regressor",
+            "BaggingClassifier": "bagging_classifier",
+            "BaggingRegressor": "bagging_regressor",
+            "IsolationForest": "isolation_forest",
+        },
+    ),
+    *_family(
         "factorization",
         "mlsys_windtunnel.estimators.factorization_machine",
         {

@@ -198,6 +198,11 @@ def with_features(tree: Tree, features: npt.ArrayLike) -> Tree:
     return replace(tree, feature=np.asarray(features, np.int64)[tree.feature])
 
 
+def bitset_codes(words: npt.ArrayLike) -> Integers:
+    """The places of set bits in a bitset of 32 bits a word, the lowest first."""
+    return np.flatnonzero(np.asarray(words, np.int64)[:, None] >> np.arange(32) & 1)
+
+
 def _float32_below(values: Floats) -> Floats:
     """The largest float32 that is no larger, as float64."""
     with np.errstate(over="ignore"):

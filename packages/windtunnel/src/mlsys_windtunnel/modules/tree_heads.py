@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from mlsys_windtunnel.modules.base import Classifier, Link, OperatorModule
+from mlsys_windtunnel.modules.trees import Trees
 
 Decision = Literal["positive", "non-negative", "likeliest"]
 Output = Literal["identity", "exp", "logistic", "log1p-exp", "signed-square"]
@@ -87,3 +90,63 @@ class Mapped(OperatorModule):
     def forward(self, *inputs: Tensor) -> Tensor:
         """``[rows, outputs]``."""
         return _OUTPUTS[self.output](self.body(*inputs) * self.slope)
+
+
+class Margin(OperatorModule):
+    """The second class's score less the first's, ``[rows, 1]``."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """See the class."""
+        scores: Tensor = self.body(*inputs)
+        return scores[:, 1:] - scores[:, :1]
+
+
+class IsolationScores(OperatorModule):
+    """Decision values of an isolation forest: ``-2 ** (-length / longest) - offset``.
+
+    Args:
+        trees: The sums of path lengths, ``[rows, 1]``.
+        longest: What they are measured by; 0 after a fit on one row, by which all rows are 1.
+        offset: The score at which outliers begin.
+    """
+
+    offset: Tensor
+
+    def __init__(self, trees: Trees, *, longest: float, offset: float) -> None:
+        super().__init__()
+        self.trees = trees
+        self.longest = longest
+        self.register_buffer("offset", torch.tensor(offset, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[rows, 1]``."""
+        length = self.trees(x)
+        share = length / self.longest if self.longest else torch.ones_like(length)
+        return -torch.exp2(-share) - self.offset
+
+
+class WeightedMedianOfTrees(OperatorModule):
+    """The smallest of the trees' values at which half of all weight is reached.
+
+    Args:
+        trees: Trees of one output.
+        weights: ``[trees]``.
+    """
+
+    weights: Tensor
+
+    def __init__(self, trees: Trees, weights: npt.ArrayLike) -> None:
+        super().__init__()
+        self.trees = trees
+        self.register_buffer("weights", torch.from_numpy(np.array(weights, np.float64)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[rows, 1]``."""
+        values, order = self.trees.tree_values(x).squeeze(2).sort(dim=1, stable=True)
+        reached = self.weights[order].cumsum(dim=1)
+        median = (reached >= 0.5 * reached[:, -1:]).long().argmax(dim=1, keepdim=True)
+        return values.gather(1, median)
