@@ -1,0 +1,67 @@
+"""Small C++ kernels, compiled for this machine the first time they are wanted and kept in the cache.
+
+A kernel is one C++17 file with ``extern "C"`` functions over plain pointers, loaded through ctypes. So a package needs
+no compiler to install, and a kernel uses all that this CPU has. Whoever calls :func:`load_kernel` keeps a path in torch
+for machines without a compiler.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from mlsys_core.errors import MissingDependencyError, MlsysError
+
+COMPILERS = ("c++", "g++", "clang++")
+# No fast-math: kernels promise the comparisons and sums of their sources. Contraction would fuse a*b+c.
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC", "-pthread")
+
+
+def load_kernel(source: Path, *, cache_dir: Path, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """Compile ``source`` unless that was done before, and load it.
+
+    Args:
+        source: A C++17 file.
+        cache_dir: Where libraries are kept, below ``native/``; safe for several processes at once.
+        flags: Added to :data:`FLAGS`.
+
+    Raises:
+        MissingDependencyError: there is no C++ compiler.
+        MlsysError: the compiler refuses the file; its first lines are in the message.
+    """
+    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
+    if compiler is None:
+        raise MissingDependencyError("no C++ compiler was found: apt-get install g++")
+    options = [*FLAGS, *flags]
+    library = cache_dir / "native" / f"{source.stem}-{_key(source, compiler, options)}.so"
+    if not library.exists():
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as work:
+            built = Path(work) / library.name
+            result = subprocess.run([compiler, *options, str(source), "-o", str(built)], capture_output=True, text=True)
+            if result.returncode != 0:
+                first_lines = " | ".join(result.stderr.splitlines()[:5])
+                raise MlsysError(f"{compiler} could not compile {source.name}: {first_lines}")
+            built.replace(library)  # whole or not at all, whoever else builds it
+    return ctypes.CDLL(str(library))
+
+
+def _key(source: Path, compiler: str, options: list[str]) -> str:
+    """What a library depends on: its source, the compiler, the options, and the CPU that ``-march=native`` looks at."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+    cpu = _cpu_flags() or platform.processor()
+    digest = hashlib.sha256("\0".join([source.read_text(), version, *options, platform.machine(), cpu]).encode())
+    return digest.hexdigest()[:16]
+
+
+def _cpu_flags() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

@@ -1,0 +1,108 @@
+"""The C++ kernel against the walk in torch: the same bits, whatever the trees and rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlsys_windtunnel.modules.tree_ensemble import Tree, TreeEnsemble, join_trees
+from mlsys_windtunnel.modules.tree_native import NativeTrees, kernel
+from mlsys_windtunnel.modules.trees import Trees
+
+NUM_FEATURES = 4
+
+
+def random_tree(rng: np.random.Generator, num_splits: int, *, outputs: int, categories: bool) -> Tree:
+    """Grown split by split at a random leaf; few distinct thresholds, so that ties happen."""
+    left, right = np.zeros((2, num_splits), np.int64)
+    open_ends: list[tuple[np.ndarray, int]] = []
+    root = ~0 if num_splits == 0 else 0
+    for split in range(num_splits):
+        if split:
+            side, parent = open_ends.pop(rng.integers(len(open_ends)))
+            side[parent] = split
+        open_ends += [(left, split), (right, split)]
+    for leaf, (side, parent) in enumerate(open_ends):
+        side[parent] = ~leaf
+    feature = rng.integers(NUM_FEATURES - 1, size=num_splits)
+    sets = {}
+    for split in range(num_splits if categories else 0):
+        if rng.random() < 0.5:
+            feature[split] = NUM_FEATURES - 1  # the one column that holds codes
+            sets[split] = np.flatnonzero(rng.random(5) < 0.5)
+    return Tree(
+        feature=feature,
+        threshold=rng.integers(-2, 3, size=num_splits).astype(float),
+        left=left,
+        right=right,
+        missing_left=(rng.random(num_splits) < 0.5) & ~np.isin(np.arange(num_splits), list(sets)),
+        leaf_value=rng.normal(size=(num_splits + 1, outputs)),
+        root=root,
+        left_categories=sets,
+    )
+
+
+def rows(rng: np.random.Generator, count: int) -> torch.Tensor:
+    x = rng.integers(-3, 4, size=(count, NUM_FEATURES)).astype(float)
+    x[:, -1] = rng.integers(0, 8, size=count)
+    x[rng.random(x.shape) < 0.15] = np.nan
+    x[rng.random(x.shape) < 0.02] = np.inf
+    return torch.from_numpy(x)
+
+
+def in_torch(ensemble: TreeEnsemble, x: torch.Tensor, **options: object) -> torch.Tensor:
+    trees = Trees(ensemble, layout="walk", **options)
+    with torch.no_grad():
+        return trees._sums(trees.finder.columns(trees._clean(x))) / trees.divisor
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    splits=st.lists(st.integers(0, 12), min_size=1, max_size=6),
+    count=st.sampled_from([1, 3, 31, 32, 33, 64, 65, 200]),
+    outputs=st.integers(1, 3),
+    categories=st.booleans(),
+    groups=st.booleans(),
+    has_bias=st.booleans(),
+)
+def test_the_kernel_gives_the_same_bits_as_torch(seed, splits, count, outputs, categories, groups, has_bias):
+    library = kernel()
+    assert library is not None, "the tests need a C++ compiler"
+    rng = np.random.default_rng(seed)
+    num_groups = 1
+    if groups:
+        outputs, num_groups = 1, len(splits)
+    trees = [random_tree(rng, n, outputs=outputs, categories=categories) for n in splits]
+    ensemble = join_trees(trees, num_features=NUM_FEATURES)
+    bias = rng.normal(size=num_groups if num_groups > 1 else outputs) if has_bias else None
+    options = {"bias": bias, "num_groups": num_groups, "divisor": 3.0}
+    x = rows(rng, count)
+    got = NativeTrees(ensemble, **options).sums(library, x)
+    assert torch.equal(got, in_torch(ensemble, x, **options))
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_threads_share_the_rows(num_threads):
+    rng = np.random.default_rng(0)
+    ensemble = join_trees(
+        [random_tree(rng, 20, outputs=1, categories=False) for _ in range(9)], num_features=NUM_FEATURES
+    )
+    x = rows(rng, 3000)
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        got = NativeTrees(ensemble, bias=None, num_groups=1, divisor=1.0).sums(kernel(), x)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(got, in_torch(ensemble, x))
+
+
+def test_rows_that_are_not_contiguous_are_taken():
+    rng = np.random.default_rng(0)
+    ensemble = join_trees([random_tree(rng, 5, outputs=1, categories=False)], num_features=NUM_FEATURES)
+    x = rows(rng, 50)
+    trees = NativeTrees(ensemble, bias=None, num_groups=1, divisor=1.0)
+    assert torch.equal(trees.sums(kernel(), x.t().contiguous().t()), trees.sums(kernel(), x))
