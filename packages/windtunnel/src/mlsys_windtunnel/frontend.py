@@ -34,13 +34,31 @@ def host_operators(graph: PipelineGraph, foreign: set[str], lookups: set[str]) -
         if operator.name not in host:
             host.add(operator.name)
             pending += [producers[value.name] for value in operator.inputs if value.name in producers]
-    if host or lookups:  # the raw table may hold text, so its numbers are picked out before they become a tensor
+    if host or lookups or not _reads_all(graph):  # the raw table may hold text: numbers are picked out of it first
         on_host = {graph.input.name, *(producer for producer, made_by in producers.items() if made_by.name in host)}
         for operator in graph.operators:
             if operator.kind is Kind.SELECT and operator.inputs[0].name in on_host:
                 host.add(operator.name)
                 on_host.add(operator.output.name)
     return host
+
+
+def _reads_all(graph: PipelineGraph) -> bool:
+    """Whether each column of the input is computed with; one that is not may hold anything."""
+    if graph.input.width is None:
+        return not any(operator.kind is Kind.SELECT for operator in graph.operators)
+    places = {graph.input.name: tuple(range(graph.input.width))}  # columns of the input in values that only pick some
+    read: set[int] = set()
+    for operator in graph.operators:
+        for value in operator.inputs:
+            if value.name not in places:
+                continue
+            if operator.kind is Kind.SELECT:
+                places[operator.output.name] = tuple(places[value.name][column] for column in operator.columns or ())
+            else:
+                read.update(places[value.name])
+    read.update(places.get(graph.output.name, ()))
+    return len(read) == graph.input.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +98,7 @@ class Frontend:
     def foreign(self) -> tuple[str, ...]:
         """Classes of the estimators that run here as they are."""
         return tuple(
-            operator.source for operator in self._operators if operator.source and operator.estimator is not None
+            operator.source for operator in self._operators if operator.source and operator.kind is not Kind.COMBINE
         )
 
     def tables(self, x: Table) -> list[npt.NDArray[np.float64]]:
@@ -121,15 +139,40 @@ class Frontend:
 def _run(operator: Operator, inputs: list[Table]) -> Table:
     if operator.kind is Kind.SELECT:
         columns = list(operator.columns or ())
-        return inputs[0].iloc[:, columns] if hasattr(inputs[0], "iloc") else inputs[0][:, columns]
+        table = _array(inputs[0]) if operator.drops_names else inputs[0]
+        return table.iloc[:, columns] if hasattr(table, "iloc") else table[:, columns]
     if operator.kind is Kind.CONCATENATE:
         return _side_by_side(inputs)
     if operator.kind is Kind.SCALE:
         return inputs[0] * operator.weight
+    if operator.kind is Kind.COMBINE:
+        return _combined(operator, inputs)
     table = _side_by_side(inputs)
-    method = operator.method or ("transform" if operator.kind is Kind.TRANSFORM else "predict")
-    result = getattr(operator.estimator, method)(table)
+    if operator.methods:
+        return np.concatenate([_answer(operator.estimator, method, table) for method in operator.methods], axis=1)
+    result = operator.estimator.transform(table)  # type: ignore[attr-defined]
     return result.reshape(-1, 1) if getattr(result, "ndim", 2) == 1 else result
+
+
+def _answer(estimator: Any, method: str, table: Table) -> npt.NDArray[np.float64]:
+    """One answer of a predictor within the graph, ``[rows, width]``; see :data:`mlsys_windtunnel.graph.METHODS`."""
+    answer = _raw(getattr(estimator, "predict" if method == "labels" else method)(table))
+    classes = getattr(estimator, "classes_", None)
+    if method == "predict" and classes is not None:
+        answer = np.searchsorted(classes, answer)
+    answer = answer.astype(np.float64)
+    return answer.reshape(-1, 1) if answer.ndim == 1 else answer
+
+
+def _combined(operator: Operator, inputs: list[Table]) -> npt.NDArray[np.float64]:
+    """Members' answers joined by the meta-estimator's module, in float64, for a foreign operator that reads them."""
+    import torch
+
+    module: Any = operator.estimator
+    with torch.inference_mode():
+        scores = module.double()(*(torch.from_numpy(np.ascontiguousarray(table, np.float64)) for table in inputs))
+        joined: npt.NDArray[np.float64] = module.side_by_side(scores, operator.methods, dtype=torch.float64).numpy()
+    return joined
 
 
 def _side_by_side(tables: list[Table]) -> Table:
@@ -139,6 +182,11 @@ def _side_by_side(tables: list[Table]) -> Table:
     return np.concatenate(
         [array.astype(object) for array in arrays] if any(a.dtype == object for a in arrays) else arrays, axis=1
     )
+
+
+def _array(table: Table) -> Table:
+    """Without names; what is sparse stays so."""
+    return table.to_numpy() if hasattr(table, "iloc") else table
 
 
 def _raw(table: Table) -> npt.NDArray[Any]:

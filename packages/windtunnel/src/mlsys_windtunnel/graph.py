@@ -8,6 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+METHODS = ("predict", "labels", "predict_proba", "predict_log_proba", "decision_function")
+"""What may flow on from a predictor within the graph, in the order in which several answers are put side by side.
+
+Each is a method of the estimator, but for classifiers ``predict`` gives the places of the labels in ``classes_`` and
+``labels`` the labels themselves, which must be numbers. ``decision_function`` is last: its width is not always known.
+"""
+
 
 class Kind(Enum):
     """What an operator does to the rows it is given."""
@@ -56,7 +63,8 @@ class Operator:
     size: FittedSize = FittedSize()
     columns: tuple[int, ...] | None = None  # SELECT: places in the input
     weight: float | None = None  # SCALE: the constant
-    method: str | None = None  # PREDICT within the graph: which answer flows on, e.g. "predict_proba"
+    drops_names: bool = False  # SELECT: what is selected becomes an array, as the meta-estimator hands it on
+    methods: tuple[str, ...] = ()  # PREDICT, COMBINE within the graph: the answers that flow on, side by side
     estimator: object | None = field(default=None, repr=False, compare=False)  # fitted; the caller's own
 
 

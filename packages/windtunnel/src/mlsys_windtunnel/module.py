@@ -95,6 +95,8 @@ class WindTunnelModule(nn.Module):
         elif name == "predict" and predictor.classes:
             labels = np.asarray(predictor.classes)
             return lambda x: labels[self._run(x, predictor.prediction)]
+        elif predictor.outputs and name in predictor.answers:
+            return self._method_of_outputs(name, predictor)
         elif name in predictor.answers:
             convert = {
                 "predict": predictor.prediction,
@@ -106,6 +108,19 @@ class WindTunnelModule(nn.Module):
             }
             return lambda x: self._run(x, convert[name])
         raise AttributeError(f"the source of this module has no {name}")
+
+    def _method_of_outputs(self, name: str, predictor: PredictorModule) -> Callable[[Table], Any]:
+        """Of a classifier of several outputs: labels side by side, or a list of probabilities."""
+        outputs = [np.asarray(labels) for labels in predictor.outputs]
+        if name == "predict":
+
+            def predict(x: Table) -> npt.NDArray[Any]:
+                places = self._run(x, predictor.prediction)
+                return np.stack([labels[places[:, number]] for number, labels in enumerate(outputs)], axis=1)
+
+            return predict
+        ends = np.cumsum([len(labels) for labels in outputs])[:-1]
+        return lambda x: np.split(self._run(x, predictor.probabilities), ends, axis=1)
 
     def _run(self, x: Table, convert: Callable[[Tensor], Tensor]) -> npt.NDArray[Any]:
         """Encode, run in chunks without gradients, convert, and join."""

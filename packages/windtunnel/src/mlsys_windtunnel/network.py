@@ -12,11 +12,11 @@ from mlsys_windtunnel.modules.base import OperatorModule, PredictorModule
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """One operator of the network: what it reads and, for a predictor within the graph, which answer flows on."""
+    """One operator of the network: what it reads and, for a predictor within the graph, which answers flow on."""
 
     name: str
     inputs: tuple[str, ...]  # names of frontier values or of earlier operators
-    method: str | None = None
+    methods: tuple[str, ...] = ()  # side by side; none: what the module's ``forward`` gives
 
 
 class Network(nn.Module):
@@ -53,8 +53,8 @@ class Network(nn.Module):
         result = x
         for wire, module in zip(self.wires, self.operators, strict=True):
             result = module(*(values[name] for name in wire.inputs))
-            if wire.method is not None and isinstance(module, PredictorModule):
-                values[wire.name] = module.answer(result, wire.method)
+            if wire.methods and isinstance(module, PredictorModule):
+                values[wire.name] = module.side_by_side(result, wire.methods, dtype=x.dtype)
             else:
                 values[wire.name] = result
         return result

@@ -1,7 +1,8 @@
 """A fitted scikit-learn estimator to the typed graph of operators.
 
-Pipelines, column transformers and feature unions, nested at will, become edges; any other estimator is one operator.
-Reads fitted attributes only: nothing is run on data.
+Pipelines, column transformers and feature unions, nested at will, become edges; meta-estimators become their members
+and a join (:mod:`mlsys_windtunnel.expand`); any other estimator is one operator. Reads fitted attributes only: nothing
+is run on data.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from typing import Any
 
 from mlsys_core.errors import InvalidInputError
 
+from mlsys_windtunnel.expand import concatenated, expand, join, num_outputs, width_of_answer
 from mlsys_windtunnel.fitted_size import fitted_size
 from mlsys_windtunnel.graph import FittedSize, Kind, Operator, PipelineGraph, Value
+from mlsys_windtunnel.members import as_fitted, public_name, within
 
 
 def parse_pipeline(estimator: object) -> PipelineGraph:
@@ -35,8 +38,8 @@ def parse_pipeline(estimator: object) -> PipelineGraph:
             "save the fitted pipeline object itself"
         )
     _check_fitted(estimator, type(estimator).__name__)
-    names = _attribute(estimator, "feature_names_in_")
-    width = _attribute(estimator, "n_features_in_")
+    names = _attribute(as_fitted(estimator), "feature_names_in_")
+    width = _attribute(as_fitted(estimator), "n_features_in_")
     parser = _Parser()
     source = Value("input", None if width is None else int(width))
     output = parser.parse(estimator, source, "", is_last=True)
@@ -53,9 +56,28 @@ class _Parser:
 
     def __init__(self) -> None:
         self.operators: list[Operator] = []
+        self._names = {"input"}
+        self._answers: dict[tuple[int, str, tuple[str, ...]], Value] = {}
 
-    def parse(self, estimator: Any, source: Value, path: str, *, is_last: bool) -> Value:
-        """Add what ``estimator`` does to ``source``; returns what comes out."""
+    def parse(self, estimator: Any, source: Value, path: str, *, is_last: bool, methods: tuple[str, ...] = ()) -> Value:
+        """Add what ``estimator`` does to ``source``; returns what comes out.
+
+        Args:
+            estimator: Fitted, or None or "passthrough".
+            source: What it reads.
+            path: Where it stands in the pipeline.
+            is_last: Whether it predicts if it can: it is the last operator, or a member of a meta-estimator.
+            methods: For a member, the answers wanted of it.
+        """
+        known = (id(estimator), source.name, methods)  # one fitted estimator may be a member several times
+        if methods and known in self._answers:
+            return self._answers[known]
+        value = self._parse(estimator, source, path, is_last=is_last, methods=methods)
+        if methods:
+            self._answers[known] = value
+        return value
+
+    def _parse(self, estimator: Any, source: Value, path: str, *, is_last: bool, methods: tuple[str, ...]) -> Value:
         from sklearn.compose import ColumnTransformer
         from sklearn.pipeline import FeatureUnion, Pipeline
         from sklearn.preprocessing import FunctionTransformer
@@ -67,20 +89,22 @@ class _Parser:
         if isinstance(estimator, Pipeline):
             value = source
             for name, step in estimator.steps:
-                value = self.parse(step, value, _join(path, name), is_last=is_last and step is estimator.steps[-1][1])
+                ends = is_last and step is estimator.steps[-1][1]
+                value = self.parse(step, value, join(path, name), is_last=ends, methods=methods if ends else ())
             return value
-        if (best := vars(estimator).get("best_estimator_")) is not None:  # a parameter search predicts with its best
-            return self.parse(best, source, path, is_last=is_last)
+        if (inner := within(estimator)) is not None:
+            return self.parse(inner, source, path, is_last=is_last, methods=methods)
         if isinstance(estimator, ColumnTransformer):
             return self._parse_columns(estimator, source, path)
         if isinstance(estimator, FeatureUnion):
             branches = [
-                self._weighted(estimator, name, self.parse(part, source, _join(path, name), is_last=False), path)
+                self._weighted(estimator, name, self.parse(part, source, join(path, name), is_last=False), path)
                 for name, part in estimator.transformer_list
                 if part != "drop"
             ]
             return self._concatenate(branches, source, path)
-        return self._add_leaf(estimator, source, path, is_last=is_last)
+        expanded = expand(self, estimator, source, path, methods) if is_last else None
+        return expanded or self._add_leaf(estimator, source, path, is_last=is_last, methods=methods)
 
     def _parse_columns(self, estimator: Any, source: Value, path: str) -> Value:
         places: dict[str, Any] = estimator._transformer_to_input_indices  # scikit-learn keeps the resolved columns here
@@ -89,8 +113,8 @@ class _Parser:
             columns = tuple(int(place) for place in places[name])
             if part == "drop" or not columns:
                 continue
-            branch = _join(path, name)
-            selected = self._add(_join(branch, "select"), Kind.SELECT, (source,), len(columns), columns=columns)
+            branch = join(path, name)
+            selected = self.add(join(branch, "select"), Kind.SELECT, (source,), len(columns), columns=columns)
             value = self.parse(part, selected, branch, is_last=False)
             branches.append(self._weighted(estimator, name, value, path))
         return self._concatenate(branches, source, path)
@@ -100,43 +124,37 @@ class _Parser:
         if weight is None:
             return value
         size = FittedSize(num_parameters=1)
-        scale = _join(_join(path, name), "weight")
-        return self._add(scale, Kind.SCALE, (value,), value.width, weight=float(weight), size=size)
+        scale = join(join(path, name), "weight")
+        return self.add(scale, Kind.SCALE, (value,), value.width, weight=float(weight), size=size)
 
     def _concatenate(self, branches: list[Value], source: Value, path: str) -> Value:
-        if len(branches) == 1:
-            return branches[0]
         if not branches:  # all dropped: a table of no columns, but with the source's rows
-            return self._add(_join(path, "select"), Kind.SELECT, (source,), 0, columns=())
-        widths = [value.width for value in branches]
-        total = None if None in widths else sum(width for width in widths if width is not None)
-        return self._add(_join(path, "concatenate"), Kind.CONCATENATE, tuple(branches), total)
+            return self.add(join(path, "select"), Kind.SELECT, (source,), 0, columns=())
+        return concatenated(self, branches, join(path, "concatenate"))
 
-    def _add_leaf(self, estimator: Any, source: Value, path: str, *, is_last: bool) -> Value:
+    def _add_leaf(self, estimator: Any, source: Value, path: str, *, is_last: bool, methods: tuple[str, ...]) -> Value:
         name = path or type(estimator).__name__.lower()
         _check_fitted(estimator, name)
         predicts = hasattr(estimator, "predict") if is_last else not hasattr(estimator, "transform")
-        return self._add(
+        return self.add(
             name,
             Kind.PREDICT if predicts else Kind.TRANSFORM,
             (source,),
-            _width_of_prediction(estimator) if predicts else _width_of_features(estimator),
-            source=_public_name(type(estimator)),
+            _width_of_prediction(estimator, methods) if predicts else _width_of_features(estimator),
+            source=public_name(type(estimator)),
             size=fitted_size(estimator),
+            methods=methods,
             estimator=estimator,
         )
 
-    def _add(self, name: str, kind: Kind, inputs: tuple[Value, ...], width: int | None, **fields: Any) -> Value:
-        taken = {operator.name for operator in self.operators}
-        if name in taken:  # a user's step may be called "select" too
-            name = next(numbered for number in count(2) if (numbered := f"{name}-{number}") not in taken)
+    def add(self, name: str, kind: Kind, inputs: tuple[Value, ...], width: int | None, **fields: Any) -> Value:
+        """Add one operator under a name that no other has."""
+        if name in self._names:  # a user's step may be called "select" too
+            name = next(numbered for number in count(2) if (numbered := f"{name}-{number}") not in self._names)
+        self._names.add(name)
         output = Value(name, width)
         self.operators.append(Operator(name=name, kind=kind, inputs=inputs, output=output, **fields))
         return output
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}/{name}" if path else name
 
 
 def _attribute(estimator: object, name: str) -> Any:
@@ -152,18 +170,11 @@ def _check_fitted(estimator: object, name: str) -> None:
     from sklearn.utils.validation import check_is_fitted
 
     try:
-        check_is_fitted(estimator)
+        check_is_fitted(as_fitted(estimator))
     except NotFittedError as error:
         raise InvalidInputError(f"{name} is not fitted; call fit before saving it") from error
     except TypeError as error:  # no fit method
         raise InvalidInputError(f"{name}: {error}") from error
-
-
-def _public_name(source: type) -> str:
-    """The class as users import it: "sklearn.preprocessing.StandardScaler", not "sklearn.preprocessing._data...."."""
-    parts = source.__module__.split(".")
-    private = next((place for place, part in enumerate(parts) if part.startswith("_")), len(parts))
-    return ".".join([*parts[:private], source.__qualname__])
 
 
 def _width_of_features(estimator: Any) -> int | None:
@@ -173,15 +184,12 @@ def _width_of_features(estimator: Any) -> int | None:
         return None
 
 
-def _width_of_prediction(estimator: Any) -> int | None:
-    """Columns of ``predict_proba`` for a classifier that has it, else of ``predict``."""
+def _width_of_prediction(estimator: Any, methods: tuple[str, ...]) -> int | None:
+    """Columns of the answers wanted; if none are named, of ``predict_proba`` if it has that, else of ``predict``."""
+    if methods:
+        widths = [width_of_answer(estimator, method) for method in methods]
+        return None if None in widths else sum(width for width in widths if width is not None)
     if hasattr(estimator, "predict_proba"):
         classes = _attribute(estimator, "classes_")
         return len(classes) if classes is not None and _attribute(estimator, "n_outputs_") in (None, 1) else None
-    if not estimator.__sklearn_tags__().target_tags.multi_output:
-        return 1
-    num_outputs = _attribute(estimator, "n_outputs_")
-    coefficients = _attribute(estimator, "coef_")
-    if num_outputs is None and coefficients is not None:
-        num_outputs = coefficients.shape[0] if coefficients.ndim == 2 else 1
-    return None if num_outputs is None else int(num_outputs)
+    return num_outputs(estimator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from mlsys_windtunnel.converters.registry import Converted, ConverterRegistry, d
 from mlsys_windtunnel.frontend import Frontend, FrontierValue, Table, host_operators
 from mlsys_windtunnel.graph import Kind, Operator, PipelineGraph
 from mlsys_windtunnel.module import WindTunnelModule
-from mlsys_windtunnel.modules.base import OperatorModule
+from mlsys_windtunnel.modules.base import OperatorModule, PredictorModule
 from mlsys_windtunnel.modules.columns import Concatenate, Scale, Select
 from mlsys_windtunnel.network import Network, Wire
 from mlsys_windtunnel.parse import parse_pipeline
@@ -55,9 +56,8 @@ def translate(
             "register one with mlsys_register_converters, or see the coverage page for what is supported"
         )
     wires, frontier = _wire(translated, lookups)
-    frontend = Frontend(
-        graph, operators=[operator for operator in graph.operators if operator.name in host], frontier=frontier
-    )
+    on_host = [_on_host(operator, modules) for operator in graph.operators if operator.name in host]
+    frontend = Frontend(graph, operators=on_host, frontier=frontier)
     network = Network(_widths(frontend, X_example), wires, modules).to(dtype)
     return WindTunnelModule(frontend, network).eval()
 
@@ -89,11 +89,32 @@ def _convert_one(operator: Operator, registry: ConverterRegistry) -> Converted |
     if operator.kind is Kind.SCALE:
         assert operator.weight is not None
         return Converted(Scale(operator.weight))
-    converter = registry.find(operator.source)
+    is_combiner = operator.kind is Kind.COMBINE
+    converter = registry.find_combiner(operator.source) if is_combiner else registry.find(operator.source)
     if converter is None:
         return None
     converted = converter(operator.estimator)
-    return Converted(converted) if isinstance(converted, OperatorModule) else converted
+    if isinstance(converted, OperatorModule):
+        converted = Converted(converted)
+    return converted if converted is not None and _answers(converted.module, operator.methods) else None
+
+
+def _answers(module: OperatorModule, methods: tuple[str, ...]) -> bool:
+    """Whether a module has the answers that others in the graph want of its source."""
+    wanted = {"predict" if method == "labels" else method for method in methods}
+    return not wanted or (isinstance(module, PredictorModule) and wanted <= module.answers)
+
+
+def _on_host(operator: Operator, modules: dict[str, OperatorModule]) -> Operator:
+    """An operator as the host runs it: what joins members' answers has no other form than its module."""
+    if operator.kind is not Kind.COMBINE:
+        return operator
+    if operator.name not in modules:
+        raise InvalidInputError(
+            f"{operator.name}: no converter joins the answers of the members of {operator.source}; "
+            "leave the registry at its default, or give it combiners"
+        )
+    return replace(operator, estimator=modules[operator.name])
 
 
 def _wire(operators: list[Operator], lookups: dict[str, Converted]) -> tuple[list[Wire], list[FrontierValue]]:
@@ -112,8 +133,8 @@ def _wire(operators: list[Operator], lookups: dict[str, Converted]) -> tuple[lis
             for value in operator.inputs:
                 if value.name not in made:
                     frontier.setdefault(value.name, FrontierValue(value.name, (value.name,), value.width))
-        method = "transform" if operator.kind is Kind.TRANSFORM else operator.method
-        wires.append(Wire(operator.output.name, reads, method))
+        methods = ("transform",) if operator.kind is Kind.TRANSFORM else operator.methods
+        wires.append(Wire(operator.output.name, reads, methods))
     return wires, list(frontier.values())
 
 

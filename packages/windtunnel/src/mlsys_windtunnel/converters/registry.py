@@ -53,18 +53,27 @@ class ConverterRegistry:
 
     Args:
         entries: Built-in and plugins' lines, by ``source``.
+        combiners: Lines for meta-estimators whose members are operators of their own, by ``source``.
     """
 
-    def __init__(self, entries: Mapping[str, Entry]) -> None:
+    def __init__(self, entries: Mapping[str, Entry], combiners: Mapping[str, Entry] | None = None) -> None:
         self._entries = entries
+        self._combiners = combiners or {}
 
     def find(self, source: str | None) -> Converter | None:
         """The converter for a class name of the graph, or None: the operator stays foreign."""
-        entry = self._entries.get(source or "")
-        if entry is None:
-            return None
-        converter: Converter = resolve(entry.converter)
-        return converter
+        return _resolved(self._entries.get(source or ""))
+
+    def find_combiner(self, source: str | None) -> Converter | None:
+        """As :meth:`find`, for what joins the answers of a meta-estimator's members."""
+        return _resolved(self._combiners.get(source or ""))
+
+
+def _resolved(entry: Entry | None) -> Converter | None:
+    if entry is None:
+        return None
+    converter: Converter = resolve(entry.converter)
+    return converter
 
 
 def default_registry() -> ConverterRegistry:
@@ -72,10 +81,12 @@ def default_registry() -> ConverterRegistry:
     from mlsys_core.plugins import installed_plugins
     from mlsys_core.plugins.specs import ConverterSpec
 
-    from mlsys_windtunnel.converters.table import ENTRIES
+    from mlsys_windtunnel.converters.table import COMBINERS, ENTRIES
 
     added = {
         spec.source.replace(":", "."): Entry(spec.source.replace(":", "."), spec.factory, note=spec.help)
         for spec in installed_plugins().registry.all(ConverterSpec)
     }
-    return ConverterRegistry(added | {entry.source: entry for entry in ENTRIES})
+    return ConverterRegistry(
+        added | {entry.source: entry for entry in ENTRIES}, {entry.source: entry for entry in COMBINERS}
+    )

@@ -277,3 +277,48 @@ ENTRIES: tuple[Entry, ...] = (
         },
     ),
 )
+
+COMBINERS: tuple[Entry, ...] = (
+    *_family("combine", "sklearn.calibration", {"CalibratedClassifierCV": "calibrated_classifier"}),
+    *_family(
+        "combine",
+        "sklearn.ensemble",
+        {
+            "AdaBoostClassifier": "ada_boost_classifier",
+            "AdaBoostRegressor": "ada_boost_regressor",
+            "BaggingClassifier": "bagging_classifier",
+            "BaggingRegressor": "bagging_regressor",
+            "StackingClassifier": "stacking_classifier",
+            "VotingClassifier": "voting_classifier",
+            "VotingRegressor": "voting_regressor",
+        },
+    ),
+    *_family(
+        "combine",
+        "sklearn.model_selection",
+        {
+            "FixedThresholdClassifier": "threshold_classifier",
+            "TunedThresholdClassifierCV": "threshold_classifier",
+        },
+    ),
+    *_family(
+        "combine",
+        "sklearn.multiclass",
+        {
+            "OneVsOneClassifier": "one_vs_one",
+            "OneVsRestClassifier": "one_vs_rest",
+            "OutputCodeClassifier": "output_code",
+        },
+    ),
+    *_family(
+        "combine",
+        "sklearn.multioutput",
+        {
+            "ClassifierChain": "classifier_chain",
+            "MultiOutputClassifier": "multi_output_classifier",
+            "MultiOutputRegressor": "values_side_by_side",
+            "RegressorChain": "values_side_by_side",
+        },
+    ),
+)
+"""Meta-estimators whose members are operators of their own (see ``expand.py``): what joins the members' answers."""

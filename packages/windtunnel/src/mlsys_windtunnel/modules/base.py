@@ -29,10 +29,12 @@ class PredictorModule(OperatorModule):
     Attributes:
         task: what is predicted.
         classes: the labels of a classifier, in the order of columns; empty otherwise.
+        outputs: the labels of each output of a classifier of several outputs; its ``probabilities`` are side by side.
         answers: the methods of the source that this module has: "predict", "predict_proba", ...
     """
 
     task: Task = "regression"
+    outputs: tuple[tuple[object, ...], ...] = ()
 
     def __init__(self, *, classes: Sequence[object] = (), answers: Sequence[str] = ("predict",)) -> None:
         super().__init__()
@@ -75,9 +77,17 @@ class PredictorModule(OperatorModule):
             result = self.samples(scores)
         elif method == "transform":
             result = self.features(scores)
+        elif method == "labels" and self.classes:
+            result = scores.new_tensor(self.classes)[self.prediction(scores)]
         else:
             result = self.prediction(scores)
         return result.unsqueeze(1) if result.ndim == 1 else result
+
+    def side_by_side(self, scores: Tensor, methods: Sequence[str], *, dtype: torch.dtype) -> Tensor:
+        """Several answers as one table of floats, as they flow on within the graph."""
+        tables = [self.answer(scores, method) for method in methods]
+        tables = [table if table.is_floating_point() else table.to(dtype) for table in tables]
+        return tables[0] if len(tables) == 1 else torch.cat(tables, dim=1)
 
 
 class Regressor(PredictorModule):
