@@ -276,6 +276,8 @@ ENTRIES: tuple[Entry, ...] = (
             "NearestCentroid": "nearest_centroid",
         },
     ),
+    *_family("neural", "sklearn.neural_network", {"MLPClassifier": "mlp_classifier", "MLPRegressor": "mlp_regressor"}),
+    *_family("neural", "sklearn.dummy", {"DummyClassifier": "dummy_classifier", "DummyRegressor": "dummy_regressor"}),
 )
 
 COMBINERS: tuple[Entry, ...] = (
