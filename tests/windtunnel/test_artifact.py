@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from lightgbm import LGBMClassifier
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.artifact import GRAPH_FILE, TENSORS_FILE, load, save
 from mlsys_windtunnel.export.plain import Reader, Writer
@@ -102,6 +103,20 @@ def test_float32_and_nested_networks(tmp_path: Path):
     module = load(save(translate(source, dtype=torch.float32), tmp_path))
     assert module.dtype is torch.float32
     np.testing.assert_allclose(module.predict(x), source.predict(x), atol=1e-5)
+
+
+def test_trees_are_saved_and_their_tables_follow_a_state_dict(tmp_path: Path):
+    x = rng.normal(size=(120, 3))
+    source = LGBMClassifier(n_estimators=5, num_leaves=5, verbose=-1).fit(x, x[:, 0] > 0)
+    module = load(save(translate(source), tmp_path))
+    np.testing.assert_allclose(module.predict_proba(x), source.predict_proba(x), atol=1e-12)
+    state = module.state_dict()
+    state["network.operators.0.body.threshold"] += 0.5
+    original = translate(source)
+    for each in (module, original):
+        each.load_state_dict(state)
+    np.testing.assert_array_equal(module.predict_proba(x), original.predict_proba(x))
+    assert abs(module.predict_proba(x) - source.predict_proba(x)).max() > 0.01, "the tables were built anew"
 
 
 def test_foreign_operators_are_refused_by_name(tmp_path: Path):

@@ -13,14 +13,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from lightgbm import LGBMClassifier
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_windtunnel.export.onnx import export_onnx, load_onnx
 from mlsys_windtunnel.export.pt2 import HOST_FILE, export_pt2, load_pt2
 from mlsys_windtunnel.translate import translate
 from sklearn.compose import make_column_transformer
+from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClassifier, SGDOneClassSVM
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, QuantileTransformer, StandardScaler
 
 HAS_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
 needs_onnx = pytest.mark.skipif(not HAS_ONNX, reason="needs pip install 'mlsys-windtunnel[onnx]'")
@@ -73,6 +75,27 @@ def test_shapes_are_those_of_the_source(form: Any, estimator: Any, tmp_path: Pat
     got = getattr(file, method)(x)
     assert got.shape == expected.shape
     np.testing.assert_allclose(got, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        LGBMClassifier(n_estimators=7, num_leaves=6, min_child_samples=3, verbose=-1),
+        RandomForestClassifier(5, max_depth=6, random_state=0),
+        QuantileTransformer(n_quantiles=20),
+    ],
+)
+def test_trees_and_searches_export(form: Any, estimator: Any, tmp_path: Path):
+    suffix, export, load = form
+    x = FRAME[["a", "b"]].to_numpy()
+    source = estimator.fit(x, LABELS)
+    methods = ["predict", "predict_proba"] if hasattr(source, "predict") else ["transform"]
+    file = load(export(translate(source), tmp_path / f"m.{suffix}", methods=methods))
+    fresh = np.vstack([np.random.default_rng(1).normal(size=(300, 2)), x])  # x itself: ties at thresholds
+    for method in methods:
+        expected, got = getattr(source, method)(fresh), getattr(file, method)(fresh)
+        assert (got == expected).all() if method == "predict" else np.allclose(got, expected, rtol=0, atol=1e-12)
 
 
 def test_pt2_runs_on_torch_alone_in_a_fresh_process(source: Any, tmp_path: Path):

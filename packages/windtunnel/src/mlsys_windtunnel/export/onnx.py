@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import logging
 import warnings
@@ -16,6 +17,7 @@ from mlsys_core.errors import InvalidInputError, MissingDependencyError
 
 from mlsys_windtunnel.export import program
 from mlsys_windtunnel.module import WindTunnelModule
+from mlsys_windtunnel.modules.trees import Trees
 
 METADATA = "windtunnel"  # the key of the description in the model's metadata
 _INSTALL = "pip install 'mlsys-windtunnel[onnx]'"
@@ -46,14 +48,17 @@ def export_onnx(
         raise InvalidInputError(f"{path}: the name of an ONNX file ends in .onnx")
     for package in ("onnx", "onnxscript"):
         _require(package)
-    answers = program.Answers(module, methods)
+    from mlsys_windtunnel.export.onnx_functions import TRANSLATIONS
+
+    answers = program.Answers(_portable(module), methods)
     x = program.example(module, example_rows)
-    with program.evaluating(module), _quiet():
+    with program.tracing(answers), _quiet():
         try:
             exported = torch.onnx.export(
                 answers,
                 (x,),
                 dynamo=True,
+                custom_translation_table=TRANSLATIONS,
                 dynamic_shapes=({0: torch.export.Dim("rows")},),
                 input_names=[program.INPUT],
                 output_names=list(answers.names),
@@ -101,6 +106,15 @@ def _require(package: str) -> Any:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
         raise MissingDependencyError(f"ONNX needs the package {error.name}: {_INSTALL}") from error
+
+
+def _portable(module: WindTunnelModule) -> WindTunnelModule:
+    """A copy whose trees are walked: their other layout reads a mask's exponent, which ONNX cannot."""
+    copied = copy.deepcopy(module)
+    for part in copied.modules():
+        if isinstance(part, Trees):
+            part.use_layout("walk")
+    return copied
 
 
 @contextmanager

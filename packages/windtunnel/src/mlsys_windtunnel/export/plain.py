@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ ARRAY_KINDS = "biufUSmM"  # dtype kinds of numpy arrays and scalars that plain d
 INLINE_ITEMS = 32  # longer arrays of numbers go to the tensors, where there are any
 # What reading JSON that is no writer's work can raise, beside InvalidInputError.
 DAMAGE = (AttributeError, ImportError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
+_LOAD_HOOKS = "_load_state_dict_post_hooks"  # of which modules have their own: functions of their module
 _MODULE_FIELDS = frozenset(vars(nn.Module()))
 _TAG = "$"  # the key that tells a tagged value from a plain dictionary
 
@@ -88,10 +90,12 @@ class Writer:
 
     def _module(self, module: nn.Module, where: str) -> dict[str, Any]:
         state = _state(module)
-        hooks = [name for name in _MODULE_FIELDS if name.endswith("_hooks") and state.get(name)]
+        hooks = [name for name in _MODULE_FIELDS if name.endswith("_hooks") and state.get(name) and name != _LOAD_HOOKS]
         if hooks:
             raise InvalidInputError(f"{where or 'the module'} has hooks ({', '.join(hooks)}), which cannot be saved")
         written: dict[str, Any] = {_TAG: "module", "class": self._class(type(module), where)}
+        if state[_LOAD_HOOKS]:
+            written["load_hooks"] = [self._class(hook, where) for hook in state[_LOAD_HOOKS].values()]
         for kind, part in (("parameters", module._parameters), ("buffers", module._buffers)):
             if part:
                 written[kind] = {name: self.write(tensor, _join(where, name)) for name, tensor in part.items()}
@@ -132,8 +136,9 @@ class Writer:
         items = self.write(flat.tolist(), where)
         return {_TAG: kind, "dtype": array.dtype.str, "shape": list(array.shape), "items": items}
 
-    def _class(self, cls: type, where: str) -> str:
-        path = f"torch.nn:{cls.__name__}" if CONTAINERS.get(f"torch.nn:{cls.__name__}") is cls else class_path(cls)
+    def _class(self, cls: Any, where: str) -> str:
+        """The path of a class, or of a function."""
+        path = next((path for path, container in CONTAINERS.items() if container is cls), class_path(cls))
         if path not in CONTAINERS and not _is_allowed(cls.__module__, self._packages):
             raise InvalidInputError(
                 f"{where or 'the value'} is a {path}, which cannot be saved as plain data; only WindTunnel's own "
@@ -197,6 +202,8 @@ class Reader:
         for name, part in written.get("modules", {}).items():
             module.add_module(name, self.read(part))
         _fill(module, self.read(written.get("state", {})))
+        for path in written.get("load_hooks", ()):
+            module.register_load_state_dict_post_hook(self._own(path, FunctionType))  # type: ignore[no-untyped-call]
         return module
 
     def _object(self, written: dict[str, Any]) -> Any:
@@ -236,8 +243,13 @@ class Reader:
         return array.reshape(written["shape"])
 
     def _class(self, path: str, base: type) -> Any:
-        if path in CONTAINERS:
-            return CONTAINERS[path]
+        cls: type = CONTAINERS.get(path) or self._own(path, type)
+        if not issubclass(cls, base):
+            raise InvalidInputError(f"{path!r} is not what is needed here: a {base.__name__}")
+        return cls
+
+    def _own(self, path: str, kind: type) -> Any:
+        """What an allowed module defines under this path, a class or a function."""
         module_name, _, name = path.partition(":")
         if not _is_allowed(module_name, self._packages):
             raise InvalidInputError(
@@ -245,16 +257,16 @@ class Reader:
                 "packages=(...)"
             )
         try:
-            cls = getattr(importlib.import_module(module_name), name)
+            found = getattr(importlib.import_module(module_name), name)
         except (ImportError, AttributeError) as error:
             raise InvalidInputError(f"there is no class {path!r} in this version ({error})") from error
-        if not isinstance(cls, type) or class_path(cls) != path or not issubclass(cls, base):
-            raise InvalidInputError(f"{path!r} is not what is needed here: a {base.__name__}")
-        return cls
+        if not isinstance(found, kind) or class_path(found) != path:
+            raise InvalidInputError(f"{path!r} is not what is needed here: a {kind.__name__}")
+        return found
 
 
-def class_path(cls: type) -> str:
-    """``"package.module:Class"``."""
+def class_path(cls: Any) -> str:
+    """``"package.module:Name"`` of a class or a function."""
     return f"{cls.__module__}:{cls.__qualname__}"
 
 

@@ -74,12 +74,13 @@ def _decision(module: WindTunnelModule) -> list[str]:
 
 
 @contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """In evaluation mode within the context."""
+def tracing(module: nn.Module) -> Iterator[None]:
+    """Within the context the module is in evaluation mode and computes as for inference: in the sources' order."""
     was_training = module.training
     module.eval()
     try:
-        yield
+        with torch.no_grad():
+            yield
     finally:
         module.train(was_training)
 
@@ -192,5 +193,6 @@ def restore(description: str, program: Program, path: Path) -> ExportedPipeline:
 
 def export_error(error: Exception, kind: str) -> MlsysError:
     """One line for what torch's exporters raise."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = str(error).partition("## Exception summary")[2] or str(error)  # torch's ONNX exporter tells the cause there
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return MlsysError(f"the network cannot be exported to {kind}: {lines[0] if lines else type(error).__name__}")

@@ -50,17 +50,26 @@ def export_pt2(
     answers = program.Answers(module, methods)
     traced = module if methods is None else answers
     x = program.example(module, example_rows)
-    with program.evaluating(module), warnings.catch_warnings():
+    with program.tracing(module), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch's own making
         try:
             exported = torch.export.export(traced, (x,), dynamic_shapes=({0: torch.export.Dim("rows")},))
         except Exception as error:  # torch.export raises of many kinds
             raise program.export_error(error, ".pt2") from error
+    _own_empty_tensors(exported)
     try:
         torch.export.save(exported, path, extra_files={HOST_FILE: program.describe(module, answers.names)})
     except (OSError, RuntimeError) as error:
         raise InvalidInputError(f"{path} cannot be written: {error}") from error
     return path
+
+
+def _own_empty_tensors(exported: torch.export.ExportedProgram) -> None:
+    """Give tensors without elements strides of torch's own: saving fails on numpy's."""
+    for tensors in (exported.state_dict, exported.constants):
+        for name, tensor in tensors.items():
+            if isinstance(tensor, torch.Tensor) and not tensor.numel():
+                tensors[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
 def load_pt2(path: Path | str) -> program.ExportedPipeline:
