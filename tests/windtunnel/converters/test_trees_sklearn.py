@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 import scipy.sparse
 import torch
-from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.modules.trees import Trees
 from mlsys_windtunnel.translate import translate
 from sklearn.ensemble import (
@@ -128,10 +127,25 @@ def test_deep_forests_of_many_leaves(same_answers):
     same_answers(source, rng.normal(size=(500, 4)))
 
 
-def test_several_outputs_of_a_classifier_are_refused_by_name(x):
-    source = RandomForestClassifier(3).fit(x, (x[:, :2] > 0).astype(int))
-    with pytest.raises(InvalidInputError, match="RandomForestClassifier"):
-        translate(source)
+@pytest.mark.parametrize("kind", CLASSIFIERS)
+@pytest.mark.parametrize("names", [["a", "b", "c"], [5, 3]])
+def test_classifiers_of_several_outputs(x, fresh, kind, names):
+    """The first output has two or three classes, the second always two, the third one."""
+    y = np.column_stack([_labels(x, names), _labels(-x, names[:2]), np.full(300, names[0])])
+    source = _made(kind, max_depth=4).fit(x, y)
+    module = translate(source)
+    assert (module.predict(fresh) == source.predict(fresh)).all()
+    assert module.predict(fresh).dtype.kind == np.asarray(names).dtype.kind
+    with np.errstate(divide="ignore"):
+        for method in ("predict_proba", "predict_log_proba"):
+            expected = getattr(source, method)(fresh)
+            got = getattr(module, method)(fresh)
+            assert [part.shape for part in got] == [part.shape for part in expected]
+            for part, wanted in zip(got, expected, strict=True):
+                np.testing.assert_allclose(part, wanted, atol=1e-12)
+    module(torch.from_numpy(fresh)).square().sum().backward()
+    trees = next(part for part in module.modules() if isinstance(part, Trees))
+    assert trees.leaf_value.grad.abs().sum() > 0
 
 
 def test_a_forest_in_a_pipeline_is_loaded_without_scikit_learn(tmp_path, x, fresh):

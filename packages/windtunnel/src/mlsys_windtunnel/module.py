@@ -120,7 +120,8 @@ class WindTunnelModule(nn.Module):
 
             return predict
         ends = np.cumsum([len(labels) for labels in outputs])[:-1]
-        return lambda x: np.split(self._run(x, predictor.probabilities), ends, axis=1)
+        convert = predictor.log_probabilities if name == "predict_log_proba" else predictor.probabilities
+        return lambda x: np.split(self._run(x, convert), ends, axis=1)
 
     def _run(self, x: Table, convert: Callable[[Tensor], Tensor]) -> npt.NDArray[Any]:
         """Encode, run in chunks without gradients, convert, and join."""

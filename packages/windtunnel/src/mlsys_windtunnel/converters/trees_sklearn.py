@@ -13,7 +13,7 @@ import numpy.typing as npt
 from mlsys_windtunnel.converters.linear import class_labels
 from mlsys_windtunnel.modules.base import OperatorModule, Regressor
 from mlsys_windtunnel.modules.tree_ensemble import Tree, join_trees
-from mlsys_windtunnel.modules.tree_heads import TreeClassifier
+from mlsys_windtunnel.modules.tree_heads import TreeClassifier, TreeOutputs
 from mlsys_windtunnel.modules.trees import Trees
 
 PROBABILISTIC = ("predict", "predict_proba", "predict_log_proba")
@@ -34,9 +34,11 @@ def tree_of(estimator: Any, value: npt.ArrayLike | None = None) -> Tree:
 
 
 def leaf_values(estimator: Any) -> npt.NDArray[np.float64]:
-    """Of a tree's nodes: the share of each class, or the value of each output; ``[nodes, classes or outputs]``."""
-    values: npt.NDArray[np.float64] = estimator.tree_.value
-    return values[:, :, 0] if values.shape[2] == 1 and not hasattr(estimator, "classes_") else values[:, 0, :]
+    """Of a tree's nodes: the shares of each output's classes side by side, or the values of outputs; ``[nodes, k]``."""
+    values: npt.NDArray[np.float64] = estimator.tree_.value  # [nodes, outputs, most classes]
+    if not hasattr(estimator, "classes_"):
+        return values[:, :, 0]
+    return np.concatenate([values[:, output, :count] for output, count in enumerate(np.ravel(estimator.n_classes_))], 1)
 
 
 def tree_regressor(estimator: Any) -> OperatorModule:
@@ -49,30 +51,31 @@ def forest_regressor(estimator: Any) -> OperatorModule:
     return _regressor(estimator.estimators_, estimator)
 
 
-def tree_classifier(estimator: Any) -> OperatorModule | None:
-    """One tree; several outputs at once are declined."""
+def tree_classifier(estimator: Any) -> OperatorModule:
+    """One tree, one or several outputs."""
     return _classifier([estimator], estimator)
 
 
-def forest_classifier(estimator: Any) -> OperatorModule | None:
-    """The mean of trees' probabilities; several outputs at once are declined."""
+def forest_classifier(estimator: Any) -> OperatorModule:
+    """The mean of trees' probabilities."""
     return _classifier(estimator.estimators_, estimator)
 
 
 def _regressor(members: Any, estimator: Any) -> OperatorModule:
-    trees = [tree_of(member) for member in members]
-    ensemble = join_trees(trees, num_features=estimator.n_features_in_, rounds_to_float32=True)
-    return Regressor(Trees(ensemble, divisor=len(trees)))
+    return Regressor(_mean(members, estimator))
 
 
-def _classifier(members: Any, estimator: Any) -> OperatorModule | None:
+def _classifier(members: Any, estimator: Any) -> OperatorModule:
+    trees = _mean(members, estimator)
     if estimator.n_outputs_ > 1:
-        return None
+        return TreeOutputs(
+            trees, outputs=[class_labels(labels) for labels in estimator.classes_], answers=PROBABILISTIC
+        )
+    classes = class_labels(estimator.classes_)
+    return TreeClassifier(trees, classes=classes, link="identity", answers=PROBABILISTIC)
+
+
+def _mean(members: Any, estimator: Any) -> Trees:
     trees = [tree_of(member) for member in members]
     ensemble = join_trees(trees, num_features=estimator.n_features_in_, rounds_to_float32=True)
-    return TreeClassifier(
-        Trees(ensemble, divisor=len(trees)),
-        classes=class_labels(estimator.classes_),
-        link="identity",
-        answers=PROBABILISTIC,
-    )
+    return Trees(ensemble, divisor=len(trees))

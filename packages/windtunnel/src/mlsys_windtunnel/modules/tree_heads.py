@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from mlsys_windtunnel.modules.base import Classifier, Link, OperatorModule
+from mlsys_windtunnel.modules.base import Classifier, Link, OperatorModule, PredictorModule, Task
 from mlsys_windtunnel.modules.trees import Trees
 
 Decision = Literal["positive", "non-negative", "likeliest"]
@@ -70,6 +70,37 @@ class TreeClassifier(Classifier):
         if self.decides == "non-negative" and scores.shape[1] == 1:
             return (scores.squeeze(1) >= 0).long()
         return super().prediction(scores)
+
+
+class TreeOutputs(PredictorModule):
+    """Classifiers of several targets in the same trees: a leaf holds the shares of all targets' classes, side by side.
+
+    Args:
+        trees: ``[rows, classes of all outputs]`` probabilities.
+        outputs: The labels of each target.
+        answers: The methods of the source.
+    """
+
+    task: Task = "multilabel"
+
+    def __init__(self, trees: Trees, *, outputs: Sequence[Sequence[object]], answers: Sequence[str]) -> None:
+        super().__init__(answers=answers)
+        self.trees = trees
+        self.outputs = tuple(tuple(labels) for labels in outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        scores: Tensor = self.trees(x)
+        return scores
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """As they are."""
+        return scores
+
+    def prediction(self, scores: Tensor) -> Tensor:
+        """Class indices, ``[rows, outputs]`` int64."""
+        each = torch.split(scores, [len(labels) for labels in self.outputs], dim=1)
+        return torch.stack([part.argmax(dim=1) for part in each], dim=1)
 
 
 class Mapped(OperatorModule):
