@@ -34,6 +34,15 @@ SHAPE: dict[str, Any] = TOKENS | {
     "max_position_embeddings": 128,
     "initializer_range": 0.2,
 }
+GPT2: dict[str, Any] = TOKENS | {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128, "initializer_range": 0.2}
+OPT: dict[str, Any] = SHAPE | {"ffn_dim": 112, "init_std": 0.2}
+GEMMA2: dict[str, Any] = SHAPE | {
+    "head_dim": 32,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 8,
+    "attn_logit_softcapping": 4.0,
+    "final_logit_softcapping": 6.0,
+}
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,45 @@ CASES = {
         "Qwen2",
         SHAPE | {"tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
     ),
+    "gpt2": Case("GPT2", GPT2),
+    "gpt2-untied": Case(
+        "GPT2",
+        GPT2
+        | {"n_inner": 96, "activation_function": "relu", "scale_attn_weights": False, "tie_word_embeddings": False},
+    ),
+    "qwen3": Case("Qwen3", SHAPE | {"head_dim": 32}),
+    "qwen3-biases": Case("Qwen3", SHAPE | {"head_dim": 8, "attention_bias": True, "tie_word_embeddings": True}),
+    "gpt-neox": Case("GPTNeoX", SHAPE),
+    "gpt-neox-sequential": Case(
+        "GPTNeoX",
+        SHAPE
+        | {"use_parallel_residual": False, "attention_bias": False}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}},
+    ),
+    "opt": Case("OPT", OPT),
+    "opt-post-norm": Case("OPT", OPT | {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
+    "opt-bare": Case(
+        "OPT",
+        OPT
+        | {"enable_bias": False, "layer_norm_elementwise_affine": False, "_remove_final_layer_norm": True}
+        | {"activation_function": "gelu", "tie_word_embeddings": False},
+    ),
+    "phi3": Case("Phi3", SHAPE | {"sliding_window": 10}),
+    "phi3-partial": Case(
+        "Phi3",
+        SHAPE | {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.75}},
+    ),
+    "mixtral": Case("Mixtral", SHAPE | {"num_local_experts": 5}),
+    "mixtral-one-expert": Case(
+        "Mixtral", SHAPE | {"num_local_experts": 4, "num_experts_per_tok": 1, "sliding_window": 12}
+    ),
+    "gemma2": Case("Gemma2", GEMMA2),
+    "gemma2-uncapped": Case(
+        "Gemma2",
+        GEMMA2
+        | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "tie_word_embeddings": False}
+        | {"layer_types": ["full_attention", "full_attention", "sliding_attention"]},
+    ),
     "mistral-window": Case("Mistral", SHAPE | {"sliding_window": 11}),
 }
 
@@ -63,7 +111,7 @@ def write_checkpoint(path: Path, case: Case) -> Any:
     torch.manual_seed(5)
     config = getattr(transformers, f"{case.family}Config")(**case.config)
     config._attn_implementation = "eager"  # the others leave soft caps out
-    model = getattr(transformers, f"{case.family}ForCausalLM")(config).eval()
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:  # norms are ones and biases zeros otherwise

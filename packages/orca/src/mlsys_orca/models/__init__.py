@@ -15,9 +15,17 @@ if TYPE_CHECKING:
 
 # What a file calls its architecture (GGUF general.architecture, config.json model_type) -> the family that runs it.
 ARCHITECTURES: dict[str, str] = {
+    "gemma2": "mlsys_orca.models.gemma2:FAMILY",
+    "gpt2": "mlsys_orca.models.gpt2:FAMILY",
+    "gpt_neox": "mlsys_orca.models.gpt_neox:FAMILY",
+    "gptneox": "mlsys_orca.models.gpt_neox:FAMILY",
     "llama": "mlsys_orca.models.llama:FAMILY",
     "mistral": "mlsys_orca.models.mistral:FAMILY",
+    "mixtral": "mlsys_orca.models.mixtral:FAMILY",
+    "opt": "mlsys_orca.models.opt:FAMILY",
+    "phi3": "mlsys_orca.models.phi3:FAMILY",
     "qwen2": "mlsys_orca.models.qwen2:FAMILY",
+    "qwen3": "mlsys_orca.models.qwen3:FAMILY",
 }
 
 

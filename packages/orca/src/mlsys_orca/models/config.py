@@ -37,6 +37,7 @@ class ModelConfig:
     head_dim: int  # features per head, even
     max_positions: int  # tokens of context the model was made for
     norm_eps: float  # added to the mean square (RMSNorm) or the variance (LayerNorm)
+    norm_affine: bool = True  # LayerNorm scales and shifts
     activation: str = "silu"  # of the MLP; a name of layers.ACTIVATIONS
     tied_embeddings: bool = False  # the output projection is the embedding table
 

@@ -7,6 +7,7 @@ Between :class:`~mlsys_orca.loading.weights.WeightReader`, which knows names and
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,13 +115,30 @@ class OperatorReader:
         return RMSNorm(weight + 1 if one_plus else weight, eps=self._eps, dtype=self.dtype)
 
     def layer_norm(
-        self, role: str, size: int, *, at: tuple[int, ...] = (), dtype: torch.dtype | None = None
+        self,
+        role: str,
+        size: int,
+        *,
+        at: tuple[int, ...] = (),
+        affine: bool = True,
+        dtype: torch.dtype | None = None,
     ) -> LayerNorm:
-        """The norm of that role, with its bias; ``dtype`` of what it gives, None: that of products."""
+        """The norm of that role.
+
+        Args:
+            role: A key of the stems.
+            size: Features of a row.
+            at: The layer's number.
+            affine: Whether the file has a weight and a bias for it.
+            dtype: Of what it gives; None: that of products.
+        """
+        options: dict[str, Any] = {"hidden_size": size, "eps": self._eps, "dtype": dtype or self.dtype}
+        if not affine:
+            return LayerNorm(None, None, **options)
         weight = self.tensor(role, (size,), at=at, dtype=torch.float32)
         bias = torch.empty_like(weight)
         self._reader.read_into(self._name(role, at, "bias"), bias)
-        return LayerNorm(weight, bias, hidden_size=size, eps=self._eps, dtype=dtype or self.dtype)
+        return LayerNorm(weight, bias, **options)
 
     def head(self, table: Tensor, *, tied: bool) -> Linear:
         """The vocabulary projection, of the embedding table's shape.

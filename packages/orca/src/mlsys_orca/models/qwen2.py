@@ -11,7 +11,7 @@ from mlsys_orca.models.gguf_config import GgufFields, config_from_gguf
 from mlsys_orca.models.huggingface_config import config_from_huggingface, windows_from_huggingface
 from mlsys_orca.models.llama import STEMS, build
 
-_DEFAULTS = {"max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28}
+DEFAULTS = {"max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28}
 
 
 def windows(raw: Mapping[str, Any]) -> tuple[int | None, ...] | None:
@@ -21,7 +21,7 @@ def windows(raw: Mapping[str, Any]) -> tuple[int | None, ...] | None:
 
 
 def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
-    raw = _DEFAULTS | dict(raw)
+    raw = DEFAULTS | dict(raw)
     return config_from_huggingface(raw, "qwen2", windows=windows(raw), qkv_bias=True, output_bias=False)
 
 
