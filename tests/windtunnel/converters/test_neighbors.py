@@ -132,9 +132,15 @@ def test_what_is_not_known_is_refused(options):
             translate(source.fit(X, LABELS["four"]))
 
 
-def test_several_outputs_of_classes_are_refused():
-    with pytest.raises(InvalidInputError, match="KNeighborsClassifier"):
-        translate(KNeighborsClassifier().fit(X, np.stack([LABELS["two"], LABELS["three"]], axis=1)))
+@pytest.mark.parametrize("options", OPTIONS[:4], ids=str)
+def test_votes_on_several_outputs(options):
+    source = KNeighborsClassifier(**options).fit(X, np.stack([LABELS["two"], LABELS["three"]], axis=1))
+    module = translate(source)
+    assert (module.predict(FRESH) == source.predict(FRESH)).all()
+    for got, expected in zip(module.predict_proba(FRESH), source.predict_proba(FRESH), strict=True):
+        np.testing.assert_allclose(got, expected, atol=1e-9)
+    assert (module(torch.from_numpy(FRESH)).detach().numpy() > 0).any()
+    assert not hasattr(module, "predict_log_proba")
 
 
 @pytest.mark.parametrize("labels", ["two", "three", "four", "even"])

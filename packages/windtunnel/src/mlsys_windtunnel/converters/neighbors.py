@@ -13,19 +13,21 @@ import numpy.typing as npt
 
 from mlsys_windtunnel.converters.linear import PROBABILISTIC, class_labels
 from mlsys_windtunnel.modules.base import Classifier, OperatorModule, Regressor
-from mlsys_windtunnel.modules.neighbors import NearestCentroid, NeighborAverage
+from mlsys_windtunnel.modules.neighbors import NearestCentroid, NeighborAverage, OutputVotes
 
 POWERS = {"euclidean": 2.0, "l2": 2.0, "manhattan": 1.0, "l1": 1.0, "cityblock": 1.0, "chebyshev": np.inf}
 
 
 def k_neighbors_classifier(estimator: Any) -> OperatorModule | None:
-    """Votes of the neighbours; several outputs decline."""
-    if estimator.outputs_2d_:
-        return None
-    votes = np.eye(len(estimator.classes_))[estimator._y]
-    body = _average(estimator, votes)
+    """Votes of the neighbours, for each output where there are several."""
+    outputs = estimator.classes_ if estimator.outputs_2d_ else [estimator.classes_]
+    codes = estimator._y.reshape(len(estimator._y), len(outputs)).T
+    votes = [np.eye(len(labels))[places] for labels, places in zip(outputs, codes, strict=True)]
+    body = _average(estimator, np.concatenate(votes, axis=1))
     if body is None:
         return None
+    if estimator.outputs_2d_:
+        return OutputVotes(body, outputs=[class_labels(labels) for labels in outputs])
     return Classifier(
         body, classes=class_labels(estimator.classes_), link="identity", answers=("predict", "predict_proba")
     )

@@ -93,6 +93,36 @@ class NeighborAverage(nn.Module):
         return (values * weights.unsqueeze(2)).sum(dim=1) / weights.sum(dim=1, keepdim=True)
 
 
+class OutputVotes(PredictorModule):
+    """A classifier of several outputs, whose scores are each output's probabilities side by side.
+
+    Args:
+        body: Tables in, ``[rows, sum of classes]`` out.
+        outputs: The labels of each output.
+    """
+
+    task: Task = "classification"
+
+    def __init__(self, body: nn.Module, *, outputs: Sequence[Sequence[object]]) -> None:
+        super().__init__(answers=("predict", "predict_proba"))
+        self.body = body
+        self.outputs = tuple(tuple(labels) for labels in outputs)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """``[rows, sum of classes]``."""
+        scores: Tensor = self.body(*inputs)
+        return scores
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """``[rows, sum of classes]``."""
+        return scores
+
+    def prediction(self, scores: Tensor) -> Tensor:
+        """Class indices, ``[rows, outputs]`` int64."""
+        each = torch.split(scores, [len(labels) for labels in self.outputs], dim=1)
+        return torch.stack([votes.argmax(dim=1) for votes in each], dim=1)
+
+
 class NearestCentroid(PredictorModule):
     """Classes by their centroids: Hastie et al., Elements of Statistical Learning, equation 18.2.
 
