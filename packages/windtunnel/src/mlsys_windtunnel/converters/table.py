@@ -278,6 +278,14 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     *_family("neural", "sklearn.neural_network", {"MLPClassifier": "mlp_classifier", "MLPRegressor": "mlp_regressor"}),
     *_family("neural", "sklearn.dummy", {"DummyClassifier": "dummy_classifier", "DummyRegressor": "dummy_regressor"}),
+    *_family("kernel_regression", "sklearn.kernel_ridge", {"KernelRidge": "kernel_ridge"}),
+    *_family(
+        "kernel_regression",
+        "sklearn.gaussian_process",
+        {
+            "GaussianProcessRegressor": "gaussian_process_regressor",
+        },
+    ),
 )
 
 COMBINERS: tuple[Entry, ...] = (
