@@ -12,6 +12,8 @@ import skops.io
 from lightgbm import LGBMClassifier
 from mlsys_core.cli.main import run
 from sklearn.compose import make_column_transformer
+from sklearn.ensemble import VotingClassifier
+from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -46,6 +48,24 @@ def test_json(file: Path, capsys: pytest.CaptureFixture[str]):
     assert report["output"] == report["operators"][-1]["name"] == "lgbmclassifier"
     booster = joblib.load(file)[-1].booster_
     assert report["operators"][-1]["leaves"] == booster.trees_to_dataframe()["left_child"].isna().sum()
+
+
+def test_members_of_a_meta_estimator_are_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    parts = [("line", LogisticRegression()), ("wide", make_pipeline(StandardScaler(), LogisticRegression()))]
+    joblib.dump(VotingClassifier(parts, voting="soft").fit(X, y), tmp_path / "vote.joblib")
+    assert run(["windtunnel", "inspect", str(tmp_path / "vote.joblib"), "--trust", "--json"]) == 0
+    operators = json.loads(capsys.readouterr().out)["operators"]
+    assert [operator["name"] for operator in operators] == [
+        "line",
+        "wide/standardscaler",
+        "wide/logisticregression",
+        "votingclassifier",
+    ]
+    assert operators[-1]["kind"] == "combine"
+    assert operators[-1]["inputs"] == ["line", "wide/logisticregression"]
+    assert [operator["methods"] for operator in operators] == [["predict_proba"], [], ["predict_proba"], []]
+    assert run(["windtunnel", "inspect", str(tmp_path / "vote.joblib"), "--trust"]) == 0
+    assert "4 operators, 17 parameters" in capsys.readouterr().out, "a member's parameters are counted once"
 
 
 def test_errors_are_one_line(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

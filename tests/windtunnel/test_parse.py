@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,15 @@ from lightgbm import LGBMClassifier
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel import Kind, PipelineGraph, parse_pipeline
 from numpy.typing import NDArray
-from sklearn.compose import ColumnTransformer
+from sklearn.compose import ColumnTransformer, make_column_selector
 from sklearn.decomposition import PCA
-from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.ensemble import BaggingClassifier, StackingClassifier
+from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClassifier
 from sklearn.model_selection import GridSearchCV
+from sklearn.multioutput import RegressorChain
 from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, MinMaxScaler, OneHotEncoder, PolynomialFeatures, StandardScaler
+from sklearn.svm import LinearSVC
 
 ROWS = 60
 
@@ -161,6 +165,88 @@ def test_a_parameter_search_is_its_best_pipeline(table: pd.DataFrame, target: ND
     graph = parse_pipeline(search)
     assert [operator.name for operator in graph.operators] == ["scale", "model"]
     np.testing.assert_allclose(run_graph(graph, table[["age", "fare"]]), search.predict_proba(table[["age", "fare"]]))
+
+
+def test_a_stack_is_its_members_their_join_and_the_final_estimator(table: pd.DataFrame, target: NDArray[np.int64]):
+    bagging = BaggingClassifier(LogisticRegression(), n_estimators=2, max_features=2, random_state=0)
+    search = GridSearchCV(bagging, {"estimator__C": [1.0]}, cv=2)
+    stack = StackingClassifier([("bag", search), ("margin", LinearSVC())], RidgeClassifier(), passthrough=True, cv=2)
+    fitted = Pipeline([("scale", StandardScaler()), ("stack", stack)]).fit(table[["age", "fare", "speed"]], target)
+    graph = parse_pipeline(fitted)
+    described = [
+        (operator.name, operator.kind.value, [value.name for value in operator.inputs], operator.output.width)
+        for operator in graph.operators
+    ]
+    assert described == [
+        ("scale", "transform", ["input"], 3),
+        ("stack/bag/0/select", "select", ["scale"], 2),
+        ("stack/bag/0", "predict", ["stack/bag/0/select"], 3),
+        ("stack/bag/1/select", "select", ["scale"], 2),
+        ("stack/bag/1", "predict", ["stack/bag/1/select"], 3),
+        ("stack/bag", "combine", ["stack/bag/0", "stack/bag/1"], 2),
+        ("stack/bag/select", "select", ["stack/bag"], 1),
+        ("stack/margin", "predict", ["scale"], 1),
+        ("stack/concatenate", "concatenate", ["stack/bag/select", "stack/margin", "scale"], 5),
+        ("stack/final_estimator", "predict", ["stack/concatenate"], 2),
+        ("stack", "combine", ["stack/final_estimator"], 1),
+    ]
+    methods = {operator.name: operator.methods for operator in graph.operators if operator.methods}
+    assert methods == {
+        "stack/bag/0": ("predict_proba", "decision_function"),
+        "stack/bag/1": ("predict_proba", "decision_function"),
+        "stack/bag": ("predict_proba",),
+        "stack/margin": ("decision_function",),
+        "stack/final_estimator": ("predict", "decision_function"),
+    }
+
+
+def test_each_link_of_a_chain_reads_the_answers_before_it(table: pd.DataFrame, target: NDArray[np.int64]):
+    targets = np.column_stack([target, 1 - target, target])
+    fitted = RegressorChain(LinearRegression(), order=[2, 0, 1]).fit(table[["age", "fare"]], targets)
+    graph = parse_pipeline(fitted)
+    reads = {operator.name: [value.name for value in operator.inputs] for operator in graph.operators}
+    assert reads["2/concatenate"] == ["select", "0", "1"]
+    assert reads["regressorchain"] == ["1", "2", "0"], "in the order of targets"
+    assert graph.operators[0].drops_names, "the links were fitted on an array"
+
+
+def test_a_step_called_input_is_not_the_input(table: pd.DataFrame, target: NDArray[np.int64]):
+    fitted = Pipeline([("input", StandardScaler()), ("model", LogisticRegression())])
+    graph = parse_pipeline(fitted.fit(table[["age", "fare"]], target))
+    assert [value.name for value in graph.operators[0].inputs] == ["input"]
+    assert graph.operators[0].output.name == "input-2"
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        [("a", StandardScaler(), slice("age", "fare"))],
+        [("a", StandardScaler(), [True, False, True, False, False])],
+        [("a", StandardScaler(), lambda frame: [name for name in frame if frame[name].dtype == float][:2])],
+        [("a", MinMaxScaler(), make_column_selector("^[af]", dtype_include=float)), ("b", OneHotEncoder(), ["port"])],
+        [("a", StandardScaler(), [-5]), ("b", "passthrough", np.array([2])), ("c", "drop", ["fare"])],
+    ],
+    ids=["slice", "mask", "callable", "selector", "place"],
+)
+@pytest.mark.parametrize("remainder", ["drop", OneHotEncoder(sparse_output=False)], ids=["drop", "one-hot"])
+def test_columns_however_they_are_chosen(table: pd.DataFrame, columns: Any, remainder: Any):
+    fitted = ColumnTransformer(columns, remainder=remainder, sparse_threshold=0).fit(table)
+    np.testing.assert_allclose(run_graph(parse_pipeline(fitted), table), fitted.transform(table))
+
+
+def test_a_union_with_parts_dropped_and_passed_through(table: pd.DataFrame):
+    numbers = table[["age", "fare"]].to_numpy()
+    fitted = FeatureUnion([("gone", PCA(1)), ("same", "passthrough"), ("scaled", StandardScaler())])
+    fitted.set_params(gone="drop").fit(numbers)
+    np.testing.assert_allclose(run_graph(parse_pipeline(fitted), numbers), fitted.transform(numbers))
+
+
+def test_a_pipeline_with_a_memory_is_what_was_fitted(tmp_path: Path, table: pd.DataFrame, target: NDArray[np.int64]):
+    steps = [("scale", StandardScaler()), ("pca", PCA(1)), ("model", LogisticRegression())]
+    fitted = Pipeline(steps, memory=str(tmp_path)).fit(table[["age", "fare"]], target)
+    assert not hasattr(steps[0][1], "mean_"), "a cached step is a clone"
+    graph = parse_pipeline(fitted)
+    np.testing.assert_allclose(run_graph(graph, table[["age", "fare"]]), fitted.predict_proba(table[["age", "fare"]]))
 
 
 def test_a_single_estimator_is_one_operator(table: pd.DataFrame, target: NDArray[np.int64]):
