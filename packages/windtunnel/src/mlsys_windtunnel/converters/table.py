@@ -163,6 +163,17 @@ ENTRIES: tuple[Entry, ...] = (
         {"LGBMClassifier": "lgbm_classifier", "LGBMRanker": "lgbm_regressor", "LGBMRegressor": "lgbm_regressor"},
     ),
     *_family(
+        "xgboost",
+        "xgboost.sklearn",
+        {
+            "XGBClassifier": "xgb_classifier",
+            "XGBRanker": "xgb_regressor",
+            "XGBRFClassifier": "xgb_classifier",
+            "XGBRFRegressor": "xgb_regressor",
+            "XGBRegressor": "xgb_regressor",
+        },
+    ),
+    *_family(
         "trees_boosted",
         "sklearn.ensemble",
         {
