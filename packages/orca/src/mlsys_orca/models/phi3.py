@@ -37,7 +37,7 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def _from_gguf(fields: GgufFields) -> ModelConfig:
-    window = fields.get("attention.sliding_window", 0)
+    window = fields.get("attention.sliding_window")  # 0: none; files that do not say are too old to tell
     return config_from_gguf(
         fields,
         implements=frozenset({"attention.sliding_window"}),

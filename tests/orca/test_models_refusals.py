@@ -1,0 +1,120 @@
+"""What each family's configuration may ask for that is not implemented is refused by name, before weights are read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlsys_core.errors import InvalidInputError
+from mlsys_orca.loading.load import load_model
+from mlsys_orca.models import model_family
+from mlsys_orca.models.gguf_config import GgufFields
+
+SHAPE: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 260,
+}
+GPT2: dict[str, Any] = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 260}
+OPT: dict[str, Any] = SHAPE | {"ffn_dim": 96}
+LONG = {"rope_type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "raw", "message"),
+    [
+        ("gpt2", SHAPE, "lacks n_embd, n_layer, n_head"),
+        ("gpt2", GPT2 | {"scale_attn_by_inverse_layer_idx": True}, "scaled by the layer's number"),
+        ("gpt2", GPT2 | {"add_cross_attention": True}, "over an encoder's states"),
+        ("gpt2", GPT2 | {"activation_function": "mish"}, "activation 'mish'"),
+        ("opt", SHAPE, "lacks ffn_dim"),
+        ("opt", OPT | {"activation_function": "tanh"}, "activation 'tanh'"),
+        ("opt", OPT | {"quantization_config": {"bits": 8}}, "quantised by other tools"),
+        ("gpt_neox", SHAPE | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "scaling 'dynamic'"),
+        ("gpt_neox", SHAPE | {"rotary_pct": 0.2}, "rotary part of a head is 3"),
+        ("phi3", SHAPE | {"rope_parameters": LONG}, "scaling 'longrope'"),
+        ("phi3", SHAPE | {"rope_scaling": {"type": "su"}}, "scaling 'su'"),
+        ("qwen2", SHAPE | {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "scaling 'yarn'"),
+        ("qwen3", SHAPE | {"layer_types": ["linear_attention"] * 2}, "type 'linear_attention'"),
+        ("mixtral", SHAPE | {"num_local_experts": 2, "num_experts_per_tok": 3}, "3 of 2 experts"),
+        ("mixtral", SHAPE | {"num_local_experts": "all"}, "lacks num_local_experts"),
+        ("gemma2", SHAPE | {"use_bidirectional_attention": True}, "later tokens"),
+        ("gemma2", SHAPE | {"sliding_window": None, "layer_types": ["sliding_attention"] * 2}, "no sliding_window"),
+        ("gemma2", SHAPE | {"hidden_activation": "quick_gelu"}, "activation 'quick_gelu'"),
+    ],
+)
+def test_a_directory_is_refused_before_its_weights_are_looked_for(
+    tmp_path: Path, architecture: str, raw: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"model_type": architecture}))  # and nothing else
+    with pytest.raises(InvalidInputError, match=message):
+        load_model(tmp_path)
+
+
+def test_neutral_values_are_not_refused() -> None:
+    read = model_family("gpt2").from_huggingface
+    config = read(GPT2 | {"scale_attn_by_inverse_layer_idx": False, "quantization_config": None})
+    assert (config.intermediate_size, config.activation, config.tied_embeddings) == (256, "gelu_tanh", True)
+
+
+KEYS = {
+    "block_count": 2,
+    "context_length": 128,
+    "embedding_length": 64,
+    "feed_forward_length": 96,
+    "attention.head_count": 4,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "attention.layer_norm_epsilon": 1e-5,
+    "attention.sliding_window": 0,
+    "vocab_size": 260,
+}
+
+
+def gguf_config(architecture: str, changes: dict[str, Any], *, names: frozenset[str] = frozenset()) -> Any:
+    metadata = {f"{architecture}.{key}": value for key, value in (KEYS | changes).items() if value is not None}
+    read = model_family(architecture).from_gguf
+    assert read is not None
+    return read(GgufFields(metadata=metadata, architecture=architecture, tensor_names=names))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "message"),
+    [
+        ("qwen2", {"expert_count": 4}, "qwen2.expert_count = 4"),
+        ("qwen2", {"attention.sliding_window": 16}, "qwen2.attention.sliding_window = 16"),
+        ("qwen3", {"attention.causal": False}, "qwen3.attention.causal = False"),
+        ("qwen3", {"rope.scaling.type": "yarn"}, "scaling 'yarn'"),
+        ("gpt2", {"attention.layer_norm_epsilon": None}, "lacks gpt2.attention.layer_norm_epsilon"),
+        ("gptneox", {"attention.max_alibi_bias": 8.0}, "max_alibi_bias = 8.0"),
+        ("phi3", {"rope.scaling.attn_factor": 1.19}, "attn_factor = 1.19"),
+        ("phi3", {"attention.sliding_window": None}, "lacks phi3.attention.sliding_window"),
+        ("gemma2", {"attention.scale": 0.1}, "gemma2.attention.scale = 0.1"),
+        ("gemma2", {"attention.value_length": 8}, "values of another width"),
+    ],
+)
+def test_a_gguf_key_that_changes_the_result_is_refused(
+    architecture: str, changes: dict[str, Any], message: str
+) -> None:
+    gguf_config(architecture, {})
+    with pytest.raises(InvalidInputError, match=message):
+        gguf_config(architecture, changes)
+
+
+def test_longrope_factors_are_refused_by_their_tensors() -> None:
+    with pytest.raises(InvalidInputError, match="longrope"):
+        gguf_config("phi3", {}, names=frozenset({"rope_factors_long.weight"}))
+
+
+def test_the_largest_gemma2_scales_its_scores_by_its_width() -> None:
+    assert gguf_config("gemma2", {"attention.key_length": 32}).attention_scale is None
+    assert gguf_config("gemma2", {"block_count": 46, "attention.key_length": 32}).attention_scale == 16**-0.5
+
+
+def test_what_gguf_has_no_layout_for_is_refused(make_gguf: Any) -> None:
+    with pytest.raises(InvalidInputError, match="'opt', which is read from Hugging Face directories only"):
+        load_model(make_gguf(architecture="opt"))
