@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -106,3 +108,26 @@ def test_rows_that_are_not_contiguous_are_taken():
     x = rows(rng, 50)
     trees = NativeTrees(ensemble, bias=None, num_groups=1, divisor=1.0)
     assert torch.equal(trees.sums(kernel(), x.t().contiguous().t()), trees.sums(kernel(), x))
+
+
+def test_a_module_answers_by_the_kernel_and_notices_training():
+    rng = np.random.default_rng(0)
+    ensemble = join_trees(
+        [random_tree(rng, 9, outputs=1, categories=False) for _ in range(5)], num_features=NUM_FEATURES
+    )
+    trees, x = Trees(ensemble, bias=[0.5]), rows(rng, 40)
+    with torch.no_grad():
+        before = trees(x)
+        assert torch.equal(before, in_torch(ensemble, x, bias=[0.5]))
+    assert trees(x).requires_grad, "with gradients the form in torch answers"
+    torch.testing.assert_close(trees(x).detach(), before)
+    optimizer = torch.optim.SGD(trees.parameters(), lr=1.0)
+    trees(x).sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        after = trees(x)
+    assert not torch.equal(after, before)
+    torch.testing.assert_close(after, trees(x).detach())
+    again = pickle.loads(pickle.dumps(trees))
+    with torch.inference_mode():
+        assert torch.equal(again(x), after)

@@ -9,7 +9,8 @@ import ctypes
 import logging
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,9 @@ from mlsys_core.native import load_kernel
 from torch import Tensor
 
 from mlsys_windtunnel.modules.tree_ensemble import Integers, TreeEnsemble
+
+if TYPE_CHECKING:
+    from mlsys_windtunnel.modules.trees import Trees
 
 _log = logging.getLogger(__name__)
 _NODE = np.dtype([("threshold", "f8"), ("feature", "i4"), ("first_child", "i4")])  # as in trees.cpp
@@ -36,6 +40,26 @@ def kernel() -> ctypes.CDLL | None:
         _log.warning("trees are answered by torch, which is slower: %s", error)
         return None
     return library
+
+
+def native_sums(trees: Trees, x: Tensor) -> Tensor | None:
+    """What ``trees.forward`` answers for clean inputs, by the kernel; None where a form in torch has to.
+
+    The layout is kept beside the module, not in it, and made anew when its parameters have changed.
+    """
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or x.device.type != "cpu" or x.dtype != torch.float64:
+        return None
+    library = kernel()
+    if library is None:
+        return None
+    parameters = [trees.threshold, trees.leaf_value, *([] if trees.bias is None else [trees.bias])]
+    state = tuple((parameter.data_ptr(), parameter._version) for parameter in parameters)
+    kept = _LAYOUTS.get(trees)
+    if kept is None or kept[0] != state:
+        bias = None if trees.bias is None else np.ascontiguousarray(trees.bias.double().numpy(force=True))
+        layout = NativeTrees(trees.ensemble, bias=bias, num_groups=trees.num_groups, divisor=float(trees.divisor))
+        kept = _LAYOUTS[trees] = state, layout
+    return kept[1].sums(library, x)
 
 
 class NativeTrees:
@@ -66,7 +90,7 @@ class NativeTrees:
         root = place[_node(ensemble.root, num_splits)].astype(np.int32)
         # the arrays are kept, since the kernel is given their addresses
         self._arrays = (nodes, root, ensemble.depths().astype(np.int32), set_start, set_size, member, leaf_value)
-        self._bias = bias
+        self._bias = bias  # likewise
         self._width = num_groups if num_groups > 1 else ensemble.num_outputs
         self._fixed = (
             *map(_pointer, self._arrays),
@@ -133,3 +157,6 @@ def _category_sets(ensemble: TreeEnsemble, place: Integers) -> tuple[Any, Any, A
 
 def _pointer(array: npt.NDArray[Any] | None) -> ctypes.c_void_p:
     return ctypes.c_void_p(None if array is None else array.ctypes.data)
+
+
+_LAYOUTS: WeakKeyDictionary[Trees, tuple[tuple[tuple[int, int], ...], NativeTrees]] = WeakKeyDictionary()
