@@ -57,10 +57,12 @@ def test_a_single_threshold_is_a_constant(same_answers):
 def test_a_fit_on_float32_rounds_its_input(same_answers):
     source = IsotonicRegression(out_of_bounds="clip").fit([0.1, 0.2, 0.3], np.array([0.0, 1.0, 7.0]))
     same_answers(source, RNG.random((20, 1)).astype(np.float32), with_example=True)
-    steep = np.array([1.0, np.nextafter(np.float32(1), np.float32(2))], np.float32)
+    steep = np.array([1.0, 1.0 + 2.0**-10], np.float32)
     source = IsotonicRegression(out_of_bounds="clip").fit(steep, np.array([0.0, 1.0], np.float32))
     assert source.X_thresholds_.dtype == np.float32
-    same_answers(source, np.array([[1.0], [1.0 + 2.0**-25], [1.0 + 2.0**-24 * 1.5]]), with_example=True)
+    between = 1.0 + np.linspace(0, 2.0**-10, 30)[:, None]
+    assert abs(np.interp(between[:, 0], steep, [0, 1]) - source.predict(between)).max() > 1e-5, "so rounding shows"
+    same_answers(source, between, with_example=True)
 
 
 def test_it_is_exported():
