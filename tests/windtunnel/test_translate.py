@@ -20,7 +20,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.compose import ColumnTransformer
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
-from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_foreign_operator_runs_on_the_host_before_the_translated_part(same_ans
 
 def test_what_is_upstream_of_a_foreign_operator_stays_on_the_host(same_answers, frame, target):
     x = frame[["a", "b"]].to_numpy()
-    source = make_pipeline(StandardScaler(), FunctionTransformer(np.tanh), LogisticRegression()).fit(x, target)
+    source = make_pipeline(StandardScaler(), FunctionTransformer(np.rint), LogisticRegression()).fit(x, target)
     module = same_answers(source, x, with_example=True)
     assert [type(part).__name__ for part in module.network.operators] == ["Classifier"]
 
@@ -157,3 +157,17 @@ def test_a_converter_of_ones_own_is_used(monkeypatch):
     registry = ConverterRegistry({source: Entry(source, "own_converter:convert")})
     module = translate(Shout().fit(None), np.zeros((1, 1)), registry=registry)
     assert module.transform([[3.0]]).tolist() == [[7.0]]
+
+
+def test_lists_of_text_and_numbers_keep_their_numbers(frame, target):
+    rows = [[c, int(a > 0)] for a, c in zip(frame.a, frame.c, strict=True)]
+    encoder = OneHotEncoder(handle_unknown="ignore")
+    source = make_pipeline(encoder, LogisticRegression()).fit(np.array(rows, object), target)
+    np.testing.assert_allclose(translate(source).predict_proba(rows), source.predict_proba(np.array(rows, object)))
+
+
+@pytest.mark.filterwarnings("error")
+def test_read_only_input_is_taken(frame):
+    x = frame[["a", "b"]].to_numpy()
+    x.flags.writeable = False
+    translate(LinearRegression().fit(x, frame.a)).predict(x)

@@ -127,7 +127,9 @@ class Frontend:
                 )
             return x[list(self.columns)]
         if not hasattr(x, "shape"):
-            x = np.asarray(x)
+            rows, x = x, np.asarray(x)
+            if x.dtype.kind in "US":  # of ["a", 1] NumPy makes text, in which 1 is no longer 1
+                x = np.asarray(rows, dtype=object)
         if len(x.shape) != 2 or (self.width is not None and x.shape[1] != self.width):
             wanted = "any number of" if self.width is None else str(self.width)
             raise InvalidInputError(
@@ -204,7 +206,7 @@ def _table(sources: list[Table], value: FrontierValue) -> npt.NDArray[np.float64
         source = source.toarray()
     try:
         if hasattr(source, "to_numpy"):
-            return np.ascontiguousarray(source.to_numpy(dtype=np.float64, na_value=np.nan))
-        return np.ascontiguousarray(np.asarray(source, np.float64))
+            source = source.to_numpy(dtype=np.float64, na_value=np.nan)
+        return np.require(source, np.float64, ["C", "W"])  # writeable, since a tensor will share it
     except (TypeError, ValueError) as error:
         raise InvalidInputError(f"{value.name}: text where numbers belong ({error})") from error

@@ -96,6 +96,7 @@ def _elementwise(function: object) -> OperatorModule | None:
         np.log: "log",
         np.log10: "log10",
         np.log1p: "log1p",
+        np.tanh: "tanh",
         np.log2: "log2",
         np.positive: "identity",
         np.sqrt: "sqrt",

@@ -26,6 +26,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "sqrt": torch.sqrt,
     "square": torch.square,
+    "tanh": torch.tanh,
 }
 Norm = Literal["l1", "l2", "max"]
 Extrapolation = Literal["constant", "linear", "continue", "periodic"]
