@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,7 @@ class WindTunnelModule(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """What the network computes in."""
-        tensors = [*self.network.parameters(), *self.network.buffers()]
+        tensors = chain(self.network.parameters(), self.network.buffers())  # lazily: each prediction asks
         return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float64)
 
     def encode(self, x: Table) -> npt.NDArray[np.float64]:
@@ -125,12 +126,11 @@ class WindTunnelModule(nn.Module):
 
     def _run(self, x: Table, convert: Callable[[Tensor], Tensor]) -> npt.NDArray[Any]:
         """Encode, run in chunks without gradients, convert, and join."""
-        with torch.inference_mode():
-            parts = [convert(self.network(chunk)).cpu().numpy() for chunk in self._chunks(x)]
-        return np.concatenate(parts)
-
-    def _chunks(self, x: Table) -> Iterator[Tensor]:
-        packed = torch.from_numpy(self.encode(x)).to(self.dtype)
-        if not len(packed):
+        encoded = self.encode(x)
+        if not len(encoded):
             raise InvalidInputError("the input has no rows; at least one is needed")
-        yield from torch.split(packed, ROWS_PER_CHUNK)
+        packed = torch.from_numpy(encoded).to(self.dtype)
+        chunks = (packed,) if len(encoded) <= ROWS_PER_CHUNK else torch.split(packed, ROWS_PER_CHUNK)
+        with torch.inference_mode():
+            parts = [convert(self.network(chunk)).cpu().numpy() for chunk in chunks]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
