@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlsys_core.plugins.hookspecs import hookimpl
-from mlsys_core.plugins.specs import CommandSpec
+from mlsys_core.plugins.specs import CommandSpec, DemoStepSpec
 
 
 @hookimpl
@@ -16,5 +16,18 @@ def mlsys_register_commands() -> Iterable[CommandSpec]:
             name="windtunnel",
             help="Turn fitted classical pipelines into trainable networks.",
             app="mlsys_windtunnel.cli:app",
+        )
+    ]
+
+
+@hookimpl
+def mlsys_register_demo_steps() -> Iterable[DemoStepSpec]:
+    """A LightGBM pipeline on real flights, translated."""
+    return [
+        DemoStepSpec(
+            name="windtunnel",
+            help="WindTunnel: a LightGBM pipeline on real flights, as a network",
+            run="mlsys_windtunnel.demo:run",
+            order=30,
         )
     ]

@@ -11,6 +11,8 @@ from mlsys_core.errors import InvalidInputError, MlsysError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rich.console import Console
+
     from mlsys_windtunnel.graph import Operator, PipelineGraph
     from mlsys_windtunnel.module import WindTunnelModule
 
@@ -47,6 +49,8 @@ def translate(
 
     Example: mlsys windtunnel translate churn.joblib --trust --pt2 churn.pt2 --onnx churn.onnx
     """
+    from rich.console import Console
+
     from mlsys_windtunnel.cli_data import check_table_path, load_pipeline, read_table
 
     for path in (check, example):
@@ -56,7 +60,7 @@ def translate(
     source = load_pipeline(pipeline_file, trust=trust, then=lambda fitted: fitted)
     rows = None if example is None else read_table(example)
     module, graph = _translated(source, rows, float32=float32)
-    _print_operators(graph, module)
+    print_operators(graph, module, Console())
     x = None
     if check is not None:
         frame = read_table(check, module.frontend)
@@ -143,17 +147,21 @@ def where_it_runs(graph: PipelineGraph, module: WindTunnelModule) -> dict[str, s
     }
 
 
-def _print_operators(graph: PipelineGraph, module: WindTunnelModule) -> None:
-    from rich.box import SIMPLE
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    places = where_it_runs(graph, module)
-    parameters = {
+def num_trainable(module: WindTunnelModule) -> dict[str, int]:
+    """Trainable parameters of each operator in the network, by name."""
+    return {
         wire.name: sum(parameter.numel() for parameter in part.parameters() if parameter.requires_grad)
         for wire, part in zip(module.network.wires, module.network.operators, strict=True)
     }
+
+
+def print_operators(graph: PipelineGraph, module: WindTunnelModule, console: Console) -> None:
+    """The pipeline as a table: each operator, what it reads, where it runs, and how much of it can be trained."""
+    from rich.box import SIMPLE
+    from rich.markup import escape
+    from rich.table import Table
+
+    places, trainable = where_it_runs(graph, module), num_trainable(module)
     table = Table("#", "operator", "does", "reads", "runs", box=SIMPLE, padding=(0, 1, 0, 0))
     for column in table.columns:
         column.overflow = "fold"  # a name is there to be read whole
@@ -162,7 +170,7 @@ def _print_operators(graph: PipelineGraph, module: WindTunnelModule) -> None:
     table.add_row("0", "input")
     for number, operator in enumerate(graph.operators, start=1):
         numbers[operator.output.name] = str(number)
-        count = parameters.get(operator.output.name, 0)
+        count = trainable.get(operator.output.name, 0)
         table.add_row(
             str(number),
             escape(operator.name),
@@ -171,10 +179,11 @@ def _print_operators(graph: PipelineGraph, module: WindTunnelModule) -> None:
             escape(places[operator.name]),
             f"{count:,}" if count else "",
         )
-    Console().print(table)
     in_network = sum(place == "network" for place in places.values())
-    typer.echo(
-        f"{in_network} of {len(places)} operators in the network, {sum(parameters.values()):,} trainable parameters"
+    console.print(table)
+    console.print(
+        f"{in_network} of {len(places)} operators in the network, {sum(trainable.values()):,} trainable parameters",
+        highlight=False,
     )
 
 
@@ -193,7 +202,8 @@ def differences(source: Any, answering: Any, x: Any) -> dict[str, tuple[float, i
         if expected.shape != got.shape:
             raise MlsysError(f"{method} answers a table of shape {got.shape}; the source's is {expected.shape}")
         if expected.dtype.kind == "f" and got.dtype.kind == "f":
-            apart = np.where(expected == got, 0.0, np.abs(expected - got))  # infinities are equal
+            with np.errstate(invalid="ignore"):
+                apart = np.where(expected == got, 0.0, np.abs(expected - got))  # infinities are equal
             apart[np.isnan(expected) & np.isnan(got)] = 0.0
             found[method] = (float(np.nan_to_num(apart, nan=np.inf).max(initial=0.0)), 0)
         else:
