@@ -155,9 +155,12 @@ def test_calibration_of_a_fitted_estimator_makes_one_operator_of_it(same_answers
 
 
 def test_calibration_where_all_is_zero_is_uniform(same_answers):
-    source = CalibratedClassifierCV(LinearSVC(random_state=0), method="isotonic", cv=2).fit(X, CLASSES[4])
-    far = np.concatenate([FRESH * 50, np.zeros((1, 4))])
-    same_answers(source, far)
+    source = CalibratedClassifierCV(LinearSVC(random_state=0), method="isotonic", ensemble=False, cv=2)
+    for calibrator in source.fit(X, CLASSES[4]).calibrated_classifiers_[0].calibrators:
+        calibrator.y_thresholds_[calibrator.X_thresholds_ < 0] = 0.0
+        calibrator._build_f(calibrator.X_thresholds_, calibrator.y_thresholds_)
+    assert (source.predict_proba(FRESH) == 0.25).all(axis=1).any()
+    same_answers(source, FRESH)
 
 
 def test_calibration_of_folds_that_lack_a_class(same_answers):
@@ -242,6 +245,8 @@ def test_several_classifiers_side_by_side(same_answers):
     for ours, theirs in zip(got, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-9)
     same_answers(MultiOutputClassifier(RidgeClassifier()).fit(X, LABELS), FRESH, trained=False)
+    foreign = MultiOutputClassifier(Mean()).fit(X, targets)
+    assert (translate(foreign).predict(FRESH) == foreign.predict(FRESH)).all(), "labels of the host are places too"
 
 
 def test_several_regressors_side_by_side(same_answers):
@@ -431,3 +436,14 @@ def test_a_joined_network_can_be_exported():
     rows = torch.from_numpy(FRESH)
     exported = torch.export.export(module, (rows,), dynamic_shapes=({0: torch.export.Dim("rows", min=2)},))
     torch.testing.assert_close(exported.module()(rows[:7]), module(rows[:7]))
+
+
+@pytest.mark.parametrize("join", [OneVsRestClassifier, OneVsOneClassifier, FixedThresholdClassifier])
+def test_scores_at_the_threshold_fall_on_the_same_side(same_answers, join):
+    x = RNG.integers(-3, 4, size=(200, 2)).astype(float)
+    options = {"threshold": 0.0} if join is FixedThresholdClassifier else {}
+    source = join(Perceptron(), **options).fit(x, np.where(x[:, 0] > x[:, 1], 1, 0))
+    for member in getattr(source, "estimators_", [getattr(source, "estimator_", None)]):
+        member.coef_, member.intercept_ = np.array([[1.0, -1.0]]), np.array([0.0])
+    assert (x[:, 0] == x[:, 1]).sum() > 10, "there are ties"
+    same_answers(source, x, trained=False)
