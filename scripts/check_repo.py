@@ -47,7 +47,7 @@ def imported_modules(source: str) -> set[str]:
 def check_imports(root: Path, files: list[Path]) -> Iterator[str]:
     """Imports of one subsystem in another, or of any in core."""
     for file in files:
-        match = re.search(r"/src/(mlsys_\w+)/", file.as_posix())
+        match = re.match(r"(?:packages|plugins)/\w+/src/(mlsys_\w+)/", file.relative_to(root).as_posix())
         if file.suffix != ".py" or not match or "template" in file.parts:
             continue
         own = match[1]
