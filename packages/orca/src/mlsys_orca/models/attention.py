@@ -53,15 +53,15 @@ def ragged_attention(
     attend = _attend if options.softcap is None else _attend_capped
     merged = torch.empty_like(query)
     for span in spans:
-        slots = _slots_in_window(span, options.window)
+        slots = span.slots if options.window is None else _slots_in_window(span, options.window)
         rows = query[span.start : span.stop]
         merged[span.start : span.stop] = attend(rows, keys[slots], values[slots], options)
     return merged.flatten(1)
 
 
-def _slots_in_window(span: AttentionSpan, window: int | None) -> slice | Tensor:
+def _slots_in_window(span: AttentionSpan, window: int) -> slice | Tensor:
     """The slots that any row of ``span`` sees: those its first row sees, and what follows."""
-    num_hidden = 0 if window is None else span.context_len - (span.stop - span.start) + 1 - window
+    num_hidden = span.context_len - (span.stop - span.start) + 1 - window
     if num_hidden <= 0:
         return span.slots
     if isinstance(span.slots, slice):
