@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlsys_core.plugins.hookspecs import hookimpl
-from mlsys_core.plugins.specs import CommandSpec, DemoStepSpec
+from mlsys_core.plugins.specs import BenchmarkSpec, CommandSpec, DemoStepSpec
 
 
 @hookimpl
@@ -29,5 +29,17 @@ def mlsys_register_demo_steps() -> Iterable[DemoStepSpec]:
             help="WindTunnel: a LightGBM pipeline on real flights, as a network",
             run="mlsys_windtunnel.demo:run",
             order=30,
+        )
+    ]
+
+
+@hookimpl
+def mlsys_register_benchmarks() -> Iterable[BenchmarkSpec]:
+    """``mlsys bench windtunnel-infer``."""
+    return [
+        BenchmarkSpec(
+            name="windtunnel-infer",
+            help="Exact inference against scikit-learn, LightGBM, ONNX Runtime, Hummingbird and treelite.",
+            run="mlsys_windtunnel.bench.infer:run",
         )
     ]

@@ -1,0 +1,210 @@
+"""Who takes part: the source itself, WindTunnel in three forms, and the peers, each made ready for one fitted model.
+
+A peer is imported only here, when it is its turn; what fails is an outcome of the race. Float64 engines are handed
+float64 rows and float32 engines float32 rows, converted before the clock starts.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from mlsys_windtunnel.bench.race import DoesNotApply, Runner
+from mlsys_windtunnel.bench.workloads import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Bout:
+    """What a contestant is made ready for."""
+
+    workload: Workload
+    num_threads: int
+    folder: Path  # its own, for files
+
+
+Maker = Callable[[Bout], Runner]
+_OPSET = {"": 15, "ai.onnx.ml": 3}
+
+
+def source(bout: Bout) -> Runner:
+    """``predict_proba`` of the fitted estimator."""
+    return Runner(_as_is, bout.workload.source.predict_proba)
+
+
+def source_on_one_thread(bout: Bout) -> Runner:
+    """A forest on one thread: for few rows its thread pool costs more than it brings."""
+    if "RandomForest" not in type(bout.workload.source).__name__ or bout.num_threads == 1:
+        raise DoesNotApply("measured for the forest, whose own threads cost much for one row")
+    forest = copy.copy(bout.workload.source)
+    forest.n_jobs = 1
+    return Runner(_as_is, forest.predict_proba)
+
+
+def booster(bout: Bout) -> Runner:
+    """LightGBM without its scikit-learn wrapper."""
+    if not hasattr(bout.workload.source, "booster_"):
+        raise DoesNotApply("the source is no single LightGBM model")
+    model = bout.workload.source.booster_
+    return Runner(_as_is, lambda x: model.predict(x, num_threads=bout.num_threads))
+
+
+def windtunnel(bout: Bout) -> Runner:
+    """The translated module, raw rows to probabilities."""
+    from mlsys_windtunnel.translate import translate
+
+    return Runner(_as_is, translate(bout.workload.source).predict_proba)
+
+
+def windtunnel_network(bout: Bout) -> Runner:
+    """Only the tensor part: the packed table to the last operator's scores."""
+    import torch
+
+    from mlsys_windtunnel.translate import translate
+
+    module = translate(bout.workload.source)
+    predictor = module.predictor
+    assert predictor is not None  # every source of this suite is a classifier
+
+    def answer(x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            scores: torch.Tensor = module.network(x)
+        return scores
+
+    def finish(scores: torch.Tensor) -> Any:
+        return predictor.probabilities(scores).detach().numpy()
+
+    return Runner(lambda x: torch.from_numpy(module.encode(x)), answer, finish)
+
+
+def windtunnel_onnx(bout: Bout) -> Runner:
+    """WindTunnel's own ONNX file in float64, with its host part, run by onnxruntime."""
+    from mlsys_windtunnel.export.onnx import export_onnx, load_onnx
+    from mlsys_windtunnel.export.program import INPUT
+    from mlsys_windtunnel.translate import translate
+
+    path = export_onnx(translate(bout.workload.source), bout.folder / "windtunnel.onnx", methods=["predict_proba"])
+    session = _session(str(path), bout.num_threads)
+    pipeline = replace(load_onnx(path), program=lambda table: session.run(None, {INPUT: table}))
+    return Runner(_as_is, pipeline.predict_proba)
+
+
+def onnxruntime(bout: Bout) -> Runner:
+    """ONNX Runtime on what skl2onnx and onnxmltools make of the source; a pipeline takes an input for each column."""
+    to_onnx = _package("skl2onnx").to_onnx
+    types = _package("skl2onnx.common.data_types")
+    if "lightgbm" in str(type(_last(bout.workload.source))):
+        _register_lightgbm()
+    if bout.workload.is_pipeline:
+        columns = {
+            name: types.StringTensorType([None, 1]) if name in bout.workload.words else types.FloatTensorType([None, 1])
+            for name in bout.workload.table.columns
+        }
+    else:
+        columns = {"x": types.FloatTensorType([None, bout.workload.table.shape[1]])}
+    options = {id(bout.workload.source): {"zipmap": False}}
+    model = to_onnx(bout.workload.source, initial_types=list(columns.items()), options=options, target_opset=_OPSET)
+    session = _session(model.SerializeToString(), bout.num_threads)
+
+    def prepare(x: Any) -> Any:
+        if not bout.workload.is_pipeline:
+            return {"x": x.astype(np.float32)}
+        return {name: x[[name]].to_numpy(object if name in bout.workload.words else np.float32) for name in columns}
+
+    return Runner(prepare, lambda x: session.run(None, x)[1], note="float32")
+
+
+def hummingbird(backend: Literal["torch", "torch.jit"]) -> Maker:
+    """Hummingbird with one of its backends."""
+
+    def make(bout: Bout) -> Runner:
+        convert = _package("hummingbird.ml").convert
+        prepare = _as_is if bout.workload.is_pipeline else _float32
+        example = prepare(bout.workload.table[:100])
+        container = convert(bout.workload.source, backend, example, extra_config={"n_threads": bout.num_threads})
+        return Runner(prepare, container.predict_proba, note="float32")
+
+    return make
+
+
+def treelite(bout: Bout) -> Runner:
+    """Treelite's general interpreter of trees (GTIL)."""
+    model = _treelite_model(bout.workload)
+    predict = _package("treelite").gtil.predict
+    return Runner(_as_is, lambda x: predict(model, x, nthread=bout.num_threads))
+
+
+def tl2cgen(bout: Bout) -> Runner:
+    """Trees compiled to C by tl2cgen; the table is wrapped in its DMatrix before the clock starts."""
+    package = _package("tl2cgen")
+    model = _treelite_model(bout.workload)
+    library = bout.folder / "trees.so"
+    package.export_lib(model, toolchain="gcc", libpath=library, params={"parallel_comp": 16})
+    predictor = package.Predictor(str(library), nthread=bout.num_threads)
+    return Runner(lambda x: package.DMatrix(x), predictor.predict)
+
+
+REFERENCE = "source"
+WINDTUNNEL = "WindTunnel"
+MAKERS: dict[str, Maker] = {
+    REFERENCE: source,
+    "source, 1 thread": source_on_one_thread,
+    "LightGBM booster": booster,
+    WINDTUNNEL: windtunnel,
+    "WindTunnel network": windtunnel_network,
+    "WindTunnel ONNX": windtunnel_onnx,
+    "ONNX Runtime": onnxruntime,
+    "Hummingbird torch": hummingbird("torch"),
+    "Hummingbird jit": hummingbird("torch.jit"),
+    "treelite GTIL": treelite,
+    "tl2cgen": tl2cgen,
+}
+
+
+def _as_is(x: Any) -> Any:
+    return x
+
+
+def _float32(x: Any) -> Any:
+    return x.astype(np.float32)
+
+
+def _package(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def _last(model: Any) -> Any:
+    return model.steps[-1][1] if hasattr(model, "steps") else model
+
+
+def _session(model: str | bytes, num_threads: int) -> Any:
+    runtime = _package("onnxruntime")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = num_threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3  # errors
+    return runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def _register_lightgbm() -> None:
+    """Tell skl2onnx of onnxmltools' converter."""
+    shapes = _package("skl2onnx.common.shape_calculator").calculate_linear_classifier_output_shapes
+    convert = _package("onnxmltools.convert.lightgbm.operator_converters.LightGbm").convert_lightgbm
+    options = {"nocl": [True, False], "zipmap": [True, False]}
+    model = _package("lightgbm").LGBMClassifier
+    _package("skl2onnx").update_registered_converter(model, "LightGbmLGBMClassifier", shapes, convert, options=options)
+
+
+def _treelite_model(workload: Workload) -> Any:
+    is_linear = hasattr(workload.source, "coef_")
+    if workload.is_pipeline or is_linear:
+        raise DoesNotApply("it takes trees alone")
+    package = _package("treelite")
+    if hasattr(workload.source, "booster_"):
+        return package.frontend.from_lightgbm(workload.source.booster_)
+    return package.sklearn.import_model(workload.source)
