@@ -1,0 +1,193 @@
+"""Blocks on demand: growth, preemption by recomputation, sharing, watermark; token ids say which position they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving import FinishReason, WorkerId
+from mlsys_orca.batch import IterationBatch, IterationOutput, SampledToken
+from mlsys_orca.block_tables import BlockTables
+from mlsys_orca.scheduler import GenerationRequest
+from mlsys_orca.schedulers.paged import PagedScheduler
+
+WORKER = WorkerId(0)
+
+
+class Served:
+    """A paged scheduler, and its batches in flight."""
+
+    def __init__(self, num_blocks: int, block_size: int = 1, *, max_batch_size: int = 8, watermark: float = 0.0):
+        self.tables = BlockTables(num_blocks=num_blocks, block_size=block_size)
+        self.scheduler = PagedScheduler(
+            self.tables, max_batch_size=max_batch_size, max_model_len=100, watermark=watermark
+        )
+        self.flight: list[IterationBatch] = []
+
+    def add(self, name: str, prompt: Sequence[int], new: int = 9) -> None:
+        self.scheduler.add(
+            GenerationRequest(request_id=name, prompt_token_ids=tuple(prompt), max_new_tokens=new), now=0
+        )
+
+    def start(self) -> str:
+        batch = self.scheduler.next_batch(WORKER, 0)
+        if batch is None:
+            return ""
+        self.flight.append(batch)
+        return "".join(part.request_id for part in batch.requests)
+
+    def complete(self) -> list[str]:
+        """Each token is 100 times its request's letter, plus its position."""
+        batch = self.flight.pop(0)
+        tokens = [
+            SampledToken(part.request_id, 100 * ord(part.request_id) + part.context_len) for part in batch.sampled
+        ]
+        left = self.scheduler.complete(batch, IterationOutput(tuple(tokens)), 0)
+        assert all(finished.reason is FinishReason.DONE for finished in left)
+        return [finished.request_id for finished in left]
+
+    def iterate(self) -> str:
+        names = self.start()
+        if names:
+            self.complete()
+        return names
+
+
+def test_more_requests_run_than_could_reserve():
+    served = Served(8, block_size=4)
+    for name in "abcd":
+        served.add(name, [1, 2], new=20)  # six blocks each, in the end
+    assert served.iterate() == "abcd"
+    assert served.tables.num_free_blocks == 4
+
+
+def test_the_last_to_arrive_gives_its_blocks_and_comes_back_with_its_tokens():
+    served = Served(8)
+    for name in "abc":
+        served.add(name, [ord(name), 2], new=5)
+    assert served.iterate() == "abc"  # 6 blocks
+    assert served.iterate() == "ab", "8 blocks, and c finds none: it was last"
+    assert served.scheduler.pager.num_preemptions == 0, "c waits with its two blocks while nobody needs them"
+    assert served.iterate() == "ab"
+    assert served.scheduler.pager.num_preemptions == 1
+    assert served.iterate() == "a", "b is the last with blocks now"
+    assert [served.iterate() for _ in range(7)] == ["a", "bc", "b", "c", "c", "c", ""]
+    assert served.scheduler.num_unfinished == 0
+    assert served.tables.num_free_blocks == 8
+
+
+def test_a_preempted_request_recomputes_its_tokens_and_samples_the_next():
+    served = Served(6)
+    served.add("a", [1, 2], new=4)
+    served.add("b", [5, 6], new=4)
+    served.iterate()  # 4 blocks
+    served.iterate()  # 6 blocks, two tokens each
+    assert served.iterate() == "a"  # took b's
+    served.tables.clear_cache()  # so that nothing is left of b's
+    while served.start() != "b":
+        served.complete()
+    (batch,) = served.flight
+    assert batch.token_ids == (5, 6, 9802, 9803)
+    assert batch.positions == (0, 1, 2, 3)
+    served.complete()
+    assert served.iterate() == "b"
+    assert served.scheduler.num_unfinished == 0
+
+
+def test_a_preempted_request_finds_what_is_left_of_its_blocks():
+    served = Served(6)
+    served.add("a", [1, 2], new=4)
+    served.add("b", [5, 6], new=4)
+    for _ in range(3):
+        served.iterate()
+    while served.start() != "b":
+        served.complete()
+    (batch,) = served.flight
+    assert batch.token_ids == (6, 9802, 9803), "a took two of b's three blocks, from the end"
+    assert served.scheduler.pager.num_cached_tokens == 1
+
+
+def test_a_request_in_flight_keeps_its_blocks_and_an_earlier_one_gets_them_when_it_is_back():
+    served = Served(9, max_batch_size=1)
+    for name in "fed":
+        served.add(name, [ord(name), 2], new=7)
+    assert [served.start() for _ in range(3)] == ["f", "e", "d"]
+    for name in "fed":  # each decodes once: 9 blocks
+        served.complete()
+        assert served.start() == name
+    served.complete()
+    assert served.start() == "", "f needs a block; e and d came after it, but are in flight"
+    served.complete()
+    assert served.start() == "f", "with a block of e, the last of those not in flight"
+    assert served.scheduler.pager.num_preemptions == 1
+    assert served.start() == "", "e must wait for d to come back, not d for e"
+    served.complete()
+    assert served.start() == "e", "with the blocks of d"
+    assert served.scheduler.pager.num_preemptions == 2
+
+
+def test_the_last_of_several_is_preempted_and_no_more_than_needed():
+    served = Served(10)
+    for name in "abc":
+        served.add(name, [ord(name), 2], new=6)
+    assert [served.iterate() for _ in range(2)] == ["abc", "abc"]  # 9 blocks
+    assert served.iterate() == "ab", "a takes the last block, b needs one of c's"
+    assert served.scheduler.pager.num_preemptions == 1
+
+
+def test_a_watermark_of_blocks_stays_free_for_those_running():
+    served = Served(10, watermark=0.3)
+    for name, prompt in (("a", range(5)), ("b", range(5, 8)), ("c", [9])):
+        served.add(name, prompt, new=5)
+    assert served.iterate() == "a", "b would leave two free, less than three"
+    assert served.tables.num_free_blocks == 5
+    served.scheduler.cancel("a", 0)
+    assert served.iterate() == "bc"
+
+
+def test_without_others_the_watermark_does_not_hold_a_request_back():
+    served = Served(4, watermark=0.9)
+    served.add("a", [1, 2], new=2)
+    assert [served.iterate() for _ in range(3)] == ["a", "a", ""]
+
+
+def test_prompts_that_begin_alike_share_blocks_and_compute_the_rest():
+    served = Served(8, block_size=4)
+    served.add("a", range(10))
+    served.iterate()
+    served.add("b", [*range(8), 50])
+    served.add("c", range(8))
+    assert served.start() == "abc"
+    batch = served.flight[0]
+    assert [part.num_computed_tokens for part in batch.requests] == [10, 8, 7]
+    assert [part.num_tokens for part in batch.requests] == [1, 1, 1]
+    a, b, c = (part.block_table for part in batch.requests)
+    assert a[:2] == b[:2]
+    assert c[0] == a[0]
+    assert batch.block_copies == ((a[1], c[1]),), "c is to write the last token of a block that a and b read"
+
+
+def test_sharing_can_be_turned_off():
+    tables = BlockTables(num_blocks=8, block_size=1)
+    scheduler = PagedScheduler(tables, max_batch_size=8, max_model_len=9, prefix_caching=False)
+    for name in "ab":
+        scheduler.add(GenerationRequest(request_id=name, prompt_token_ids=(1, 2, 3), max_new_tokens=1), now=0)
+        batch = scheduler.next_batch(WORKER, 0)
+        assert batch.num_tokens == 3
+        scheduler.complete(batch, IterationOutput((SampledToken(name, 1),)), 0)
+    assert tables.num_cached_blocks == 0
+
+
+@pytest.mark.parametrize("watermark", [-0.1, 1.0, float("nan")])
+def test_an_impossible_watermark_is_refused(watermark: float):
+    with pytest.raises(InvalidInputError, match="share of the K/V blocks"):
+        Served(4, watermark=watermark)
+
+
+def test_what_can_never_fit_alone_is_refused_when_it_arrives():
+    served = Served(4, block_size=2)
+    with pytest.raises(InvalidInputError, match="at most 8"):
+        served.add("a", [1, 2, 3], new=6)
+    served.add("a", [1, 2, 3], new=5)
+    assert [served.iterate() for _ in range(6)] == ["a"] * 5 + [""]
