@@ -1,0 +1,169 @@
+"""A budget of tokens per iteration: decodes first, then as much of the prompts as is left."""
+
+from __future__ import annotations
+
+import pytest
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving import WorkerId
+from mlsys_orca.batch import IterationBatch, IterationOutput, SampledToken
+from mlsys_orca.block_tables import BlockTables
+from mlsys_orca.scheduler import GenerationRequest
+from mlsys_orca.schedulers.chunked import ChunkedScheduler
+
+WORKER = WorkerId(0)
+
+
+def make(max_batch_tokens: int, *, num_blocks: int = 64, block_size: int = 4, max_batch_size: int = 8):
+    tables = BlockTables(num_blocks=num_blocks, block_size=block_size)
+    return ChunkedScheduler(
+        tables, max_batch_size=max_batch_size, max_model_len=200, max_batch_tokens=max_batch_tokens, watermark=0.0
+    )
+
+
+def add(scheduler: ChunkedScheduler, name: str, prompt: int, new: int = 3, first: int = 0) -> None:
+    ids = tuple(range(first, first + prompt))
+    scheduler.add(GenerationRequest(request_id=name, prompt_token_ids=ids, max_new_tokens=new), now=0)
+
+
+def shape(batch: IterationBatch | None) -> list[tuple[str, int, bool]]:
+    """Who runs how many tokens, and whether it gets one."""
+    if batch is None:
+        return []
+    return [(part.request_id, part.num_tokens, part.sampling is not None) for part in batch.requests]
+
+
+def complete(scheduler: ChunkedScheduler, batch: IterationBatch) -> None:
+    scheduler.complete(batch, IterationOutput(tuple(SampledToken(p.request_id, 7) for p in batch.sampled)), 0)
+
+
+def iterate(scheduler: ChunkedScheduler) -> list[tuple[str, int, bool]]:
+    batch = scheduler.next_batch(WORKER, 0)
+    if batch is not None:
+        complete(scheduler, batch)
+    return shape(batch)
+
+
+def test_a_long_prompt_runs_in_chunks_beside_the_decodes_of_others():
+    scheduler = make(8)
+    add(scheduler, "a", 3, new=4)
+    assert iterate(scheduler) == [("a", 3, True)]
+    add(scheduler, "b", 16, new=2, first=100)
+    add(scheduler, "c", 4, new=2, first=200)
+    assert iterate(scheduler) == [("a", 1, True), ("b", 7, False)]
+    assert iterate(scheduler) == [("a", 1, True), ("b", 7, False)]
+    assert iterate(scheduler) == [("a", 1, True), ("b", 2, True), ("c", 4, True)], "the last chunk gives a token"
+    assert iterate(scheduler) == [("b", 1, True), ("c", 1, True)]
+    assert iterate(scheduler) == []
+
+
+def test_the_next_prompt_begins_only_when_the_earlier_one_leaves_budget():
+    scheduler = make(8)
+    add(scheduler, "a", 12)
+    add(scheduler, "b", 12, first=100)
+    add(scheduler, "c", 12, first=200)
+    assert iterate(scheduler) == [("a", 8, False)]
+    assert iterate(scheduler) == [("a", 4, True), ("b", 4, False)]
+    assert iterate(scheduler) == [("a", 1, True), ("b", 7, False)]
+    assert iterate(scheduler) == [("a", 1, True), ("b", 1, True), ("c", 6, False)]
+
+
+def test_chunks_continue_where_the_last_one_ended():
+    scheduler = make(5)
+    add(scheduler, "a", 12)
+    positions = []
+    for _ in range(3):
+        batch = scheduler.next_batch(WORKER, 0)
+        positions += batch.positions
+        complete(scheduler, batch)
+    assert positions == list(range(12))
+
+
+def test_a_chunk_in_flight_holds_its_request_and_not_the_others():
+    scheduler = make(8)
+    add(scheduler, "a", 16)
+    add(scheduler, "b", 4, first=100)
+    assert shape(scheduler.next_batch(WORKER, 0)) == [("a", 8, False)]
+    assert shape(scheduler.next_batch(WORKER, 0)) == [("b", 4, True)]
+    assert scheduler.next_batch(WORKER, 0) is None
+
+
+def test_the_batch_size_holds_for_decodes_and_chunks_together():
+    scheduler = make(64, max_batch_size=2)
+    for number, name in enumerate("abc"):
+        add(scheduler, name, 2, first=10 * number)
+    assert iterate(scheduler) == [("a", 2, True), ("b", 2, True)]
+    assert iterate(scheduler) == [("a", 1, True), ("b", 1, True)]
+
+
+def test_what_is_shared_costs_no_budget():
+    scheduler = make(8)
+    add(scheduler, "a", 8, new=1)
+    assert iterate(scheduler) == [("a", 8, True)]
+    add(scheduler, "b", 12)
+    add(scheduler, "c", 4, first=100)
+    assert iterate(scheduler) == [("b", 4, True), ("c", 4, True)]
+
+
+def test_a_prompt_between_two_chunks_gives_way_to_an_earlier_request_and_resumes():
+    scheduler = make(4, num_blocks=6, block_size=2)
+    add(scheduler, "a", 2, new=6)
+    assert iterate(scheduler) == [("a", 2, True)]
+    add(scheduler, "b", 8, new=2, first=100)  # all blocks that a leaves
+    assert iterate(scheduler) == [("a", 1, True), ("b", 3, False)]
+    assert iterate(scheduler) == [("a", 1, True), ("b", 3, False)]
+    assert iterate(scheduler) == [("a", 1, True)], "a needs a block: b loses its own"
+    assert scheduler.pager.num_preemptions == 1
+    assert [iterate(scheduler) for _ in range(2)] == [[("a", 1, True)]] * 2
+    assert iterate(scheduler) == [("b", 4, True)], "the first four tokens are in blocks that a did not come to need"
+
+
+def overtaken(max_batch_size: int) -> ChunkedScheduler:
+    """Of f, e and d, in this order: f took e's blocks while d was in flight, and has left; e is behind d now."""
+    scheduler = make(2, num_blocks=9, block_size=1, max_batch_size=max_batch_size)
+    for number, (name, new) in enumerate([("f", 3), ("e", 7), ("d", 7)]):
+        add(scheduler, name, 2, new=new, first=10 * number)
+    flight = []
+
+    def start() -> list[str]:
+        batch = scheduler.next_batch(WORKER, 0)
+        if batch is None:
+            return []
+        flight.append(batch)
+        return [part.request_id for part in batch.requests]
+
+    assert [start() for _ in range(3)] == [["f"], ["e"], ["d"]]
+    for name in "fed":
+        complete(scheduler, flight.pop(0))
+        assert start() == [name]
+    complete(scheduler, flight.pop(0))
+    assert start() == []
+    complete(scheduler, flight.pop(0))
+    assert start() == ["f"]
+    assert scheduler.pager.num_preemptions == 1
+    for batch in flight:
+        complete(scheduler, batch)
+    assert scheduler.num_unfinished == 2
+    return scheduler
+
+
+def test_after_a_preemption_the_earlier_decode_goes_first_again():
+    scheduler = overtaken(max_batch_size=1)
+    d, e1 = scheduler.next_batch(WORKER, 0), scheduler.next_batch(WORKER, 0)
+    assert (shape(d), shape(e1)) == ([("d", 1, True)], [("e", 2, False)])
+    complete(scheduler, d)
+    complete(scheduler, e1)
+    assert iterate(scheduler) == [("e", 1, True)]
+
+
+def test_a_decode_waits_rather_than_take_the_blocks_of_an_earlier_prompt():
+    scheduler = overtaken(max_batch_size=2)
+    scheduler.pager.book.block_tables.clear_cache()  # e computes all of its four tokens again
+    assert iterate(scheduler) == [("d", 1, True), ("e", 1, False)]
+    assert iterate(scheduler) == [("d", 1, True), ("e", 1, False)]
+    assert iterate(scheduler) == [("e", 2, True)], "nine blocks: e has four of them, d five"
+    assert scheduler.pager.num_preemptions == 1
+
+
+def test_an_impossible_budget_is_refused():
+    with pytest.raises(InvalidInputError, match="max_batch_tokens is 0"):
+        make(0)
