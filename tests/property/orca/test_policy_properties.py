@@ -1,0 +1,324 @@
+"""Whatever happens, in whatever order: every policy serves every request once, right, and gives all blocks back.
+
+The runner here is fake, its cache is not: each slot remembers the whole context it was computed from, and every read
+is checked against what the request really has at that position. A block that is shared, copied, evicted or freed
+wrongly is found the moment anyone reads it; a token depends on all of its context, so it is found in the answer too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving import Finished, FinishReason, SimulatedExecutor, WorkerId, simulate
+from mlsys_orca.batch import IterationBatch, IterationOutput, SampledToken
+from mlsys_orca.block_tables import BlockTables
+from mlsys_orca.schedulers.chunked import ChunkedScheduler
+from mlsys_orca.schedulers.orca import IterationScheduler
+from mlsys_orca.schedulers.paged import PagedScheduler
+from mlsys_orca.schedulers.request import GenerationRequest
+from mlsys_orca.schedulers.request_level import RequestLevelScheduler
+
+VOCAB = 4  # few tokens, so that answers meet
+STOP = 3
+BUDGET = 5
+MAX_TOKENS = 40
+
+POLICIES: dict[str, Callable[..., Any]] = {
+    "orca": IterationScheduler,
+    "paged": PagedScheduler,
+    "paged without sharing": lambda *a, **k: PagedScheduler(*a, **k, prefix_caching=False, watermark=0.2),
+    "chunked": lambda *a, **k: ChunkedScheduler(*a, **k, max_batch_tokens=BUDGET),
+    "chunked by one": lambda *a, **k: ChunkedScheduler(*a, **k, max_batch_tokens=1),
+    "request-level": RequestLevelScheduler,
+    "request-level in microbatches": lambda *a, **k: RequestLevelScheduler(*a, **k, microbatch_size=1),
+    "request-level, kinder": lambda *a, **k: RequestLevelScheduler(*a, **k, lockstep=False, microbatch_size=2),
+}
+
+
+def contexts(token_ids: Sequence[int], before: int = 0) -> list[int]:
+    """For each token a number that stands for it and all before it; ``before`` is that of the tokens before."""
+    numbers = []
+    for token in token_ids:
+        before = hash((before, token))
+        numbers.append(before)
+    return numbers
+
+
+def next_token(context: int) -> int:
+    return hash((context, 7)) % VOCAB
+
+
+def answer_of(request: GenerationRequest) -> list[int]:
+    """What the request must get, alone or not."""
+    tokens = list(request.prompt_token_ids)
+    while len(tokens) < request.max_tokens:
+        tokens.append(next_token(contexts(tokens)[-1]))
+        if tokens[-1] in request.stop_token_ids:
+            break
+    return tokens[len(request.prompt_token_ids) :]
+
+
+@dataclass
+class FakeRunner:
+    """Runs iterations over a cache of contexts."""
+
+    block_size: int
+    slots: dict[int, int] = field(default_factory=dict)
+    known: dict[str, list[int]] = field(default_factory=dict)  # each request's tokens: the prompt and its answer so far
+    num_copies: int = 0
+
+    def slot(self, table: Sequence[int], position: int) -> int:
+        return table[position // self.block_size] * self.block_size + position % self.block_size
+
+    def run(self, batch: IterationBatch) -> IterationOutput:
+        self.copy(batch)
+        for part in batch.requests:
+            done = part.num_computed_tokens
+            before = self.slots[self.slot(part.block_table, done - 1)] if done else 0
+            numbers = contexts(batch.token_ids[part.start : part.stop], before)
+            assert batch.positions[part.start : part.stop] == tuple(range(done, part.context_len))
+            for position, number in enumerate(numbers, start=done):
+                self.slots[self.slot(part.block_table, position)] = number
+        sampled = []
+        for part in batch.requests:  # after all writes, as attention comes after them in each layer
+            read = [self.slots.get(self.slot(part.block_table, p)) for p in range(part.context_len)]
+            tokens = self.known[part.request_id]
+            assert read == contexts(tokens[: part.context_len]), f"{part.request_id} reads another's keys and values"
+            if part.sampling is not None:
+                assert part.context_len == len(tokens), "a token is sampled after the last one known"
+                sampled.append(SampledToken(part.request_id, next_token(read[-1])))
+        return IterationOutput(tuple(sampled))
+
+    def copy(self, batch: IterationBatch) -> None:
+        offsets = range(self.block_size)
+        blocks = [[self.slots.get(src * self.block_size + i) for i in offsets] for src, _ in batch.block_copies]
+        for (_, destination), contents in zip(batch.block_copies, blocks, strict=True):
+            self.slots.update({destination * self.block_size + i: contents[i] for i in offsets})
+        self.num_copies += len(blocks)
+
+    def break_down(self, batch: IterationBatch) -> None:
+        """Fail somewhere in the iteration: what it was to write is garbage."""
+        for _, destination in batch.block_copies:
+            self.slots.update({destination * self.block_size + i: -1 for i in range(self.block_size)})
+        for part in batch.requests:
+            for position in range(part.num_computed_tokens, part.context_len):
+                self.slots[self.slot(part.block_table, position)] = -1
+
+
+class Bench:
+    """A policy, a fake runner, and everything that must hold between them."""
+
+    def __init__(self, policy: str, *, num_blocks: int, block_size: int, max_batch_size: int, n_workers: int) -> None:
+        self.tables = BlockTables(num_blocks=num_blocks, block_size=block_size)
+        self.scheduler = POLICIES[policy](self.tables, max_batch_size=max_batch_size, max_model_len=MAX_TOKENS)
+        self.policy, self.max_batch_size, self.n_workers = policy, max_batch_size, n_workers
+        self.runner = FakeRunner(block_size)
+        self.requests: dict[str, GenerationRequest] = {}
+        self.left: dict[str, FinishReason] = {}
+        self.flight: list[IterationBatch] = []
+        self.num_preempted = 0
+        self.doomed: set[str] = set()  # cancelled while in flight
+        self.started: list[str] = []  # in order of their first iteration
+        self.wait = "", 0  # the earliest request, and batches completed since it became that or began an iteration
+
+    def add(self, request: GenerationRequest) -> None:
+        try:
+            self.scheduler.add(request, 0)
+        except InvalidInputError:
+            assert request.max_tokens > min(MAX_TOKENS, self.tables.num_blocks * self.tables.block_size)
+            return
+        self.requests[request.request_id] = request
+        self.runner.known[request.request_id] = list(request.prompt_token_ids)
+
+    def start(self) -> bool:
+        if len(self.flight) == self.n_workers:
+            return False
+        holders = self.holders
+        batch = self.scheduler.next_batch(WorkerId(0), 0)
+        self.check_preempted(set(holders) - set(self.holders), batch)
+        if batch is None:
+            assert self.flight or not self.unfinished, "deadlock: requests, but neither a batch nor one in flight"
+            return False
+        self.check(batch)
+        self.flight.append(batch)
+        return True
+
+    def check(self, batch: IterationBatch) -> None:
+        names = [part.request_id for part in batch.requests]
+        busy = {part.request_id for other in self.flight for part in other.requests}
+        assert len(set(names)) == len(names) <= self.max_batch_size
+        assert not busy & set(names), "a request is in two batches at once"
+        assert not set(self.left) & set(names)
+        if self.policy.startswith("chunked"):
+            assert batch.num_tokens <= (BUDGET if self.policy == "chunked" else 1)
+        for part in batch.requests:
+            for block in part.block_table[part.num_computed_tokens // self.tables.block_size :]:
+                assert self.tables.num_holders(block) == 1, "writes to a block that another request holds"
+                assert not self.tables.is_read_only(block), "writes to a block that is kept"
+        self.started += [name for name in names if name not in self.started]
+        in_order = [name for name in self.requests if name in self.started]
+        assert self.started == in_order, "first come, first served"
+        assert not any(
+            name not in self.started and name not in self.left
+            for name in list(self.requests)[: list(self.requests).index(self.started[-1])]
+        ), "an earlier request was passed over"
+        if self.wait[0] in names:
+            self.wait = self.wait[0], 0
+        self.check_blocks()
+
+    def check_preempted(self, preempted: set[str], batch: IterationBatch | None) -> None:
+        self.num_preempted += len(preempted)
+        order = list(self.requests)
+        busy = {part.request_id for other in [*self.flight, *([batch] if batch else [])] for part in other.requests}
+        assert not busy & preempted, "a request in flight lost its blocks"
+        for name in preempted:
+            assert name != self.unfinished[0], "the earliest request lost its blocks"
+            after = order[order.index(name) + 1 :]
+            assert not set(after) & set(self.holders) - busy, "one that arrived later kept its blocks"
+
+    def check_blocks(self) -> None:
+        held = [block for entry in self.holders.values() for block in entry.block_table]
+        for block in range(self.tables.num_blocks):
+            assert self.tables.num_holders(block) == held.count(block)
+        assert self.tables.num_free_blocks == self.tables.num_blocks - len(set(held))
+
+    def complete(self) -> None:
+        if not self.flight:
+            return
+        batch = self.flight.pop(0)
+        output = self.runner.run(batch)
+        finished = self.scheduler.complete(batch, output, 0)
+        for token in output.sampled:
+            known = self.runner.known[token.request_id]
+            request = self.requests[token.request_id]
+            if len(known) - len(request.prompt_token_ids) < len(answer_of(request)):
+                known.append(token.token_id)
+            else:
+                assert self.policy in ("request-level", "request-level in microbatches"), "a token after the last"
+        self.leave(finished)
+        for name in self.doomed & {part.request_id for part in batch.requests}:
+            assert self.left.get(name) is FinishReason.CANCELLED, "a cancelled request stays"
+        earliest = next(iter(self.unfinished), "")
+        self.wait = earliest, self.wait[1] + 1 if earliest == self.wait[0] else 0
+        if earliest and self.policy.startswith(("orca", "paged")):
+            assert self.wait[1] <= 2 * self.n_workers, "the earliest request starves"
+
+    def cancel(self, name: str) -> None:
+        is_in_flight = any(part.request_id == name for batch in self.flight for part in batch.requests)
+        finished = self.scheduler.cancel(name, 0)
+        self.leave(finished)
+        if is_in_flight:
+            assert name not in self.left
+            self.doomed.add(name)
+        else:
+            assert name in self.left or name not in self.requests
+
+    def fail(self) -> None:
+        if self.flight:
+            batch = self.flight.pop(0)
+            self.runner.break_down(batch)
+            self.leave(self.scheduler.fail(batch, RuntimeError("device lost"), 0))
+
+    def leave(self, finished: Iterable[Finished[Any]]) -> None:
+        for item in finished:
+            request = self.requests[item.request_id]
+            assert item.request_id not in self.left, "a request left twice"
+            self.left[item.request_id] = item.reason
+            streamed = self.runner.known[item.request_id][len(request.prompt_token_ids) :]
+            answer = answer_of(request)
+            assert streamed == answer[: len(streamed)]
+            if item.reason is FinishReason.DONE:
+                assert [token.token_id for token in item.result.tokens] == answer == streamed
+                by_stop = answer[-1] in request.stop_token_ids
+                assert item.result.finish_reason == ("stop" if by_stop else "length")
+
+    @property
+    def holders(self) -> dict[str, Any]:
+        return dict(self.scheduler._book.holders)
+
+    @property
+    def unfinished(self) -> list[str]:
+        return [name for name in self.requests if name not in self.left]
+
+    def rounds(self, number: int) -> None:
+        for _ in range(number):
+            while self.start():
+                pass
+            if not self.flight:
+                break
+            self.complete()
+
+    def drain(self) -> None:
+        bound = 20 + 4 * self.n_workers * (1 + len(self.unfinished)) * sum(
+            self.requests[name].max_tokens for name in self.unfinished
+        )
+        self.rounds(bound)
+        assert not self.unfinished, "a request does not end"
+        assert set(self.left) == set(self.requests)
+        assert self.scheduler.num_unfinished == 0
+        self.check_blocks()
+        assert self.tables.num_free_blocks == self.tables.num_blocks
+        self.tables.clear_cache()
+        assert self.tables.num_free_blocks == self.tables.num_blocks
+        assert self.tables.num_cached_blocks == 0
+
+
+def make_request(name: str, family: int, length: int, new: int, stops: bool) -> GenerationRequest:
+    """Prompts of one family begin alike: one is often the beginning of another, or of another's answer."""
+    base = [family]
+    while len(base) < length:
+        base.append(next_token(contexts(base)[-1]))
+    return GenerationRequest(
+        request_id=name,
+        prompt_token_ids=tuple(base),
+        max_new_tokens=new,
+        stop_token_ids=frozenset({STOP} if stops else ()),
+    )
+
+
+adds = st.tuples(
+    st.just("add"), st.integers(0, 2), st.integers(1, 14), st.sampled_from([1, 2, 5, 9, 14, 20]), st.booleans()
+)
+others = st.one_of(
+    st.tuples(st.just("start")),
+    st.tuples(st.just("complete")),
+    st.tuples(st.just("rounds"), st.integers(2, 8)),  # fill the pipeline and complete one batch, so many times
+    st.tuples(st.just("fail")),
+    st.tuples(st.just("cancel"), st.integers(0, 12)),
+)
+operations = st.lists(st.one_of(adds, others), min_size=8, max_size=50)
+
+
+@settings(max_examples=120, deadline=None)
+@given(operations, st.integers(3, 14), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_any_history_is_served_right(
+    policy: str, script: list[Any], num_blocks: int, block_size: int, max_batch_size: int, n_workers: int
+) -> None:
+    bench = Bench(
+        policy, num_blocks=num_blocks, block_size=block_size, max_batch_size=max_batch_size, n_workers=n_workers
+    )
+    num_added = 0
+    for step in script:
+        match step:
+            case ("add", family, length, new, stops):
+                bench.add(make_request(f"r{num_added}", family, length, new, stops))
+                num_added += 1
+            case ("start",):
+                bench.start()
+            case ("complete",):
+                bench.complete()
+            case ("fail",):
+                bench.fail()
+            case ("rounds", number):
+                bench.rounds(number)
+            case ("cancel", number):
+                bench.cancel(f"r{number}")
+    bench.drain()
