@@ -200,7 +200,6 @@ def _own_kernel(a, b):
         kernel_approximation.Nystroem(kernel="chi2", n_components=5),
         kernel_approximation.Nystroem(kernel=_own_kernel, n_components=5),
     ],
-    ids=repr,
 )
 def test_what_is_not_known_stays_foreign(same_answers, source):
     with pytest.raises(InvalidInputError, match=type(source).__name__):

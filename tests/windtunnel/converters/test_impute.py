@@ -31,7 +31,7 @@ STRATEGIES = [
 ]
 
 
-@pytest.mark.parametrize("options", STRATEGIES, ids=str)
+@pytest.mark.parametrize("options", STRATEGIES)  # no ids of functions: they hold addresses
 @pytest.mark.parametrize("keep_empty_features", [True, False])
 @pytest.mark.parametrize("add_indicator", [True, False])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])

@@ -124,7 +124,7 @@ def _own(distances):
 
 
 @pytest.mark.parametrize(
-    "options", [{"weights": _own}, {"metric": "cosine"}, {"metric": "canberra"}, {"metric": "sqeuclidean"}], ids=str
+    "options", [{"weights": _own}, {"metric": "cosine"}, {"metric": "canberra"}, {"metric": "sqeuclidean"}]
 )
 def test_what_is_not_known_is_refused(options):
     for source in (KNeighborsClassifier(**options), KNeighborsRegressor(**options)):
