@@ -22,14 +22,16 @@ def mlsys_register_engines() -> Iterable[EngineSpec]:
 
 @hookimpl
 def mlsys_register_policies() -> Iterable[PolicySpec]:
-    """Algorithm 2 of the ORCA paper."""
+    """The scheduling policies of the engine."""
+    policies = [
+        ("orca", "Iteration-level FCFS with reservation (ORCA, Algorithm 2).", "orca:IterationScheduler"),
+        ("paged", "K/V blocks on demand, shared prefixes, preemption by recomputation.", "paged:PagedScheduler"),
+        ("chunked", "As paged, with prompts in chunks beside decodes, under a budget.", "chunked:ChunkedScheduler"),
+        ("request-level", "Whole batches to their end: the baseline.", "request_level:RequestLevelScheduler"),
+    ]
     return [
-        PolicySpec(
-            name="orca",
-            kind="scheduling",
-            help="Iteration-level FCFS with reservation (ORCA, Algorithm 2).",
-            factory="mlsys_orca.scheduler:IterationScheduler",
-        )
+        PolicySpec(name=name, kind="scheduling", help=help_, factory=f"mlsys_orca.schedulers.{factory}")
+        for name, help_, factory in policies
     ]
 
 

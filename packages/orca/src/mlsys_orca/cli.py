@@ -65,6 +65,10 @@ def serve(
     threads: Threads = 0,
     max_batch_size: Annotated[int, typer.Option(min=1, help="Requests per iteration at most.")] = 8,
     max_model_len: MaxModelLen = None,
+    policy: Annotated[
+        str,
+        typer.Option(help="Scheduling policy: orca, paged, chunked, request-level, or one that a plugin registered."),
+    ] = "orca",
     kv_tokens: Annotated[int | None, typer.Option(min=16, help="K/V slots; by default what fits the memory.")] = None,
     api_key: Annotated[
         list[str] | None,
@@ -79,9 +83,13 @@ def serve(
     """
     if log_format not in ("json", "console"):
         raise InvalidInputError(f"--log-format is json or console, not {log_format!r}")
+    from mlsys_core.plugins import installed_plugins
     from mlsys_core.serving.http import HttpConfig, ServerAddress
     from mlsys_core.serving.http import serve as serve_http
 
+    from mlsys_orca.schedulers.policy import find_policy
+
+    find_policy(policy, installed_plugins().registry)  # before the model is loaded
     http = HttpConfig(
         title="mlsys orca",
         api_keys=frozenset(api_key or ()),
@@ -98,6 +106,7 @@ def serve(
         num_kv_tokens=kv_tokens,
         max_model_len=max_model_len,
         num_threads=num_threads_of(threads),
+        policy=policy,
     )
     service = make_service(loaded, name or model_name(model), config)
 
@@ -108,7 +117,7 @@ def serve(
             f"\n  {service.name} at {address.url}/v1   ({str(loaded.model.dtype).removeprefix('torch.')}, "
             f"{config.num_threads} threads)\n"
             f"  context {engine.max_model_len} tokens, {slots} K/V slots ({engine.kv_nbytes / 2**20:.0f} MiB), "
-            f"up to {max_batch_size} requests per iteration\n"
+            f"up to {max_batch_size} requests per iteration, policy {policy}\n"
             f"  documentation at {address.url}/docs, metrics at {address.url}/metrics; Ctrl-C ends it\n\n"
             f"  curl {address.url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
             f'    -d \'{{"model": "{service.name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}\'\n',

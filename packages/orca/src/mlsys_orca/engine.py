@@ -9,19 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
 
 from mlsys_core.errors import InvalidInputError, ServingError
+from mlsys_core.plugins import Registry, installed_plugins
 from mlsys_core.serving import Finished, FinishReason, InlineExecutor, LoopRecorder, ServingLoop, WallClock
 
 from mlsys_orca.batch import IterationBatch, IterationOutput, SampledToken
 from mlsys_orca.kv_cache import DEFAULT_BLOCK_SIZE, BlockTables, KVCache, kv_nbytes_per_token
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.runner import Runner, intra_op_threads
-from mlsys_orca.scheduler import GenerationRequest, GenerationResult, IterationScheduler
+from mlsys_orca.schedulers.policy import DEFAULT_POLICY, make_scheduler
+from mlsys_orca.schedulers.request import GenerationRequest, GenerationResult
 
 _log = logging.getLogger(__name__)
 _CACHE_SHARE = 0.25  # of the available memory, at most, if the number of K/V slots is not given
@@ -35,6 +37,8 @@ class EngineConfig:
     num_kv_tokens: int | None = None  # K/V slots (the paper's n_slots); None: what fits, see plan_kv_tokens
     max_model_len: int | None = None  # tokens of prompt and answer; None: what the model was made for
     num_threads: int = 1  # of torch's operators
+    policy: str = DEFAULT_POLICY  # the scheduling policy's registered name
+    policy_options: Mapping[str, Any] = field(default_factory=dict)  # keywords of the policy's own
 
 
 def plan_kv_tokens(loaded: LoadedModel, config: EngineConfig, available_nbytes: int) -> int:
@@ -64,9 +68,11 @@ class Engine:
         config: Limits.
         available_nbytes: Memory the K/V cache may count on (used if ``config.num_kv_tokens`` is None).
         recorder: Records the loop's iterations.
+        registry: Where the policy is looked up; None: what the installed plugins registered.
 
     Raises:
-        InvalidInputError: the limits do not fit the model or the memory.
+        InvalidInputError: the limits do not fit the model or the memory, or the policy or its options are unknown.
+        PluginError: the policy cannot be loaded.
 
     Example:
         >>> with Engine(load_model(path), EngineConfig(), available_nbytes=2**30) as engine:  # doctest: +SKIP
@@ -81,10 +87,19 @@ class Engine:
         *,
         available_nbytes: int,
         recorder: LoopRecorder | None = None,
+        registry: Registry | None = None,
     ) -> None:
         self.max_model_len = min(config.max_model_len or loaded.config.max_positions, loaded.config.max_positions)
         num_kv_tokens = plan_kv_tokens(loaded, config, available_nbytes)
-        self.block_tables = BlockTables(num_blocks=num_kv_tokens // DEFAULT_BLOCK_SIZE)
+        self.block_tables = BlockTables(num_blocks=-(-num_kv_tokens // DEFAULT_BLOCK_SIZE))
+        scheduler = make_scheduler(
+            config.policy,
+            installed_plugins().registry if registry is None else registry,
+            block_tables=self.block_tables,
+            max_batch_size=config.max_batch_size,
+            max_model_len=self.max_model_len,
+            options=config.policy_options,
+        )
         kv_cache = KVCache(
             loaded.config,
             num_blocks=self.block_tables.num_blocks,
@@ -92,12 +107,9 @@ class Engine:
             device=loaded.model.device,
         )
         self.kv_nbytes = kv_cache.nbytes
-        scheduler = IterationScheduler(
-            self.block_tables, max_batch_size=config.max_batch_size, max_model_len=self.max_model_len
-        )
         # One worker: an iteration runs in the loop's own thread, and requests join between iterations in any case.
         executor: InlineExecutor[IterationBatch, IterationOutput] = InlineExecutor(Runner(loaded.model, kv_cache).run)
-        self._streams = _Streams()
+        self._streams = _Streams(is_live=getattr(scheduler, "streams_tokens", True))
         self._loop = ServingLoop(scheduler, executor, WallClock(), recorder=recorder, listener=self._streams)
         self._num_threads = config.num_threads
         self._thread = threading.Thread(target=self._run, name="orca-engine", daemon=True)
@@ -127,6 +139,8 @@ class Engine:
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[SampledToken | GenerationResult, None]:
         """The request's tokens as they come, then its result; leaving the iteration early cancels the request.
+
+        Under a policy that does not stream (``request-level``) the tokens come all at once, right before the result.
 
         Raises:
             InvalidInputError: the request can never be served, or its id is in use.
@@ -170,9 +184,14 @@ def _result_of(finished: Finished[Any]) -> GenerationResult:
 
 
 class _Streams:
-    """Hands tokens from the loop's thread to the event loops that wait for them: one wake-up per iteration and loop."""
+    """Hands tokens from the loop's thread to the event loops that wait for them: one wake-up per iteration and loop.
 
-    def __init__(self) -> None:
+    Args:
+        is_live: Whether tokens are handed over as iterations complete; False: with their request's result.
+    """
+
+    def __init__(self, *, is_live: bool) -> None:
+        self._is_live = is_live
         self._sinks: dict[str, tuple[asyncio.AbstractEventLoop, Callable[[Any], None]]] = {}
 
     def open(self, request_id: str, loop: asyncio.AbstractEventLoop, put: Callable[[Any], None]) -> None:
@@ -185,6 +204,8 @@ class _Streams:
 
     def on_output(self, batch: IterationBatch, output: IterationOutput, now: float) -> None:
         """Deliver one iteration's tokens."""
+        if not self._is_live:
+            return
         deliveries: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
         for token in output.sampled:
             sink = self._sinks.get(token.request_id)
@@ -194,10 +215,12 @@ class _Streams:
             _call_soon(loop, calls)
 
     def on_finished(self, finished: Finished[Any], now: float) -> None:
-        """Deliver a request's end."""
+        """Deliver a request's end, after its tokens if those were held back."""
         sink = self._sinks.get(finished.request_id)
         if sink is not None:
-            _call_soon(sink[0], [partial(sink[1], finished)])
+            result = finished.result
+            held_back = result.tokens if isinstance(result, GenerationResult) and not self._is_live else ()
+            _call_soon(sink[0], [partial(sink[1], item) for item in (*held_back, finished)])
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, calls: list[Callable[[], None]]) -> None:
