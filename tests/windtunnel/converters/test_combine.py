@@ -41,6 +41,7 @@ from sklearn.multioutput import ClassifierChain, MultiOutputClassifier, MultiOut
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.svm import LinearSVC
+from sklearn.tree import DecisionTreeClassifier
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(150, 4))
@@ -233,6 +234,14 @@ def test_one_vs_one(same_answers, base, classes):
 def test_output_code(same_answers, base, classes):
     source = OutputCodeClassifier(base, code_size=3, random_state=0).fit(X, CLASSES[classes])
     same_answers(source, FRESH, trained=False)
+
+
+def test_output_codes_at_equal_distance(same_answers):
+    rows = RNG.normal(size=(2000, 4)) * 2
+    for seed in range(4):
+        base = DecisionTreeClassifier(max_depth=4, random_state=0)
+        source = OutputCodeClassifier(base, code_size=3, random_state=seed).fit(X, CLASSES[4])
+        same_answers(source, rows, trained=False)
 
 
 def test_several_classifiers_side_by_side(same_answers):

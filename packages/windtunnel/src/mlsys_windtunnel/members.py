@@ -100,8 +100,8 @@ def has_places_for_labels(estimator: Any) -> bool:
 
 
 def is_tree(estimator: Any) -> bool:
-    """Whether a single decision tree: ensembles of trees alone have a tensor form of their own."""
-    return hasattr(estimator, "tree_")
+    """Whether one of scikit-learn's decision trees: ensembles of these alone have a tensor form of their own."""
+    return type(estimator).__module__.startswith("sklearn.tree.") and hasattr(estimator, "tree_")
 
 
 def is_constant(estimator: Any) -> bool:

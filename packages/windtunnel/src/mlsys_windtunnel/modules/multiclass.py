@@ -156,9 +156,15 @@ class OutputCode(PredictorModule):
         self.register_buffer("code_book", torch.tensor(code_book, dtype=torch.float64))
 
     def forward(self, *tables: Tensor) -> Tensor:
-        """Squared distances ``[rows, classes]``."""
-        scores = self.members(tables, "score").unsqueeze(1)
-        distances: Tensor = ((scores - self.code_book) ** 2).sum(dim=2)
+        """Squared distances ``[rows, classes]``, less each row's own square.
+
+        Summed member by member as scikit-learn does: members without margins tie exactly, and rounding decides.
+        """
+        scores = self.members(tables, "score")
+        products = scores[:, :1] * self.code_book[:, 0]
+        for number in range(1, scores.shape[1]):
+            products = products + scores[:, number : number + 1] * self.code_book[:, number]
+        distances: Tensor = (self.code_book**2).sum(dim=1) - 2 * products
         return distances
 
     def prediction(self, scores: Tensor) -> Tensor:
