@@ -7,6 +7,7 @@ wrongly is found the moment anyone reads it; a token depends on all of its conte
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -57,22 +58,29 @@ def next_token(context: int) -> int:
 
 def answer_of(request: GenerationRequest) -> list[int]:
     """What the request must get, alone or not."""
-    tokens = list(request.prompt_token_ids)
-    while len(tokens) < request.max_tokens:
-        tokens.append(next_token(contexts(tokens)[-1]))
-        if tokens[-1] in request.stop_token_ids:
+    answer: list[int] = []
+    context = contexts(request.prompt_token_ids)[-1]
+    while len(answer) < request.max_new_tokens:
+        answer.append(next_token(context))
+        (context,) = contexts(answer[-1:], context)
+        if answer[-1] in request.stop_token_ids:
             break
-    return tokens[len(request.prompt_token_ids) :]
+    return answer
 
 
 @dataclass
 class FakeRunner:
-    """Runs iterations over a cache of contexts."""
+    """Runs iterations over a cache of contexts, and knows what each request has."""
 
     block_size: int
     slots: dict[int, int] = field(default_factory=dict)
-    known: dict[str, list[int]] = field(default_factory=dict)  # each request's tokens: the prompt and its answer so far
+    truth: dict[str, list[int]] = field(default_factory=dict)  # the context of each of a request's tokens so far
+    streamed: dict[str, list[int]] = field(default_factory=dict)  # the tokens each request was given
     num_copies: int = 0
+
+    def expect(self, request: GenerationRequest) -> None:
+        self.truth[request.request_id] = contexts(request.prompt_token_ids)
+        self.streamed[request.request_id] = []
 
     def slot(self, table: Sequence[int], position: int) -> int:
         return table[position // self.block_size] * self.block_size + position % self.block_size
@@ -89,12 +97,17 @@ class FakeRunner:
         sampled = []
         for part in batch.requests:  # after all writes, as attention comes after them in each layer
             read = [self.slots.get(self.slot(part.block_table, p)) for p in range(part.context_len)]
-            tokens = self.known[part.request_id]
-            assert read == contexts(tokens[: part.context_len]), f"{part.request_id} reads another's keys and values"
+            truth = self.truth[part.request_id]
+            assert read == truth[: part.context_len], f"{part.request_id} reads another's keys and values"
             if part.sampling is not None:
-                assert part.context_len == len(tokens), "a token is sampled after the last one known"
-                sampled.append(SampledToken(part.request_id, next_token(read[-1])))
+                assert part.context_len == len(truth), "a token is sampled after the last one known"
+                sampled.append(SampledToken(part.request_id, next_token(truth[-1])))
         return IterationOutput(tuple(sampled))
+
+    def deliver(self, token: SampledToken) -> None:
+        truth = self.truth[token.request_id]
+        truth += contexts([token.token_id], truth[-1])
+        self.streamed[token.request_id].append(token.token_id)
 
     def copy(self, batch: IterationBatch) -> None:
         offsets = range(self.block_size)
@@ -135,7 +148,7 @@ class Bench:
             assert request.max_tokens > min(MAX_TOKENS, self.tables.num_blocks * self.tables.block_size)
             return
         self.requests[request.request_id] = request
-        self.runner.known[request.request_id] = list(request.prompt_token_ids)
+        self.runner.expect(request)
 
     def start(self) -> bool:
         if len(self.flight) == self.n_workers:
@@ -196,10 +209,9 @@ class Bench:
         output = self.runner.run(batch)
         finished = self.scheduler.complete(batch, output, 0)
         for token in output.sampled:
-            known = self.runner.known[token.request_id]
-            request = self.requests[token.request_id]
-            if len(known) - len(request.prompt_token_ids) < len(answer_of(request)):
-                known.append(token.token_id)
+            answer = answer_of(self.requests[token.request_id])
+            if len(self.runner.streamed[token.request_id]) < len(answer):
+                self.runner.deliver(token)
             else:
                 assert self.policy in ("request-level", "request-level in microbatches"), "a token after the last"
         self.leave(finished)
@@ -231,7 +243,7 @@ class Bench:
             request = self.requests[item.request_id]
             assert item.request_id not in self.left, "a request left twice"
             self.left[item.request_id] = item.reason
-            streamed = self.runner.known[item.request_id][len(request.prompt_token_ids) :]
+            streamed = self.runner.streamed[item.request_id]
             answer = answer_of(request)
             assert streamed == answer[: len(streamed)]
             if item.reason is FinishReason.DONE:
@@ -322,3 +334,63 @@ def test_any_history_is_served_right(
             case ("cancel", number):
                 bench.cancel(f"r{number}")
     bench.drain()
+
+
+@pytest.mark.parametrize("policy", ["orca", "paged", "chunked", "request-level"])
+def test_two_thousand_requests_leave_every_block_free(policy: str) -> None:
+    """Through the serving loop, three batches in flight; a tenth is cancelled at any time, some iterations fail."""
+    random = Random(1)
+    tables = BlockTables(num_blocks=40, block_size=4)
+    scheduler = POLICIES[policy](tables, max_batch_size=6, max_model_len=60)
+    runner = FakeRunner(tables.block_size)
+    requests: dict[str, GenerationRequest] = {}
+    trace, cancellations, now = [], [], 0.0
+    for number in range(2000):
+        now += random.expovariate(8.0)
+        length, new = random.randint(1, 30), random.randint(1, 30)
+        request = make_request(f"r{number}", random.randrange(40), length, new, random.random() < 0.5)
+        requests[request.request_id] = request
+        trace.append((now, request))
+        if random.random() < 0.1:
+            cancellations.append((now + random.expovariate(1.0), request.request_id))
+    answers = {name: answer_of(request) for name, request in requests.items()}
+
+    def output(batch: IterationBatch) -> IterationOutput:
+        if random.random() < 0.001:
+            runner.break_down(batch)
+            raise RuntimeError("device lost")
+        return runner.run(batch)
+
+    class Client:
+        """Reads the stream, as the engine's listener does."""
+
+        def on_output(self, batch: IterationBatch, output: IterationOutput, now: float) -> None:
+            for token in output.sampled:
+                if len(runner.streamed[token.request_id]) < len(answers[token.request_id]):
+                    runner.deliver(token)
+
+        def on_finished(self, finished: Finished[Any], now: float) -> None:
+            pass
+
+    for request in requests.values():
+        runner.expect(request)
+    executor = SimulatedExecutor([lambda batch: 0.02 + 0.0005 * batch.num_tokens] * 3, output)
+    simulation = simulate(scheduler, executor, trace, cancellations=sorted(cancellations), listener=Client())
+    reasons = Counter(served.finished.reason for served in simulation.requests)
+    assert reasons.total() == 2000
+    assert reasons[FinishReason.CANCELLED] > 50
+    assert 0 < reasons[FinishReason.FAILED] < 200
+    for served in simulation.requests:
+        name, streamed = served.request_id, runner.streamed[served.request_id]
+        assert streamed == answers[name][: len(streamed)]
+        if served.finished.reason is FinishReason.FAILED:
+            assert str(served.finished.error) == "device lost", "what the fake cache found"
+        if served.finished.reason is FinishReason.DONE:
+            assert [token.token_id for token in served.finished.result.tokens] == answers[name] == streamed
+    assert tables.num_free_blocks == 40
+    tables.clear_cache()
+    assert all(tables.num_holders(block) == 0 for block in range(40))
+    if policy in ("paged", "chunked"):
+        assert scheduler.pager.num_preemptions > 100
+        assert scheduler.pager.num_cached_tokens > 1000
+        assert runner.num_copies > 20
