@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mlsys_windtunnel.translate import translate
+from mlsys_windtunnel.translation import translate
 
 METHODS = ("predict", "predict_proba", "predict_log_proba", "decision_function", "score_samples", "transform")
 TOLERANCE = 1e-6

@@ -22,7 +22,7 @@ from mlsys_windtunnel.export.plain import Reader, Writer
 from mlsys_windtunnel.modules.base import OperatorModule
 from mlsys_windtunnel.modules.linear import Affine
 from mlsys_windtunnel.network import Network, Wire
-from mlsys_windtunnel.translate import translate
+from mlsys_windtunnel.translation import translate
 from safetensors.torch import load_file, save_file
 from sklearn.compose import make_column_transformer
 from sklearn.linear_model import LinearRegression, LogisticRegression, RANSACRegressor

@@ -95,7 +95,7 @@ def test_the_step_on_real_data(context: DemoContext):
 
 @pytest.mark.usefixtures("small")
 def test_a_wrong_translation_would_be_seen(monkeypatch, tmp_path: Path, context: DemoContext):
-    import mlsys_windtunnel.translate as translation
+    import mlsys_windtunnel.translation as translation
 
     right = translation.translate
 

@@ -17,15 +17,16 @@ from lightgbm import LGBMClassifier
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_windtunnel.export.onnx import export_onnx, load_onnx
 from mlsys_windtunnel.export.pt2 import HOST_FILE, export_pt2, load_pt2
-from mlsys_windtunnel.translate import translate
+from mlsys_windtunnel.translation import translate
 from sklearn.compose import make_column_transformer
-from sklearn.ensemble import RandomForestClassifier
+from sklearn.ensemble import IsolationForest, RandomForestClassifier
 from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClassifier, SGDOneClassSVM
+from sklearn.multioutput import MultiOutputClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, QuantileTransformer, StandardScaler
 
 HAS_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
-needs_onnx = pytest.mark.skipif(not HAS_ONNX, reason="needs pip install 'mlsys-windtunnel[onnx]'")
+needs_onnx = pytest.mark.skipif(not HAS_ONNX, reason="needs pip install 'mlsys-windtunnel[onnx]' onnxruntime")
 FORMATS = [
     pytest.param(("pt2", export_pt2, load_pt2), id="pt2"),
     pytest.param(("onnx", export_onnx, load_onnx), id="onnx", marks=needs_onnx),
@@ -96,6 +97,26 @@ def test_trees_and_searches_export(form: Any, estimator: Any, tmp_path: Path):
     for method in methods:
         expected, got = getattr(source, method)(fresh), getattr(file, method)(fresh)
         assert (got == expected).all() if method == "predict" else np.allclose(got, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_several_outputs_keep_their_labels(form: Any, tmp_path: Path):
+    suffix, export, load = form
+    x = FRAME[["a", "b"]].to_numpy()
+    labels = np.stack([np.where(x[:, 0] > 0, "a", "b"), LABELS], axis=1)
+    source = MultiOutputClassifier(LogisticRegression()).fit(x, labels)
+    file = load(export(translate(source), tmp_path / f"m.{suffix}", methods=["predict", "predict_proba"]))
+    assert (file.predict(x) == source.predict(x)).all()
+    for got, expected in zip(file.predict_proba(x), source.predict_proba(x), strict=True):
+        np.testing.assert_allclose(got, expected, atol=1e-12)
+
+
+@needs_onnx
+def test_numbers_of_onnx_files_are_not_rounded(tmp_path: Path):
+    x = FRAME[["a", "b"]].to_numpy()
+    source = IsolationForest(n_estimators=5, random_state=0).fit(x)  # divides by a constant of many digits
+    file = load_onnx(export_onnx(translate(source), tmp_path / "m.onnx", methods=["decision_function"]))
+    np.testing.assert_allclose(file.decision_function(x), source.decision_function(x), rtol=0, atol=1e-14)
 
 
 def test_pt2_runs_on_torch_alone_in_a_fresh_process(source: Any, tmp_path: Path):
@@ -182,5 +203,5 @@ def test_missing_packages_are_named_with_the_command(package: str, source: Any, 
     with pytest.raises(MissingDependencyError, match=rf"package {package}: pip install 'mlsys-windtunnel\[onnx\]'"):
         export_onnx(translate(source), tmp_path / "m.onnx")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(MissingDependencyError, match="onnxruntime"):
+    with pytest.raises(MissingDependencyError, match="pip install onnxruntime"):
         load_onnx(tmp_path / "m.onnx")

@@ -15,7 +15,7 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.converters.registry import ConverterRegistry, Entry
 from mlsys_windtunnel.modules.linear import Affine
-from mlsys_windtunnel.translate import translate
+from mlsys_windtunnel.translation import translate
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.compose import ColumnTransformer
 from sklearn.linear_model import LinearRegression, LogisticRegression
@@ -171,3 +171,12 @@ def test_read_only_input_is_taken(frame):
     x = frame[["a", "b"]].to_numpy()
     x.flags.writeable = False
     translate(LinearRegression().fit(x, frame.a)).predict(x)
+
+
+def test_the_entrance_is_the_function_whatever_was_imported_before():
+    import mlsys_windtunnel.translation
+    from mlsys_windtunnel import WindTunnelModule
+    from mlsys_windtunnel import translate as entrance
+
+    assert entrance is mlsys_windtunnel.translation.translate is translate
+    assert isinstance(entrance(LinearRegression().fit([[0.0], [1.0]], [0.0, 1.0])), WindTunnelModule)

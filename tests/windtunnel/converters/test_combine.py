@@ -12,7 +12,7 @@ import pytest
 import torch
 from mlsys_windtunnel.graph import Kind
 from mlsys_windtunnel.parse import parse_pipeline
-from mlsys_windtunnel.translate import translate
+from mlsys_windtunnel.translation import translate
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import ColumnTransformer

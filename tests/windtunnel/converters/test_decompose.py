@@ -12,7 +12,7 @@ import scipy.sparse
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.modules.kernels import Kernel, distances, squared_distances
-from mlsys_windtunnel.translate import translate
+from mlsys_windtunnel.translation import translate
 from sklearn import decomposition, kernel_approximation, random_projection
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics.pairwise import pairwise_kernels

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.estimators import BinaryEncoder, HashEncoder, TwoHotEncoder
-from mlsys_windtunnel.translate import translate
+from mlsys_windtunnel.translation import translate
 from sklearn.compose import ColumnTransformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_windtunnel.modules.isotonic import interp
-from mlsys_windtunnel.translate import translate
+from mlsys_windtunnel.translation import translate
 from sklearn.isotonic import IsotonicRegression
 
 RNG = np.random.default_rng(3)

@@ -11,7 +11,7 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.converters.lightgbm import read_model
 from mlsys_windtunnel.modules.trees import Trees
-from mlsys_windtunnel.translate import translate
+from mlsys_windtunnel.translation import translate
 from sklearn.compose import ColumnTransformer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -34,15 +34,6 @@ def fresh() -> np.ndarray:
 
 def _trees(module) -> Trees:
     return next(part for part in module.modules() if isinstance(part, Trees))
-
-
-def _same_in_both_layouts(same_answers, source, x):
-    module = same_answers(source, x)
-    method = "predict_proba" if hasattr(source, "predict_proba") else "predict"
-    for layout in ("bits", "walk"):
-        _trees(module).use_layout(layout)
-        np.testing.assert_allclose(getattr(module, method)(x), getattr(source, method)(x), rtol=0, atol=1e-12)
-    return module
 
 
 @pytest.mark.parametrize(
@@ -100,7 +91,7 @@ def test_boosting_types(same_answers, x, fresh, boosting, kind):
 
 @pytest.mark.parametrize("options", [{}, {"zero_as_missing": True}, {"use_missing": False}])
 @pytest.mark.parametrize("share", [0.0, 0.3])
-def test_what_is_missing(same_answers, x, fresh, options, share):
+def test_what_is_missing(same_in_each_layout, x, fresh, options, share):
     """Zero, the numbers about 1e-35 that LightGBM takes for zero, NaN whether training had it or not, infinities."""
     rng = np.random.default_rng(0)
     x = np.where(rng.random(x.shape) < 0.3, 0, x)
@@ -108,18 +99,18 @@ def test_what_is_missing(same_answers, x, fresh, options, share):
     x = np.where(rng.random(x.shape) < share, np.nan, x)
     special = [0.0, -0.0, 1e-35, 1.1e-35, -1e-35, 1e-36, np.nan, np.inf, -np.inf, float(np.float32(1e-35))]
     fresh = np.where(rng.random(fresh.shape) < 0.5, rng.choice(special, fresh.shape), fresh)
-    _same_in_both_layouts(same_answers, lightgbm.LGBMRegressor(**SMALL, **options).fit(x, y), fresh)
+    same_in_each_layout(lightgbm.LGBMRegressor(**SMALL, **options).fit(x, y), fresh, tolerance=1e-12)
 
 
-def test_ties_at_thresholds(same_answers, x):
+def test_ties_at_thresholds(same_in_each_layout, x):
     source = lightgbm.LGBMRegressor(**SMALL).fit(np.round(x, 1), x[:, 0] + x[:, 1] * x[:, 2])
     thresholds = read_model(source.booster_).ensemble.threshold
     rows = np.concatenate([thresholds, np.nextafter(thresholds, 9), np.nextafter(thresholds, -9)])
     rows = np.random.default_rng(0).choice(rows, (300, 5))
-    _same_in_both_layouts(same_answers, source, rows)
+    same_in_each_layout(source, rows, tolerance=1e-12)
 
 
-def test_categories_given_as_numbers(same_answers, x, fresh):
+def test_categories_given_as_numbers(same_in_each_layout, x, fresh):
     """Unseen, negative, fractional and missing codes go where LightGBM sends them."""
     rng = np.random.default_rng(0)
     x[:, 1], x[:, 3] = rng.integers(0, 90, 400), rng.integers(0, 3, 400)
@@ -128,7 +119,7 @@ def test_categories_given_as_numbers(same_answers, x, fresh):
     assert len(read_model(source.booster_).ensemble.categorical_features) == 2
     fresh[:, 1] = rng.choice([*range(95), -1, -0.5, 0.5, 7.9, 1e9, np.nan], 200)
     fresh[:, 3] = rng.choice([0, 1, 2, 3, -7, np.nan], 200)
-    _same_in_both_layouts(same_answers, source, fresh)
+    same_in_each_layout(source, fresh, tolerance=1e-12)
 
 
 def _frame(seed: int) -> pd.DataFrame:
@@ -149,12 +140,12 @@ def _target(frame: pd.DataFrame) -> np.ndarray:
     return (frame.number + (frame.city == "oslo") * 2 + (frame.code.astype(int) == 30) + frame.flag).to_numpy()
 
 
-def test_pandas_categories(same_answers):
+def test_pandas_categories(same_in_each_layout):
     """Text, whole numbers, missing, and a column that never varies; their codes come from the host."""
     frame, fresh = _frame(0), _frame(1)
     source = lightgbm.LGBMRegressor(**SMALL, **CATEGORIES).fit(frame, _target(frame))
     fresh["city"] = pd.Categorical(fresh.city.astype(object).where(fresh.number < 1, "lima"))  # never seen
-    module = _same_in_both_layouts(same_answers, source, fresh)
+    module = same_in_each_layout(source, fresh, tolerance=1e-12)
     assert not module.frontend.is_trivial
     shuffled = fresh[fresh.columns[::-1]]
     np.testing.assert_allclose(module.predict(shuffled), source.predict(fresh), atol=1e-12)

@@ -12,7 +12,7 @@ import scipy.sparse
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.converters.linear import logistic_regression
-from mlsys_windtunnel.translate import translate
+from mlsys_windtunnel.translation import translate
 from sklearn import linear_model
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.modules import neighbors
 from mlsys_windtunnel.modules.neighbors import nearest
-from mlsys_windtunnel.translate import translate
+from mlsys_windtunnel.translation import translate
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor, NearestCentroid
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler

@@ -11,7 +11,7 @@ import scipy.sparse
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.converters.scale import inverse_of
-from mlsys_windtunnel.translate import translate
+from mlsys_windtunnel.translation import translate
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline

@@ -11,7 +11,7 @@ import scipy.sparse
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.modules.svm import couple
-from mlsys_windtunnel.translate import translate
+from mlsys_windtunnel.translation import translate
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC, SVR, NuSVC, NuSVR, OneClassSVM

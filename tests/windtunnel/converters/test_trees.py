@@ -114,6 +114,7 @@ def test_masks_are_as_short_as_the_largest_tree_allows(leaves, bits):
 
 @pytest.mark.parametrize("layout", ["bits", "walk"])
 @pytest.mark.parametrize("with_gradients", [True, False])
+@pytest.mark.usefixtures("without_kernel")
 def test_leaves_are_summed_in_turn_per_output(layout, with_gradients):
     ensemble = _ensemble(3, [5, 9, 4, 7, 6, 3])
     trees = Trees(ensemble, bias=[10.0, 20.0, 30.0], num_groups=3, divisor=2, layout=layout)
@@ -135,6 +136,7 @@ def test_leaves_of_several_outputs_are_summed(layout):
 
 
 @pytest.mark.parametrize("layout", ["bits", "walk"])
+@pytest.mark.usefixtures("without_kernel")
 def test_blocks_of_rows_on_threads_answer_as_one_block(layout, monkeypatch):
     monkeypatch.setattr("mlsys_windtunnel.modules.trees._ROW_TREES_PER_BLOCK", 1)
     trees = Trees(_ensemble(5, [30, 20]), layout=layout)

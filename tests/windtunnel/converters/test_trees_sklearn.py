@@ -12,7 +12,7 @@ import pytest
 import scipy.sparse
 import torch
 from mlsys_windtunnel.modules.trees import Trees
-from mlsys_windtunnel.translate import translate
+from mlsys_windtunnel.translation import translate
 from sklearn.ensemble import (
     ExtraTreesClassifier,
     ExtraTreesRegressor,
@@ -63,13 +63,9 @@ def test_regressors_of_one_and_several_outputs(same_answers, x, fresh, kind, out
 
 @pytest.mark.parametrize("kind", [*CLASSIFIERS, *REGRESSORS])
 @pytest.mark.parametrize("depth", [1, 3, None])
-def test_small_and_deep_trees(same_answers, x, fresh, kind, depth):
-    source = _made(kind, max_depth=depth).fit(x, _labels(x, [0, 1]))
-    module = same_answers(source, fresh)
-    trees = next(part for part in module.modules() if isinstance(part, Trees))
-    for layout in ("bits", "walk"):
-        trees.use_layout(layout)
-        np.testing.assert_array_equal(module.predict(fresh), source.predict(fresh), "to the last bit")
+def test_small_and_deep_trees(same_in_each_layout, x, fresh, kind, depth):
+    """To the last bit."""
+    same_in_each_layout(_made(kind, max_depth=depth).fit(x, _labels(x, [0, 1])), fresh)
 
 
 @pytest.mark.parametrize("kind", [*CLASSIFIERS, *REGRESSORS])

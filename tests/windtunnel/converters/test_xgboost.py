@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.modules.trees import Trees
-from mlsys_windtunnel.translate import translate
+from mlsys_windtunnel.translation import translate
 
 xgboost = pytest.importorskip("xgboost", reason="XGBoost is not installed: pip install xgboost")
 
@@ -53,7 +53,7 @@ def test_rankers_forests_and_several_targets(same_answers, x, fresh):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3])
-def test_missing_values_and_ties(same_answers, x, fresh, share):
+def test_missing_values_and_ties(same_in_each_layout, x, fresh, share):
     rng = np.random.default_rng(0)
     x = np.where(rng.random(x.shape) < share, np.nan, np.round(x, 1))
     source = xgboost.XGBRegressor(**SMALL).fit(x, np.nan_to_num(x[:, 0]) + np.isnan(x[:, 1]))
@@ -61,11 +61,7 @@ def test_missing_values_and_ties(same_answers, x, fresh, share):
     at = np.nextafter(trees.ensemble.threshold.astype(np.float32), np.float32(np.inf))  # "<" this
     special = np.concatenate([at, np.nextafter(at, np.float32(-9)), [np.nan, np.inf, -np.inf]])
     rows = np.where(rng.random(fresh.shape) < 0.7, rng.choice(special, fresh.shape), fresh)
-    module = same_answers(source, rows)
-    (trees,) = (part for part in module.modules() if isinstance(part, Trees))
-    for layout in ("bits", "walk"):
-        trees.use_layout(layout)
-        np.testing.assert_allclose(module.predict(rows), source.predict(rows), atol=1e-6)
+    same_in_each_layout(source, rows, tolerance=1e-5)
 
 
 def test_categories(same_answers):

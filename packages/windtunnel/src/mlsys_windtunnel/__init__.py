@@ -14,7 +14,7 @@ from mlsys_windtunnel.parse import parse_pipeline
 
 if TYPE_CHECKING:
     from mlsys_windtunnel.module import WindTunnelModule
-    from mlsys_windtunnel.translate import translate
+    from mlsys_windtunnel.translation import translate
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
     "translate",
 ]
 
-_MODULES = {"WindTunnelModule": "module", "translate": "translate"}
+_MODULES = {"WindTunnelModule": "module", "translate": "translation"}
 
 
 def __getattr__(name: str) -> Any:

@@ -91,9 +91,20 @@ def _table(answering: Any, rows: Any, *, proba: bool) -> pd.DataFrame:
     else:
         columns = {f"{name}_{place}": answer[:, place] for place in range(answer.shape[1])}
     if proba:
-        table = answering.predict_proba(rows)
-        columns |= {f"probability of {label}": table[:, place] for place, label in enumerate(answering.classes_)}
+        tables = answering.predict_proba(rows)
+        if isinstance(tables, list):
+            named = [(f" in {name}_{place}", labels) for place, labels in enumerate(_outputs(answering))]
+        else:
+            labels = getattr(answering, "classes_", range(tables.shape[1]))
+            tables, named = [tables], [("", labels)]
+        for table, (where, labels) in zip(tables, named, strict=True):
+            columns |= {f"probability of {label}{where}": table[:, place] for place, label in enumerate(labels)}
     return pd.DataFrame(columns)
+
+
+def _outputs(answering: Any) -> Any:
+    """The labels of each output of a classifier of several."""
+    return answering.outputs if hasattr(answering, "outputs") else answering.predictor.outputs
 
 
 def _save(parts: Iterator[pd.DataFrame], path: Path, suffix: str) -> None:

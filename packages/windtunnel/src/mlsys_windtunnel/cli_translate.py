@@ -86,7 +86,7 @@ def _translated(source: Any, rows: Any, *, float32: bool) -> tuple[WindTunnelMod
     import torch
 
     from mlsys_windtunnel.parse import parse_pipeline
-    from mlsys_windtunnel.translate import translate as translate_pipeline
+    from mlsys_windtunnel.translation import translate as translate_pipeline
 
     module = translate_pipeline(source, rows, dtype=torch.float32 if float32 else torch.float64)
     return module, parse_pipeline(source)
@@ -198,6 +198,8 @@ def differences(source: Any, answering: Any, x: Any) -> dict[str, tuple[float, i
         if not hasattr(source, method) or not hasattr(answering, method):
             continue
         expected, got = getattr(source, method)(x), getattr(answering, method)(x)
+        if isinstance(expected, list):  # probabilities of several outputs
+            expected, got = np.concatenate(expected, axis=1), np.concatenate(got, axis=1)
         expected = np.asarray(expected.toarray() if hasattr(expected, "toarray") else expected)
         if expected.shape != got.shape:
             raise MlsysError(f"{method} answers a table of shape {got.shape}; the source's is {expected.shape}")

@@ -157,7 +157,7 @@ def compare(source: Any, data: Dataset, held_out: np.ndarray[Any, Any], fit_s: f
 
     from mlsys_windtunnel.cli_translate import num_trainable, print_operators, where_it_runs
     from mlsys_windtunnel.parse import parse_pipeline
-    from mlsys_windtunnel.translate import translate
+    from mlsys_windtunnel.translation import translate
 
     rows, labels = data.frame.iloc[held_out], data.target[held_out]
     started = time.perf_counter()

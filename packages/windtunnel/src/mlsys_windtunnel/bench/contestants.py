@@ -56,7 +56,7 @@ def booster(bout: Bout) -> Runner:
 
 def windtunnel(bout: Bout) -> Runner:
     """The translated module, raw rows to probabilities."""
-    from mlsys_windtunnel.translate import translate
+    from mlsys_windtunnel.translation import translate
 
     return Runner(_as_is, translate(bout.workload.source).predict_proba)
 
@@ -65,7 +65,7 @@ def windtunnel_network(bout: Bout) -> Runner:
     """Only the tensor part: the packed table to the last operator's scores."""
     import torch
 
-    from mlsys_windtunnel.translate import translate
+    from mlsys_windtunnel.translation import translate
 
     module = translate(bout.workload.source)
     predictor = module.predictor
@@ -86,7 +86,7 @@ def windtunnel_onnx(bout: Bout) -> Runner:
     """WindTunnel's own ONNX file in float64, with its host part, run by onnxruntime."""
     from mlsys_windtunnel.export.onnx import export_onnx, load_onnx
     from mlsys_windtunnel.export.program import INPUT
-    from mlsys_windtunnel.translate import translate
+    from mlsys_windtunnel.translation import translate
 
     path = export_onnx(translate(bout.workload.source), bout.folder / "windtunnel.onnx", methods=["predict_proba"])
     session = _session(str(path), bout.num_threads)

@@ -1,7 +1,8 @@
 """Fitted models and fresh rows for the inference suite, all from seeds.
 
-Numbers are multiples of 1/256: thresholds midway between two of them are exact in float32, so that contestants that
-compute in float32 are asked what they can represent.
+Numbers are multiples of 1/256, and fresh ones lie 1/1024 beside: thresholds midway between two numbers are exact in
+float32 and no fresh row ties with one, so that contestants that compute in float32 can be right. The census table is
+as it is.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 NUM_FEATURES = 54  # as many as covertype has
 _TRAIN_ROWS = 5_000
 _CATEGORIES = 12
+_BESIDE = 1 / 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def _plain(rows: int, num_threads: int, num_trees: int) -> list[Workload]:
     x = np.round(rng.normal(size=(_TRAIN_ROWS + rows, NUM_FEATURES)) * 256) / 256
     score = np.sin(x[:, 0]) + x[:, 1] * x[:, 2] + (x[:, 3] > 0.5) + np.abs(x[:, 4]) + x[:, 5:20].sum(axis=1) / 4
     y = (score + rng.normal(size=len(x)) * 0.5 > 1).astype(np.int64)
-    train, fresh, labels = x[:_TRAIN_ROWS], x[_TRAIN_ROWS:], y[:_TRAIN_ROWS]
+    train, fresh, labels = x[:_TRAIN_ROWS], x[_TRAIN_ROWS:] + _BESIDE, y[:_TRAIN_ROWS]
     sources = {
         f"LightGBM {num_trees}x64": LGBMClassifier(
             n_estimators=num_trees, num_leaves=64, random_state=0, verbose=-1, n_jobs=1
@@ -117,6 +119,7 @@ def _mixed_table(rows: int) -> tuple[Any, npt.NDArray[np.int64], tuple[str, ...]
 
     rng = np.random.default_rng(1)
     numbers = np.round(rng.normal(size=(rows, 10)) * 256) / 256
+    numbers[_TRAIN_ROWS:] += _BESIDE
     codes = rng.integers(0, _CATEGORIES, size=(rows, 6))
     effect = rng.normal(size=(6, _CATEGORIES))
     score = numbers[:, :4].sum(axis=1) + numbers[:, 4] * numbers[:, 5] + effect[np.arange(6), codes].sum(axis=1)
@@ -132,6 +135,7 @@ def _adult(path: Path) -> tuple[Any, npt.NDArray[np.int64], tuple[str, ...]]:
     import pandas as pd
 
     table = pd.read_parquet(path).sample(frac=1, random_state=0).reset_index(drop=True)
+    table.columns = [name.replace("-", "_") for name in table.columns]  # skl2onnx renames others
     label = table.pop("income")
     words = tuple(name for name in table.columns if not pd.api.types.is_numeric_dtype(table[name]))
     numbers = {name: np.float64 for name in table.columns if name not in words}

@@ -95,7 +95,7 @@ def sgd_one_class_svm(estimator: Any) -> OperatorModule:
 
 def nested_network(estimator: object) -> Network | None:
     """An estimator within another as a network on the same columns; None if a part of it must run on the host."""
-    from mlsys_windtunnel.translate import translate  # here: translation finds the converters by their names
+    from mlsys_windtunnel.translation import translate  # here: translation finds the converters by their names
 
     try:
         module = translate(estimator)

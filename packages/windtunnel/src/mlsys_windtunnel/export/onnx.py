@@ -20,7 +20,7 @@ from mlsys_windtunnel.module import WindTunnelModule
 from mlsys_windtunnel.modules.trees import Trees
 
 METADATA = "windtunnel"  # the key of the description in the model's metadata
-_INSTALL = "pip install 'mlsys-windtunnel[onnx]'"
+_INSTALL = {"onnxruntime": "pip install onnxruntime"}
 
 
 def export_onnx(
@@ -105,7 +105,8 @@ def _require(package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
-        raise MissingDependencyError(f"ONNX needs the package {error.name}: {_INSTALL}") from error
+        command = _INSTALL.get(package, "pip install 'mlsys-windtunnel[onnx]'")
+        raise MissingDependencyError(f"ONNX needs the package {error.name}: {command}") from error
 
 
 def _portable(module: WindTunnelModule) -> WindTunnelModule:

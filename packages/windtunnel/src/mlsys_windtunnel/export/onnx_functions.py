@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import onnx_ir
+import onnxscript
 import torch
-from onnxscript import opset18 as op  # type: ignore[import-not-found,unused-ignore]
 
-INT64 = 7  # onnx.TensorProto.INT64
+op: Any = onnxscript.opset18  # its types are of ONNX's tensors; while it traces it takes Python's numbers too
+FLOAT, INT64, DOUBLE = 1, 7, 11  # of onnx.TensorProto
 
 
 def searchsorted(
@@ -40,7 +43,38 @@ def repeat_interleave(self: Any, repeats: Any, dim: int | None = None, output_si
     return op.Reshape(table, [-1])
 
 
+def sort_stable(self: Any, *, stable: bool = True, dim: int = -1, descending: bool = False) -> Any:  # noqa: ARG001
+    """Sorted values and their places; ONNX's TopK puts equals in their order, so it is stable."""
+    length = op.Gather(op.Shape(self), op.Constant(value_ints=[dim]))
+    return op.TopK(self, length, axis=dim, largest=int(descending), sorted=1)
+
+
+def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: int | None = None) -> Any:  # noqa: ARG001
+    """Distances ``[..., rows of x1, rows of x2]`` of order ``p``."""
+    apart = op.Abs(op.Sub(op.Unsqueeze(x1, [-2]), op.Unsqueeze(x2, [-3])))
+    if p == 1:
+        return op.ReduceSum(apart, [-1], keepdims=0)
+    if p == float("inf"):
+        return op.ReduceMax(apart, [-1], keepdims=0)
+    if p == 2:
+        return op.Sqrt(op.ReduceSum(op.Mul(apart, apart), [-1], keepdims=0))
+    order = op.CastLike(op.Constant(value_float=p), apart)
+    return op.Pow(op.ReduceSum(op.Pow(apart, order), [-1], keepdims=0), op.Reciprocal(order))
+
+
+def scalar_tensor(s: Any, dtype: int = FLOAT, **_: Any) -> Any:
+    """A number as a tensor, exactly: torch's own translation rounds it to float32 on the way to float64."""
+    if not isinstance(s, bool | int | float):
+        return op.Cast(s, to=dtype)
+    if dtype != DOUBLE:
+        return op.Cast(op.Constant(value_int=s) if isinstance(s, int) else op.Constant(value_float=s), to=dtype)
+    return op.Constant(value=onnx_ir.tensor(np.array(s, np.float64)))
+
+
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.aten.searchsorted.Tensor: searchsorted,
     torch.ops.aten.repeat_interleave.self_int: repeat_interleave,
+    torch.ops.aten.scalar_tensor.default: scalar_tensor,
+    torch.ops.aten.sort.stable: sort_stable,
+    torch.ops.aten._cdist_forward.default: cdist,
 }

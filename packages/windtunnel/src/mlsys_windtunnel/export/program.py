@@ -107,6 +107,7 @@ def describe(module: WindTunnelModule, names: Sequence[str]) -> str:
             "version": VERSION,
             "answers": list(names),
             "classes": writer.write(list(predictor.classes) if predictor is not None else []),
+            "outputs": writer.write([list(labels) for labels in predictor.outputs] if predictor is not None else []),
             "dtype": str(module.dtype).removeprefix("torch."),
             "inputs": [[name, width] for name, width in module.network.frontier],
             "foreign": foreign,
@@ -126,6 +127,7 @@ class ExportedPipeline:
     program: Program  # packed table of ``dtype`` to the answers
     answers: tuple[str, ...]
     classes: tuple[object, ...]
+    outputs: tuple[tuple[object, ...], ...]  # the labels of each output, of a classifier of several
     dtype: str  # numpy's name
     frontend: Frontend
 
@@ -138,18 +140,27 @@ class ExportedPipeline:
         """Raw input to the packed table; errors as :meth:`Frontend.encode`."""
         return self.frontend.encode(x)
 
-    def answer(self, method: str, x: Table) -> npt.NDArray[Any]:
-        """The answer called ``method``, one of :attr:`answers`, for raw input."""
+    def answer(self, method: str, x: Table) -> Any:
+        """The answer called ``method``, one of :attr:`answers`, for raw input: an array, or a list of them."""
         packed = self.encode(x).astype(self.dtype, copy=False)
         if not len(packed):
             raise InvalidInputError("the input has no rows; at least one is needed")
         place = self.answers.index(method)
         starts = range(0, len(packed), ROWS_PER_CHUNK)
         result = np.concatenate([self.program(packed[start : start + ROWS_PER_CHUNK])[place] for start in starts])
+        if self.outputs and method in ("predict", "predict_proba", "predict_log_proba"):
+            return self._of_outputs(method, result)
         if method == "predict" and self.classes:
             result = self.classes_[result]
         is_table = method in ("predict_proba", "predict_log_proba", "transform", MAIN)
         return result if is_table or result.shape[1] != 1 else result[:, 0]
+
+    def _of_outputs(self, method: str, result: npt.NDArray[Any]) -> Any:
+        """Labels side by side, or a list of probabilities."""
+        if method == "predict":
+            each = [np.asarray(labels)[result[:, place]] for place, labels in enumerate(self.outputs)]
+            return np.stack(each, axis=1)
+        return np.split(result, np.cumsum([len(labels) for labels in self.outputs])[:-1], axis=1)
 
     def __getattr__(self, name: str) -> Any:
         if name in METHODS and name in self.answers:
@@ -182,6 +193,7 @@ def restore(description: str, program: Program, path: Path) -> ExportedPipeline:
             program=program,
             answers=tuple(map(str, fields["answers"])),
             classes=tuple(reader.read(fields["classes"])),
+            outputs=tuple(map(tuple, reader.read(fields["outputs"]))),
             dtype=str(np.dtype(fields["dtype"])),
             frontend=frontend,
         )

@@ -96,6 +96,6 @@ def load_pt2(path: Path | str) -> program.ExportedPipeline:
     def answers(table: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
         with torch.inference_mode():
             result = run(torch.from_numpy(table))
-        return [tensor.numpy() for tensor in (result if isinstance(result, tuple | list) else [result])]
+        return [tensor.detach().numpy() for tensor in (result if isinstance(result, tuple | list) else [result])]
 
     return program.restore(extra[HOST_FILE], answers, path)

@@ -77,7 +77,7 @@ class BitTables(nn.Module):
 
     def columns(self, x: Tensor) -> Tensor:
         """Rows of the table, ``[features read, rows]`` int64, for clean inputs ``[rows, features]``."""
-        values = x.t().index_select(0, self.features).contiguous()
+        values = x.t().contiguous().index_select(0, self.features)
         bins = torch.searchsorted(self.edges, values)
         return torch.where(values.isnan(), self.row_of_missing, bins + self.row_start)
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 
-def map_row_blocks(function: Callable[[Tensor], Tensor], columns: Tensor, rows_per_block: int) -> Tensor:
-    """``function`` of ``columns`` ``[columns, rows]``, whose result has the rows first, block by block.
+def map_row_blocks(function: Callable[[Tensor], Tensor], x: Tensor, rows_per_block: int) -> Tensor:
+    """``function`` of ``x`` block by block; rows come first in ``x`` and in what it returns.
 
     Runs without gradients, on as many threads as torch is set to use.
     """
-    blocks = torch.split(columns, rows_per_block, dim=1)
+    blocks = torch.split(x, rows_per_block)
 
     def run(block: Tensor) -> Tensor:
         with torch.inference_mode():  # is a property of the thread

@@ -65,7 +65,7 @@ class Walk(nn.Module):
 
     def columns(self, x: Tensor) -> Tensor:
         """``[views, rows]`` from clean inputs ``[rows, features]``."""
-        values = x.t().index_select(0, self.view_feature)
+        values = x.t().contiguous().index_select(0, self.view_feature)
         if self.has_missing_left:
             values = values.masked_fill(values.isnan() & self.view_missing_left, -torch.inf)
         return values

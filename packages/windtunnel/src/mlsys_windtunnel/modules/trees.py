@@ -132,18 +132,21 @@ class Trees(OperatorModule):
         clean = self._clean(x)
         if (sums := native_sums(self, clean)) is not None:
             return sums
-        columns = self.finder.columns(clean)
+
+        def answer(block: Tensor) -> Tensor:
+            return self._sums(self.finder.columns(block))
+
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or x.is_cuda:
-            sums = self._sums(columns)
+            sums = answer(clean)
         else:
-            sums = map_row_blocks(self._sums, columns, max(32, _ROW_TREES_PER_BLOCK // len(self.root)))
+            sums = map_row_blocks(answer, clean, max(32, _ROW_TREES_PER_BLOCK // len(self.root)))
         return sums / self.divisor if self.divisor != 1 else sums
 
     def _clean(self, x: Tensor) -> Tensor:
         """Inputs as the source compares them."""
         x = x.detach()
         if self.rounds_to_float32:
-            x = x.to(torch.float32).to(x.dtype)
+            x = _rounded_to_float32(x)
         if self.zero_is_missing:
             x = x.masked_fill((x.abs() <= _ZERO) & self._zero_is_missing, torch.nan)
         if len(self.category_start) > 1:
@@ -168,6 +171,18 @@ class Trees(OperatorModule):
 
     def _values(self, leaves: Tensor) -> Tensor:
         return self.leaf_value.index_select(0, leaves.reshape(-1)).reshape(*leaves.shape, self.leaf_value.shape[1])
+
+
+def _rounded_to_float32(x: Tensor) -> Tensor:
+    """As ``x``, with float32 values.
+
+    Where nothing is traced or trained by numpy, on one thread: torch would wake its threads for this one small
+    operation, which takes longer than all trees when the machine is shared.
+    """
+    is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    if is_traced or torch.is_grad_enabled() or x.device.type != "cpu" or x.dtype != torch.float64:
+        return x.to(torch.float32).to(x.dtype)
+    return torch.from_numpy(x.numpy().astype(np.float32).astype(np.float64))
 
 
 def cheapest_layout(ensemble: TreeEnsemble) -> Layout:
