@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -31,48 +32,39 @@ from mlsys_core.plugins.specs import PolicySpec
 @hookimpl
 def mlsys_register_policies():
     return [
-        PolicySpec(name="shortest-first", kind="scheduling", help="x", factory="their_policy:ShortestFirst"),
+        PolicySpec(name="shortest-first", kind="scheduling", help="x", factory="their_policy:Recorded"),
         PolicySpec(name="greedy-window", kind="batching", help="x", factory="their_policy:ShortestFirst"),
         PolicySpec(name="old", kind="scheduling", help="x", factory="their_policy:Old"),
     ]
 """
-POLICY = """
-from mlsys_orca.batch import BatchBuilder
-from mlsys_orca.schedulers.book import RequestBook, State
+MORE = """
 
 MADE = []
 
-class ShortestFirst:
-    \"\"\"One request at a time; whose prompt is shortest goes first.\"\"\"
 
+class Recorded(ShortestFirst):
     def __init__(self, block_tables, *, max_batch_size, max_model_len, patience=1):
-        self.book = book = RequestBook(block_tables, max_batch_size=max_batch_size, max_model_len=max_model_len)
-        self.add, self.cancel, self.wake_at = book.add, book.cancel, book.wake_at
-        self.complete, self.fail = book.complete, book.fail
+        super().__init__(block_tables, max_batch_size=max_batch_size, max_model_len=max_model_len)
         self.patience, self.started = patience, []
         MADE.append(self)
 
-    @property
-    def num_unfinished(self):
-        return self.book.num_unfinished
-
     def next_batch(self, worker, now):
-        waiting = self.book.holders or self.book.entries
-        if not waiting or any(entry.state is State.RUNNING for entry in waiting.values()):
-            return None
-        entry = min(waiting.values(), key=lambda entry: len(entry.request.prompt_token_ids))
-        if not entry.block_table:
-            request = entry.request
-            self.started.append(request.request_id)
-            self.book.give_blocks(entry, self.book.block_tables.reserve(request.request_id, request.max_tokens))
-        builder = BatchBuilder()
-        self.book.append(builder, entry)
-        return builder.build()
+        batch = super().next_batch(worker, now)
+        self.started += [part.request_id for part in (batch.requests if batch else ()) if not part.num_computed_tokens]
+        return batch
+
 
 class Old:
     def __init__(self, block_tables, max_batch_size):
         raise AssertionError("not to be reached")
 """
+
+
+def documented_policy() -> str:
+    """The example of docs/orca.md."""
+    page = (Path(__file__).parents[2] / "docs" / "orca.md").read_text()
+    (code,) = [part for part in re.findall(r"```python\n(.*?)```", page, flags=re.S) if "ShortestFirst" in part]
+    return code
 
 
 class EntryPoint:
@@ -89,7 +81,7 @@ def load_registry(*modules: str) -> Registry:
 def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Registry, ModuleType]:
     """A registry with Orca's policies and a third party's, and the module that has the latter."""
     (tmp_path / "their_plugin.py").write_text(PLUGIN)
-    (tmp_path / "their_policy.py").write_text(POLICY)
+    (tmp_path / "their_policy.py").write_text(documented_policy() + MORE)
     monkeypatch.syspath_prepend(tmp_path)
     registry = load_registry("mlsys_orca._plugin", "their_plugin")
     module = importlib.import_module("their_policy")
