@@ -83,7 +83,10 @@ class Walk(nn.Module):
             value = values.index_select(0, self.view.index_select(0, split) * num_rows + row)
             goes_left = value <= threshold.index_select(0, split)
             if self.has_categories:
-                goes_left = torch.where(self.set_size.index_select(0, split) > 0, self._holds(split, value), goes_left)
+                is_category = (
+                    self.set_size.index_select(0, split) > 0
+                )  # logic, since ONNX Runtime has no "where" of bools
+                goes_left = (is_category & self._holds(split, value)) | (~is_category & goes_left)
             node = self.child.index_select(0, 2 * node + ~goes_left)
         node = torch.cat([node, *reversed(ended)])
         return node.reshape(-1, num_rows).index_select(0, self.order) - self.num_splits
