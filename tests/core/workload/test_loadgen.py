@@ -298,6 +298,15 @@ def test_ctrl_c_gives_the_partial_result_and_restores_the_handler():
     assert signal.getsignal(signal.SIGINT) == before
 
 
+@pytest.fixture
+def listens_to_ctrl_c():
+    """Python's own handler, also where the tests were started in the background, which ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("listens_to_ctrl_c")
 def test_a_second_ctrl_c_is_not_caught():
     class Stubborn(Recorder):
         async def send(self, item, on_token):
