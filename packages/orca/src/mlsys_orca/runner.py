@@ -13,11 +13,10 @@ from contextlib import contextmanager
 
 import torch
 from mlsys_core.errors import InvalidInputError
-from torch import Tensor
 
 from mlsys_orca.batch import IterationBatch, IterationOutput
-from mlsys_orca.kv_cache import KVCache, slots_of
-from mlsys_orca.models.decoder import AttentionSpan, DecoderModel, ForwardInputs
+from mlsys_orca.kv_cache import KVCache
+from mlsys_orca.models.decoder import DecoderModel, ForwardInputs
 from mlsys_orca.sampler import sample
 
 
@@ -62,23 +61,7 @@ class Runner:
     def _inputs(self, batch: IterationBatch) -> ForwardInputs:
         if not batch.requests:
             raise InvalidInputError("the batch is empty: an iteration needs at least one request")
-        new_slots: list[int] = []
-        spans = []
-        for request in batch.requests:
-            slots = slots_of(request.block_table, 0, request.context_len, block_size=self.kv_cache.block_size)
-            new_slots.extend(slots[request.num_computed_tokens :])
-            where = slice(slots.start, slots.stop) if isinstance(slots, range) else self._tensor(slots)
-            spans.append(AttentionSpan(request.start, request.stop, request.context_len, where))
-        return ForwardInputs(
-            token_ids=self._tensor(batch.token_ids),
-            positions=self._tensor(batch.positions),
-            slots=self._tensor(new_slots),
-            spans=tuple(spans),
-            sampled_rows=self._tensor([request.stop - 1 for request in batch.sampled]),
-        )
-
-    def _tensor(self, values: list[int] | tuple[int, ...]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.model.device)
+        return ForwardInputs(batch, block_size=self.kv_cache.block_size, device=self.model.device)
 
 
 @contextmanager

@@ -6,13 +6,16 @@ which implement :class:`DecoderModel`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from mlsys_orca.kv_cache import KVCache
+from mlsys_orca.batch import IterationBatch, RequestSlice
+from mlsys_orca.kv_cache import KVCache, slots_of
 from mlsys_orca.models.config import ModelConfig
 
 
@@ -26,15 +29,57 @@ class AttentionSpan:
     slots: slice | Tensor  # [context_len] K/V slots in order of position: a slice where they are adjacent, else int64
 
 
-@dataclass(frozen=True, slots=True)
 class ForwardInputs:
-    """One iteration as tensors on the model's device. Owner: the runner, for this iteration."""
+    """One iteration as tensors on the model's device, each made when it is first asked for. Owner: the runner.
 
-    token_ids: Tensor  # [num_tokens] int64
-    positions: Tensor  # [num_tokens] int64, position of each token in its request
-    slots: Tensor  # [num_tokens] int64, the K/V slot each token's key and value go to
-    spans: tuple[AttentionSpan, ...]  # [num_requests] in row order
-    sampled_rows: Tensor  # [num_sampled] int64, the rows whose logits are wanted
+    Args:
+        batch: What the scheduler planned.
+        block_size: Slots of a K/V block.
+        device: The model's.
+    """
+
+    def __init__(self, batch: IterationBatch, *, block_size: int, device: torch.device | str) -> None:
+        self.batch = batch
+        self.block_size = block_size
+        self.device = torch.device(device)
+
+    @cached_property
+    def token_ids(self) -> Tensor:
+        """[num_tokens] int64."""
+        return self._tensor(self.batch.token_ids)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """[num_tokens] int64, position of each token in its request."""
+        return self._tensor(self.batch.positions)
+
+    @cached_property
+    def slots(self) -> Tensor:
+        """[num_tokens] int64, the K/V slot each token's key and value go to."""
+        return self._tensor([slot for request in self.batch.requests for slot in self._slots_of(request, new=True)])
+
+    @cached_property
+    def spans(self) -> tuple[AttentionSpan, ...]:
+        """[num_requests] in row order."""
+        return tuple(
+            AttentionSpan(request.start, request.stop, request.context_len, self._where(self._slots_of(request)))
+            for request in self.batch.requests
+        )
+
+    @cached_property
+    def sampled_rows(self) -> Tensor:
+        """[num_sampled] int64, the rows whose logits are wanted."""
+        return self._tensor([request.stop - 1 for request in self.batch.sampled])
+
+    def _slots_of(self, request: RequestSlice, *, new: bool = False) -> range | list[int]:
+        first = request.num_computed_tokens if new else 0
+        return slots_of(request.block_table, first, request.context_len, block_size=self.block_size)
+
+    def _where(self, slots: range | list[int]) -> slice | Tensor:
+        return slice(slots.start, slots.stop) if isinstance(slots, range) else self._tensor(slots)
+
+    def _tensor(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
 
 
 class DecoderModel(Protocol):
