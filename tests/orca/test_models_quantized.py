@@ -29,7 +29,7 @@ def random_blocks(shape: tuple[int, int], kind: GGMLQuantizationType, seed: int)
 
 
 def logits(path: Path) -> Tensor:
-    loaded = load_model(path, dtype="fp32")
+    loaded = load_model(path, dtype="fp32", backend="torch")
     cache = KVCache(loaded.config, num_blocks=4, dtype=torch.float32)
     builder = BatchBuilder()
     builder.add("a", [5, 9, 200], num_computed_tokens=0, block_table=(0,), sampling=SamplingParams())

@@ -25,7 +25,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def loaded(make_gguf: Callable[..., Path]) -> LoadedModel:
-    return load_model(make_gguf(), dtype="fp32")
+    return load_model(make_gguf(), dtype="fp32", backend="torch")
 
 
 def make_runner(loaded: LoadedModel, num_blocks: int = 64) -> Runner:
@@ -132,7 +132,7 @@ def test_impossible_batches_are_refused(loaded: LoadedModel) -> None:
 def test_bf16_is_close_to_fp32(make_gguf: Callable[..., Path]) -> None:
     both = []
     for dtype in ("fp32", "bf16"):
-        loaded = load_model(make_gguf(), dtype=dtype)
+        loaded = load_model(make_gguf(), dtype=dtype, backend="torch")
         cache = KVCache(loaded.config, num_blocks=16, block_size=BLOCK, dtype=loaded.model.dtype)
         builder = BatchBuilder()
         builder.add("a", range(40), num_computed_tokens=0, block_table=tuple(range(16)), sampling=GREEDY)

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 from mlsys_orca.batch import BatchBuilder, SamplingParams
-from mlsys_orca.kv_cache import BlockTables, KVCache
+from mlsys_orca.kv_cache import BlockTables
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.native.decoder import new_kv_cache
 from mlsys_orca.runner import Runner, intra_op_threads
 
-NUM_BLOCKS, BLOCK_SIZE = 256, 8
+NUM_BLOCKS, BLOCK_SIZE = 128, 16
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -100,7 +101,7 @@ def orca_greedy(
     loaded: LoadedModel, prompts: Sequence[list[int]], num_tokens: int, *, joins: Sequence[int] | None = None
 ) -> list[list[int]]:
     """Greedy answers of Orca's runner; request i joins the batch in iteration ``joins[i]`` and leaves when it ends."""
-    cache = KVCache(loaded.config, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, dtype=loaded.model.dtype)
+    cache = new_kv_cache(loaded.model, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
     runner, tables = Runner(loaded.model, cache), BlockTables(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
     start = list(joins or [0] * len(prompts))
     answers: list[list[int]] = [[] for _ in prompts]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from mlsys_orca.batch import BatchBuilder, SamplingParams
-from mlsys_orca.kv_cache import KVCache
 from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.native.decoder import new_kv_cache
 from mlsys_orca.runner import Runner
 from mlsys_orca.tokenizer import Detokenizer
 
@@ -84,7 +84,7 @@ def test_in_a_batch_that_requests_join_and_leave_the_answers_are_the_same(
 
 def test_logits_agree(smollm2: LoadedModel, reference_model: Any, prompts: list[list[int]]) -> None:
     for prompt in prompts[::7]:
-        cache = KVCache(smollm2.config, num_blocks=16, dtype=torch.float32)
+        cache = new_kv_cache(smollm2.model, num_blocks=16)
         builder = BatchBuilder()
         builder.add("a", prompt, num_computed_tokens=0, block_table=tuple(range(16)), sampling=SamplingParams())
         with torch.inference_mode():

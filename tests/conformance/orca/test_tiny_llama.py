@@ -13,9 +13,9 @@ import tokenizers
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.batch import BatchBuilder, SamplingParams
-from mlsys_orca.kv_cache import KVCache
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.native.decoder import new_kv_cache
 from mlsys_orca.runner import Runner
 from torch import Tensor
 
@@ -74,7 +74,7 @@ def write_directory(path: Path, *, family: str = "Llama", max_shard_size: str = 
 
 
 def logits(loaded: LoadedModel, prompts: list[list[int]]) -> Tensor:
-    cache = KVCache(loaded.config, num_blocks=64, dtype=torch.float32)
+    cache = new_kv_cache(loaded.model, num_blocks=64)
     builder = BatchBuilder()
     for i, prompt in enumerate(prompts):
         table = tuple(range(8 * i, 8 * i + 8))

@@ -113,12 +113,12 @@ def test_the_default_dtype_is_native_to_the_cpu() -> None:
 def test_quantised_files_load_as_their_dequantised_values(
     make_gguf: Make, weights: dict[str, np.ndarray], kind: gguf.GGMLQuantizationType
 ) -> None:
-    quantised = load_model(make_gguf(kind=kind), dtype="fp32").model
+    quantised = load_model(make_gguf(kind=kind), dtype="fp32", backend="torch").model
     rounded = {
         name: gguf.quants.dequantize(gguf.quants.quantize(values, kind), kind) if values.ndim == 2 else values
         for name, values in weights.items()
     }
-    plain = load_model(make_gguf(tensors=rounded), dtype="fp32").model
+    plain = load_model(make_gguf(tensors=rounded), dtype="fp32", backend="torch").model
     for ours, theirs in zip(quantised.buffers(), plain.buffers(), strict=True):  # type: ignore[attr-defined]
         if not ours.is_mkldnn:
             assert torch.equal(ours, theirs)

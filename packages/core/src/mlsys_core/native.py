@@ -1,6 +1,6 @@
 """Small C++ kernels, compiled for this machine the first time they are wanted and kept in the cache.
 
-A kernel is one C++17 file with ``extern "C"`` functions over plain pointers, loaded through ctypes. So a package needs
+A kernel is one C++17 file (and the headers it includes) with ``extern "C"`` functions over plain pointers, loaded through ctypes. So a package needs
 no compiler to install, and a kernel uses all that this CPU has. Whoever calls :func:`load_kernel` keeps a path in torch
 for machines without a compiler.
 """
@@ -13,6 +13,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from mlsys_core.errors import MissingDependencyError, MlsysError
@@ -22,13 +23,16 @@ COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC", "-pthread")
 
 
-def load_kernel(source: Path, *, cache_dir: Path, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
+def load_kernel(
+    source: Path, *, cache_dir: Path, flags: tuple[str, ...] = (), headers: Sequence[Path] = ()
+) -> ctypes.CDLL:
     """Compile ``source`` unless that was done before, and load it.
 
     Args:
         source: A C++17 file.
         cache_dir: Where libraries are kept, below ``native/``; safe for several processes at once.
         flags: Added to :data:`FLAGS`.
+        headers: The files that ``source`` includes: it is compiled again when one of them changes.
 
     Raises:
         MissingDependencyError: there is no C++ compiler.
@@ -38,7 +42,7 @@ def load_kernel(source: Path, *, cache_dir: Path, flags: tuple[str, ...] = ()) -
     if compiler is None:
         raise MissingDependencyError("no C++ compiler was found: apt-get install g++")
     options = [*FLAGS, *flags]
-    library = cache_dir / "native" / f"{source.stem}-{_key(source, compiler, options)}.so"
+    library = cache_dir / "native" / f"{source.stem}-{_key([source, *headers], compiler, options)}.so"
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as work:
@@ -51,11 +55,13 @@ def load_kernel(source: Path, *, cache_dir: Path, flags: tuple[str, ...] = ()) -
     return ctypes.CDLL(str(library))
 
 
-def _key(source: Path, compiler: str, options: list[str]) -> str:
-    """What a library depends on: its source, the compiler, the options, and the CPU that ``-march=native`` looks at."""
+def _key(sources: Sequence[Path], compiler: str, options: list[str]) -> str:
+    """What a library depends on: its sources, the compiler, the options, and the CPU that ``-march=native`` looks at."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
     cpu = _cpu_flags() or platform.processor()
-    digest = hashlib.sha256("\0".join([source.read_text(), version, *options, platform.machine(), cpu]).encode())
+    digest = hashlib.sha256(
+        "\0".join([*(file.read_text() for file in sources), version, *options, platform.machine(), cpu]).encode()
+    )
     return digest.hexdigest()[:16]
 
 

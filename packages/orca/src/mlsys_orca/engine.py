@@ -19,9 +19,12 @@ from mlsys_core.plugins import Registry, installed_plugins
 from mlsys_core.serving import Finished, FinishReason, InlineExecutor, LoopRecorder, ServingLoop, WallClock
 
 from mlsys_orca.batch import IterationBatch, IterationOutput, SampledToken
-from mlsys_orca.kv_cache import DEFAULT_BLOCK_SIZE, BlockTables, KVCache, kv_nbytes_per_token
+from mlsys_orca.iteration_trace import record_iterations
+from mlsys_orca.kv_cache import DEFAULT_BLOCK_SIZE, BlockTables, kv_nbytes_per_token
 from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.native.decoder import NativeDecoder, new_kv_cache
 from mlsys_orca.runner import Runner, intra_op_threads
+from mlsys_orca.schedulers.book import RequestBook
 from mlsys_orca.schedulers.policy import DEFAULT_POLICY, make_scheduler
 from mlsys_orca.schedulers.request import GenerationRequest, GenerationResult
 
@@ -36,7 +39,7 @@ class EngineConfig:
     max_batch_size: int = 8  # requests per iteration
     num_kv_tokens: int | None = None  # K/V slots (the paper's n_slots); None: what fits, see plan_kv_tokens
     max_model_len: int | None = None  # tokens of prompt and answer; None: what the model was made for
-    num_threads: int = 1  # of torch's operators
+    num_threads: int = 1  # of the model's operators
     policy: str = DEFAULT_POLICY  # the scheduling policy's registered name
     policy_options: Mapping[str, Any] = field(default_factory=dict)  # keywords of the policy's own
 
@@ -67,7 +70,7 @@ class Engine:
         loaded: The model.
         config: Limits.
         available_nbytes: Memory the K/V cache may count on (used if ``config.num_kv_tokens`` is None).
-        recorder: Records the loop's iterations.
+        recorder: Records the loop's iterations, and which requests ran in each.
         registry: Where the policy is looked up; None: what the installed plugins registered.
 
     Raises:
@@ -100,15 +103,18 @@ class Engine:
             max_model_len=self.max_model_len,
             options=config.policy_options,
         )
-        kv_cache = KVCache(
-            loaded.config,
-            num_blocks=self.block_tables.num_blocks,
-            dtype=loaded.model.dtype,
-            device=loaded.model.device,
-        )
+        self.policy = config.policy
+        book = getattr(scheduler, "book", None)
+        self.book = book if isinstance(book, RequestBook) else None  # to be read; None: the policy keeps none
+        model = loaded.model
+        if isinstance(model, NativeDecoder):
+            model = model.with_threads(config.num_threads)
+        kv_cache = new_kv_cache(model, num_blocks=self.block_tables.num_blocks)
         self.kv_nbytes = kv_cache.nbytes
         # One worker: an iteration runs in the loop's own thread, and requests join between iterations in any case.
-        executor: InlineExecutor[IterationBatch, IterationOutput] = InlineExecutor(Runner(loaded.model, kv_cache).run)
+        self._runner = Runner(model, kv_cache)
+        run = self._runner.run if recorder is None else record_iterations(self._runner.run, recorder)
+        executor: InlineExecutor[IterationBatch, IterationOutput] = InlineExecutor(run)
         self._streams = _Streams(is_live=getattr(scheduler, "streams_tokens", True))
         self._loop = ServingLoop(scheduler, executor, WallClock(), recorder=recorder, listener=self._streams)
         self._num_threads = config.num_threads

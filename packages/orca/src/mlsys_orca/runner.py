@@ -17,6 +17,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_orca.batch import IterationBatch, IterationOutput
 from mlsys_orca.kv_cache import KVCache
 from mlsys_orca.models.decoder import DecoderModel, ForwardInputs
+from mlsys_orca.native.decoder import NativeKVCache
 from mlsys_orca.sampler import sample
 
 
@@ -25,16 +26,16 @@ class Runner:
 
     Args:
         model: A loaded decoder.
-        kv_cache: Its cache, of the model's dtype and on its device.
+        kv_cache: Its cache, as :func:`~mlsys_orca.native.decoder.new_kv_cache` makes it.
 
     Example:
         >>> loaded = load_model("model.gguf")  # doctest: +SKIP
-        >>> cache = KVCache(loaded.config, num_blocks=64, dtype=loaded.model.dtype)  # doctest: +SKIP
+        >>> cache = new_kv_cache(loaded.model, num_blocks=64)  # doctest: +SKIP
         >>> Runner(loaded.model, cache).run(batch).sampled  # doctest: +SKIP
         (SampledToken(request_id='a', token_id=42, logprob=None, top_logprobs=()),)
     """
 
-    def __init__(self, model: DecoderModel, kv_cache: KVCache) -> None:
+    def __init__(self, model: DecoderModel, kv_cache: KVCache | NativeKVCache) -> None:
         self.model = model
         self.kv_cache = kv_cache
 

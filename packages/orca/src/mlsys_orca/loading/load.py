@@ -5,6 +5,7 @@ Called by the process that will run the model; everything else of this package i
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,8 +16,10 @@ from mlsys_orca.loading.gguf import load_gguf
 from mlsys_orca.loading.gguf_file import MAGIC
 from mlsys_orca.loading.huggingface import load_huggingface
 from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.native.decoder import to_native
 from mlsys_orca.runner import intra_op_threads
 
+BACKENDS = ("auto", "native", "torch")
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -25,6 +28,7 @@ def load_model(
     *,
     dtype: str | None = None,
     device: str = "cpu",
+    backend: str = "auto",
     num_threads: int = 1,
     progress: Progress | None = None,
 ) -> LoadedModel:
@@ -36,6 +40,8 @@ def load_model(
         dtype: ``"fp32"`` or ``"bf16"``, to compute in and to keep weights, keys and values in; None: what
             :func:`default_dtype` says.
         device: A torch device.
+        backend: ``"native"``: own kernels on the CPU (:mod:`mlsys_orca.native`); ``"torch"``: torch's operators;
+            ``"auto"``: native where the model and the machine allow it.
         num_threads: torch's threads while loading; the process's number is restored after. More than one helps only
             where the cores are free: dequantising is many small operators, each of which waits for the whole team.
         progress: Called with the bytes of weights read so far and those in all.
@@ -43,6 +49,8 @@ def load_model(
     Raises:
         InvalidInputError: there is no model at ``path``, it is damaged, or it needs something that is not implemented.
         DeviceError: the device is not usable.
+        LoweringError: ``backend`` is ``"native"`` and some part of the model has no native operator.
+        MissingDependencyError: ``backend`` is ``"native"`` and there is no C++ compiler.
 
     Example:
         >>> loaded = load_model("SmolLM2-135M-Instruct.Q4_1.gguf", dtype="fp32")  # doctest: +SKIP
@@ -52,6 +60,8 @@ def load_model(
     where = Path(path).expanduser()
     if dtype is not None and dtype not in DTYPES:
         raise InvalidInputError(f"the dtype {dtype!r} is not known; {', '.join(DTYPES)} are")
+    if backend not in BACKENDS:
+        raise InvalidInputError(f"the backend {backend!r} is not known; {', '.join(BACKENDS)} are")
     target = _usable(device)
     wanted = DTYPES[dtype or default_dtype(target)]
     if where.is_dir() and not (where / "config.json").is_file():
@@ -62,7 +72,8 @@ def load_model(
         load = load_gguf
         _check_gguf(where)
     with intra_op_threads(num_threads):
-        return load(where, dtype=wanted, device=target, progress=progress)
+        loaded = load(where, dtype=wanted, device=target, progress=progress)
+        return loaded if backend == "torch" else replace(loaded, model=to_native(loaded.model, backend=backend))
 
 
 def _check_gguf(where: Path) -> None:

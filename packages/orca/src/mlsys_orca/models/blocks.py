@@ -83,6 +83,7 @@ class MLP(nn.Module):
         super().__init__()
         self.up = up
         self.down = down
+        self.activation_name = activation
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -98,6 +99,7 @@ class GatedMLP(nn.Module):
         super().__init__()
         self.gate_up = gate_up
         self.down = down
+        self.activation_name = activation
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from mlsys_orca.batch import IterationBatch, RequestSlice
-from mlsys_orca.kv_cache import KVCache, slots_of
+from mlsys_orca.kv_cache import slots_of
 from mlsys_orca.models.config import ModelConfig
 
 
@@ -36,12 +36,21 @@ class ForwardInputs:
         batch: What the scheduler planned.
         block_size: Slots of a K/V block.
         device: The model's.
+        wanted: Rows whose logits are wanted; None: the last of each request that samples.
     """
 
-    def __init__(self, batch: IterationBatch, *, block_size: int, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        batch: IterationBatch,
+        *,
+        block_size: int,
+        device: torch.device | str,
+        wanted: Sequence[int] | None = None,
+    ) -> None:
         self.batch = batch
         self.block_size = block_size
         self.device = torch.device(device)
+        self.wanted = [request.stop - 1 for request in batch.sampled] if wanted is None else wanted
 
     @cached_property
     def token_ids(self) -> Tensor:
@@ -69,7 +78,7 @@ class ForwardInputs:
     @cached_property
     def sampled_rows(self) -> Tensor:
         """[num_sampled] int64, the rows whose logits are wanted."""
-        return self._tensor([request.stop - 1 for request in self.batch.sampled])
+        return self._tensor(self.wanted)
 
     def _slots_of(self, request: RequestSlice, *, new: bool = False) -> range | list[int]:
         first = request.num_computed_tokens if new else 0
@@ -89,6 +98,9 @@ class DecoderModel(Protocol):
     dtype: torch.dtype  # of weights, keys and values
     device: torch.device
 
-    def __call__(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
-        """Run one iteration: writes its keys and values, returns fp32 logits [num_sampled, vocab_size]."""
+    def __call__(self, inputs: ForwardInputs, kv_cache: Any) -> Tensor:
+        """Run one iteration: writes its keys and values, returns fp32 logits [num_sampled, vocab_size].
+
+        ``kv_cache`` is of the kind that :func:`mlsys_orca.native.decoder.new_kv_cache` makes for this model.
+        """
         ...

@@ -79,7 +79,7 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
     )
 
 
-class _SandwichLayer(nn.Module):
+class SandwichLayer(nn.Module):
     """Each branch reads the normalised state, and what it gives is normalised before it is added."""
 
     def __init__(self, config: ModelConfig, read: OperatorReader, index: int) -> None:
@@ -112,7 +112,7 @@ def _build(config: ModelConfig, read: OperatorReader) -> Decoder:
     return Decoder(
         config,
         embedding=Embedding(table, scale=scale),
-        layers=(_SandwichLayer(config, read, index) for index in range(config.num_layers)),
+        layers=(SandwichLayer(config, read, index) for index in range(config.num_layers)),
         norm=_norm(config, read, "norm"),
         head=read.head(table, tied=config.tied_embeddings),
         rotary=Rotary(config, device=read.device),

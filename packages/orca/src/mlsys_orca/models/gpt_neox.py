@@ -76,7 +76,7 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
     )
 
 
-class _ParallelLayer(PreNormLayer):
+class ParallelLayer(PreNormLayer):
     """Both branches read the same state, each through its own norm."""
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
@@ -93,7 +93,7 @@ def _layer(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
         by_head = rows.view(config.num_heads, 3, config.head_dim, *rows.shape[1:])
         return by_head.transpose(0, 1).reshape(rows.shape)
 
-    layer = _ParallelLayer if config.parallel_residual else PreNormLayer
+    layer = ParallelLayer if config.parallel_residual else PreNormLayer
     return layer(
         attention_norm=read.layer_norm("attention_norm", hidden, at=at),
         attention=Attention(

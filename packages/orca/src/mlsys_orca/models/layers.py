@@ -2,7 +2,7 @@
 
 Measured on SmolLM2-135M (2 Zen 5 cores, quiet, fp32 / bf16): a decoded token takes 34 / 15 ms with
 ``torch.nn.functional.linear`` and 18 / 12 ms with weights prepacked for oneDNN, a prefill of 256 tokens 560 / 106 and
-160 / 103 ms; so :class:`Linear` prepacks.
+160 / 103 ms; so :class:`Linear` prepacks. That is for where :mod:`mlsys_orca.native` does not run.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from mlsys_core.errors import InvalidInputError
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -31,7 +32,7 @@ class Linear(nn.Module):
     """``x @ weight.T + bias`` with a weight that never changes, prepacked into oneDNN's layout where there is one.
 
     Args:
-        weight: [out_features, in_features]. On a CPU with oneDNN a packed copy is kept instead.
+        weight: [out_features, in_features]. On a CPU with oneDNN a packed copy takes its place when it is first used.
         bias: [out_features], of the weight's dtype.
 
     Example:
@@ -44,17 +45,32 @@ class Linear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
-        self.is_packed = _can_pack(weight)
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS) if self.is_packed else weight
-        self.register_buffer("weight", packed, persistent=False)
+        self.out_features, self.in_features = weight.shape
+        self.is_packed = False
+        self.register_buffer("weight", weight, persistent=False)
         self.register_buffer("bias", bias, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` [num_tokens, in_features] -> [num_tokens, out_features]."""
-        if self.is_packed:
-            out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-            return out
-        return functional.linear(x, self.weight, self.bias)
+        if not self.is_packed:
+            if not _can_pack(self.weight):
+                return functional.linear(x, self.weight, self.bias)
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, _TYPICAL_ROWS)
+            self.is_packed = True
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return out
+
+    def take_weight(self) -> Tensor:
+        """The plain weight, [out_features, in_features], to be kept in another form; this product cannot run any more.
+
+        Raises:
+            InvalidInputError: it has been packed or taken.
+        """
+        if self.is_packed or self.weight.numel() == 0:
+            raise InvalidInputError("the weight of this product is packed or taken already: load the model anew")
+        weight = self.weight
+        self.weight = weight.new_empty(0)
+        return weight
 
 
 def _can_pack(weight: Tensor) -> bool:

@@ -68,7 +68,7 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-class _PostNormLayer(PreNormLayer):
+class PostNormLayer(PreNormLayer):
     """Each branch reads the state as it is, and the sum is normalised; the norms give fp32."""
 
     def __init__(self, *, dtype: torch.dtype, **parts: Any) -> None:
@@ -82,7 +82,7 @@ class _PostNormLayer(PreNormLayer):
         return out
 
 
-class _Cast(nn.Module):
+class Cast(nn.Module):
     """Where there is no last norm, which else does it: fp32 to the model's dtype."""
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -90,12 +90,13 @@ class _Cast(nn.Module):
         self.dtype = dtype
 
     def forward(self, x: Tensor) -> Tensor:
+        """``x`` in ``dtype``."""
         return x.to(self.dtype)
 
 
 def _layer(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
     hidden, inner, at = config.hidden_size, config.intermediate_size, (index,)
-    layer = partial(_PostNormLayer, dtype=read.dtype) if config.post_norm else PreNormLayer
+    layer = partial(PostNormLayer, dtype=read.dtype) if config.post_norm else PreNormLayer
 
     def norm(role: str) -> nn.Module:
         dtype = torch.float32 if config.post_norm else read.dtype
@@ -125,7 +126,7 @@ def _build(config: ModelConfig, read: OperatorReader) -> Decoder:
         config,
         embedding=Embedding(table, project=project_in, positions=positions, offset=_POSITION_OFFSET),
         layers=(_layer(config, read, index) for index in range(config.num_layers)),
-        norm=read.layer_norm("norm", hidden, affine=config.norm_affine) if config.final_norm else _Cast(read.dtype),
+        norm=read.layer_norm("norm", hidden, affine=config.norm_affine) if config.final_norm else Cast(read.dtype),
         head=head,
         rotary=None,
         dtype=read.dtype,

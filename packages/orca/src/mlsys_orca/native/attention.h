@@ -1,0 +1,174 @@
+// Attention over the ragged batch (ORCA, section 3.2): each request's rows over its own keys and values.
+//
+// A task is one request's tile of rows with one key head, so that requests of any lengths share the threads evenly. The
+// query heads that share a key head stand as rows beside each other. A block of 16 keys is kept feature after feature,
+// which makes it a panel of a product; a block of values stands key after key. Scores of the whole context are kept, so
+// every sum runs over the keys in their order whatever the rows are computed with.
+#pragma once
+
+#include <vector>
+
+#include "matmul.h"
+#include "rows.h"
+
+namespace orca {
+
+struct Span {  // one request's part of an iteration
+    int32_t start, stop;  // rows
+    int32_t context;      // keys that the last row sees
+    int32_t table;        // where its block table begins
+};
+
+struct Attention {
+    int32_t source, target;  // registers
+    int32_t layer;
+    int32_t num_heads, num_kv_heads, head_dim;
+    int32_t rotary_dim;  // features that turn; 0: none
+    int32_t rotary;      // which of the batch's factors
+    int32_t window;      // keys a row sees; 0: all
+    float scale;
+    float softcap;  // 0: none
+    float norm_eps;
+    const float* head_norm;  // [num_heads + num_kv_heads, head_dim] RMSNorm of queries and keys; null: none
+};
+
+// One layer's cache, of floats or bf16: keys [blocks, kv heads, head_dim, 16], values [blocks, kv heads, 16, padded_dim].
+template <class T>
+struct LayerCache {
+    T* keys;
+    T* values;
+    int num_kv_heads, head_dim, padded_dim;
+    T* key_block(int block, int head) const {
+        return keys + ((int64_t)block * num_kv_heads + head) * head_dim * PANEL;
+    }
+    T* value_block(int block, int head) const {
+        return values + ((int64_t)block * num_kv_heads + head) * PANEL * padded_dim;
+    }
+};
+
+inline int padded(int size) { return (size + PANEL - 1) / PANEL * PANEL; }
+
+// Normalise and turn one head, in place. `position_factors`: the row's cosines, then its sines; null: none.
+inline void prepare_head(const Attention& a, int head, float* x, const float* cos, const float* sin) {
+    if (a.head_norm) normalise(Norm{RMS_NORM, a.head_dim, a.norm_eps, a.head_norm + head * a.head_dim, nullptr}, x, x);
+    if (a.rotary_dim) rotate(x, cos, sin, a.rotary_dim);
+}
+
+// Keep a row's key and value of one head at a position. `qkv` is the row of the projections.
+template <class T>
+void keep(
+    const Attention& a, const LayerCache<T>& cache, const int32_t* table, int position, int head, const float* qkv,
+    const float* cos, const float* sin) {
+    const int block = table[position / PANEL], at = position % PANEL;
+    float key[1024];
+    copy_row(qkv + (a.num_heads + head) * a.head_dim, key, a.head_dim);
+    prepare_head(a, a.num_heads + head, key, cos, sin);
+    T* keys = cache.key_block(block, head) + at;
+    for (int d = 0; d < a.head_dim; d++) store_one(keys + d * PANEL, key[d]);
+    const float* value = qkv + (a.num_heads + a.num_kv_heads + head) * a.head_dim;
+    T* values = cache.value_block(block, head) + at * cache.padded_dim;
+    for (int d = 0; d < a.head_dim; d++) store_one(values + d, value[d]);
+}
+
+// Scores [first, limit) of a row become weights that sum to what is returned; all others become 0.
+inline float softmax(const Attention& a, float* scores, int first, int limit, int stop) {
+    vf most = splat(-INFINITY);
+    for (int i = 0; i < stop; i += LANES) {
+        vf s = load(scores + i) * splat(a.scale);
+        if (a.softcap != 0.0f) s = splat(a.softcap) * tanh(s / splat(a.softcap));
+        s = only(s, first - i, limit - i, -INFINITY);
+        store(scores + i, s);
+        most = larger(most, s);
+    }
+    const vf top = splat(largest(most));
+    vf total{};
+    for (int i = 0; i < stop; i += LANES) {
+        vf e = only(exp(load(scores + i) - top), first - i, limit - i, 0.0f);
+        store(scores + i, e);
+        total += e;
+    }
+    return sum(total);
+}
+
+// out[r][c] = sum over keys of weights[r][key] * values[key][c], for columns column to column + VECS_WIDE * LANES.
+template <class T, int ROWS, int VECS_WIDE>
+void weigh(
+    const float* weights, int64_t stride, const LayerCache<T>& cache, const int32_t* table, int head, int first_block,
+    int limit, int column, float* out) {
+    vf sums[ROWS][VECS_WIDE] = {};
+    for (int block = first_block; block * PANEL < limit; block++) {
+        const T* values = cache.value_block(table[block], head) + column;
+        const int keys = std::min(PANEL, limit - block * PANEL);
+        const float* w = weights + (block - first_block) * PANEL;
+        for (int j = 0; j < keys; j++) {
+            vf v[VECS_WIDE];
+            for (int c = 0; c < VECS_WIDE; c++) v[c] = load(values + j * cache.padded_dim + c * LANES);
+            for (int r = 0; r < ROWS; r++) {
+                vf x = splat(w[r * stride + j]);
+                for (int c = 0; c < VECS_WIDE; c++) sums[r][c] = fma(x, v[c], sums[r][c]);
+            }
+        }
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int c = 0; c < VECS_WIDE; c++) store(out + r * PANEL + c * LANES, sums[r][c]);
+}
+
+// One task: rows `begin` to `end` of `span`, the query heads of one key head.
+template <class T>
+void attend(
+    const Attention& a, const LayerCache<T>& cache, const Span& span, const int32_t* table, int head, int begin, int end,
+    const float* qkv, const float* cos, const float* sin, float* merged, std::vector<float>& scratch) {
+    using Panel = std::conditional_t<std::is_same_v<T, float>, F32Panel, Bf16Panel>;
+    const int group = a.num_heads / a.num_kv_heads, dim = a.head_dim;
+    const int width = (a.num_heads + 2 * a.num_kv_heads) * dim;
+    const int past = span.context - (span.stop - span.start);  // position of the span's first row
+    const int limit = past + end - span.start;                 // keys that the last of these rows sees
+    const int oldest = a.window ? std::max(0, past + begin - span.start + 1 - a.window) : 0;
+    const int first_block = oldest / PANEL, num_blocks = (limit + PANEL - 1) / PANEL - first_block;
+    const int shift = first_block * PANEL, keys = num_blocks * PANEL;
+    const int rows = (end - begin) * group;
+
+    scratch.resize((int64_t)rows * (dim + keys) + MAX_ROWS * (2 * PANEL));
+    float* queries = scratch.data();
+    float* scores = queries + (int64_t)rows * dim;
+    float* tile = scores + (int64_t)rows * keys;
+    for (int row = 0; row < rows; row++) {
+        const int token = begin + row / group, query_head = head * group + row % group;
+        copy_row(qkv + (int64_t)token * width + query_head * dim, queries + row * dim, dim);
+        const int64_t at = (int64_t)token * a.rotary_dim;
+        prepare_head(a, query_head, queries + row * dim, cos + at, sin + at);
+    }
+    for (int row = 0; row < rows; row += MAX_ROWS) {
+        const int some = std::min(MAX_ROWS, rows - row);
+        for (int block = 0; block < num_blocks; block += 2) {
+            const int pair = std::min(2, num_blocks - block);
+            const int next = table[first_block + std::min(block + 1, num_blocks - 1)];
+            Panel panels[2] = {
+                Panel(cache.key_block(table[first_block + block], head)), Panel(cache.key_block(next, head))};
+            multiply_rows<Panel, false>(some, queries + (int64_t)row * dim, dim, panels, pair, dim, dim, tile);
+            for (int r = 0; r < some; r++)
+                std::memcpy(
+                    scores + (int64_t)(row + r) * keys + block * PANEL, tile + r * pair * PANEL, 4 * pair * PANEL);
+        }
+        float inverse[MAX_ROWS];
+        for (int r = 0; r < some; r++) {
+            const int seen = past + begin - span.start + (row + r) / group + 1;
+            const int first = a.window ? std::max(0, seen - a.window) : 0;
+            inverse[r] = 1.0f / softmax(a, scores + (int64_t)(row + r) * keys, first - shift, seen - shift, keys);
+        }
+        for (int column = 0; column < dim; column += PANEL) {
+            const float* w = scores + (int64_t)row * keys;
+#define ORCA_ROWS(ROWS)                                                                                       \
+    case ROWS: weigh<T, ROWS, VECS>(w, keys, cache, table, head, first_block, limit, column, tile); break;
+            switch (some) { ORCA_ROWS(1) ORCA_ROWS(2) ORCA_ROWS(3) ORCA_ROWS(4) ORCA_ROWS(5) ORCA_ROWS(6) }
+#undef ORCA_ROWS
+            for (int r = 0; r < some; r++) {
+                const int token = begin + (row + r) / group, query_head = head * group + (row + r) % group;
+                float* to = merged + ((int64_t)token * a.num_heads + query_head) * dim + column;
+                for (int c = 0; c < std::min(PANEL, dim - column); c++) to[c] = tile[r * PANEL + c] * inverse[r];
+            }
+        }
+    }
+}
+
+}  // namespace orca

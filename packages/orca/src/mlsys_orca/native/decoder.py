@@ -1,0 +1,262 @@
+"""A decoder that runs natively: the plan bound to packed weights, and the cache that its attention reads."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import weakref
+from collections.abc import Sequence
+from copy import copy
+from ctypes import byref, c_int32, c_void_p
+from typing import Self
+
+import numpy as np
+import torch
+from mlsys_core.errors import InvalidInputError, MemoryPlanError, MlsysError
+from torch import Tensor
+
+from mlsys_orca.batch import BlockCopy
+from mlsys_orca.kv_cache import KVCache
+from mlsys_orca.models.blocks import Decoder
+from mlsys_orca.models.config import ModelConfig
+from mlsys_orca.models.decoder import DecoderModel, ForwardInputs
+from mlsys_orca.models.layers import LayerNorm, RMSNorm
+from mlsys_orca.native import library
+from mlsys_orca.native.library import ACTIVATIONS, PANEL, ROWS, address
+from mlsys_orca.native.lowering import LoweringError, lower
+from mlsys_orca.native.packing import PackedLinear, pack
+from mlsys_orca.native.plan import Attend, Normalise, Operator, Product
+
+_log = logging.getLogger(__name__)
+_SPINS = 2000  # pauses before a waiting thread sleeps: some 20 microseconds, an operator of a small batch
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+class NativeKVCache:
+    """Keys and values of all layers, block by block, in the order that native attention reads.
+
+    A block's keys of one head stand feature after feature, its values token after token.
+
+    Args:
+        config: The model's shape.
+        num_blocks: As the scheduler's.
+        dtype: fp32 or bf16.
+    """
+
+    block_size = PANEL
+
+    def __init__(self, config: ModelConfig, *, num_blocks: int, dtype: torch.dtype) -> None:
+        self.num_blocks = num_blocks
+        self.dtype = dtype
+        heads = (config.num_layers, num_blocks, config.num_kv_heads)
+        self.keys = torch.empty(*heads, config.head_dim, PANEL, dtype=dtype)
+        self.values = torch.empty(*heads, PANEL, -(-config.head_dim // PANEL) * PANEL, dtype=dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all keys and values."""
+        return self.keys.nbytes + self.values.nbytes
+
+    def copy_blocks(self, block_copies: Sequence[BlockCopy]) -> None:
+        """As :meth:`mlsys_orca.kv_cache.KVCache.copy_blocks`."""
+        if not block_copies:
+            return
+        sources, destinations = (list(blocks) for blocks in zip(*block_copies, strict=True))
+        for tensor in (self.keys, self.values):
+            tensor[:, destinations] = tensor[:, sources]
+
+
+class _Program(c_void_p):
+    """The native program's handle; freed with the last decoder that holds it."""
+
+
+class NativeDecoder:
+    """A :class:`~mlsys_orca.models.decoder.DecoderModel` over the native program.
+
+    What a request gets does not depend on its neighbours: every sum runs in one order, whatever the batch.
+
+    Args:
+        decoder: Gives its weights away and can't run itself any more.
+
+    Raises:
+        LoweringError: the decoder has a part without a native operator; nothing was taken from it.
+        MissingDependencyError: there is no C++ compiler.
+
+    Example:
+        >>> decoder = NativeDecoder(model).with_threads(2)  # doctest: +SKIP
+        >>> Runner(decoder, new_kv_cache(decoder, num_blocks=64)).run(batch)  # doctest: +SKIP
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        if decoder.device.type != "cpu" or decoder.dtype not in _DTYPES:
+            raise LoweringError(f"{decoder.dtype} on {decoder.device}")
+        self.config = decoder.config
+        self.dtype = decoder.dtype
+        self.device = decoder.device
+        self.plan = lower(decoder)
+        self._embedding = decoder.embedding
+        self._rotary = decoder.rotary
+        self._native = library.load()
+        self._kept: list[Tensor | PackedLinear] = []  # what the operators point to
+        number = {name: index for index, name in enumerate(self.plan.widths)}
+        self._operators = [self._bind(operator, number) for operator in self.plan.operators]
+        self._program = self._new_program(1)
+
+    def with_threads(self, num_threads: int) -> Self:
+        """The same weights under a team of ``num_threads`` threads of its own, the caller's among them.
+
+        Raises:
+            InvalidInputError: ``num_threads`` is below 1.
+        """
+        if num_threads < 1:
+            raise InvalidInputError(f"{num_threads} threads cannot run a model; at least 1 can")
+        other = copy(self)
+        other._program = self._new_program(num_threads)
+        return other
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of packed weights."""
+        return sum(kept.nbytes for kept in self._kept)
+
+    def __call__(self, inputs: ForwardInputs, kv_cache: KVCache | NativeKVCache) -> Tensor:
+        """Run one iteration: writes its keys and values, returns fp32 logits [num_sampled, vocab_size].
+
+        Raises:
+            MemoryPlanError: a request's block table is too short for its tokens.
+        """
+        if not isinstance(kv_cache, NativeKVCache):
+            raise InvalidInputError("a native decoder keeps its keys and values in a NativeKVCache")
+        spans, tables = [], list[int]()
+        for request in inputs.batch.requests:
+            if len(request.block_table) * PANEL < request.context_len:
+                raise MemoryPlanError(
+                    f"{len(request.block_table)} K/V blocks of {PANEL} do not hold {request.context_len} tokens"
+                )
+            spans.append((request.start, request.stop, request.context_len, len(tables)))
+            tables.extend(request.block_table)
+        states = self._embedding(inputs.token_ids, inputs.positions).contiguous()
+        turned = (None, None) if self._rotary is None else self._rotary(inputs.positions)
+        factors = [(c_void_p * 1)(address(factor)) for factor in turned]
+        logits = torch.empty(len(inputs.wanted), self.config.vocab_size)
+        arrays = [np.array(values, dtype=np.int32) for values in (spans, tables, inputs.wanted)]
+        batch = library.Batch(
+            inputs.batch.num_tokens,
+            len(spans),
+            len(inputs.wanted),
+            *(array.ctypes.data for array in arrays),
+            *(ctypes.addressof(factor) for factor in factors),
+            states.data_ptr(),
+            logits.data_ptr(),
+            kv_cache.keys.data_ptr(),
+            kv_cache.values.data_ptr(),
+            kv_cache.num_blocks,
+            kv_cache.dtype == torch.bfloat16,
+        )
+        self._native.orca_run(self._program, byref(batch))
+        cap = self.config.logit_softcap
+        return logits if cap is None else (logits / cap).tanh_().mul_(cap)
+
+    def _new_program(self, num_threads: int) -> _Program:
+        widths = list(self.plan.widths.values())
+        array = (c_int32 * len(widths))(*widths)
+        program = _Program(self._native.orca_program(num_threads, _SPINS, len(widths), array))
+        for structure in self._operators:
+            add = getattr(self._native, f"orca_add_{type(structure).__name__.lower()}")
+            add(program, byref(structure))
+        weakref.finalize(program, self._native.orca_free, program.value)
+        return program
+
+    def _bind(self, operator: Operator, number: dict[str, int]) -> ctypes.Structure:
+        match operator:
+            case Product():
+                packed = pack(operator.linear, is_gated=operator.is_gated)
+                self._kept.append(packed)
+                return library.Product(
+                    packed.matrix(),
+                    self._norm(operator.norm),
+                    address(packed.bias),
+                    number[operator.source],
+                    number[operator.target],
+                    ACTIVATIONS.index(operator.activation),
+                    operator.is_gated,
+                    operator.accumulates,
+                    ROWS.index(operator.rows),
+                )
+            case Attend():
+                return self._attention(operator, number)
+            case Normalise():
+                source, target = number[operator.source], number[operator.target]
+                return library.Normalise(self._norm(operator.norm), source, target, operator.accumulates)
+
+    def _attention(self, operator: Attend, number: dict[str, int]) -> library.Attention:
+        attention, config = operator.attention, self.config
+        norm = attention.qk_norm
+        return library.Attention(
+            number[operator.source],
+            number[operator.target],
+            attention.index,
+            attention.num_heads,
+            config.num_kv_heads,
+            attention.head_dim,
+            0 if operator.rotary is None else config.rotary_dim or config.head_dim,
+            operator.rotary or 0,
+            attention.options.window or 0,
+            attention.options.scale or attention.head_dim**-0.5,
+            attention.options.softcap or 0.0,
+            norm.eps if isinstance(norm, RMSNorm) else 0.0,
+            None if not isinstance(norm, RMSNorm) else self._keep(norm.weight),
+        )
+
+    def _norm(self, norm: RMSNorm | LayerNorm | None) -> library.Norm:
+        if norm is None:
+            return library.Norm()
+        if isinstance(norm, RMSNorm):
+            return library.Norm(1, norm.weight.numel(), norm.eps, self._keep(norm.weight), None)
+        return library.Norm(2, norm.hidden_size, norm.eps, self._keep(norm.weight), self._keep(norm.bias))
+
+    def _keep(self, values: Tensor | None) -> int | None:
+        """Hold on to ``values`` as contiguous fp32, and say where they are."""
+        if values is None:
+            return None
+        values = values.float().contiguous()
+        self._kept.append(values)
+        return address(values)
+
+
+def to_native(model: DecoderModel, *, backend: str = "auto") -> DecoderModel:
+    """``model`` as a native decoder.
+
+    Args:
+        model: A decoder of ours gives its weights away.
+        backend: ``"auto"``: where it can't be, the model comes back as it is, and the log says why.
+
+    Raises:
+        MlsysError: it can't be, and ``backend`` is ``"native"``.
+    """
+    try:
+        if not isinstance(model, Decoder):
+            raise LoweringError(f"a model by {type(model).__name__}")
+        return NativeDecoder(model)
+    except MlsysError as error:
+        if backend == "native":
+            raise
+        reason = error
+    if isinstance(reason, LoweringError):
+        _log.info("the model runs in torch: %s", reason)
+    else:
+        _log.warning("the model runs in torch, which is slower: %s", reason)
+    return model
+
+
+def new_kv_cache(model: DecoderModel, *, num_blocks: int, block_size: int = PANEL) -> KVCache | NativeKVCache:
+    """An empty cache of the kind that ``model`` reads.
+
+    Raises:
+        InvalidInputError: a native model's blocks hold another number of tokens.
+    """
+    if isinstance(model, NativeDecoder):
+        if block_size != PANEL:
+            raise InvalidInputError(f"a native model's K/V blocks hold {PANEL} tokens, not {block_size}")
+        return NativeKVCache(model.config, num_blocks=num_blocks, dtype=model.dtype)
+    return KVCache(model.config, num_blocks=num_blocks, block_size=block_size, dtype=model.dtype, device=model.device)

@@ -1,0 +1,306 @@
+// A decoder's iteration as a list of operators, and the thread team that runs it: what mlsys_orca.native.library loads.
+//
+// The operators work on registers, fp32 matrices [rows, width]. Each is one parallel loop, or two where its rows must be
+// prepared first. Layers run without a return to Python in between.
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+#include <memory>
+#include <variant>
+
+#include "attention.h"
+#include "matmul.h"
+#include "rows.h"
+#include "team.h"
+
+namespace orca {
+
+constexpr int TILE_PANELS = 2;            // a product's tile is two panels wide: 32 columns, or 16 gated ones
+constexpr int BLOCK_FLOATS = 48 * 1024;   // of a product's input that should stay in the second-level cache
+constexpr int FEW_ROWS = 4;               // rows that each thread rather prepares for itself than waits for
+constexpr int TILE_QUERIES = 24;          // rows of one attention task
+
+enum Rows : int32_t { ALL, TAKEN, SAMPLED };  // all; the sampled ones of all; all of a register that has those alone
+
+struct Product {  // target (+)= activation(norm(source) @ matrix.T + bias), or activation(gates) * ups
+    Matrix matrix;
+    Norm norm;
+    const float* bias;  // [panels * 16]; null: 0
+    int32_t source, target;
+    int32_t activation;
+    int32_t is_gated;     // panels alternate: 16 gates, the 16 factors they belong to
+    int32_t accumulates;  // adds to the target
+    int32_t rows;         // Rows
+};
+
+struct Normalise {  // target (+)= norm(source)
+    Norm norm;
+    int32_t source, target;
+    int32_t accumulates;
+};
+
+struct Batch {
+    int32_t num_rows, num_spans, num_sampled;
+    const Span* spans;            // in row order
+    const int32_t* block_tables;  // of all spans
+    const int32_t* sampled;       // [num_sampled] rows
+    const float* const* cos;      // per rotary, [num_rows, rotary_dim]
+    const float* const* sin;
+    float* states;  // register 0, [num_rows, its width]
+    float* logits;  // the last register, [num_sampled, its width]
+    void* keys;     // [layers, blocks, kv heads, head_dim, 16]
+    void* values;   // [layers, blocks, kv heads, 16, padded head_dim]
+    int32_t num_blocks;
+    int32_t is_bf16;  // the cache
+};
+
+class Program {
+  public:
+    Program(int threads, int spins, int num_registers, const int32_t* widths)
+        : team(threads, spins), widths(widths, widths + num_registers), registers(num_registers), scratches(threads) {}
+
+    std::vector<std::variant<Product, Attention, Normalise>> operators;
+
+    void run(const Batch& what) {
+        batch = &what;
+        registers.front() = what.states;
+        registers.back() = what.logits;
+        for (size_t i = 1; i + 1 < registers.size(); i++) registers[i] = grow(owned, i, (int64_t)what.num_rows * widths[i]);
+        int64_t deepest = 0;
+        for (auto& op : operators)
+            if (auto* product = std::get_if<Product>(&op)) deepest = std::max<int64_t>(deepest, product->matrix.depth);
+        prepared = grow(owned, 0, (int64_t)std::max(what.num_rows, what.num_sampled) * deepest);
+        spans_of_rows();
+        team.run([](void* self, int thread) { ((Program*)self)->execute(thread); }, this);
+    }
+
+  private:
+    using Scratch = std::vector<float>;
+
+    static float* grow(std::vector<Scratch>& buffers, size_t index, int64_t size) {
+        if (buffers.size() <= index) buffers.resize(index + 1);
+        if ((int64_t)buffers[index].size() < size) buffers[index].resize(size);
+        return buffers[index].data();
+    }
+
+    void spans_of_rows() {
+        span_of_row.resize(batch->num_rows);
+        longest = 0;
+        for (int s = 0; s < batch->num_spans; s++) {
+            const Span& span = batch->spans[s];
+            longest = std::max(longest, span.stop - span.start);
+            for (int row = span.start; row < span.stop; row++) span_of_row[row] = s;
+        }
+    }
+
+    void execute(int thread) {
+        for (auto& op : operators) {
+            if (auto* product = std::get_if<Product>(&op)) {
+                run_product(*product, thread);
+            } else if (auto* attention = std::get_if<Attention>(&op)) {
+                if (batch->is_bf16)
+                    run_attention<uint16_t>(*attention, thread);
+                else
+                    run_attention<float>(*attention, thread);
+            } else {
+                run_normalise(std::get<Normalise>(op));
+            }
+        }
+    }
+
+    // --- products ---
+
+    void run_product(const Product& op, int thread) {
+        const int rows = op.rows == ALL ? batch->num_rows : batch->num_sampled;
+        const int depth = op.matrix.depth;
+        if (!rows) return;
+        const float* input = registers[op.source];
+        if (op.norm.kind != NO_NORM || op.rows == TAKEN) {
+            auto prepare = [&](int row, float* to) {
+                const float* from = input + (int64_t)(op.rows == TAKEN ? batch->sampled[row] : row) * depth;
+                op.norm.kind == NO_NORM ? copy_row(from, to, depth) : normalise(op.norm, from, to);
+            };
+            if (rows <= FEW_ROWS) {
+                float* own = grow(scratches[thread], 1, (int64_t)rows * depth);
+                for (int row = 0; row < rows; row++) prepare(row, own + (int64_t)row * depth);
+                input = own;
+            } else {
+                const int step = std::max(1, 8192 / depth);
+                team.for_each((rows + step - 1) / step, [&](int i) {
+                    for (int row = i * step; row < std::min(rows, (i + 1) * step); row++)
+                        prepare(row, prepared + (int64_t)row * depth);
+                });
+                input = prepared;
+            }
+        }
+        float* scratch = grow(scratches[thread], 0, (int64_t)TILE_PANELS * depth * PANEL);
+        switch (op.matrix.kind) {
+            case F32: run_tiles<F32Panel>(op, rows, input, scratch); break;
+            case BF16: run_tiles<Bf16Panel>(op, rows, input, scratch); break;
+            case INT8: run_tiles<Int8Panel>(op, rows, input, scratch); break;
+            case INT4: run_tiles<Int4Panel>(op, rows, input, scratch); break;
+        }
+    }
+
+    template <class Panel>
+    void run_tiles(const Product& op, int rows, const float* input, float* scratch) {
+        const int depth = op.matrix.depth, width = widths[op.target];
+        const int across = (op.matrix.panels() + TILE_PANELS - 1) / TILE_PANELS;
+        const int block = std::max(4 * MAX_ROWS, BLOCK_FLOATS / depth / MAX_ROWS * MAX_ROWS);
+        const int down = (rows + block - 1) / block;
+        team.for_each(across * down, [&](int i) {
+            const int tile = i % across, first = i / across * block;
+            const int panel = tile * TILE_PANELS;
+            float* target = registers[op.target] + (int64_t)first * width;
+            multiply_tile<Panel, TILE_PANELS>(
+                op.matrix, panel, std::min(block, rows - first), input + (int64_t)first * depth, depth, scratch,
+                [&](int row, int some, float* sums) {
+                    for (int r = 0; r < some; r++)
+                        finish(op, panel, sums + r * TILE_PANELS * PANEL, target + (int64_t)(row + r) * width, width);
+                });
+        });
+    }
+
+    // One row of a tile: bias, activation or gate, and the sum with what is there.
+    static void finish(const Product& op, int panel, float* sums, float* target, int width) {
+        constexpr int COLUMNS = TILE_PANELS * PANEL;
+        if (op.bias)
+            for (int c = 0; c < COLUMNS; c += LANES)
+                store(sums + c, load(sums + c) + load(op.bias + panel * PANEL + c));
+        int first = panel * PANEL, columns = COLUMNS;
+        if (op.is_gated) {
+            first /= 2;
+            columns /= 2;
+            for (int c = 0; c < PANEL; c += LANES)
+                store(sums + c, activate(load(sums + c), op.activation) * load(sums + PANEL + c));
+        } else if (op.activation != IDENTITY) {
+            for (int c = 0; c < COLUMNS; c += LANES) store(sums + c, activate(load(sums + c), op.activation));
+        }
+        columns = std::min(columns, width - first);
+        target += first;
+        if (op.accumulates)
+            for (int c = 0; c < columns; c++) target[c] += sums[c];
+        else
+            for (int c = 0; c < columns; c++) target[c] = sums[c];
+    }
+
+    // --- attention ---
+
+    template <class T>
+    void run_attention(const Attention& op, int thread) {
+        const int padded_dim = padded(op.head_dim), width = widths[op.source];
+        const int64_t slots = (int64_t)batch->num_blocks * PANEL * op.num_kv_heads;
+        const LayerCache<T> cache{
+            (T*)batch->keys + op.layer * slots * op.head_dim, (T*)batch->values + op.layer * slots * padded_dim,
+            op.num_kv_heads, op.head_dim, padded_dim};
+        const float* qkv = registers[op.source];
+        const float* cos = op.rotary_dim ? batch->cos[op.rotary] : nullptr;
+        const float* sin = op.rotary_dim ? batch->sin[op.rotary] : nullptr;
+        auto keep_row = [&](const Span& span, int row, int head) {
+            const int position = span.context - (span.stop - row);
+            const int64_t at = (int64_t)row * op.rotary_dim;
+            keep(op, cache, batch->block_tables + span.table, position, head, qkv + (int64_t)row * width, cos + at, sin + at);
+        };
+
+        // Rows of a request see each other's keys: all are kept before any task that may need them, unless each task
+        // has all rows of its request.
+        const int tile = std::max(1, TILE_QUERIES * op.num_kv_heads / op.num_heads);
+        const bool is_whole = longest <= tile;
+        if (!is_whole) {
+            const int step = 8;
+            team.for_each((batch->num_rows + step - 1) / step, [&](int i) {
+                for (int row = i * step; row < std::min(batch->num_rows, (i + 1) * step); row++)
+                    for (int head = 0; head < op.num_kv_heads; head++)
+                        keep_row(batch->spans[span_of_row[row]], row, head);
+            });
+        }
+        const int tiles = (longest + tile - 1) / tile;
+        team.for_each(tiles * batch->num_spans * op.num_kv_heads, [&](int i) {
+            const int head = i % op.num_kv_heads, rest = i / op.num_kv_heads;
+            const Span& span = batch->spans[rest % batch->num_spans];
+            const int begin = span.start + (tiles - 1 - rest / batch->num_spans) * tile;  // long contexts first
+            const int end = std::min(span.stop, begin + tile);
+            if (begin >= end) return;
+            if (is_whole)
+                for (int row = begin; row < end; row++) keep_row(span, row, head);
+            attend(
+                op, cache, span, batch->block_tables + span.table, head, begin, end, qkv, cos, sin,
+                registers[op.target], attention_scratch(thread));
+        });
+    }
+
+    Scratch& attention_scratch(int thread) {
+        grow(scratches[thread], 2, 0);
+        return scratches[thread][2];
+    }
+
+    void run_normalise(const Normalise& op) {
+        const int size = op.norm.size, step = std::max(1, 8192 / size);
+        team.for_each((batch->num_rows + step - 1) / step, [&](int i) {
+            std::vector<float> row_out(size);
+            for (int row = i * step; row < std::min(batch->num_rows, (i + 1) * step); row++) {
+                normalise(op.norm, registers[op.source] + (int64_t)row * size, row_out.data());
+                float* target = registers[op.target] + (int64_t)row * size;
+                for (int c = 0; c < size; c++) target[c] = op.accumulates ? target[c] + row_out[c] : row_out[c];
+            }
+        });
+    }
+
+    Team team;
+    std::vector<int32_t> widths;
+    std::vector<float*> registers;
+    std::vector<Scratch> owned;                   // registers' memory; index 0 is `prepared`
+    std::vector<std::vector<Scratch>> scratches;  // per thread: decoded panels, prepared rows, attention
+    float* prepared = nullptr;
+    const Batch* batch = nullptr;
+    std::vector<int32_t> span_of_row;
+    int longest = 0;  // rows of the span that has most
+};
+
+// --- packing ---
+
+template <class T>
+void pack(const T* from, T* to, int columns, int depth, int panels, int stride, int first) {
+    for (int panel = 0; panel < panels; panel++)
+        for (int k = 0; k < depth; k++)
+            for (int c = 0; c < PANEL; c++) {
+                const int column = panel * PANEL + c;
+                to[((int64_t)(first + panel * stride) * depth + k) * PANEL + c] =
+                    column < columns ? from[(int64_t)column * depth + k] : T{};
+            }
+}
+
+}  // namespace orca
+
+extern "C" {
+
+using orca::Program;
+
+Program* orca_program(int threads, int spins, int num_registers, const int32_t* widths) {
+    return new Program(threads, spins, num_registers, widths);
+}
+void orca_free(Program* program) { delete program; }
+void orca_add_product(Program* program, const orca::Product* op) { program->operators.emplace_back(*op); }
+void orca_add_attention(Program* program, const orca::Attention* op) { program->operators.emplace_back(*op); }
+void orca_add_normalise(Program* program, const orca::Normalise* op) { program->operators.emplace_back(*op); }
+void orca_run(Program* program, const orca::Batch* batch) { program->run(*batch); }
+
+// Ask for large pages before the memory is first touched: a product walks through all of it once per iteration.
+void orca_huge_pages(void* from, int64_t size) {
+#if defined(__linux__)
+    const uintptr_t page = 2 << 20, begin = ((uintptr_t)from + page - 1) & ~(page - 1);
+    const uintptr_t end = ((uintptr_t)from + size) & ~(page - 1);
+    if (begin < end) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
+#else
+    (void)from, (void)size;
+#endif
+}
+
+// [columns, depth] row by row -> panels `first`, `first + stride`, ... of a packed matrix; missing columns are 0.
+void orca_pack(const void* from, void* to, int size, int columns, int depth, int panels, int stride, int first) {
+    if (size == 4) orca::pack((const uint32_t*)from, (uint32_t*)to, columns, depth, panels, stride, first);
+    if (size == 2) orca::pack((const uint16_t*)from, (uint16_t*)to, columns, depth, panels, stride, first);
+    if (size == 1) orca::pack((const uint8_t*)from, (uint8_t*)to, columns, depth, panels, stride, first);
+}
+}

@@ -1,0 +1,127 @@
+// The threads that run a model's iterations: one team for the life of an engine, asleep between iterations.
+//
+// All of them run the same program (`run`), and meet at the end of each operator (`for_each`). Work is claimed tile by
+// tile, so a thread that the host has taken off its core leaves the rest of its share to the others. Waiting is a short
+// spin and then sleep: where other processes want the cores, a spinning waiter takes time from the thread it waits for.
+#pragma once
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <climits>
+#endif
+
+namespace orca {
+
+inline void pause_briefly() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
+// A number that threads wait for to change.
+class Signal {
+  public:
+    int32_t read() const { return value.load(std::memory_order_acquire); }
+
+    void advance() {
+        value.fetch_add(1, std::memory_order_seq_cst);
+        if (sleepers.load(std::memory_order_seq_cst)) wake();
+    }
+
+    void wait_past(int32_t seen, int spins) {
+        for (int i = 0; i < spins; i++) {
+            if (read() != seen) return;
+            pause_briefly();
+        }
+        sleepers.fetch_add(1, std::memory_order_seq_cst);
+        while (value.load(std::memory_order_seq_cst) == seen) sleep(seen);
+        sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    }
+
+  private:
+#if defined(__linux__)
+    void sleep(int32_t seen) { syscall(SYS_futex, &value, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0); }
+    void wake() { syscall(SYS_futex, &value, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
+#else
+    void sleep(int32_t) { std::this_thread::yield(); }
+    void wake() {}
+#endif
+    alignas(64) std::atomic<int32_t> value{0};
+    std::atomic<int32_t> sleepers{0};
+};
+
+class Team {
+  public:
+    using Body = void (*)(void* context, int thread);
+
+    Team(int size, int spins) : size(size), spins(spins) {
+        for (int thread = 1; thread < size; thread++) threads.emplace_back([this, thread] { serve(thread); });
+    }
+
+    ~Team() {
+        body = nullptr;
+        started.advance();
+        for (std::thread& thread : threads) thread.join();
+    }
+
+    // Run `body` on every thread, the caller's among them; returns when all have.
+    void run(Body what, void* with) {
+        body = what;
+        context = with;
+        started.advance();
+        what(with, 0);
+        barrier();
+    }
+
+    // Called by every thread of `run` alike: `work(i)` for 0 <= i < count, each on whichever thread claims it; returns
+    // when all are done.
+    template <class Work>
+    void for_each(int count, Work&& work) {
+        for (int i; (i = claimed.fetch_add(1, std::memory_order_relaxed)) < count;) work(i);
+        barrier();
+    }
+
+    const int size;
+
+  private:
+    void serve(int thread) {
+        int32_t seen = 0;
+        for (;;) {
+            started.wait_past(seen++, 0);
+            if (!body) return;
+            body(context, thread);
+            barrier();
+        }
+    }
+
+    void barrier() {
+        if (size == 1) {
+            claimed.store(0, std::memory_order_relaxed);
+            return;
+        }
+        int32_t seen = passed.read();
+        if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
+            arrived.store(0, std::memory_order_relaxed);
+            claimed.store(0, std::memory_order_relaxed);
+            passed.advance();
+        } else {
+            passed.wait_past(seen, spins);
+        }
+    }
+
+    const int spins;
+    std::vector<std::thread> threads;
+    Body body = nullptr;
+    void* context = nullptr;
+    Signal started, passed;
+    alignas(64) std::atomic<int> arrived{0};
+    alignas(64) std::atomic<int> claimed{0};
+};
+
+}  // namespace orca

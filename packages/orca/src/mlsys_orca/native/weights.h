@@ -1,0 +1,101 @@
+// Packed weights: how a matrix [columns, depth] stands in memory, and how a row of a panel is read back.
+//
+// A *panel* is 16 output columns; inside it the 16 weights of one input feature stand side by side, so that a product
+// walks each panel from end to end. Every kind decodes to the same fp32 number wherever it is read, so a product's
+// value does not depend on which loop computed it.
+#pragma once
+
+#include "vec.h"
+
+namespace orca {
+
+enum Kind : int32_t { F32, BF16, INT8, INT4 };
+
+// What the caller describes, as it arrives through ctypes.
+struct Matrix {
+    int32_t kind;
+    int32_t columns;     // output features
+    int32_t depth;       // input features
+    int32_t group;       // input features that share a scale; INT8 and INT4
+    const void* codes;   // packed weights
+    const float* scales;   // [panels, depth / group, 16]; INT8 and INT4
+    const float* offsets;  // as scales: weight = scale * code + offset; null: no offset
+    int32_t panels() const { return (columns + PANEL - 1) / PANEL; }
+};
+
+struct F32Panel {
+    const float* weights;
+    F32Panel(const Matrix& m, int panel) : weights((const float*)m.codes + (int64_t)panel * m.depth * PANEL) {}
+    explicit F32Panel(const float* weights) : weights(weights) {}
+    void begin(int) {}
+    void read(int row, vf* out) const {
+        for (int v = 0; v < VECS; v++) out[v] = load(weights + (int64_t)row * PANEL + v * LANES);
+    }
+    void prefetch(int row) const { __builtin_prefetch(weights + (int64_t)row * PANEL); }
+};
+
+struct Bf16Panel {
+    const uint16_t* weights;
+    Bf16Panel(const Matrix& m, int panel) : weights((const uint16_t*)m.codes + (int64_t)panel * m.depth * PANEL) {}
+    explicit Bf16Panel(const uint16_t* weights) : weights(weights) {}
+    void begin(int) {}
+    void read(int row, vf* out) const {
+        for (int v = 0; v < VECS; v++) out[v] = load(weights + (int64_t)row * PANEL + v * LANES);
+    }
+    void prefetch(int row) const { __builtin_prefetch(weights + (int64_t)row * PANEL); }
+};
+
+// What the quantised kinds share: the group's scale and offset are read once per group.
+struct Groups {
+    const float* scales;
+    const float* offsets;
+    vf scale[VECS], offset[VECS];
+    Groups(const Matrix& m, int panel) {
+        int64_t first = (int64_t)panel * (m.depth / m.group) * PANEL;
+        scales = m.scales + first;
+        offsets = m.offsets ? m.offsets + first : nullptr;
+    }
+    void begin(int group) {
+        for (int v = 0; v < VECS; v++) {
+            scale[v] = load(scales + (int64_t)group * PANEL + v * LANES);
+            offset[v] = offsets ? load(offsets + (int64_t)group * PANEL + v * LANES) : vf{};
+        }
+    }
+    vf decode(vf code, int v) const { return scale[v] * code + offset[v]; }  // two roundings, as QuantizedMatrix
+};
+
+struct Int8Panel : Groups {
+    const int8_t* codes;
+    Int8Panel(const Matrix& m, int panel)
+        : Groups(m, panel), codes((const int8_t*)m.codes + (int64_t)panel * m.depth * PANEL) {}
+    void read(int row, vf* out) const {
+        for (int v = 0; v < VECS; v++) out[v] = decode(load(codes + (int64_t)row * PANEL + v * LANES), v);
+    }
+    void prefetch(int row) const { __builtin_prefetch(codes + (int64_t)row * PANEL); }
+};
+
+// Two rows share their bytes: the even row has the low halves. Codes are 0 to 15.
+struct Int4Panel : Groups {
+    const uint8_t* codes;
+    Int4Panel(const Matrix& m, int panel)
+        : Groups(m, panel), codes((const uint8_t*)m.codes + (int64_t)panel * (m.depth / 2) * PANEL) {}
+    void read(int row, vf* out) const {
+        for (int v = 0; v < VECS; v++) {
+            vu bytes = load_bytes(codes + (int64_t)(row / 2) * PANEL + v * LANES);
+            vu code = row % 2 ? bytes >> 4 : bytes & 15;
+            out[v] = decode(__builtin_convertvector((vi)code, vf), v);
+        }
+    }
+    void prefetch(int row) const { __builtin_prefetch(codes + (int64_t)(row / 2) * PANEL); }
+
+    static vu load_bytes(const uint8_t* from) {
+#if ORCA_LANES == 8 && defined(__AVX2__)
+        return (vu)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#else
+        typedef uint8_t vq __attribute__((vector_size(LANES), may_alias));
+        return __builtin_convertvector(load_as<vq>(from), vu);
+#endif
+    }
+};
+
+}  // namespace orca
