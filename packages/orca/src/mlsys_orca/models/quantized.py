@@ -113,10 +113,23 @@ class QuantizedMatrix:
         """Some of the rows: a view for a slice, a copy for int64 indices [num_rows]."""
         return self.map(lambda part: part[which])
 
+    def compact(self) -> QuantizedMatrix:
+        """The same matrix with scales and offsets in fp16, if that holds them exactly; else itself."""
+        scales, offsets = self.scales.half(), None if self.offsets is None else self.offsets.half()
+        is_exact = torch.equal(scales.float(), self.scales.float()) and (
+            offsets is None or self.offsets is None or torch.equal(offsets.float(), self.offsets.float())
+        )
+        return QuantizedMatrix(codes=self.codes, scales=scales, offsets=offsets) if is_exact else self
+
     def map(self, change: Callable[[Tensor], Tensor]) -> QuantizedMatrix:
         """The same change made to codes, scales and offsets: of the order of rows, or of their place."""
         offsets = None if self.offsets is None else change(self.offsets)
         return QuantizedMatrix(codes=change(self.codes), scales=change(self.scales), offsets=offsets)
+
+
+def pack_nibbles(codes: Tensor) -> Tensor:
+    """Codes of 0 to 15, uint8 [..., n], as :class:`QuantizedMatrix` has them: two a byte, [..., n / 2]."""
+    return codes[..., 0::2] | codes[..., 1::2] << 4
 
 
 def concatenate_rows(pieces: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
