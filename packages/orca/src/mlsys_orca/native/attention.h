@@ -145,7 +145,7 @@ void attend(
             const int next = table[first_block + std::min(block + 1, num_blocks - 1)];
             Panel panels[2] = {
                 Panel(cache.key_block(table[first_block + block], head)), Panel(cache.key_block(next, head))};
-            multiply_rows<Panel, false>(some, queries + (int64_t)row * dim, dim, panels, pair, dim, dim, tile);
+            multiply_rows<Panel, false>(some, queries + (int64_t)row * dim, dim, panels, pair, dim, dim, tile, pair * PANEL);
             for (int r = 0; r < some; r++)
                 std::memcpy(
                     scores + (int64_t)(row + r) * keys + block * PANEL, tile + r * pair * PANEL, 4 * pair * PANEL);

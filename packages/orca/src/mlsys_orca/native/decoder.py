@@ -13,6 +13,7 @@ from typing import Self
 import numpy as np
 import torch
 from mlsys_core.errors import InvalidInputError, MemoryPlanError, MlsysError
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mlsys_orca.batch import BlockCopy
@@ -97,6 +98,7 @@ class NativeDecoder:
         self._embedding = decoder.embedding
         self._rotary = decoder.rotary
         self._native = library.load()
+        self.seconds: NDArray[np.float64] | None = None  # per operator of the plan, to be added to; None: not measured
         self._kept: list[Tensor | PackedLinear] = []  # what the operators point to
         number = {name: index for index, name in enumerate(self.plan.widths)}
         self._operators = [self._bind(operator, number) for operator in self.plan.operators]
@@ -152,6 +154,7 @@ class NativeDecoder:
             kv_cache.values.data_ptr(),
             kv_cache.num_blocks,
             kv_cache.dtype == torch.bfloat16,
+            None if self.seconds is None else self.seconds.ctypes.data,
         )
         self._native.orca_run(self._program, byref(batch))
         cap = self.config.logit_softcap

@@ -28,6 +28,7 @@ class Matrix(Structure):
         ("codes", c_void_p),
         ("scales", c_void_p),
         ("offsets", c_void_p),
+        ("has_halves", c_int32),
     ]
 
 
@@ -97,19 +98,25 @@ class Batch(Structure):
         ("values", c_void_p),
         ("num_blocks", c_int32),
         ("is_bf16", c_int32),
+        ("seconds", c_void_p),
     ]
 
 
 @cache
-def load() -> Any:
+def load(flags: tuple[str, ...] = ()) -> Any:
     """The library, compiled for this machine on the first call ever.
+
+    Args:
+        flags: For the compiler, beside the usual ones: a test may ask for another machine's paths.
 
     Raises:
         MissingDependencyError: there is no C++ compiler.
         MlsysError: the compiler refuses the source.
     """
     here = Path(__file__).parent
-    library = load_kernel(here / "program.cpp", cache_dir=settings().cache_dir, headers=sorted(here.glob("*.h")))
+    library = load_kernel(
+        here / "program.cpp", cache_dir=settings().cache_dir, flags=flags, headers=sorted(here.glob("*.h"))
+    )
     library.orca_program.restype = c_void_p
     library.orca_program.argtypes = [c_int32, c_int32, c_int32, c_void_p]
     library.orca_free.argtypes = [c_void_p]

@@ -11,13 +11,17 @@
 namespace orca {
 
 constexpr int MAX_ROWS = 6;  // of one call of `multiply`: 6 x 16 fill the registers of AVX2, 6 x 32 those of AVX-512
-constexpr int WIDE = LANES == 16 ? 2 : 1;  // panels of one call at MAX_ROWS
-constexpr int AHEAD = 32;                  // rows of a panel that are asked of memory early
+constexpr int DIRECT_ROWS = 2 * MAX_ROWS;
+constexpr int PIECE = 384;  // input features at most: 24 KiB of a decoded panel
+constexpr int AHEAD = 32;   // rows of a panel that are asked of memory early
 
-// out[r][p * 16 + c] = sum over k of a[r * stride + k] * panel p's (k, c). `out` is [ROWS][PANELS * 16].
-template <class Panel, int ROWS, int PANELS, bool FROM_MEMORY>
+// out[r][p * 16 + c] (+)= sum over k of a[r * stride + k] * panel p's (k, c); CONTINUES: the sums go on from `out`.
+template <class Panel, int ROWS, int PANELS, bool CONTINUES>
 inline void multiply(const float* a, int64_t stride, Panel* panels, int depth, int group, float* out, int out_stride) {
     vf sums[ROWS][PANELS * VECS] = {};
+    if constexpr (CONTINUES)
+        for (int r = 0; r < ROWS; r++)
+            for (int j = 0; j < PANELS * VECS; j++) sums[r][j] = load(out + r * out_stride + j * LANES);
     for (int first = 0, g = 0; first < depth; first += group, g++) {
         for (int p = 0; p < PANELS; p++) panels[p].begin(g);
         const int stop = std::min(depth, first + group);
@@ -26,7 +30,7 @@ inline void multiply(const float* a, int64_t stride, Panel* panels, int depth, i
             vf weights[PANELS * VECS];
             for (int p = 0; p < PANELS; p++) {
                 panels[p].read(k, weights + p * VECS);
-                if (FROM_MEMORY) panels[p].prefetch(k + AHEAD);
+                if constexpr (!CONTINUES) panels[p].prefetch(k + AHEAD);
             }
             for (int r = 0; r < ROWS; r++) {
                 vf x = splat(a[r * stride + k]);
@@ -39,10 +43,10 @@ inline void multiply(const float* a, int64_t stride, Panel* panels, int depth, i
 }
 
 // As `multiply` for 1 to MAX_ROWS rows, panel pairs where the registers allow it.
-template <class Panel, bool FROM_MEMORY>
+template <class Panel, bool CONTINUES>
 inline void multiply_rows(
-    int rows, const float* a, int64_t stride, Panel* panels, int num_panels, int depth, int group, float* out) {
-    const int out_stride = num_panels * PANEL;
+    int rows, const float* a, int64_t stride, Panel* panels, int num_panels, int depth, int group, float* out,
+    int out_stride) {
     for (int p = 0; p < num_panels;) {
         Panel* at = panels + p;
         float* to = out + p * PANEL;
@@ -50,14 +54,25 @@ inline void multiply_rows(
 #define ORCA_ROWS(ROWS)                                                                                  \
     case ROWS:                                                                                           \
         if (pair)                                                                                        \
-            multiply<Panel, ROWS, (ROWS <= 3 || LANES == 16) ? 2 : 1, FROM_MEMORY>(                      \
+            multiply<Panel, ROWS, (ROWS <= 3 || LANES == 16) ? 2 : 1, CONTINUES>(                        \
                 a, stride, at, depth, group, to, out_stride);                                            \
         else                                                                                             \
-            multiply<Panel, ROWS, 1, FROM_MEMORY>(a, stride, at, depth, group, to, out_stride);          \
+            multiply<Panel, ROWS, 1, CONTINUES>(a, stride, at, depth, group, to, out_stride);            \
         break;
         switch (rows) { ORCA_ROWS(1) ORCA_ROWS(2) ORCA_ROWS(3) ORCA_ROWS(4) ORCA_ROWS(5) ORCA_ROWS(6) }
 #undef ORCA_ROWS
         p += pair ? 2 : 1;
+    }
+}
+
+// `rows` in groups of at most MAX_ROWS that are as even as can be: work(first, how many).
+template <class Work>
+inline void in_groups(int rows, Work&& work) {
+    const int groups = (rows + MAX_ROWS - 1) / MAX_ROWS;
+    for (int g = 0, row = 0; g < groups; g++) {
+        const int some = (rows - row + groups - g - 1) / (groups - g);
+        work(row, some);
+        row += some;
     }
 }
 
@@ -74,34 +89,41 @@ inline void decode(Panel panel, int depth, int group, float* out) {
     }
 }
 
-// Any number of rows against `num_panels` panels from `first`; `finish(row, rows, sums)` takes each group's products,
-// [rows][num_panels * 16]. `scratch` holds num_panels * depth * 16 floats.
-template <class Panel, int NUM_PANELS, class Finish>
+// `rows` rows against NUM_PANELS panels from `first`, into `sums` [rows][NUM_PANELS * 16]. `scratch` holds depth * 16
+// floats. Few rows read the panels as they are, from memory; many have them decoded once, and take them in pieces that
+// stay in the first-level cache.
+template <class Panel, int NUM_PANELS>
 inline void multiply_tile(
-    const Matrix& m, int first, int rows, const float* a, int64_t stride, float* scratch, Finish&& finish) {
-    alignas(64) float sums[MAX_ROWS * NUM_PANELS * PANEL];
+    const Matrix& m, int first, int rows, const float* a, int64_t stride, float* scratch, float* sums) {
+    constexpr int WIDTH = NUM_PANELS * PANEL;
     const int group = m.group ? m.group : m.depth;
-    if (rows <= MAX_ROWS) {
-        alignas(64) Panel panels[NUM_PANELS] = {Panel(m, first), Panel(m, first + (NUM_PANELS > 1))};
-        multiply_rows<Panel, true>(rows, a, stride, panels, NUM_PANELS, m.depth, group, sums);
-        finish(0, rows, sums);
+    if (rows <= DIRECT_ROWS) {
+        in_groups(rows, [&](int row, int some) {
+            alignas(64) Panel panels[NUM_PANELS] = {Panel(m, first), Panel(m, first + NUM_PANELS - 1)};
+            multiply_rows<Panel, false>(
+                some, a + row * stride, stride, panels, NUM_PANELS, m.depth, group, sums + row * WIDTH, WIDTH);
+        });
         return;
     }
-    const float* decoded[NUM_PANELS];
     for (int p = 0; p < NUM_PANELS; p++) {
-        if constexpr (std::is_same_v<Panel, F32Panel>) {
-            decoded[p] = Panel(m, first + p).weights;
-        } else {
-            float* to = scratch + (int64_t)p * m.depth * PANEL;
-            decode(Panel(m, first + p), m.depth, group, to);
-            decoded[p] = to;
+        const float* decoded = scratch;
+        if constexpr (std::is_same_v<Panel, F32Panel>)
+            decoded = Panel(m, first + p).weights;
+        else
+            decode(Panel(m, first + p), m.depth, group, scratch);
+        const int pieces = (m.depth + PIECE - 1) / PIECE, piece = (m.depth + pieces - 1) / pieces;
+        for (int k = 0; k < m.depth; k += piece) {
+            const int some_depth = std::min(piece, m.depth - k);
+            in_groups(rows, [&](int row, int some) {
+                F32Panel panel(decoded + (int64_t)k * PANEL);
+                const float* from = a + row * stride + k;
+                float* to = sums + row * WIDTH + p * PANEL;
+                if (k)
+                    multiply_rows<F32Panel, true>(some, from, stride, &panel, 1, some_depth, some_depth, to, WIDTH);
+                else
+                    multiply_rows<F32Panel, false>(some, from, stride, &panel, 1, some_depth, some_depth, to, WIDTH);
+            });
         }
-    }
-    for (int row = 0; row < rows; row += MAX_ROWS) {
-        const int some = std::min(MAX_ROWS, rows - row);
-        F32Panel panels[NUM_PANELS] = {F32Panel(decoded[0]), F32Panel(decoded[NUM_PANELS - 1])};
-        multiply_rows<F32Panel, false>(some, a + row * stride, stride, panels, NUM_PANELS, m.depth, m.depth, sums);
-        finish(row, some, sums);
     }
 }
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from mlsys_orca.models.layers import Linear
+from mlsys_orca.models.quantized import QuantizedMatrix
 from mlsys_orca.native import library
-from mlsys_orca.native.library import KINDS, PANEL
+from mlsys_orca.native.library import KINDS, PANEL, address
 
 _KINDS = {torch.float32: KINDS.index("fp32"), torch.bfloat16: KINDS.index("bf16")}
 
@@ -20,17 +21,23 @@ class PackedLinear:
 
     kind: int
     depth: int  # input features
-    codes: Tensor  # [panels, depth, 16]
+    codes: Tensor  # [panels, depth, 16]; 4-bit codes: [panels, depth / 2, 16]
     bias: Tensor | None  # fp32 [panels * 16]
+    scales: Tensor | None = None  # fp16 or fp32 [panels, groups, 16]
+    offsets: Tensor | None = None  # as scales
 
     @property
     def nbytes(self) -> int:
         """Bytes of weight and bias."""
-        return self.codes.nbytes + (0 if self.bias is None else self.bias.nbytes)
+        return sum(part.nbytes for part in (self.codes, self.bias, self.scales, self.offsets) if part is not None)
 
     def matrix(self) -> library.Matrix:
         """The weight as the program takes it."""
-        return library.Matrix(self.kind, len(self.codes) * PANEL, self.depth, 0, self.codes.data_ptr(), None, None)
+        group, has_halves = 0, False
+        if self.scales is not None:
+            group, has_halves = self.depth // self.scales.shape[1], self.scales.dtype == torch.float16
+        pointers = [address(part) for part in (self.codes, self.scales, self.offsets)]
+        return library.Matrix(self.kind, len(self.codes) * PANEL, self.depth, group, *pointers, has_halves)
 
 
 def pack(linear: Linear, *, is_gated: bool) -> PackedLinear:
@@ -43,30 +50,26 @@ def pack(linear: Linear, *, is_gated: bool) -> PackedLinear:
     Raises:
         InvalidInputError: the weight was taken before.
     """
-    bias = linear.bias
-    weight = linear.take_weight().contiguous()
-    halves = weight.chunk(2) if is_gated else (weight,)
+    bias, weight = linear.bias, linear.take_weight()
+    packed_bias = None if bias is None else _pack_rows(bias.float()[:, None], is_gated).flatten()
+    if isinstance(weight, QuantizedMatrix):
+        kind = KINDS.index("int8" if weight.bits == 8 else "int4")
+        parts = [_pack_rows(part, is_gated) for part in (weight.codes, weight.scales)]
+        offsets = None if weight.offsets is None else _pack_rows(weight.offsets, is_gated)
+        return PackedLinear(kind, weight.in_features, parts[0], packed_bias, parts[1], offsets)
+    return PackedLinear(_KINDS[weight.dtype], weight.shape[1], _pack_rows(weight, is_gated), packed_bias)
+
+
+def _pack_rows(rows: Tensor, is_gated: bool) -> Tensor:
+    """``rows`` [out, n] -> [panels, n, 16], missing rows zero."""
+    halves = rows.contiguous().chunk(2) if is_gated else (rows.contiguous(),)
     across = -(-halves[0].shape[0] // PANEL)  # panels of one half
     if not is_gated:
         across += across % 2  # the loops take two at a time
-    codes = torch.empty(across * len(halves), weight.shape[1], PANEL, dtype=weight.dtype)
+    packed = torch.empty(across * len(halves), rows.shape[1], PANEL, dtype=rows.dtype)
     native = library.load()
-    native.orca_huge_pages(codes.data_ptr(), codes.nbytes)
+    native.orca_huge_pages(packed.data_ptr(), packed.nbytes)
     for number, half in enumerate(halves):
         columns, depth = half.shape
-        native.orca_pack(
-            half.data_ptr(), codes.data_ptr(), weight.itemsize, columns, depth, across, len(halves), number
-        )
-    return PackedLinear(_KINDS[weight.dtype], weight.shape[1], codes, _pack_bias(bias, across, is_gated))
-
-
-def _pack_bias(bias: Tensor | None, across: int, is_gated: bool) -> Tensor | None:
-    if bias is None:
-        return None
-    halves = bias.float().chunk(2) if is_gated else (bias.float(),)
-    packed = torch.zeros(across, len(halves), PANEL)
-    for number, half in enumerate(halves):
-        padded = torch.zeros(across * PANEL)
-        padded[: len(half)] = half
-        packed[:, number] = padded.view(across, PANEL)
-    return packed.flatten()
+        native.orca_pack(half.data_ptr(), packed.data_ptr(), rows.itemsize, columns, depth, across, len(halves), number)
+    return packed

@@ -6,7 +6,7 @@
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
-#include <memory>
+#include <chrono>
 #include <variant>
 
 #include "attention.h"
@@ -53,6 +53,7 @@ struct Batch {
     void* values;   // [layers, blocks, kv heads, 16, padded head_dim]
     int32_t num_blocks;
     int32_t is_bf16;  // the cache
+    double* seconds;  // [operators], what each takes is added; null: not measured
 };
 
 class Program {
@@ -95,7 +96,10 @@ class Program {
     }
 
     void execute(int thread) {
+        using Clock = std::chrono::steady_clock;
+        double* seconds = thread ? nullptr : batch->seconds;
         for (auto& op : operators) {
+            const auto begin = seconds ? Clock::now() : Clock::time_point();
             if (auto* product = std::get_if<Product>(&op)) {
                 run_product(*product, thread);
             } else if (auto* attention = std::get_if<Attention>(&op)) {
@@ -106,6 +110,7 @@ class Program {
             } else {
                 run_normalise(std::get<Normalise>(op));
             }
+            if (seconds) *seconds++ += std::chrono::duration<double>(Clock::now() - begin).count();
         }
     }
 
@@ -134,7 +139,8 @@ class Program {
                 input = prepared;
             }
         }
-        float* scratch = grow(scratches[thread], 0, (int64_t)TILE_PANELS * depth * PANEL);
+        const int block = rows_of_block(depth);
+        float* scratch = grow(scratches[thread], 0, (int64_t)depth * PANEL + block * TILE_PANELS * PANEL);
         switch (op.matrix.kind) {
             case F32: run_tiles<F32Panel>(op, rows, input, scratch); break;
             case BF16: run_tiles<Bf16Panel>(op, rows, input, scratch); break;
@@ -143,22 +149,23 @@ class Program {
         }
     }
 
+    static int rows_of_block(int depth) { return std::clamp(BLOCK_FLOATS / depth, 4 * MAX_ROWS, 16 * MAX_ROWS) / MAX_ROWS * MAX_ROWS; }
+
     template <class Panel>
     void run_tiles(const Product& op, int rows, const float* input, float* scratch) {
         const int depth = op.matrix.depth, width = widths[op.target];
         const int across = (op.matrix.panels() + TILE_PANELS - 1) / TILE_PANELS;
-        const int block = std::max(4 * MAX_ROWS, BLOCK_FLOATS / depth / MAX_ROWS * MAX_ROWS);
+        const int block = rows_of_block(depth);
         const int down = (rows + block - 1) / block;
         team.for_each(across * down, [&](int i) {
             const int tile = i % across, first = i / across * block;
             const int panel = tile * TILE_PANELS;
             float* target = registers[op.target] + (int64_t)first * width;
-            multiply_tile<Panel, TILE_PANELS>(
-                op.matrix, panel, std::min(block, rows - first), input + (int64_t)first * depth, depth, scratch,
-                [&](int row, int some, float* sums) {
-                    for (int r = 0; r < some; r++)
-                        finish(op, panel, sums + r * TILE_PANELS * PANEL, target + (int64_t)(row + r) * width, width);
-                });
+            float* sums = scratch + (int64_t)depth * PANEL;
+            const int some = std::min(block, rows - first);
+            multiply_tile<Panel, TILE_PANELS>(op.matrix, panel, some, input + (int64_t)first * depth, depth, scratch, sums);
+            for (int r = 0; r < some; r++)
+                finish(op, panel, sums + r * TILE_PANELS * PANEL, target + (int64_t)r * width, width);
         });
     }
 

@@ -85,6 +85,28 @@ inline vf load(const int8_t* from) {
 #endif
 }
 
+inline vu load_bytes(const uint8_t* from) {
+#if ORCA_LANES == 8 && defined(__AVX2__)
+    return (vu)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#else
+    typedef uint8_t vq __attribute__((vector_size(LANES), may_alias));
+    return __builtin_convertvector(load_as<vq>(from), vu);
+#endif
+}
+
+inline vf load_halves(const uint16_t* from) {  // fp16
+#if ORCA_LANES == 8 && defined(__F16C__)
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+#elif ORCA_LANES == 16 && defined(__AVX512F__)
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#else
+    vu half = __builtin_convertvector(load_as<vh>(from), vu);
+    vu sign = (half & 0x8000) << 16;
+    vf size = (vf)((half & 0x7fff) << 13) * splat(0x1p112f);  // the exponents' biases differ by 112; subnormals too
+    return (vf)((vu)size | sign);
+#endif
+}
+
 inline vf larger(vf a, vf b) { return a > b ? a : b; }
 inline vf smaller(vf a, vf b) { return a < b ? a : b; }
 

@@ -18,8 +18,9 @@ struct Matrix {
     int32_t depth;       // input features
     int32_t group;       // input features that share a scale; INT8 and INT4
     const void* codes;   // packed weights
-    const float* scales;   // [panels, depth / group, 16]; INT8 and INT4
-    const float* offsets;  // as scales: weight = scale * code + offset; null: no offset
+    const void* scales;   // [panels, depth / group, 16], INT8 and INT4: weight = scale * code + offset
+    const void* offsets;  // as scales; null: 0
+    int32_t has_halves;   // scales and offsets are fp16, else fp32
     int32_t panels() const { return (columns + PANEL - 1) / PANEL; }
 };
 
@@ -47,21 +48,27 @@ struct Bf16Panel {
 
 // What the quantised kinds share: the group's scale and offset are read once per group.
 struct Groups {
-    const float* scales;
-    const float* offsets;
-    vf scale[VECS], offset[VECS];
-    Groups(const Matrix& m, int panel) {
-        int64_t first = (int64_t)panel * (m.depth / m.group) * PANEL;
-        scales = m.scales + first;
-        offsets = m.offsets ? m.offsets + first : nullptr;
+    const char* scales;
+    const char* offsets;
+    const bool has_halves;
+    vf scale[VECS], offset[VECS] = {};
+    Groups(const Matrix& m, int panel) : has_halves(m.has_halves) {
+        const int64_t first = (int64_t)panel * (m.depth / m.group) * row_size();
+        scales = (const char*)m.scales + first;
+        offsets = m.offsets ? (const char*)m.offsets + first : nullptr;
     }
     void begin(int group) {
-        for (int v = 0; v < VECS; v++) {
-            scale[v] = load(scales + (int64_t)group * PANEL + v * LANES);
-            offset[v] = offsets ? load(offsets + (int64_t)group * PANEL + v * LANES) : vf{};
-        }
+        read_row(scales + group * row_size(), scale);
+        if (offsets) read_row(offsets + group * row_size(), offset);
     }
     vf decode(vf code, int v) const { return scale[v] * code + offset[v]; }  // two roundings, as QuantizedMatrix
+
+  private:
+    int64_t row_size() const { return PANEL * (has_halves ? 2 : 4); }
+    void read_row(const char* from, vf* out) const {
+        for (int v = 0; v < VECS; v++)
+            out[v] = has_halves ? load_halves((const uint16_t*)from + v * LANES) : load((const float*)from + v * LANES);
+    }
 };
 
 struct Int8Panel : Groups {
@@ -82,20 +89,11 @@ struct Int4Panel : Groups {
     void read(int row, vf* out) const {
         for (int v = 0; v < VECS; v++) {
             vu bytes = load_bytes(codes + (int64_t)(row / 2) * PANEL + v * LANES);
-            vu code = row % 2 ? bytes >> 4 : bytes & 15;
+            vu code = (bytes >> (4 * (row % 2))) & 15;
             out[v] = decode(__builtin_convertvector((vi)code, vf), v);
         }
     }
     void prefetch(int row) const { __builtin_prefetch(codes + (int64_t)(row / 2) * PANEL); }
-
-    static vu load_bytes(const uint8_t* from) {
-#if ORCA_LANES == 8 && defined(__AVX2__)
-        return (vu)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
-#else
-        typedef uint8_t vq __attribute__((vector_size(LANES), may_alias));
-        return __builtin_convertvector(load_as<vq>(from), vu);
-#endif
-    }
 };
 
 }  // namespace orca

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from mlsys_orca.models.attention import AttentionOptions, ragged_attention
+from mlsys_orca.models.decoder import AttentionSpan
+from mlsys_orca.models.layers import RMSNorm, rotate
+from mlsys_orca.native import library
+from torch import Tensor
+
+Run = Callable[..., Tensor]
+BLOCK = library.PANEL
+MIXED = [(0, 1), (5, 1), (0, 40), (15, 1), (16, 1), (31, 2), (100, 17), (0, 16), (47, 1)]
+DECODES = [(past, 1) for past in (0, 1, 14, 15, 16, 17, 63, 130)]
+SHAPES = [(1, 1, 16), (6, 2, 64), (9, 3, 24), (4, 4, 80), (8, 1, 32)]  # query heads, key heads, head_dim
+
+
+def operator_of(heads: tuple[int, int, int], options: AttentionOptions, **fields: Any) -> library.Attention:
+    num_heads, num_kv_heads, head_dim = heads
+    return library.Attention(
+        source=0,
+        target=1,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        window=options.window or 0,
+        scale=options.scale or head_dim**-0.5,
+        softcap=options.softcap or 0.0,
+        **fields,
+    )
+
+
+class Case:
+    """A ragged batch whose past is known, and what torch's attention makes of it."""
+
+    def __init__(self, heads: tuple[int, int, int], spans: list[tuple[int, int]], dtype: torch.dtype) -> None:
+        num_heads, num_kv_heads, dim = heads
+        torch.manual_seed(len(spans) + dim)
+        self.heads, self.spans = heads, spans
+        blocks = list(range(sum(-(-(past + new) // BLOCK) for past, new in spans) + 3))
+        random.Random(dim).shuffle(blocks)
+        self.tables = [[blocks.pop() for _ in range(-(-(past + new) // BLOCK))] for past, new in spans]
+        self.contexts = [torch.randn(past + new, 2, num_kv_heads, dim).to(dtype) for past, new in spans]
+        num_blocks = len(blocks) + sum(map(len, self.tables))
+        # What was never written may be anything.
+        self.keys = torch.full((1, num_blocks, num_kv_heads, dim, BLOCK), torch.nan, dtype=dtype)
+        self.values = torch.full((1, num_blocks, num_kv_heads, BLOCK, -(-dim // 16) * 16), torch.nan, dtype=dtype)
+        for (past, _), table, context in zip(spans, self.tables, self.contexts, strict=True):
+            for position in range(past):
+                block, at = table[position // BLOCK], position % BLOCK
+                self.keys[0, block, :, :, at] = context[position, 0]
+                self.values[0, block, :, at, :dim] = context[position, 1]
+        new_rows = [context[past:] for (past, _), context in zip(spans, self.contexts, strict=True)]
+        rows = torch.cat(new_rows).float()
+        self.queries = torch.randn(len(rows), num_heads, dim)
+        self.states = torch.cat((self.queries, rows[:, 0], rows[:, 1]), dim=1).flatten(1).contiguous()
+
+    def expected(self, options: AttentionOptions) -> Tensor:
+        slots = torch.cat([context.float() for context in self.contexts])
+        spans, row, slot = [], 0, 0
+        for past, new in self.spans:
+            spans.append(AttentionSpan(row, row + new, past + new, slice(slot, slot + past + new)))
+            row, slot = row + new, slot + past + new
+        return ragged_attention(self.queries, slots[:, 0], slots[:, 1], spans, options)
+
+
+@pytest.mark.parametrize("heads", SHAPES, ids=str)
+@pytest.mark.parametrize("spans", [MIXED, DECODES], ids=["mixed", "decodes"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_attention_is_torchs(native: Any, run: Run, ragged: Any, heads: Any, spans: Any, dtype: torch.dtype) -> None:
+    for options in (
+        AttentionOptions(),
+        AttentionOptions(scale=0.3, softcap=2.0),
+        AttentionOptions(window=9),
+        AttentionOptions(window=33, softcap=5.0),
+    ):
+        case = Case(heads, spans, dtype)
+        batch = ragged(spans, case.tables, case.keys, case.values)
+        width = heads[0] * heads[2]
+        out = run(native, operator_of(heads, options), case.states, width, threads=2, ragged=batch)
+        assert torch.allclose(out, case.expected(options), rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("heads", SHAPES, ids=str)
+def test_a_request_gets_the_same_bits_alone_in_any_batch_and_in_any_chunks(
+    native: Any, run: Run, ragged: Any, heads: Any
+) -> None:
+    options, width = AttentionOptions(window=50), heads[0] * heads[2]
+    case = Case(heads, [(0, 90), *MIXED], torch.float32)
+    batch = ragged(case.spans, case.tables, case.keys.clone(), case.values.clone())
+    together = run(native, operator_of(heads, options), case.states, width, threads=2, ragged=batch)
+    for chunk in (1, 7, 16, 90):
+        keys, values = case.keys.clone(), case.values.clone()
+        for first in range(0, 90, chunk):
+            new = min(chunk, 90 - first)
+            alone = ragged([(first, new)], case.tables[:1], keys, values)
+            states = case.states[first : first + new].clone()
+            out = run(native, operator_of(heads, options), states, width, threads=1, ragged=alone)
+            assert torch.equal(out, together[first : first + new]), (chunk, first)
+
+
+def test_heads_are_normalised_and_turned(native: Any, run: Run, ragged: Any) -> None:
+    heads, rotary_dim = (4, 2, 32), 20
+    case = Case(heads, [(0, 5), (0, 1), (0, 40)], torch.float32)
+    rows = len(case.states)
+    norm = RMSNorm(torch.rand(6, 32) + 0.5, eps=1e-5, dtype=torch.float32)
+    angles = torch.rand(rows, rotary_dim // 2) * 6
+    cos = torch.cat((angles.cos(), angles.cos()), dim=-1)
+    sin = torch.cat((-angles.sin(), angles.sin()), dim=-1)
+    operator = operator_of(
+        heads, AttentionOptions(), rotary_dim=rotary_dim, norm_eps=1e-5, head_norm=norm.weight.data_ptr()
+    )
+    batch = ragged(case.spans, case.tables, case.keys, case.values, cos, sin)
+    out = run(native, operator, case.states, 4 * 32, threads=2, ragged=batch)
+
+    qkv = case.states.view(rows, 8, 32)
+    qk = rotate(norm(qkv[:, :6]), cos[:, None], sin[:, None])
+    spans = [
+        AttentionSpan(0, 5, 5, slice(0, 5)),
+        AttentionSpan(5, 6, 1, slice(5, 6)),
+        AttentionSpan(6, 46, 40, slice(6, 46)),
+    ]
+    expected = ragged_attention(qk[:, :4], qk[:, 4:], qkv[:, 6:], spans)
+    assert torch.allclose(out, expected, rtol=1e-4, atol=2e-5)

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from mlsys_orca.models.layers import ACTIVATIONS, Linear
+from mlsys_orca.models.quantized import QuantizedMatrix, pack_nibbles
+from mlsys_orca.native import library
+from mlsys_orca.native.packing import pack
+from torch import Tensor
+from torch.nn import functional
+
+Run = Callable[..., Tensor]
+KINDS = ["fp32", "bf16", "int8", "int4", "int4-offsets", "int8-halves"]
+ROWS = (1, 2, 3, 4, 5, 6, 7, 12, 13, 40, 97)
+
+
+class Quantized(Linear):
+    """A product of a quantised matrix, as the loaders make them."""
+
+    def __init__(self, matrix: QuantizedMatrix, bias: Tensor | None) -> None:
+        super().__init__(matrix.dequantized(), bias)
+        self.matrix = matrix
+
+    def take_weight(self) -> Any:
+        return self.matrix
+
+
+def linear_of(kind: str, columns: int, depth: int, *, bias: bool = True) -> tuple[Linear, Tensor, Tensor | None]:
+    """A product of that kind, its weight in fp32, and its bias."""
+    torch.manual_seed(columns * 1000 + depth)
+    shift = torch.randn(columns) if bias else None
+    if kind.startswith("int"):
+        scales = torch.rand(columns, depth // 16) * 0.02 + 0.01
+        if kind.endswith("halves"):
+            scales = scales.half()
+        codes = torch.randint(-127, 128, (columns, depth), dtype=torch.int8)
+        if kind.startswith("int4"):
+            codes = pack_nibbles(torch.randint(0, 16, (columns, depth), dtype=torch.uint8))
+        offsets = torch.randn_like(scales) * 0.1 if kind.endswith("offsets") else None
+        matrix = QuantizedMatrix(codes=codes, scales=scales, offsets=offsets)
+        return Quantized(matrix, shift), matrix.dequantized(), shift
+    weight = torch.randn(columns, depth)
+    if kind == "bf16":
+        weight = weight.bfloat16()
+    return Linear(weight, shift), weight.float(), shift
+
+
+def product_of(linear: Linear, *, is_gated: bool = False, **fields: Any) -> tuple[library.Product, Any]:
+    """The operator, and what must outlive it."""
+    packed = pack(linear, is_gated=is_gated)
+    bias = library.address(packed.bias)
+    return library.Product(packed.matrix(), bias=bias, source=0, target=1, is_gated=is_gated, **fields), packed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("columns", "depth"), [(1, 16), (33, 48), (64, 400), (70, 1040)])
+def test_a_product_is_torchs_whatever_the_rows(native: Any, run: Run, kind: str, columns: int, depth: int) -> None:
+    linear, weight, bias = linear_of(kind, columns, depth)
+    product, _held = product_of(linear)
+    states = torch.randn(max(ROWS), depth)
+    expected = functional.linear(states.double(), weight.double(), None if bias is None else bias.double())
+    whole = run(native, product, states, columns, threads=2)
+    assert torch.allclose(whole.double(), expected, rtol=1e-5, atol=1e-5 * depth**0.5 * weight.abs().max())
+    for rows in ROWS:
+        for first in (0, max(ROWS) - rows):
+            part = states[first : first + rows].clone()
+            some = run(native, product, part, columns, threads=1)
+            assert torch.equal(some, whole[first : first + rows]), (rows, first)
+
+
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_bias_activation_gate_and_sum(native: Any, run: Run, activation: str | None, is_gated: bool) -> None:
+    if is_gated and activation is None:
+        pytest.skip("a gate has an activation")
+    linear, weight, bias = linear_of("fp32", 72, 32)
+    number = library.ACTIVATIONS.index(activation)
+    product, _held = product_of(linear, is_gated=is_gated, activation=number)
+    states = torch.randn(9, 32) * 0.7
+    out = functional.linear(states, weight, bias)
+    act = ACTIVATIONS[activation] if activation else lambda x: x
+    expected = act(out[:, :36]) * out[:, 36:] if is_gated else act(out)
+    assert torch.allclose(run(native, product, states, expected.shape[1], threads=2), expected, rtol=1e-5, atol=2e-5)
+
+
+def test_a_product_can_add_to_its_target_and_normalise_its_source(native: Any, run: Run) -> None:
+    _, weight, _ = linear_of("fp32", 40, 40, bias=False)
+    scale, shift = torch.rand(40) + 0.5, torch.randn(40)
+    norms = {
+        1: (library.Norm(1, 40, 1e-5, scale.data_ptr(), None), functional.rms_norm),
+        2: (library.Norm(2, 40, 1e-5, scale.data_ptr(), shift.data_ptr()), functional.layer_norm),
+    }
+    for kind, (norm, torchs) in norms.items():
+        product, _held = product_of(linear_of("fp32", 40, 40, bias=False)[0], norm=norm, accumulates=True)
+        product.target = 0
+        for rows in (1, 3, 30):
+            states = torch.randn(rows, 40)
+            weights = (scale,) if kind == 1 else (scale, shift)
+            expected = states + functional.linear(torchs(states, (40,), *weights, eps=1e-5), weight)
+            run(native, product, states, 40, threads=2)
+            assert torch.allclose(states, expected, rtol=1e-5, atol=1e-5)
