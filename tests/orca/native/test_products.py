@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 Run = Callable[..., Tensor]
-KINDS = ["fp32", "bf16", "int8", "int4", "int4-offsets", "int8-halves"]
+KINDS = ["fp32", "bf16", "bf16-pairs", "int8", "int4", "int4-offsets", "int8-halves"]
 ROWS = (1, 2, 3, 4, 5, 6, 7, 12, 13, 40, 97)
 
 
@@ -43,14 +43,16 @@ def linear_of(kind: str, columns: int, depth: int, *, bias: bool = True) -> tupl
         matrix = QuantizedMatrix(codes=codes, scales=scales, offsets=offsets)
         return Quantized(matrix, shift), matrix.dequantized(), shift
     weight = torch.randn(columns, depth)
-    if kind == "bf16":
+    if kind.startswith("bf16"):
         weight = weight.bfloat16()
     return Linear(weight, shift), weight.float(), shift
 
 
-def product_of(linear: Linear, *, is_gated: bool = False, **fields: Any) -> tuple[library.Product, Any]:
+def product_of(
+    linear: Linear, *, is_gated: bool = False, in_pairs: bool = False, **fields: Any
+) -> tuple[library.Product, Any]:
     """The operator, and what must outlive it."""
-    packed = pack(linear, is_gated=is_gated)
+    packed = pack(linear, is_gated=is_gated, in_pairs=in_pairs)
     bias = library.address(packed.bias)
     return library.Product(packed.matrix(), bias=bias, source=0, target=1, is_gated=is_gated, **fields), packed
 
@@ -59,8 +61,10 @@ def product_of(linear: Linear, *, is_gated: bool = False, **fields: Any) -> tupl
 @pytest.mark.parametrize(("columns", "depth"), [(1, 16), (33, 48), (64, 400), (70, 1040)])
 def test_a_product_is_torchs_whatever_the_rows(native: Any, run: Run, kind: str, columns: int, depth: int) -> None:
     linear, weight, bias = linear_of(kind, columns, depth)
-    product, _held = product_of(linear)
+    product, _held = product_of(linear, in_pairs=kind == "bf16-pairs")
     states = torch.randn(max(ROWS), depth)
+    if kind == "bf16-pairs":
+        states = states.bfloat16().float()  # it rounds them itself
     expected = functional.linear(states.double(), weight.double(), None if bias is None else bias.double())
     whole = run(native, product, states, columns, threads=2)
     assert torch.allclose(whole.double(), expected, rtol=1e-5, atol=1e-5 * depth**0.5 * weight.abs().max())

@@ -12,7 +12,7 @@ from mlsys_core.config import settings
 from mlsys_core.native import load_kernel
 
 PANEL = 16  # vec.h: columns of a packed weight, and slots of a block of keys
-KINDS = ("fp32", "bf16", "int8", "int4")  # weights.h: Kind
+KINDS = ("fp32", "bf16", "int8", "int4", "bf16-pairs")  # weights.h: Kind
 ACTIVATIONS = (None, "silu", "gelu", "gelu_tanh", "relu")  # vec.h: Activation
 ROWS = ("all", "taken", "sampled")  # program.cpp: Rows
 

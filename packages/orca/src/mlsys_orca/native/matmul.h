@@ -127,4 +127,55 @@ inline void multiply_tile(
     }
 }
 
+// As `multiply_tile` for pairs of bf16; `a` holds the rows in pairs, `stride` apart.
+template <int ROWS>
+inline void multiply_pairs(
+    const Matrix& m, int first, const uint32_t* a, int64_t stride, int begin, int end, float* sums) {
+    constexpr int NUM_PANELS = 2;
+    const PairsPanel panels[NUM_PANELS] = {PairsPanel(m, first), PairsPanel(m, first + 1)};
+    vf total[ROWS][NUM_PANELS * VECS] = {};
+    if (begin)
+        for (int r = 0; r < ROWS; r++)
+            for (int j = 0; j < NUM_PANELS * VECS; j++) total[r][j] = load(sums + (r * NUM_PANELS * VECS + j) * LANES);
+    for (int pair = begin; pair < end; pair++) {
+        vu weights[NUM_PANELS * VECS];
+        for (int j = 0; j < NUM_PANELS * VECS; j++) weights[j] = panels[j / VECS].read(pair, j % VECS);
+        for (int r = 0; r < ROWS; r++) {
+            const vu x = (vu)splat_int((int32_t)a[r * stride + pair]);
+            for (int j = 0; j < NUM_PANELS * VECS; j++) total[r][j] = add_pairs(total[r][j], x, weights[j]);
+        }
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int j = 0; j < NUM_PANELS * VECS; j++) store(sums + (r * NUM_PANELS * VECS + j) * LANES, total[r][j]);
+}
+
+inline void multiply_tile_of_pairs(
+    const Matrix& m, int first, int rows, const uint32_t* a, int64_t stride, float* sums) {
+    const int pairs = m.depth / 2, pieces = (pairs + PIECE - 1) / PIECE, piece = (pairs + pieces - 1) / pieces;
+    for (int begin = 0; begin < pairs; begin += piece) {
+        const int end = std::min(pairs, begin + piece);
+        in_groups(rows, [&](int row, int some) {
+            const uint32_t* from = a + row * stride;
+            float* to = sums + row * 2 * PANEL;
+            switch (some) {
+                case 1: multiply_pairs<1>(m, first, from, stride, begin, end, to); break;
+                case 2: multiply_pairs<2>(m, first, from, stride, begin, end, to); break;
+                case 3: multiply_pairs<3>(m, first, from, stride, begin, end, to); break;
+                case 4: multiply_pairs<4>(m, first, from, stride, begin, end, to); break;
+                case 5: multiply_pairs<5>(m, first, from, stride, begin, end, to); break;
+                case 6: multiply_pairs<6>(m, first, from, stride, begin, end, to); break;
+            }
+        });
+    }
+}
+
+// A row of floats as pairs of bf16, [size / 2]; may overwrite itself.
+inline void to_pairs(const float* from, float* to, int size) {
+    uint16_t* out = (uint16_t*)to;
+    for (int i = 0; i < size; i++) {
+        const float x = from[i];
+        out[i] = to_bf16(x);
+    }
+}
+
 }  // namespace orca

@@ -21,7 +21,9 @@ class PackedLinear:
 
     kind: int
     depth: int  # input features
-    codes: Tensor  # [panels, depth, 16]; 4-bit codes: [panels, depth / 2, 16]
+    codes: (
+        Tensor  # [panels, depth, 16]; 4-bit codes: [panels, depth / 2, 16]; bf16 pairs: int32 [panels, depth / 2, 16]
+    )
     bias: Tensor | None  # fp32 [panels * 16]
     scales: Tensor | None = None  # fp16 or fp32 [panels, groups, 16]
     offsets: Tensor | None = None  # as scales
@@ -40,12 +42,13 @@ class PackedLinear:
         return library.Matrix(self.kind, len(self.codes) * PANEL, self.depth, group, *pointers, has_halves)
 
 
-def pack(linear: Linear, *, is_gated: bool) -> PackedLinear:
+def pack(linear: Linear, *, is_gated: bool, in_pairs: bool | None = None) -> PackedLinear:
     """Take the weight of ``linear`` and pack it.
 
     Args:
         linear: Loses its weight.
         is_gated: Its columns are gates, then as many factors: panels of the two alternate.
+        in_pairs: bf16 in pairs, for machines that multiply them so; None: where this machine does.
 
     Raises:
         InvalidInputError: the weight was taken before.
@@ -57,7 +60,13 @@ def pack(linear: Linear, *, is_gated: bool) -> PackedLinear:
         parts = [_pack_rows(part, is_gated) for part in (weight.codes, weight.scales)]
         offsets = None if weight.offsets is None else _pack_rows(weight.offsets, is_gated)
         return PackedLinear(kind, weight.in_features, parts[0], packed_bias, parts[1], offsets)
-    return PackedLinear(_KINDS[weight.dtype], weight.shape[1], _pack_rows(weight, is_gated), packed_bias)
+    depth = weight.shape[1]
+    if in_pairs is None:
+        in_pairs = bool(library.load().orca_has_pairs())
+    if in_pairs and weight.dtype == torch.bfloat16 and depth % 2 == 0:
+        pairs = weight.contiguous().view(torch.int32)
+        return PackedLinear(KINDS.index("bf16-pairs"), depth, _pack_rows(pairs, is_gated), packed_bias)
+    return PackedLinear(_KINDS[weight.dtype], depth, _pack_rows(weight, is_gated), packed_bias)
 
 
 def _pack_rows(rows: Tensor, is_gated: bool) -> Tensor:

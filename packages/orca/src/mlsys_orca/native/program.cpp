@@ -121,10 +121,15 @@ class Program {
         const int depth = op.matrix.depth;
         if (!rows) return;
         const float* input = registers[op.source];
-        if (op.norm.kind != NO_NORM || op.rows == TAKEN) {
+        const bool in_pairs = op.matrix.kind == BF16_PAIRS;
+        if (op.norm.kind != NO_NORM || op.rows == TAKEN || in_pairs) {
             auto prepare = [&](int row, float* to) {
                 const float* from = input + (int64_t)(op.rows == TAKEN ? batch->sampled[row] : row) * depth;
-                op.norm.kind == NO_NORM ? copy_row(from, to, depth) : normalise(op.norm, from, to);
+                if (op.norm.kind != NO_NORM)
+                    normalise(op.norm, from, to);
+                else
+                    copy_row(from, to, depth);
+                if (in_pairs) to_pairs(to, to, depth);
             };
             if (rows <= FEW_ROWS) {
                 float* own = grow(scratches[thread], 1, (int64_t)rows * depth);
@@ -146,6 +151,7 @@ class Program {
             case BF16: run_tiles<Bf16Panel>(op, rows, input, scratch); break;
             case INT8: run_tiles<Int8Panel>(op, rows, input, scratch); break;
             case INT4: run_tiles<Int4Panel>(op, rows, input, scratch); break;
+            case BF16_PAIRS: run_tiles<PairsPanel>(op, rows, input, scratch); break;
         }
     }
 
@@ -163,7 +169,11 @@ class Program {
             float* target = registers[op.target] + (int64_t)first * width;
             float* sums = scratch + (int64_t)depth * PANEL;
             const int some = std::min(block, rows - first);
-            multiply_tile<Panel, TILE_PANELS>(op.matrix, panel, some, input + (int64_t)first * depth, depth, scratch, sums);
+            const float* from = input + (int64_t)first * depth;
+            if constexpr (std::is_same_v<Panel, PairsPanel>)
+                multiply_tile_of_pairs(op.matrix, panel, some, (const uint32_t*)from, depth, sums);
+            else
+                multiply_tile<Panel, TILE_PANELS>(op.matrix, panel, some, from, depth, scratch, sums);
             for (int r = 0; r < some; r++)
                 finish(op, panel, sums + r * TILE_PANELS * PANEL, target + (int64_t)r * width, width);
         });
@@ -291,6 +301,15 @@ void orca_free(Program* program) { delete program; }
 void orca_add_product(Program* program, const orca::Product* op) { program->operators.emplace_back(*op); }
 void orca_add_attention(Program* program, const orca::Attention* op) { program->operators.emplace_back(*op); }
 void orca_add_normalise(Program* program, const orca::Normalise* op) { program->operators.emplace_back(*op); }
+// Whether this machine multiplies pairs of bf16 in one instruction.
+int orca_has_pairs() {
+#if ORCA_LANES == 16 && defined(__AVX512BF16__)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
 void orca_run(Program* program, const orca::Batch* batch) { program->run(*batch); }
 
 // Ask for large pages before the memory is first touched: a product walks through all of it once per iteration.

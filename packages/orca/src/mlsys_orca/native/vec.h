@@ -76,6 +76,16 @@ inline void store(uint16_t* to, vf x) {
 inline void store_one(float* to, float x) { *to = x; }
 inline void store_one(uint16_t* to, float x) { *to = to_bf16(x); }
 
+// sum + the product of two bf16 pairs in each lane.
+inline vf add_pairs(vf sum, vu a, vu b) {
+#if ORCA_LANES == 16 && defined(__AVX512BF16__)
+    return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
+#else  // for tests: rounds twice where the instruction may round once
+    sum = fma((vf)(a << 16), (vf)(b << 16), sum);
+    return fma((vf)(a & 0xffff0000u), (vf)(b & 0xffff0000u), sum);
+#endif
+}
+
 typedef int8_t vb __attribute__((vector_size(LANES), may_alias));
 inline vf load(const int8_t* from) {
 #if ORCA_LANES == 8 && defined(__AVX2__)

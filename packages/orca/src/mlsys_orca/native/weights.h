@@ -9,7 +9,7 @@
 
 namespace orca {
 
-enum Kind : int32_t { F32, BF16, INT8, INT4 };
+enum Kind : int32_t { F32, BF16, INT8, INT4, BF16_PAIRS };
 
 // What the caller describes, as it arrives through ctypes.
 struct Matrix {
@@ -44,6 +44,14 @@ struct Bf16Panel {
         for (int v = 0; v < VECS; v++) out[v] = load(weights + (int64_t)row * PANEL + v * LANES);
     }
     void prefetch(int row) const { __builtin_prefetch(weights + (int64_t)row * PANEL); }
+};
+
+// Two rows beside each other, [depth / 2][16][2]: for the instruction that multiplies pairs of bf16 by pairs. The input's
+// rows are rounded to bf16 as well.
+struct PairsPanel {
+    const uint16_t* weights;
+    PairsPanel(const Matrix& m, int panel) : weights((const uint16_t*)m.codes + (int64_t)panel * m.depth * PANEL) {}
+    vu read(int pair, int v) const { return load_as<vu>(weights + ((int64_t)pair * PANEL + v * LANES) * 2); }
 };
 
 // What the quantised kinds share: the group's scale and offset are read once per group.
