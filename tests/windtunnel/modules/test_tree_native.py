@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlsys_windtunnel.modules.tree_ensemble import Tree, TreeEnsemble, join_trees
+from mlsys_windtunnel.modules.tree_layout import lay_out
 from mlsys_windtunnel.modules.tree_native import NativeTrees, kernel
 from mlsys_windtunnel.modules.trees import Trees
 
@@ -46,11 +48,13 @@ def random_tree(rng: np.random.Generator, num_splits: int, *, outputs: int, cate
     )
 
 
-def rows(rng: np.random.Generator, count: int) -> torch.Tensor:
+def make_rows(rng: np.random.Generator, count: int) -> torch.Tensor:
     x = rng.integers(-3, 4, size=(count, NUM_FEATURES)).astype(float)
     x[:, -1] = rng.integers(0, 8, size=count)
     x[rng.random(x.shape) < 0.15] = np.nan
     x[rng.random(x.shape) < 0.02] = np.inf
+    x[rng.random(x.shape) < 0.05] = -1e-36  # which may count as zero
+    x[rng.random(x.shape) < 0.05] -= 1e-9  # which rounding takes back
     return torch.from_numpy(x)
 
 
@@ -69,8 +73,12 @@ def in_torch(ensemble: TreeEnsemble, x: torch.Tensor, **options: object) -> torc
     categories=st.booleans(),
     groups=st.booleans(),
     has_bias=st.booleans(),
+    rounds=st.booleans(),
+    zeros=st.sampled_from([(), (0, 2), (NUM_FEATURES - 1,)]),
 )
-def test_the_kernel_gives_the_same_bits_as_torch(seed, splits, count, outputs, categories, groups, has_bias):
+def test_the_kernel_gives_the_same_bits_as_torch(
+    seed, splits, count, outputs, categories, groups, has_bias, rounds, zeros
+):
     library = kernel()
     assert library is not None, "the tests need a C++ compiler"
     rng = np.random.default_rng(seed)
@@ -78,12 +86,28 @@ def test_the_kernel_gives_the_same_bits_as_torch(seed, splits, count, outputs, c
     if groups:
         outputs, num_groups = 1, len(splits)
     trees = [random_tree(rng, n, outputs=outputs, categories=categories) for n in splits]
-    ensemble = join_trees(trees, num_features=NUM_FEATURES)
+    ensemble = join_trees(trees, num_features=NUM_FEATURES, rounds_to_float32=rounds, zero_is_missing=zeros)
     bias = rng.normal(size=num_groups if num_groups > 1 else outputs) if has_bias else None
     options = {"bias": bias, "num_groups": num_groups, "divisor": 3.0}
-    x = rows(rng, count)
-    got = NativeTrees(ensemble, **options).sums(library, x)
+    x = make_rows(rng, count)
+    got = NativeTrees(library, ensemble, **options).sums(x)
     assert torch.equal(got, in_torch(ensemble, x, **options))
+
+
+@pytest.mark.parametrize("count", [9, 16])
+def test_columns_and_thresholds_beyond_16_bits(count):
+    rng = np.random.default_rng(0)
+    num_splits = 70_000
+    tree = random_tree(rng, num_splits, outputs=1, categories=False)
+    many_thresholds = replace(tree, feature=np.zeros_like(tree.feature), threshold=rng.normal(size=num_splits))
+    many_features = replace(tree, feature=rng.permutation(num_splits), threshold=rng.normal(size=num_splits))
+    for ensemble in (
+        join_trees([many_thresholds], num_features=1),
+        join_trees([many_features], num_features=num_splits),
+    ):
+        x = torch.from_numpy(rng.normal(size=(count, ensemble.num_features)))
+        assert lay_out(ensemble).is_wide
+        assert torch.equal(NativeTrees(kernel(), ensemble).sums(x), in_torch(ensemble, x))
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
@@ -92,11 +116,11 @@ def test_threads_share_the_rows(num_threads):
     ensemble = join_trees(
         [random_tree(rng, 20, outputs=1, categories=False) for _ in range(9)], num_features=NUM_FEATURES
     )
-    x = rows(rng, 3000)
+    x = make_rows(rng, 3000)
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        got = NativeTrees(ensemble, bias=None, num_groups=1, divisor=1.0).sums(kernel(), x)
+        got = NativeTrees(kernel(), ensemble).sums(x)
     finally:
         torch.set_num_threads(before)
     assert torch.equal(got, in_torch(ensemble, x))
@@ -105,9 +129,9 @@ def test_threads_share_the_rows(num_threads):
 def test_rows_that_are_not_contiguous_are_taken():
     rng = np.random.default_rng(0)
     ensemble = join_trees([random_tree(rng, 5, outputs=1, categories=False)], num_features=NUM_FEATURES)
-    x = rows(rng, 50)
-    trees = NativeTrees(ensemble, bias=None, num_groups=1, divisor=1.0)
-    assert torch.equal(trees.sums(kernel(), x.t().contiguous().t()), trees.sums(kernel(), x))
+    x = make_rows(rng, 50)
+    trees = NativeTrees(kernel(), ensemble)
+    assert torch.equal(trees.sums(x.t().contiguous().t()), trees.sums(x))
 
 
 def test_a_module_answers_by_the_kernel_and_notices_training():
@@ -115,7 +139,7 @@ def test_a_module_answers_by_the_kernel_and_notices_training():
     ensemble = join_trees(
         [random_tree(rng, 9, outputs=1, categories=False) for _ in range(5)], num_features=NUM_FEATURES
     )
-    trees, x = Trees(ensemble, bias=[0.5]), rows(rng, 40)
+    trees, x = Trees(ensemble, bias=[0.5]), make_rows(rng, 40)
     with torch.no_grad():
         before = trees(x)
         assert torch.equal(before, in_torch(ensemble, x, bias=[0.5]))

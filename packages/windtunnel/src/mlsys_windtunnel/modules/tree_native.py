@@ -1,4 +1,4 @@
-"""Sums of tree leaves by a C++ kernel: what answers many rows without gradients, on a CPU in float64.
+"""Sums of tree leaves by a C++ kernel: what answers without gradients, on a CPU in float64.
 
 The kernel is ``native/trees.cpp``; where there is no compiler the forms in torch answer.
 """
@@ -20,14 +20,27 @@ from mlsys_core.errors import MlsysError
 from mlsys_core.native import load_kernel
 from torch import Tensor
 
-from mlsys_windtunnel.modules.tree_ensemble import Integers, TreeEnsemble
+from mlsys_windtunnel.modules.tree_ensemble import TreeEnsemble
+from mlsys_windtunnel.modules.tree_layout import lay_out
 
 if TYPE_CHECKING:
     from mlsys_windtunnel.modules.trees import Trees
 
+ZERO = float(np.float32(1e-35))  # LightGBM's kZeroThreshold: what is no larger counts as zero
 _log = logging.getLogger(__name__)
-_NODE = np.dtype([("threshold", "f8"), ("feature", "i4"), ("first_child", "i4")])  # as in trees.cpp
-_MISSING_LEFT = np.int32(-(2**31))
+
+
+class _Ensemble(ctypes.Structure):
+    """As in trees.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("nodes", "features", "edges", "root", "leaf")),
+        *((name, ctypes.c_void_p) for name in ("set_start", "set_size", "member", "leaf_value", "bias")),
+        *((name, ctypes.c_double) for name in ("divisor", "zero")),
+        *((name, ctypes.c_int64) for name in ("num_nodes", "num_features", "num_columns")),
+        *((name, ctypes.c_int64) for name in ("num_trees", "num_outputs", "num_groups")),
+        *((name, ctypes.c_int32) for name in ("is_wide", "has_categories", "rounds_to_float32")),
+    )
 
 
 @lru_cache(maxsize=1)
@@ -39,124 +52,91 @@ def kernel() -> ctypes.CDLL | None:
     except MlsysError as error:
         _log.warning("trees are answered by torch, which is slower: %s", error)
         return None
+    pointer, count = ctypes.c_void_p, ctypes.c_int64
+    library.mlsys_sum_trees.argtypes = [pointer, pointer, count, count, count, pointer]
+    library.mlsys_sum_trees.restype = None
     return library
 
 
 def native_sums(trees: Trees, x: Tensor) -> Tensor | None:
-    """What ``trees.forward`` answers for clean inputs, by the kernel; None where a form in torch has to.
-
-    The layout is kept beside the module, not in it, and made anew when its parameters have changed.
-    """
+    """What ``trees.forward`` answers, by the kernel; None where a form in torch has to."""
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or x.device.type != "cpu" or x.dtype != torch.float64:
         return None
+    native = native_form(trees)
+    return None if native is None else native.sums(x)
+
+
+def native_form(trees: Trees) -> NativeTrees | None:
+    """The kernel's form of a module as it is now; None where there is no kernel.
+
+    It is kept beside the module, not in it, and made anew when the module's parameters have changed.
+    """
+    parameters = trees._parameters
+    state = tuple([(each.data_ptr(), each._version) for each in parameters.values() if each is not None])
+    kept = _FORMS.get(trees)
+    if kept is not None and kept[0] == state:
+        return kept[1]
     library = kernel()
     if library is None:
         return None
-    parameters = [trees.threshold, trees.leaf_value, *([] if trees.bias is None else [trees.bias])]
-    state = tuple((parameter.data_ptr(), parameter._version) for parameter in parameters)
-    kept = _LAYOUTS.get(trees)
-    if kept is None or kept[0] != state:
-        bias = None if trees.bias is None else np.ascontiguousarray(trees.bias.double().numpy(force=True))
-        layout = NativeTrees(trees.ensemble, bias=bias, num_groups=trees.num_groups, divisor=float(trees.divisor))
-        kept = _LAYOUTS[trees] = state, layout
-    return kept[1].sums(library, x)
+    bias = None if trees.bias is None else np.ascontiguousarray(trees.bias.double().numpy(force=True))
+    options: dict[str, Any] = {"bias": bias, "num_groups": trees.num_groups, "divisor": float(trees.divisor)}
+    _FORMS[trees] = state, NativeTrees(library, trees.ensemble, **options)
+    return _FORMS[trees][1]
 
 
 class NativeTrees:
     """An ensemble laid out for the kernel.
 
     Args:
+        library: The kernel.
         ensemble: The trees.
         bias: ``[outputs]`` or None; as in :class:`.trees.Trees`, like the rest.
     """
 
     def __init__(
-        self, ensemble: TreeEnsemble, *, bias: npt.NDArray[np.float64] | None, num_groups: int, divisor: float
+        self,
+        library: ctypes.CDLL,
+        ensemble: TreeEnsemble,
+        *,
+        bias: npt.NDArray[np.float64] | None = None,
+        num_groups: int = 1,
+        divisor: float = 1.0,
     ) -> None:
-        order, place = _siblings_together(ensemble)
-        num_splits = len(ensemble.feature)
-        is_split = order < num_splits
-        split = order[is_split]
-        nodes = np.zeros(len(order), _NODE)
-        nodes["threshold"] = np.nan
-        nodes["threshold"][is_split] = ensemble.threshold[split]
-        missing_left = np.where(ensemble.missing_left[split], _MISSING_LEFT, 0).astype(np.int32)
-        nodes["feature"][is_split] = ensemble.feature[split].astype(np.int32) | missing_left
-        nodes["first_child"] = np.arange(len(order))
-        nodes["first_child"][is_split] = place[_node(ensemble.right[split], num_splits)]
-        leaf_value = np.zeros((len(order), ensemble.num_outputs))
-        leaf_value[~is_split] = ensemble.leaf_value[order[~is_split] - num_splits]
-        set_start, set_size, member = _category_sets(ensemble, place)
-        root = place[_node(ensemble.root, num_splits)].astype(np.int32)
-        # the arrays are kept, since the kernel is given their addresses
-        self._arrays = (nodes, root, ensemble.depths().astype(np.int32), set_start, set_size, member, leaf_value)
-        self._bias = bias  # likewise
+        layout = lay_out(ensemble)
+        arrays = {
+            **{name: getattr(layout, name) for name in ("nodes", "features", "edges", "root", "leaf")},
+            **{name: getattr(layout, name) for name in ("set_start", "set_size", "member")},
+            "leaf_value": np.ascontiguousarray(ensemble.leaf_value),
+            "bias": bias,
+        }
+        self._arrays = arrays  # kept, since the kernel is given their addresses
+        self._record = _Ensemble(
+            **{name: None if array is None else array.ctypes.data for name, array in arrays.items()},
+            divisor=divisor,
+            zero=ZERO,
+            num_nodes=len(layout.nodes),
+            num_features=len(layout.features),
+            num_columns=layout.num_columns,
+            num_trees=ensemble.num_trees,
+            num_outputs=ensemble.num_outputs,
+            num_groups=num_groups,
+            is_wide=layout.is_wide,
+            has_categories=bool(layout.set_size.any()),
+            rounds_to_float32=ensemble.rounds_to_float32,
+        )
+        self._address = ctypes.addressof(self._record)
         self._width = num_groups if num_groups > 1 else ensemble.num_outputs
-        self._fixed = (
-            *map(_pointer, self._arrays),
-            *map(ctypes.c_int64, (ensemble.num_trees, ensemble.num_outputs, num_groups)),
-            ctypes.c_int32(bool(set_size.any())),
-            _pointer(bias),
-            ctypes.c_double(divisor),
-        )
+        self._sum_trees = library.mlsys_sum_trees
 
-    def sums(self, library: ctypes.CDLL, x: Tensor) -> Tensor:
-        """``[rows, outputs]`` from clean inputs ``[rows, features]`` float64 on the CPU."""
+    def sums(self, x: Tensor) -> Tensor:
+        """``[rows, outputs]`` from inputs ``[rows, features]`` float64 on the CPU."""
         x = x.contiguous()
-        out = x.new_empty((x.shape[0], self._width))
-        library.mlsys_sum_trees(
-            *self._fixed,
-            ctypes.c_void_p(x.data_ptr()),
-            ctypes.c_int64(x.shape[0]),
-            ctypes.c_int64(x.shape[1]),
-            ctypes.c_int32(torch.get_num_threads()),
-            ctypes.c_void_p(out.data_ptr()),
-        )
+        num_rows, num_features = x.shape
+        out = x.new_empty((num_rows, self._width))
+        num_threads = torch.get_num_threads()
+        self._sum_trees(self._address, x.data_ptr(), num_rows, num_features, num_threads, out.data_ptr())
         return out
 
 
-def _node(child: Integers, num_splits: int) -> Integers:
-    """Splits keep their places, leaves stand behind all splits."""
-    nodes: Integers = np.where(child >= 0, child, num_splits + ~child)
-    return nodes
-
-
-def _siblings_together(ensemble: TreeEnsemble) -> tuple[Integers, Integers]:
-    """An order of nodes, tree by tree, in which the children of a split stand side by side, the right one first.
-
-    Returns:
-        The node at each place, and the place of each node.
-    """
-    num_splits = len(ensemble.feature)
-    level, tree = _node(ensemble.root, num_splits), np.arange(ensemble.num_trees)
-    nodes, trees = [level], [tree]
-    while len(level):
-        is_split = level < num_splits
-        split, tree = level[is_split], np.repeat(tree[is_split], 2)
-        level = _node(np.stack([ensemble.right[split], ensemble.left[split]], axis=1).ravel(), num_splits)
-        nodes.append(level)
-        trees.append(tree)
-    order = np.concatenate(nodes)[np.argsort(np.concatenate(trees), kind="stable")]
-    place = np.zeros(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    return order, place
-
-
-def _category_sets(ensemble: TreeEnsemble, place: Integers) -> tuple[Any, Any, Any]:
-    """Start and size of each node's set of categories (size 0: numeric), and the sets' bytes."""
-    set_start, set_size = np.zeros((2, len(place)), np.int32)
-    members = [np.zeros(0, bool)]
-    start = 0
-    for split in np.flatnonzero(ensemble.category_set >= 0):
-        first, last = ensemble.category_start[ensemble.category_set[split] :][:2]
-        members.append(np.append(ensemble.category_left[first:last], False))  # codes the set does not hold: right
-        set_start[place[split]], set_size[place[split]] = start, len(members[-1])
-        start += len(members[-1])
-    return set_start, set_size, np.concatenate(members).astype(np.uint8)
-
-
-def _pointer(array: npt.NDArray[Any] | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(None if array is None else array.ctypes.data)
-
-
-_LAYOUTS: WeakKeyDictionary[Trees, tuple[tuple[tuple[int, int], ...], NativeTrees]] = WeakKeyDictionary()
+_FORMS: WeakKeyDictionary[Trees, tuple[tuple[tuple[int, int], ...], NativeTrees]] = WeakKeyDictionary()

@@ -19,13 +19,12 @@ from torch import Tensor, nn
 from mlsys_windtunnel.modules.base import OperatorModule
 from mlsys_windtunnel.modules.tree_bits import BitTables, bin_edges, mask_bits
 from mlsys_windtunnel.modules.tree_ensemble import TreeEnsemble
-from mlsys_windtunnel.modules.tree_native import native_sums
+from mlsys_windtunnel.modules.tree_native import ZERO, native_sums
 from mlsys_windtunnel.modules.tree_rows import map_row_blocks
 from mlsys_windtunnel.modules.tree_walk import Walk
 
 Layout = Literal["bits", "walk"]
 
-_ZERO = float(np.float32(1e-35))  # LightGBM's kZeroThreshold: what is no larger counts as zero
 _MOST_TABLE_BYTES = 32 * 2**20
 _ROW_TREES_PER_BLOCK = 32_768  # torch splits an operation of more elements over threads, which costs more than it gains
 _MOST_MASK_BITS = 256
@@ -129,9 +128,9 @@ class Trees(OperatorModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[rows, outputs]``."""
-        clean = self._clean(x)
-        if (sums := native_sums(self, clean)) is not None:
+        if (sums := native_sums(self, x)) is not None:
             return sums
+        clean = self._clean(x)
 
         def answer(block: Tensor) -> Tensor:
             return self._sums(self.finder.columns(block))
@@ -148,7 +147,7 @@ class Trees(OperatorModule):
         if self.rounds_to_float32:
             x = _rounded_to_float32(x)
         if self.zero_is_missing:
-            x = x.masked_fill((x.abs() <= _ZERO) & self._zero_is_missing, torch.nan)
+            x = x.masked_fill((x.abs() <= ZERO) & self._zero_is_missing, torch.nan)
         if len(self.category_start) > 1:
             code = x.trunc()
             x = torch.where(self._is_category, code.masked_fill(code < 0, torch.nan), x)

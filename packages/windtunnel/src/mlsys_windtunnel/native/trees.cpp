@@ -1,158 +1,233 @@
 // Sums of tree leaves for many rows: the native twin of mlsys_windtunnel.modules.tree_walk.
 //
-// Rows walk one tree side by side, so that the loads of one row's step hide behind the others' (eight rows an instruction
-// where the CPU has AVX-512). The children of a split stand side by side, the right one first; a leaf leads to itself.
-// Sums run over trees in order, as the sources add, and nothing is contracted: answers are the sources' to the last bit.
+// Values become small integers first: a value's *bin* is how many of its feature's thresholds lie below it, so that
+// `value <= threshold` is `bin <= place of the threshold`. Cleaning (rounding, zeros that are missing, categories) is
+// done then, once a value, and a split is eight bytes. Eight walks go side by side, so that the loads of one hide behind
+// the others': eight rows in one tree, or one row in eight trees where fewer rows are left. Sums run over trees in order,
+// as the sources add, and nothing is contracted: answers are those of the form in torch to the last bit.
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <thread>
 #include <vector>
 
-#if defined(__AVX512F__)
-#include <immintrin.h>
-#endif
-
 namespace {
 
-constexpr int64_t kRowsPerBlock = 64;
-constexpr int32_t kMissingLeft = INT32_MIN;  // the sign bit of `feature`: NaN goes left
+constexpr int64_t kLanes = 8;
+constexpr int64_t kTile = 64;                      // rows whose values are binned a feature at a time
+constexpr int64_t kBlockOfSmall = 256;             // rows at a time where all trees stay in the cache
+constexpr int64_t kBlockOfLarge = 4096;            // where each tree is brought into it anew for each block
+constexpr int64_t kCacheBytes = 256 * 1024;        // of a core's own: what trees, or the bins of a block, may fill
+constexpr int64_t kMostBinBytes = 4096 * 1024;     // where trees do not stay in it
+constexpr int64_t kWalksWorthAThread = 64 * 1024;  // starting one costs as much as some thousands
 
+template <typename Bin>
 struct Node {
-  double threshold;     // NaN at leaves: no value is below it
-  int32_t feature;      // with kMissingLeft
-  int32_t first_child;  // the right one; the left one is next. A leaf's is itself
+  Bin bin;         // of the threshold; kLeaf, or kCategories where the split has a set
+  Bin column;      // times kLanes
+  uint32_t child;  // the left one; the right one is next. A leaf's is itself
+};
+template <typename Bin>
+constexpr Bin kLeaf = std::numeric_limits<Bin>::max();
+template <typename Bin>
+constexpr Bin kCategories = kLeaf<Bin> - 1;
+
+struct Feature {  // one that splits read
+  int32_t place;                  // in a row of the input
+  int32_t edge_start, num_edges;  // distinct thresholds, ascending; of categories: how many codes are known
+  int32_t column;                 // the first of its columns of bins
+  int32_t has_right, has_left;    // whether it has a column in which missing values go right of all, and left of all
+  int32_t is_category;            // one column. Bins: 0 missing, 1 + code, 1 + num_edges for codes beyond
+  int32_t zero_is_missing;
 };
 
 struct Ensemble {
-  const Node* nodes;
-  const int32_t* root;       // [trees]
-  const int32_t* depth;      // [trees]
-  const int32_t* set_start;  // [nodes] of categorical splits: their bytes in `member`
-  const int32_t* set_size;   // [nodes] 0: numeric
-  const uint8_t* member;     // whether a code goes left; the last byte of a set is for all codes it does not hold
-  const double* leaf_value;  // [nodes, outputs]
-  int64_t num_trees, num_outputs, num_groups;
+  const void* nodes;
+  const Feature* features;
+  const double* edges;
+  const uint32_t* root;       // [trees, rounded up to kLanes]
+  const uint32_t* leaf;       // [nodes]: rows of leaf_value
+  const int32_t* set_start;   // [nodes] of splits with a set: its bytes in `member`
+  const int32_t* set_size;    // [nodes]
+  const uint8_t* member;      // by bin: whether it goes left; the last byte of a set is for all bins beyond
+  const double* leaf_value;   // [leaves, outputs]
+  const double* bias;         // [outputs or groups], or null
+  double divisor;
+  double zero;                // what is no larger counts as zero
+  int64_t num_nodes, num_features, num_columns, num_trees, num_outputs, num_groups;
+  int32_t is_wide;            // Node<uint32_t>, for more columns or thresholds than 16 bits count
+  int32_t has_categories;
+  int32_t rounds_to_float32;
+
+  int64_t width() const { return num_groups > 1 ? num_groups : num_outputs; }
 };
 
-template <bool kCategories>
-inline int32_t step(const Ensemble& e, int32_t place, const double* x) {
-  const Node& node = e.nodes[place];
-  const double value = x[node.feature & ~kMissingLeft];
-  const bool missing_left = node.feature < 0;
-  if (kCategories && e.set_size[place] > 0) {
-    if (std::isnan(value)) return node.first_child + missing_left;
-    const int64_t last = e.set_size[place] - 1;
-    const double code = std::trunc(value);
-    const int64_t entry = code >= 0 && code < static_cast<double>(last) ? static_cast<int64_t>(code) : last;
-    return node.first_child + e.member[e.set_start[place] + entry];
-  }
-  return node.first_child + ((value <= node.threshold) | ((value != value) & missing_left));
+template <typename Bin>
+Bin bin_of_category(const Feature& feature, double value) {
+  if (!(value > -1)) return 0;  // NaN too; what lies between -1 and 0 is cut to 0
+  return static_cast<Bin>(1 + (value < feature.num_edges ? static_cast<int64_t>(value) : feature.num_edges));
 }
 
-template <bool kCategories>
-void walk(const Ensemble& e, int64_t tree, const double* x, int64_t num_features, int64_t num_rows, int32_t* place) {
-  std::fill_n(place, num_rows, e.root[tree]);
-  for (int32_t level = 0; level < e.depth[tree]; ++level) {
-    for (int64_t row = 0; row < num_rows; ++row) place[row] = step<kCategories>(e, place[row], x + row * num_features);
+// Bins of one feature in so many rows, which are `stride` apart; to columns of `bins` that are kLanes apart.
+template <typename Bin, int64_t rows>
+void find_bins(const Ensemble& e, const Feature& feature, const double* x, int64_t stride, Bin* bins) {
+  double value[rows];
+  for (int64_t row = 0; row < rows; ++row) {
+    double v = x[row * stride + feature.place];
+    if (e.rounds_to_float32) v = static_cast<double>(static_cast<float>(v));
+    if (feature.zero_is_missing && std::fabs(v) <= e.zero) v = std::numeric_limits<double>::quiet_NaN();
+    value[row] = v;
   }
-}
-
-#if defined(__AVX512F__)
-// Four vectors of eight rows; ends when no row of them moved.
-void walk_32(const Ensemble& e, int64_t tree, const double* x, int64_t num_features, int32_t* place) {
-  const double* nodes = reinterpret_cast<const double*>(e.nodes);  // two to a node
-  const __m512i offsets = _mm512_mullo_epi64(_mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7), _mm512_set1_epi64(num_features));
-  const __m512i feature_mask = _mm512_set1_epi64(INT32_MAX);
-  __m512i at[4];
-  for (auto& places : at) places = _mm512_set1_epi64(e.root[tree]);
-  for (int32_t level = 0; level < e.depth[tree]; ++level) {
-    __mmask8 moved = 0;
-    for (int group = 0; group < 4; ++group) {
-      const __m512i twice = _mm512_slli_epi64(at[group], 1);
-      const __m512d threshold = _mm512_i64gather_pd(twice, nodes, 8);
-      const __m512i packed = _mm512_i64gather_epi64(twice, nodes + 1, 8);  // feature below, first child above
-      const __m512i column = _mm512_and_si512(packed, feature_mask);
-      const __m512d value =
-          _mm512_i64gather_pd(_mm512_add_epi64(column, offsets), x + group * 8 * num_features, 8);
-      const __mmask8 missing_left = _mm512_test_epi64_mask(packed, _mm512_set1_epi64(int64_t{1} << 31));
-      const __mmask8 left = _mm512_cmp_pd_mask(value, threshold, _CMP_LE_OQ) |
-                            (_mm512_cmp_pd_mask(value, value, _CMP_UNORD_Q) & missing_left);
-      const __m512i child = _mm512_srli_epi64(packed, 32);
-      const __m512i next = _mm512_mask_add_epi64(child, left, child, _mm512_set1_epi64(1));
-      moved |= _mm512_cmpneq_epi64_mask(next, at[group]);
-      at[group] = next;
+  Bin* out = bins + feature.column * kLanes;
+  if (feature.is_category) {
+    for (int64_t row = 0; row < rows; ++row) out[row] = bin_of_category<Bin>(feature, value[row]);
+    return;
+  }
+  const double* edges = e.edges + feature.edge_start;
+  const double* below[rows];  // the searches go side by side, without branches
+  std::fill_n(below, rows, edges);
+  for (int64_t length = feature.num_edges; length > 1;) {
+    const int64_t half = length / 2;
+#pragma GCC unroll 8
+    for (int64_t row = 0; row < rows; ++row) below[row] += half & -int64_t{below[row][half - 1] < value[row]};
+    length -= half;
+  }
+  Bin bin[rows];
+  for (int64_t row = 0; row < rows; ++row) bin[row] = static_cast<Bin>(below[row] - edges + (*below[row] < value[row]));
+  if (feature.has_right) {
+    for (int64_t row = 0; row < rows; ++row) {
+      out[row] = value[row] == value[row] ? bin[row] : static_cast<Bin>(feature.num_edges);
     }
-    if (!moved) break;
+    out += kLanes;
   }
-  for (int group = 0; group < 4; ++group) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(place + group * 8), _mm512_cvtepi64_epi32(at[group]));
-  }
-}
-#endif
-
-template <bool kCategories>
-void find_leaves(const Ensemble& e, int64_t tree, const double* x, int64_t num_features, int64_t num_rows,
-                 int32_t* place) {
-#if defined(__AVX512F__)
-  if (!kCategories) {
-    for (; num_rows >= 32; num_rows -= 32, x += 32 * num_features, place += 32) walk_32(e, tree, x, num_features, place);
-  }
-#endif
-  walk<kCategories>(e, tree, x, num_features, num_rows, place);
+  if (feature.has_left) std::copy_n(bin, rows, out);  // NaN is above no edge
 }
 
-template <bool kCategories>
-void run_block(const Ensemble& e, const double* x, int64_t num_features, int64_t num_rows, const double* bias,
-               double divisor, double* out) {
-  const int64_t width = e.num_groups > 1 ? e.num_groups : e.num_outputs;
-  int32_t place[kRowsPerBlock];
-  for (int64_t tree = 0; tree < e.num_trees; ++tree) {
-    find_leaves<kCategories>(e, tree, x, num_features, num_rows, place);
-    const int64_t group = e.num_groups > 1 ? tree % e.num_groups : 0;
-    const bool is_first = tree < e.num_groups;
-    for (int64_t row = 0; row < num_rows; ++row) {
-      const double* value = e.leaf_value + place[row] * e.num_outputs;
-      double* sum = out + row * width + group;
-      for (int64_t output = 0; output < e.num_outputs; ++output) {
-        // the bias joins the first tree's value, as the form in torch and the sources add it
-        sum[output] = is_first ? value[output] + (bias ? bias[group + output] : 0.0) : sum[output] + value[output];
+template <typename Bin>
+bool goes_right(const Ensemble& e, uint32_t place, Bin split, Bin bin) {
+  if (split != kCategories<Bin>) return split < bin;
+  const int64_t entry = std::min<int64_t>(bin, e.set_size[place] - 1);
+  return !e.member[e.set_start[place] + entry];
+}
+
+// kLanes walks, each to a leaf. `step` lies between the bins of two walks: 1 for rows side by side, 0 for one row.
+template <typename Bin, bool has_categories, int64_t step>
+void walk(const Ensemble& e, uint32_t* at, const Bin* bins) {
+  const auto* nodes = static_cast<const Node<Bin>*>(e.nodes);
+  for (;;) {
+    Bin all = kLeaf<Bin>;
+#pragma GCC unroll 8
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      const Node<Bin>& node = nodes[at[lane]];
+      const Bin split = node.bin, bin = bins[node.column + lane * step];
+      all &= split;
+      at[lane] = node.child + (has_categories ? goes_right(e, at[lane], split, bin) : split < bin);
+    }
+    if (all == kLeaf<Bin>) return;
+  }
+}
+
+// Adds a leaf's values to a row's sums. The bias joins the first tree's value, as the form in torch and the sources add it.
+template <int64_t outputs>
+inline void add_leaf(const Ensemble& e, int64_t tree, uint32_t place, int64_t group, double* row) {
+  const int64_t num_outputs = outputs ? outputs : e.num_outputs;
+  const double* value = e.leaf_value + static_cast<int64_t>(e.leaf[place]) * num_outputs;
+  double* sum = row + group;
+  if (tree >= e.num_groups) {
+    for (int64_t output = 0; output < num_outputs; ++output) sum[output] += value[output];
+  } else {
+    for (int64_t output = 0; output < num_outputs; ++output) {
+      sum[output] = e.bias ? value[output] + e.bias[group + output] : value[output];
+    }
+  }
+}
+
+template <int64_t outputs>
+void add_tree(const Ensemble& e, int64_t tree, const uint32_t* at, double* rows) {
+  const int64_t group = e.num_groups > 1 ? tree % e.num_groups : 0, width = outputs == 2 ? 2 : e.width();
+  for (int64_t lane = 0; lane < kLanes; ++lane) add_leaf<outputs>(e, tree, at[lane], group, rows + lane * width);
+}
+
+void add_row(const Ensemble& e, int64_t tree, const uint32_t* at, double* row) {
+  for (int64_t lane = 0; lane < std::min(kLanes, e.num_trees - tree); ++lane) {
+    add_leaf<0>(e, tree + lane, at[lane], e.num_groups > 1 ? (tree + lane) % e.num_groups : 0, row);
+  }
+}
+
+// Rows of one block. `bins` holds [rows / kLanes, columns, kLanes] of them, then [columns, kLanes] for a row left over.
+template <typename Bin, bool has_categories>
+void run_block(const Ensemble& e, const double* x, int64_t stride, int64_t num_rows, Bin* bins, double* out) {
+  const int64_t width = e.width(), group_size = e.num_columns * kLanes, in_groups = num_rows / kLanes * kLanes;
+  for (int64_t tile = 0; tile < in_groups; tile += kTile) {
+    for (int64_t feature = 0; feature < e.num_features; ++feature) {
+      for (int64_t row = tile; row < std::min(tile + kTile, in_groups); row += kLanes) {
+        find_bins<Bin, kLanes>(e, e.features[feature], x + row * stride, stride, bins + row / kLanes * group_size);
       }
     }
   }
-  if (divisor != 1.0) {
-    for (int64_t i = 0; i < num_rows * width; ++i) out[i] /= divisor;
+  const auto add = e.num_outputs == 1 ? add_tree<1> : e.num_outputs == 2 ? add_tree<2> : add_tree<0>;
+  for (int64_t tree = 0; tree < e.num_trees; ++tree) {
+    for (int64_t row = 0; row < in_groups; row += kLanes) {
+      uint32_t at[kLanes];
+      std::fill_n(at, kLanes, e.root[tree]);
+      walk<Bin, has_categories, 1>(e, at, bins + row / kLanes * group_size);
+      add(e, tree, at, out + row * width);
+    }
   }
+  for (int64_t row = in_groups; row < num_rows; ++row) {
+    for (int64_t feature = 0; feature < e.num_features; ++feature) {
+      find_bins<Bin, 1>(e, e.features[feature], x + row * stride, stride, bins);
+    }
+    for (int64_t tree = 0; tree < e.num_trees; tree += kLanes) {
+      uint32_t at[kLanes];
+      std::copy_n(e.root + tree, kLanes, at);
+      walk<Bin, has_categories, 0>(e, at, bins);
+      add_row(e, tree, at, out + row * width);
+    }
+  }
+  if (e.divisor != 1.0) {
+    for (int64_t i = 0; i < num_rows * width; ++i) out[i] /= e.divisor;
+  }
+}
+
+template <typename Bin>
+void run(const Ensemble& e, const double* x, int64_t num_rows, int64_t stride, int64_t num_threads, double* out) {
+  const int64_t row_bytes = std::max<int64_t>(1, e.num_columns) * sizeof(Bin);
+  const bool is_small = e.num_nodes * static_cast<int64_t>(sizeof(Node<Bin>)) <= kCacheBytes;
+  num_threads = std::max<int64_t>(1, std::min(num_threads, num_rows * e.num_trees / kWalksWorthAThread));
+  const int64_t share = (num_rows + num_threads - 1) / num_threads;
+  const int64_t most = is_small ? std::min(kBlockOfSmall, kCacheBytes / row_bytes)
+                                : std::min(kBlockOfLarge, kMostBinBytes / row_bytes);
+  const int64_t rows_per_block = (std::max(kTile, std::min(share, most)) + kLanes - 1) / kLanes * kLanes;
+  const int64_t num_blocks = (num_rows + rows_per_block - 1) / rows_per_block;
+  std::atomic<int64_t> next{0};
+  const auto work = [&] {
+    const int64_t groups = (std::min(num_rows, rows_per_block) + kLanes - 1) / kLanes;
+    std::vector<Bin> bins(groups * kLanes * std::max<int64_t>(1, e.num_columns));  // leaves, too, read a column
+    for (int64_t block; (block = next.fetch_add(1)) < num_blocks;) {
+      const int64_t start = block * rows_per_block, count = std::min(rows_per_block, num_rows - start);
+      const auto run = e.has_categories ? run_block<Bin, true> : run_block<Bin, false>;
+      run(e, x + start * stride, stride, count, bins.data(), out + start * e.width());
+    }
+  };
+  std::vector<std::thread> helpers;
+  for (int64_t i = 1; i < std::min(num_threads, num_blocks); ++i) helpers.emplace_back(work);
+  work();
+  for (auto& helper : helpers) helper.join();
 }
 
 }  // namespace
 
 extern "C" {
 
-// x: [rows, features] row-major; out: [rows, outputs or groups]. Blocks are claimed one by one, so a thread that is held
+// x: [rows, stride] row-major; out: [rows, outputs or groups]. Blocks are claimed one by one, so a thread that is held
 // up holds up nobody.
-void mlsys_sum_trees(const void* nodes, const int32_t* root, const int32_t* depth, const int32_t* set_start,
-                     const int32_t* set_size, const uint8_t* member, const double* leaf_value, int64_t num_trees,
-                     int64_t num_outputs, int64_t num_groups, int32_t has_categories, const double* bias, double divisor,
-                     const double* x, int64_t num_rows, int64_t num_features, int32_t num_threads, double* out) {
-  const Ensemble e{static_cast<const Node*>(nodes), root,       depth,     set_start,   set_size,
-                   member, leaf_value, num_trees, num_outputs, num_groups};
-  const int64_t width = num_groups > 1 ? num_groups : num_outputs;
-  const int64_t num_blocks = (num_rows + kRowsPerBlock - 1) / kRowsPerBlock;
-  std::atomic<int64_t> next{0};
-  const auto work = [&] {
-    for (int64_t block; (block = next.fetch_add(1)) < num_blocks;) {
-      const int64_t start = block * kRowsPerBlock, count = std::min(kRowsPerBlock, num_rows - start);
-      const auto run = has_categories ? run_block<true> : run_block<false>;
-      run(e, x + start * num_features, num_features, count, bias, divisor, out + start * width);
-    }
-  };
-  std::vector<std::thread> helpers;
-  const int64_t num_helpers = std::min<int64_t>(num_threads - 1, num_blocks / 4);
-  for (int64_t i = 0; i < num_helpers; ++i) helpers.emplace_back(work);
-  work();
-  for (auto& helper : helpers) helper.join();
+void mlsys_sum_trees(const void* ensemble, const double* x, int64_t num_rows, int64_t stride, int64_t num_threads,
+                     double* out) {
+  const Ensemble& e = *static_cast<const Ensemble*>(ensemble);
+  (e.is_wide ? run<uint32_t> : run<uint16_t>)(e, x, num_rows, stride, num_threads, out);
 }
 }
