@@ -120,7 +120,7 @@ def this_module(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_failing_demo_step_leaves_the_others_alone(tmp_path: Path):
     console = Console(file=io.StringIO())
     steps = [spec("step_ok", 9), spec("step_raises", 2), spec("step_refuses", 1), spec("step_returns_nothing", 3)]
-    sections = run_steps(steps, DemoContext(console, tmp_path, 1))
+    sections = run_steps(steps, DemoContext(console, tmp_path, 1, tmp_path))
     assert [s.data["step"] for s in sections] == ["step_refuses", "step_raises", "step_returns_nothing", "step_ok"]
     assert [s.status for s in sections] == ["failed", "failed", "failed", "ok"]
     assert sections[3].data["answer"] == 42

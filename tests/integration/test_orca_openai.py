@@ -58,14 +58,13 @@ def ask(client: openai.OpenAI, **options: Any) -> Any:
 
 
 def metric(url: str, name: str) -> float:
-    return float(re.search(rf"^{name} (\S+)$", httpx.get(f"{url}/metrics").text, flags=re.M)[1])
+    labels = r'\{policy="orca"\}'
+    return float(re.search(rf"^mlsys_orca_{name}{labels} (\S+)$", httpx.get(f"{url}/metrics").text, flags=re.M)[1])
 
 
 def wait_until_idle(url: str) -> None:
     deadline = time.monotonic() + 30
-    while metric(url, "orca_requests_unfinished") or metric(url, "orca_kv_blocks_free") != metric(
-        url, "orca_kv_blocks_total"
-    ):
+    while metric(url, "num_requests_unfinished") or metric(url, "kv_blocks_used"):
         assert time.monotonic() < deadline, "requests or blocks were leaked"
         time.sleep(0.05)
 
@@ -224,7 +223,7 @@ def test_a_client_that_leaves_frees_its_request(url):
         lines = response.iter_lines()
         for _ in range(6):
             next(lines)
-        assert metric(url, "orca_requests_unfinished") == 1
+        assert metric(url, "num_requests_unfinished") == 1
     wait_until_idle(url)
 
 

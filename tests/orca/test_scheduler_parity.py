@@ -71,7 +71,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 @pytest.fixture(scope="module")
 def loaded(directory: tuple[Path, Any]) -> LoadedModel:
-    return load_model(directory[0], dtype="fp32")
+    return load_model(directory[0], dtype="fp32", backend="torch")
 
 
 @pytest.fixture(scope="module")
@@ -160,8 +160,8 @@ def test_greedy_answers_are_those_of_transformers(
     assert served.token_ids == expected
     if name.startswith(("paged", "chunked")):
         is_shared = "not shared" not in name
-        assert (served.scheduler.pager.num_preemptions > 5) == (num_blocks == 18)
-        assert (served.scheduler.pager.num_cached_tokens > 50) == is_shared
+        assert (served.scheduler.book.num_preemptions > 5) == (num_blocks == 18)
+        assert (served.scheduler.book.num_cached_tokens > 50) == is_shared
         assert (served.num_copies > 0) == is_shared
 
 
@@ -177,7 +177,7 @@ def test_what_a_preempted_request_samples_is_its_own(name: str, loaded: LoadedMo
         trace.append((0.0, request))
     alone = serve(loaded, "orca", trace, num_blocks=40, max_batch_size=1)
     crowded = serve(loaded, name, trace, num_blocks=18, max_batch_size=6)
-    assert crowded.scheduler.pager.num_preemptions > 5
+    assert crowded.scheduler.book.num_preemptions > 5
     assert crowded.token_ids == alone.token_ids
     for request_id, tokens in alone.answers.items():
         expected = [token.logprob for token in tokens]

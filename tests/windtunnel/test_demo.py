@@ -19,7 +19,7 @@ rng = np.random.default_rng(0)
 
 @pytest.fixture
 def context(tmp_path: Path) -> DemoContext:
-    return DemoContext(Console(file=io.StringIO(), width=120), tmp_path, num_threads=1)
+    return DemoContext(Console(file=io.StringIO(), width=120), tmp_path, num_threads=1, output_dir=tmp_path)
 
 
 def _new_york(path: Path, rows: int = 900) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
 from typing import Any
 
@@ -52,6 +53,16 @@ def contexts(token_ids: Sequence[int], before: int = 0) -> list[int]:
     return numbers
 
 
+def encoded(token_ids: Sequence[int]) -> int:
+    """What stands before the first token: each token that an encoder reads depends on all of them."""
+    return hash(tuple(token_ids)) if token_ids else 0
+
+
+def contexts_of(request: GenerationRequest) -> list[int]:
+    prompt = request.prompt_token_ids
+    return contexts(prompt, encoded(prompt[: request.num_encoder_tokens]))
+
+
 def next_token(context: int) -> int:
     return hash((context, 7)) % VOCAB
 
@@ -59,7 +70,7 @@ def next_token(context: int) -> int:
 def answer_of(request: GenerationRequest) -> list[int]:
     """What the request must get, alone or not."""
     answer: list[int] = []
-    context = contexts(request.prompt_token_ids)[-1]
+    context = contexts_of(request)[-1]
     while len(answer) < request.max_new_tokens:
         answer.append(next_token(context))
         (context,) = contexts(answer[-1:], context)
@@ -79,7 +90,7 @@ class FakeRunner:
     num_copies: int = 0
 
     def expect(self, request: GenerationRequest) -> None:
-        self.truth[request.request_id] = contexts(request.prompt_token_ids)
+        self.truth[request.request_id] = contexts_of(request)
         self.streamed[request.request_id] = []
 
     def slot(self, table: Sequence[int], position: int) -> int:
@@ -89,8 +100,10 @@ class FakeRunner:
         self.copy(batch)
         for part in batch.requests:
             done = part.num_computed_tokens
-            before = self.slots[self.slot(part.block_table, done - 1)] if done else 0
-            numbers = contexts(batch.token_ids[part.start : part.stop], before)
+            tokens = batch.token_ids[part.start : part.stop]
+            read_at_once = encoded(tokens[: part.num_encoder_tokens])
+            before = self.slots[self.slot(part.block_table, done - 1)] if done else read_at_once
+            numbers = contexts(tokens, before)
             assert batch.positions[part.start : part.stop] == tuple(range(done, part.context_len))
             for position, number in enumerate(numbers, start=done):
                 self.slots[self.slot(part.block_table, position)] = number
@@ -145,7 +158,8 @@ class Bench:
         try:
             self.scheduler.add(request, 0)
         except InvalidInputError:
-            assert request.max_tokens > min(MAX_TOKENS, self.tables.num_blocks * self.tables.block_size)
+            is_too_long = request.max_tokens > min(MAX_TOKENS, self.tables.num_blocks * self.tables.block_size)
+            assert is_too_long or request.num_encoder_tokens >= self.budget
             return
         self.requests[request.request_id] = request
         self.runner.expect(request)
@@ -169,8 +183,7 @@ class Bench:
         assert len(set(names)) == len(names) <= self.max_batch_size
         assert not busy & set(names), "a request is in two batches at once"
         assert not set(self.left) & set(names)
-        if self.policy.startswith("chunked"):
-            assert batch.num_tokens <= (BUDGET if self.policy == "chunked" else 1)
+        assert batch.num_tokens <= self.budget
         for part in batch.requests:
             for block in part.block_table[part.num_computed_tokens // self.tables.block_size :]:
                 assert self.tables.num_holders(block) == 1, "writes to a block that another request holds"
@@ -252,8 +265,12 @@ class Bench:
                 assert item.result.finish_reason == ("stop" if by_stop else "length")
 
     @property
+    def budget(self) -> float:
+        return {"chunked": BUDGET, "chunked by one": 1}.get(self.policy, inf)
+
+    @property
     def holders(self) -> dict[str, Any]:
-        return dict(self.scheduler._book.holders)
+        return dict(self.scheduler.book.holders)
 
     @property
     def unfinished(self) -> list[str]:
@@ -282,8 +299,11 @@ class Bench:
         assert self.tables.num_cached_blocks == 0
 
 
-def make_request(name: str, family: int, length: int, new: int, stops: bool) -> GenerationRequest:
-    """Prompts of one family begin alike: one is often the beginning of another, or of another's answer."""
+def make_request(name: str, family: int, length: int, new: int, stops: bool, encoder: int = 0) -> GenerationRequest:
+    """Prompts of one family begin alike: one is often the beginning of another, or of another's answer.
+
+    Of a prompt that is longer, an encoder reads the first ``encoder`` tokens.
+    """
     base = [family]
     while len(base) < length:
         base.append(next_token(contexts(base)[-1]))
@@ -292,11 +312,17 @@ def make_request(name: str, family: int, length: int, new: int, stops: bool) -> 
         prompt_token_ids=tuple(base),
         max_new_tokens=new,
         stop_token_ids=frozenset({STOP} if stops else ()),
+        num_encoder_tokens=encoder if encoder < length else 0,
     )
 
 
 adds = st.tuples(
-    st.just("add"), st.integers(0, 2), st.integers(1, 14), st.sampled_from([1, 2, 5, 9, 14, 20]), st.booleans()
+    st.just("add"),
+    st.integers(0, 2),
+    st.integers(1, 14),
+    st.sampled_from([1, 2, 5, 9, 14, 20]),
+    st.booleans(),
+    st.sampled_from([0, 0, 0, 1, 4, 6]),
 )
 others = st.one_of(
     st.tuples(st.just("start")),
@@ -320,8 +346,8 @@ def test_any_history_is_served_right(
     num_added = 0
     for step in script:
         match step:
-            case ("add", family, length, new, stops):
-                bench.add(make_request(f"r{num_added}", family, length, new, stops))
+            case ("add", family, length, new, stops, encoder):
+                bench.add(make_request(f"r{num_added}", family, length, new, stops, encoder))
                 num_added += 1
             case ("start",):
                 bench.start()
@@ -348,7 +374,8 @@ def test_two_thousand_requests_leave_every_block_free(policy: str) -> None:
     for number in range(2000):
         now += random.expovariate(8.0)
         length, new = random.randint(1, 30), random.randint(1, 30)
-        request = make_request(f"r{number}", random.randrange(40), length, new, random.random() < 0.5)
+        encoder = random.choice((0, 0, 0, BUDGET - 1))
+        request = make_request(f"r{number}", random.randrange(40), length, new, random.random() < 0.5, encoder)
         requests[request.request_id] = request
         trace.append((now, request))
         if random.random() < 0.1:
@@ -391,6 +418,6 @@ def test_two_thousand_requests_leave_every_block_free(policy: str) -> None:
     tables.clear_cache()
     assert all(tables.num_holders(block) == 0 for block in range(40))
     if policy in ("paged", "chunked"):
-        assert scheduler.pager.num_preemptions > 100
-        assert scheduler.pager.num_cached_tokens > 1000
+        assert scheduler.book.num_preemptions > 100
+        assert scheduler.book.num_cached_tokens > 1000
         assert runner.num_copies > 20

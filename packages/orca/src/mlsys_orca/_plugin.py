@@ -50,5 +50,5 @@ def mlsys_register_model_loaders() -> Iterable[ModelLoaderSpec]:
 
 @hookimpl
 def mlsys_register_demo_steps() -> Iterable[DemoStepSpec]:
-    """Three questions to a real model through our own server."""
+    """A real model through our own server: answers one by one, then eight at once."""
     return [DemoStepSpec(name="orca", help="Orca: chat with a real model", run="mlsys_orca.demo:run", order=10)]

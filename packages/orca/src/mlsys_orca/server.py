@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlsys_core.serving.http import HttpConfig, Readiness, create_app
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry
 
 from mlsys_orca.engine import Engine, EngineConfig
 from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.metrics import EngineMetrics
 from mlsys_orca.openai.routes import make_router
 from mlsys_orca.openai.service import ModelService
 
@@ -52,14 +53,7 @@ def make_app(service: ModelService, http: HttpConfig, *, logger: FilteringBoundL
     readiness = Readiness()
     readiness.add_check("engine", lambda: None if engine.failure is None else "the engine has stopped; restart")
     registry = CollectorRegistry()
-    tables = engine.block_tables
-    gauges = {
-        "orca_requests_unfinished": ("Requests accepted that have not left", lambda: engine.num_unfinished),
-        "orca_kv_blocks_total": ("K/V blocks there are", lambda: tables.num_blocks),
-        "orca_kv_blocks_free": ("K/V blocks no request holds", lambda: tables.num_free_blocks),
-    }
-    for name, (help_, read) in gauges.items():
-        Gauge(name, help_, registry=registry).set_function(read)
+    registry.register(EngineMetrics(engine))
     return create_app(
         http,
         routers=[make_router(service)],

@@ -50,8 +50,9 @@ def demo(
     if not chosen:
         raise InvalidInputError("no installed plugin offers a demo step; install one, e.g. pip install mlsys-orca")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    report.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="mlsys-demo-") as work_dir:
-        sections = run_steps(chosen, DemoContext(console, Path(work_dir), threads or cores))
+        sections = run_steps(chosen, DemoContext(console, Path(work_dir), threads or cores, report.parent))
     path = write(report, "mlsys demo", sections, describe_environment())
     console.print(f"Report: [bold]{path}[/bold] (one self-contained page; open it in a browser)", soft_wrap=True)
     failed = [str(section.data["step"]) for section in sections if section.status == "failed"]

@@ -45,6 +45,11 @@ class Entry:
         """Tokens to run before the next one is sampled: 1 for a decode."""
         return len(self.token_ids) - self.num_computed_tokens
 
+    @property
+    def num_joined_tokens(self) -> int:
+        """Tokens that the next iteration takes together or not at all: 1, or all that an encoder reads and one more."""
+        return 1 if self.num_computed_tokens else 1 + self.request.num_encoder_tokens
+
 
 class RequestBook:
     """Requests by id, from their arrival until they leave.
@@ -75,6 +80,8 @@ class RequestBook:
         self.max_batch_size = max_batch_size
         self.entries: dict[str, Entry] = {}  # in order of arrival
         self.holders: dict[str, Entry] = {}  # those with K/V blocks
+        self.num_preemptions = 0  # so far, as the next; both stay 0 under policies that do no such thing
+        self.num_cached_tokens = 0  # that admitted requests did not have to compute
         self._max_model_len = max_model_len
         self._on_computed = on_computed
         self._num_arrived = 0
@@ -84,18 +91,28 @@ class RequestBook:
         """Requests admitted that have not left."""
         return len(self.entries)
 
+    @property
+    def num_running(self) -> int:
+        """Of those, the ones with K/V blocks; the others wait."""
+        return len(self.holders)
+
     def add(self, request: GenerationRequest, now: float) -> None:
         """Admit ``request``.
 
         Raises:
-            InvalidInputError: its id is in use, it has no prompt or asks for no token, or it needs more tokens than the
-                model or the K/V cache can ever hold.
+            InvalidInputError: its id is in use, it has no prompt or asks for no token, an encoder leaves the decoder
+                nothing to begin with, or it needs more tokens than the model or the K/V cache can ever hold.
         """
         if request.request_id in self.entries:
             raise InvalidInputError(f"request id {request.request_id!r} is in use")
         num_prompt, num_new = len(request.prompt_token_ids), request.max_new_tokens
         if num_prompt < 1 or num_new < 1:
             raise InvalidInputError(f"{num_prompt} prompt tokens and {num_new} to generate: both must be at least 1")
+        if not 0 <= request.num_encoder_tokens < num_prompt:
+            raise InvalidInputError(
+                f"an encoder cannot read {request.num_encoder_tokens} of {num_prompt} prompt tokens: it must leave at "
+                "least one for the decoder to begin with"
+            )
         limit = min(self._max_model_len, self.block_tables.num_blocks * self.block_tables.block_size)
         if request.max_tokens > limit:
             raise InvalidInputError(
@@ -137,6 +154,7 @@ class RequestBook:
             num_computed_tokens=start,
             block_table=entry.block_table,
             sampling=entry.request.sampling if stop == len(entry.token_ids) else None,
+            num_encoder_tokens=entry.request.num_encoder_tokens,
         )
         entry.state = State.RUNNING
 

@@ -3,7 +3,7 @@
 A whole prompt in one iteration has every other request of that iteration wait for it. Here an iteration has at most
 ``max_batch_tokens`` tokens: first the decodes, one token each, then as much of the prompts, by arrival, as is left.
 The last chunk of a prompt gives the first token. Blocks are had as in :mod:`mlsys_orca.schedulers.paged`, those of a
-prompt all at once, so a prompt never strands between two chunks.
+prompt all at once, so a prompt never strands between two chunks. What an encoder reads is one chunk.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from mlsys_orca.block_tables import BlockTables
 from mlsys_orca.schedulers.book import State
 from mlsys_orca.schedulers.paged import DEFAULT_WATERMARK
 from mlsys_orca.schedulers.pager import Pager
+from mlsys_orca.schedulers.request import GenerationRequest
 
 DEFAULT_BATCH_TOKENS = 512  # a prefill of this length keeps the linear layers at their peak; more only adds latency
 
@@ -57,21 +58,35 @@ class ChunkedScheduler:
         if max_batch_tokens < 1:
             raise InvalidInputError(f"max_batch_tokens is {max_batch_tokens}; it must be at least 1")
         self._max_batch_tokens = max_batch_tokens
-        self.pager = Pager(  # counts preemptions and cached tokens, for who watches
+        self._pager = Pager(
             block_tables,
             max_batch_size=max_batch_size,
             max_model_len=max_model_len,
             watermark=watermark,
             prefix_caching=prefix_caching,
         )
-        self._book = book = self.pager.book
-        self.add, self.cancel, self.wake_at = book.add, book.cancel, book.wake_at
+        self.book = book = self._pager.book
+        self.cancel, self.wake_at = book.cancel, book.wake_at
         self.complete, self.fail = book.complete, book.fail
 
     @property
     def num_unfinished(self) -> int:
         """Requests admitted that have not left."""
-        return self._book.num_unfinished
+        return self.book.num_unfinished
+
+    def add(self, request: GenerationRequest, now: float) -> None:
+        """Admit ``request``.
+
+        Raises:
+            InvalidInputError: as the book's, or an iteration has no room for what an encoder must read at once.
+        """
+        if request.num_encoder_tokens >= self._max_batch_tokens:
+            raise InvalidInputError(
+                f"an encoder reads {request.num_encoder_tokens} tokens of this request at once, and a decoder begins "
+                f"beside them, where this server has at most {self._max_batch_tokens} tokens in an iteration: shorten "
+                "the prompt, or raise max_batch_tokens"
+            )
+        self.book.add(request, now)
 
     def next_batch(self, worker: WorkerId, now: float) -> IterationBatch | None:
         """The decodes by arrival, then chunks of the prompts by arrival, each to the first that finds no blocks."""
@@ -81,35 +96,35 @@ class ChunkedScheduler:
         return builder.build() if num_selected else None
 
     def _add_decodes(self, builder: BatchBuilder) -> int:
-        room = min(self._book.max_batch_size, self._max_batch_tokens)
+        room = min(self.book.max_batch_size, self._max_batch_tokens)
         num_selected = 0
         # Preempting changes the holders, never those before the one that needs blocks: hence the copy, by arrival.
-        for entry in sorted(self._book.holders.values(), key=lambda holder: holder.number):
+        for entry in sorted(self.book.holders.values(), key=lambda holder: holder.number):
             if num_selected == room:
                 break
             if entry.state is not State.INCREMENT or entry.num_uncomputed_tokens > 1:
                 continue
-            if not self.pager.provide(entry, builder):
+            if not self._pager.provide(entry, builder):
                 break
-            self._book.append(builder, entry)
+            self.book.append(builder, entry)
             num_selected += 1
         return num_selected
 
     def _add_chunks(self, builder: BatchBuilder, num_decodes: int) -> int:
         budget = self._max_batch_tokens - num_decodes
-        room = self._book.max_batch_size - num_decodes
+        room = self.book.max_batch_size - num_decodes
         num_selected = 0
-        for entry in self._book.entries.values():
+        for entry in self.book.entries.values():
             if not budget or num_selected == room:
                 break
             if entry.state is State.RUNNING:
                 continue
             if entry.state is State.INCREMENT and entry.num_uncomputed_tokens == 1:
                 break  # a decode that found no block: nobody later finds one
-            if not self.pager.provide(entry, builder):
+            if entry.num_joined_tokens > budget or not self._pager.provide(entry, builder):
                 break
             num_tokens = min(entry.num_uncomputed_tokens, budget)
-            self._book.append(builder, entry, num_tokens)
+            self.book.append(builder, entry, num_tokens)
             budget -= num_tokens
             num_selected += 1
         return num_selected

@@ -35,34 +35,34 @@ class IterationScheduler:
     """
 
     def __init__(self, block_tables: BlockTables, *, max_batch_size: int, max_model_len: int) -> None:
-        self._book = book = RequestBook(block_tables, max_batch_size=max_batch_size, max_model_len=max_model_len)
+        self.book = book = RequestBook(block_tables, max_batch_size=max_batch_size, max_model_len=max_model_len)
         self.add, self.cancel, self.wake_at = book.add, book.cancel, book.wake_at
         self.complete, self.fail = book.complete, book.fail
 
     @property
     def num_unfinished(self) -> int:
         """Requests admitted that have not left."""
-        return self._book.num_unfinished
+        return self.book.num_unfinished
 
     def next_batch(self, worker: WorkerId, now: float) -> IterationBatch | None:
         """The paper's ``Select``: by arrival, up to ``max_batch_size``, to the first reservation that fails."""
         builder = BatchBuilder()
         num_selected = 0
-        for entry in self._book.entries.values():
-            if num_selected == self._book.max_batch_size:
+        for entry in self.book.entries.values():
+            if num_selected == self.book.max_batch_size:
                 break
             if entry.state is State.RUNNING:
                 continue
             if entry.state is State.INITIATION and not self._reserve(entry):
                 break  # not `continue`: a later, smaller request must not overtake
-            self._book.append(builder, entry)
+            self.book.append(builder, entry)
             num_selected += 1
         return builder.build() if num_selected else None
 
     def _reserve(self, entry: Entry) -> bool:
         """Take the blocks for every token the request can have, or none."""
-        tables, request = self._book.block_tables, entry.request
+        tables, request = self.book.block_tables, entry.request
         if not tables.can_reserve(request.max_tokens):
             return False
-        self._book.give_blocks(entry, tables.reserve(request.request_id, request.max_tokens))
+        self.book.give_blocks(entry, tables.reserve(request.request_id, request.max_tokens))
         return True

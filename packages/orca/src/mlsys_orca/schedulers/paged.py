@@ -51,33 +51,33 @@ class PagedScheduler:
         watermark: float = DEFAULT_WATERMARK,
         prefix_caching: bool = True,
     ) -> None:
-        self.pager = Pager(  # counts preemptions and cached tokens, for who watches
+        self._pager = Pager(
             block_tables,
             max_batch_size=max_batch_size,
             max_model_len=max_model_len,
             watermark=watermark,
             prefix_caching=prefix_caching,
         )
-        self._book = book = self.pager.book
+        self.book = book = self._pager.book
         self.add, self.cancel, self.wake_at = book.add, book.cancel, book.wake_at
         self.complete, self.fail = book.complete, book.fail
 
     @property
     def num_unfinished(self) -> int:
         """Requests admitted that have not left."""
-        return self._book.num_unfinished
+        return self.book.num_unfinished
 
     def next_batch(self, worker: WorkerId, now: float) -> IterationBatch | None:
         """By arrival, up to ``max_batch_size``, to the first that finds no blocks."""
         builder = BatchBuilder()
         num_selected = 0
-        for entry in self._book.entries.values():
-            if num_selected == self._book.max_batch_size:
+        for entry in self.book.entries.values():
+            if num_selected == self.book.max_batch_size:
                 break
             if entry.state is State.RUNNING:
                 continue
-            if not self.pager.provide(entry, builder):
+            if not self._pager.provide(entry, builder):
                 break  # a later, smaller request must not overtake
-            self._book.append(builder, entry)
+            self.book.append(builder, entry)
             num_selected += 1
         return builder.build() if num_selected else None

@@ -26,7 +26,8 @@ class Pager:
         max_model_len: As the book's.
         watermark: Share of the blocks, below 1, that stays free when a request is admitted, so that those running can
             grow for a while; without others that hold blocks it does not apply.
-        prefix_caching: Whether requests share blocks with the same contents.
+        prefix_caching: Whether requests share blocks with the same contents. Those with an encoder never do: what it
+            makes of a token depends on the tokens after it as well.
 
     Raises:
         InvalidInputError: ``watermark`` is not from 0 to below 1, or a limit is too low to serve anything.
@@ -49,8 +50,6 @@ class Pager:
             max_model_len=max_model_len,
             on_computed=self._publish if prefix_caching else None,
         )
-        self.num_preemptions = 0
-        self.num_cached_tokens = 0  # that admitted requests did not have to compute
         self._block_tables = block_tables
         self._num_kept_free = ceil(watermark * block_tables.num_blocks)
         self._prefix_caching = prefix_caching
@@ -65,7 +64,7 @@ class Pager:
         return self._grow(entry)
 
     def _admit(self, entry: Entry, builder: BatchBuilder) -> bool:
-        if self._prefix_caching:
+        if self._prefix_caching and not entry.request.num_encoder_tokens:
             extend_digests(entry.digests, entry.token_ids, self._block_tables.block_size)
         while True:
             placement = self._block_tables.place(
@@ -80,7 +79,7 @@ class Pager:
                 return False
         self.book.give_blocks(entry, placement.block_table)
         entry.num_computed_tokens = placement.num_cached_tokens
-        self.num_cached_tokens += placement.num_cached_tokens
+        self.book.num_cached_tokens += placement.num_cached_tokens
         if placement.block_copy is not None:
             builder.copy_block(*placement.block_copy)
         return True
@@ -107,10 +106,12 @@ class Pager:
         if not later:
             return False
         self.book.take_blocks(max(later, key=lambda other: other.number))
-        self.num_preemptions += 1
+        self.book.num_preemptions += 1
         return True
 
     def _publish(self, entry: Entry) -> None:
+        if entry.request.num_encoder_tokens:
+            return
         num_full = entry.num_computed_tokens // self._block_tables.block_size
         if num_full > len(entry.digests):
             extend_digests(entry.digests, entry.token_ids, self._block_tables.block_size)

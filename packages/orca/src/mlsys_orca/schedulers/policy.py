@@ -6,7 +6,8 @@ The engine asks once, at its start. What a policy must be:
   ``max_batch_size`` and ``max_model_len``; further keywords of its own, with defaults, are its options;
 - what it returns is a :class:`GenerationScheduler`;
 - that hands a request's tokens to the runner in order of position, each once computed before the next is sampled, and
-  frees the request's blocks when it leaves.
+  frees the request's blocks when it leaves. Of a request whose first ``num_encoder_tokens`` an encoder reads, it hands
+  over all of those and one more in the first iteration, and shares no block.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ DEFAULT_POLICY = "orca"
 
 GenerationScheduler: TypeAlias = Scheduler[GenerationRequest, IterationBatch, IterationOutput]
 """Its results are :class:`~mlsys_orca.schedulers.request.GenerationResult`. An attribute ``streams_tokens = False``
-says that fronts get a request's tokens with its result only, and not as iterations complete."""
+says that fronts get a request's tokens with its result only, and not as iterations complete. An attribute ``book``, a
+:class:`~mlsys_orca.schedulers.book.RequestBook`, is read for metrics and benchmarks."""
 
 
 class PolicyFactory(Protocol):

@@ -19,6 +19,7 @@ class GenerationRequest:
     max_new_tokens: int  # at least one
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop_token_ids: frozenset[int] = frozenset()  # ends the answer; the token itself is reported too
+    num_encoder_tokens: int = 0  # the prompt's first tokens, if an encoder reads them; the decoder begins with the rest
 
     @property
     def max_tokens(self) -> int:

@@ -29,8 +29,9 @@ class RequestLevelScheduler:
         max_model_len: Tokens a request may have in all, prompt and answer.
         microbatch_size: Requests per iteration at most; None: the whole batch.
         lockstep: True does what FasterTransformer does: the first iteration takes as many tokens of each prompt as the
-            shortest has, further ones one more of each, and who has finished is computed on beside the others. False
-            is kinder: prompts run whole, and the rows of finished requests are left out.
+            shortest has, further ones one more of each, and who has finished is computed on beside the others. Tokens
+            that an encoder reads do not count for that, and all run at first. False is kinder: prompts run whole, and
+            the rows of finished requests are left out.
 
     Raises:
         InvalidInputError: a limit is too low to serve anything.
@@ -57,74 +58,74 @@ class RequestLevelScheduler:
     ) -> None:
         if microbatch_size is not None and microbatch_size < 1:
             raise InvalidInputError(f"microbatch_size is {microbatch_size}; it must be at least 1, or None")
-        self._book = RequestBook(block_tables, max_batch_size=max_batch_size, max_model_len=max_model_len)
-        self.add, self.wake_at = self._book.add, self._book.wake_at
+        self.book = RequestBook(block_tables, max_batch_size=max_batch_size, max_model_len=max_model_len)
+        self.add, self.wake_at = self.book.add, self.book.wake_at
         self._microbatch_size = microbatch_size or max_batch_size
         self._lockstep = lockstep
         self._microbatches: deque[list[Entry]] = deque()  # of the batch that runs; whose turn it is first
-        self._first_len = 0  # tokens of each prompt in the first iteration, if in lockstep
+        self._first_len = 0  # tokens of each decoder in the first iteration, if in lockstep
 
     @property
     def num_unfinished(self) -> int:
         """Requests admitted that have not left."""
-        return self._book.num_unfinished
+        return self.book.num_unfinished
 
     def next_batch(self, worker: WorkerId, now: float) -> IterationBatch | None:
         """The next iteration of the batch, or of its microbatch whose turn it is; the next batch's, if it has ended."""
-        if not self._book.holders:
+        if not self.book.holders:
             self._form()
         for _ in range(len(self._microbatches)):
             microbatch = self._microbatches[0]
             self._microbatches.rotate(-1)
-            rows = [entry for entry in microbatch if entry.request.request_id in self._book.holders]
+            rows = [entry for entry in microbatch if entry.request.request_id in self.book.holders]
             active = [entry for entry in rows if not entry.finish_reason]
             if active and active[0].state is not State.RUNNING:
                 builder = BatchBuilder()
                 for entry in rows if self._lockstep else active:
-                    self._book.append(builder, entry, self._num_tokens(entry))
+                    self.book.append(builder, entry, self._num_tokens(entry))
                 return builder.build()
         return None
 
     def cancel(self, request_id: str, now: float) -> Sequence[Finished[GenerationResult]]:
         """Drop a request; one whose iteration is in flight leaves when that comes back."""
-        return [*self._book.cancel(request_id, now), *self._end_batch()]
+        return [*self.book.cancel(request_id, now), *self._end_batch()]
 
     def complete(
         self, batch: IterationBatch, output: IterationOutput, now: float
     ) -> Sequence[Finished[GenerationResult]]:
         """Take one iteration's tokens; those that finished leave together when the whole batch has finished."""
         left = []
-        for entry in self._book.settle(batch, output):
+        for entry in self.book.settle(batch, output):
             if entry.is_cancelled:
-                left.append(self._book.leave(entry, FinishReason.CANCELLED))
+                left.append(self.book.leave(entry, FinishReason.CANCELLED))
             else:  # its last token's row is computed again in each further iteration of its microbatch
                 entry.num_computed_tokens = len(entry.token_ids) - 1
         return [*left, *self._end_batch()]
 
     def fail(self, batch: IterationBatch, error: BaseException, now: float) -> Sequence[Finished[GenerationResult]]:
         """The iteration failed: all its requests leave with that cause, finished or not."""
-        return [*self._book.fail(batch, error, now), *self._end_batch()]
+        return [*self.book.fail(batch, error, now), *self._end_batch()]
 
     def _form(self) -> None:
         """By arrival, up to ``max_batch_size``, to the first whose K/V blocks do not fit beside the others'."""
-        tables = self._book.block_tables
-        for entry in self._book.entries.values():
+        tables = self.book.block_tables
+        for entry in self.book.entries.values():
             request = entry.request
-            if len(self._book.holders) == self._book.max_batch_size or not tables.can_reserve(request.max_tokens):
+            if len(self.book.holders) == self.book.max_batch_size or not tables.can_reserve(request.max_tokens):
                 break
-            self._book.give_blocks(entry, tables.reserve(request.request_id, request.max_tokens))
-        batch = list(self._book.holders.values())
-        self._first_len = min((len(entry.token_ids) for entry in batch), default=0)
+            self.book.give_blocks(entry, tables.reserve(request.request_id, request.max_tokens))
+        batch = list(self.book.holders.values())
+        self._first_len = min((len(entry.token_ids) - entry.request.num_encoder_tokens for entry in batch), default=0)
         starts = range(0, len(batch), self._microbatch_size)
         self._microbatches = deque(batch[start : start + self._microbatch_size] for start in starts)
 
     def _num_tokens(self, entry: Entry) -> int | None:
         if not self._lockstep:
             return None
-        return 1 if entry.num_computed_tokens else self._first_len
+        return 1 if entry.num_computed_tokens else entry.request.num_encoder_tokens + self._first_len
 
     def _end_batch(self) -> list[Finished[GenerationResult]]:
-        batch = list(self._book.holders.values())
+        batch = list(self.book.holders.values())
         if not all(entry.finish_reason for entry in batch):
             return []
-        return [self._book.leave(entry, FinishReason.DONE) for entry in batch]
+        return [self.book.leave(entry, FinishReason.DONE) for entry in batch]
