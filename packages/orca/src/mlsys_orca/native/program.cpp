@@ -17,7 +17,7 @@
 namespace orca {
 
 constexpr int TILE_PANELS = 2;            // a product's tile is two panels wide: 32 columns, or 16 gated ones
-constexpr int BLOCK_FLOATS = 48 * 1024;   // of a product's input that should stay in the second-level cache
+constexpr int MIN_TILE_ROWS = 48, MAX_TILE_ROWS = 512, TILES_PER_THREAD = 8;
 constexpr int FEW_ROWS = 4;               // rows that each thread rather prepares for itself than waits for
 constexpr int TILE_QUERIES = 24;          // rows of one attention task
 
@@ -144,8 +144,7 @@ class Program {
                 input = prepared;
             }
         }
-        const int block = rows_of_block(depth);
-        float* scratch = grow(scratches[thread], 0, (int64_t)depth * PANEL + block * TILE_PANELS * PANEL);
+        float* scratch = grow(scratches[thread], 0, (int64_t)depth * PANEL + MAX_TILE_ROWS * TILE_PANELS * PANEL);
         switch (op.matrix.kind) {
             case F32: run_tiles<F32Panel>(op, rows, input, scratch); break;
             case BF16: run_tiles<Bf16Panel>(op, rows, input, scratch); break;
@@ -155,17 +154,20 @@ class Program {
         }
     }
 
-    static int rows_of_block(int depth) { return std::clamp(BLOCK_FLOATS / depth, 4 * MAX_ROWS, 16 * MAX_ROWS) / MAX_ROWS * MAX_ROWS; }
+    // A tile is a pair of panels against as many rows as leave every thread several tiles: the more rows, the less often
+    // a panel is read and decoded.
+    int rows_of_tile(int rows, int across) const {
+        const int down = std::max((rows + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS, (TILES_PER_THREAD * team.size + across - 1) / across);
+        return std::max((rows + down - 1) / down, std::min(rows, MIN_TILE_ROWS));
+    }
 
     template <class Panel>
     void run_tiles(const Product& op, int rows, const float* input, float* scratch) {
         const int depth = op.matrix.depth, width = widths[op.target];
         const int across = (op.matrix.panels() + TILE_PANELS - 1) / TILE_PANELS;
-        const int block = rows_of_block(depth);
-        const int down = (rows + block - 1) / block;
+        const int block = rows_of_tile(rows, across), down = (rows + block - 1) / block;
         team.for_each(across * down, [&](int i) {
-            const int tile = i % across, first = i / across * block;
-            const int panel = tile * TILE_PANELS;
+            const int panel = i / down * TILE_PANELS, first = i % down * block;
             float* target = registers[op.target] + (int64_t)first * width;
             float* sums = scratch + (int64_t)depth * PANEL;
             const int some = std::min(block, rows - first);
