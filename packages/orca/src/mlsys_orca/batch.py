@@ -67,6 +67,7 @@ class RequestSlice:
     sampling: (
         SamplingParams | None
     )  # how to choose the token after the last row; None: more chunks of the prompt follow
+    num_encoder_tokens: int = 0  # the request's first tokens, if an encoder reads them; all are in its first iteration
 
     @property
     def num_tokens(self) -> int:
@@ -124,6 +125,7 @@ class BatchBuilder:
         num_computed_tokens: int,
         block_table: tuple[int, ...],
         sampling: SamplingParams | None,
+        num_encoder_tokens: int = 0,
     ) -> None:
         """Append one request's tokens of this iteration.
 
@@ -133,20 +135,35 @@ class BatchBuilder:
             num_computed_tokens: Tokens of the request that ran in earlier iterations.
             block_table: The request's K/V blocks; they must hold ``num_computed_tokens + len(token_ids)`` tokens.
             sampling: How to choose the next token; None where the prompt has further chunks to come.
+            num_encoder_tokens: How many of the request's first tokens an encoder reads: all at once, and with at least
+                one token for the decoder.
 
         Raises:
-            InvalidInputError: there is no token, or ``num_computed_tokens`` is negative.
+            InvalidInputError: there is no token, ``num_computed_tokens`` is negative, or an encoder's tokens are split.
         """
         if not token_ids or num_computed_tokens < 0:
             raise InvalidInputError(
                 f"request {request_id!r}: {len(token_ids)} tokens after {num_computed_tokens} computed ones cannot be "
                 "scheduled; at least one token after zero or more is"
             )
+        if num_computed_tokens <= num_encoder_tokens and (num_computed_tokens or len(token_ids) <= num_encoder_tokens):
+            raise InvalidInputError(
+                f"request {request_id!r}: an encoder reads its first {num_encoder_tokens} tokens, all at once, and a "
+                f"decoder at least one after them; {len(token_ids)} after {num_computed_tokens} cannot be scheduled"
+            )
         start = len(self._token_ids)
         self._token_ids.extend(token_ids)
         self._positions.extend(range(num_computed_tokens, num_computed_tokens + len(token_ids)))
         self._requests.append(
-            RequestSlice(request_id, start, len(self._token_ids), num_computed_tokens, block_table, sampling)
+            RequestSlice(
+                request_id,
+                start,
+                len(self._token_ids),
+                num_computed_tokens,
+                block_table,
+                sampling,
+                num_encoder_tokens,
+            )
         )
 
     def copy_block(self, source: int, destination: int) -> None:
