@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mlsys_orca.batch import SampledToken, SamplingParams
 
-_CANDIDATES = 1024  # tokens looked at first for top_p; all of them only where these do not reach it
+Row = NDArray[np.float32]  # [vocab_size], or some of it
+Ids = NDArray[np.int64]
+_THRESHOLDS = (1e-3, 1e-6, 0.0)  # of a weight, the largest being 1: which are sorted for top_p
 
 
 def sample(
@@ -36,13 +39,14 @@ def sample(
         One token per row, in order.
 
     Example:
+        >>> import torch
         >>> sample(torch.tensor([[0.0, 2.0]]), request_ids=["a"], positions=[7], params=[SamplingParams()])[0].token_id
         1
     """
     best = logits.argmax(dim=-1).tolist()
     sampled = []
     for row, greedy, request_id, position, how in zip(logits, best, request_ids, positions, params, strict=True):
-        token_id = greedy if how.is_greedy else _draw(row, how, uniform(how.seed, position))
+        token_id = greedy if how.is_greedy else _draw(row.cpu().numpy(), how, uniform(how.seed, position))
         if how.num_logprobs is None:
             sampled.append(SampledToken(request_id, token_id))
             continue
@@ -75,29 +79,47 @@ def _splitmix64(state: int) -> int:
     return z ^ (z >> 31)
 
 
-def _draw(row: Tensor, params: SamplingParams, number: float) -> int:
+def _draw(logits: Row, params: SamplingParams, number: float) -> int:
     """The token at which the cumulative probability of the allowed tokens, most likely first, passes ``number``."""
-    scaled = (row / params.temperature).double()
-    if params.top_k is None and params.top_p == 1:
-        return _pick(scaled.softmax(dim=-1), number)
+    weights = np.exp((logits - logits.max()) / np.float32(params.temperature))
     if params.top_k is not None:
-        scaled, ids = scaled.topk(min(params.top_k, len(scaled)))
-        probabilities = scaled.softmax(dim=-1)
+        ids = _most_likely(logits, min(params.top_k, len(logits)))
+        allowed = weights[ids]
+    elif params.top_p < 1:
+        ids, allowed = _likely(weights, params.top_p * float(weights.sum(dtype=np.float64)))
     else:
-        everything = scaled.softmax(dim=-1)
-        probabilities, ids = everything.topk(min(_CANDIDATES, len(everything)))
-        if probabilities.sum() < params.top_p:
-            probabilities, ids = everything.sort(descending=True)
+        return _pick(weights, number)
     if params.top_p < 1:
         # A token stays if those before it do not yet reach top_p, so at least one stays.
-        before = probabilities.cumsum(dim=-1) - probabilities
-        probabilities = probabilities[before < params.top_p]
-    return int(ids[_pick(probabilities, number)])
+        of_all = allowed if params.top_k is not None else weights
+        before = np.cumsum(allowed, dtype=np.float64) - allowed
+        allowed = allowed[before < params.top_p * float(of_all.sum(dtype=np.float64))]
+    return int(ids[_pick(allowed, number)])
 
 
-def _pick(probabilities: Tensor, number: float) -> int:
-    """The index at which the running sum of ``probabilities`` (of any sum) passes ``number`` of it."""
-    running = probabilities.cumsum(dim=-1)
-    index = int(torch.searchsorted(running, number * running[-1], right=True))
+def _most_likely(logits: Row, count: int) -> Ids:
+    """The ids of the ``count`` largest, the largest first and the smaller id first among equals."""
+    if count < len(logits):
+        least = np.partition(logits, len(logits) - count)[len(logits) - count]
+        ids = np.flatnonzero(logits >= least)
+    else:
+        ids = np.arange(len(logits))
+    return ids[np.argsort(-logits[ids], kind="stable")][:count]
+
+
+def _likely(weights: Row, reach: float) -> tuple[Ids, Row]:
+    """Enough of the largest weights, the largest first, to reach a sum: their ids and they; few are sorted as a rule."""
+    for least in _THRESHOLDS:
+        ids = np.flatnonzero(weights >= least)
+        if least == 0 or float(weights[ids].sum(dtype=np.float64)) > reach:
+            break
+    ids = ids[np.argsort(-weights[ids])]
+    return ids, weights[ids]
+
+
+def _pick(weights: Row, number: float) -> int:
+    """The index at which the running sum of ``weights`` passes ``number`` of the whole sum."""
+    running = np.cumsum(weights, dtype=np.float64)
+    index = int(np.searchsorted(running, number * running[-1], side="right"))
     # Rounding may put the sum's last step below number; a token of probability zero must not be chosen there.
-    return min(index, int((probabilities > 0).nonzero()[-1]))
+    return min(index, int(np.flatnonzero(weights)[-1]))
