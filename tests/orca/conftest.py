@@ -79,7 +79,7 @@ def write_gguf(
         else:
             writer.add_string(key, value)
     for name, values in tensors.items():
-        stored = kind if values.ndim == 2 else gguf.GGMLQuantizationType.F32
+        stored = kind if values.ndim > 1 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(name, gguf.quants.quantize(values, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

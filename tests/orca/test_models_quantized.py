@@ -12,8 +12,8 @@ import pytest
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from mlsys_orca.batch import BatchBuilder, SamplingParams
-from mlsys_orca.kv_cache import KVCache
 from mlsys_orca.loading.load import load_model
+from mlsys_orca.native.decoder import new_kv_cache
 from mlsys_orca.runner import Runner
 from torch import Tensor
 
@@ -28,9 +28,9 @@ def random_blocks(shape: tuple[int, int], kind: GGMLQuantizationType, seed: int)
     return np.random.default_rng(seed).integers(0, 40, (rows, columns), dtype=np.uint8)
 
 
-def logits(path: Path) -> Tensor:
-    loaded = load_model(path, dtype="fp32", backend="torch")
-    cache = KVCache(loaded.config, num_blocks=4, dtype=torch.float32)
+def logits(path: Path, **options: Any) -> Tensor:
+    loaded = load_model(path, dtype="fp32", **options)
+    cache = new_kv_cache(loaded.model, num_blocks=4)
     builder = BatchBuilder()
     builder.add("a", [5, 9, 200], num_computed_tokens=0, block_table=(0,), sampling=SamplingParams())
     builder.add("b", [7], num_computed_tokens=0, block_table=(1,), sampling=SamplingParams())
@@ -76,7 +76,12 @@ def test_a_mixed_k_quant_file_computes_as_its_dequantised_values(
         plain[name] = (gguf.quants.dequantize(blocks, kind), Q.F32)
     for name in ("output_norm.weight", "blk.0.attn_norm.weight", "blk.0.ffn_norm.weight"):
         packed[name] = plain[name] = (np.linspace(0.5, 1.5, WIDTH, dtype=np.float32), Q.F32)
-    expected = logits(write(tmp_path / "plain.gguf", metadata, plain))
+    expected = logits(write(tmp_path / "plain.gguf", metadata, plain), backend="torch")
     assert expected.isfinite().all()
     assert expected.std() > 0
-    assert torch.equal(logits(write(tmp_path / "packed.gguf", metadata, packed)), expected)
+    path = write(tmp_path / "packed.gguf", metadata, packed)
+    assert torch.equal(logits(path, backend="torch"), expected)
+    for backend in ("auto", "torch"):  # products of other sizes add in another order
+        assert torch.allclose(
+            logits(path, weights="packed", backend=backend), expected, rtol=1e-4, atol=1e-4 * expected.std()
+        )

@@ -16,6 +16,7 @@ from mlsys_orca.batch import BatchBuilder, SamplingParams
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.models.decoder import ForwardInputs
+from mlsys_orca.models.quantize import quantize
 from mlsys_orca.native.decoder import NativeDecoder, new_kv_cache
 from torch import Tensor
 
@@ -284,3 +285,33 @@ def test_a_converted_gguf_computes_as_the_original(tmp_path: Path, name: str, ar
         with torch.inference_mode():
             expected = reference(torch.tensor([prompt])).logits[0].log_softmax(-1)
         assert torch.allclose(ours, expected, atol=1e-4, rtol=0)
+
+
+def round_weights(model: Any, weights: str) -> None:
+    """Give every matrix of a product the values that ours has when it is loaded with ``weights``."""
+    for name, parameter in model.named_parameters():
+        is_kept = parameter.ndim == 1 or any(part in name for part in ("wpe", "embed_positions", "mlp.gate.weight"))
+        if is_kept:
+            continue
+        is_transposed = "transformer" in name and ".c_" in name
+        matrix = (parameter.T if is_transposed else parameter.flatten(0, -2)).contiguous()
+        quantized = quantize(
+            matrix,
+            bits=8 if weights == "int8" or any(part in name for part in ("embed_", "wte", "lm_head")) else 4,
+            group_size=32 if matrix.shape[1] % 32 == 0 else 16,
+        )
+        values = quantized.dequantized()
+        parameter.copy_(values.T if is_transposed else values.view_as(parameter))
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("opt-bare", "gemma2-uncapped", "gpt2-untied")])
+def test_quantised_weights_compute_as_their_values_do(tmp_path: Path, name: str, weights: Any, backend: str) -> None:
+    reference = write_checkpoint(tmp_path, CASES[name])
+    loaded = load_model(tmp_path, dtype="fp32", weights=weights, backend=backend)
+    with torch.inference_mode():
+        round_weights(reference, weights)
+        for prompt, ours in zip(PROMPTS, log_probabilities(loaded, PROMPTS), strict=True):
+            expected = reference(torch.tensor([prompt])).logits[0].log_softmax(-1)
+            assert torch.allclose(ours, expected, atol=1e-4, rtol=0)

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Literal, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mlsys_orca.models.quantized import QuantizedMatrix
+
 Layout = Literal["gguf", "huggingface"]
+WeightForm = Literal["float", "packed", "int8", "int4"]  # how matrices are kept; load_model tells what each means
 Progress = Callable[[int, int], None]  # (bytes read so far, bytes in all)
 
 
@@ -37,4 +40,8 @@ class Checkpoint(Protocol):
 
     def read_into(self, name: str, out: Tensor) -> None:
         """Write the tensor's values, dequantised and cast, into ``out``, a contiguous tensor of its shape."""
+        ...
+
+    def quantized(self, name: str) -> QuantizedMatrix | None:
+        """The tensor's codes and scales, its rows [-1, last dimension]; None: it has none, or of another kind."""
         ...

@@ -11,7 +11,7 @@ import torch
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.chat_template import ChatTemplate
-from mlsys_orca.loading.checkpoint import Progress
+from mlsys_orca.loading.checkpoint import Progress, WeightForm
 from mlsys_orca.loading.dequantize import check_types
 from mlsys_orca.loading.gguf_file import GgufFile
 from mlsys_orca.loading.gguf_tokenizer import tokenizer_from_gguf
@@ -22,7 +22,14 @@ from mlsys_orca.models.gguf_config import GgufFields
 _ROPE_DIVISORS = "rope_freqs.weight"  # how GGUF stores Llama 3.1's rotary scaling
 
 
-def load_gguf(path: Path, *, dtype: torch.dtype, device: torch.device, progress: Progress | None = None) -> LoadedModel:
+def load_gguf(
+    path: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    weights: WeightForm = "float",
+    progress: Progress | None = None,
+) -> LoadedModel:
     """Load the model in GGUF file ``path``.
 
     Raises:
@@ -53,7 +60,7 @@ def load_gguf(path: Path, *, dtype: torch.dtype, device: torch.device, progress:
     return LoadedModel(
         name=path.stem,
         config=config,
-        model=family.load(config, file, dtype=dtype, device=device, progress=progress),
+        model=family.load(config, file, dtype=dtype, device=device, weights=weights, progress=progress),
         tokenizer=tokenizer,
         chat_template=ChatTemplate(template, special_tokens=tokenizer.special_tokens) if template else None,
         generation=GenerationDefaults(),

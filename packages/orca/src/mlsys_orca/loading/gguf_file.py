@@ -23,7 +23,10 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_orca.loading.checkpoint import Layout
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
+
+    from mlsys_orca.models.quantized import QuantizedMatrix
 
 MAGIC = b"GGUF"
 _STRING, _ARRAY = 8, 9
@@ -169,5 +172,15 @@ class GgufFile:
         """Dequantise the tensor into ``out``, contiguous, of its shape and any floating dtype."""
         from mlsys_orca.loading.dequantize import dequantize_into
 
+        dequantize_into(self._data(name), self.tensors[name].type, out)
+
+    def quantized(self, name: str) -> QuantizedMatrix | None:
+        """The tensor's codes and scales, its rows [-1, last dimension]; None: it has none, or of another kind."""
+        from mlsys_orca.loading.gguf_blocks import GROUPED, quantized_matrix
+
         entry = self.tensors[name]
-        dequantize_into(self._bytes[entry.offset : entry.offset + entry.nbytes], entry.type, out)
+        return quantized_matrix(self._data(name), entry.type, entry.shape[-1]) if entry.type in GROUPED else None
+
+    def _data(self, name: str) -> NDArray[np.uint8]:
+        entry = self.tensors[name]
+        return self._bytes[entry.offset : entry.offset + entry.nbytes]

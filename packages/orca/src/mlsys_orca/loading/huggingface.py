@@ -14,7 +14,7 @@ import torch
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.chat_template import ChatTemplate
-from mlsys_orca.loading.checkpoint import Progress
+from mlsys_orca.loading.checkpoint import Progress, WeightForm
 from mlsys_orca.loading.loaded import GenerationDefaults, LoadedModel
 from mlsys_orca.loading.safetensors_file import SafetensorsDirectory
 from mlsys_orca.models import model_family
@@ -22,7 +22,12 @@ from mlsys_orca.tokenizer import Tokenizer
 
 
 def load_huggingface(
-    path: Path, *, dtype: torch.dtype, device: torch.device, progress: Progress | None = None
+    path: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    weights: WeightForm = "float",
+    progress: Progress | None = None,
 ) -> LoadedModel:
     """Load the model in directory ``path``.
 
@@ -42,7 +47,9 @@ def load_huggingface(
     return LoadedModel(
         name=path.name,
         config=config,
-        model=family.load(config, SafetensorsDirectory(path), dtype=dtype, device=device, progress=progress),
+        model=family.load(
+            config, SafetensorsDirectory(path), dtype=dtype, device=device, weights=weights, progress=progress
+        ),
         tokenizer=tokenizer,
         chat_template=ChatTemplate(template, special_tokens=tokenizer.special_tokens) if template else None,
         generation=GenerationDefaults(

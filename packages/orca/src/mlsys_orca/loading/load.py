@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import torch
 from mlsys_core.errors import DeviceError, InvalidInputError
 
-from mlsys_orca.loading.checkpoint import Progress
+from mlsys_orca.loading.checkpoint import Progress, WeightForm
 from mlsys_orca.loading.gguf import load_gguf
 from mlsys_orca.loading.gguf_file import MAGIC
 from mlsys_orca.loading.huggingface import load_huggingface
@@ -28,6 +29,7 @@ def load_model(
     *,
     dtype: str | None = None,
     device: str = "cpu",
+    weights: WeightForm = "float",
     backend: str = "auto",
     num_threads: int = 1,
     progress: Progress | None = None,
@@ -40,6 +42,9 @@ def load_model(
         dtype: ``"fp32"`` or ``"bf16"``, to compute in and to keep weights, keys and values in; None: what
             :func:`default_dtype` says.
         device: A torch device.
+        weights: How matrices are kept: ``"float"``: in the dtype; ``"packed"``: as a GGUF file has them, where that is
+            quantised; ``"int8"`` or ``"int4"``: quantised while loading, whatever the file has. Norms, biases and a
+            mixture's routers stay floating, and with int4 the embeddings and the head take 8 bits.
         backend: ``"native"``: own kernels on the CPU (:mod:`mlsys_orca.native`); ``"torch"``: torch's operators;
             ``"auto"``: native where the model and the machine allow it.
         num_threads: torch's threads while loading; the process's number is restored after. More than one helps only
@@ -60,6 +65,8 @@ def load_model(
     where = Path(path).expanduser()
     if dtype is not None and dtype not in DTYPES:
         raise InvalidInputError(f"the dtype {dtype!r} is not known; {', '.join(DTYPES)} are")
+    if weights not in get_args(WeightForm):
+        raise InvalidInputError(f"weights {weights!r} are not known; {', '.join(get_args(WeightForm))} are")
     if backend not in BACKENDS:
         raise InvalidInputError(f"the backend {backend!r} is not known; {', '.join(BACKENDS)} are")
     target = _usable(device)
@@ -72,7 +79,7 @@ def load_model(
         load = load_gguf
         _check_gguf(where)
     with intra_op_threads(num_threads):
-        loaded = load(where, dtype=wanted, device=target, progress=progress)
+        loaded = load(where, dtype=wanted, device=target, weights=weights, progress=progress)
         return loaded if backend == "torch" else replace(loaded, model=to_native(loaded.model, backend=backend))
 
 

@@ -68,6 +68,9 @@ class SafetensorsDirectory:
             )
         out.copy_(self._file_of[name].get_tensor(name))
 
+    def quantized(self, name: str) -> None:
+        """None: what these files have of quantised weights is not read."""
+
     def _slice(self, name: str) -> Any:
         return self._file_of[name].get_slice(name)
 

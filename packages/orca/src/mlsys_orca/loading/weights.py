@@ -13,6 +13,7 @@ from mlsys_core.errors import InvalidInputError
 from torch import Tensor
 
 from mlsys_orca.loading.checkpoint import Checkpoint, Progress
+from mlsys_orca.models.quantized import QuantizedMatrix
 
 
 class WeightReader:
@@ -36,14 +37,32 @@ class WeightReader:
         Raises:
             InvalidInputError: there is no such tensor, or its shape is not ``out``'s.
         """
+        self._check(name, tuple(out.shape))
+        self.checkpoint.read_into(name, out)
+        self._count(name)
+
+    def quantized(self, name: str, shape: tuple[int, ...]) -> QuantizedMatrix | None:
+        """Tensor ``name`` as the file's codes and scales; None: it has none that could be kept, and is not read yet.
+
+        Raises:
+            InvalidInputError: there is no such tensor, or its shape is not ``shape``.
+        """
+        self._check(name, shape)
+        found = self.checkpoint.quantized(name)
+        if found is not None:
+            self._count(name)
+        return found
+
+    def _check(self, name: str, expected: tuple[int, ...]) -> None:
         if name not in self._unread:
             raise InvalidInputError(f"the model file has no tensor {name!r}; is it complete, and of this architecture?")
-        if (shape := self.checkpoint.shape(name)) != tuple(out.shape):
+        if (shape := self.checkpoint.shape(name)) != expected:
             raise InvalidInputError(
-                f"tensor {name!r} has shape {shape} where the configuration implies {tuple(out.shape)}: "
+                f"tensor {name!r} has shape {shape} where the configuration implies {expected}: "
                 "the file's weights and its configuration do not belong together"
             )
-        self.checkpoint.read_into(name, out)
+
+    def _count(self, name: str) -> None:
         self._unread.remove(name)
         self._nbytes_read += self.checkpoint.nbytes(name)
         if self._progress:

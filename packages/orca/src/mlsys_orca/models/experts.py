@@ -17,6 +17,7 @@ from mlsys_orca.models.config import ModelConfig
 from mlsys_orca.models.gguf_config import GgufFields
 from mlsys_orca.models.layers import Linear
 from mlsys_orca.models.operator_reader import OperatorReader
+from mlsys_orca.models.quantized import concatenate_rows
 
 GGUF_EXPERTS = {  # a layer's experts are one tensor
     "router": "blk.{}.ffn_gate_inp",
@@ -71,9 +72,9 @@ def read_experts(config: ModelConfig, read: OperatorReader, index: int) -> Mixtu
     """The router and experts of layer ``index``."""
     number, hidden, inner, at = config.num_experts, config.hidden_size, config.intermediate_size, (index,)
     if read.layout == "gguf":
-        gates, ups = (read.tensor(role, (number, inner, hidden), at=at) for role in ("gates", "ups"))
-        products = [Linear(torch.cat(pair)) for pair in zip(gates, ups, strict=True)]
-        downs = [Linear(down.clone()) for down in read.tensor("downs", (number, hidden, inner), at=at)]
+        gates, ups = (read.stack(role, number, inner, hidden, at=at) for role in ("gates", "ups"))
+        products = [Linear(concatenate_rows(pair)) for pair in zip(gates, ups, strict=True)]
+        downs = [Linear(down) for down in read.stack("downs", number, hidden, inner, at=at)]
     else:
         where = [(index, expert) for expert in range(number)]
         products = [read.linear({"gate": inner, "up": inner}, hidden, at=at) for at in where]

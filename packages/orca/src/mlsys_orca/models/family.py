@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from mlsys_orca.loading.checkpoint import Checkpoint, Layout, Progress
+from mlsys_orca.loading.checkpoint import Checkpoint, Layout, Progress, WeightForm
 from mlsys_orca.loading.weights import WeightReader
-from mlsys_orca.models.blocks import Decoder
 from mlsys_orca.models.config import ModelConfig
+from mlsys_orca.models.decoder import DecoderModel
 from mlsys_orca.models.gguf_config import GgufFields
 from mlsys_orca.models.operator_reader import OperatorReader
 
@@ -29,7 +29,7 @@ class Family:
     from_huggingface: Callable[[Mapping[str, Any]], ModelConfig]  # of a config.json
     from_gguf: Callable[[GgufFields], ModelConfig] | None  # None: GGUF has no layout for it
     stems: Mapping[Layout, Mapping[str, str]]  # for OperatorReader
-    build: Callable[[ModelConfig, OperatorReader], Decoder]
+    build: Callable[[ModelConfig, OperatorReader], DecoderModel]
     ignorable_suffixes: tuple[str, ...] = ()  # of names of tensors that the model does not need
 
     def load(
@@ -39,15 +39,17 @@ class Family:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        weights: WeightForm = "float",
         progress: Progress | None = None,
-    ) -> Decoder:
+    ) -> DecoderModel:
         """Read the weights.
 
         Args:
             config: The model's shape, as one of this family's readers gave it.
             checkpoint: Where its tensors are; either layout.
-            dtype: What to compute in, and to keep weights, keys and values in.
+            dtype: What to compute in, and to keep floating weights, keys and values in.
             device: Where.
+            weights: How matrices are kept.
             progress: Called with bytes read and bytes in all.
 
         Raises:
@@ -56,7 +58,8 @@ class Family:
         reader = WeightReader(checkpoint, progress=progress)
         stems = self.stems[checkpoint.layout]
         with torch.inference_mode():
-            model = self.build(config, OperatorReader(reader, stems, dtype=dtype, device=device, eps=config.norm_eps))
+            read = OperatorReader(reader, stems, dtype=dtype, device=device, eps=config.norm_eps, weights=weights)
+            model = self.build(config, read)
         reader.finish(self._is_ignorable)
         return model
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mlsys_orca.models.config import ModelConfig
+from mlsys_orca.models.quantized import Matrix, QuantizedMatrix, product
 
 _TYPICAL_ROWS = 64  # tokens in a batch; oneDNN picks its blocked layout for it, and any number of rows may follow
 
@@ -32,8 +33,9 @@ class Linear(nn.Module):
     """``x @ weight.T + bias`` with a weight that never changes, prepacked into oneDNN's layout where there is one.
 
     Args:
-        weight: [out_features, in_features]. On a CPU with oneDNN a packed copy takes its place when it is first used.
-        bias: [out_features], of the weight's dtype.
+        weight: [out_features, in_features]. On a CPU with oneDNN a packed copy of a floating one takes its place when
+            it is first used; a quantised one stays as it is.
+        bias: [out_features], of the dtype that goes in.
 
     Example:
         >>> Linear(torch.ones(3, 2))(torch.ones(1, 2)).tolist()
@@ -41,17 +43,19 @@ class Linear(nn.Module):
     """
 
     bias: Tensor | None
-    weight: Tensor
+    weight: Matrix
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Matrix, bias: Tensor | None = None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.is_packed = False
-        self.register_buffer("weight", weight, persistent=False)
+        _set_matrix(self, "weight", weight)
         self.register_buffer("bias", bias, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` [num_tokens, in_features] -> [num_tokens, out_features]."""
+        if isinstance(self.weight, QuantizedMatrix):
+            return product(x, self.weight, self.bias)
         if not self.is_packed:
             if not _can_pack(self.weight):
                 return functional.linear(x, self.weight, self.bias)
@@ -60,17 +64,32 @@ class Linear(nn.Module):
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return out
 
-    def take_weight(self) -> Tensor:
-        """The plain weight, [out_features, in_features], to be kept in another form; this product cannot run any more.
+    def take_weight(self) -> Matrix:
+        """The weight, [out_features, in_features], to be kept in another form; this product cannot run any more.
 
         Raises:
             InvalidInputError: it has been packed or taken.
         """
-        if self.is_packed or self.weight.numel() == 0:
-            raise InvalidInputError("the weight of this product is packed or taken already: load the model anew")
         weight = self.weight
-        self.weight = weight.new_empty(0)
+        if self.is_packed or (isinstance(weight, Tensor) and weight.numel() == 0):
+            raise InvalidInputError("the weight of this product is packed or taken already: load the model anew")
+        self.weight = torch.empty(0)
         return weight
+
+
+def _look_up(table: Matrix, ids: Tensor) -> Tensor:
+    """The rows ``ids`` [n] int64 of ``table``: of its dtype, or fp32 if it is quantised."""
+    if isinstance(table, QuantizedMatrix):
+        return table.rows(ids).dequantized()
+    return functional.embedding(ids, table)
+
+
+def _set_matrix(module: nn.Module, name: str, matrix: Matrix) -> None:
+    """Let a floating matrix be a buffer, and a quantised one, which is no tensor, an attribute."""
+    if isinstance(matrix, Tensor):
+        module.register_buffer(name, matrix, persistent=False)
+    else:
+        setattr(module, name, matrix)
 
 
 def _can_pack(weight: Tensor) -> bool:
@@ -85,19 +104,19 @@ class Embedding(nn.Module):
     """Token ids to the states that enter the first layer, fp32.
 
     Args:
-        table: [vocab_size, embedding_size].
+        table: [vocab_size, embedding_size]; of a quantised one the rows are decoded that are looked up.
         scale: Multiplies what is looked up.
         project: Takes what is looked up to the hidden size.
         positions: [max_positions + offset, hidden_size], learned, added last.
         offset: Row of ``positions`` for position 0.
     """
 
-    table: Tensor
+    table: Matrix
     positions: Tensor | None
 
     def __init__(
         self,
-        table: Tensor,
+        table: Matrix,
         *,
         scale: float = 1.0,
         project: Linear | None = None,
@@ -108,12 +127,12 @@ class Embedding(nn.Module):
         self.scale = scale
         self.project = project
         self.offset = offset
-        self.register_buffer("table", table, persistent=False)
+        _set_matrix(self, "table", table)
         self.register_buffer("positions", positions, persistent=False)
 
     def forward(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """``token_ids`` and ``positions``, [num_tokens] int64 -> fp32 [num_tokens, hidden_size]."""
-        x = functional.embedding(token_ids, self.table)
+        x = _look_up(self.table, token_ids)
         x = (x if self.project is None else self.project(x)).float()
         if self.scale != 1:
             x *= self.scale

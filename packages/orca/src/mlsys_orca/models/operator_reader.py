@@ -6,17 +6,23 @@ Between :class:`~mlsys_orca.loading.weights.WeightReader`, which knows names and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mlsys_orca.loading.checkpoint import Layout
+from mlsys_orca.loading.checkpoint import Layout, WeightForm
 from mlsys_orca.loading.weights import WeightReader
 from mlsys_orca.models.layers import LayerNorm, Linear, RMSNorm
+from mlsys_orca.models.quantize import Bits, quantize
+from mlsys_orca.models.quantized import GROUP_SIZES, Matrix, QuantizedMatrix, concatenate_rows
 
 Arrange = Callable[[Tensor], Tensor]  # rows of a weight or bias, in the file's order -> in the model's
+
+_KEPT_FLOATING = {"router"}  # small, and what it gives is compared: an error changes which expert is chosen
+# Every token passes them, and what they lose no layer makes good.
+_AT_LEAST_8_BITS = {"embedding", "encoder.embedding", "head"}
 
 
 class OperatorReader:
@@ -28,12 +34,21 @@ class OperatorReader:
         dtype: Of the weights that go into products.
         device: Where to put them.
         eps: Of every norm.
+        weights: How matrices are kept that go into products. Norms, biases and learned positions stay floating.
     """
 
     def __init__(
-        self, reader: WeightReader, stems: Mapping[str, str], *, dtype: torch.dtype, device: torch.device, eps: float
+        self,
+        reader: WeightReader,
+        stems: Mapping[str, str],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        eps: float,
+        weights: WeightForm = "float",
     ) -> None:
         self.layout: Layout = reader.checkpoint.layout
+        self.weights = weights
         self.dtype = dtype
         self.device = device
         self._reader = reader
@@ -43,6 +58,10 @@ class OperatorReader:
         first = stems["embedding"].partition(".")[0] + "."
         named = any(name.startswith(first) for name in reader.checkpoint.names)
         self._absent_prefix = "" if named or self.layout == "gguf" else first
+
+    def has(self, role: str, *, at: tuple[int, ...] = ()) -> bool:
+        """Whether the file has a weight of that role."""
+        return self._name(role, at, "weight") in self._reader.checkpoint.names
 
     def tensor(
         self, role: str, shape: tuple[int, ...], *, at: tuple[int, ...] = (), dtype: torch.dtype | None = None
@@ -66,7 +85,7 @@ class OperatorReader:
         *,
         at: tuple[int, ...] = (),
         arrange: Mapping[str, Arrange] | None = None,
-    ) -> Tensor:
+    ) -> Matrix:
         """The weights of several roles, one below the other: [sum of rows, columns].
 
         Args:
@@ -75,9 +94,19 @@ class OperatorReader:
             at: The layer's number, and the expert's.
             arrange: Role -> how to bring its rows into this model's order.
         """
-        fused = torch.empty(sum(rows.values()), columns, dtype=self.dtype, device=self.device)
+        if self.weights == "packed":
+            pieces = (self._piece(role, count, columns, at, arrange or {}) for role, count in rows.items())
+            return concatenate_rows(list(pieces))
+        fused = torch.empty((sum(rows.values()), columns), dtype=self._dtype_of(rows), device=self.device)
         self._fill(fused, rows, at, "weight", arrange or {})
-        return fused
+        return self._quantized(fused, rows)
+
+    def stack(self, role: str, number: int, rows: int, columns: int, *, at: tuple[int, ...] = ()) -> list[Matrix]:
+        """``number`` matrices [rows, columns] that the file has as one tensor."""
+        if self.weights == "packed" and (found := self._packed(role, (number, rows, columns), at)) is not None:
+            return [found.rows(slice(start, start + rows)) for start in range(0, number * rows, rows)]
+        whole = self.tensor(role, (number, rows, columns), at=at, dtype=self._dtype_of([role]))
+        return [self._quantized(matrix.clone(), [role]) for matrix in whole]
 
     def linear(
         self,
@@ -100,14 +129,16 @@ class OperatorReader:
             transposed: Whether the file has the weights as [in_features, out_features].
         """
         if transposed:
-            weight = torch.cat([self.tensor(role, (columns, count), at=at).T for role, count in rows.items()])
+            dtype = self._dtype_of(rows)
+            pieces = [self.tensor(role, (columns, count), at=at, dtype=dtype).T for role, count in rows.items()]
+            weight = self._quantized(torch.cat(pieces).contiguous(), rows)
         else:
             weight = self.matrix(rows, columns, at=at, arrange=arrange)
         shift = None
         if bias:
             shift = torch.empty(sum(rows.values()), dtype=self.dtype, device=self.device)
             self._fill(shift, rows, at, "bias", arrange or {})
-        return Linear(weight.contiguous(), shift)
+        return Linear(weight, shift)
 
     def rms_norm(self, role: str, size: int, *, at: tuple[int, ...] = (), one_plus: bool = False) -> RMSNorm:
         """The norm of that role; ``one_plus`` where the file has its weight less one."""
@@ -140,15 +171,50 @@ class OperatorReader:
         self._reader.read_into(self._name(role, at, "bias"), bias)
         return LayerNorm(weight, bias, **options)
 
-    def head(self, table: Tensor, *, tied: bool) -> Linear:
+    def head(self, table: Matrix, *, tied: bool) -> Linear:
         """The vocabulary projection, of the embedding table's shape.
 
-        A tied one is packed anew: no row can be looked up in a packed table, and no product is fast in a plain one.
+        A tied floating one is prepacked anew: no row can be looked up in a prepacked table, and no product is fast in a
+        plain one. A quantised table serves both.
         """
         return Linear(table) if tied else self.linear({"head": table.shape[0]}, table.shape[1])
 
     def _name(self, role: str, at: tuple[int, ...], part: str) -> str:
         return f"{self._stems[role].format(*at)}.{part}".removeprefix(self._absent_prefix)
+
+    def _bits(self, roles: Collection[str]) -> Bits | None:
+        """Of the codes that matrices of ``roles`` are quantised to; None: they are not."""
+        if self.weights in ("float", "packed") or not _KEPT_FLOATING.isdisjoint(roles):
+            return None
+        return 8 if self.weights == "int8" or not _AT_LEAST_8_BITS.isdisjoint(roles) else 4
+
+    def _dtype_of(self, roles: Collection[str]) -> torch.dtype:
+        """What to read matrices of ``roles`` in: all there is, where it is quantised anyway."""
+        return self.dtype if self._bits(roles) is None else torch.float32
+
+    def _quantized(self, matrix: Tensor, roles: Collection[str]) -> Matrix:
+        """``matrix`` as this reader keeps ``roles``; one whose rows no group divides stays floating."""
+        bits = self._bits(roles)
+        if bits is None:
+            return matrix
+        group_size = max((size for size in GROUP_SIZES if matrix.shape[1] % size == 0), default=None)
+        if group_size is None:
+            return matrix.to(self.dtype)
+        return quantize(matrix, bits=bits, group_size=group_size)
+
+    def _packed(self, role: str, shape: tuple[int, ...], at: tuple[int, ...]) -> QuantizedMatrix | None:
+        """The tensor of that role as the file has it, if that is quantised; its rows one below the other."""
+        found = self._reader.quantized(self._name(role, at, "weight"), shape)
+        return None if found is None else found.map(lambda part: part.to(self.device))
+
+    def _piece(
+        self, role: str, count: int, columns: int, at: tuple[int, ...], arrange: Mapping[str, Arrange]
+    ) -> Matrix:
+        change: Arrange = arrange.get(role, _as_they_are)
+        packed = self._packed(role, (count, columns), at)
+        if packed is not None:
+            return packed.map(change)
+        return change(self.tensor(role, (count, columns), at=at))
 
     def _fill(
         self, fused: Tensor, rows: Mapping[str, int], at: tuple[int, ...], part: str, arrange: Mapping[str, Arrange]
@@ -157,3 +223,7 @@ class OperatorReader:
             self._reader.read_into(self._name(role, at, part), piece)
             if role in arrange:
                 piece.copy_(arrange[role](piece))
+
+
+def _as_they_are(rows: Tensor) -> Tensor:
+    return rows

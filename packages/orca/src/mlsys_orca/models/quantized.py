@@ -18,8 +18,10 @@ from dataclasses import dataclass
 import torch
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor
+from torch.nn import functional
 
 GROUP_SIZES = (16, 32)
+_SCRATCH = 1 << 17  # values of a weight decoded at a time for a product in torch: they fit a core's cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -127,20 +129,44 @@ class QuantizedMatrix:
         return QuantizedMatrix(codes=change(self.codes), scales=change(self.scales), offsets=offsets)
 
 
+Matrix = Tensor | QuantizedMatrix  # a weight [out_features, in_features], however it is kept
+
+
 def pack_nibbles(codes: Tensor) -> Tensor:
     """Codes of 0 to 15, uint8 [..., n], as :class:`QuantizedMatrix` has them: two a byte, [..., n / 2]."""
     return codes[..., 0::2] | codes[..., 1::2] << 4
 
 
-def concatenate_rows(pieces: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
+def product(x: Tensor, weight: QuantizedMatrix, bias: Tensor | None = None) -> Tensor:
+    """``x @ weight.T + bias`` in ``x``'s dtype: ``x`` [..., in_features] -> [..., out_features].
+
+    torch has no product that decodes as it goes, so some rows at a time are decoded into a scratch.
+    """
+    out = x.new_empty(*x.shape[:-1], weight.out_features)
+    num_rows = max(1, _SCRATCH // weight.in_features)
+    for start in range(0, weight.out_features, num_rows):
+        rows = slice(start, start + num_rows)
+        out[..., rows] = functional.linear(x, weight.rows(rows).dequantized(x.dtype))
+    return out if bias is None else out.add_(bias)
+
+
+def concatenate_rows(pieces: Sequence[Matrix]) -> Matrix:
     """One matrix of the rows of several, of equal in_features and with every value as it was.
 
-    Pieces of one kind are laid together. Where kinds differ, as the projections of one layer do in GGUF's mixed files,
-    all take the widest: 4-bit codes become bytes, a scale is repeated for the halves of its group, an offset of zero is
-    added. That costs memory for those pieces and no precision.
+    Quantised pieces of one kind are laid together. Where kinds differ, as the projections of one layer do in GGUF's
+    mixed files, all take the widest: 4-bit codes become bytes, a scale is repeated for the halves of its group, an
+    offset of zero is added. That costs memory for those pieces and no precision. Beside a floating piece the others
+    become floating too, of its dtype.
     """
     if len(pieces) == 1:
         return pieces[0]
+    if floating := [piece for piece in pieces if isinstance(piece, Tensor)]:
+        dtype = floating[0].dtype
+        return torch.cat([piece if isinstance(piece, Tensor) else piece.dequantized(dtype) for piece in pieces])
+    return _concatenate([piece for piece in pieces if isinstance(piece, QuantizedMatrix)])
+
+
+def _concatenate(pieces: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
     bits, group_size = max(piece.bits for piece in pieces), min(piece.group_size for piece in pieces)
     has_offsets = any(piece.offsets is not None for piece in pieces)
     dtype = torch.float32 if any(piece.scales.dtype == torch.float32 for piece in pieces) else torch.float16
