@@ -11,31 +11,35 @@
 namespace orca {
 
 constexpr int MAX_ROWS = 6;  // of one call of `multiply`: 6 x 16 fill the registers of AVX2, 6 x 32 those of AVX-512
+constexpr int PAIR_ROWS = LANES == 16 ? MAX_ROWS : 2;  // that may meet two panels at once: more would not fit the registers
 constexpr int DIRECT_ROWS = 2 * MAX_ROWS;
 constexpr int PIECE = 384;  // input features at most: 24 KiB of a decoded panel
 constexpr int AHEAD = 32;   // rows of a panel that are asked of memory early
 
 // out[r][p * 16 + c] (+)= sum over k of a[r * stride + k] * panel p's (k, c); CONTINUES: the sums go on from `out`.
 template <class Panel, int ROWS, int PANELS, bool CONTINUES>
-inline void multiply(const float* a, int64_t stride, Panel* panels, int depth, int group, float* out, int out_stride) {
+inline void multiply(const float* a, int64_t stride, const Panel* panels, int depth, int group, float* out, int out_stride) {
     vf sums[ROWS][PANELS * VECS] = {};
     if constexpr (CONTINUES)
         for (int r = 0; r < ROWS; r++)
             for (int j = 0; j < PANELS * VECS; j++) sums[r][j] = load(out + r * out_stride + j * LANES);
     for (int first = 0, g = 0; first < depth; first += group, g++) {
-        for (int p = 0; p < PANELS; p++) panels[p].begin(g);
+        typename Panel::Group shared[PANELS];
+        for (int p = 0; p < PANELS; p++) shared[p] = panels[p].group(g);
         const int stop = std::min(depth, first + group);
 #pragma GCC unroll 2
-        for (int k = first; k < stop; k++) {
-            vf weights[PANELS * VECS];
+        for (int k = first; k < stop; k += Panel::STEP) {
+            vf weights[PANELS][Panel::STEP][VECS];
             for (int p = 0; p < PANELS; p++) {
-                panels[p].read(k, weights + p * VECS);
+                panels[p].read(k, shared[p], weights[p]);
                 if constexpr (!CONTINUES) panels[p].prefetch(k + AHEAD);
             }
-            for (int r = 0; r < ROWS; r++) {
-                vf x = splat(a[r * stride + k]);
-                for (int j = 0; j < PANELS * VECS; j++) sums[r][j] = fma(x, weights[j], sums[r][j]);
-            }
+            for (int step = 0; step < Panel::STEP; step++)
+                for (int r = 0; r < ROWS; r++) {
+                    const vf x = splat(a[r * stride + k + step]);
+                    for (int j = 0; j < PANELS * VECS; j++)
+                        sums[r][j] = fma(x, weights[j / VECS][step][j % VECS], sums[r][j]);
+                }
         }
     }
     for (int r = 0; r < ROWS; r++)
@@ -45,16 +49,16 @@ inline void multiply(const float* a, int64_t stride, Panel* panels, int depth, i
 // As `multiply` for 1 to MAX_ROWS rows, panel pairs where the registers allow it.
 template <class Panel, bool CONTINUES>
 inline void multiply_rows(
-    int rows, const float* a, int64_t stride, Panel* panels, int num_panels, int depth, int group, float* out,
+    int rows, const float* a, int64_t stride, const Panel* panels, int num_panels, int depth, int group, float* out,
     int out_stride) {
     for (int p = 0; p < num_panels;) {
-        Panel* at = panels + p;
+        const Panel* at = panels + p;
         float* to = out + p * PANEL;
-        const bool pair = p + 2 <= num_panels && rows <= (LANES == 16 ? MAX_ROWS : 3);
+        const bool pair = p + 2 <= num_panels && rows <= PAIR_ROWS;
 #define ORCA_ROWS(ROWS)                                                                                  \
     case ROWS:                                                                                           \
         if (pair)                                                                                        \
-            multiply<Panel, ROWS, (ROWS <= 3 || LANES == 16) ? 2 : 1, CONTINUES>(                        \
+            multiply<Panel, ROWS, ROWS <= PAIR_ROWS ? 2 : 1, CONTINUES>(                        \
                 a, stride, at, depth, group, to, out_stride);                                            \
         else                                                                                             \
             multiply<Panel, ROWS, 1, CONTINUES>(a, stride, at, depth, group, to, out_stride);            \
@@ -78,13 +82,14 @@ inline void in_groups(int rows, Work&& work) {
 
 // Decode a whole panel to fp32, [depth][16].
 template <class Panel>
-inline void decode(Panel panel, int depth, int group, float* out) {
+inline void decode(const Panel& panel, int depth, int group, float* out) {
     for (int first = 0, g = 0; first < depth; first += group, g++) {
-        panel.begin(g);
-        for (int k = first; k < std::min(depth, first + group); k++) {
-            vf row[VECS];
-            panel.read(k, row);
-            for (int v = 0; v < VECS; v++) store(out + (int64_t)k * PANEL + v * LANES, row[v]);
+        const auto shared = panel.group(g);
+        for (int k = first; k < std::min(depth, first + group); k += Panel::STEP) {
+            vf rows[Panel::STEP][VECS];
+            panel.read(k, shared, rows);
+            for (int j = 0; j < Panel::STEP * VECS; j++)
+                store(out + (int64_t)k * PANEL + j * LANES, rows[j / VECS][j % VECS]);
         }
     }
 }

@@ -5,6 +5,7 @@
 // spin and then sleep: where other processes want the cores, a spinning waiter takes time from the thread it waits for.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
 #include <vector>
@@ -80,10 +81,16 @@ class Team {
     }
 
     // Called by every thread of `run` alike: `work(i)` for 0 <= i < count, each on whichever thread claims it; returns
-    // when all are done.
+    // when all are done. A claim is of a share of what is left, so that claims are few and the last ones small.
     template <class Work>
     void for_each(int count, Work&& work) {
-        for (int i; (i = claimed.fetch_add(1, std::memory_order_relaxed)) < count;) work(i);
+        int first = claimed.load(std::memory_order_relaxed);
+        while (first < count) {
+            const int stop = first + std::max(1, (count - first) / (2 * size));
+            if (!claimed.compare_exchange_weak(first, stop, std::memory_order_relaxed)) continue;
+            for (int i = first; i < stop; i++) work(i);
+            first = claimed.load(std::memory_order_relaxed);
+        }
         barrier();
     }
 

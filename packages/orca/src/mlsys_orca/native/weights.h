@@ -24,27 +24,22 @@ struct Matrix {
     int32_t panels() const { return (columns + PANEL - 1) / PANEL; }
 };
 
-struct F32Panel {
-    const float* weights;
-    F32Panel(const Matrix& m, int panel) : weights((const float*)m.codes + (int64_t)panel * m.depth * PANEL) {}
-    explicit F32Panel(const float* weights) : weights(weights) {}
-    void begin(int) {}
-    void read(int row, vf* out) const {
-        for (int v = 0; v < VECS; v++) out[v] = load(weights + (int64_t)row * PANEL + v * LANES);
+// A panel is read a step at a time, STEP rows at once, with what its group of rows shares (`Group`) in registers.
+template <class T>
+struct FloatPanel {
+    static constexpr int STEP = 1;
+    struct Group {};
+    const T* weights;
+    FloatPanel(const Matrix& m, int panel) : weights((const T*)m.codes + (int64_t)panel * m.depth * PANEL) {}
+    explicit FloatPanel(const T* weights) : weights(weights) {}
+    Group group(int) const { return {}; }
+    void read(int row, const Group&, vf (&out)[1][VECS]) const {
+        for (int v = 0; v < VECS; v++) out[0][v] = load(weights + (int64_t)row * PANEL + v * LANES);
     }
     void prefetch(int row) const { __builtin_prefetch(weights + (int64_t)row * PANEL); }
 };
-
-struct Bf16Panel {
-    const uint16_t* weights;
-    Bf16Panel(const Matrix& m, int panel) : weights((const uint16_t*)m.codes + (int64_t)panel * m.depth * PANEL) {}
-    explicit Bf16Panel(const uint16_t* weights) : weights(weights) {}
-    void begin(int) {}
-    void read(int row, vf* out) const {
-        for (int v = 0; v < VECS; v++) out[v] = load(weights + (int64_t)row * PANEL + v * LANES);
-    }
-    void prefetch(int row) const { __builtin_prefetch(weights + (int64_t)row * PANEL); }
-};
+using F32Panel = FloatPanel<float>;
+using Bf16Panel = FloatPanel<uint16_t>;
 
 // Two rows beside each other, [depth / 2][16][2]: for the instruction that multiplies pairs of bf16 by pairs. The input's
 // rows are rounded to bf16 as well.
@@ -54,51 +49,61 @@ struct PairsPanel {
     vu read(int pair, int v) const { return load_as<vu>(weights + ((int64_t)pair * PANEL + v * LANES) * 2); }
 };
 
-// What the quantised kinds share: the group's scale and offset are read once per group.
-struct Groups {
+// weight = scale * code + offset, rounded once.
+struct Scaled {
+    vf scale[VECS], offset[VECS];
+    vf decode(vf code, int v) const { return fma(scale[v], code, offset[v]); }
+};
+
+struct Scales {
     const char* scales;
     const char* offsets;
     const bool has_halves;
-    vf scale[VECS], offset[VECS] = {};
-    Groups(const Matrix& m, int panel) : has_halves(m.has_halves) {
+    Scales(const Matrix& m, int panel) : has_halves(m.has_halves) {
         const int64_t first = (int64_t)panel * (m.depth / m.group) * row_size();
         scales = (const char*)m.scales + first;
         offsets = m.offsets ? (const char*)m.offsets + first : nullptr;
     }
-    void begin(int group) {
-        read_row(scales + group * row_size(), scale);
-        if (offsets) read_row(offsets + group * row_size(), offset);
+    Scaled group(int number) const {
+        Scaled out;
+        for (int v = 0; v < VECS; v++) {
+            out.scale[v] = read_row(scales + number * row_size(), v);
+            out.offset[v] = offsets ? read_row(offsets + number * row_size(), v) : vf{};
+        }
+        return out;
     }
-    vf decode(vf code, int v) const { return scale[v] * code + offset[v]; }  // two roundings, as QuantizedMatrix
 
   private:
     int64_t row_size() const { return PANEL * (has_halves ? 2 : 4); }
-    void read_row(const char* from, vf* out) const {
-        for (int v = 0; v < VECS; v++)
-            out[v] = has_halves ? load_halves((const uint16_t*)from + v * LANES) : load((const float*)from + v * LANES);
+    vf read_row(const char* from, int v) const {
+        return has_halves ? load_halves((const uint16_t*)from + v * LANES) : load((const float*)from + v * LANES);
     }
 };
 
-struct Int8Panel : Groups {
+struct Int8Panel : Scales {
+    static constexpr int STEP = 1;
+    using Group = Scaled;
     const int8_t* codes;
     Int8Panel(const Matrix& m, int panel)
-        : Groups(m, panel), codes((const int8_t*)m.codes + (int64_t)panel * m.depth * PANEL) {}
-    void read(int row, vf* out) const {
-        for (int v = 0; v < VECS; v++) out[v] = decode(load(codes + (int64_t)row * PANEL + v * LANES), v);
+        : Scales(m, panel), codes((const int8_t*)m.codes + (int64_t)panel * m.depth * PANEL) {}
+    void read(int row, const Group& group, vf (&out)[1][VECS]) const {
+        for (int v = 0; v < VECS; v++) out[0][v] = group.decode(load(codes + (int64_t)row * PANEL + v * LANES), v);
     }
     void prefetch(int row) const { __builtin_prefetch(codes + (int64_t)row * PANEL); }
 };
 
 // Two rows share their bytes: the even row has the low halves. Codes are 0 to 15.
-struct Int4Panel : Groups {
+struct Int4Panel : Scales {
+    static constexpr int STEP = 2;
+    using Group = Scaled;
     const uint8_t* codes;
     Int4Panel(const Matrix& m, int panel)
-        : Groups(m, panel), codes((const uint8_t*)m.codes + (int64_t)panel * (m.depth / 2) * PANEL) {}
-    void read(int row, vf* out) const {
+        : Scales(m, panel), codes((const uint8_t*)m.codes + (int64_t)panel * (m.depth / 2) * PANEL) {}
+    void read(int row, const Group& group, vf (&out)[2][VECS]) const {
         for (int v = 0; v < VECS; v++) {
-            vu bytes = load_bytes(codes + (int64_t)(row / 2) * PANEL + v * LANES);
-            vu code = (bytes >> (4 * (row % 2))) & 15;
-            out[v] = decode(__builtin_convertvector((vi)code, vf), v);
+            const vu bytes = load_bytes(codes + (int64_t)(row / 2) * PANEL + v * LANES);
+            out[0][v] = group.decode(__builtin_convertvector((vi)(bytes & 15), vf), v);
+            out[1][v] = group.decode(__builtin_convertvector((vi)(bytes >> 4), vf), v);
         }
     }
     void prefetch(int row) const { __builtin_prefetch(codes + (int64_t)(row / 2) * PANEL); }
