@@ -48,11 +48,16 @@ LONG = {"rope_type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}
         ("gemma2", SHAPE | {"hidden_activation": "quick_gelu"}, "activation 'quick_gelu'"),
     ],
 )
-def test_a_directory_is_refused_before_its_weights_are_looked_for(
-    tmp_path: Path, architecture: str, raw: dict[str, Any], message: str
+def test_a_configuration_is_refused_by_the_family_that_lacks_it(
+    architecture: str, raw: dict[str, Any], message: str
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(raw | {"model_type": architecture}))  # and nothing else
     with pytest.raises(InvalidInputError, match=message):
+        model_family(architecture).from_huggingface(raw)
+
+
+def test_a_directory_is_refused_before_its_weights_are_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(OPT | {"model_type": "opt", "quantization_config": {"bits": 8}}))
+    with pytest.raises(InvalidInputError, match="quantised by other tools"):
         load_model(tmp_path)
 
 

@@ -6,6 +6,8 @@ Second stage of loading such a directory; :func:`mlsys_orca.loading.load.load_mo
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,12 @@ from mlsys_orca.chat_template import ChatTemplate
 from mlsys_orca.loading.checkpoint import Progress, WeightForm
 from mlsys_orca.loading.loaded import GenerationDefaults, LoadedModel
 from mlsys_orca.loading.safetensors_file import SafetensorsDirectory
-from mlsys_orca.models import model_family
+from mlsys_orca.models import ARCHITECTURES, model_family
+from mlsys_orca.models.config import ModelConfig, UnsupportedModelError
+from mlsys_orca.models.decoder import DecoderModel
 from mlsys_orca.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
 
 
 def load_huggingface(
@@ -35,11 +41,9 @@ def load_huggingface(
         InvalidInputError: a file is missing or damaged, or the model needs something that is not implemented.
     """
     raw = _read_json(path / "config.json")
-    architecture = raw.get("model_type")
-    if not isinstance(architecture, str):
+    if not isinstance(raw.get("model_type"), str):
         raise InvalidInputError(f"{path / 'config.json'} names no model_type")
-    family = model_family(architecture)
-    config = family.from_huggingface(raw)
+    config, load = _route(path, raw)
     generation = _read_json(path / "generation_config.json", optional=True)
     options = _read_json(path / "tokenizer_config.json", optional=True)
     tokenizer = _tokenizer(path, options, end_ids=generation.get("eos_token_id", raw.get("eos_token_id")))
@@ -47,9 +51,7 @@ def load_huggingface(
     return LoadedModel(
         name=path.name,
         config=config,
-        model=family.load(
-            config, SafetensorsDirectory(path), dtype=dtype, device=device, weights=weights, progress=progress
-        ),
+        model=load(dtype=dtype, device=device, weights=weights, progress=progress),
         tokenizer=tokenizer,
         chat_template=ChatTemplate(template, special_tokens=tokenizer.special_tokens) if template else None,
         generation=GenerationDefaults(
@@ -58,6 +60,32 @@ def load_huggingface(
             top_p=generation.get("top_p") if generation.get("do_sample") else None,
         ),
     )
+
+
+def _route(path: Path, raw: dict[str, Any]) -> tuple[ModelConfig, Callable[..., DecoderModel]]:
+    """Who runs the model, a family of ours or ``transformers``: its configuration, and what loads it."""
+    architecture = raw["model_type"]
+    missing = f"the architecture {architecture!r}"
+    if architecture in ARCHITECTURES:
+        try:
+            family = model_family(architecture)
+            config = family.from_huggingface(raw)
+        except UnsupportedModelError as error:
+            missing = error.what
+        else:
+            _log.info("%s runs by our own forward for %s", path.name, architecture)
+            return config, lambda **options: family.load(config, SafetensorsDirectory(path), **options)
+    from mlsys_orca.loading.fallback import open_fallback
+
+    try:
+        fallback = open_fallback(path, raw)
+    except UnsupportedModelError as error:
+        raise InvalidInputError(
+            f"{path} can't be served: no forward of ours has {missing}, and through transformers it would need "
+            f"{error.what}, which is not implemented"
+        ) from error
+    _log.info("%s runs through transformers, which is slower: no forward of ours has %s", path.name, missing)
+    return fallback.config, fallback.load
 
 
 def _read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:

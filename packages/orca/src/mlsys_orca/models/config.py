@@ -23,6 +23,18 @@ _ACTIVATIONS = {
 }
 
 
+class UnsupportedModelError(InvalidInputError):
+    """A model needs what one way of running it does not have; another way may.
+
+    Args:
+        what: The part, as a noun.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"this model needs {what}, which is not implemented; loading it would give wrong text")
+        self.what = what
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """What a decoder needs to know of itself; a family reads the fields that its checkpoints can set."""
@@ -88,7 +100,7 @@ def activation_name(name: object) -> str:
     """What ``name``, an activation as files spell it, is called here.
 
     Raises:
-        InvalidInputError: it is not implemented.
+        UnsupportedModelError: it is not implemented.
 
     Example:
         >>> activation_name("gelu_new")
@@ -104,7 +116,7 @@ def refuse(refused: bool, what: str) -> None:
     """Stop the loading of a model that needs ``what``, if it does.
 
     Raises:
-        InvalidInputError: ``refused`` is true.
+        UnsupportedModelError: ``refused`` is true.
     """
     if refused:
-        raise InvalidInputError(f"this model needs {what}, which is not implemented; loading it would give wrong text")
+        raise UnsupportedModelError(what)

@@ -1,0 +1,128 @@
+"""A directory whose architecture no family of ours runs: judged, then loaded through ``transformers``.
+
+The other branch of :mod:`mlsys_orca.loading.huggingface`. No code from the directory is run, nothing is downloaded, and
+pickled weights are refused as everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from mlsys_core.errors import InvalidInputError
+
+from mlsys_orca.loading.checkpoint import Progress, WeightForm
+from mlsys_orca.loading.safetensors_file import SafetensorsDirectory
+from mlsys_orca.models.attention import AttentionOptions
+from mlsys_orca.models.config import ModelConfig
+from mlsys_orca.models.transformers_attention import RAGGED, register
+from mlsys_orca.models.transformers_config import read_transformers_config
+from mlsys_orca.models.transformers_decoder import TransformersDecoder
+from mlsys_orca.models.transformers_layout import attention_layout
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """A directory that ``transformers`` can run for us. Owner: the loader, while it loads."""
+
+    path: Path
+    source: Any  # transformers' configuration
+    config: ModelConfig
+    options: tuple[AttentionOptions, ...]  # by layer
+
+    def load(
+        self,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        weights: WeightForm = "float",
+        progress: Progress | None = None,
+    ) -> TransformersDecoder:
+        """Read the weights, and see that the model computes what it does with its own attention.
+
+        Args:
+            dtype: Of weights, keys and values.
+            device: Where to put them.
+            weights: How matrices are kept.
+            progress: Called when all are read; ``transformers`` says no more.
+
+        Raises:
+            InvalidInputError: weights are missing, misshapen, left over or pickled, or the comparison fails.
+        """
+        if weights in ("int8", "int4"):
+            raise InvalidInputError(
+                f"{self.path} runs through transformers, whose weights are not quantised here: load it with "
+                "weights='float'"
+            )
+        import transformers
+
+        from_pretrained: Any = transformers.AutoModelForCausalLM.from_pretrained
+        files = SafetensorsDirectory(self.path)
+        with _no_progress_bar():
+            module, found = from_pretrained(
+                self.path,
+                config=self.source,
+                attn_implementation=RAGGED,
+                dtype=dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+        for kind in ("missing_keys", "mismatched_keys", "unexpected_keys", "error_msgs"):
+            if names := sorted(map(str, found.get(kind) or ())):
+                more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+                raise InvalidInputError(
+                    f"{self.path}: its weights and its configuration do not belong together, "
+                    f"{kind.replace('_', ' ')}: {names[0]}{more}"
+                )
+        module.to(device).eval()
+        decoder = TransformersDecoder(module, self.config, options=self.options, dtype=dtype, device=device)
+        decoder.verify()
+        if progress:
+            nbytes = sum(map(files.nbytes, files.names))
+            progress(nbytes, nbytes)
+        return decoder
+
+
+def open_fallback(path: Path, raw: Mapping[str, Any]) -> Fallback:
+    """Judge the model in directory ``path``, whose ``config.json`` is ``raw``, before a weight is read.
+
+    Raises:
+        UnsupportedModelError: the ragged attention and the K/V cache can't run it; the message names the part.
+        MissingDependencyError: ``transformers`` is not installed.
+    """
+    source, max_positions = read_transformers_config(path, raw)
+    register()
+    layout = attention_layout(source, max_positions)
+    config = ModelConfig(
+        architecture=source.model_type,
+        vocab_size=source.vocab_size,
+        hidden_size=source.hidden_size,
+        intermediate_size=getattr(source, "intermediate_size", None) or 4 * source.hidden_size,
+        num_layers=len(layout.options),
+        num_heads=layout.num_heads,
+        num_kv_heads=layout.num_kv_heads,
+        head_dim=layout.head_dim,
+        max_positions=max_positions,
+        norm_eps=getattr(source, "rms_norm_eps", None) or 1e-5,
+    )
+    return Fallback(path, source, config, layout.options)
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    import transformers
+
+    logging: Any = transformers.utils.logging
+    shows = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shows:
+            logging.enable_progress_bar()
