@@ -1,58 +1,35 @@
-"""``mlsys orca``: serve a language model, or talk to it."""
+"""``mlsys orca``: serve a language model, talk to it, or measure it."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from mlsys_core.errors import InvalidInputError
 
-if TYPE_CHECKING:
-    from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.cli_bench import app as bench
+from mlsys_orca.cli_embed import embed
+from mlsys_orca.cli_options import DEFAULT_MODEL, Dtype, Threads, load, num_threads_of
 
 app = typer.Typer(no_args_is_help=True)
+app.add_typer(bench, name="bench")
+app.command()(embed)
 
 Model = Annotated[str, typer.Argument(help="A name from 'mlsys models list', a GGUF file, or a model directory.")]
-Dtype = Annotated[str | None, typer.Option(help="fp32 or bf16; by default what suits this CPU.")]
-Threads = Annotated[
-    int, typer.Option(min=0, help="Threads of the model's operators; 0: all cores this process may use.")
-]
 MaxModelLen = Annotated[
     int | None, typer.Option(min=2, help="Tokens of prompt and answer; by default the model's own.")
 ]
-DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+_PROMISES = {
+    True: "native kernels: a request gets the same bits in any batch",
+    False: "torch's operators: a request's last digits may depend on its batch",
+}
 
 
 @app.callback()
 def orca() -> None:
     """Serve language models with iteration-level scheduling, OpenAI-compatible."""
-
-
-def num_threads_of(threads: int) -> int:
-    """``threads``, or all cores this process may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return threads or cores
-
-
-def load(model: str, dtype: str | None) -> LoadedModel:
-    """Resolve and load ``model`` with a progress bar on stderr."""
-    from mlsys_core.config import settings
-    from mlsys_core.models import resolve_model
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
-
-    path: Path = resolve_model(model, settings().cache_dir)
-    console = Console(stderr=True)
-    columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn()]
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(f"loading {path.name}", total=None)
-        from mlsys_orca.loading.load import load_model  # here: the bar shows while torch is imported
-
-        return load_model(
-            path, dtype=dtype, progress=lambda done, total: progress.update(task, completed=done, total=total)
-        )
 
 
 @app.command()
@@ -70,6 +47,10 @@ def serve(
         typer.Option(help="Scheduling policy: orca, paged, chunked, request-level, or one that a plugin registered."),
     ] = "orca",
     kv_tokens: Annotated[int | None, typer.Option(min=16, help="K/V slots; by default what fits the memory.")] = None,
+    batch_invariant: Annotated[
+        bool,
+        typer.Option("--batch-invariant", help="Refuse a model whose answers would depend on what it is batched with."),
+    ] = False,
     api_key: Annotated[
         list[str] | None,
         typer.Option(envvar="MLSYS_ORCA_API_KEY", help="A key clients must send; repeat for several. None: open."),
@@ -107,6 +88,7 @@ def serve(
         max_model_len=max_model_len,
         num_threads=num_threads_of(threads),
         policy=policy,
+        batch_invariant=batch_invariant,
     )
     service = make_service(loaded, name or model_name(model), config)
 
@@ -118,6 +100,7 @@ def serve(
             f"{config.num_threads} threads)\n"
             f"  context {engine.max_model_len} tokens, {slots} K/V slots ({engine.kv_nbytes / 2**20:.0f} MiB), "
             f"up to {max_batch_size} requests per iteration, policy {policy}\n"
+            f"  {_PROMISES[engine.is_batch_invariant]}\n"
             f"  documentation at {address.url}/docs, metrics at {address.url}/metrics; Ctrl-C ends it\n\n"
             f"  curl {address.url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
             f'    -d \'{{"model": "{service.name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}\'\n',

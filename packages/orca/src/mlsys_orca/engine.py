@@ -42,6 +42,7 @@ class EngineConfig:
     num_threads: int = 1  # of the model's operators
     policy: str = DEFAULT_POLICY  # the scheduling policy's registered name
     policy_options: Mapping[str, Any] = field(default_factory=dict)  # keywords of the policy's own
+    batch_invariant: bool = False  # refuse a model whose numbers would depend on what it is batched with
 
 
 def plan_kv_tokens(loaded: LoadedModel, config: EngineConfig, available_nbytes: int) -> int:
@@ -104,11 +105,18 @@ class Engine:
             options=config.policy_options,
         )
         self.policy = config.policy
+        self._has_encoder = loaded.config.encoder is not None
         book = getattr(scheduler, "book", None)
         self.book = book if isinstance(book, RequestBook) else None  # to be read; None: the policy keeps none
         model = loaded.model
+        self.is_batch_invariant = isinstance(model, NativeDecoder)
         if isinstance(model, NativeDecoder):
             model = model.with_threads(config.num_threads)
+        elif config.batch_invariant:
+            raise InvalidInputError(
+                f"{loaded.name} runs in torch's operators, whose sums depend on the number of rows: only native models "
+                "give a request the same bits in any batch"
+            )
         kv_cache = new_kv_cache(model, num_blocks=self.block_tables.num_blocks)
         self.kv_nbytes = kv_cache.nbytes
         # One worker: an iteration runs in the loop's own thread, and requests join between iterations in any case.
@@ -152,6 +160,11 @@ class Engine:
             InvalidInputError: the request can never be served, or its id is in use.
             ServingError: the engine stopped, or the iteration failed.
         """
+        if (request.num_encoder_tokens > 0) != self._has_encoder:
+            raise InvalidInputError(
+                f"an encoder is to read {request.num_encoder_tokens} tokens of request {request.request_id!r}; this "
+                f"model has {'an encoder that needs some' if self._has_encoder else 'none'}"
+            )
         items: asyncio.Queue[SampledToken | Finished[Any]] = asyncio.Queue()
         self._streams.open(request.request_id, asyncio.get_running_loop(), items.put_nowait)
         is_finished = False

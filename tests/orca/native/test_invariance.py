@@ -1,0 +1,104 @@
+"""What a request gets does not depend on neighbours, chunks, preemption or shared prefixes: logits, to the bit."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.plugins import installed_plugins
+from mlsys_core.serving import WorkerId
+from mlsys_orca.batch import IterationBatch
+from mlsys_orca.block_tables import BlockTables
+from mlsys_orca.engine import Engine, EngineConfig
+from mlsys_orca.loading.load import load_model
+from mlsys_orca.models.decoder import ForwardInputs
+from mlsys_orca.native.decoder import NativeDecoder, new_kv_cache
+from mlsys_orca.runner import Runner
+from mlsys_orca.schedulers.policy import make_scheduler
+from mlsys_orca.schedulers.request import GenerationRequest
+from torch import Tensor
+
+FORMS = {"fp32": ("fp32", "float"), "bf16": ("bf16", "float"), "int8": ("fp32", "int8"), "int4": ("bf16", "int4")}
+POLICIES: dict[str, dict[str, Any]] = {
+    "orca": {},
+    "paged": {},
+    "chunked": {"max_batch_tokens": 11},
+    "request-level": {"lockstep": False},
+}
+
+
+class Listening:
+    """A native model that keeps the logits of every token it was asked for, by request and position."""
+
+    def __init__(self, model: NativeDecoder) -> None:
+        self.config, self.dtype, self.device = model.config, model.dtype, model.device
+        self.model = model
+        self.heard: dict[tuple[str, int], list[Tensor]] = {}
+
+    def __call__(self, inputs: ForwardInputs, kv_cache: Any) -> Tensor:
+        logits = self.model(inputs, kv_cache)
+        for request, row in zip(inputs.batch.sampled, logits, strict=True):
+            self.heard.setdefault((request.request_id, request.context_len), []).append(row.clone())
+        return logits
+
+
+def serve(model: NativeDecoder, policy: str, requests: list[GenerationRequest], *, num_blocks: int) -> Listening:
+    """Run ``requests``, one more admitted every other iteration, over few blocks; returns what was heard."""
+    listening = Listening(model)
+    runner = Runner(listening, new_kv_cache(model, num_blocks=num_blocks))
+    scheduler = make_scheduler(
+        policy,
+        installed_plugins().registry,
+        block_tables=BlockTables(num_blocks=num_blocks),
+        max_batch_size=5,
+        max_model_len=96,
+        options=POLICIES[policy],
+    )
+    waiting, iteration = list(requests), 0
+    while waiting or scheduler.num_unfinished:
+        if waiting and (iteration % 2 == 0 or not scheduler.num_unfinished):
+            scheduler.add(waiting.pop(0), now=float(iteration))
+        batch = scheduler.next_batch(WorkerId(0), now=float(iteration))
+        iteration += 1
+        if isinstance(batch, IterationBatch):
+            scheduler.complete(batch, runner.run(batch), now=float(iteration))
+    return listening
+
+
+def some_requests() -> list[GenerationRequest]:
+    rng = random.Random(4)
+    shared = [rng.randrange(32) for _ in range(33)]
+    prompts = [shared[: rng.randrange(34)] + [rng.randrange(32) for _ in range(rng.randrange(1, 20))] for _ in range(9)]
+    return [
+        GenerationRequest(request_id=str(i), prompt_token_ids=tuple(prompt), max_new_tokens=rng.randrange(1, 24))
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_request_gets_the_same_bits_under_any_policy_and_in_any_batch(make_gguf: Any, form: str, policy: str) -> None:
+    dtype, weights = FORMS[form]
+    model = load_model(make_gguf(), dtype=dtype, weights=weights, backend="native").model  # type: ignore[arg-type]
+    assert isinstance(model, NativeDecoder)
+    requests = some_requests()
+    alone: dict[tuple[str, int], Tensor] = {}
+    for request in requests:
+        heard = serve(model.with_threads(2), "orca", [request], num_blocks=6).heard
+        alone |= {key: rows[0] for key, rows in heard.items()}
+    # Few blocks: under paged and chunked, requests are preempted and prefixes shared.
+    together = serve(model, policy, requests, num_blocks=10).heard
+    assert together.keys() == alone.keys()
+    for key, rows in together.items():
+        for row in rows:
+            assert torch.equal(row, alone[key]), key
+
+
+def test_an_engine_that_must_be_invariant_refuses_a_model_that_is_not(make_gguf: Any) -> None:
+    config = EngineConfig(batch_invariant=True, max_batch_size=1)
+    assert Engine(load_model(make_gguf()), config, available_nbytes=2**30).is_batch_invariant
+    with pytest.raises(InvalidInputError, match="only native models"):
+        Engine(load_model(make_gguf(), backend="torch"), config, available_nbytes=2**30)
