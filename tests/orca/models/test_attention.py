@@ -1,5 +1,8 @@
+from dataclasses import replace
+
 import pytest
 import torch
+from mlsys_core.errors import InvalidInputError
 from mlsys_orca.models.attention import AttentionOptions, ragged_attention
 from mlsys_orca.models.decoder import AttentionSpan
 from torch import Tensor
@@ -12,29 +15,41 @@ OPTIONS = [
     AttentionOptions(window=7),
     AttentionOptions(softcap=1.5),
     AttentionOptions(scale=0.6, softcap=1.5, window=4),
+    AttentionOptions(is_causal=False),
+    AttentionOptions(is_causal=False, softcap=1.5),
 ]
+REACH = 3
 
 
 def reference(query: Tensor, keys: Tensor, values: Tensor, context_len: int, options: AttentionOptions) -> Tensor:
-    """Attention written out: row i of n sees the first context_len - n + i + 1 keys, or the window's last of them."""
+    """Attention written out: row i of n sees the first context_len - n + i + 1 keys, or the window's last, or all."""
     num_rows, num_heads, head_dim = query.shape
     group = num_heads // keys.shape[1]
     out = torch.empty_like(query)
     for row in range(num_rows):
-        stop = context_len - num_rows + row + 1
+        position = context_len - num_rows + row
+        stop = position + 1 if options.is_causal else context_len
         seen = slice(max(0, stop - (options.window or stop)), stop)
         for head in range(num_heads):
             scores = keys[seen, head // group] @ query[row, head] * (options.scale or head_dim**-0.5)
             if options.softcap:
                 scores = options.softcap * (scores / options.softcap).tanh()
+            if options.bias is not None:
+                distances = [min(max(key - position, -REACH), REACH) for key in range(*seen.indices(context_len))]
+                scores = scores + torch.stack([options.bias[head, REACH + distance] for distance in distances])
             out[row, head] = scores.softmax(-1) @ values[seen, head // group]
     return out.flatten(1)
 
 
+@pytest.mark.parametrize("is_biased", [False, True])
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (6, 2), (9, 3), (4, 1)])
-def test_each_request_sees_its_own_past(num_heads: int, num_kv_heads: int, options: AttentionOptions) -> None:
+def test_each_request_sees_its_own_past(
+    num_heads: int, num_kv_heads: int, options: AttentionOptions, is_biased: bool
+) -> None:
     generator = torch.Generator().manual_seed(num_heads)
+    if is_biased:
+        options = replace(options, bias=torch.randn(num_heads, 2 * REACH + 1, generator=generator))
     keys, values = torch.randn(2, 64, num_kv_heads, 16, generator=generator)
     scattered = torch.tensor([40, 3, 41, 7, 55, 50, 9])
     rows_and_slots = [
@@ -61,3 +76,16 @@ def test_slots_of_others_are_never_read() -> None:
     keys[2:5] = 1
     spans = [AttentionSpan(0, 1, 3, slice(2, 5)), AttentionSpan(1, 3, 3, torch.tensor([4, 2, 3]))]
     assert not ragged_attention(torch.ones(3, 4, 4), keys, keys, spans).isnan().any()
+
+
+def test_keys_need_not_be_a_cache() -> None:
+    """Rows attend to a matrix of others: a decoder's to an encoder's."""
+    query, keys, values = torch.randn(3, 2, 4), torch.randn(5, 2, 4), torch.randn(5, 2, 4)
+    options = AttentionOptions(is_causal=False)
+    found = ragged_attention(query, keys, values, [AttentionSpan(0, 3, 5, slice(0, 5))], options)
+    assert torch.allclose(found, reference(query, keys, values, 5, options), atol=1e-5)
+
+
+def test_a_window_goes_with_causal_attention() -> None:
+    with pytest.raises(InvalidInputError, match="window"):
+        AttentionOptions(window=4, is_causal=False)

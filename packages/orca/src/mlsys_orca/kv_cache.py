@@ -80,6 +80,10 @@ class KVCache:
         """Bytes of all keys and values."""
         return self._keys.nbytes + self._values.nbytes
 
+    def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """A layer's keys and values, each [num_slots, num_kv_heads, head_dim]."""
+        return self._keys[layer], self._values[layer]
+
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Store this iteration's keys and values and return all of the layer's.
 
@@ -92,7 +96,7 @@ class KVCache:
         Returns:
             The layer's keys and values, each [num_slots, num_kv_heads, head_dim].
         """
-        keys, values = self._keys[layer], self._values[layer]
+        keys, values = self.of_layer(layer)
         keys.index_copy_(0, slots, key)
         values.index_copy_(0, slots, value)
         return keys, values

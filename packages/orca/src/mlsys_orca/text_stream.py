@@ -36,7 +36,7 @@ async def stream_text(
         InvalidInputError: the request can never be served.
         ServingError: the engine stopped or failed.
     """
-    detokenizer = Detokenizer(tokenizer, prompt_ids=request.prompt_token_ids)
+    detokenizer = Detokenizer(tokenizer, prompt_ids=request.prompt_token_ids[request.num_encoder_tokens :])
     stop = StopStringFilter(stop_strings)
     async with aclosing(engine.generate(request)) as items:
         async for item in items:

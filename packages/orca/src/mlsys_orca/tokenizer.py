@@ -6,12 +6,14 @@ encodes prompts, and by each client's stream, which turns tokens to text as they
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 import tokenizers
 from mlsys_core.errors import InvalidInputError
 
+_UNTYPED = "\uf8ff"  # a character for private use: a piece that begins with it is found in no text
 REPLACEMENT = "\ufffd"  # what decoding puts for bytes that are no complete character
 
 
@@ -50,29 +52,54 @@ class Tokenizer:
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
         """The same rules, but the text of control tokens is text (a switch of the backend, so a backend of its own)."""
-        plain = tokenizers.Tokenizer(self._backend.model)
+        plain = tokenizers.Tokenizer(self._model_for_text())
         for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
             setattr(plain, part, getattr(self._backend, part))
-        # All of them, in order, since tokens beyond the model's vocabulary are numbered as they come.
-        plain.add_tokens([token for _, token in sorted(self._backend.get_added_tokens_decoder().items())])
+        # In order, since tokens beyond the model's vocabulary are numbered as they come.
+        added = sorted(self._backend.get_added_tokens_decoder().items())
+        plain.add_tokens([token for _, token in added if not (token.special and token.content in self._hidden)])
         plain.encode_special_tokens = True
         return plain
 
-    def encode(self, text: str, *, allow_special: bool = False, add_bos: bool = False) -> list[int]:
+    @cached_property
+    def _hidden(self) -> frozenset[str]:
+        """Control tokens that a Unigram model would find in any text, since they are among its pieces."""
+        model = self._backend.model
+        if not isinstance(model, tokenizers.models.Unigram):
+            return frozenset()
+        return frozenset(text for text in self.control_tokens if model.token_to_id(text) is not None)
+
+    def _model_for_text(self) -> tokenizers.models.Model:
+        model: tokenizers.models.Model = self._backend.model
+        if not self._hidden:
+            return model
+        state = json.loads(self._backend.to_str())["model"]
+        pieces = [(_UNTYPED + piece if piece in self._hidden else piece, score) for piece, score in state["vocab"]]
+        return tokenizers.models.Unigram(pieces, state["unk_id"], state.get("byte_fallback", False))
+
+    def encode(
+        self, text: str, *, allow_special: bool = False, add_bos: bool = False, max_tokens: int | None = None
+    ) -> list[int]:
         """Token ids of ``text``.
 
         Args:
             text: Any text.
             allow_special: Whether the text of a control token (``<|im_end|>``) is that token. Leave False for text from
                 outside, which could otherwise forge turns; True for what a template rendered.
-            add_bos: Add what the model's file says a bare prompt starts with, if anything. A rendered chat has it
-            already.
+            add_bos: Add what the model's file says goes around a bare prompt, if anything: a mark before it, or one
+                after it (T5), or both (BERT). A rendered chat has it already.
+            max_tokens: What is longer, marks included, loses the end of the text.
 
         Raises:
             InvalidInputError: ``text`` holds a lone surrogate, so it is no Unicode text.
         """
         try:
-            return (self._backend if allow_special else self._plain).encode(text, add_special_tokens=add_bos).ids
+            backend = self._backend if allow_special else self._plain
+            if max_tokens is None:
+                return backend.encode(text, add_special_tokens=add_bos).ids
+            encoding = backend.encode(text, add_special_tokens=False)
+            encoding.truncate(max(0, max_tokens - (backend.num_special_tokens_to_add(is_pair=False) if add_bos else 0)))
+            return backend.post_process(encoding, add_special_tokens=add_bos).ids
         except (UnicodeError, TypeError) as error:
             raise InvalidInputError(f"the text cannot be encoded: {error}; send valid Unicode") from error
 

@@ -14,6 +14,7 @@ from mlsys_core.errors import InvalidInputError
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
+from mlsys_orca.loading.gguf_unigram import unigram_from_gguf
 from mlsys_orca.tokenizer import Tokenizer
 
 _CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
@@ -54,16 +55,18 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer that a file's metadata describes.
 
     Raises:
-        InvalidInputError: the vocabulary is of another kind than byte-level BPE, its pre-tokenizer is unknown, or its
+        InvalidInputError: the vocabulary is neither byte-level BPE nor Unigram, its pre-tokenizer is unknown, or its
             fields are missing or inconsistent.
     """
 
     def get(key: str, default: Any = None) -> Any:
         return metadata.get(f"tokenizer.ggml.{key}", default)
 
-    if (kind := get("model")) != "gpt2":
+    if (kind := get("model")) == "t5":
+        return unigram_from_gguf(metadata)
+    if kind != "gpt2":
         raise InvalidInputError(
-            f"the file's tokenizer is of kind {kind!r}; only byte-level BPE ('gpt2') is supported in GGUF. "
+            f"the file's tokenizer is of kind {kind!r}; byte-level BPE ('gpt2') and Unigram ('t5') are supported. "
             "Load the model's Hugging Face directory instead: its tokenizer.json spells every rule"
         )
     name = get("pre", "default")

@@ -19,12 +19,14 @@ from mlsys_orca.chat_template import ChatTemplate
 from mlsys_orca.loading.checkpoint import Progress, WeightForm
 from mlsys_orca.loading.loaded import GenerationDefaults, LoadedModel
 from mlsys_orca.loading.safetensors_file import SafetensorsDirectory
-from mlsys_orca.models import ARCHITECTURES, model_family
+from mlsys_orca.models import ARCHITECTURES, ENCODERS, model_family
 from mlsys_orca.models.config import ModelConfig, UnsupportedModelError
 from mlsys_orca.models.decoder import DecoderModel
 from mlsys_orca.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
+# What a decoder that follows an encoder begins and ends with: generation_config.json overrules config.json.
+_BEGINS = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
 
 
 def load_huggingface(
@@ -40,13 +42,13 @@ def load_huggingface(
     Raises:
         InvalidInputError: a file is missing or damaged, or the model needs something that is not implemented.
     """
-    raw = _read_json(path / "config.json")
+    raw = read_json(path / "config.json")
     if not isinstance(raw.get("model_type"), str):
         raise InvalidInputError(f"{path / 'config.json'} names no model_type")
-    config, load = _route(path, raw)
-    generation = _read_json(path / "generation_config.json", optional=True)
-    options = _read_json(path / "tokenizer_config.json", optional=True)
-    tokenizer = _tokenizer(path, options, end_ids=generation.get("eos_token_id", raw.get("eos_token_id")))
+    generation = read_json(path / "generation_config.json", optional=True)
+    config, load = _route(path, raw | {key: generation[key] for key in _BEGINS if generation.get(key) is not None})
+    options = read_json(path / "tokenizer_config.json", optional=True)
+    tokenizer = read_tokenizer(path, options, end_ids=generation.get("eos_token_id", raw.get("eos_token_id")))
     template = _template_source(path, options)
     return LoadedModel(
         name=path.name,
@@ -65,6 +67,11 @@ def load_huggingface(
 def _route(path: Path, raw: dict[str, Any]) -> tuple[ModelConfig, Callable[..., DecoderModel]]:
     """Who runs the model, a family of ours or ``transformers``: its configuration, and what loads it."""
     architecture = raw["model_type"]
+    if architecture in ENCODERS and not raw.get("is_decoder"):
+        raise InvalidInputError(
+            f"{path} holds an encoder ({architecture}), which writes no text; for embeddings: mlsys orca embed, "
+            "or mlsys_orca.embedding.load_encoder"
+        )
     missing = f"the architecture {architecture!r}"
     if architecture in ARCHITECTURES:
         try:
@@ -88,7 +95,12 @@ def _route(path: Path, raw: dict[str, Any]) -> tuple[ModelConfig, Callable[..., 
     return fallback.config, fallback.load
 
 
-def _read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    """The object in ``path``; an empty one if it is ``optional`` and there is no such file.
+
+    Raises:
+        InvalidInputError: the file is missing, or holds no JSON object.
+    """
     if not path.is_file():
         if optional:
             return {}
@@ -102,7 +114,17 @@ def _read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     return value
 
 
-def _tokenizer(path: Path, options: dict[str, Any], *, end_ids: object) -> Tokenizer:
+def read_tokenizer(path: Path, options: dict[str, Any], *, end_ids: object = None) -> Tokenizer:
+    """The tokenizer of directory ``path``.
+
+    Args:
+        path: Holds a ``tokenizer.json``.
+        options: Its ``tokenizer_config.json``.
+        end_ids: The ids or the id that end a generation, beside the tokenizer's own, as the file states them.
+
+    Raises:
+        InvalidInputError: there is no ``tokenizer.json``, or it is damaged.
+    """
     file = path / "tokenizer.json"
     if not file.is_file():
         raise InvalidInputError(

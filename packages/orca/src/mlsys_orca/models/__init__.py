@@ -1,4 +1,4 @@
-"""The model families Orca runs with a forward of its own, one file each.
+"""The model families Orca runs with a forward of its own, one file each: those that write text, and encoders.
 
 Grow by adding a file and a line here. Imports no torch: the families are lazy references.
 """
@@ -11,6 +11,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.lazy import resolve
 
 if TYPE_CHECKING:
+    from mlsys_orca.models.encoder_family import EncoderFamily
     from mlsys_orca.models.family import Family
 
 # What a file calls its architecture (GGUF general.architecture, config.json model_type) -> the family that runs it.
@@ -22,10 +23,24 @@ ARCHITECTURES: dict[str, str] = {
     "llama": "mlsys_orca.models.llama:FAMILY",
     "mistral": "mlsys_orca.models.mistral:FAMILY",
     "mixtral": "mlsys_orca.models.mixtral:FAMILY",
+    "mt5": "mlsys_orca.models.t5:FAMILY",
     "opt": "mlsys_orca.models.opt:FAMILY",
     "phi3": "mlsys_orca.models.phi3:FAMILY",
     "qwen2": "mlsys_orca.models.qwen2:FAMILY",
     "qwen3": "mlsys_orca.models.qwen3:FAMILY",
+    "t5": "mlsys_orca.models.t5:FAMILY",
+    "umt5": "mlsys_orca.models.t5:FAMILY",
+}
+
+
+# The same for encoders, which give texts as vectors (mlsys_orca.embedding).
+ENCODERS: dict[str, str] = {
+    "bert": "mlsys_orca.models.bert:FAMILY",
+    "camembert": "mlsys_orca.models.bert:ROBERTA",
+    "distilbert": "mlsys_orca.models.distilbert:FAMILY",
+    "mpnet": "mlsys_orca.models.mpnet:FAMILY",
+    "roberta": "mlsys_orca.models.bert:ROBERTA",
+    "xlm-roberta": "mlsys_orca.models.bert:ROBERTA",
 }
 
 
@@ -44,4 +59,18 @@ def model_family(architecture: str) -> Family:
             f"the architecture {architecture!r} is not supported; supported are {', '.join(sorted(ARCHITECTURES))}"
         )
     family: Family = resolve(ARCHITECTURES[architecture])
+    return family
+
+
+def encoder_family(architecture: str) -> EncoderFamily:
+    """The family that runs the encoder ``architecture``.
+
+    Raises:
+        InvalidInputError: none does; the message lists those that are supported.
+    """
+    if architecture not in ENCODERS:
+        raise InvalidInputError(
+            f"the encoder {architecture!r} is not supported; supported are {', '.join(sorted(ENCODERS))}"
+        )
+    family: EncoderFamily = resolve(ENCODERS[architecture])
     return family

@@ -1,4 +1,4 @@
-"""The shape of a decoder-only transformer: what a family's class, the K/V cache and the engine need to know of it.
+"""The shape of a decoder, and of an encoder before it: what a family, the K/V cache and the engine need to know.
 
 Between the readers (:mod:`.huggingface_config`, :mod:`.gguf_config` and the families' own), which fill a
 :class:`ModelConfig` before any weight is read, and everything that runs the model. Whatever would change the result and
@@ -36,6 +36,30 @@ class UnsupportedModelError(InvalidInputError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RelativePositions:
+    """Positions as T5 has them: scores gain a learned number, by head and by the distance's bucket."""
+
+    num_buckets: int  # of a table; where keys may lie on both sides, each side has half of them
+    max_distance: int  # tokens; from here on all distances share the last bucket
+    by_layer: bool = False  # every layer has a table of its own; False: the first one's is everybody's
+
+    def __post_init__(self) -> None:
+        if self.num_buckets < 4 or self.num_buckets % 4 or self.max_distance <= self.num_buckets // 2:
+            raise InvalidInputError(
+                f"{self.num_buckets} buckets for distances up to {self.max_distance} leave none to share: their number "
+                "must be a multiple of 4, and half of it below the distance"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderPart:
+    """What an encoder-decoder has before its decoder. The encoder shares the decoder's widths and heads."""
+
+    num_layers: int
+    start_token_ids: tuple[int, ...]  # what the decoder begins with; a prompt is the encoder's tokens, then these
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """What a decoder needs to know of itself; a family reads the fields that its checkpoints can set."""
 
@@ -65,6 +89,7 @@ class ModelConfig:
     attention_scale: float | None = None  # multiplies the scores; None: head_dim ** -0.5
     attention_softcap: float | None = None  # scores pass softcap * tanh(score / softcap); None: as they are
     logit_softcap: float | None = None  # as above, of the logits
+    logit_scale: float = 1.0  # multiplies the states that enter the head
 
     parallel_residual: bool = False  # attention and MLP read the same state, and are added to it together
     post_norm: bool = False  # a layer normalises what leaves its two residual sums, not what enters its two branches
@@ -73,6 +98,9 @@ class ModelConfig:
 
     num_experts: int = 0  # MLPs per layer that a router chooses from; 0: one MLP, no router
     num_chosen_experts: int = 0  # MLPs that each token passes
+
+    relative_positions: RelativePositions | None = None  # None: positions are rotary or learned
+    encoder: EncoderPart | None = None  # None: a decoder alone
 
     def __post_init__(self) -> None:
         if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:

@@ -90,6 +90,9 @@ class ModelService:
         *,
         num_logprobs: int | None,
     ) -> Generation:
+        encoder, num_encoder_tokens = self.loaded.config.encoder, 0
+        if encoder is not None:
+            prompt, num_encoder_tokens = [*prompt, *encoder.start_token_ids], len(prompt)
         room = self.engine.max_model_len - len(prompt)
         if room < 1 or (max_new_tokens or 1) > room:
             raise HttpError(
@@ -111,6 +114,7 @@ class ModelService:
             max_new_tokens=max_new_tokens or room,
             sampling=sampling,
             stop_token_ids=self.loaded.tokenizer.eos_ids,
+            num_encoder_tokens=num_encoder_tokens,
         )
         deltas = stream_text(self.engine, self.loaded.tokenizer, request, stop_strings=body.stop_strings)
         return Generation(request.request_id, int(time.time()), request, deltas)

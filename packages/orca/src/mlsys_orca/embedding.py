@@ -1,0 +1,215 @@
+"""Texts to vectors: BERT-like encoders over packed batches.
+
+Unlike a generation, an embedding is one pass, so there is nothing to schedule between iterations: texts are packed one
+after the other into batches of a bounded number of tokens, without padding, and each batch runs once. What a text gets
+does not depend on the texts beside it, but for rounding.
+
+    >>> encoder = load_encoder("all-MiniLM-L6-v2")  # doctest: +SKIP
+    >>> encoder.embed(["Plants need light.", "So do we."]).shape  # doctest: +SKIP
+    torch.Size([2, 384])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from mlsys_core.errors import InvalidInputError
+from torch import Tensor
+from torch.nn import functional
+
+from mlsys_orca.loading.checkpoint import Progress
+from mlsys_orca.loading.huggingface import read_json, read_tokenizer
+from mlsys_orca.loading.load import DTYPES, default_dtype
+from mlsys_orca.loading.pooling import Pooling, PoolingMode, read_pooling
+from mlsys_orca.loading.safetensors_file import SafetensorsDirectory
+from mlsys_orca.models import encoder_family
+from mlsys_orca.models.encoder import Encoder, spans_of
+from mlsys_orca.models.encoder_family import EncoderConfig
+from mlsys_orca.tokenizer import Tokenizer
+
+DEFAULT_BATCH_TOKENS = 4096  # more gives products nothing, and takes memory
+
+
+def pack(lengths: Sequence[int], max_batch_tokens: int) -> Iterator[range]:
+    """Cut texts into batches, in order: as many as fit each, and at least one.
+
+    Args:
+        lengths: Tokens of each text.
+        max_batch_tokens: Tokens of a batch; a longer text is a batch by itself.
+
+    Example:
+        >>> list(pack([3, 4, 9, 1, 2], 8))
+        [range(0, 2), range(2, 3), range(3, 5)]
+    """
+    start = num_tokens = 0
+    for index, length in enumerate(lengths):
+        if index > start and num_tokens + length > max_batch_tokens:
+            yield range(start, index)
+            start, num_tokens = index, 0
+        num_tokens += length
+    if lengths:
+        yield range(start, len(lengths))
+
+
+class TextEncoder:
+    """An encoder with its tokenizer and pooling. One caller at a time.
+
+    Args:
+        name: Of its directory.
+        config: The encoder's shape.
+        encoder: Its forward.
+        tokenizer: Puts the encoder's marks around a text.
+        pooling: What makes a vector of a text's states.
+    """
+
+    def __init__(
+        self, name: str, *, config: EncoderConfig, encoder: Encoder, tokenizer: Tokenizer, pooling: Pooling
+    ) -> None:
+        self.name = name
+        self.config = config
+        self.pooling = pooling
+        self.max_tokens = min(pooling.max_tokens or config.max_positions, config.max_positions)
+        self._encoder = encoder
+        self._tokenizer = tokenizer
+
+    @property
+    def dimension(self) -> int:
+        """Numbers of a vector."""
+        return self.config.hidden_size
+
+    def tokenize(self, text: str, *, truncate: bool = False) -> list[int]:
+        """The token ids of ``text``, the encoder's marks among them.
+
+        Args:
+            text: Any; the model's prompt, if it has one, goes before it.
+            truncate: Whether a text of more than ``max_tokens`` loses its end, as with sentence-transformers.
+
+        Raises:
+            InvalidInputError: it is too long, and not to be cut; or it is no valid Unicode.
+        """
+        limit = self.max_tokens if truncate else None
+        token_ids = self._tokenizer.encode(self.pooling.prompt + text, add_bos=True, max_tokens=limit)
+        self._check(token_ids)
+        return token_ids
+
+    def embed(
+        self,
+        inputs: Sequence[str | Sequence[int]],
+        *,
+        truncate: bool = False,
+        max_batch_tokens: int = DEFAULT_BATCH_TOKENS,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Tensor:
+        """The vectors of texts.
+
+        Args:
+            inputs: Texts, or their token ids as :meth:`tokenize` gives them.
+            truncate: As :meth:`tokenize`'s; token ids are never cut.
+            max_batch_tokens: Tokens that run at a time; a longer text runs by itself.
+            progress: Called with the texts done so far and those in all.
+
+        Returns:
+            fp32 [len(inputs), dimension], on the CPU.
+
+        Raises:
+            InvalidInputError: a text is empty of tokens or too long, or a token id is not in the vocabulary.
+        """
+        texts: list[Sequence[int]] = []
+        for item in inputs:
+            if not isinstance(item, str):
+                self._check(item)
+            texts.append(self.tokenize(item, truncate=truncate) if isinstance(item, str) else item)
+        vectors = torch.empty(len(texts), self.dimension)
+        for batch in pack([len(text) for text in texts], max_batch_tokens):
+            vectors[batch.start : batch.stop] = self._run(texts[batch.start : batch.stop])
+            if progress:
+                progress(batch.stop, len(texts))
+        return vectors
+
+    def _check(self, token_ids: Sequence[int]) -> None:
+        if not 1 <= len(token_ids) <= self.max_tokens:
+            raise InvalidInputError(
+                f"a text has {len(token_ids)} tokens; {self.name} takes from 1 to {self.max_tokens}: "
+                "split it, or have it truncated"
+            )
+        if min(token_ids) < 0 or max(token_ids) >= self.config.vocab_size:
+            raise InvalidInputError(
+                f"token ids from {min(token_ids)} to {max(token_ids)} are not all in the vocabulary of "
+                f"{self.config.vocab_size} tokens"
+            )
+
+    @torch.inference_mode()
+    def _run(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        lengths = torch.tensor([len(text) for text in texts])
+        token_ids = torch.tensor([token_id for text in texts for token_id in text])
+        positions = torch.cat([torch.arange(len(text)) for text in texts])
+        device = self._encoder.embedding.table.device
+        states = self._encoder(token_ids.to(device), positions.to(device), spans_of(lengths.tolist())).float().cpu()
+        starts = lengths.cumsum(0) - lengths
+        if self.pooling.mode == "cls":
+            vectors = states[starts]
+        else:
+            owners = torch.repeat_interleave(torch.arange(len(texts)), lengths)
+            vectors = states.new_zeros(len(texts), self.dimension).index_add_(0, owners, states) / lengths[:, None]
+        return functional.normalize(vectors, dim=1) if self.pooling.normalize else vectors
+
+
+def load_encoder(
+    path: Path | str,
+    *,
+    dtype: str | None = None,
+    device: str = "cpu",
+    pooling: PoolingMode | None = None,
+    normalize: bool | None = None,
+    progress: Progress | None = None,
+) -> TextEncoder:
+    """Load an encoder from a Hugging Face directory, of sentence-transformers or not.
+
+    Args:
+        path: Holds ``config.json``, safetensors and ``tokenizer.json``; what it holds of ``modules.json`` and the files
+            that names is obeyed.
+        dtype: ``"fp32"`` or ``"bf16"``, to compute in; None: what suits the device.
+        device: A torch device.
+        pooling: ``"cls"`` or ``"mean"``; None: what the directory says, else the mean.
+        normalize: Whether vectors get length 1; None: what the directory says, else not.
+        progress: Called with the bytes of weights read so far and those in all.
+
+    Raises:
+        InvalidInputError: a file is missing or damaged, or the model needs something that is not implemented.
+
+    Example:
+        >>> load_encoder("all-MiniLM-L6-v2").embed([[101, 7592, 102]]).shape  # doctest: +SKIP
+        torch.Size([1, 384])
+    """
+    where = Path(path).expanduser()
+    if dtype is not None and dtype not in DTYPES:
+        raise InvalidInputError(f"the dtype {dtype!r} is not known; {', '.join(DTYPES)} are")
+    if not where.is_dir():
+        raise InvalidInputError(f"{where} is no directory; encoders are read from Hugging Face directories")
+    steps = read_pooling(where)
+    steps = replace(
+        steps,
+        mode=steps.mode if pooling is None else pooling,
+        normalize=steps.normalize if normalize is None else normalize,
+    )
+    files = where / steps.encoder
+    raw = read_json(files / "config.json")
+    family = encoder_family(str(raw.get("model_type")))
+    config = family.from_huggingface(raw)
+    target = torch.device(device)
+    return TextEncoder(
+        where.name,
+        config=config,
+        encoder=family.load(
+            config,
+            SafetensorsDirectory(files),
+            dtype=DTYPES[dtype or default_dtype(target)],
+            device=target,
+            progress=progress,
+        ),
+        tokenizer=read_tokenizer(files, read_json(files / "tokenizer_config.json", optional=True)),
+        pooling=steps,
+    )
