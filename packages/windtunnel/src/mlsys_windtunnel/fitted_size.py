@@ -49,8 +49,8 @@ def _size_of_estimator(estimator: Any, seen: set[int]) -> FittedSize:
     if (tree := vars(estimator).get("tree_")) is not None:  # scikit-learn's decision trees
         num_splits = int(tree.node_count - tree.n_leaves)
         return FittedSize(num_splits + int(tree.n_leaves) * int(tree.value[0].size), 1, int(tree.n_leaves))
-    if type(estimator).__module__.startswith("lightgbm.") and hasattr(estimator, "booster_"):
-        return _size_of_booster(estimator.booster_)
+    if (boosted := _size_of_boosted(estimator)) is not None:
+        return boosted
     size = FittedSize()
     for rounds in vars(estimator).get("_predictors", ()):  # scikit-learn's histogram gradient boosting
         for predictor in rounds:
@@ -96,8 +96,17 @@ def _size_of_value(value: Any, seen: set[int]) -> FittedSize:
     return FittedSize()
 
 
-def _size_of_booster(booster: Any) -> FittedSize:
-    """LightGBM's trees: one number a leaf and one a split."""
-    lines = booster.model_to_string().splitlines()
-    leaves = [int(line.removeprefix("num_leaves=")) for line in lines if line.startswith("num_leaves=")]
-    return FittedSize(sum(2 * count - 1 for count in leaves), len(leaves), sum(leaves))
+def _size_of_boosted(estimator: Any) -> FittedSize | None:
+    """Trees that LightGBM, XGBoost and CatBoost keep to themselves: one number a split and those of each leaf."""
+    package = type(estimator).__module__.partition(".")[0]
+    if package == "lightgbm" and hasattr(estimator, "booster_"):
+        lines = estimator.booster_.model_to_string().splitlines()
+        leaves = [int(line.removeprefix("num_leaves=")) for line in lines if line.startswith("num_leaves=")]
+    elif package == "xgboost" and hasattr(estimator, "get_booster"):
+        leaves = [tree.count("leaf=") for tree in estimator.get_booster().get_dump()]
+    elif package == "catboost" and hasattr(estimator, "get_tree_leaf_counts"):
+        leaves = estimator.get_tree_leaf_counts().tolist()
+        return FittedSize(sum(leaves) - len(leaves) + len(estimator.get_leaf_values()), len(leaves), sum(leaves))
+    else:
+        return None
+    return FittedSize(sum(2 * count - 1 for count in leaves if count), len(leaves), sum(leaves))

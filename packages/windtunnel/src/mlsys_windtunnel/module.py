@@ -80,7 +80,7 @@ class WindTunnelModule(nn.Module):
             return result
         for method in ("predict_proba", "decision_function", "transform", "predict"):
             if method in predictor.answers:
-                return predictor.answer(result, method)
+                return predictor.table(result, method)
         return result
 
     def __getattr__(self, name: str) -> Any:
@@ -99,15 +99,7 @@ class WindTunnelModule(nn.Module):
         elif predictor.outputs and name in predictor.answers:
             return self._method_of_outputs(name, predictor)
         elif name in predictor.answers:
-            convert = {
-                "predict": predictor.prediction,
-                "predict_proba": predictor.probabilities,
-                "predict_log_proba": predictor.log_probabilities,
-                "decision_function": predictor.decision,
-                "score_samples": predictor.samples,
-                "transform": predictor.features,
-            }
-            return lambda x: self._run(x, convert[name])
+            return lambda x: self._run(x, lambda scores: predictor.answer(scores, name))
         raise AttributeError(f"the source of this module has no {name}")
 
     def _method_of_outputs(self, name: str, predictor: PredictorModule) -> Callable[[Table], Any]:

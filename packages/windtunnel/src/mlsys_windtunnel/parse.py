@@ -38,7 +38,7 @@ def parse_pipeline(estimator: object) -> PipelineGraph:
             "save the fitted pipeline object itself"
         )
     _check_fitted(estimator, type(estimator).__name__)
-    names = _attribute(as_fitted(estimator), "feature_names_in_")
+    names = _column_names(as_fitted(estimator))
     width = _attribute(as_fitted(estimator), "n_features_in_")
     parser = _Parser()
     source = Value("input", None if width is None else int(width))
@@ -163,6 +163,15 @@ def _attribute(estimator: object, name: str) -> Any:
         return getattr(estimator, name, None)
     except Exception:  # noqa: BLE001  foreign code
         return None
+
+
+def _column_names(estimator: object) -> Any:
+    """Of the columns that the pipeline was fitted on; None if they had none."""
+    names = _attribute(estimator, "feature_names_in_")
+    if names is None and type(estimator).__module__.startswith("catboost."):  # which has its own word, and numbers
+        names = _attribute(estimator, "feature_names_")
+        return None if names == [str(place) for place in range(len(names or ()))] else names
+    return names
 
 
 def _check_fitted(estimator: object, name: str) -> None:

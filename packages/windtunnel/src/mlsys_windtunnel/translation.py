@@ -47,12 +47,12 @@ def translate(
     """
     graph = parse_pipeline(fitted)
     modules, lookups, foreign = _convert(graph, registry or default_registry())
-    host = host_operators(graph, foreign, set(lookups))
+    host = host_operators(graph, set(foreign), set(lookups))
     translated = [operator for operator in graph.operators if operator.name not in host]
     if graph.output.name not in {operator.output.name for operator in translated}:
-        names = sorted({operator.source or operator.name for operator in graph.operators if operator.name in foreign})
+        reasons = "; ".join(sorted(set(foreign.values()))) or "no converter for an empty pipeline"
         raise InvalidInputError(
-            f"the last operator cannot be translated: no converter for {', '.join(names) or 'an empty pipeline'}; "
+            f"the last operator cannot be translated: {reasons}; "
             "register one with mlsys_register_converters, or see the coverage page for what is supported"
         )
     wires, frontier = _wire(translated, lookups)
@@ -64,15 +64,15 @@ def translate(
 
 def _convert(
     graph: PipelineGraph, registry: ConverterRegistry
-) -> tuple[dict[str, OperatorModule], dict[str, Converted], set[str]]:
-    """Modules by operator name, the operators with a look-up, and the names of foreign operators."""
+) -> tuple[dict[str, OperatorModule], dict[str, Converted], dict[str, str]]:
+    """By operator name: modules, what has a look-up, and why the others are foreign."""
     modules: dict[str, OperatorModule] = {}
     lookups: dict[str, Converted] = {}
-    foreign: set[str] = set()
+    foreign: dict[str, str] = {}
     for operator in graph.operators:
-        converted = _convert_one(operator, registry)
-        if converted is None:
-            foreign.add(operator.name)
+        converted = convert_operator(operator, registry)
+        if isinstance(converted, str):
+            foreign[operator.name] = converted
             continue
         modules[operator.name] = converted.module
         if converted.lookup is not None:
@@ -80,8 +80,8 @@ def _convert(
     return modules, lookups, foreign
 
 
-def _convert_one(operator: Operator, registry: ConverterRegistry) -> Converted | None:
-    """One operator; None if there is no converter for it."""
+def convert_operator(operator: Operator, registry: ConverterRegistry) -> Converted | str:
+    """One operator, or why it stays as it is."""
     if operator.kind is Kind.SELECT:
         return Converted(Select(operator.columns or ()))
     if operator.kind is Kind.CONCATENATE:
@@ -92,11 +92,13 @@ def _convert_one(operator: Operator, registry: ConverterRegistry) -> Converted |
     is_combiner = operator.kind is Kind.COMBINE
     converter = registry.find_combiner(operator.source) if is_combiner else registry.find(operator.source)
     if converter is None:
-        return None
+        return f"no converter for {operator.source}"
     converted = converter(operator.estimator)
     if isinstance(converted, OperatorModule):
         converted = Converted(converted)
-    return converted if converted is not None and _answers(converted.module, operator.methods) else None
+    if isinstance(converted, Converted) and _answers(converted.module, operator.methods):
+        return converted
+    return f"the converter of {operator.source} declines {getattr(converted, 'what', 'an option')}"
 
 
 def _answers(module: OperatorModule, methods: tuple[str, ...]) -> bool:

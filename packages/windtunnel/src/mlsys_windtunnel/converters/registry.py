@@ -1,8 +1,9 @@
 """What a converter is, and how the one for an estimator is found.
 
-A converter is a function ``(fitted estimator) -> OperatorModule | Converted | None``; None declines (it has an option
-that the converter does not know), and the operator stays foreign. Built-in ones are in the table; a plugin
-adds its own with ``mlsys_register_converters``. Look-up is by exact class, since a subclass may compute something else.
+A converter is a function ``(fitted estimator) -> OperatorModule | Converted | Declined | None``; with the last two it
+declines (the estimator has an option that it does not know), and the operator stays foreign. Built-in ones are in the
+table; a plugin adds its own with ``mlsys_register_converters``. Look-up is by exact class, since a subclass may compute
+something else.
 """
 
 from __future__ import annotations
@@ -35,7 +36,14 @@ class Converted:
     num_codes: int | None = None  # columns that ``lookup`` gives
 
 
-Converter = Callable[[Any], OperatorModule | Converted | None]
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """A converter's answer to an estimator that it cannot reproduce."""
+
+    what: str  # "linear leaves": what it has that the converter does not know
+
+
+Converter = Callable[[Any], OperatorModule | Converted | Declined | None]
 
 
 @dataclass(frozen=True, slots=True)

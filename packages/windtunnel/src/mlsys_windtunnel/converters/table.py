@@ -174,6 +174,16 @@ ENTRIES: tuple[Entry, ...] = (
         },
     ),
     *_family(
+        "catboost",
+        "catboost.core",
+        {
+            "CatBoost": "catboost_values",
+            "CatBoostClassifier": "catboost_classifier",
+            "CatBoostRanker": "catboost_values",
+            "CatBoostRegressor": "catboost_regressor",
+        },
+    ),
+    *_family(
         "trees_boosted",
         "sklearn.ensemble",
         {

@@ -37,11 +37,16 @@ class MixedLookup:
                 codes = vocabulary.codes(cells)
                 table[:, place] = np.where(codes == UNKNOWN, np.nan, codes)
             else:
-                table[:, place] = _numbers(cells, column)
+                table[:, place] = numbers(cells, column)
         return table
 
 
-def _numbers(cells: npt.NDArray[Any], column: int) -> npt.NDArray[np.float64]:
+def numbers(cells: npt.NDArray[Any], column: int) -> npt.NDArray[np.float64]:
+    """A column's numbers, NaN where it is missing.
+
+    Raises:
+        InvalidInputError: it holds text.
+    """
     try:
         if cells.dtype == object:
             cells = np.where(np.frompyfunc(is_missing, 1, 1)(cells).astype(bool), np.nan, cells)

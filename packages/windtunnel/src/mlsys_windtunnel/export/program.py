@@ -60,7 +60,7 @@ class Answers(nn.Module):
             return (self.pipeline(x),)
         scores = self.pipeline.network(x)
         predictor = self.pipeline.predictor
-        return tuple(scores if predictor is None else predictor.answer(scores, name) for name in self.methods)
+        return tuple(scores if predictor is None else predictor.table(scores, name) for name in self.methods)
 
 
 def default_methods(module: WindTunnelModule) -> list[str]:
@@ -106,6 +106,7 @@ def describe(module: WindTunnelModule, names: Sequence[str]) -> str:
             "format": FORMAT,
             "version": VERSION,
             "answers": list(names),
+            "flat": _flat(module, names),
             "classes": writer.write(list(predictor.classes) if predictor is not None else []),
             "outputs": writer.write([list(labels) for labels in predictor.outputs] if predictor is not None else []),
             "dtype": str(module.dtype).removeprefix("torch."),
@@ -117,15 +118,26 @@ def describe(module: WindTunnelModule, names: Sequence[str]) -> str:
     )
 
 
+def _flat(module: WindTunnelModule, names: Sequence[str]) -> list[str]:
+    """The answers that the source gives as one number a row, not as a table."""
+    predictor = module.predictor
+    if predictor is None:
+        return []
+    with torch.inference_mode():
+        scores = module.network(example(module, 2))
+    return [name for name in names if name != MAIN and predictor.answer(scores, name).ndim == 1]
+
+
 @dataclass(frozen=True)
 class ExportedPipeline:
     """A program with the host's part: raw rows in, answers out. Its methods are those that the file holds.
 
-    ``predict``, ``predict_proba``, ... take and give what the source's do; a column of one number comes flat.
+    ``predict``, ``predict_proba``, ... take and give what the source's do.
     """
 
     program: Program  # packed table of ``dtype`` to the answers
     answers: tuple[str, ...]
+    flat: frozenset[str]  # those of one number a row
     classes: tuple[object, ...]
     outputs: tuple[tuple[object, ...], ...]  # the labels of each output, of a classifier of several
     dtype: str  # numpy's name
@@ -152,8 +164,7 @@ class ExportedPipeline:
             return self._of_outputs(method, result)
         if method == "predict" and self.classes:
             result = self.classes_[result]
-        is_table = method in ("predict_proba", "predict_log_proba", "transform", MAIN)
-        return result if is_table or result.shape[1] != 1 else result[:, 0]
+        return result[:, 0] if method in self.flat else result
 
     def _of_outputs(self, method: str, result: npt.NDArray[Any]) -> Any:
         """Labels side by side, or a list of probabilities."""
@@ -192,6 +203,7 @@ def restore(description: str, program: Program, path: Path) -> ExportedPipeline:
         return ExportedPipeline(
             program=program,
             answers=tuple(map(str, fields["answers"])),
+            flat=frozenset(map(str, fields["flat"])),
             classes=tuple(reader.read(fields["classes"])),
             outputs=tuple(map(tuple, reader.read(fields["outputs"]))),
             dtype=str(np.dtype(fields["dtype"])),

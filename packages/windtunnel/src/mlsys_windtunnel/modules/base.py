@@ -66,26 +66,26 @@ class PredictorModule(OperatorModule):
         raise InvalidInputError(f"{type(self).__name__} has no prediction")
 
     def answer(self, scores: Tensor, method: str) -> Tensor:
-        """What ``method`` of the source answers, as a table of at least two dimensions; labels are class indices."""
-        if method == "predict_proba":
-            result = self.probabilities(scores)
-        elif method == "predict_log_proba":
-            result = self.log_probabilities(scores)
-        elif method == "decision_function":
-            result = self.decision(scores)
-        elif method == "score_samples":
-            result = self.samples(scores)
-        elif method == "transform":
-            result = self.features(scores)
-        elif method == "labels" and self.classes:
-            result = scores.new_tensor(self.classes)[self.prediction(scores)]
-        else:
-            result = self.prediction(scores)
+        """What ``method`` of the source answers, in its shape; labels are class indices."""
+        convert = {
+            "predict_proba": self.probabilities,
+            "predict_log_proba": self.log_probabilities,
+            "decision_function": self.decision,
+            "score_samples": self.samples,
+            "transform": self.features,
+        }
+        if method == "labels" and self.classes:
+            return scores.new_tensor(self.classes)[self.prediction(scores)]
+        return convert.get(method, self.prediction)(scores)
+
+    def table(self, scores: Tensor, method: str) -> Tensor:
+        """As :meth:`answer`, of two dimensions at least."""
+        result = self.answer(scores, method)
         return result.unsqueeze(1) if result.ndim == 1 else result
 
     def side_by_side(self, scores: Tensor, methods: Sequence[str], *, dtype: torch.dtype) -> Tensor:
         """Several answers as one table of floats, as they flow on within the graph."""
-        tables = [self.answer(scores, method) for method in methods]
+        tables = [self.table(scores, method) for method in methods]
         tables = [table if table.is_floating_point() else table.to(dtype) for table in tables]
         return tables[0] if len(tables) == 1 else torch.cat(tables, dim=1)
 

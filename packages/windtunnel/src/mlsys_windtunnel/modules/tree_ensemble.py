@@ -207,5 +207,6 @@ def _float32_below(values: Floats) -> Floats:
     """The largest float32 that is no larger, as float64."""
     with np.errstate(over="ignore"):
         nearest = values.astype(np.float32)
-    below: Floats = np.where(nearest > values, np.nextafter(nearest, np.float32(-np.inf)), nearest).astype(np.float64)
+        lower = np.nextafter(nearest, np.float32(-np.inf))
+    below: Floats = np.where(nearest > values, lower, nearest).astype(np.float64)
     return below

@@ -181,7 +181,8 @@ def _rounded_to_float32(x: Tensor) -> Tensor:
     is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     if is_traced or torch.is_grad_enabled() or x.device.type != "cpu" or x.dtype != torch.float64:
         return x.to(torch.float32).to(x.dtype)
-    return torch.from_numpy(x.numpy().astype(np.float32).astype(np.float64))
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, as it does in torch
+        return torch.from_numpy(x.numpy().astype(np.float32).astype(np.float64))
 
 
 def cheapest_layout(ensemble: TreeEnsemble) -> Layout:
