@@ -21,6 +21,24 @@ def test_impossible_parts_are_refused(tokens: tuple[int, ...], computed: int) ->
 
 
 @pytest.mark.parametrize(
+    ("num_tokens", "computed", "is_whole"), [(3, 0, False), (2, 1, False), (1, 3, False), (4, 0, True)]
+)
+def test_what_an_encoder_reads_is_not_split(num_tokens: int, computed: int, is_whole: bool) -> None:
+    builder = BatchBuilder()
+
+    def add() -> None:
+        tokens = (1,) * num_tokens
+        builder.add("a", tokens, num_computed_tokens=computed, block_table=(0,), sampling=None, num_encoder_tokens=3)
+
+    if not is_whole:
+        with pytest.raises(InvalidInputError, match="its first 3 tokens, all at once"):
+            add()
+        return
+    add()
+    assert builder.build().requests[0].num_encoder_tokens == 3
+
+
+@pytest.mark.parametrize(
     ("field", "value"),
     [
         ("temperature", -0.1),

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import tokenizers
 import torch
+from mlsys_core.errors import InvalidInputError
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.serving import SimulatedExecutor, simulate
-from mlsys_orca.batch import SampledToken, SamplingParams
+from mlsys_orca.batch import BatchBuilder, SampledToken, SamplingParams
 from mlsys_orca.block_tables import BlockTables
+from mlsys_orca.engine import EngineConfig
 from mlsys_orca.kv_cache import KVCache
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.models.decoder import ForwardInputs
 from mlsys_orca.models.encoder_decoder import EncoderDecoder
+from mlsys_orca.openai.render import collect
+from mlsys_orca.openai.requests import ChatCompletionRequest, CompletionRequest, Message
 from mlsys_orca.runner import Runner
 from mlsys_orca.schedulers.policy import make_scheduler
 from mlsys_orca.schedulers.request import GenerationRequest
+from mlsys_orca.server import make_service
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -53,13 +61,13 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def write_checkpoint(path: Path, name: str) -> Any:
+def write_checkpoint(path: Path, name: str, **more: Any) -> Any:
     """A directory as transformers saves one; those with a head of their own have it in the file, as Flan-T5 does."""
     import transformers
 
     family, changes = CASES[name]
     torch.manual_seed(11)
-    config = getattr(transformers, f"{family}Config")(**(SHAPE | changes))
+    config = getattr(transformers, f"{family}Config")(**(SHAPE | changes | more))
     model = transformers.AutoModelForSeq2SeqLM.from_config(config).eval()  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
@@ -169,3 +177,173 @@ def test_answers_are_those_of_transformers(checkpoint: tuple[LoadedModel, Any], 
     for number, (prompt, answer) in enumerate(zip(PROMPTS, expected, strict=True)):
         ours = torch.tensor([token.logprob for token in found[str(number)]])
         assert torch.allclose(ours, log_probabilities(reference, prompt, answer), atol=1e-4, rtol=0)
+
+
+def all_log_probabilities(loaded: LoadedModel, prompt: list[int], answer: list[int]) -> Tensor:
+    """As :func:`log_probabilities`, by ours, all rows in one iteration."""
+    builder = BatchBuilder()
+    builder.add(
+        "a",
+        [*prompt, START, *answer[:-1]],
+        num_computed_tokens=0,
+        block_table=tuple(range(8)),
+        sampling=SamplingParams(),
+        num_encoder_tokens=len(prompt),
+    )
+    batch = builder.build()
+    cache = KVCache(loaded.config, num_blocks=8, dtype=loaded.model.dtype)
+    rows = range(len(prompt), batch.num_tokens)
+    with torch.inference_mode():
+        logits = loaded.model(ForwardInputs(batch, block_size=cache.block_size, device="cpu", wanted=rows), cache)
+    return logits.log_softmax(-1).gather(1, torch.tensor(answer)[:, None])[:, 0]
+
+
+def convert_to_gguf(model: Any, path: Path) -> Path:
+    """What llama.cpp's converter writes of a T5, with a small Unigram vocabulary."""
+    config = model.config
+    writer = gguf.GGUFWriter(path, "t5")
+    writer.add_context_length(64)
+    writer.add_embedding_length(config.d_model)
+    writer.add_feed_forward_length(config.d_ff)
+    writer.add_block_count(config.num_layers)
+    writer.add_decoder_block_count(config.num_decoder_layers)
+    writer.add_head_count(config.num_heads)
+    writer.add_key_length(config.d_kv)
+    writer.add_value_length(config.d_kv)
+    writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+    writer.add_relative_attn_buckets_count(config.relative_attention_num_buckets)
+    writer.add_decoder_start_token_id(config.decoder_start_token_id)
+    writer.add_tokenizer_model("t5")
+    writer.add_token_list(["<pad>", "</s>", "<unk>", *(f"▁w{number}" for number in range(3, VOCAB))])
+    writer.add_token_scores([0.0, 0.0, 0.0, *(-1.0 - number / VOCAB for number in range(3, VOCAB))])
+    writer.add_token_types([3, 3, 2] + [1] * (VOCAB - 3))
+    writer.add_eos_token_id(1)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.T5, config.num_layers)
+    for name, values in model.state_dict().items():
+        if name != "shared.weight" and torch.equal(values, model.shared.weight):
+            continue  # the same table again
+        writer.add_tensor(str(names.get_name(name, (".weight",))), values.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("name", ["t5", "flan"])
+def test_a_converted_gguf_computes_as_the_original(tmp_path: Path, name: str) -> None:
+    reference = write_checkpoint(tmp_path, name, relative_attention_max_distance=128)  # GGUF takes that for granted
+    loaded = load_model(convert_to_gguf(reference, tmp_path / "model.gguf"), dtype="fp32")
+    assert loaded.tokenizer.encode("w7 w9", add_bos=True) == [7, 9, 1]
+    for prompt, answer in ((PROMPTS[3], PROMPTS[8]), (PROMPTS[0], PROMPTS[1])):
+        ours = all_log_probabilities(loaded, prompt, answer)
+        assert torch.allclose(ours, log_probabilities(reference, prompt, answer), atol=1e-4, rtol=0)
+
+
+def test_bf16_answers_nearly_as_fp32_does(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "flan")
+    pairs = [(prompt, PROMPTS[8]) for prompt in PROMPTS[:6]]
+    exact, rounded = (
+        torch.cat([all_log_probabilities(load_model(tmp_path, dtype=dtype), *pair) for pair in pairs])
+        for dtype in ("fp32", "bf16")
+    )
+    assert torch.corrcoef(torch.stack((exact, rounded)))[0, 1] > 0.98
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A checkpoint with T5's kind of tokenizer, which ends what the encoder reads; its answers end by themselves."""
+    path = tmp_path_factory.mktemp("text")
+    model = write_checkpoint(path, "flan")
+    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0)]
+    pieces += [(space + letter, -3.0 - len(space)) for letter in letters for space in ("", "▁")]
+    pieces += [(f"▁{one}{other}", -5.0) for one in letters for other in letters]
+    backend = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces[:VOCAB], 2, False))
+    backend.add_special_tokens(["<pad>", "</s>", "<unk>"])
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    backend.decoder = tokenizers.decoders.Metaspace()
+    backend.post_processor = tokenizers.processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    backend.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "pad_token": "<pad>"}))
+    return path, model
+
+
+def test_a_completion_is_what_the_encoder_made_of_the_prompt(directory: tuple[Path, Any]) -> None:
+    import transformers
+
+    path, model = directory
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path / "tokenizer.json"))
+    service = make_service(load_model(path, dtype="fp32"), "t5", EngineConfig(max_batch_size=3, max_model_len=128))
+    texts = ["translate the text", "b", "summarize a long and a short one"]
+
+    async def complete(text: str, **options: Any) -> tuple[str, str, int]:
+        body = CompletionRequest(model="t5", prompt=text, temperature=0, **options)
+        generation = service.complete(body)
+        answer, _, finish_reason = await collect(generation)
+        return answer, finish_reason, generation.request.num_encoder_tokens
+
+    async def complete_all() -> list[tuple[str, str, int]]:
+        return await asyncio.gather(*(complete(text, max_tokens=20) for text in texts))
+
+    with service.engine:
+        found = asyncio.run(complete_all())
+        chat = ChatCompletionRequest(model="t5", messages=[Message(role="user", content="Hello")])
+        with pytest.raises(InvalidInputError, match="no chat template: use /v1/completions"):
+            service.chat(chat)
+    for text, (answer, finish_reason, num_encoder_tokens) in zip(texts, found, strict=True):
+        ids = reference(text)["input_ids"]
+        assert ids[-1] == 1, "the encoder's mark of an end"
+        assert num_encoder_tokens == len(ids)
+        with torch.inference_mode():
+            out = model.generate(input_ids=torch.tensor([ids]), max_new_tokens=20, do_sample=False)[0].tolist()
+        assert answer == reference.decode(out, skip_special_tokens=True)
+        assert answer
+        assert finish_reason == ("stop" if out[-1] == 1 else "length")
+
+
+def test_an_engine_refuses_requests_for_another_kind_of_model(directory: tuple[Path, Any]) -> None:
+    service = make_service(load_model(directory[0], dtype="fp32"), "t5", EngineConfig(max_model_len=128))
+
+    async def generate() -> None:
+        async for _ in service.engine.generate(
+            GenerationRequest(request_id="a", prompt_token_ids=(5, 6), max_new_tokens=2)
+        ):
+            pass
+
+    with service.engine, pytest.raises(InvalidInputError, match="has an encoder that needs some"):
+        asyncio.run(generate())
+
+
+@pytest.mark.parametrize("key", ["decoder_start_token_id", "forced_bos_token_id"])
+def test_what_a_decoder_begins_with_is_read_from_either_file(tmp_path: Path, key: str) -> None:
+    reference = write_checkpoint(tmp_path, "t5")
+    raw = json.loads((tmp_path / "generation_config.json").read_text())
+    (tmp_path / "generation_config.json").write_text(json.dumps(raw | {key: 7}))
+    encoder = load_model(tmp_path, dtype="fp32").config.encoder
+    assert encoder is not None
+    assert encoder.start_token_ids == ((7,) if key == "decoder_start_token_id" else (START, 7))
+    setattr(reference.generation_config, key, 7)
+    with torch.inference_mode():
+        out = reference.generate(input_ids=torch.tensor([PROMPTS[3]]), max_new_tokens=3, do_sample=False)
+    assert tuple(out[0, : len(encoder.start_token_ids)].tolist()) == encoder.start_token_ids
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"forced_eos_token_id": 1}, "forced_eos_token_id"),
+        ({"feed_forward_proj": "gated-tanh"}, "activation 'tanh'"),
+        ({"relative_attention_num_buckets": 7}, "7 buckets"),
+        ({"is_encoder_decoder": False}, "an encoder without its decoder"),
+        ({"model_type": "longt5"}, "'longt5'"),
+    ],
+    ids=["forced-eos", "activation", "buckets", "encoder-only", "longt5"],
+)
+def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    write_checkpoint(tmp_path, "t5")
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | changes))
+    with pytest.raises(InvalidInputError, match=said):
+        load_model(tmp_path, dtype="fp32")

@@ -95,6 +95,9 @@ def serve(
     def banner(address: ServerAddress) -> None:
         engine = service.engine
         slots = engine.block_tables.num_blocks * engine.block_tables.block_size
+        route, body = "completions", '"prompt": "Hello!"'
+        if loaded.chat_template is not None:
+            route, body = "chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'
         typer.echo(
             f"\n  {service.name} at {address.url}/v1   ({str(loaded.model.dtype).removeprefix('torch.')}, "
             f"{config.num_threads} threads)\n"
@@ -102,8 +105,8 @@ def serve(
             f"up to {max_batch_size} requests per iteration, policy {policy}\n"
             f"  {_PROMISES[engine.is_batch_invariant]}\n"
             f"  documentation at {address.url}/docs, metrics at {address.url}/metrics; Ctrl-C ends it\n\n"
-            f"  curl {address.url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
-            f'    -d \'{{"model": "{service.name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}\'\n',
+            f"  curl {address.url}/v1/{route} -H 'Content-Type: application/json' \\\n"
+            f'    -d \'{{"model": "{service.name}", {body}}}\'\n',
             err=True,
         )
 

@@ -1,0 +1,126 @@
+"""The encoder's public face: batches, refusals, and the command."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from mlsys_core.errors import InvalidInputError
+from mlsys_orca.cli import app
+from mlsys_orca.embedding import TextEncoder, load_encoder, pack
+from mlsys_orca.loading.load import load_model
+from typer.testing import CliRunner
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "plants", "need", "light", "so", "do", "we"]
+
+
+@given(st.lists(st.integers(1, 30)), st.integers(1, 40))
+def test_every_text_is_in_one_batch_that_is_no_larger_than_it_must_be(lengths: list[int], budget: int) -> None:
+    batches = list(pack(lengths, budget))
+    assert [index for batch in batches for index in batch] == list(range(len(lengths)))
+    assert all(len(batch) == 1 or sum(lengths[index] for index in batch) <= budget for batch in batches)
+    for batch, following in pairwise(batches):
+        assert sum(lengths[index] for index in batch) + lengths[following.start] > budget
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import transformers
+
+    path = tmp_path_factory.mktemp("tiny-bert")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(WORDS),
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=8,
+    )
+    transformers.BertModel(config).save_pretrained(path)
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, "[UNK]"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    backend.add_special_tokens(WORDS[:4])
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    backend.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text("{}")
+    return path
+
+
+@pytest.fixture(scope="module")
+def encoder(directory: Path) -> TextEncoder:
+    return load_encoder(directory, dtype="fp32")
+
+
+def test_texts_and_their_tokens_are_the_same(encoder: TextEncoder) -> None:
+    assert encoder.tokenize("plants need light") == [2, 4, 5, 6, 3]
+    progress: list[tuple[int, int]] = []
+    texts = ["plants need light", [2, 7, 8, 9, 3], "so do we"]
+    vectors = encoder.embed(texts, max_batch_tokens=10, progress=lambda *at: progress.append(at))
+    assert vectors.shape == (3, encoder.dimension)
+    assert torch.equal(vectors[1], vectors[2])
+    assert progress == [(2, 3), (3, 3)]
+    assert encoder.embed([]).shape == (0, 16)
+
+
+def test_a_long_text_is_refused_or_cut_before_its_last_mark(encoder: TextEncoder) -> None:
+    text = "plants need light so do we so"
+    with pytest.raises(InvalidInputError, match=r"9 tokens; .* takes from 1 to 8"):
+        encoder.embed([text])
+    assert encoder.tokenize(text, truncate=True) == [2, 4, 5, 6, 7, 8, 9, 3]
+
+
+@pytest.mark.parametrize("token_ids", [[], [2, 10], [-1]])
+def test_impossible_token_ids_are_refused(encoder: TextEncoder, token_ids: list[int]) -> None:
+    with pytest.raises(InvalidInputError):
+        encoder.embed([token_ids])
+
+
+def test_a_text_forges_no_marks(encoder: TextEncoder) -> None:
+    assert 3 not in encoder.tokenize("so [SEP] do")[1:-1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"position_embedding_type": "relative_key"}, "relative_key"),
+        ({"is_decoder": True}, "is_decoder"),
+        ({"hidden_act": "tanh"}, "'tanh'"),
+        ({"model_type": "deberta"}, "supported are bert"),
+    ],
+    ids=["positions", "decoder", "activation", "architecture"],
+)
+def test_what_is_not_implemented_is_refused_by_name(
+    directory: Path, tmp_path: Path, changes: dict[str, object], said: str
+) -> None:
+    raw = json.loads((directory / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | changes))
+    with pytest.raises(InvalidInputError, match=said):
+        load_encoder(tmp_path)
+
+
+def test_an_encoder_is_no_language_model(directory: Path) -> None:
+    with pytest.raises(InvalidInputError, match="writes no text; for embeddings: mlsys orca embed"):
+        load_model(directory)
+
+
+def test_the_command_writes_a_line_per_text(directory: Path, encoder: TextEncoder, tmp_path: Path) -> None:
+    file = tmp_path / "texts"
+    file.write_text("plants need light\n\nso do we\n")
+    arguments = ["embed", str(file), "--model", str(directory), "--dtype", "fp32", "--threads", "1"]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    piped = CliRunner().invoke(app, ["embed", "-", *arguments[2:]], input=file.read_text(), catch_exceptions=False)
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [line["text"] for line in lines] == ["plants need light", "so do we"]
+    assert torch.equal(
+        torch.tensor([line["embedding"] for line in lines]), encoder.embed(["plants need light", "so do we"])
+    )
+    assert piped.stdout == result.stdout
