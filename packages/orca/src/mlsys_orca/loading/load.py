@@ -12,6 +12,7 @@ from typing import get_args
 import torch
 from mlsys_core.errors import DeviceError, InvalidInputError
 
+from mlsys_orca.gpu import to_gpu
 from mlsys_orca.loading.checkpoint import Progress, WeightForm
 from mlsys_orca.loading.gguf import load_gguf
 from mlsys_orca.loading.gguf_file import MAGIC
@@ -46,7 +47,8 @@ def load_model(
             quantised; ``"int8"`` or ``"int4"``: quantised while loading, whatever the file has. Norms, biases and a
             mixture's routers stay floating, and with int4 the embeddings and the head take 8 bits.
         backend: ``"native"``: own kernels on the CPU (:mod:`mlsys_orca.native`); ``"torch"``: torch's operators;
-            ``"auto"``: native where the model and the machine allow it.
+            ``"auto"``: native where the model and the machine allow it, and on a CUDA device Triton kernels
+            (:mod:`mlsys_orca.gpu`).
         num_threads: torch's threads while loading; the process's number is restored after. More than one helps only
             where the cores are free: dequantising is many small operators, each of which waits for the whole team.
         progress: Called with the bytes of weights read so far and those in all.
@@ -80,7 +82,11 @@ def load_model(
         _check_gguf(where)
     with intra_op_threads(num_threads):
         loaded = load(where, dtype=wanted, device=target, weights=weights, progress=progress)
-        return loaded if backend == "torch" else replace(loaded, model=to_native(loaded.model, backend=backend))
+        if backend == "torch":
+            return loaded
+        if backend == "auto" and target.type == "cuda":
+            return replace(loaded, model=to_gpu(loaded.model))
+        return replace(loaded, model=to_native(loaded.model, backend=backend))
 
 
 def _check_gguf(where: Path) -> None:

@@ -1,0 +1,34 @@
+"""These tests run twice: in Triton's interpreter on the CPU (``TRITON_INTERPRET=1``, which ``../test_interpreted.py``
+sets in a process of its own, since it must be set before Triton is imported), and on a GPU (``make test-gpu``)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not IS_INTERPRETED and item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.gpu)
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """Where the kernels run. No GPU where the run insists on one is a failure."""
+    if IS_INTERPRETED:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        message = "torch sees no CUDA device"
+        pytest.fail(message) if os.environ.get("MLSYS_REQUIRE_GPU") == "1" else pytest.skip(message)
+    return torch.device("cuda")
+
+
+@pytest.fixture
+def generator(request: pytest.FixtureRequest) -> torch.Generator:
+    return torch.Generator().manual_seed(len(request.node.name))

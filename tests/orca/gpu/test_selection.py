@@ -1,0 +1,34 @@
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlsys_orca import gpu
+from mlsys_orca.loading.load import load_model
+
+
+def test_a_model_on_the_cpu_needs_no_triton(make_gguf: Callable[..., Path]) -> None:
+    script = (
+        "import sys; from mlsys_orca.loading.load import load_model\n"
+        "loaded = load_model(sys.argv[1], dtype='fp32', backend='torch')\n"
+        "assert 'triton' not in sys.modules and 'mlsys_orca.gpu.decoder' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script, make_gguf()], check=True)
+
+
+def test_a_model_of_another_kind_stays_as_it_is() -> None:
+    model: Any = object()
+    assert gpu.to_gpu(model) is model
+
+
+def test_without_triton_a_model_stays_on_torch(
+    make_gguf: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = load_model(make_gguf(), dtype="fp32", backend="torch").model
+    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
+    with caplog.at_level(logging.WARNING):
+        assert gpu.to_gpu(model) is model
+    assert "Triton is not installed" in caplog.text
