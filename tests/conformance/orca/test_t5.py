@@ -231,7 +231,7 @@ def convert_to_gguf(model: Any, path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["t5", "flan"])
+@pytest.mark.parametrize("name", ["t5", "flan", "umt5"])
 def test_a_converted_gguf_computes_as_the_original(tmp_path: Path, name: str) -> None:
     reference = write_checkpoint(tmp_path, name, relative_attention_max_distance=128)  # GGUF takes that for granted
     loaded = load_model(convert_to_gguf(reference, tmp_path / "model.gguf"), dtype="fp32")

@@ -1,4 +1,4 @@
-"""T5 and what has its shape (T5 1.1, Flan-T5, ByT5, mT5, UMT5): an encoder-decoder with relative positions.
+"""T5 and what has its shape (T5 1.1, Flan-T5, mT5, UMT5): an encoder-decoder with relative positions.
 
 RMSNorm, no biases, scores without a scale. Self-attention's scores gain a number by head and distance: of one table of
 the encoder and one of the decoder, in the first layer of each (UMT5: in every layer). Cross-attention has none. In the
@@ -155,7 +155,9 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
         attention_scale=1.0,
         logit_scale=hidden**-0.5 if is_tied else 1.0,
         relative_positions=RelativePositions(
-            num_buckets=fields.get("attention.relative_buckets_count"), max_distance=_GGUF_MAX_DISTANCE
+            num_buckets=fields.get("attention.relative_buckets_count"),
+            max_distance=_GGUF_MAX_DISTANCE,
+            by_layer="dec.blk.1.attn_rel_b.weight" in fields.tensor_names,
         ),
         encoder=EncoderPart(num_layers=num_layers, start_token_ids=(fields.get("decoder_start_token_id", 0),)),
     )
