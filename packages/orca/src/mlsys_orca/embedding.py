@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from mlsys_orca.loading.checkpoint import Progress
 from mlsys_orca.loading.huggingface import read_json, read_tokenizer
-from mlsys_orca.loading.load import DTYPES, default_dtype
+from mlsys_orca.loading.load import DTYPES, default_dtype, usable_device
 from mlsys_orca.loading.pooling import Pooling, PoolingMode, read_pooling
 from mlsys_orca.loading.safetensors_file import SafetensorsDirectory
 from mlsys_orca.models import encoder_family
@@ -179,6 +179,7 @@ def load_encoder(
 
     Raises:
         InvalidInputError: a file is missing or damaged, or the model needs something that is not implemented.
+        DeviceError: the device is not usable.
 
     Example:
         >>> load_encoder("all-MiniLM-L6-v2").embed([[101, 7592, 102]]).shape  # doctest: +SKIP
@@ -199,7 +200,7 @@ def load_encoder(
     raw = read_json(files / "config.json")
     family = encoder_family(str(raw.get("model_type")))
     config = family.from_huggingface(raw)
-    target = torch.device(device)
+    target = usable_device(device)
     return TextEncoder(
         where.name,
         config=config,

@@ -71,7 +71,7 @@ def load_model(
         raise InvalidInputError(f"weights {weights!r} are not known; {', '.join(get_args(WeightForm))} are")
     if backend not in BACKENDS:
         raise InvalidInputError(f"the backend {backend!r} is not known; {', '.join(BACKENDS)} are")
-    target = _usable(device)
+    target = usable_device(device)
     wanted = DTYPES[dtype or default_dtype(target)]
     if where.is_dir() and not (where / "config.json").is_file():
         where = _only_gguf(where)
@@ -119,7 +119,12 @@ def default_dtype(device: torch.device | str = "cpu") -> str:
     return "bf16" if target.type == "cpu" and native else "fp32"
 
 
-def _usable(device: str) -> torch.device:
+def usable_device(device: str) -> torch.device:
+    """The torch device of that name.
+
+    Raises:
+        DeviceError: there is none, or nothing can be put on it.
+    """
     try:
         target = torch.device(device)
         torch.empty(1, device=target)
