@@ -58,6 +58,12 @@ def make_rows(rng: np.random.Generator, count: int) -> torch.Tensor:
     return torch.from_numpy(x)
 
 
+def native(ensemble: TreeEnsemble, x: torch.Tensor, **options: object) -> torch.Tensor:
+    library = kernel()
+    assert library is not None, "the tests need a C++ compiler"
+    return torch.from_numpy(NativeTrees(library, ensemble, **options)(x.numpy()))
+
+
 def in_torch(ensemble: TreeEnsemble, x: torch.Tensor, **options: object) -> torch.Tensor:
     trees = Trees(ensemble, layout="walk", **options)
     with torch.no_grad():
@@ -79,8 +85,6 @@ def in_torch(ensemble: TreeEnsemble, x: torch.Tensor, **options: object) -> torc
 def test_the_kernel_gives_the_same_bits_as_torch(
     seed, splits, count, outputs, categories, groups, has_bias, rounds, zeros
 ):
-    library = kernel()
-    assert library is not None, "the tests need a C++ compiler"
     rng = np.random.default_rng(seed)
     num_groups = 1
     if groups:
@@ -90,7 +94,7 @@ def test_the_kernel_gives_the_same_bits_as_torch(
     bias = rng.normal(size=num_groups if num_groups > 1 else outputs) if has_bias else None
     options = {"bias": bias, "num_groups": num_groups, "divisor": 3.0}
     x = make_rows(rng, count)
-    got = NativeTrees(library, ensemble, **options).sums(x)
+    got = native(ensemble, x, **options)
     assert torch.equal(got, in_torch(ensemble, x, **options))
 
 
@@ -107,7 +111,7 @@ def test_columns_and_thresholds_beyond_16_bits(count):
     ):
         x = torch.from_numpy(rng.normal(size=(count, ensemble.num_features)))
         assert lay_out(ensemble).is_wide
-        assert torch.equal(NativeTrees(kernel(), ensemble).sums(x), in_torch(ensemble, x))
+        assert torch.equal(native(ensemble, x), in_torch(ensemble, x))
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
@@ -120,7 +124,7 @@ def test_threads_share_the_rows(num_threads):
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        got = NativeTrees(kernel(), ensemble).sums(x)
+        got = native(ensemble, x)
     finally:
         torch.set_num_threads(before)
     assert torch.equal(got, in_torch(ensemble, x))
@@ -130,8 +134,22 @@ def test_rows_that_are_not_contiguous_are_taken():
     rng = np.random.default_rng(0)
     ensemble = join_trees([random_tree(rng, 5, outputs=1, categories=False)], num_features=NUM_FEATURES)
     x = make_rows(rng, 50)
-    trees = NativeTrees(kernel(), ensemble)
-    assert torch.equal(trees.sums(x.t().contiguous().t()), trees.sums(x))
+    expected = native(ensemble, x)
+    assert torch.equal(native(ensemble, x.t().contiguous().t()), expected)
+    x.numpy().flags.writeable = False
+    assert torch.equal(native(ensemble, x), expected)
+    assert native(ensemble, x[:0]).shape == (0, 1)
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 300])
+@pytest.mark.parametrize("slope", [2.0, 2e3])  # with the latter the exponential overflows
+def test_probabilities_are_the_logistic_function_of_sums(slope, count):
+    rng = np.random.default_rng(0)
+    ensemble = join_trees([random_tree(rng, 9, outputs=1, categories=False)] * 3, num_features=NUM_FEATURES)
+    x = make_rows(rng, count)
+    expected = torch.sigmoid(slope * native(ensemble, x, bias=np.array([-1.0])))
+    got = NativeTrees(kernel(), ensemble, bias=np.array([-1.0]))(x.numpy(), slope=slope)
+    np.testing.assert_allclose(got, torch.cat([1 - expected, expected], dim=1), rtol=0, atol=1e-15)
 
 
 def test_a_module_answers_by_the_kernel_and_notices_training():

@@ -7,8 +7,8 @@ that the network reads are the *frontier*: :meth:`Frontend.encode` packs them si
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,9 @@ import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_windtunnel.converters.registry import Lookup
-from mlsys_windtunnel.graph import Kind, Operator, PipelineGraph
-
-Table = Any  # numpy array, pandas DataFrame or scipy sparse matrix of [rows, columns]
+from mlsys_windtunnel.graph import Kind, Operator, PipelineGraph, Value
+from mlsys_windtunnel.lookup import CategoryLookup
+from mlsys_windtunnel.raw_table import NamedTable, PlainTable, Table, array_of, has_names, numbers
 
 
 def host_operators(graph: PipelineGraph, foreign: set[str], lookups: set[str]) -> set[str]:
@@ -69,6 +69,7 @@ class FrontierValue:
     reads: tuple[str, ...]  # values of the graph that it is made of
     width: int | None  # columns; None where the graph does not tell
     lookup: Lookup | None = None  # makes codes of what is read; None: read as it is, as numbers
+    columns: tuple[int, ...] | None = None  # places in the input, where what is read was only picked out of it
 
 
 class Frontend:
@@ -85,9 +86,11 @@ class Frontend:
     ) -> None:
         self.columns = graph.columns
         self.width = graph.input.width
-        self.frontier = tuple(frontier)
         self._input = graph.input.name
         self._operators = tuple(operators)
+        picked = _picked(graph.input, operators)
+        self.frontier = tuple(replace(value, columns=_columns_of(value, picked)) for value in frontier)
+        self._is_by_column = all(value.columns is not None for value in self.frontier)
 
     @property
     def is_trivial(self) -> bool:
@@ -102,12 +105,16 @@ class Frontend:
         )
 
     def tables(self, x: Table) -> list[npt.NDArray[np.float64]]:
-        """The frontier's tables, each ``[rows, width]`` float64, for raw input ``x``.
+        """The frontier's tables, each ``[rows, width]`` float64, for raw input ``x``; they may share its memory.
 
         Raises:
             InvalidInputError: ``x`` has other columns than the pipeline was fitted on, or text where numbers belong.
         """
-        values: dict[str, Table] = {self._input: self._checked(x)}
+        is_named = self.columns is not None and has_names(x)
+        x = NamedTable(x, self.columns or ()) if is_named else self._checked(x)
+        if self._is_by_column and (is_named or isinstance(x, np.ndarray)):
+            return [self._read(value, x if is_named else PlainTable(x)) for value in self.frontier]
+        values: dict[str, Table] = {self._input: x.frame() if is_named else x}
         for operator in self._operators:
             inputs = [values[value.name] for value in operator.inputs]
             values[operator.output.name] = _run(operator, inputs)
@@ -115,27 +122,51 @@ class Frontend:
 
     def encode(self, x: Table) -> npt.NDArray[np.float64]:
         """The frontier packed into one table; errors as :meth:`tables`."""
-        tables = self.tables(x)
-        return tables[0] if len(tables) == 1 else np.concatenate(tables, axis=1)
+        return pack(self.tables(x))
+
+    def _read(self, value: FrontierValue, x: NamedTable | PlainTable) -> npt.NDArray[np.float64]:
+        """A value of the frontier that is made of the input's columns one by one."""
+        if value.lookup is None:
+            return x.numbers(None if value.reads == (self._input,) else value.columns, value.name)
+        assert isinstance(value.lookup, CategoryLookup)
+        return value.lookup.of_columns(x.cells(value.columns or ()))
 
     def _checked(self, x: Table) -> Table:
-        if hasattr(x, "columns") and self.columns is not None:
-            missing = [name for name in self.columns if name not in x.columns]
-            if missing:
-                raise InvalidInputError(
-                    f"the input lacks the columns {missing}; the pipeline was fitted on {list(self.columns)}"
-                )
-            return x[list(self.columns)]
         if not hasattr(x, "shape"):
-            rows, x = x, np.asarray(x)
-            if x.dtype.kind in "US":  # of ["a", 1] NumPy makes text, in which 1 is no longer 1
-                x = np.asarray(rows, dtype=object)
+            x = array_of(x)
         if len(x.shape) != 2 or (self.width is not None and x.shape[1] != self.width):
             wanted = "any number of" if self.width is None else str(self.width)
             raise InvalidInputError(
                 f"the input has shape {tuple(x.shape)}; a table of [rows, {wanted} columns] is needed"
             )
         return x
+
+
+def pack(tables: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
+    """The frontier's tables side by side; writeable, since a tensor will share it."""
+    return np.require(tables[0], np.float64, ["C", "W"]) if len(tables) == 1 else np.concatenate(tables, axis=1)
+
+
+def _picked(source: Value, operators: Sequence[Operator]) -> dict[str, tuple[int, ...]]:
+    """Places in the input, for the values that only picked columns of it."""
+    picked = {} if source.width is None else {source.name: tuple(range(source.width))}
+    for operator in operators:
+        if operator.kind is Kind.SELECT:
+            (read,) = operator.inputs
+            columns = operator.columns or ()
+            if read.name in picked:
+                picked[operator.output.name] = tuple(picked[read.name][column] for column in columns)
+            elif read.name == source.name:
+                picked[operator.output.name] = columns
+    return picked
+
+
+def _columns_of(value: FrontierValue, picked: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    """The columns of the input that a frontier's value is made of, if it is made column by column."""
+    is_by_column = value.lookup is None or isinstance(value.lookup, CategoryLookup)
+    if not is_by_column or not all(name in picked for name in value.reads):
+        return None
+    return tuple(column for name in value.reads for column in picked[name])
 
 
 def _run(operator: Operator, inputs: list[Table]) -> Table:
@@ -204,9 +235,4 @@ def _table(sources: list[Table], value: FrontierValue) -> npt.NDArray[np.float64
     (source,) = sources
     if hasattr(source, "toarray"):
         source = source.toarray()
-    try:
-        if hasattr(source, "to_numpy"):
-            source = source.to_numpy(dtype=np.float64, na_value=np.nan)
-        return np.require(source, np.float64, ["C", "W"])  # writeable, since a tensor will share it
-    except (TypeError, ValueError) as error:
-        raise InvalidInputError(f"{value.name}: text where numbers belong ({error})") from error
+    return numbers(source, value.name)

@@ -11,13 +11,28 @@ import warnings
 from collections.abc import Sequence
 from itertools import repeat
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
 
 Codes = npt.NDArray[np.int64]
+
+
+class Factorizable(Protocol):
+    """A column as pandas keeps text and categories: an extension array."""
+
+    def __len__(self) -> int:
+        """Rows."""
+        ...
+
+    def factorize(self) -> tuple[Codes, Any]:
+        """The place of each cell among the distinct values, -1 for missing ones, and these values."""
+        ...
+
+
+Column = npt.NDArray[Any] | Factorizable  # [rows]
 
 SEARCHABLE = "iufbOUS"  # dtype kinds of categories that a vocabulary can hold; dates stay with their encoder
 UNKNOWN = -1  # only between a vocabulary and its look-up; what leaves a look-up is the row of a table
@@ -51,12 +66,14 @@ class Vocabulary:
             order = present[np.argsort(categories[present], kind="stable")]
             self._numbers, self._codes_of_numbers = categories[order], order
 
-    def codes(self, column: npt.NDArray[Any]) -> Codes:
+    def codes(self, column: Column) -> Codes:
         """Codes ``[rows]`` of a column, ``UNKNOWN`` where a cell is no category.
 
         Raises:
             InvalidInputError: a cell is a list or another thing that cannot be a category.
         """
+        if not isinstance(column, np.ndarray):
+            return self._codes_of_distinct(column)
         if self._numbers is not None and column.dtype.kind in "iuf":
             return self._codes_by_search(self._numbers, column)
         cells = column.tolist()
@@ -69,6 +86,12 @@ class Vocabulary:
                 if is_missing(cells[row]):
                     codes[row] = self._code_of_missing
         return codes
+
+    def _codes_of_distinct(self, column: Factorizable) -> Codes:
+        """By way of the distinct values, which pandas finds without making an object of each cell."""
+        places, distinct = column.factorize()
+        codes = self.codes(np.asarray(distinct))
+        return np.append(codes, self._code_of_missing)[places]  # -1, the last, stands for missing values
 
     def _codes_by_search(self, numbers: npt.NDArray[Any], column: npt.NDArray[Any]) -> Codes:
         codes = np.full(len(column), UNKNOWN, np.int64)
@@ -101,26 +124,33 @@ class CategoryLookup:
         self.names = tuple(names) or tuple(str(place) for place in range(len(vocabularies)))
 
     def __call__(self, columns: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """Codes ``[rows, columns]``, float64, from raw columns ``[rows, columns]``.
+        """Codes ``[rows, columns]``, float64, from raw columns ``[rows, columns]``; errors as :meth:`of_columns`."""
+        return self.of_columns(list(columns.T))
+
+    def of_columns(self, columns: Sequence[Column]) -> npt.NDArray[np.float64]:
+        """Codes ``[rows, columns]``, float64, from raw columns ``[rows]`` each.
 
         Raises:
             InvalidInputError: a category is unknown and ``unknown`` is ``refuse``, or a cell is no category.
         """
-        result = np.empty(columns.shape, np.float64)
-        with_unknown = []
-        for place, vocabulary in enumerate(self.vocabularies):
-            column = columns[:, place]
-            codes = vocabulary.codes(column)
-            is_unknown = codes == UNKNOWN
-            if is_unknown.any():
-                with_unknown.append(self.names[place])
-                if self.unknown == "refuse":
-                    raise InvalidInputError(_refusal(self.names[place], column[is_unknown]))
-                codes[is_unknown] = self.codes_of_unknown(place, column[is_unknown])
-            result[:, place] = codes
-        if with_unknown and self.unknown == "warn":
-            warnings.warn(f"unknown categories in the columns {with_unknown}", UserWarning, stacklevel=2)
+        codes = [vocabulary.codes(column) for vocabulary, column in zip(self.vocabularies, columns, strict=True)]
+        result = np.array(codes, np.float64).T
+        if result.min(initial=0) == UNKNOWN:
+            self._settle_unknown(columns, result)
         return result
+
+    def _settle_unknown(self, columns: Sequence[Column], result: npt.NDArray[np.float64]) -> None:
+        with_unknown = []
+        for place, name in enumerate(self.names):
+            is_unknown = result[:, place] == UNKNOWN
+            if is_unknown.any():
+                with_unknown.append(name)
+                cells = np.asarray(columns[place])[is_unknown]
+                if self.unknown == "refuse":
+                    raise InvalidInputError(_refusal(name, cells))
+                result[is_unknown, place] = self.codes_of_unknown(place, cells)
+        if with_unknown and self.unknown == "warn":
+            warnings.warn(f"unknown categories in the columns {with_unknown}", UserWarning, stacklevel=3)
 
     def codes_of_unknown(self, place: int, cells: npt.NDArray[Any]) -> int | Codes:
         """What stands for cells of column ``place`` that are no category."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -12,11 +12,13 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor, nn
 
-from mlsys_windtunnel.frontend import Frontend, Table
+from mlsys_windtunnel.direct.program import direct_program
+from mlsys_windtunnel.frontend import Frontend, pack
 from mlsys_windtunnel.modules.base import PredictorModule
 from mlsys_windtunnel.network import Network
+from mlsys_windtunnel.raw_table import Table
 
-ROWS_PER_CHUNK = 16_384  # rows that the numpy-facing methods run at once: bounds the memory of intermediate tables
+ROWS_PER_CHUNK = 4_096  # rows that the numpy-facing methods run at once, so that intermediate tables stay in caches
 METHODS = ("predict", "predict_proba", "predict_log_proba", "decision_function", "score_samples", "transform")
 
 
@@ -92,14 +94,14 @@ class WindTunnelModule(nn.Module):
         predictor = self.predictor
         if predictor is None:
             if name == "transform":
-                return lambda x: self._run(x, lambda result: result)
+                return lambda x: self._run(x, name)
         elif name == "predict" and predictor.classes:
             labels = np.asarray(predictor.classes)
-            return lambda x: labels[self._run(x, predictor.prediction)]
+            return lambda x: labels[self._run(x, name)]
         elif predictor.outputs and name in predictor.answers:
             return self._method_of_outputs(name, predictor)
         elif name in predictor.answers:
-            return lambda x: self._run(x, lambda scores: predictor.answer(scores, name))
+            return lambda x: self._run(x, name)
         raise AttributeError(f"the source of this module has no {name}")
 
     def _method_of_outputs(self, name: str, predictor: PredictorModule) -> Callable[[Table], Any]:
@@ -108,21 +110,33 @@ class WindTunnelModule(nn.Module):
         if name == "predict":
 
             def predict(x: Table) -> npt.NDArray[Any]:
-                places = self._run(x, predictor.prediction)
+                places = self._run(x, name)
                 return np.stack([labels[places[:, number]] for number, labels in enumerate(outputs)], axis=1)
 
             return predict
         ends = np.cumsum([len(labels) for labels in outputs])[:-1]
-        convert = predictor.log_probabilities if name == "predict_log_proba" else predictor.probabilities
-        return lambda x: np.split(self._run(x, convert), ends, axis=1)
+        return lambda x: np.split(self._run(x, name), ends, axis=1)
 
-    def _run(self, x: Table, convert: Callable[[Tensor], Tensor]) -> npt.NDArray[Any]:
-        """Encode, run in chunks without gradients, convert, and join."""
-        encoded = self.encode(x)
-        if not len(encoded):
+    def _run(self, x: Table, method: str) -> npt.NDArray[Any]:
+        """What a method of the source answers, labels as class indices: without torch where the network allows."""
+        tables = self.frontend.tables(x)
+        num_rows = len(tables[0])
+        if not num_rows:
             raise InvalidInputError("the input has no rows; at least one is needed")
-        packed = torch.from_numpy(encoded).to(self.dtype)
-        chunks = (packed,) if len(encoded) <= ROWS_PER_CHUNK else torch.split(packed, ROWS_PER_CHUNK)
+        network = self._modules["network"]  # as an attribute it takes a microsecond
+        assert isinstance(network, Network)
+        program = direct_program(network)
+        run = self._in_torch if program is None else program
+        if num_rows <= ROWS_PER_CHUNK or (program is not None and not program.steps):
+            return run(tables, method)
+        starts = range(0, num_rows, ROWS_PER_CHUNK)
+        return np.concatenate([run([table[at : at + ROWS_PER_CHUNK] for table in tables], method) for at in starts])
+
+    def _in_torch(self, tables: Sequence[npt.NDArray[np.float64]], method: str) -> npt.NDArray[Any]:
+        packed = torch.from_numpy(pack(tables)).to(self.dtype)
         with torch.inference_mode():
-            parts = [convert(self.network(chunk)).cpu().numpy() for chunk in chunks]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+            result = self.network(packed)
+            if self.predictor is not None:
+                result = self.predictor.answer(result, method)
+            answer: npt.NDArray[Any] = result.cpu().numpy()
+        return answer

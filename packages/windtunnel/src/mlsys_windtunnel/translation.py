@@ -9,13 +9,14 @@ import torch
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_windtunnel.converters.registry import Converted, ConverterRegistry, default_registry
-from mlsys_windtunnel.frontend import Frontend, FrontierValue, Table, host_operators
+from mlsys_windtunnel.frontend import Frontend, FrontierValue, host_operators
 from mlsys_windtunnel.graph import Kind, Operator, PipelineGraph
 from mlsys_windtunnel.module import WindTunnelModule
 from mlsys_windtunnel.modules.base import OperatorModule, PredictorModule
 from mlsys_windtunnel.modules.columns import Concatenate, Scale, Select
 from mlsys_windtunnel.network import Network, Wire
 from mlsys_windtunnel.parse import parse_pipeline
+from mlsys_windtunnel.raw_table import Table
 
 
 def translate(

@@ -20,8 +20,9 @@ from mlsys_core.errors import InvalidInputError, MlsysError
 from torch import Tensor, nn
 
 from mlsys_windtunnel.export.plain import DAMAGE, Reader, Writer
-from mlsys_windtunnel.frontend import Frontend, Table
+from mlsys_windtunnel.frontend import Frontend
 from mlsys_windtunnel.module import METHODS, ROWS_PER_CHUNK, WindTunnelModule
+from mlsys_windtunnel.raw_table import Table
 
 FORMAT, VERSION = "mlsys-windtunnel-program", 1
 MAIN = "main"  # the name of what forward answers

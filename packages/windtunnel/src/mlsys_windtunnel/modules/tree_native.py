@@ -52,10 +52,19 @@ def kernel() -> ctypes.CDLL | None:
     except MlsysError as error:
         _log.warning("trees are answered by torch, which is slower: %s", error)
         return None
-    pointer, count = ctypes.c_void_p, ctypes.c_int64
-    library.mlsys_sum_trees.argtypes = [pointer, pointer, count, count, count, pointer]
-    library.mlsys_sum_trees.restype = None
+    pointer, count, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+    library.mlsys_sum_trees.argtypes = [pointer, pointer, count, count, count, number, pointer]
+    library.mlsys_logistic.argtypes = [pointer, count, number, pointer]
+    library.mlsys_sum_trees.restype = library.mlsys_logistic.restype = None
     return library
+
+
+def address(array: npt.NDArray[np.float64]) -> int:
+    """Of the first number; quicker than ``array.ctypes.data`` where the array is writable."""
+    try:
+        return ctypes.addressof(ctypes.c_double.from_buffer(array))  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # read-only, or empty
+        return array.ctypes.data
 
 
 def native_sums(trees: Trees, x: Tensor) -> Tensor | None:
@@ -63,7 +72,7 @@ def native_sums(trees: Trees, x: Tensor) -> Tensor | None:
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or x.device.type != "cpu" or x.dtype != torch.float64:
         return None
     native = native_form(trees)
-    return None if native is None else native.sums(x)
+    return None if native is None else torch.from_numpy(native(x.detach().numpy()))
 
 
 def native_form(trees: Trees) -> NativeTrees | None:
@@ -83,6 +92,16 @@ def native_form(trees: Trees) -> NativeTrees | None:
     options: dict[str, Any] = {"bias": bias, "num_groups": trees.num_groups, "divisor": float(trees.divisor)}
     _FORMS[trees] = state, NativeTrees(library, trees.ensemble, **options)
     return _FORMS[trees][1]
+
+
+def native_logistic(margin: npt.NDArray[np.float64], *, slope: float = 1.0) -> npt.NDArray[np.float64]:
+    """Probabilities of two classes, ``[rows, 2]``, from margins ``[rows, 1]`` times ``slope``; needs the kernel."""
+    library = kernel()
+    assert library is not None
+    margin = np.ascontiguousarray(margin)
+    out = np.empty((len(margin), 2))
+    library.mlsys_logistic(address(margin), len(margin), slope, address(out))
+    return out
 
 
 class NativeTrees:
@@ -129,13 +148,19 @@ class NativeTrees:
         self._width = num_groups if num_groups > 1 else ensemble.num_outputs
         self._sum_trees = library.mlsys_sum_trees
 
-    def sums(self, x: Tensor) -> Tensor:
-        """``[rows, outputs]`` from inputs ``[rows, features]`` float64 on the CPU."""
-        x = x.contiguous()
+    def __call__(self, x: npt.NDArray[np.float64], *, slope: float = 0.0) -> npt.NDArray[np.float64]:
+        """``[rows, outputs]`` from inputs ``[rows, features]``.
+
+        Args:
+            x: The inputs.
+            slope: If not 0, probabilities ``[rows, 2]`` are answered: the logistic function of the sums of one output
+                times this number, after what they lack to 1.
+        """
+        x = np.ascontiguousarray(x)
         num_rows, num_features = x.shape
-        out = x.new_empty((num_rows, self._width))
+        out = np.empty((num_rows, 2 if slope else self._width))
         num_threads = torch.get_num_threads()
-        self._sum_trees(self._address, x.data_ptr(), num_rows, num_features, num_threads, out.data_ptr())
+        self._sum_trees(self._address, address(x), num_rows, num_features, num_threads, slope, address(out))
         return out
 
 

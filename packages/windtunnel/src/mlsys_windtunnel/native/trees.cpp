@@ -1,4 +1,4 @@
-// Sums of tree leaves for many rows: the native twin of mlsys_windtunnel.modules.tree_walk.
+// Sums of tree leaves, and probabilities of them: the native twin of mlsys_windtunnel.modules.tree_walk.
 //
 // Values become small integers first: a value's *bin* is how many of its feature's thresholds lie below it, so that
 // `value <= threshold` is `bin <= place of the threshold`. Cleaning (rounding, zeros that are missing, categories) is
@@ -193,24 +193,47 @@ void run_block(const Ensemble& e, const double* x, int64_t stride, int64_t num_r
   }
 }
 
+// Probabilities of two classes, [rows, 2], from margins times `slope`, which may be the second half of `out`.
+void logistic(const double* margin, int64_t num_rows, double slope, double* out) {
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const double score = slope * margin[row], small = std::exp(-std::fabs(score));
+    const double second = (score < 0 ? small : 1.0) / (1.0 + small);
+    out[2 * row] = 1.0 - second;
+    out[2 * row + 1] = second;
+  }
+}
+
+// Rows that one thread answers at a time.
 template <typename Bin>
-void run(const Ensemble& e, const double* x, int64_t num_rows, int64_t stride, int64_t num_threads, double* out) {
+int64_t rows_per_block(const Ensemble& e, int64_t num_rows, int64_t num_threads) {
   const int64_t row_bytes = std::max<int64_t>(1, e.num_columns) * sizeof(Bin);
   const bool is_small = e.num_nodes * static_cast<int64_t>(sizeof(Node<Bin>)) <= kCacheBytes;
-  num_threads = std::max<int64_t>(1, std::min(num_threads, num_rows * e.num_trees / kWalksWorthAThread));
-  const int64_t share = (num_rows + num_threads - 1) / num_threads;
   const int64_t most = is_small ? std::min(kBlockOfSmall, kCacheBytes / row_bytes)
                                 : std::min(kBlockOfLarge, kMostBinBytes / row_bytes);
-  const int64_t rows_per_block = (std::max(kTile, std::min(share, most)) + kLanes - 1) / kLanes * kLanes;
-  const int64_t num_blocks = (num_rows + rows_per_block - 1) / rows_per_block;
+  const int64_t share = (num_rows + num_threads - 1) / num_threads;
+  return (std::max(kTile, std::min(share, most)) + kLanes - 1) / kLanes * kLanes;
+}
+
+template <typename Bin>
+void run(const Ensemble& e, const double* x, int64_t num_rows, int64_t stride, int64_t num_threads, double slope,
+         double* out) {
+  num_threads = std::max<int64_t>(1, std::min(num_threads, num_rows * e.num_trees / kWalksWorthAThread));
+  const int64_t block_rows = rows_per_block<Bin>(e, num_rows, num_threads);
+  const int64_t num_blocks = (num_rows + block_rows - 1) / block_rows;
+  const auto run_one = e.has_categories ? run_block<Bin, true> : run_block<Bin, false>;
   std::atomic<int64_t> next{0};
   const auto work = [&] {
-    const int64_t groups = (std::min(num_rows, rows_per_block) + kLanes - 1) / kLanes;
+    const int64_t groups = (std::min(num_rows, block_rows) + kLanes - 1) / kLanes;
     std::vector<Bin> bins(groups * kLanes * std::max<int64_t>(1, e.num_columns));  // leaves, too, read a column
     for (int64_t block; (block = next.fetch_add(1)) < num_blocks;) {
-      const int64_t start = block * rows_per_block, count = std::min(rows_per_block, num_rows - start);
-      const auto run = e.has_categories ? run_block<Bin, true> : run_block<Bin, false>;
-      run(e, x + start * stride, stride, count, bins.data(), out + start * e.width());
+      const int64_t start = block * block_rows, count = std::min(block_rows, num_rows - start);
+      if (slope == 0.0) {
+        run_one(e, x + start * stride, stride, count, bins.data(), out + start * e.width());
+      } else {
+        double* probabilities = out + start * 2;
+        run_one(e, x + start * stride, stride, count, bins.data(), probabilities + count);
+        logistic(probabilities + count, count, slope, probabilities);
+      }
     }
   };
   std::vector<std::thread> helpers;
@@ -223,11 +246,16 @@ void run(const Ensemble& e, const double* x, int64_t num_rows, int64_t stride, i
 
 extern "C" {
 
-// x: [rows, stride] row-major; out: [rows, outputs or groups]. Blocks are claimed one by one, so a thread that is held
-// up holds up nobody.
+// x: [rows, stride] row-major. out: with slope 0 the sums, [rows, outputs or groups]; else, for one output, probabilities
+// of two classes, [rows, 2]. Blocks are claimed one by one, so a thread that is held up holds up nobody.
 void mlsys_sum_trees(const void* ensemble, const double* x, int64_t num_rows, int64_t stride, int64_t num_threads,
-                     double* out) {
+                     double slope, double* out) {
   const Ensemble& e = *static_cast<const Ensemble*>(ensemble);
-  (e.is_wide ? run<uint32_t> : run<uint16_t>)(e, x, num_rows, stride, num_threads, out);
+  (e.is_wide ? run<uint32_t> : run<uint16_t>)(e, x, num_rows, stride, num_threads, slope, out);
+}
+
+// margin: [rows]; out: [rows, 2].
+void mlsys_logistic(const double* margin, int64_t num_rows, double slope, double* out) {
+  logistic(margin, num_rows, slope, out);
 }
 }

@@ -1,0 +1,172 @@
+"""Operators' forms: functions from tables ``[rows, width]`` float64 to such a table, as their modules compute.
+
+They share memory with the parameters or are derived from them, so they hold while the parameters stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor, nn
+
+from mlsys_windtunnel.modules.base import Classifier, Regressor
+from mlsys_windtunnel.modules.columns import Scale, Select
+from mlsys_windtunnel.modules.embedding import CategoryEmbedding
+from mlsys_windtunnel.modules.impute import Impute
+from mlsys_windtunnel.modules.linear import Affine
+from mlsys_windtunnel.modules.scale import Chain, ElementwiseAffine, Rescale
+from mlsys_windtunnel.modules.tree_heads import TreeClassifier
+from mlsys_windtunnel.modules.tree_native import native_form
+from mlsys_windtunnel.modules.trees import Trees
+
+Floats = npt.NDArray[np.float64]
+Form = Callable[..., Floats]
+
+
+def form(module: nn.Module) -> Form | None:
+    """The form of a module as it is now; None where there is none. A subclass may compute something else."""
+    make = _MAKERS.get(type(module))
+    return None if make is None else make(module)
+
+
+def side_by_side(embeddings: Sequence[CategoryEmbedding | None]) -> Form:
+    """Tables side by side, after the embedding of those for which there is one."""
+    makers = [None if each is None else _rows_of(each) for each in embeddings]
+
+    def join(*tables: Floats) -> Floats:
+        parts: list[Floats] = []
+        for make, table in zip(makers, tables, strict=True):
+            parts.extend([table] if make is None else make(table))
+        return np.concatenate(parts, axis=1)
+
+    return join
+
+
+def affine_of(affine: Affine, embeddings: Sequence[CategoryEmbedding | None]) -> Form | None:
+    """``affine`` of tables side by side, without putting them so.
+
+    Where the affine map reads rows of an embedding, it is done to the embedding's tables beforehand: a category then
+    costs one addition for each output. None where it cannot be told which columns are which table's.
+    """
+    widths = [None if each is None else sum(table.shape[1] for table in each.tables) for each in embeddings]
+    if widths.count(None) > 1:
+        return None
+    weight, bias = _array(affine.weight).T, _array(affine.bias)
+    rest = len(weight) - sum(width for width in widths if width is not None)
+    starts = np.cumsum([0, *(rest if width is None else width for width in widths)])
+    products = [
+        _product(weight[start:end]) if each is None else _sum_of_rows(each, weight[start:end])
+        for each, start, end in zip(embeddings, starts[:-1], starts[1:], strict=True)
+    ]
+
+    def add(*tables: Floats) -> Floats:
+        total = products[0](tables[0])
+        total += bias
+        for product, table in zip(products[1:], tables[1:], strict=True):
+            total += product(table)
+        return total
+
+    return add
+
+
+def _array(tensor: Tensor) -> Floats:
+    array: Floats = tensor.detach().numpy()
+    return array
+
+
+def _product(weight: Floats) -> Form:
+    return lambda x: x @ weight
+
+
+def _sum_of_rows(embedding: CategoryEmbedding, weight: Floats) -> Form:
+    """Codes ``[rows, columns]`` to the sums of their rows times ``weight``."""
+    tables = [_array(table) for table in embedding.tables]
+    ends = np.cumsum([table.shape[1] for table in tables])
+    parts = np.split(weight, ends[:-1])
+    rows = np.concatenate([table @ part for table, part in zip(tables, parts, strict=True)])
+    first = np.cumsum([0, *map(len, tables[:-1])])
+    return lambda codes: np.add.reduce(rows.take(codes.astype(np.intp) + first, axis=0), axis=1)
+
+
+def _rows_of(embedding: CategoryEmbedding) -> Callable[[Floats], list[Floats]]:
+    """Codes to the rows of each column's table."""
+    tables = [_array(table) for table in embedding.tables]
+
+    def rows(codes: Floats) -> list[Floats]:
+        places = codes.astype(np.intp)
+        return [table.take(places[:, column], axis=0) for column, table in enumerate(tables)]
+
+    return rows
+
+
+def _affine(module: Affine) -> Form:
+    weight, bias = _array(module.weight).T, _array(module.bias)
+    return lambda x: x @ weight + bias
+
+
+def _elementwise_affine(module: ElementwiseAffine) -> Form:
+    shift, scale = _array(module.shift), _array(module.scale)
+    return lambda x: (x - shift) / scale
+
+
+def _rescale(module: Rescale) -> Form:
+    scale, offset = _array(module.scale), _array(module.offset)
+    return lambda x: x * scale + offset
+
+
+def _impute(module: Impute) -> Form:
+    fill, marker = _array(module.fill), module.marker.item()
+    kept, indicated = module.kept.numpy(), module.indicated.numpy()
+
+    def run(x: Floats) -> Floats:
+        is_missing = np.isnan(x) if module.is_marked_by_nan else x == marker
+        filled = np.where(is_missing.take(kept, axis=1), fill, x.take(kept, axis=1))
+        return np.concatenate([filled, is_missing.take(indicated, axis=1)], axis=1) if len(indicated) else filled
+
+    return run
+
+
+def _select(module: Select) -> Form:
+    columns = module.columns.numpy()
+    return lambda x: x.take(columns, axis=1)
+
+
+def _scale(module: Scale) -> Form:
+    weight = module.weight.item()
+    return lambda x: x * weight
+
+
+def _body(module: Classifier | Regressor) -> Form | None:
+    """Of a predictor: its scores."""
+    return form(module.body)
+
+
+def _chain(module: nn.Sequential) -> Form | None:
+    steps = [step for step in map(form, module) if step is not None]
+
+    def run(x: Floats) -> Floats:
+        for step in steps:
+            x = step(x)
+        return x
+
+    return run if len(steps) == len(module) else None
+
+
+_MAKERS: dict[type[nn.Module], Callable[[Any], Form | None]] = {
+    Affine: _affine,
+    Chain: lambda module: _chain(module.steps),
+    Classifier: _body,
+    ElementwiseAffine: _elementwise_affine,
+    Impute: _impute,
+    Regressor: _body,
+    Rescale: _rescale,
+    Scale: _scale,
+    Select: _select,
+    TreeClassifier: _body,
+    Trees: native_form,
+    nn.Identity: lambda _: lambda x: x,
+    nn.Sequential: _chain,
+}
