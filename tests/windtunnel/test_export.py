@@ -13,17 +13,19 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from lightgbm import LGBMClassifier
+from lightgbm import LGBMClassifier, LGBMRegressor
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_windtunnel.export.onnx import export_onnx, load_onnx
 from mlsys_windtunnel.export.pt2 import HOST_FILE, export_pt2, load_pt2
+from mlsys_windtunnel.modules.trees import Trees
 from mlsys_windtunnel.translation import translate
 from sklearn.compose import make_column_transformer
-from sklearn.ensemble import IsolationForest, RandomForestClassifier
+from sklearn.ensemble import AdaBoostRegressor, IsolationForest, RandomForestClassifier
 from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClassifier, SGDOneClassSVM
 from sklearn.multioutput import MultiOutputClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, QuantileTransformer, StandardScaler
+from sklearn.tree import DecisionTreeRegressor
 
 HAS_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
 needs_onnx = pytest.mark.skipif(not HAS_ONNX, reason="needs pip install 'mlsys-windtunnel[onnx]' onnxruntime")
@@ -97,6 +99,49 @@ def test_trees_and_searches_export(form: Any, estimator: Any, tmp_path: Path):
     for method in methods:
         expected, got = getattr(source, method)(fresh), getattr(file, method)(fresh)
         assert (got == expected).all() if method == "predict" else np.allclose(got, expected, rtol=0, atol=1e-12)
+
+
+@needs_onnx
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, torch.float64) for name in ("boosted", "forest", "median", "categories", "constant")),
+        ("boosted", torch.float32),
+    ],
+)
+def test_trees_are_one_node_of_onnx_and_take_the_same_branches(name: str, dtype: torch.dtype, tmp_path: Path):
+    import onnx
+
+    x = np.column_stack([FRAME[["a", "b"]].to_numpy(), np.random.default_rng(1).integers(0, 40, 80)])
+    x[::9, 0] = np.nan
+    number = np.nan_to_num(x[:, 0]) + x[:, 1] * (x[:, 2] % 3)
+    source, y = {
+        "boosted": (LGBMClassifier(n_estimators=9, num_leaves=7, min_child_samples=3, verbose=-1), LABELS),
+        "forest": (RandomForestClassifier(9, random_state=0), LABELS),
+        "median": (AdaBoostRegressor(n_estimators=5, random_state=0), number),
+        "categories": (
+            LGBMRegressor(n_estimators=9, num_leaves=7, min_child_samples=3, cat_smooth=0, cat_l2=0, verbose=-1),
+            number,
+        ),
+        "constant": (DecisionTreeRegressor(max_depth=1), np.ones(80)),
+    }[name]
+    x = np.nan_to_num(x) if name == "median" else x
+    source.fit(x, y, **({"categorical_feature": [2]} if name == "categories" else {}))
+    module = translate(source, dtype=dtype)
+    path = export_onnx(module, tmp_path / "m.onnx", methods=["predict"])
+    nodes = [node.op_type for node in onnx.load(path).graph.node]
+    assert nodes.count("TreeEnsemble") == 1
+    assert "Loop" not in nodes
+    trees = next(part for part in module.modules() if isinstance(part, Trees))
+    fresh = np.vstack([x, np.random.default_rng(2).normal(size=(200, 3)) * [1, 1, 30]])
+    for row, split in enumerate(range(len(trees.feature))):  # ties at thresholds, and the next numbers
+        fresh[row % 200, trees.feature[split]] = trees.threshold[split].item()
+    fresh[5::11, 2] = np.nan if name in ("boosted", "categories") else 2.5
+    expected = module.predict(fresh)
+    got = load_onnx(path, num_threads=1).predict(fresh)
+    assert (got == expected).all() if expected.dtype.kind == "U" else np.allclose(got, expected, rtol=0, atol=1e-5)
+    if dtype is torch.float64 and expected.dtype.kind == "f":
+        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("form", FORMATS)

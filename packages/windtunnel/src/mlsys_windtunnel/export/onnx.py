@@ -17,7 +17,6 @@ from mlsys_core.errors import InvalidInputError, MissingDependencyError
 
 from mlsys_windtunnel.export import program
 from mlsys_windtunnel.module import WindTunnelModule
-from mlsys_windtunnel.modules.trees import Trees
 
 METADATA = "windtunnel"  # the key of the description in the model's metadata
 _INSTALL = {"onnxruntime": "pip install onnxruntime"}
@@ -49,8 +48,11 @@ def export_onnx(
     for package in ("onnx", "onnxscript"):
         _require(package)
     from mlsys_windtunnel.export.onnx_functions import TRANSLATIONS
+    from mlsys_windtunnel.export.onnx_trees import replace_finders, translations
 
-    answers = program.Answers(_portable(module), methods)
+    copied = copy.deepcopy(module)
+    ensembles = replace_finders(copied)
+    answers = program.Answers(copied, methods)
     x = program.example(module, example_rows)
     with program.tracing(answers), _quiet():
         try:
@@ -58,7 +60,7 @@ def export_onnx(
                 answers,
                 (x,),
                 dynamo=True,
-                custom_translation_table=TRANSLATIONS,
+                custom_translation_table={**TRANSLATIONS, **translations(ensembles, module.dtype)},
                 dynamic_shapes=({0: torch.export.Dim("rows")},),
                 input_names=[program.INPUT],
                 output_names=list(answers.names),
@@ -75,8 +77,12 @@ def export_onnx(
     return path
 
 
-def load_onnx(path: Path | str) -> program.ExportedPipeline:
+def load_onnx(path: Path | str, *, num_threads: int | None = None) -> program.ExportedPipeline:
     """An ONNX file that :func:`export_onnx` wrote, run by onnxruntime on the CPU, with the host's part.
+
+    Args:
+        path: The file.
+        num_threads: Of onnxruntime; None leaves it the choice.
 
     Raises:
         MissingDependencyError: onnxruntime is not installed.
@@ -86,8 +92,10 @@ def load_onnx(path: Path | str) -> program.ExportedPipeline:
     path = Path(path)
     if not path.is_file():
         raise InvalidInputError(f"{path} is not a file; write one with mlsys windtunnel translate --onnx")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = num_threads or 0
     try:
-        session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its errors have no common class
         raise InvalidInputError(f"{path} cannot be loaded by onnxruntime ({error})") from error
     description = session.get_modelmeta().custom_metadata_map.get(METADATA)
@@ -107,15 +115,6 @@ def _require(package: str) -> Any:
     except ModuleNotFoundError as error:
         command = _INSTALL.get(package, "pip install 'mlsys-windtunnel[onnx]'")
         raise MissingDependencyError(f"ONNX needs the package {error.name}: {command}") from error
-
-
-def _portable(module: WindTunnelModule) -> WindTunnelModule:
-    """A copy whose trees are walked: their other layout reads a mask's exponent, which ONNX cannot."""
-    copied = copy.deepcopy(module)
-    for part in copied.modules():
-        if isinstance(part, Trees):
-            part.use_layout("walk")
-    return copied
 
 
 @contextmanager

@@ -1,0 +1,150 @@
+"""Trees in ONNX: one ``TreeEnsemble`` node of ``ai.onnx.ml`` 5, whose thresholds are in the network's own dtype.
+
+The node gives the place of each row's leaf within each tree; values are gathered and summed outside it, in the order in
+which the sources add. Imported by ``onnx.py`` only when there is something to export: it needs onnxscript.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir
+import torch
+from onnxscript.onnx_opset import opset_ai_onnx_ml5
+from torch import Tensor, nn
+
+from mlsys_windtunnel.modules.tree_ensemble import Integers, TreeEnsemble
+from mlsys_windtunnel.modules.trees import Trees
+
+ml: Any = opset_ai_onnx_ml5  # its types are of ONNX's tensors
+LEQ, MEMBER = 0, 6  # of TreeEnsemble's modes
+SUM, NONE = 1, 0  # of its ways to join trees, and of its transformations of sums
+
+
+class OnnxLeaves(nn.Module):
+    """Stands for a form of :class:`Trees` that finds leaves, as an operator that only an exporter can translate.
+
+    Args:
+        ensemble: The trees.
+        number: By which the exporter finds them again.
+    """
+
+    leaf_start: Tensor
+
+    tree_dim = 1  # of what find() returns
+
+    def __init__(self, ensemble: TreeEnsemble, number: int) -> None:
+        super().__init__()
+        self.number = number
+        self.register_buffer("leaf_start", torch.from_numpy(ensemble.leaf_start[:-1].copy()), persistent=False)
+
+    def columns(self, x: Tensor) -> Tensor:
+        """Clean inputs as they are."""
+        return x
+
+    def find(self, columns: Tensor, threshold: Tensor) -> Tensor:
+        """The leaf of each row in each tree, ``[rows, trees]`` int64."""
+        place: Tensor = _operator()(columns, self.number, len(self.leaf_start))
+        return place.long() + self.leaf_start
+
+
+def replace_finders(module: nn.Module) -> list[TreeEnsemble]:
+    """Make all trees within a module find their leaves by an operator; its numbers are places in what is returned."""
+    ensembles = []
+    for part in module.modules():
+        if isinstance(part, Trees):
+            ensembles.append(part.ensemble)
+            part.finder = OnnxLeaves(part.ensemble, len(ensembles) - 1)  # type: ignore[assignment]
+    return ensembles
+
+
+def translations(ensembles: Sequence[TreeEnsemble], dtype: torch.dtype) -> dict[Callable[..., Any], Callable[..., Any]]:
+    """The exporter's translation of the operator; ``dtype`` is that of the network."""
+
+    def leaf_places(x: Any, number: int, num_trees: int) -> Any:
+        return ml.TreeEnsemble(x, n_targets=num_trees, **attributes(ensembles[number], _NUMPY[dtype]))
+
+    return {_operator(): leaf_places}
+
+
+def attributes(ensemble: TreeEnsemble, dtype: npt.DTypeLike) -> dict[str, Any]:
+    """Of a ``TreeEnsemble`` node with an output for each tree: the place of the row's leaf in it."""
+    ensemble = _rooted_in_splits(ensemble)
+    is_member = ensemble.category_set >= 0
+    tree_of_leaf = np.repeat(np.arange(ensemble.num_trees), np.diff(ensemble.leaf_start))
+    place = np.arange(len(tree_of_leaf)) - ensemble.leaf_start[tree_of_leaf]
+    found = {
+        "aggregate_function": SUM,
+        "post_transform": NONE,
+        "tree_roots": ensemble.root.tolist(),
+        "nodes_featureids": ensemble.feature.tolist(),
+        "nodes_modes": onnx_ir.tensor(np.where(is_member, MEMBER, LEQ).astype(np.uint8)),
+        "nodes_splits": onnx_ir.tensor(np.where(is_member, 0, ensemble.threshold).astype(dtype)),
+        "nodes_truenodeids": _node(ensemble.left).tolist(),
+        "nodes_falsenodeids": _node(ensemble.right).tolist(),
+        "nodes_trueleafs": (ensemble.left < 0).astype(int).tolist(),
+        "nodes_falseleafs": (ensemble.right < 0).astype(int).tolist(),
+        "nodes_missing_value_tracks_true": ensemble.missing_left.astype(int).tolist(),
+        "leaf_targetids": tree_of_leaf.tolist(),
+        "leaf_weights": onnx_ir.tensor(place.astype(dtype)),
+    }
+    if is_member.any():
+        found["membership_values"] = onnx_ir.tensor(_members(ensemble).astype(dtype))
+    return found
+
+
+def _rooted_in_splits(ensemble: TreeEnsemble) -> TreeEnsemble:
+    """With a split above each lone leaf, both ways of which lead to it: ONNX has no other root."""
+    lone = np.flatnonzero(ensemble.root < 0)
+    leaf, none = ensemble.root[lone], np.zeros(len(lone), np.int64)
+    root = ensemble.root.copy()
+    root[lone] = len(ensemble.feature) + np.arange(len(lone))
+    return replace(
+        ensemble,
+        feature=np.append(ensemble.feature, none),
+        threshold=np.append(ensemble.threshold, none),
+        left=np.append(ensemble.left, leaf),
+        right=np.append(ensemble.right, leaf),
+        missing_left=np.append(ensemble.missing_left, none == 1),
+        category_set=np.append(ensemble.category_set, none - 1),
+        root=root,
+    )
+
+
+def _node(child: Integers) -> Integers:
+    nodes: Integers = np.where(child >= 0, child, ~child)
+    return nodes
+
+
+def _members(ensemble: TreeEnsemble) -> npt.NDArray[np.float64]:
+    """The codes that go left of each split by categories, each list ended by NaN."""
+    lists = []
+    for number in ensemble.category_set[ensemble.category_set >= 0]:
+        start, end = ensemble.category_start[number : number + 2]
+        lists.append(np.append(np.flatnonzero(ensemble.category_left[start:end]), np.nan))
+    return np.concatenate(lists)
+
+
+_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+
+
+@lru_cache(maxsize=1)
+def _operator() -> Any:
+    """Registered once; it has a shape and no kernel, since it is only ever traced."""
+    library: Any = torch.library.Library("mlsys_windtunnel", "DEF")  # type: ignore[no-untyped-call]
+    library.define("leaf_places(Tensor x, int number, int num_trees) -> Tensor")
+    library.impl("leaf_places", _empty_places, "Meta")
+    _LIBRARIES.append(library)  # the registration would end with it
+    return torch.ops.mlsys_windtunnel.leaf_places.default
+
+
+def _empty_places(x: Tensor, _number: int, num_trees: int) -> Tensor:
+    return x.new_empty(x.shape[0], num_trees)
+
+
+_LIBRARIES: list[Any] = []
