@@ -13,6 +13,8 @@ from mlsys_core.plugins.specs import BenchmarkSpec
 from mlsys_core.report import Table
 from mlsys_windtunnel.bench import infer
 from mlsys_windtunnel.bench.contestants import MAKERS, Bout
+from mlsys_windtunnel.bench.machine import CpuTimes, cpu_times, share_of_others
+from mlsys_windtunnel.bench.outcome_report import Conditions, report, speed_up
 from mlsys_windtunnel.bench.race import DoesNotApply, Outcome, Runner, race
 from mlsys_windtunnel.bench.workloads import Workload, workloads
 from rich.console import Console
@@ -116,10 +118,14 @@ def test_numbers_and_thresholds_are_float32_in_the_plain_tables(models: list[Wor
     np.testing.assert_array_equal(table, table.astype(np.float32))
 
 
-@pytest.mark.parametrize("name", ["WindTunnel", "WindTunnel network", "source", "LightGBM booster"])
+@pytest.mark.parametrize(
+    "name", ["WindTunnel", "WindTunnel columns", "WindTunnel network", "source", "LightGBM booster"]
+)
 def test_own_contestants_answer_as_the_sources_do(name: str, models: list[Workload], tmp_path: Path) -> None:
     for workload in models:
         if name == "LightGBM booster" and not workload.name.startswith("LightGBM"):
+            continue
+        if name == "WindTunnel columns" and not workload.is_pipeline:
             continue
         runner = MAKERS[name](Bout(workload, 1, tmp_path))
         got = np.asarray(runner.finish(runner.answer(runner.prepare(workload.table))))
@@ -134,23 +140,65 @@ def test_peers_that_are_for_trees_sit_pipelines_out(models: list[Workload], tmp_
                 MAKERS[name](Bout(workload, 2, tmp_path))
 
 
+CONDITIONS = Conditions(num_threads=1, rounds=3, tolerance=1e-5, load_average=(0.0, 99.0), share_of_others=0.25)
+
+
 def _report(outcomes: dict[str, Outcome]) -> Any:
-    return infer.report({"forest": outcomes}, batches=(1, 100), rounds=3, num_threads=1, loads=[0.0, 99.0])
+    return report({"forest": outcomes}, batches=(1, 100), conditions=CONDITIONS)
 
 
 SOURCE = Outcome("timed", "", 0.0, {1: (2e-3, 1e-3, 4e-3), 100: (0.5,)})
 
 
-def test_report_gives_medians_and_their_ratio() -> None:
+def test_report_gives_medians_and_the_median_of_ratios_within_rounds() -> None:
     own = Outcome("timed", "float32", 1e-7, {1: (1e-4, 4e-3, 5e-4), 100: (1.0,)})
+    assert speed_up(own, SOURCE, 1) == 8.0  # of 20, 1/4 and 8
     section = _report({"source": SOURCE, "ONNX Runtime": own})
-    (table,) = (item for item in section.body if isinstance(item, Table))
-    assert table.rows[1] == ["ONNX Runtime", "500 us", "4.00", "1e+03 ms", "0.50", "1.0e-07", "float32"]
+    _, table = (item for item in section.body if isinstance(item, Table))
+    assert table.rows[1] == ["ONNX Runtime", "500 us", "8.00", "1e+03 ms", "0.50", "1.0e-07", "float32"]
     recorded = section.data["models"]["forest"]["ONNX Runtime"]
     assert recorded["median_s"] == {"1": 5e-4, "100": 1.0}
-    assert section.data["is_loaded"], "99 is more than the machine has cores"
-    assert any("other work" in item for item in section.body if isinstance(item, str))
+    assert recorded["speed_up"] == {"1": 8.0, "100": 0.5}
+    lines = [item for item in section.body if isinstance(item, str)]
+    assert any("other processes used 25% of the machine. The machine had other work" in line for line in lines)
     json.dumps(section.data, allow_nan=False)
+
+
+def test_standing_compares_the_fastest_with_the_fastest_of_the_same_containers() -> None:
+    def timed(one: float, many: float) -> Outcome:
+        return Outcome("timed", "", 0.0, {1: (one,), 100: (many,)})
+
+    section = _report(
+        {
+            "source": timed(8.0, 8.0),
+            "LightGBM booster": timed(4.0, 9.0),
+            "WindTunnel": timed(2.0, 4.0),
+            "WindTunnel columns": timed(1.0, 1.0),
+            "WindTunnel ONNX": timed(5.0, 2.0),
+            "ONNX Runtime": timed(1.5, 4.0),
+            "treelite GTIL": Outcome("not installed", ""),
+        }
+    )
+    standing = next(item for item in section.body if isinstance(item, Table))
+    assert [*standing.columns][1:4] == ["source, 1 row", "source, 100 rows", "ONNX Runtime, 1 row"]
+    assert list(standing.rows[0]) == ["forest", "2.00", "4.00", "1.50", "4.00", "-", "-", "-", "-"]
+
+
+def test_the_share_of_others_is_what_is_busy_less_ones_own() -> None:
+    before = CpuTimes(busy_s=100.0, total_s=1000.0, own_s=5.0)
+    assert share_of_others(before, CpuTimes(busy_s=130.0, total_s=1040.0, own_s=15.0)) == 0.5
+    assert share_of_others(before, before) is None
+    assert share_of_others(None, before) is None
+
+
+def test_the_kernels_counters_are_read(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  100 20 30 800 40 1 2 7 0 0\ncpu0 1 2 3 4 5 6 7 8 9 10\n")
+    times = cpu_times(stat)
+    assert times is not None
+    assert times.busy_s / times.total_s == 160 / 1000
+    assert times.own_s > 0
+    assert cpu_times(tmp_path / "none") is None
 
 
 def test_report_names_who_is_missing_and_fails_only_for_own_faults() -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from mlsys_windtunnel.bench.outcome_report import REFERENCE
 from mlsys_windtunnel.bench.race import DoesNotApply, Runner
 from mlsys_windtunnel.bench.workloads import Workload
 
@@ -61,8 +62,17 @@ def windtunnel(bout: Bout) -> Runner:
     return Runner(_as_is, translate(bout.workload.source).predict_proba)
 
 
+def windtunnel_columns(bout: Bout) -> Runner:
+    """The translated module, given what ONNX Runtime is given of a pipeline: arrays by the names of their columns."""
+    from mlsys_windtunnel.translation import translate
+
+    if not bout.workload.is_pipeline:
+        raise DoesNotApply("the table is one array")
+    return Runner(lambda x: {name: x[name].to_numpy() for name in x}, translate(bout.workload.source).predict_proba)
+
+
 def windtunnel_network(bout: Bout) -> Runner:
-    """Only the tensor part: the packed table to the last operator's scores."""
+    """Only the tensor part, in torch: the packed table to the last operator's scores."""
     import torch
 
     from mlsys_windtunnel.translation import translate
@@ -85,13 +95,10 @@ def windtunnel_network(bout: Bout) -> Runner:
 def windtunnel_onnx(bout: Bout) -> Runner:
     """WindTunnel's own ONNX file in float64, with its host part, run by onnxruntime."""
     from mlsys_windtunnel.export.onnx import export_onnx, load_onnx
-    from mlsys_windtunnel.export.program import INPUT
     from mlsys_windtunnel.translation import translate
 
     path = export_onnx(translate(bout.workload.source), bout.folder / "windtunnel.onnx", methods=["predict_proba"])
-    session = _session(str(path), bout.num_threads)
-    pipeline = replace(load_onnx(path), program=lambda table: session.run(None, {INPUT: table}))
-    return Runner(_as_is, pipeline.predict_proba)
+    return Runner(_as_is, load_onnx(path, num_threads=bout.num_threads).predict_proba)
 
 
 def onnxruntime(bout: Bout) -> Runner:
@@ -143,19 +150,21 @@ def tl2cgen(bout: Bout) -> Runner:
     """Trees compiled to C by tl2cgen; the table is wrapped in its DMatrix before the clock starts."""
     package = _package("tl2cgen")
     model = _treelite_model(bout.workload)
+    if sum(tree.tree_.node_count for tree in getattr(bout.workload.source, "estimators_", ())) > MOST_NODES_TO_COMPILE:
+        raise DoesNotApply("trees so large take a compiler many minutes")
     library = bout.folder / "trees.so"
     package.export_lib(model, toolchain="gcc", libpath=library, params={"parallel_comp": 16})
     predictor = package.Predictor(str(library), nthread=bout.num_threads)
     return Runner(lambda x: package.DMatrix(x), predictor.predict)
 
 
-REFERENCE = "source"
-WINDTUNNEL = "WindTunnel"
+MOST_NODES_TO_COMPILE = 100_000  # of which a compiler makes machine code in minutes
 MAKERS: dict[str, Maker] = {
     REFERENCE: source,
     "source, 1 thread": source_on_one_thread,
     "LightGBM booster": booster,
-    WINDTUNNEL: windtunnel,
+    "WindTunnel": windtunnel,
+    "WindTunnel columns": windtunnel_columns,
     "WindTunnel network": windtunnel_network,
     "WindTunnel ONNX": windtunnel_onnx,
     "ONNX Runtime": onnxruntime,
@@ -182,7 +191,7 @@ def _last(model: Any) -> Any:
     return model.steps[-1][1] if hasattr(model, "steps") else model
 
 
-def _session(model: str | bytes, num_threads: int) -> Any:
+def _session(model: bytes, num_threads: int) -> Any:
     runtime = _package("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = num_threads

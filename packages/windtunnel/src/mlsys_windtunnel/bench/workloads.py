@@ -67,6 +67,7 @@ def _plain(rows: int, num_threads: int, num_trees: int) -> list[Workload]:
             n_estimators=num_trees, num_leaves=64, random_state=0, verbose=-1, n_jobs=1
         ),
         f"RandomForest {num_trees}": RandomForestClassifier(num_trees, max_depth=10, random_state=0, n_jobs=1),
+        f"RandomForest {num_trees}, deep": RandomForestClassifier(num_trees, random_state=0, n_jobs=1),
         f"HistGradientBoosting {num_trees}": HistGradientBoostingClassifier(max_iter=num_trees, random_state=0),
         "LogisticRegression": LogisticRegression(max_iter=500),
     }
