@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlsys_core.plugins.hookspecs import hookimpl
-from mlsys_core.plugins.specs import CommandSpec, DemoStepSpec, EngineSpec, ModelLoaderSpec, PolicySpec
+from mlsys_core.plugins.specs import BenchmarkSpec, CommandSpec, DemoStepSpec, EngineSpec, ModelLoaderSpec, PolicySpec
 
 
 @hookimpl
 def mlsys_register_commands() -> Iterable[CommandSpec]:
     """The command ``mlsys orca``."""
-    return [CommandSpec(name="orca", help="Serve language models, or talk to one.", app="mlsys_orca.cli:app")]
+    return [CommandSpec(name="orca", help="Serve language models, talk to one, or measure.", app="mlsys_orca.cli:app")]
 
 
 @hookimpl
@@ -45,6 +45,23 @@ def mlsys_register_model_loaders() -> Iterable[ModelLoaderSpec]:
             suffixes=(".gguf", ".safetensors"),
             factory="mlsys_orca.loading.load:load_model",
         )
+    ]
+
+
+@hookimpl
+def mlsys_register_benchmarks() -> Iterable[BenchmarkSpec]:
+    """``mlsys bench orca`` and ``orca-paper``; with options: ``mlsys orca bench``."""
+    return [
+        BenchmarkSpec(
+            name="orca",
+            help="Scheduling policies on a real model: all requests at once, and a Poisson sweep.",
+            run="mlsys_orca.bench.policies:run",
+        ),
+        BenchmarkSpec(
+            name="orca-paper",
+            help="The ORCA paper's evaluation: iteration-level against request-level scheduling.",
+            run="mlsys_orca.bench.paper_suite:run",
+        ),
     ]
 
 

@@ -28,8 +28,7 @@ def bench(
     from rich.console import Console
     from rich.table import Table
 
-    from mlsys_core import report
-    from mlsys_core.bench import BenchContext, run_suite
+    from mlsys_core.bench import BenchContext, print_section, run_suite
 
     registry = installed_plugins().registry
     console = Console()
@@ -45,14 +44,7 @@ def bench(
         return
     spec = registry.get(BenchmarkSpec, suite)
     section = run_suite(spec, BenchContext(console, quick, device, threads), output)
-    for item in section.body:
-        if isinstance(item, report.Table):
-            table = Table(*item.columns, title=item.caption or None)
-            for row in item.rows:
-                table.add_row(*row)
-            console.print(table)
-        elif isinstance(item, str):
-            console.print(item, markup=False)
+    print_section(section, console)
     console.print(f"Written: {output / suite}.json and .html")
     if section.status == "failed":
         raise typer.Exit(1)

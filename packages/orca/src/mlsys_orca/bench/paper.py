@@ -1,0 +1,141 @@
+"""The ORCA paper's evaluation (section 6.2, dissertation 4.5.2): throughput against median latency, two schedulings.
+
+What both back ends share: the traces, the contestants, and the ratio of throughput at equal latency. The real engine
+(:mod:`.paper_engine`) and the paper's cluster (:mod:`.paper_simulated`) each give a :class:`Curve` per contestant;
+:mod:`.paper_report` draws them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.workload import ORCA_OUTPUTS, ORCA_PROMPTS, Constant, LoadPoint, Uniform
+
+from mlsys_orca.bench.workload import Workload
+
+PAPERS_RATIO = 36.9  # 6.81 over 0.185 req/s, 175B on 16 GPUs
+PAPERS_LATENCY_S = 0.190  # the median normalised latency it was read at
+PAPERS_SLOWDOWN = 1.47  # FasterTransformer's iterations over Orca's on the 175B model, at most (Figure 4.7c)
+ALONE = (128, 32)  # input and output tokens whose normalised execution time, doubled, gave that latency (Figure 4.7c)
+HOMOGENEOUS = (272, 64)  # the means of the two uniform lengths; the text names no lengths for Figure 4.9
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A scheduling under a maximum batch size."""
+
+    policy: str  # "orca" or "request-level", the scheduling of FasterTransformer below a batching server
+    max_batch_size: int
+    microbatch_size: int | None = None  # request-level alone; None: the whole batch
+
+    @property
+    def label(self) -> str:
+        """As in the paper: orca(max_bs), ft(max_bs, mbs)."""
+        if self.policy == "orca":
+            return f"orca({self.max_batch_size})"
+        return f"request-level({self.max_batch_size}, {self.microbatch_size or self.max_batch_size})"
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Of the policy."""
+        return {} if self.microbatch_size is None else {"microbatch_size": self.microbatch_size}
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A contestant's runs, from light to heavy load."""
+
+    contestant: Contestant
+    points: tuple[LoadPoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """The best of each scheduling at one latency."""
+
+    latency_s: float  # median normalised latency
+    orca: tuple[str, float] | None  # label and requests per second; None: no run is below that latency
+    request_level: tuple[str, float] | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Orca's throughput over the baseline's; None if one has none."""
+        if self.orca is None or self.request_level is None:
+            return None
+        return self.orca[1] / self.request_level[1]
+
+
+def paper_workload(*, scale: float, num_requests: int, is_homogeneous: bool, seed: int = 0) -> Workload:
+    """The paper's requests with lengths times ``scale``, at least one token each.
+
+    Raises:
+        InvalidInputError: ``scale`` is not above 0.
+
+    Example:
+        >>> paper_workload(scale=0.125, num_requests=2, is_homogeneous=False).prompts
+        Uniform(low=4, high=64)
+    """
+    if not 0 < scale < math.inf:
+        raise InvalidInputError(f"the scale of the lengths is {scale}: it must be above 0, and 1 is the paper's")
+    if is_homogeneous:
+        num_input, num_output = (scaled(length, scale) for length in HOMOGENEOUS)
+        return Workload(prompts=Constant(num_input), outputs=Constant(num_output), num_requests=num_requests, seed=seed)
+    prompts, outputs = (
+        Uniform(scaled(lengths.low, scale), scaled(lengths.high, scale)) for lengths in (ORCA_PROMPTS, ORCA_OUTPUTS)
+    )
+    return Workload(prompts=prompts, outputs=outputs, num_requests=num_requests, seed=seed)
+
+
+def scaled(length: int, scale: float) -> int:
+    """``length * scale`` tokens, at least one."""
+    return max(1, round(length * scale))
+
+
+def throughput_at(points: Sequence[LoadPoint], latency_s: float) -> float | None:
+    """Requests per second at which the median normalised latency reaches ``latency_s``, between runs by a line.
+
+    The highest such throughput; a curve that stays below ends with its highest.
+
+    Returns:
+        None if every run is above ``latency_s``.
+    """
+    ordered = sorted(points, key=lambda point: point.offered_rps or point.throughput_rps)
+    best = None
+    for index, point in enumerate(ordered):
+        if _latency_s(point) > latency_s:
+            continue
+        reached = point.throughput_rps
+        if index + 1 < len(ordered) and _latency_s(ordered[index + 1]) > latency_s:
+            after = ordered[index + 1]
+            share = (latency_s - _latency_s(point)) / (_latency_s(after) - _latency_s(point))
+            reached += share * (after.throughput_rps - point.throughput_rps)
+        best = reached if best is None else max(best, reached)
+    return best
+
+
+def crossing(curves: Sequence[Curve], latency_s: float, *, baseline_slowdown: float = 1.0) -> Crossing:
+    """The best throughput of either scheduling at ``latency_s``.
+
+    Args:
+        curves: Of the contestants.
+        latency_s: Median normalised latency, seconds per token.
+        baseline_slowdown: As if every iteration of the request-level ones had taken this many times as long: all of
+            their times stretch, so their throughput is read at a latency as many times lower, and divided by it.
+    """
+    best: dict[bool, tuple[str, float]] = {}
+    for curve in curves:
+        is_orca = curve.contestant.policy == "orca"
+        slowdown = 1.0 if is_orca else baseline_slowdown
+        reached = throughput_at(curve.points, latency_s / slowdown)
+        if reached is not None and (is_orca not in best or reached / slowdown > best[is_orca][1]):
+            best[is_orca] = curve.contestant.label, reached / slowdown
+    return Crossing(latency_s, best.get(True), best.get(False))
+
+
+def _latency_s(point: LoadPoint) -> float:
+    assert point.normalized_latency is not None
+    return point.normalized_latency.p50

@@ -1,0 +1,128 @@
+"""``mlsys orca bench paper`` and ``mlsys bench orca-paper``: which traces, contestants and loads each back end runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mlsys_core.report import Section
+
+from mlsys_orca.bench.paper import PAPERS_LATENCY_S, PAPERS_SLOWDOWN, Curve, paper_workload
+from mlsys_orca.bench.paper_report import report
+
+if TYPE_CHECKING:
+    from mlsys_core.bench import BenchContext
+
+    from mlsys_orca.loading.loaded import LoadedModel
+
+SCALE = 0.125  # of the paper's lengths, for a small model on a small machine
+_SIMULATED = (
+    "Simulated in virtual time: GPT-3 175B in fp16 on 16 A100-40GB, two pipeline stages of 8 GPUs, {slots:,} K/V "
+    "slots; {num} requests for each run. The scheduler and the loop are those that serve; an iteration takes what "
+    "mlsys_orca.bench.cluster says (a roofline from published peaks, nothing fitted). Both schedulings run on the same "
+    "engine, which isolates the scheduling; the paper's baseline has an engine of its own, up to 47 % slower at 175B, "
+    "so the ratio is given for that too."
+)
+
+
+def run(context: BenchContext) -> Section:
+    """The suite: the cluster simulated when quick, else the real engine over the default model."""
+    if context.is_quick:
+        return run_simulated(context, num_requests=200)
+    from mlsys_orca.cli_options import DEFAULT_MODEL, load
+
+    return run_engine(load(DEFAULT_MODEL, None), context, scale=SCALE, num_requests=60)
+
+
+def run_simulated(context: BenchContext, *, num_requests: int) -> Section:
+    """Both traces on the paper's cluster, at the paper's lengths; Ctrl-C ends it with what was simulated."""
+    from mlsys_core.plugins import installed_plugins
+
+    from mlsys_orca.bench import paper_simulated as simulated
+    from mlsys_orca.bench.cluster import Cluster
+
+    cluster = Cluster()
+    alone_s = simulated.alone_s(cluster)
+    curves: dict[bool, list[Curve]] = {False: [], True: []}
+    notes = []
+    try:
+        for is_homogeneous, own in curves.items():
+            workload = paper_workload(scale=1, num_requests=num_requests, is_homogeneous=is_homogeneous)
+            for contestant in simulated.CONTESTANTS:
+                with context.console.status(f"{contestant.label}{', one length' if is_homogeneous else ''} ..."):
+                    curve = simulated.simulate_curve(
+                        contestant,
+                        workload,
+                        cluster,
+                        latency_s=PAPERS_LATENCY_S,
+                        registry=installed_plugins().registry,
+                    )
+                own.append(curve)
+    except KeyboardInterrupt:
+        notes.append("Interrupted: what was simulated until then.")
+    return report(
+        _SIMULATED.format(slots=cluster.num_kv_tokens, num=num_requests),
+        curves[False],
+        curves[True],
+        latencies_s={"the paper's": PAPERS_LATENCY_S, "twice that of a request alone here": 2 * alone_s},
+        notes=notes,
+        baseline_slowdown=PAPERS_SLOWDOWN,
+        data={"backend": "simulated", "num_requests": num_requests, "alone_s": alone_s},
+    )
+
+
+def run_engine(loaded: LoadedModel, context: BenchContext, *, scale: float, num_requests: int) -> Section:
+    """Both traces on the real engine, lengths times ``scale``; Ctrl-C ends it with what was measured."""
+    import os
+
+    from mlsys_orca.bench import paper_engine as engine
+
+    contestants = engine.QUICK_CONTESTANTS if context.is_quick else engine.CONTESTANTS
+    loads = engine.QUICK_LOADS if context.is_quick else engine.LOADS
+    curves: dict[bool, list[Curve]] = {False: [], True: []}
+    notes = []
+    num_ties, num_wrong, alone_s = 0, 0, None
+    load_before = os.getloadavg()[0]
+    try:
+        alone_s = engine.alone_s(loaded, context, scale=scale)
+        for is_homogeneous, own in curves.items():
+            workload = paper_workload(scale=scale, num_requests=num_requests, is_homogeneous=is_homogeneous)
+            expected: dict[int, tuple[int, ...]] = {}
+            for contestant in contestants:
+                own.append(Curve(contestant, ()))
+                for point, comparison, was_cut in engine.measure_contestant(
+                    loaded, contestant, workload, context, loads=loads, expected=expected
+                ):
+                    num_wrong += comparison.num_wrong
+                    num_ties += len(comparison.differences) - comparison.num_wrong
+                    if was_cut:
+                        raise KeyboardInterrupt
+                    if not comparison.num_wrong:
+                        own[-1] = Curve(contestant, (*own[-1].points, point))
+    except KeyboardInterrupt:
+        notes.append("Interrupted: what was measured until then.")
+    measured = [[curve for curve in own if curve.points] for own in curves.values()]
+    dtype = str(loaded.model.dtype).removeprefix("torch.")
+    notes.append(
+        f"Load average {load_before:.1f} before and {os.getloadavg()[0]:.1f} after. Answers: "
+        + (f"{num_wrong} WRONG." if num_wrong else f"the same from every contestant, {num_ties} parting at a tie.")
+    )
+    return report(
+        f"{loaded.name} in {dtype}, {context.num_threads} threads, the paper's lengths times {scale:g}, {num_requests} "
+        "requests for each run, at shares of what each contestant does all at once. Both schedulings run on this "
+        "engine.",
+        *measured,
+        latencies_s={} if alone_s is None else {"twice that of a request alone": 2 * alone_s},
+        notes=notes,
+        is_wrong=num_wrong > 0,
+        data={
+            "backend": "engine",
+            "model": loaded.name,
+            "dtype": dtype,
+            "num_threads": context.num_threads,
+            "scale": scale,
+            "num_requests": num_requests,
+            "alone_s": alone_s,
+            "num_ties": num_ties,
+            "num_wrong": num_wrong,
+        },
+    )
