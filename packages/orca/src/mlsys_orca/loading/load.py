@@ -18,6 +18,7 @@ from mlsys_orca.loading.gguf import load_gguf
 from mlsys_orca.loading.gguf_file import MAGIC
 from mlsys_orca.loading.huggingface import load_huggingface
 from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.models.layers import has_packed_weights
 from mlsys_orca.native.decoder import to_native
 from mlsys_orca.runner import intra_op_threads
 
@@ -30,7 +31,7 @@ def load_model(
     *,
     dtype: str | None = None,
     device: str = "cpu",
-    weights: WeightForm = "float",
+    weights: WeightForm | None = None,
     backend: str = "auto",
     num_threads: int = 1,
     progress: Progress | None = None,
@@ -45,7 +46,8 @@ def load_model(
         device: A torch device.
         weights: How matrices are kept: ``"float"``: in the dtype; ``"packed"``: as a GGUF file has them, where that is
             quantised; ``"int8"`` or ``"int4"``: quantised while loading, whatever the file has. Norms, biases and a
-            mixture's routers stay floating, and with int4 the embeddings and the head take 8 bits.
+            mixture's routers stay floating; int4 keeps 8 bits for the tables and the query, key and value projections.
+            None: packed where the native path runs, which is faster there and changes no value, else float.
         backend: ``"native"``: own kernels on the CPU (:mod:`mlsys_orca.native`); ``"torch"``: torch's operators;
             ``"auto"``: native where the model and the machine allow it, and on a CUDA device Triton kernels
             (:mod:`mlsys_orca.gpu`).
@@ -67,7 +69,7 @@ def load_model(
     where = Path(path).expanduser()
     if dtype is not None and dtype not in DTYPES:
         raise InvalidInputError(f"the dtype {dtype!r} is not known; {', '.join(DTYPES)} are")
-    if weights not in get_args(WeightForm):
+    if weights is not None and weights not in get_args(WeightForm):
         raise InvalidInputError(f"weights {weights!r} are not known; {', '.join(get_args(WeightForm))} are")
     if backend not in BACKENDS:
         raise InvalidInputError(f"the backend {backend!r} is not known; {', '.join(BACKENDS)} are")
@@ -81,12 +83,14 @@ def load_model(
         load = load_gguf
         _check_gguf(where)
     with intra_op_threads(num_threads):
-        loaded = load(where, dtype=wanted, device=target, weights=weights, progress=progress)
-        if backend == "torch":
-            return loaded
-        if backend == "auto" and target.type == "cuda":
-            return replace(loaded, model=to_gpu(loaded.model))
-        return replace(loaded, model=to_native(loaded.model, backend=backend))
+        if backend == "torch" or (backend == "auto" and target.type == "cuda"):
+            loaded = load(where, dtype=wanted, device=target, weights=weights or "float", progress=progress)
+            return loaded if backend == "torch" else replace(loaded, model=to_gpu(loaded.model))
+        loaded = load(where, dtype=wanted, device=target, weights=weights or "packed", progress=progress)
+        model = to_native(loaded.model, backend=backend)
+        if model is loaded.model and weights is None and has_packed_weights(model):  # slow in torch's operators
+            return load(where, dtype=wanted, device=target, weights="float", progress=progress)
+        return replace(loaded, model=model)
 
 
 def _check_gguf(where: Path) -> None:

@@ -7,7 +7,7 @@ Measured on SmolLM2-135M (2 Zen 5 cores, quiet, fp32 / bf16): a decoded token ta
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
@@ -75,6 +75,12 @@ class Linear(nn.Module):
             raise InvalidInputError("the weight of this product is packed or taken already: load the model anew")
         self.weight = torch.empty(0)
         return weight
+
+
+def has_packed_weights(model: object) -> bool:
+    """Whether some product of ``model`` has a quantised weight."""
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    return any(isinstance(module, Linear) and isinstance(module.weight, QuantizedMatrix) for module in modules)
 
 
 def _look_up(table: Matrix, ids: Tensor) -> Tensor:
@@ -210,13 +216,28 @@ class Rotary(nn.Module):
         frequencies = 1.0 / config.rope_theta**exponents
         if config.rope_divisors is not None:
             frequencies /= torch.tensor(config.rope_divisors, dtype=torch.float32)
+        self.amplitude = config.rope_amplitude
         self.register_buffer("inverse_frequencies", frequencies.to(device), persistent=False)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Factors for :func:`rotate`: cosines and signed sines, each fp32 [num_tokens, 1, rotary_dim]."""
         angles = torch.outer(positions.float(), self.inverse_frequencies)
         cos, sin = angles.cos(), angles.sin()
+        if self.amplitude != 1:
+            cos, sin = cos * self.amplitude, sin * self.amplitude
         return torch.cat((cos, cos), dim=-1)[:, None], torch.cat((-sin, sin), dim=-1)[:, None]
+
+
+class Rotaries(nn.Module):
+    """Several rotary embeddings of one decoder; each attention says which turns its heads."""
+
+    def __init__(self, rotaries: Iterable[Rotary]) -> None:
+        super().__init__()
+        self.rotaries = nn.ModuleList(rotaries)
+
+    def forward(self, positions: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
+        """``positions`` [num_tokens] int64 -> the factors of each, as :class:`Rotary`'s."""
+        return tuple(rotary(positions) for rotary in self.rotaries)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
