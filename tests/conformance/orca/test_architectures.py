@@ -287,6 +287,9 @@ def test_a_converted_gguf_computes_as_the_original(tmp_path: Path, name: str, ar
         assert torch.allclose(ours, expected, atol=1e-4, rtol=0)
 
 
+AT_LEAST_8_BITS = ("embed_", "wte", "lm_head", "q_proj", "k_proj", "v_proj", "qkv", "query_key_value", "c_attn")
+
+
 def round_weights(model: Any, weights: str) -> None:
     """Give every matrix of a product the values that ours has when it is loaded with ``weights``."""
     for name, parameter in model.named_parameters():
@@ -297,7 +300,7 @@ def round_weights(model: Any, weights: str) -> None:
         matrix = (parameter.T if is_transposed else parameter.flatten(0, -2)).contiguous()
         quantized = quantize(
             matrix,
-            bits=8 if weights == "int8" or any(part in name for part in ("embed_", "wte", "lm_head")) else 4,
+            bits=8 if weights == "int8" or any(part in name for part in AT_LEAST_8_BITS) else 4,
             group_size=32 if matrix.shape[1] % 32 == 0 else 16,
         )
         values = quantized.dequantized()
