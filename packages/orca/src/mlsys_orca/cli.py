@@ -9,7 +9,7 @@ from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.cli_bench import app as bench
 from mlsys_orca.cli_embed import embed
-from mlsys_orca.cli_options import DEFAULT_MODEL, Dtype, Threads, load, num_threads_of
+from mlsys_orca.cli_options import DEFAULT_MODEL, Device, Dtype, Threads, load, num_threads_of
 
 app = typer.Typer(no_args_is_help=True)
 app.add_typer(bench, name="bench")
@@ -39,6 +39,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     name: Annotated[str | None, typer.Option(help="The model's name for clients; by default the one given.")] = None,
     dtype: Dtype = None,
+    device: Device = "cpu",
     threads: Threads = 0,
     max_batch_size: Annotated[int, typer.Option(min=1, help="Requests per iteration at most.")] = 8,
     max_model_len: MaxModelLen = None,
@@ -78,7 +79,7 @@ def serve(
         log_format="json" if log_format == "json" else "console",
         validation_status=400,  # as the protocol's own server answers
     )
-    loaded = load(model, dtype)
+    loaded = load(model, dtype, device=device)
     from mlsys_orca.engine import EngineConfig
     from mlsys_orca.server import make_app, make_service, model_name
 
@@ -121,6 +122,7 @@ def chat(
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="New tokens per answer at most.")] = 512,
     dtype: Dtype = None,
+    device: Device = "cpu",
     threads: Threads = 0,
 ) -> None:
     """Talk to a model in the terminal; an empty line or Ctrl-D ends it.
@@ -129,7 +131,7 @@ def chat(
     """
     import asyncio
 
-    loaded = load(model, dtype)
+    loaded = load(model, dtype, device=device)
     from mlsys_orca.engine import EngineConfig
     from mlsys_orca.server import make_service, model_name
     from mlsys_orca.terminal_chat import converse

@@ -11,7 +11,8 @@ import typer
 if TYPE_CHECKING:
     from mlsys_orca.loading.loaded import LoadedModel
 
-Dtype = Annotated[str | None, typer.Option(help="fp32 or bf16; by default what suits this CPU.")]
+Dtype = Annotated[str | None, typer.Option(help="fp32 or bf16; by default what suits the device.")]
+Device = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, or cuda:1 for the second GPU.")]
 Threads = Annotated[
     int, typer.Option(min=0, help="Threads of the model's operators; 0: all cores this process may use.")
 ]
@@ -24,7 +25,7 @@ def num_threads_of(threads: int) -> int:
     return threads or cores
 
 
-def load(model: str, dtype: str | None) -> LoadedModel:
+def load(model: str, dtype: str | None, *, device: str = "cpu") -> LoadedModel:
     """Resolve and load ``model`` with a progress bar on stderr."""
     from mlsys_core.config import settings
     from mlsys_core.models import resolve_model
@@ -39,5 +40,8 @@ def load(model: str, dtype: str | None) -> LoadedModel:
         from mlsys_orca.loading.load import load_model  # here: the bar shows while torch is imported
 
         return load_model(
-            path, dtype=dtype, progress=lambda done, total: progress.update(task, completed=done, total=total)
+            path,
+            dtype=dtype,
+            device=device,
+            progress=lambda done, total: progress.update(task, completed=done, total=total),
         )

@@ -18,13 +18,18 @@ from mlsys_orca.openai.routes import make_router
 from mlsys_orca.openai.service import ModelService
 
 if TYPE_CHECKING:
+    import torch
     from fastapi import FastAPI
     from mlsys_core.serving import LoopRecorder
     from structlog.typing import FilteringBoundLogger
 
 
-def available_memory_nbytes() -> int:
-    """Memory this process may still take without swapping."""
+def available_memory_nbytes(device: torch.device | None = None) -> int:
+    """Memory this process may still take: of ``device``, or of the host without swapping."""
+    if device is not None and device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[0])
     import psutil
 
     return int(psutil.virtual_memory().available)
@@ -34,7 +39,7 @@ def make_service(
     loaded: LoadedModel, name: str, config: EngineConfig, *, recorder: LoopRecorder | None = None
 ) -> ModelService:
     """A service over a new engine; the engine's thread starts with the app."""
-    engine = Engine(loaded, config, available_nbytes=available_memory_nbytes(), recorder=recorder)
+    engine = Engine(loaded, config, available_nbytes=available_memory_nbytes(loaded.model.device), recorder=recorder)
     return ModelService(name, loaded, engine)
 
 

@@ -18,17 +18,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gpu)
 
 
-@pytest.fixture(scope="session")
-def device() -> torch.device:
-    """Where the kernels run. No GPU where the run insists on one is a failure."""
-    if IS_INTERPRETED:
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        message = "torch sees no CUDA device"
-        pytest.fail(message) if os.environ.get("MLSYS_REQUIRE_GPU") == "1" else pytest.skip(message)
-    return torch.device("cuda")
-
-
 @pytest.fixture
 def generator(request: pytest.FixtureRequest) -> torch.Generator:
     return torch.Generator().manual_seed(len(request.node.name))
