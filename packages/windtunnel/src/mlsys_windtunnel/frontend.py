@@ -20,6 +20,8 @@ from mlsys_windtunnel.graph import Kind, Operator, PipelineGraph, Value
 from mlsys_windtunnel.lookup import CategoryLookup
 from mlsys_windtunnel.raw_table import NamedTable, PlainTable, Table, array_of, has_names, numbers
 
+_FLOAT64 = np.dtype(np.float64)
+
 
 def host_operators(graph: PipelineGraph, foreign: set[str], lookups: set[str]) -> set[str]:
     """Names of the operators that run on the host: the foreign ones, and all that these or look-ups depend on."""
@@ -91,6 +93,7 @@ class Frontend:
         picked = _picked(graph.input, operators)
         self.frontier = tuple(replace(value, columns=_columns_of(value, picked)) for value in frontier)
         self._is_by_column = all(value.columns is not None for value in self.frontier)
+        self._is_plain = [(value.reads, value.lookup) for value in self.frontier] == [((self._input,), None)]
 
     @property
     def is_trivial(self) -> bool:
@@ -110,6 +113,8 @@ class Frontend:
         Raises:
             InvalidInputError: ``x`` has other columns than the pipeline was fitted on, or text where numbers belong.
         """
+        if self._is_plain and type(x) is np.ndarray and x.dtype == _FLOAT64 and x.shape[1:] == (self.width,):
+            return [x]
         is_named = self.columns is not None and has_names(x)
         x = NamedTable(x, self.columns or ()) if is_named else self._checked(x)
         if self._is_by_column and (is_named or isinstance(x, np.ndarray)):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Sequence
-from itertools import repeat
 from numbers import Integral, Real
 from typing import Any, Literal, Protocol
 
@@ -36,6 +35,7 @@ Column = npt.NDArray[Any] | Factorizable  # [rows]
 
 SEARCHABLE = "iufbOUS"  # dtype kinds of categories that a vocabulary can hold; dates stay with their encoder
 UNKNOWN = -1  # only between a vocabulary and its look-up; what leaves a look-up is the row of a table
+FEW_ROWS = 64  # of which to find the distinct values takes longer than to look up all
 LISTED = 10  # unknown categories that a message names
 
 
@@ -76,14 +76,17 @@ class Vocabulary:
             return self._codes_of_distinct(column)
         if self._numbers is not None and column.dtype.kind in "iuf":
             return self._codes_by_search(self._numbers, column)
-        cells = column.tolist()
+        return np.array(self.codes_of_cells(column.tolist()), np.int64)
+
+    def codes_of_cells(self, cells: list[Any]) -> list[int]:
+        """As :meth:`codes`, of Python's own values."""
         try:
-            codes = np.fromiter(map(self._code_of.get, cells, repeat(UNKNOWN)), np.int64, len(cells))
+            codes = [self._code_of.get(cell, UNKNOWN) for cell in cells]
         except TypeError as error:
             raise InvalidInputError(f"a cell is no category ({error}); give text, numbers or missing values") from error
-        if self._code_of_missing != UNKNOWN:
-            for row in np.flatnonzero(codes == UNKNOWN):
-                if is_missing(cells[row]):
+        if self._code_of_missing != UNKNOWN and UNKNOWN in codes:
+            for row, cell in enumerate(cells):
+                if codes[row] == UNKNOWN and is_missing(cell):
                     codes[row] = self._code_of_missing
         return codes
 
@@ -133,9 +136,17 @@ class CategoryLookup:
         Raises:
             InvalidInputError: a category is unknown and ``unknown`` is ``refuse``, or a cell is no category.
         """
-        codes = [vocabulary.codes(column) for vocabulary, column in zip(self.vocabularies, columns, strict=True)]
-        result = np.array(codes, np.float64).T
-        if result.min(initial=0) == UNKNOWN:
+        num_rows = len(columns[0])
+        if num_rows > FEW_ROWS:
+            codes = [vocabulary.codes(column) for vocabulary, column in zip(self.vocabularies, columns, strict=True)]
+            result = np.concatenate(codes, dtype=np.float64).reshape(len(codes), num_rows).T
+            has_unknown = bool(result.min() == UNKNOWN)
+        else:  # for which lists are quicker than arrays
+            cells = [np.asarray(column).tolist() for column in columns]
+            rows = [vocabulary.codes_of_cells(each) for vocabulary, each in zip(self.vocabularies, cells, strict=True)]
+            result = np.array(rows, np.float64).reshape(len(rows), num_rows).T
+            has_unknown = any(UNKNOWN in row for row in rows)
+        if has_unknown:
             self._settle_unknown(columns, result)
         return result
 

@@ -9,13 +9,11 @@ import numpy as np
 import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
 
-from mlsys_windtunnel.lookup import Column
+from mlsys_windtunnel.lookup import FEW_ROWS, Column, is_missing
 
 Table = Any  # [rows, columns]: numpy array, pandas DataFrame, scipy sparse matrix, or columns [rows] by their names
 
 Floats = npt.NDArray[np.float64]
-
-_FEW_ROWS = 64  # of which pandas takes longer to find the distinct values than to make objects of all
 
 
 def has_names(x: Table) -> bool:
@@ -47,28 +45,25 @@ class NamedTable:
     """
 
     def __init__(self, x: Any, names: Sequence[str]) -> None:
-        self._x = x
         self._names = names
         self._is_mapping = isinstance(x, Mapping)
         self._shape = (len(next(iter(x.values()), ()) if self._is_mapping else x),)
+        self._x = x
+        self._columns = x if self._is_mapping or self._shape[0] > FEW_ROWS else _arrays_by_name(x)
 
     def numbers(self, places: Sequence[int] | None, name: str) -> Floats:
         """Some columns, or all, as float64; see :func:`numbers`, and :meth:`column`."""
         names = self._names if places is None else [self._names[place] for place in places]
-        if self._is_mapping:
-            try:
-                table = np.array([self._x[each] for each in names], np.float64)
-                if table.shape == (len(names), *self._shape):
-                    return table.T
-            except (KeyError, TypeError, ValueError):
-                pass  # columns of another form, or wrong ones: one by one, then
-        columns = [numbers(self.column(each), name) for each in names]
-        return np.array(columns).T if columns else np.empty((*self._shape, 0))
+        columns = [self.column(each) for each in names]
+        if not columns:
+            return np.empty((*self._shape, 0))
+        if not all(type(column) is np.ndarray for column in columns):
+            columns = [numbers(column, name) for column in columns]
+        return numbers(np.concatenate(columns), name).reshape(len(columns), *self._shape).T
 
     def cells(self, places: Sequence[int]) -> list[Column]:
         """Some columns for a look-up: as pandas keeps text and categories, where it has many rows of them."""
-        columns = [self.column(self._names[place]) for place in places]
-        return [_kept(column) if self._shape[0] > _FEW_ROWS else np.asarray(column) for column in columns]
+        return [_kept(self.column(self._names[place])) for place in places]
 
     def column(self, name: str) -> Any:
         """One of the pipeline's columns, a Series or an array ``[rows]``.
@@ -77,12 +72,14 @@ class NamedTable:
             InvalidInputError: it is not there, is there twice, or is longer or shorter than others.
         """
         try:
-            cells = self._x[name]
+            cells = self._columns[name]
         except KeyError:
-            missing = [name for name in self._names if name not in self._x]
+            missing = [name for name in self._names if name not in self._columns]
             raise InvalidInputError(
                 f"the input lacks the columns {missing}; the pipeline was fitted on {list(self._names)}"
             ) from None
+        if type(cells) is np.ndarray and cells.shape == self._shape:
+            return cells
         if not hasattr(cells, "shape"):
             cells = array_of(cells)
         if self._is_mapping and cells.shape == (*self._shape, 1):
@@ -104,8 +101,17 @@ class NamedTable:
         return pd.DataFrame(columns)
 
 
+def _arrays_by_name(frame: Any) -> Any:
+    """Of a frame of few rows, in one step: to take it apart column by column takes pandas much longer."""
+    arrays = dict(zip(frame.columns, np.asarray(frame, dtype=object).T, strict=True))
+    return arrays if len(arrays) == len(frame.columns) else frame
+
+
 def _kept(column: Any) -> Column:
-    return column.array if hasattr(column, "array") and not isinstance(column.dtype, np.dtype) else np.asarray(column)
+    if type(column) is np.ndarray:
+        return column
+    is_pandas_own = hasattr(column, "array") and not isinstance(column.dtype, np.dtype)
+    return column.array if is_pandas_own else np.asarray(column)
 
 
 def array_of(rows: Any) -> npt.NDArray[Any]:
@@ -123,7 +129,11 @@ def numbers(cells: Any, name: str) -> Floats:
     try:
         if type(cells) is not np.ndarray and hasattr(cells, "to_numpy") and not _is_plain(cells):
             cells = cells.to_numpy(dtype=np.float64, na_value=np.nan)
-        return np.asarray(cells, np.float64)
+        try:
+            return np.asarray(cells, np.float64)
+        except TypeError:  # what pandas has for missing values may be among objects
+            missing = np.frompyfunc(is_missing, 1, 1)(cells).astype(bool)
+            return np.asarray(np.where(missing, np.nan, cells), np.float64)
     except (TypeError, ValueError) as error:
         raise InvalidInputError(f"{name}: text where numbers belong ({error})") from error
 
