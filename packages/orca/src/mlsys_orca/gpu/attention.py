@@ -45,7 +45,7 @@ def _merge(
 
 @triton.autotune(
     # Of what leaves the arithmetic alone: a tuner that chose tile sizes or warps would choose roundings too.
-    configs=[triton.Config({}, num_warps=4, num_stages=n) for n in ((1,) if knobs.runtime.interpret else (1, 2, 3, 4))],
+    configs=[triton.Config({}, num_warps=4, num_stages=n) for n in ((1,) if knobs.runtime.interpret else (1, 2, 3))],
     key=["HEAD_DIM"],
 )
 @triton.jit(do_not_specialize=["table_stride"])
