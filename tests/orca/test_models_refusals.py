@@ -35,12 +35,20 @@ LONG = {"rope_type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}
         ("opt", SHAPE, "lacks ffn_dim"),
         ("opt", OPT | {"activation_function": "tanh"}, "activation 'tanh'"),
         ("opt", OPT | {"quantization_config": {"bits": 8}}, "quantised by other tools"),
-        ("gpt_neox", SHAPE | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "scaling 'dynamic'"),
+        ("gpt_neox", SHAPE | {"rope_scaling": {"type": "xpos", "factor": 2.0}}, "scaling 'xpos'"),
         ("gpt_neox", SHAPE | {"rotary_pct": 0.2}, "rotary part of a head is 3"),
-        ("phi3", SHAPE | {"rope_parameters": LONG}, "scaling 'longrope'"),
+        ("phi3", SHAPE | {"rope_parameters": LONG}, "scaling 'longrope' needs 8 factors"),
         ("phi3", SHAPE | {"rope_scaling": {"type": "su"}}, "scaling 'su'"),
-        ("qwen2", SHAPE | {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "scaling 'yarn'"),
         ("qwen3", SHAPE | {"layer_types": ["linear_attention"] * 2}, "type 'linear_attention'"),
+        ("qwen3_moe", SHAPE | {"norm_topk_prob": False}, "weights do not sum to one"),
+        ("qwen3_moe", SHAPE | {"norm_topk_prob": True, "mlp_only_layers": [0]}, "without experts"),
+        ("qwen3_moe", SHAPE | {"norm_topk_prob": True, "decoder_sparse_step": 2}, "without experts"),
+        ("smollm3", SHAPE | {"no_rope_layers": [1]}, "2 layers have positions or none, not 1"),
+        (
+            "gemma3",
+            SHAPE | {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+            "in the layers that have a window",
+        ),
         ("mixtral", SHAPE | {"num_local_experts": 2, "num_experts_per_tok": 3}, "3 of 2 experts"),
         ("mixtral", SHAPE | {"num_local_experts": "all"}, "lacks num_local_experts"),
         ("gemma2", SHAPE | {"use_bidirectional_attention": True}, "later tokens"),
@@ -93,10 +101,10 @@ def gguf_config(architecture: str, changes: dict[str, Any], *, names: frozenset[
         ("qwen2", {"expert_count": 4}, "qwen2.expert_count = 4"),
         ("qwen2", {"attention.sliding_window": 16}, "qwen2.attention.sliding_window = 16"),
         ("qwen3", {"attention.causal": False}, "qwen3.attention.causal = False"),
-        ("qwen3", {"rope.scaling.type": "yarn"}, "scaling 'yarn'"),
+        ("qwen3", {"rope.scaling.type": "longrope"}, "scaling 'longrope'"),
         ("gpt2", {"attention.layer_norm_epsilon": None}, "lacks gpt2.attention.layer_norm_epsilon"),
         ("gptneox", {"attention.max_alibi_bias": 8.0}, "max_alibi_bias = 8.0"),
-        ("phi3", {"rope.scaling.attn_factor": 1.19}, "attn_factor = 1.19"),
+        ("phi3", {"rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor = 0.5"),
         ("phi3", {"attention.sliding_window": None}, "lacks phi3.attention.sliding_window"),
         ("gemma2", {"attention.scale": 0.1}, "gemma2.attention.scale = 0.1"),
         ("gemma2", {"attention.value_length": 8}, "values of another width"),
@@ -110,14 +118,12 @@ def test_a_gguf_key_that_changes_the_result_is_refused(
         gguf_config(architecture, changes)
 
 
-def test_longrope_factors_are_refused_by_their_tensors() -> None:
-    with pytest.raises(InvalidInputError, match="longrope"):
-        gguf_config("phi3", {}, names=frozenset({"rope_factors_long.weight"}))
-
-
-def test_the_largest_gemma2_scales_its_scores_by_its_width() -> None:
+def test_the_largest_gemmas_scale_their_scores_by_their_width() -> None:
     assert gguf_config("gemma2", {"attention.key_length": 32}).attention_scale is None
     assert gguf_config("gemma2", {"block_count": 46, "attention.key_length": 32}).attention_scale == 16**-0.5
+    gemma3 = {"attention.key_length": 32, "attention.sliding_window": 8}
+    assert gguf_config("gemma3", gemma3).attention_scale is None
+    assert gguf_config("gemma3", gemma3 | {"block_count": 62}).attention_scale == 16**-0.5
 
 
 def test_what_gguf_has_no_layout_for_is_refused(make_gguf: Any) -> None:

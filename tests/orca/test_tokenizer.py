@@ -125,7 +125,7 @@ def test_every_end_token_counts() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "llama"}, "'llama'.*tokenizer.json"),
+        ({"model": "bert"}, "'bert'.*tokenizer.json"),
         ({"model": None}, "None"),
         ({"pre": "tekken"}, "'tekken' is not known; known are default, gpt-2"),
         ({"tokens": []}, "0 tokens"),

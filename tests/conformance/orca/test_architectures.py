@@ -47,6 +47,26 @@ GEMMA2: dict[str, Any] = SHAPE | {
     "final_logit_softcapping": 6.0,
 }
 
+GEMMA3: dict[str, Any] = SHAPE | {
+    "num_hidden_layers": 7,  # the sixth sees everything
+    "head_dim": 32,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 8,
+}
+YARN: dict[str, Any] = {  # most of the answers are beyond the original context
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
+LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1 + i / 10 for i in range(8)],
+    "long_factor": [1 + i / 2 for i in range(8)],
+}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -102,10 +122,42 @@ CASES = {
         | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "tie_word_embeddings": False}
         | {"layer_types": ["full_attention", "full_attention", "sliding_attention"]},
     ),
+    "gemma3": Case("Gemma3Text", GEMMA3),
+    "gemma3-scaled": Case(
+        "Gemma3Text",
+        GEMMA3
+        | {"num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50_000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            }
+        },
+    ),
+    "qwen3-moe": Case(
+        "Qwen3Moe",
+        SHAPE
+        | {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
+        | {"head_dim": 32},
+    ),
+    "smollm3": Case("SmolLM3", SHAPE | {"num_hidden_layers": 4}),
+    "smollm3-window": Case(
+        "SmolLM3", SHAPE | {"no_rope_layers": [0, 1, 0], "use_sliding_window": True, "sliding_window": 9}
+    ),
+    "llama-yarn": Case("Llama", SHAPE | {"rope_parameters": YARN}),
+    "qwen2-yarn-by-hand": Case(
+        "Qwen2",
+        SHAPE
+        | {"rope_parameters": YARN | {"attention_factor": 1.3, "beta_fast": 16, "beta_slow": 2, "truncate": False}},
+    ),
+    "llama-dynamic": Case("Llama", SHAPE | {"rope_parameters": DYNAMIC}),
+    "phi3-longrope-short": Case(
+        "Phi3", SHAPE | {"rope_parameters": LONGROPE | {"original_max_position_embeddings": 128}}
+    ),
     "mistral-window": Case("Mistral", SHAPE | {"sliding_window": 11}),
 }
 
-TORCH_ONLY = {"mixtral", "mixtral-one-expert"}  # experts have no native operator
+TORCH_ONLY = {"mixtral", "mixtral-one-expert", "qwen3-moe"}  # experts have no native operator
 
 
 def write_checkpoint(path: Path, case: Case) -> Any:
@@ -167,6 +219,25 @@ def test_answers_are_those_of_transformers(
         assert torch.allclose(ours, logits.log_softmax(-1), atol=1e-4, rtol=0)
 
 
+def test_beyond_the_original_context_the_factors_are_the_long_ones(
+    tmp_path: Path, greedy_by_orca: Greedy, greedy_by_transformers: Greedy
+) -> None:
+    """transformers takes the short ones until a sequence is that long, so the prompts are."""
+    reference = write_checkpoint(
+        tmp_path, Case("Phi3", SHAPE | {"original_max_position_embeddings": 8, "rope_parameters": LONGROPE})
+    )
+    loaded = load_model(tmp_path, dtype="fp32")
+    loaded.tokenizer.eos_ids = frozenset()
+    assert loaded.config.rope_amplitude > 1
+    prompts = [prompt for prompt in PROMPTS if len(prompt) > 8]
+    expected = greedy_by_transformers(reference, prompts, NUM_TOKENS, pad_id=2)
+    assert greedy_by_orca(loaded, prompts, NUM_TOKENS, joins=JOINS[: len(prompts)]) == expected
+    for prompt, ours in zip(prompts, log_probabilities(loaded, prompts), strict=True):
+        with torch.inference_mode():
+            theirs = reference(torch.tensor([prompt])).logits[0].log_softmax(-1)
+        assert torch.allclose(ours, theirs, atol=2e-4, rtol=0)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_bf16_answers_nearly_as_fp32_does(tmp_path: Path, name: str) -> None:
     write_checkpoint(tmp_path, CASES[name])
@@ -201,6 +272,12 @@ def convert_to_gguf(model: Any, architecture: gguf.MODEL_ARCH, path: Path) -> Pa
     writer.add_feed_forward_length(getattr(config, "intermediate_size", 4 * hidden))
     writer.add_head_count(heads)
     if rope := getattr(config, "rope_parameters", None):
+        rope = rope.get("full_attention", rope)
+        if rope["rope_type"] != "default":
+            writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+            writer.add_rope_scaling_factor(rope["factor"])
+        if "original_max_position_embeddings" in rope:
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
         writer.add_rope_freq_base(rope["rope_theta"])
     if architecture in (gguf.MODEL_ARCH.GPT2, gguf.MODEL_ARCH.GPTNEOX):
@@ -212,15 +289,16 @@ def convert_to_gguf(model: Any, architecture: gguf.MODEL_ARCH, path: Path) -> Pa
         writer.add_value_length(head_dim)
     if architecture == gguf.MODEL_ARCH.GPTNEOX:
         writer.add_parallel_residual(config.use_parallel_residual)
-    if architecture in (gguf.MODEL_ARCH.PHI3, gguf.MODEL_ARCH.GEMMA2):
+    if architecture in (gguf.MODEL_ARCH.PHI3, gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3):
         writer.add_sliding_window(config.sliding_window or 0)
     if architecture == gguf.MODEL_ARCH.GEMMA2:
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    if architecture == gguf.MODEL_ARCH.LLAMA:
+    if "experts" in "".join(tensors):
         writer.add_expert_count(config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-        split_experts(tensors)
+        writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
+        split_experts(tensors, architecture)
     writer.add_vocab_size(VOCAB)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(["t", "tt", *(f"t{i}" for i in range(2, VOCAB))])
@@ -240,11 +318,14 @@ def convert_to_gguf(model: Any, architecture: gguf.MODEL_ARCH, path: Path) -> Pa
     return path
 
 
-def split_experts(tensors: dict[str, Tensor]) -> None:
+def split_experts(tensors: dict[str, Tensor], architecture: gguf.MODEL_ARCH) -> None:
     """transformers keeps gates and ups in one tensor, and without ``.weight``; the files do not."""
     for name in [name for name in tensors if ".experts." in name]:
-        values, stem = tensors.pop(name), name.rpartition(".")[0].replace(".mlp.", ".block_sparse_moe.")
-        parts = dict(zip(("w1", "w3"), values.chunk(2, dim=1), strict=True)) if "gate_up" in name else {"w2": values}
+        values, stem = tensors.pop(name), name.rpartition(".")[0]
+        gate, up, down = "gate_proj", "up_proj", "down_proj"
+        if architecture == gguf.MODEL_ARCH.LLAMA:
+            stem, (gate, up, down) = stem.replace(".mlp.", ".block_sparse_moe."), ("w1", "w3", "w2")
+        parts = dict(zip((gate, up), values.chunk(2, dim=1), strict=True)) if "gate_up" in name else {down: values}
         tensors |= {f"{stem}.{role}.weight": part for role, part in parts.items()}
 
 
@@ -253,9 +334,9 @@ def converted(name: str, values: Tensor, architecture: gguf.MODEL_ARCH, *, heads
         return values.T
     if architecture == gguf.MODEL_ARCH.GPTNEOX and "query_key_value" in name:
         return values.view(heads, 3, head_dim, *values.shape[1:]).transpose(0, 1).flatten(0, 2)
-    if architecture == gguf.MODEL_ARCH.GEMMA2 and "norm" in name:
+    if architecture in (gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3) and "norm" in name:
         return values + 1
-    if architecture == gguf.MODEL_ARCH.LLAMA and ("q_proj" in name or "k_proj" in name):
+    if architecture in (gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.SMOLLM3) and ("q_proj" in name or "k_proj" in name):
         return values.view(-1, 2, head_dim // 2, *values.shape[1:]).transpose(1, 2).flatten(0, 2)
     return values
 
@@ -272,12 +353,16 @@ def converted(name: str, values: Tensor, architecture: gguf.MODEL_ARCH, *, heads
         ("phi3-partial", "PHI3"),
         ("mixtral", "LLAMA"),
         ("gemma2", "GEMMA2"),
+        ("gemma3", "GEMMA3"),
+        ("qwen3-moe", "QWEN3MOE"),
+        ("smollm3", "SMOLLM3"),
+        ("llama-yarn", "LLAMA"),
     ],
 )
 def test_a_converted_gguf_computes_as_the_original(tmp_path: Path, name: str, architecture: str) -> None:
     case = CASES[name]
     reference = write_checkpoint(tmp_path, case)
-    if architecture == "GEMMA2":  # what GGUF does not say: the scale follows from the head's width
+    if architecture in ("GEMMA2", "GEMMA3"):  # what GGUF does not say: the scale follows from the head's width
         for layer in reference.model.layers:
             layer.self_attn.scaling = reference.config.head_dim**-0.5
     path = convert_to_gguf(reference, getattr(gguf.MODEL_ARCH, architecture), tmp_path / "model.gguf")

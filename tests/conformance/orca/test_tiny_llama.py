@@ -226,7 +226,7 @@ def damage_config(path: Path) -> None:
 
 def damage_architecture(path: Path) -> None:
     config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | {"model_type": "bert"}))
+    (path / "config.json").write_text(json.dumps(config | {"model_type": "rwkv"}))
 
 
 def damage_tokenizer(path: Path) -> None:
@@ -255,7 +255,7 @@ def damage_dtype(path: Path) -> None:
         (damage_index, "no index of shards"),
         (damage_truncate, "truncated or no safetensors"),
         (damage_config, "no valid JSON"),
-        (damage_architecture, "'bert' is not supported; supported are .*llama"),
+        (damage_architecture, "no forward of ours has the architecture 'rwkv'.* a state beside"),
         (damage_tokenizer, r"tokenizer\.json is missing"),
         (damage_tokenizer_content, "no valid tokenizer"),
         (damage_dtype, "type I8"),

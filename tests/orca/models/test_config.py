@@ -4,7 +4,8 @@ import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.models import ARCHITECTURES, model_family
 from mlsys_orca.models.gguf_config import GgufFields
-from mlsys_orca.models.huggingface_config import config_from_huggingface, llama3_divisors
+from mlsys_orca.models.huggingface_config import config_from_huggingface
+from mlsys_orca.models.rope import llama3_divisors
 
 RAW: dict[str, Any] = {
     "model_type": "llama",
@@ -74,8 +75,8 @@ def test_layers_that_attend_otherwise_are_refused(changes: dict[str, Any], messa
         ({"hidden_act": "quick_gelu"}, "'quick_gelu'"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
         ({"partial_rotary_factor": 0.5}, "part of a head"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'.*default, linear and llama3"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope'"),
+        ({"rope_scaling": {"rope_type": "xpos", "factor": 4.0}}, "'xpos'.*default, linear, llama3, yarn"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' needs 8 factors"),
         ({"num_key_value_heads": 3}, "4 query heads cannot share 3"),
         ({"head_dim": 15}, "15"),
     ],

@@ -19,7 +19,11 @@ from mlsys_orca.loading.loaded import GenerationDefaults, LoadedModel
 from mlsys_orca.models import model_family
 from mlsys_orca.models.gguf_config import GgufFields
 
-_ROPE_DIVISORS = "rope_freqs.weight"  # how GGUF stores Llama 3.1's rotary scaling
+_ROPE_DIVISORS = {  # how GGUF stores rotary scalings: tensor -> field of GgufFields
+    "rope_freqs.weight": "rope_divisors",
+    "rope_factors_long.weight": "long_divisors",
+    "rope_factors_short.weight": "short_divisors",
+}
 
 
 def load_gguf(
@@ -47,13 +51,13 @@ def load_gguf(
             f"{path} is a GGUF of architecture {architecture!r}, which is read from Hugging Face directories only"
         )
     check_types(entry.type for entry in file.tensors.values())
-    divisors = None
-    if _ROPE_DIVISORS in file.names:
-        values = torch.empty(file.shape(_ROPE_DIVISORS))
-        file.read_into(_ROPE_DIVISORS, values)
-        divisors = tuple(values.tolist())
+    divisors = {}
+    for name in _ROPE_DIVISORS.keys() & file.names:
+        values = torch.empty(file.shape(name))
+        file.read_into(name, values)
+        divisors[_ROPE_DIVISORS[name]] = tuple(values.tolist())
     config = family.from_gguf(
-        GgufFields(metadata=file.metadata, architecture=architecture, tensor_names=file.names, rope_divisors=divisors)
+        GgufFields(metadata=file.metadata, architecture=architecture, tensor_names=file.names, **divisors)
     )
     tokenizer = tokenizer_from_gguf(file.metadata)
     template = file.metadata.get("tokenizer.chat_template")

@@ -1,7 +1,8 @@
 """A GGUF file's vocabulary, merges and token types to a :class:`~mlsys_orca.tokenizer.Tokenizer`.
 
-A GGUF names its pre-tokenizer (how text is cut before merging) instead of spelling it, so each name that is known here
-is a line of :data:`PRE_TOKENIZERS`; a wrong one would change ids silently, so an unknown one is refused.
+Byte-level vocabularies are read here, SentencePiece's by :mod:`.gguf_merging` and :mod:`.gguf_unigram`. For a
+byte-level one a GGUF names the pre-tokenizer (how text is cut before merging) instead of spelling it, so each name that
+is known here is a line of :data:`PRE_TOKENIZERS`; a wrong one would change ids silently, so an unknown one is refused.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from mlsys_core.errors import InvalidInputError
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
+from mlsys_orca.loading.gguf_merging import merging_backend
 from mlsys_orca.loading.gguf_unigram import unigram_from_gguf
 from mlsys_orca.tokenizer import Tokenizer
 
@@ -55,8 +57,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer that a file's metadata describes.
 
     Raises:
-        InvalidInputError: the vocabulary is neither byte-level BPE nor Unigram, its pre-tokenizer is unknown, or its
-            fields are missing or inconsistent.
+        InvalidInputError: the vocabulary is neither byte-level BPE nor SentencePiece's, its pre-tokenizer is unknown,
+            or its fields are missing or inconsistent.
     """
 
     def get(key: str, default: Any = None) -> Any:
@@ -64,24 +66,17 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
 
     if (kind := get("model")) == "t5":
         return unigram_from_gguf(metadata)
-    if kind != "gpt2":
+    if kind == "llama":
+        backend, adds_bos = merging_backend(metadata), True
+    elif kind == "gpt2":
+        rules = _rules(get("pre", "default"))
+        backend, adds_bos = _backend(get("tokens", []), get("merges", []), get("token_type", []), rules), rules.adds_bos
+    else:
         raise InvalidInputError(
-            f"the file's tokenizer is of kind {kind!r}; byte-level BPE ('gpt2') and Unigram ('t5') are supported. "
-            "Load the model's Hugging Face directory instead: its tokenizer.json spells every rule"
+            f"the file's tokenizer is of kind {kind!r}; byte-level BPE ('gpt2') and SentencePiece ('llama', 't5') are "
+            f"supported. {_ELSEWHERE}"
         )
-    name = get("pre", "default")
-    if name not in PRE_TOKENIZERS:
-        raise InvalidInputError(
-            f"the file's pre-tokenizer {name!r} is not known; known are {', '.join(sorted(PRE_TOKENIZERS))}. "
-            "Load the model's Hugging Face directory instead: its tokenizer.json spells every rule"
-        )
-    tokens, merges, types = get("tokens", []), get("merges", []), get("token_type", [])
-    if not tokens or not merges or len(types) not in (0, len(tokens)):
-        raise InvalidInputError(
-            f"the file's vocabulary is incomplete: {len(tokens)} tokens, {len(merges)} merges, {len(types)} token types"
-        )
-    rules = PRE_TOKENIZERS[name]
-    backend = _backend(tokens, merges, rules)
+    tokens, types = get("tokens"), get("token_type", [])
     for added_type, is_special in ((_CONTROL, True), (_USER_DEFINED, False)):
         texts = [token for token, token_type in zip(tokens, types, strict=False) if token_type == added_type]
         add = backend.add_special_tokens if is_special else backend.add_tokens
@@ -89,7 +84,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
 
     ids = {role: get(f"{key}_token_id") for role, key in _ROLES.items()}
     special = {role: tokens[token_id] for role, token_id in ids.items() if token_id is not None}
-    if get("add_bos_token", rules.adds_bos) and "bos_token" in special:
+    if get("add_bos_token", adds_bos) and "bos_token" in special:
         bos = special["bos_token"]
         backend.post_processor = processors.TemplateProcessing(
             single=[bos, "$A"], special_tokens=[(bos, ids["bos_token"])]
@@ -98,10 +93,24 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     return Tokenizer(backend, eos_ids=(end for end in ends if end is not None), special_tokens=special)
 
 
+_ELSEWHERE = "Load the model's Hugging Face directory instead: its tokenizer.json spells every rule"
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
-def _backend(tokens: list[str], merges: list[str], rules: _PreTokenizer) -> Backend:
+def _rules(name: object) -> _PreTokenizer:
+    if not isinstance(name, str) or name not in PRE_TOKENIZERS:
+        raise InvalidInputError(
+            f"the file's pre-tokenizer {name!r} is not known; known are {', '.join(sorted(PRE_TOKENIZERS))}. "
+            f"{_ELSEWHERE}"
+        )
+    return PRE_TOKENIZERS[name]
+
+
+def _backend(tokens: list[str], merges: list[str], types: list[int], rules: _PreTokenizer) -> Backend:
+    if not tokens or not merges or len(types) not in (0, len(tokens)):
+        raise InvalidInputError(
+            f"the file's vocabulary is incomplete: {len(tokens)} tokens, {len(merges)} merges, {len(types)} token types"
+        )
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
     try:

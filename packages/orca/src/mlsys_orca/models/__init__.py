@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 # What a file calls its architecture (GGUF general.architecture, config.json model_type) -> the family that runs it.
 ARCHITECTURES: dict[str, str] = {
     "gemma2": "mlsys_orca.models.gemma2:FAMILY",
+    "gemma3": "mlsys_orca.models.gemma3:FAMILY",
+    "gemma3_text": "mlsys_orca.models.gemma3:FAMILY",
     "gpt2": "mlsys_orca.models.gpt2:FAMILY",
     "gpt_neox": "mlsys_orca.models.gpt_neox:FAMILY",
     "gptneox": "mlsys_orca.models.gpt_neox:FAMILY",
@@ -28,6 +30,9 @@ ARCHITECTURES: dict[str, str] = {
     "phi3": "mlsys_orca.models.phi3:FAMILY",
     "qwen2": "mlsys_orca.models.qwen2:FAMILY",
     "qwen3": "mlsys_orca.models.qwen3:FAMILY",
+    "qwen3_moe": "mlsys_orca.models.qwen3_moe:FAMILY",
+    "qwen3moe": "mlsys_orca.models.qwen3_moe:FAMILY",
+    "smollm3": "mlsys_orca.models.smollm3:FAMILY",
     "t5": "mlsys_orca.models.t5:FAMILY",
     "umt5": "mlsys_orca.models.t5:FAMILY",
 }

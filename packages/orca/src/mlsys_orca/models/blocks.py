@@ -12,7 +12,8 @@ wrong (by 0.75 % of its norm instead of 1.5 % on SmolLM2-135M).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from mlsys_orca.kv_cache import KVCache
 from mlsys_orca.models.attention import AttentionOptions, ragged_attention
 from mlsys_orca.models.config import ModelConfig
 from mlsys_orca.models.decoder import ForwardInputs
-from mlsys_orca.models.layers import ACTIVATIONS, Linear, Rotary, rotate
+from mlsys_orca.models.layers import ACTIVATIONS, Linear, Rotaries, Rotary, rotate
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Step:
 
     inputs: ForwardInputs
     kv_cache: KVCache
-    rotary: tuple[Tensor, Tensor] | None  # layers.Rotary's factors; None: positions are learned
+    rotary: Any  # what the decoder's rotary gives, layers.Rotary's factors or several; None: positions are learned
 
 
 class Attention(nn.Module):
@@ -76,6 +77,26 @@ class Attention(nn.Module):
         return out
 
 
+class TurnedBy(nn.Module):
+    """Attention whose heads are turned by one of the decoder's :class:`~.layers.Rotaries`, or not at all.
+
+    Args:
+        attention: Of one layer.
+        which: The number of the rotary; None: positions do not turn this layer's heads.
+    """
+
+    def __init__(self, attention: Attention, which: int | None) -> None:
+        super().__init__()
+        self.attention = attention
+        self.which = which
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        """As :class:`Attention`."""
+        factors = None if self.which is None else step.rotary[self.which]
+        out: Tensor = self.attention(x, replace(step, rotary=factors))
+        return out
+
+
 class MLP(nn.Module):
     """``down(activation(up(x)))``."""
 
@@ -112,7 +133,14 @@ class GatedMLP(nn.Module):
 class PreNormLayer(nn.Module):
     """The usual decoder layer: each branch reads the normalised state and is added to it."""
 
-    def __init__(self, *, attention_norm: nn.Module, attention: Attention, mlp_norm: nn.Module, mlp: nn.Module) -> None:
+    def __init__(
+        self,
+        *,
+        attention_norm: nn.Module,
+        attention: Attention | TurnedBy,
+        mlp_norm: nn.Module,
+        mlp: nn.Module,
+    ) -> None:
         super().__init__()
         self.attention_norm = attention_norm
         self.attention = attention
@@ -148,7 +176,7 @@ class Decoder(nn.Module):
         layers: Iterable[nn.Module],
         norm: nn.Module,
         head: nn.Module,
-        rotary: Rotary | None,
+        rotary: Rotary | Rotaries | None,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:

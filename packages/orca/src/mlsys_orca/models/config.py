@@ -80,6 +80,9 @@ class ModelConfig:
     rope_theta: float = 10_000.0  # base of the rotary frequencies; unused with learned positions
     rotary_dim: int | None = None  # leading features of a head that turn with the position, even; None: all
     rope_divisors: tuple[float, ...] | None = None  # [rotary_dim / 2] each frequency is divided by its own; None: by 1
+    rope_amplitude: float = 1.0  # multiplies the cosines and sines
+    local_rope_theta: float | None = None  # base in layers with a window, which divide nothing; None: as in the others
+    turned: tuple[bool, ...] | None = None  # [num_layers] whether positions turn the heads; None: they do
 
     qkv_bias: bool = False
     output_bias: bool = False  # of attention's output projection
@@ -115,6 +118,8 @@ class ModelConfig:
             raise InvalidInputError(
                 f"a token cannot pass {self.num_chosen_experts} of {self.num_experts} experts; 1 to {self.num_experts}"
             )
+        if self.turned is not None and len(self.turned) != self.num_layers:
+            raise InvalidInputError(f"{self.num_layers} layers have positions or none, not {len(self.turned)}")
         if self.windows is not None and (
             len(self.windows) != self.num_layers or any(window is not None and window < 1 for window in self.windows)
         ):

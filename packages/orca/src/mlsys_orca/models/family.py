@@ -19,7 +19,7 @@ from mlsys_orca.models.gguf_config import GgufFields
 from mlsys_orca.models.operator_reader import OperatorReader
 
 # Tensors that say nothing the configuration has not said: rotary frequencies, and a tied head stored again.
-_IGNORABLE = ("rope_freqs.weight", "lm_head.weight")
+_IGNORABLE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "lm_head.weight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

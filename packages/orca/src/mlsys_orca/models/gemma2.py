@@ -5,7 +5,7 @@ Hugging Face directories have the norms' weights less one; GGUF files as they mu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from mlsys_orca.loading.checkpoint import Layout
 from mlsys_orca.models import llama
-from mlsys_orca.models.blocks import Attention, Decoder, Step
+from mlsys_orca.models.blocks import Attention, Decoder, Step, TurnedBy
 from mlsys_orca.models.config import ModelConfig, activation_name
 from mlsys_orca.models.family import Family
 from mlsys_orca.models.gguf_config import GgufFields, config_from_gguf
 from mlsys_orca.models.huggingface_config import config_from_huggingface, windows_from_huggingface
-from mlsys_orca.models.layers import Embedding, Rotary
+from mlsys_orca.models.layers import Embedding, Rotaries, Rotary
 from mlsys_orca.models.operator_reader import OperatorReader
 
-_STEMS: dict[Layout, dict[str, str]] = {
+STEMS: dict[Layout, dict[str, str]] = {
     "gguf": {
         **llama.STEMS["gguf"],
         "attention_out_norm": "blk.{}.post_attention_norm",
@@ -82,14 +82,21 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
 class SandwichLayer(nn.Module):
     """Each branch reads the normalised state, and what it gives is normalised before it is added."""
 
-    def __init__(self, config: ModelConfig, read: OperatorReader, index: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        read: OperatorReader,
+        index: int,
+        *,
+        attention: Callable[[ModelConfig, OperatorReader, int], Attention | TurnedBy] = llama.read_attention,
+    ) -> None:
         super().__init__()
 
         def norm(role: str) -> nn.Module:
             return _norm(config, read, role, at=(index,))
 
         self.attention_norm = norm("attention_norm")
-        self.attention: Attention = llama.read_attention(config, read, index)
+        self.attention = attention(config, read, index)
         self.attention_out_norm = norm("attention_out_norm")
         self.mlp_norm = norm("mlp_norm")
         self.mlp = llama.read_mlp(config, read, index)
@@ -106,19 +113,26 @@ def _norm(config: ModelConfig, read: OperatorReader, role: str, *, at: tuple[int
     return read.rms_norm(role, config.hidden_size, at=at, one_plus=read.layout == "huggingface")
 
 
-def _build(config: ModelConfig, read: OperatorReader) -> Decoder:
+def build(
+    config: ModelConfig,
+    read: OperatorReader,
+    *,
+    layer: Callable[[ModelConfig, OperatorReader, int], nn.Module] = SandwichLayer,
+    rotary: Rotaries | None = None,
+) -> Decoder:
+    """A decoder of Gemma 2's shape, its layers read by ``layer``; ``rotary`` where one base is not enough."""
     table = read.matrix({"embedding": config.vocab_size}, config.hidden_size)
     scale = torch.tensor(config.hidden_size**0.5).to(read.dtype).item()  # rounded, as the model was trained
     return Decoder(
         config,
         embedding=Embedding(table, scale=scale),
-        layers=(SandwichLayer(config, read, index) for index in range(config.num_layers)),
+        layers=(layer(config, read, index) for index in range(config.num_layers)),
         norm=_norm(config, read, "norm"),
         head=read.head(table, tied=config.tied_embeddings),
-        rotary=Rotary(config, device=read.device),
+        rotary=rotary or Rotary(config, device=read.device),
         dtype=read.dtype,
         device=read.device,
     )
 
 
-FAMILY = Family(from_huggingface=_from_huggingface, from_gguf=_from_gguf, stems=_STEMS, build=_build)
+FAMILY = Family(from_huggingface=_from_huggingface, from_gguf=_from_gguf, stems=STEMS, build=build)

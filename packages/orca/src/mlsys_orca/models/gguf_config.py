@@ -13,6 +13,7 @@ from typing import Any
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.models.config import ModelConfig, refuse
+from mlsys_orca.models.rope import yarn_amplitude, yarn_divisors
 
 # Keys that change the result, with the values that mean "as if it were absent". A family names those it implements.
 _CHANGES_THE_RESULT: dict[str, tuple[Any, ...]] = {
@@ -36,9 +37,10 @@ _CHANGES_THE_RESULT: dict[str, tuple[Any, ...]] = {
     "residual_scale": (1,),
     "rope.dimension_sections": (),
     "rope.freq_base_swa": (),
-    "rope.scaling.attn_factor": (1,),
+    "rope.scaling.yarn_attn_factor": (1,),
+    "rope.scaling.yarn_ext_factor": (1,),
+    "rope.scaling.yarn_log_multiplier": (0,),
 }
-_ROPE_FACTORS = ("rope_factors_long.weight", "rope_factors_short.weight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,8 @@ class GgufFields:
     architecture: str  # general.architecture; prefixes the keys
     tensor_names: frozenset[str]  # without output.weight the embeddings are tied
     rope_divisors: tuple[float, ...] | None = None  # of the tensor rope_freqs.weight (Llama 3.1's scaling), if any
+    long_divisors: tuple[float, ...] | None = None  # of rope_factors_long.weight (longrope)
+    short_divisors: tuple[float, ...] | None = None  # of rope_factors_short.weight
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value at ``key`` of the architecture.
@@ -86,7 +90,6 @@ def config_from_gguf(
     for key in _CHANGES_THE_RESULT.keys() - implements:
         value = fields.metadata.get(name := f"{fields.architecture}.{key}")
         refuse(value is not None and value not in _CHANGES_THE_RESULT[key], f"{name} = {value!r}")
-    refuse(not fields.tensor_names.isdisjoint(_ROPE_FACTORS), "rotary scaling 'longrope' (rope_factors_long)")
     num_heads = fields.get("attention.head_count")
     head_dim = fields.get("attention.key_length", fields.get("embedding_length") // num_heads)
     refuse(fields.get("attention.value_length", head_dim) != head_dim, "values of another width than keys")
@@ -107,15 +110,39 @@ def config_from_gguf(
         "tied_embeddings": "output.weight" not in fields.tensor_names,
         "rope_theta": fields.get("rope.freq_base", 10_000.0),
         "rotary_dim": turned if turned != head_dim else None,
-        "rope_divisors": _divisors(fields, turned // 2),
     }
-    return ModelConfig(**(stated | changes))
+    return ModelConfig(**(stated | rope_from_gguf(fields, turned) | changes))
 
 
-def _divisors(fields: GgufFields, num_pairs: int) -> tuple[float, ...] | None:
-    kind = fields.get("rope.scaling.type", "none")
-    refuse(kind not in ("none", "linear"), f"rotary scaling {kind!r} (none, linear and rope_freqs are)")
+def rope_from_gguf(fields: GgufFields, rotary_dim: int) -> dict[str, Any]:
+    """The scaling of ``rotary_dim`` turned features, as fields of :class:`ModelConfig`; see :mod:`.rope`.
+
+    Raises:
+        InvalidInputError: it is not implemented, or lacks a number.
+    """
+    kind, amplitude = fields.get("rope.scaling.type", "none"), float(fields.get("rope.scaling.attn_factor", 1.0))
+    if fields.long_divisors and fields.short_divisors:
+        is_long = fields.get("context_length") > fields.get("rope.scaling.original_context_length")
+        return {
+            "rope_divisors": fields.long_divisors if is_long else fields.short_divisors,
+            "rope_amplitude": amplitude,
+        }
+    refuse(kind not in ("none", "linear", "yarn"), f"rotary scaling {kind!r} (none, linear, yarn and factors are)")
     if kind == "none":
-        return fields.rope_divisors
+        return {"rope_divisors": fields.rope_divisors, "rope_amplitude": amplitude}
     factor = float(fields.get("rope.scaling.factor"))
-    return tuple(factor * divisor for divisor in fields.rope_divisors or (1.0,) * num_pairs)
+    if kind == "linear":
+        divisors = tuple(factor * divisor for divisor in fields.rope_divisors or (1.0,) * (rotary_dim // 2))
+        return {"rope_divisors": divisors, "rope_amplitude": amplitude}
+    refuse(fields.rope_divisors is not None, "rotary scaling 'yarn' beside rope_freqs")
+    return {
+        "rope_divisors": yarn_divisors(
+            float(fields.get("rope.freq_base", 10_000.0)),
+            rotary_dim,
+            factor=factor,
+            original_max_positions=fields.get("rope.scaling.original_context_length"),
+            beta_fast=fields.get("rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=fields.get("rope.scaling.yarn_beta_slow", 1.0),
+        ),
+        "rope_amplitude": amplitude * yarn_amplitude(factor),
+    }

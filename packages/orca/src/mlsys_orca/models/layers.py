@@ -213,9 +213,10 @@ class Rotary(nn.Module):
         super().__init__()
         rotary_dim = config.rotary_dim or config.head_dim
         exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
-        frequencies = 1.0 / config.rope_theta**exponents
+        wavelengths = config.rope_theta**exponents
         if config.rope_divisors is not None:
-            frequencies /= torch.tensor(config.rope_divisors, dtype=torch.float32)
+            wavelengths *= torch.tensor(config.rope_divisors, dtype=torch.float32)
+        frequencies = 1.0 / wavelengths
         self.amplitude = config.rope_amplitude
         self.register_buffer("inverse_frequencies", frequencies.to(device), persistent=False)
 

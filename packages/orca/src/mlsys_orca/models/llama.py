@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mlsys_orca.loading.checkpoint import Layout
-from mlsys_orca.models.blocks import Attention, Decoder, GatedMLP, PreNormLayer
+from mlsys_orca.models.blocks import Attention, Decoder, GatedMLP, PreNormLayer, TurnedBy
 from mlsys_orca.models.config import ModelConfig
 from mlsys_orca.models.experts import GGUF_EXPERTS, expert_fields, read_experts
 from mlsys_orca.models.family import Family
@@ -103,7 +103,7 @@ def build(
     layers = (
         PreNormLayer(
             attention_norm=read.rms_norm("attention_norm", hidden, at=(index,)),
-            attention=attention(config, read, index),
+            attention=turned_by_layer(config, attention(config, read, index)),
             mlp_norm=read.rms_norm("mlp_norm", hidden, at=(index,)),
             mlp=mlp(config, read, index),
         )
@@ -119,6 +119,11 @@ def build(
         dtype=read.dtype,
         device=read.device,
     )
+
+
+def turned_by_layer(config: ModelConfig, attention: Attention) -> Attention | TurnedBy:
+    """``attention``, without rotary positions where its layer has none."""
+    return attention if config.turned is None or config.turned[attention.index] else TurnedBy(attention, None)
 
 
 def _halves_of_pairs(rows: Tensor, *, head_dim: int) -> Tensor:

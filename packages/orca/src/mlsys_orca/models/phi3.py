@@ -1,7 +1,4 @@
-"""Phi-3 and Phi-4: Llama with query, key and value in one matrix, gate and up in another, and a sliding window.
-
-The 128k models' rotary scaling (longrope) is not implemented and refused.
-"""
+"""Phi-3 and Phi-4: Llama with query, key and value in one matrix, gate and up in another, and a sliding window."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from mlsys_orca.models.huggingface_config import config_from_huggingface
 from mlsys_orca.models.layers import RMSNorm
 from mlsys_orca.models.operator_reader import OperatorReader
 
-_STEMS: dict[Layout, dict[str, str]] = {
+STEMS: dict[Layout, dict[str, str]] = {
     "gguf": {**llama.STEMS["gguf"], "q_norm": "blk.{}.attn_q_norm", "k_norm": "blk.{}.attn_k_norm"},
     "huggingface": {
         **llama.STEMS["huggingface"],
@@ -26,11 +26,11 @@ _STEMS: dict[Layout, dict[str, str]] = {
         "k_norm": "model.layers.{}.self_attn.k_norm",
     },
 }
-_DEFAULTS = {"head_dim": 128, **qwen2.DEFAULTS}
+DEFAULTS = {"head_dim": 128, **qwen2.DEFAULTS}
 
 
 def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
-    raw = _DEFAULTS | dict(raw)
+    raw = DEFAULTS | dict(raw)
     return config_from_huggingface(raw, "qwen3", windows=qwen2.windows(raw))
 
 
@@ -38,19 +38,20 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
     return config_from_gguf(fields)
 
 
-def _attention(config: ModelConfig, read: OperatorReader, index: int) -> Attention:
+def read_attention(config: ModelConfig, read: OperatorReader, index: int, *, one_plus: bool = False) -> Attention:
+    """Attention of layer ``index``; ``one_plus`` where the file has its norms' weights less one."""
     heads = {"q_norm": config.num_heads, "k_norm": config.num_kv_heads}
     weights = [
         read.tensor(role, (config.head_dim,), at=(index,), dtype=torch.float32).expand(count, -1)
         for role, count in heads.items()
     ]
-    norm = RMSNorm(torch.cat(weights), eps=config.norm_eps, dtype=read.dtype)
+    norm = RMSNorm(torch.cat(weights) + one_plus, eps=config.norm_eps, dtype=read.dtype)
     return llama.read_attention(config, read, index, qk_norm=norm)
 
 
 FAMILY = Family(
     from_huggingface=_from_huggingface,
     from_gguf=_from_gguf,
-    stems=_STEMS,
-    build=partial(llama.build, attention=_attention),
+    stems=STEMS,
+    build=partial(llama.build, attention=read_attention),
 )

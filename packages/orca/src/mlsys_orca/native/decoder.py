@@ -21,7 +21,7 @@ from mlsys_orca.kv_cache import KVCache
 from mlsys_orca.models.blocks import Decoder
 from mlsys_orca.models.config import ModelConfig
 from mlsys_orca.models.decoder import DecoderModel, ForwardInputs
-from mlsys_orca.models.layers import LayerNorm, RMSNorm
+from mlsys_orca.models.layers import LayerNorm, RMSNorm, Rotaries
 from mlsys_orca.native import library
 from mlsys_orca.native.library import ACTIVATIONS, PANEL, ROWS, address
 from mlsys_orca.native.lowering import LoweringError, lower
@@ -96,7 +96,8 @@ class NativeDecoder:
         self.device = decoder.device
         self.plan = lower(decoder)
         self._embedding = decoder.embedding
-        self._rotary = decoder.rotary
+        rotary = decoder.rotary
+        self._rotaries = list(rotary.rotaries) if isinstance(rotary, Rotaries) else [rotary] if rotary else []
         self._native = library.load()
         self.seconds: NDArray[np.float64] | None = None  # per operator of the plan, to be added to; None: not measured
         self._kept: list[Tensor | PackedLinear] = []  # what the operators point to
@@ -138,8 +139,8 @@ class NativeDecoder:
             spans.append((request.start, request.stop, request.context_len, len(tables)))
             tables.extend(request.block_table)
         states = self._embedding(inputs.token_ids, inputs.positions).contiguous()
-        turned = (None, None) if self._rotary is None else self._rotary(inputs.positions)
-        factors = [(c_void_p * 1)(address(factor)) for factor in turned]
+        turned = [rotary(inputs.positions) for rotary in self._rotaries] or [(None, None)]
+        factors = [(c_void_p * len(turned))(*map(address, each)) for each in zip(*turned, strict=True)]
         logits = torch.empty(len(inputs.wanted), self.config.vocab_size)
         arrays = [np.array(values, dtype=np.int32) for values in (spans, tables, inputs.wanted)]
         batch = library.Batch(

@@ -11,10 +11,10 @@ from functools import singledispatch
 from mlsys_core.errors import MlsysError
 from torch import nn
 
-from mlsys_orca.models.blocks import MLP, Attention, Decoder, GatedMLP, PreNormLayer
+from mlsys_orca.models.blocks import MLP, Attention, Decoder, GatedMLP, PreNormLayer, TurnedBy
 from mlsys_orca.models.gemma2 import SandwichLayer
 from mlsys_orca.models.gpt_neox import ParallelLayer
-from mlsys_orca.models.layers import LayerNorm, Linear, RMSNorm, Rotary
+from mlsys_orca.models.layers import LayerNorm, Linear, RMSNorm, Rotaries, Rotary
 from mlsys_orca.models.opt import Cast, PostNormLayer
 from mlsys_orca.native.plan import LOGITS, STATES, Attend, Normalise, Operator, Plan, Product, Rows
 
@@ -47,7 +47,7 @@ class _Lowering:
     """The plan so far; registers come to be when something is written to them, as wide as the widest of it."""
 
     def __init__(self, decoder: Decoder) -> None:
-        if decoder.rotary is not None and type(decoder.rotary) is not Rotary:
+        if decoder.rotary is not None and type(decoder.rotary) not in (Rotary, Rotaries):
             raise LoweringError(f"rotary positions by {type(decoder.rotary).__name__}")
         self.rotary = None if decoder.rotary is None else 0
         self.widths: dict[str, int] = {}
@@ -81,15 +81,23 @@ class _Lowering:
             )
         )
 
-    def attend(self, attention: Attention, source: str, target: str) -> None:
+    def attend(self, attention: Attention, source: str, target: str, *, rotary: int | None) -> None:
         if type(attention) is not Attention:
             raise LoweringError(f"attention by {type(attention).__name__}")
+        if not attention.options.is_causal or attention.options.bias is not None:
+            raise LoweringError("attention that is not causal, or that has a bias")
         if attention.head_dim > MAX_HEAD_DIM:
             raise LoweringError(f"heads of {attention.head_dim} features")
         if attention.qk_norm is not None and not isinstance(attention.qk_norm, RMSNorm):
             raise LoweringError(f"queries and keys normalised by {type(attention.qk_norm).__name__}")
         self._write(target, attention.num_heads * attention.head_dim)
-        self.operators.append(Attend(source=source, target=target, attention=attention, rotary=self.rotary))
+        self.operators.append(Attend(source=source, target=target, attention=attention, rotary=rotary))
+
+    def turned(self, attention: Attention | TurnedBy) -> tuple[Attention, int | None]:
+        """The attention itself, and which rotary turns its heads."""
+        if isinstance(attention, TurnedBy):
+            return attention.attention, attention.which
+        return attention, self.rotary
 
     def normalise(self, source: str, norm: nn.Module, target: str, *, accumulates: bool = False) -> None:
         self.operators.append(Normalise(source=source, target=target, norm=_norm(norm), accumulates=accumulates))
@@ -121,11 +129,12 @@ def _(layer: PreNormLayer, plan: _Lowering) -> None:
 
 @lower_layer.register
 def _(layer: ParallelLayer, plan: _Lowering) -> None:
-    plan.product(STATES, layer.attention.qkv, "qkv", norm=layer.attention_norm)
-    plan.attend(layer.attention, "qkv", "attended")
+    attention, rotary = plan.turned(layer.attention)
+    plan.product(STATES, attention.qkv, "qkv", norm=layer.attention_norm)
+    plan.attend(attention, "qkv", "attended", rotary=rotary)
     # The MLP's first product reads the states before attention's sum reaches them.
     _inner(layer.mlp, plan, norm=layer.mlp_norm)
-    plan.product("attended", layer.attention.output, STATES, accumulates=True)
+    plan.product("attended", attention.output, STATES, accumulates=True)
     plan.product("inner", _down(layer.mlp), STATES, accumulates=True)
 
 
@@ -145,9 +154,10 @@ def _(layer: SandwichLayer, plan: _Lowering) -> None:
     plan.normalise("branch", layer.mlp_out_norm, STATES, accumulates=True)
 
 
-def _attention(attention: Attention, plan: _Lowering, target: str, *, norm: nn.Module | None = None) -> None:
+def _attention(attention: Attention | TurnedBy, plan: _Lowering, target: str, *, norm: nn.Module | None = None) -> None:
+    attention, rotary = plan.turned(attention)
     plan.product(STATES, attention.qkv, "qkv", norm=norm)
-    plan.attend(attention, "qkv", "attended")
+    plan.attend(attention, "qkv", "attended", rotary=rotary)
     plan.product("attended", attention.output, target, accumulates=target == STATES)
 
 
