@@ -29,8 +29,8 @@ import numpy.typing as npt
 import torch
 from mlsys_core.environment import describe_environment
 from mlsys_windtunnel.modules import trees as trees_module
+from mlsys_windtunnel.modules.native import kernel
 from mlsys_windtunnel.modules.tree_bits import mask_bits
-from mlsys_windtunnel.modules.tree_native import kernel
 from mlsys_windtunnel.modules.trees import Layout, Trees
 from mlsys_windtunnel.translation import translate
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier

@@ -10,9 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlsys_windtunnel.modules.native import kernel
 from mlsys_windtunnel.modules.tree_ensemble import Tree, TreeEnsemble, join_trees
 from mlsys_windtunnel.modules.tree_layout import lay_out
-from mlsys_windtunnel.modules.tree_native import NativeTrees, kernel
+from mlsys_windtunnel.modules.tree_native import NativeTrees
 from mlsys_windtunnel.modules.trees import Trees
 
 NUM_FEATURES = 4

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
 from mlsys_windtunnel.modules.base import OperatorModule, PredictorModule
+
+DIRECT = "_direct"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,10 @@ class Network(nn.Module):
         self.frontier = tuple(frontier)
         self.wires = tuple(wires)
         self.operators = nn.ModuleList(modules[wire.name] for wire in wires)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the direct form, which is kept here under a name of its own (see ``direct/program.py``)."""
+        return {name: value for name, value in vars(self).items() if name != DIRECT}
 
     @property
     def output(self) -> OperatorModule:

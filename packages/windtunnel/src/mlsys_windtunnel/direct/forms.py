@@ -17,6 +17,8 @@ from mlsys_windtunnel.modules.columns import Scale, Select
 from mlsys_windtunnel.modules.embedding import CategoryEmbedding
 from mlsys_windtunnel.modules.impute import Impute
 from mlsys_windtunnel.modules.linear import Affine
+from mlsys_windtunnel.modules.linear_native import NativeLinear, Weights
+from mlsys_windtunnel.modules.native import kernel
 from mlsys_windtunnel.modules.scale import Chain, ElementwiseAffine, Rescale
 from mlsys_windtunnel.modules.tree_heads import TreeClassifier
 from mlsys_windtunnel.modules.tree_native import native_form
@@ -57,10 +59,12 @@ def affine_of(affine: Affine, embeddings: Sequence[CategoryEmbedding | None]) ->
     weight, bias = _array(affine.weight).T, _array(affine.bias)
     rest = len(weight) - sum(width for width in widths if width is not None)
     starts = np.cumsum([0, *(rest if width is None else width for width in widths)])
-    products = [
-        _product(weight[start:end]) if each is None else _sum_of_rows(each, weight[start:end])
-        for each, start, end in zip(embeddings, starts[:-1], starts[1:], strict=True)
-    ]
+    slices = np.split(weight, starts[1:-1])
+    library = kernel()
+    if len(bias) == 1 and library is not None:
+        weights = [_weights(each, part) for each, part in zip(embeddings, slices, strict=True)]
+        return NativeLinear(library, weights, float(bias[0]))
+    products = [_product(each, part) for each, part in zip(embeddings, slices, strict=True)]
 
     def add(*tables: Floats) -> Floats:
         total = products[0](tables[0])
@@ -77,18 +81,28 @@ def _array(tensor: Tensor) -> Floats:
     return array
 
 
-def _product(weight: Floats) -> Form:
-    return lambda x: x @ weight
+def _product(embedding: CategoryEmbedding | None, weight: Floats) -> Form:
+    if embedding is None:
+        return lambda x: x @ weight
+    rows, first = _rows_times(embedding, weight)
+    return lambda codes: np.add.reduce(rows.take(codes.astype(np.intp) + first, axis=0), axis=1)
 
 
-def _sum_of_rows(embedding: CategoryEmbedding, weight: Floats) -> Form:
-    """Codes ``[rows, columns]`` to the sums of their rows times ``weight``."""
+def _weights(embedding: CategoryEmbedding | None, weight: Floats) -> Weights:
+    """Of one output."""
+    if embedding is None:
+        return Weights(weight[:, 0])
+    rows, first = _rows_times(embedding, weight)
+    return Weights(rows[:, 0], first)
+
+
+def _rows_times(embedding: CategoryEmbedding, weight: Floats) -> tuple[Floats, npt.NDArray[np.int64]]:
+    """The rows of an embedding's tables times ``weight``, one table after another, and where each table begins."""
     tables = [_array(table) for table in embedding.tables]
     ends = np.cumsum([table.shape[1] for table in tables])
     parts = np.split(weight, ends[:-1])
     rows = np.concatenate([table @ part for table, part in zip(tables, parts, strict=True)])
-    first = np.cumsum([0, *map(len, tables[:-1])])
-    return lambda codes: np.add.reduce(rows.take(codes.astype(np.intp) + first, axis=0), axis=1)
+    return rows, np.cumsum([0, *map(len, tables[:-1])])
 
 
 def _rows_of(embedding: CategoryEmbedding) -> Callable[[Floats], list[Floats]]:

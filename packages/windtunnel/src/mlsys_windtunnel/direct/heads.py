@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from mlsys_windtunnel.direct.forms import Floats, Form
 from mlsys_windtunnel.modules.base import Classifier, PredictorModule, Regressor
+from mlsys_windtunnel.modules.linear_native import NativeLinear
 from mlsys_windtunnel.modules.tree_heads import TreeClassifier
-from mlsys_windtunnel.modules.tree_native import NativeTrees, kernel, native_logistic
+from mlsys_windtunnel.modules.tree_native import NativeTrees
 
 Answer = Callable[..., npt.NDArray[Any]]  # of the predictor's inputs, in the source's shape; labels are class indices
 
@@ -43,9 +44,8 @@ def _of_classes(predictor: Classifier, scores: Form, *, slope: float) -> dict[st
     if len(predictor.classes) > 2:
         if predictor.link == "softmax":
             found["predict_proba"] = _softmax(scores, slope)
-    elif predictor.link == "logistic" and kernel() is not None:
-        is_native = isinstance(scores, NativeTrees)
-        found["predict_proba"] = partial(scores, slope=slope) if is_native else _logistic(scores, slope)
+    elif predictor.link == "logistic" and isinstance(scores, NativeTrees | NativeLinear):
+        found["predict_proba"] = partial(scores, slope=slope)
     return found
 
 
@@ -65,10 +65,6 @@ def _flat(scores: Form) -> Answer:
 
 def _likeliest(scores: Form) -> Answer:
     return lambda *x: scores(*x).argmax(axis=1)
-
-
-def _logistic(scores: Form, slope: float) -> Answer:
-    return lambda *x: native_logistic(scores(*x), slope=slope)
 
 
 def _softmax(scores: Form, slope: float) -> Answer:

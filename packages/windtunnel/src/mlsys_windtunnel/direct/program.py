@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy.typing as npt
 import torch
@@ -20,7 +19,7 @@ from mlsys_windtunnel.modules.columns import Concatenate
 from mlsys_windtunnel.modules.embedding import CategoryEmbedding
 from mlsys_windtunnel.modules.linear import Affine
 from mlsys_windtunnel.modules.trees import Trees
-from mlsys_windtunnel.network import Network
+from mlsys_windtunnel.network import DIRECT, Network
 
 Piece = tuple[CategoryEmbedding | None, int]  # columns of a value: a slot, or the rows that an embedding has for it
 
@@ -59,9 +58,9 @@ class Program:
 
 def direct_program(network: Network) -> Program | None:
     """The network's direct form as it is now; None where it has none."""
-    kept = _PROGRAMS.get(network)
+    kept: tuple[_Watch, Program | None] | None = vars(network).get(DIRECT)
     if kept is None or not kept[0].is_same():
-        kept = _PROGRAMS[network] = _Watch(network), plan(network)
+        kept = vars(network)[DIRECT] = _Watch(network), plan(network)
     return kept[1]
 
 
@@ -164,6 +163,3 @@ def _parts(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, object]]:
         yield from ((owner, name, part) for name, part in owner.items() if part is not None)
     for part in () if isinstance(module, Trees) else module.children():
         yield from _parts(part)
-
-
-_PROGRAMS: WeakKeyDictionary[Network, tuple[_Watch, Program | None]] = WeakKeyDictionary()

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mlsys_windtunnel.modules.tree_ensemble import Booleans, Floats, Integers, TreeEnsemble
 
-LANES = 8  # as in trees.cpp, and so are the records below
+LANES = 8  # as in models.cpp, and so are the records below
 NODE = {
     is_wide: np.dtype([("bin", small), ("column", small), ("child", "u4")])
     for is_wide, small in ((False, "u2"), (True, "u4"))

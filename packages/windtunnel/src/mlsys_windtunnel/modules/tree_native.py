@@ -1,25 +1,17 @@
-"""Sums of tree leaves by a C++ kernel: what answers without gradients, on a CPU in float64.
-
-The kernel is ``native/trees.cpp``; where there is no compiler the forms in torch answer.
-"""
+"""Sums of tree leaves by the kernel: what answers without gradients, on a CPU in float64."""
 
 from __future__ import annotations
 
 import ctypes
-import logging
-from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from mlsys_core.config import settings
-from mlsys_core.errors import MlsysError
-from mlsys_core.native import load_kernel
 from torch import Tensor
 
+from mlsys_windtunnel.modules.native import address, kernel
 from mlsys_windtunnel.modules.tree_ensemble import TreeEnsemble
 from mlsys_windtunnel.modules.tree_layout import lay_out
 
@@ -27,11 +19,10 @@ if TYPE_CHECKING:
     from mlsys_windtunnel.modules.trees import Trees
 
 ZERO = float(np.float32(1e-35))  # LightGBM's kZeroThreshold: what is no larger counts as zero
-_log = logging.getLogger(__name__)
 
 
 class _Ensemble(ctypes.Structure):
-    """As in trees.cpp."""
+    """As in models.cpp."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("nodes", "features", "edges", "root", "leaf")),
@@ -41,30 +32,6 @@ class _Ensemble(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("num_trees", "num_outputs", "num_groups")),
         *((name, ctypes.c_int32) for name in ("is_wide", "has_categories", "rounds_to_float32")),
     )
-
-
-@lru_cache(maxsize=1)
-def kernel() -> ctypes.CDLL | None:
-    """The compiled kernel, built on the first call ever on this machine (seconds); None where it cannot be."""
-    source = Path(__file__).parent.parent / "native" / "trees.cpp"
-    try:
-        library = load_kernel(source, cache_dir=settings().cache_dir)
-    except MlsysError as error:
-        _log.warning("trees are answered by torch, which is slower: %s", error)
-        return None
-    pointer, count, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-    library.mlsys_sum_trees.argtypes = [pointer, pointer, count, count, count, number, pointer]
-    library.mlsys_logistic.argtypes = [pointer, count, number, pointer]
-    library.mlsys_sum_trees.restype = library.mlsys_logistic.restype = None
-    return library
-
-
-def address(array: npt.NDArray[np.float64]) -> int:
-    """Of the first number; quicker than ``array.ctypes.data`` where the array is writable."""
-    try:
-        return ctypes.addressof(ctypes.c_double.from_buffer(array))  # type: ignore[arg-type]
-    except (TypeError, ValueError):  # read-only, or empty
-        return array.ctypes.data
 
 
 def native_sums(trees: Trees, x: Tensor) -> Tensor | None:
@@ -92,16 +59,6 @@ def native_form(trees: Trees) -> NativeTrees | None:
     options: dict[str, Any] = {"bias": bias, "num_groups": trees.num_groups, "divisor": float(trees.divisor)}
     _FORMS[trees] = state, NativeTrees(library, trees.ensemble, **options)
     return _FORMS[trees][1]
-
-
-def native_logistic(margin: npt.NDArray[np.float64], *, slope: float = 1.0) -> npt.NDArray[np.float64]:
-    """Probabilities of two classes, ``[rows, 2]``, from margins ``[rows, 1]`` times ``slope``; needs the kernel."""
-    library = kernel()
-    assert library is not None
-    margin = np.ascontiguousarray(margin)
-    out = np.empty((len(margin), 2))
-    library.mlsys_logistic(address(margin), len(margin), slope, address(out))
-    return out
 
 
 class NativeTrees:

@@ -1,10 +1,11 @@
-// Sums of tree leaves, and probabilities of them: the native twin of mlsys_windtunnel.modules.tree_walk.
+// What classical models cost most: sums of tree leaves, linear maps over numbers and categories, logistic functions.
 //
-// Values become small integers first: a value's *bin* is how many of its feature's thresholds lie below it, so that
-// `value <= threshold` is `bin <= place of the threshold`. Cleaning (rounding, zeros that are missing, categories) is
-// done then, once a value, and a split is eight bytes. Eight walks go side by side, so that the loads of one hide behind
-// the others': eight rows in one tree, or one row in eight trees where fewer rows are left. Sums run over trees in order,
-// as the sources add, and nothing is contracted: answers are those of the form in torch to the last bit.
+// Trees are the native twin of mlsys_windtunnel.modules.tree_walk. Values become small integers first: a value's *bin* is
+// how many of its feature's thresholds lie below it, so that `value <= threshold` is `bin <= place of the threshold`.
+// Cleaning (rounding, zeros that are missing, categories) is done then, once a value, and a split is eight bytes. Eight
+// walks go side by side, so that the loads of one hide behind the others': eight rows in one tree, or one row in eight
+// trees where fewer rows are left. Sums run over trees in order, as the sources add, and nothing is contracted: they are
+// those of the form in torch to the last bit.
 
 #include <algorithm>
 #include <atomic>
@@ -203,6 +204,35 @@ void logistic(const double* margin, int64_t num_rows, double slope, double* out)
   }
 }
 
+struct Piece {  // of what a linear map of one output reads: numbers, or codes that select rows of tables
+  const double* data;
+  int64_t row_stride, column_stride;  // of `data`, in numbers
+  int64_t num_columns;
+  const double* weight;  // [columns]; of codes the rows of all tables, [rows]
+  const int64_t* first;  // [columns] of codes: where a column's rows begin; null for numbers
+};
+
+template <bool is_whole>
+void add_numbers(const Piece& piece, int64_t row, int64_t num_rows, double* sum) {
+  const int64_t lanes = is_whole ? kLanes : num_rows;
+  double sums[kLanes];  // of rows side by side, since each adds in order
+  std::copy_n(sum, lanes, sums);
+  for (int64_t column = 0; column < piece.num_columns; ++column) {
+    const double* x = piece.data + row * piece.row_stride + column * piece.column_stride;
+    for (int64_t lane = 0; lane < lanes; ++lane) sums[lane] += x[lane * piece.row_stride] * piece.weight[column];
+  }
+  std::copy_n(sums, lanes, sum);
+}
+
+void add_codes(const Piece& piece, int64_t row, int64_t num_rows, double* sum) {
+  for (int64_t lane = 0; lane < num_rows; ++lane) {
+    const double* codes = piece.data + (row + lane) * piece.row_stride;
+    for (int64_t column = 0; column < piece.num_columns; ++column) {
+      sum[lane] += piece.weight[piece.first[column] + static_cast<int64_t>(codes[column * piece.column_stride])];
+    }
+  }
+}
+
 // Rows that one thread answers at a time.
 template <typename Bin>
 int64_t rows_per_block(const Ensemble& e, int64_t num_rows, int64_t num_threads) {
@@ -254,8 +284,18 @@ void mlsys_sum_trees(const void* ensemble, const double* x, int64_t num_rows, in
   (e.is_wide ? run<uint32_t> : run<uint16_t>)(e, x, num_rows, stride, num_threads, slope, out);
 }
 
-// margin: [rows]; out: [rows, 2].
-void mlsys_logistic(const double* margin, int64_t num_rows, double slope, double* out) {
-  logistic(margin, num_rows, slope, out);
+// out: with slope 0 the map's values, [rows]; else probabilities of two classes, [rows, 2].
+void mlsys_linear(const void* pieces, int64_t num_pieces, double bias, int64_t num_rows, double slope, double* out) {
+  const Piece* begin = static_cast<const Piece*>(pieces);
+  double* sum = slope == 0.0 ? out : out + num_rows;
+  std::fill_n(sum, num_rows, bias);
+  for (int64_t row = 0; row < num_rows; row += kLanes) {
+    const int64_t count = std::min(kLanes, num_rows - row);
+    for (const Piece* piece = begin; piece < begin + num_pieces; ++piece) {
+      const auto add = piece->first ? add_codes : count == kLanes ? add_numbers<true> : add_numbers<false>;
+      add(*piece, row, count, sum + row);
+    }
+  }
+  if (slope != 0.0) logistic(sum, num_rows, slope, out);
 }
 }

@@ -1,0 +1,72 @@
+"""Linear maps of one output by the kernel, over numbers and over codes that stand for rows of tables."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mlsys_windtunnel.modules.native import address
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Of one table that the map reads."""
+
+    of: Floats  # [columns]; of codes what each row of each column's table adds, [rows of all columns]
+    first: npt.NDArray[np.int64] | None = None  # [columns] of codes: where a column's rows begin; None for numbers
+
+
+class _Piece(ctypes.Structure):
+    """As in models.cpp."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("row_stride", "column_stride", "num_columns")),
+        *((name, ctypes.c_void_p) for name in ("weight", "first")),
+    )
+
+
+class NativeLinear:
+    """``bias + sum over tables of what their cells add``.
+
+    Args:
+        library: The kernel.
+        weights: Of each table.
+        bias: Of the output.
+    """
+
+    def __init__(self, library: ctypes.CDLL, weights: Sequence[Weights], bias: float) -> None:
+        pieces = (_Piece * len(weights))()
+        self._arrays = []  # kept, since the kernel is given their addresses
+        for piece, each in zip(pieces, weights, strict=True):
+            of = np.ascontiguousarray(each.of)
+            self._arrays += [of, each.first]
+            piece.num_columns = len(of if each.first is None else each.first)
+            piece.weight = of.ctypes.data
+            piece.first = None if each.first is None else each.first.ctypes.data
+        self._pieces = pieces
+        self._bias = bias
+        self._linear = library.mlsys_linear
+
+    def __call__(self, *tables: Floats, slope: float = 0.0) -> Floats:
+        """``[rows, 1]`` from tables ``[rows, columns]``; codes are whole numbers.
+
+        Args:
+            tables: In the order of their weights.
+            slope: If not 0, probabilities of two classes are answered, ``[rows, 2]``: the logistic function of the
+                values times this number, after what they lack to 1.
+        """
+        num_rows = len(tables[0])
+        pieces = type(self._pieces).from_buffer_copy(self._pieces)  # other threads may be here too
+        for piece, table in zip(pieces, tables, strict=True):
+            row_stride, column_stride = table.strides
+            piece.data, piece.row_stride, piece.column_stride = address(table), row_stride // 8, column_stride // 8
+        out = np.empty((num_rows, 2 if slope else 1))
+        self._linear(ctypes.addressof(pieces), len(tables), self._bias, num_rows, slope, address(out))
+        return out

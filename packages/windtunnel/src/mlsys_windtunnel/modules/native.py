@@ -1,0 +1,43 @@
+"""The C++ kernel of trees and linear models: what answers without gradients, on a CPU in float64.
+
+The kernel is ``native/models.cpp``; where there is no compiler, numpy and torch answer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+from mlsys_core.config import settings
+from mlsys_core.errors import MlsysError
+from mlsys_core.native import load_kernel
+
+_log = logging.getLogger(__name__)
+
+
+@lru_cache(maxsize=1)
+def kernel() -> ctypes.CDLL | None:
+    """The compiled kernel, built on the first call ever on this machine (seconds); None where it cannot be."""
+    source = Path(__file__).parent.parent / "native" / "models.cpp"
+    try:
+        library = load_kernel(source, cache_dir=settings().cache_dir)
+    except MlsysError as error:
+        _log.warning("numpy and torch answer, which is slower: %s", error)
+        return None
+    pointer, count, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+    library.mlsys_sum_trees.argtypes = [pointer, pointer, count, count, count, number, pointer]
+    library.mlsys_linear.argtypes = [pointer, count, number, count, number, pointer]
+    library.mlsys_sum_trees.restype = library.mlsys_linear.restype = None
+    return library
+
+
+def address(array: npt.NDArray[Any]) -> int:
+    """Of an array's first number; quicker than ``array.ctypes.data`` where the array is contiguous and writable."""
+    try:
+        return ctypes.addressof(ctypes.c_double.from_buffer(array))  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # read-only, strided or empty
+        return array.ctypes.data

@@ -1,0 +1,34 @@
+"""Linear maps of one output by the kernel, against numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from mlsys_windtunnel.modules.linear_native import NativeLinear, Weights
+from mlsys_windtunnel.modules.native import kernel
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 9, 250])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_values_and_probabilities(rows: int, order: str):
+    rng = np.random.default_rng(0)
+    numbers = np.asarray(rng.normal(size=(rows, 5)), order=order)
+    codes = np.asarray(rng.integers(0, 3, size=(rows, 2)).astype(float), order=order)
+    weight, table = rng.normal(size=5), rng.normal(size=7)
+    first = np.array([0, 4])
+    linear = NativeLinear(kernel(), [Weights(weight), Weights(table, first)], bias=0.5)
+    expected = 0.5 + numbers @ weight + table[codes.astype(int) + first].sum(axis=1)
+    np.testing.assert_allclose(linear(numbers, codes), expected[:, None], rtol=0, atol=1e-14)
+    second = 1 / (1 + np.exp(-3 * expected))
+    got = linear(numbers, codes, slope=3.0)
+    np.testing.assert_allclose(got, np.stack([1 - second, second], axis=1), rtol=0, atol=1e-15)
+    numbers.flags.writeable = False
+    np.testing.assert_array_equal(linear(numbers, codes, slope=3.0), got)
+
+
+def test_extremes():
+    linear = NativeLinear(kernel(), [Weights(np.array([1.0]))], bias=0.0)
+    x = np.array([[np.nan], [np.inf], [-np.inf], [800.0], [-800.0], [0.0]])
+    expected = [[np.nan, np.nan], [0, 1], [1, 0], [0, 1], [1, 0], [0.5, 0.5]]
+    np.testing.assert_array_equal(linear(x, slope=1.0), expected)
+    assert linear(x[:0], slope=1.0).shape == (0, 2)
