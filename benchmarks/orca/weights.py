@@ -34,9 +34,9 @@ from mlsys_orca.loading.load import DTYPES, load_model
 from mlsys_orca.models import model_family
 from mlsys_orca.models.config import ModelConfig
 from mlsys_orca.models.decoder import DecoderModel, ForwardInputs
-from mlsys_orca.models.quantized import QuantizedMatrix
+from mlsys_orca.models.quantized import weights_nbytes
 from mlsys_orca.native.decoder import new_kv_cache, to_native
-from torch import Tensor, nn
+from torch import Tensor
 
 # Own words on several subjects, so that nobody has learned them by heart.
 TEXT = """\
@@ -126,16 +126,6 @@ class Row:
     agreement: float  # share of tokens whose likeliest successor is fp32's
 
 
-def nbytes(model: nn.Module) -> int:
-    """Of the distinct tensors of a model that has not run yet."""
-    parts: dict[int, Any] = {id(tensor): tensor for tensor in model.buffers()}
-    for module in model.modules():
-        for value in vars(module).values():
-            if isinstance(value, QuantizedMatrix):
-                parts[id(value)] = value
-    return sum(part.nbytes for part in parts.values())
-
-
 def log_probabilities(model: DecoderModel, token_ids: list[int]) -> Tensor:
     """Of every next token: fp32 [num_tokens, vocab_size]."""
     builder = BatchBuilder()
@@ -171,7 +161,7 @@ def measure(path: Path, text: str, *, forms: list[str], orders: int, report: Cal
         for seed in range(orders if is_requantised else 1):
             checkpoint = Shuffled(path, loaded.config, seed=seed) if is_requantised else GgufFile(path)
             model: Any = family.load(loaded.config, checkpoint, **options)
-            size = nbytes(model) / 2**20
+            size = weights_nbytes(model) / 2**20
             found = log_probabilities(to_native(model), token_ids)
             agreement = (found.argmax(-1) == exact.argmax(-1)).float().mean().item()
             draws.append((nll(found, token_ids), divergence(found, exact), agreement))

@@ -40,7 +40,7 @@ class OrcaEngine:
 
     def add(self, key: int, prompt: list[int], num_tokens: int) -> None:
         """See :meth:`child.Engine.add`."""
-        request = GenerationRequest(str(key), tuple(prompt), num_tokens)
+        request = GenerationRequest(request_id=str(key), prompt_token_ids=tuple(prompt), max_new_tokens=num_tokens)
         asyncio.run_coroutine_threadsafe(self._read(key, request), self._loop)
 
     async def _read(self, key: int, request: GenerationRequest) -> None:

@@ -54,6 +54,17 @@ def test_a_tied_table_is_kept_once(make_gguf: Make) -> None:
     assert found["head"] is found["embedding"]
 
 
+def test_the_weights_memory_is_that_of_what_is_kept(make_gguf: Make, weights: dict[str, np.ndarray]) -> None:
+    path = make_gguf(kind=Q.Q8_0)
+    matrix_values = sum(values.size for values in weights.values() if values.ndim == 2)
+    others = 4 * (sum(values.size for values in weights.values() if values.ndim == 1) + 8)  # norms, rotary frequencies
+    for form, bits in (("float", 32), ("packed", 8.5), ("int8", 8.5)):
+        loaded = load_model(path, dtype="fp32", weights=form, backend="torch")  # type: ignore[arg-type]
+        assert loaded.weights_nbytes == matrix_values * bits / 8 + others
+    native = load_model(path, dtype="fp32", weights="packed")  # the tied table is packed again for the product
+    assert native.weights_nbytes > load_model(path, weights="packed", backend="torch").weights_nbytes + 260 * 64
+
+
 @pytest.mark.parametrize("kind", [Q.F32, Q.F16, Q.BF16])
 def test_floating_weights_stay_floating_when_packed(make_gguf: Make, kind: Q) -> None:
     assert all(isinstance(matrix, Tensor) for matrix in matrices(make_gguf(kind=kind), "packed").values())

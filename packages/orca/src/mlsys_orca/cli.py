@@ -9,7 +9,7 @@ from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.cli_bench import app as bench
 from mlsys_orca.cli_embed import embed
-from mlsys_orca.cli_options import DEFAULT_MODEL, Device, Dtype, Threads, load, num_threads_of
+from mlsys_orca.cli_options import DEFAULT_MODEL, Device, Dtype, Threads, Weights, load, num_threads_of
 
 app = typer.Typer(no_args_is_help=True)
 app.add_typer(bench, name="bench")
@@ -39,6 +39,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     name: Annotated[str | None, typer.Option(help="The model's name for clients; by default the one given.")] = None,
     dtype: Dtype = None,
+    weights: Weights = None,
     device: Device = "cpu",
     threads: Threads = 0,
     max_batch_size: Annotated[int, typer.Option(min=1, help="Requests per iteration at most.")] = 8,
@@ -79,7 +80,7 @@ def serve(
         log_format="json" if log_format == "json" else "console",
         validation_status=400,  # as the protocol's own server answers
     )
-    loaded = load(model, dtype, device=device)
+    loaded = load(model, dtype, device=device, weights=weights)
     from mlsys_orca.engine import EngineConfig
     from mlsys_orca.server import make_app, make_service, model_name
 
@@ -101,7 +102,7 @@ def serve(
             route, body = "chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'
         typer.echo(
             f"\n  {service.name} at {address.url}/v1   ({str(loaded.model.dtype).removeprefix('torch.')}, "
-            f"{config.num_threads} threads)\n"
+            f"weights {loaded.weights_nbytes / 2**20:.0f} MiB, {config.num_threads} threads)\n"
             f"  context {engine.max_model_len} tokens, {slots} K/V slots ({engine.kv_nbytes / 2**20:.0f} MiB), "
             f"up to {max_batch_size} requests per iteration, policy {policy}\n"
             f"  {_PROMISES[engine.is_batch_invariant]}\n"
@@ -122,6 +123,7 @@ def chat(
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="New tokens per answer at most.")] = 512,
     dtype: Dtype = None,
+    weights: Weights = None,
     device: Device = "cpu",
     threads: Threads = 0,
 ) -> None:
@@ -131,7 +133,7 @@ def chat(
     """
     import asyncio
 
-    loaded = load(model, dtype, device=device)
+    loaded = load(model, dtype, device=device, weights=weights)
     from mlsys_orca.engine import EngineConfig
     from mlsys_orca.server import make_service, model_name
     from mlsys_orca.terminal_chat import converse

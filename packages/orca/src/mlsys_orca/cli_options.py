@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 if TYPE_CHECKING:
+    from mlsys_orca.loading.checkpoint import WeightForm
     from mlsys_orca.loading.loaded import LoadedModel
 
 Dtype = Annotated[str | None, typer.Option(help="fp32 or bf16; by default what suits the device.")]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        help="float: in the dtype. packed: as the GGUF file has them, the same values in less memory. int8, int4: "
+        "quantised while loading, smaller and a little less exact. By default packed where that is fast, else float."
+    ),
+]
 Device = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, or cuda:1 for the second GPU.")]
 Threads = Annotated[
     int, typer.Option(min=0, help="Threads of the model's operators; 0: all cores this process may use.")
@@ -25,7 +33,7 @@ def num_threads_of(threads: int) -> int:
     return threads or cores
 
 
-def load(model: str, dtype: str | None, *, device: str = "cpu") -> LoadedModel:
+def load(model: str, dtype: str | None, *, device: str = "cpu", weights: str | None = None) -> LoadedModel:
     """Resolve and load ``model`` with a progress bar on stderr."""
     from mlsys_core.config import settings
     from mlsys_core.models import resolve_model
@@ -43,5 +51,6 @@ def load(model: str, dtype: str | None, *, device: str = "cpu") -> LoadedModel:
             path,
             dtype=dtype,
             device=device,
+            weights=cast("WeightForm | None", weights),  # load_model refuses others
             progress=lambda done, total: progress.update(task, completed=done, total=total),
         )

@@ -53,7 +53,7 @@ def plan_kv_tokens(loaded: LoadedModel, config: EngineConfig, available_nbytes: 
     """
     max_model_len = config.max_model_len or loaded.config.max_positions
     per_token = kv_nbytes_per_token(loaded.config, loaded.model.dtype)
-    wanted = max_model_len * config.max_batch_size
+    wanted = -(-max_model_len // DEFAULT_BLOCK_SIZE) * DEFAULT_BLOCK_SIZE * config.max_batch_size  # in whole blocks
     fits = int(available_nbytes * _CACHE_SHARE) // per_token
     num_tokens = config.num_kv_tokens or min(wanted, fits)
     if num_tokens < max_model_len:

@@ -43,14 +43,16 @@ def sample(
         >>> sample(torch.tensor([[0.0, 2.0]]), request_ids=["a"], positions=[7], params=[SamplingParams()])[0].token_id
         1
     """
-    best = logits.argmax(dim=-1).tolist()
+    # numpy's argmax takes a tenth of torch's time on a CPU. Greedy requests need no row of their own: to cut the
+    # matrix into rows would cost more than all else here.
+    best = (logits.numpy() if logits.device.type == "cpu" else logits).argmax(-1).tolist()
     sampled = []
-    for row, greedy, request_id, position, how in zip(logits, best, request_ids, positions, params, strict=True):
-        token_id = greedy if how.is_greedy else _draw(row.cpu().numpy(), how, uniform(how.seed, position))
+    for index, (greedy, request_id, position, how) in enumerate(zip(best, request_ids, positions, params, strict=True)):
+        token_id = greedy if how.is_greedy else _draw(logits[index].cpu().numpy(), how, uniform(how.seed, position))
         if how.num_logprobs is None:
             sampled.append(SampledToken(request_id, token_id))
             continue
-        logprobs = row.log_softmax(dim=-1)
+        logprobs = logits[index].log_softmax(dim=-1)
         top = logprobs.topk(how.num_logprobs)
         pairs = tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True))
         sampled.append(SampledToken(request_id, token_id, float(logprobs[token_id]), pairs))
@@ -108,7 +110,7 @@ def _most_likely(logits: Row, count: int) -> Ids:
 
 
 def _likely(weights: Row, reach: float) -> tuple[Ids, Row]:
-    """Enough of the largest weights, the largest first, to reach a sum: their ids and they; few are sorted as a rule."""
+    """Enough of the largest weights, largest first, to reach a sum: their ids and they; few are sorted as a rule."""
     for least in _THRESHOLDS:
         ids = np.flatnonzero(weights >= least)
         if least == 0 or float(weights[ids].sum(dtype=np.float64)) > reach:

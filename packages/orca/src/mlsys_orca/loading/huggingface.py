@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from mlsys_orca.chat_template import ChatTemplate
 from mlsys_orca.loading.checkpoint import Progress, WeightForm
 from mlsys_orca.loading.loaded import GenerationDefaults, LoadedModel
 from mlsys_orca.loading.safetensors_file import SafetensorsDirectory
+from mlsys_orca.loading.text_part import TextPart, text_config
 from mlsys_orca.models import ARCHITECTURES, ENCODERS, model_family
 from mlsys_orca.models.config import ModelConfig, UnsupportedModelError
 from mlsys_orca.models.decoder import DecoderModel
+from mlsys_orca.models.family import Family
 from mlsys_orca.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -66,6 +69,8 @@ def load_huggingface(
 
 def _route(path: Path, raw: dict[str, Any]) -> tuple[ModelConfig, Callable[..., DecoderModel]]:
     """Who runs the model, a family of ours or ``transformers``: its configuration, and what loads it."""
+    part = text_config(raw)
+    raw = part or raw
     architecture = raw["model_type"]
     if architecture in ENCODERS and not raw.get("is_decoder"):
         raise InvalidInputError(
@@ -81,6 +86,8 @@ def _route(path: Path, raw: dict[str, Any]) -> tuple[ModelConfig, Callable[..., 
             missing = error.what
         else:
             _log.info("%s runs by our own forward for %s", path.name, architecture)
+            if part:
+                return config, lambda **options: _load_text_part(path, family, config, options)
             return config, lambda **options: family.load(config, SafetensorsDirectory(path), **options)
     from mlsys_orca.loading.fallback import open_fallback
 
@@ -93,6 +100,11 @@ def _route(path: Path, raw: dict[str, Any]) -> tuple[ModelConfig, Callable[..., 
         ) from error
     _log.info("%s runs through transformers, which is slower: no forward of ours has %s", path.name, missing)
     return fallback.config, fallback.load
+
+
+def _load_text_part(path: Path, family: Family, config: ModelConfig, options: dict[str, Any]) -> DecoderModel:
+    part = TextPart(SafetensorsDirectory(path))
+    return family.load(replace(config, tied_embeddings=not part.has_head), part, **options)
 
 
 def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:

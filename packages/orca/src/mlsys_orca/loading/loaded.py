@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from mlsys_orca.chat_template import ChatTemplate
 from mlsys_orca.models.config import ModelConfig
 from mlsys_orca.models.decoder import DecoderModel
+from mlsys_orca.models.quantized import weights_nbytes
+from mlsys_orca.native.decoder import NativeDecoder
 from mlsys_orca.tokenizer import Tokenizer
 
 
@@ -29,3 +32,11 @@ class LoadedModel:
     tokenizer: Tokenizer  # for the front; knows the ids that end a generation
     chat_template: ChatTemplate | None  # None: the file has none, so chat requests cannot be served
     generation: GenerationDefaults
+
+    @property
+    def weights_nbytes(self) -> int:
+        """Memory of the weights, before torch's path packs what it multiplies by."""
+        if isinstance(self.model, NativeDecoder):
+            return self.model.nbytes + weights_nbytes(self.model.embedding)
+        module: Any = getattr(self.model, "module", self.model)  # transformers' model is inside ours
+        return weights_nbytes(module)

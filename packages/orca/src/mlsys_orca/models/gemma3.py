@@ -1,7 +1,7 @@
 """Gemma 3 (2025), the text part: Gemma 2 with normalised heads instead of soft caps, and two rotary bases.
 
 Five of six layers see a window and turn by a small base; the sixth sees everything, and turns by a large one that may
-be stretched.
+be stretched. Of directories that also hold what sees pictures, :mod:`mlsys_orca.loading.text_part` gives the text part.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ _LAYERS_OF_27B = 62  # whose scores are scaled by hidden_size / num_heads, which
 
 def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
     raw = _DEFAULTS | {key: value for key, value in raw.items() if value is not None}
-    refuse("text_config" in raw, "pictures")
     by_type = raw.get("rope_parameters") or {}  # transformers 5; before, the keys beside it
     local = by_type.get("sliding_attention") or {"rope_theta": raw.get("rope_local_base_freq")}
     refuse(local.get("rope_type", "default") != "default", "rotary scaling in the layers that have a window")

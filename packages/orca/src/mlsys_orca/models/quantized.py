@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 from mlsys_core.errors import InvalidInputError
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 GROUP_SIZES = (16, 32)
@@ -182,3 +182,12 @@ def _concatenate(pieces: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
         scales=torch.cat([per_group(piece, piece.scales) for piece in pieces]),
         offsets=torch.cat([per_group(piece, offsets(piece)) for piece in pieces]) if has_offsets else None,
     )
+
+
+def weights_nbytes(module: nn.Module) -> int:
+    """Memory of all weights below ``module``, floating and quantised; what two parts share counts once."""
+    held: list[Tensor | QuantizedMatrix] = [*module.buffers(), *module.parameters()]
+    for part in module.modules():
+        held += [value for value in vars(part).values() if isinstance(value, QuantizedMatrix)]
+    distinct = {id(weight): weight for weight in held}.values()
+    return sum(w.nbytes if isinstance(w, QuantizedMatrix) else w.numel() * w.element_size() for w in distinct)

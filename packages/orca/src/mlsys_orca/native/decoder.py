@@ -95,7 +95,7 @@ class NativeDecoder:
         self.dtype = decoder.dtype
         self.device = decoder.device
         self.plan = lower(decoder)
-        self._embedding = decoder.embedding
+        self.embedding = decoder.embedding
         rotary = decoder.rotary
         self._rotaries = list(rotary.rotaries) if isinstance(rotary, Rotaries) else [rotary] if rotary else []
         self._native = library.load()
@@ -119,7 +119,7 @@ class NativeDecoder:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of packed weights."""
+        """Bytes of packed weights, all but the embedding's."""
         return sum(kept.nbytes for kept in self._kept)
 
     def __call__(self, inputs: ForwardInputs, kv_cache: KVCache | NativeKVCache) -> Tensor:
@@ -138,7 +138,7 @@ class NativeDecoder:
                 )
             spans.append((request.start, request.stop, request.context_len, len(tables)))
             tables.extend(request.block_table)
-        states = self._embedding(inputs.token_ids, inputs.positions).contiguous()
+        states = self.embedding(inputs.token_ids, inputs.positions).contiguous()
         turned = [rotary(inputs.positions) for rotary in self._rotaries] or [(None, None)]
         factors = [(c_void_p * len(turned))(*map(address, each)) for each in zip(*turned, strict=True)]
         logits = torch.empty(len(inputs.wanted), self.config.vocab_size)

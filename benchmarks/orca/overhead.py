@@ -1,0 +1,275 @@
+"""What an iteration costs outside the model: scheduler, batch, sampling, streams, and the loop around them.
+
+    python benchmarks/orca/overhead.py
+    python benchmarks/orca/overhead.py --policies orca --batches 1,64 --threads 1 --output /tmp/overhead.json
+
+For each policy and batch size, that many requests decode together in a real engine with a real model, read by as many
+asyncio clients. *Forward* is the time inside the model's own code (a native model's one call, else the module's);
+*outside* is from the end of one forward to the start of the next, on the clock and in processor time of the engine's
+thread: on a machine with other work only the second says what the code costs. The *share* is of processor times. *Scheduler* is ``next_batch`` and
+``complete`` by themselves, without an engine, while 1,000 more requests wait.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from mlsys_core.config import settings
+from mlsys_core.environment import describe_environment
+from mlsys_core.models import resolve_model
+from mlsys_core.plugins import installed_plugins
+from mlsys_core.serving import WorkerId
+from mlsys_orca.batch import IterationBatch, IterationOutput, SampledToken
+from mlsys_orca.block_tables import BlockTables
+from mlsys_orca.engine import Engine, EngineConfig
+from mlsys_orca.loading.load import load_model
+from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.native.decoder import NativeDecoder
+from mlsys_orca.schedulers.policy import make_scheduler
+from mlsys_orca.schedulers.request import GenerationRequest
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+PROMPT = 64  # tokens
+NUM_WAITING = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """One forward: wall and processor time in nanoseconds, and the batch it ran."""
+
+    start_ns: int
+    start_cpu_ns: int
+    end_ns: int
+    end_cpu_ns: int
+    num_requests: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """Medians over iterations in which ``batch_size`` requests decode and nothing else runs."""
+
+    policy: str
+    batch_size: int
+    num_iterations: int
+    forward_s: float
+    forward_cpu_s: float  # of the engine's thread, which is one of the model's team
+    outside_s: float
+    outside_cpu_s: float
+    scheduler_s: float
+
+    @property
+    def share(self) -> float:
+        """Of an iteration, spent outside the forward, in processor time."""
+        return self.outside_cpu_s / (self.forward_cpu_s + self.outside_cpu_s)
+
+
+class Stamped:
+    """A function that notes when it ran; ``before`` says of which batch."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.stamps: list[Stamp] = []
+        self.batch: IterationBatch | None = None
+        self._function = function
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the function."""
+        assert self.batch is not None
+        start_cpu_ns, start_ns = time.thread_time_ns(), time.perf_counter_ns()
+        result = self._function(*args)
+        end_ns, end_cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
+        self.stamps.append(
+            Stamp(start_ns, start_cpu_ns, end_ns, end_cpu_ns, len(self.batch.requests), self.batch.num_tokens)
+        )
+        return result
+
+
+class Library:
+    """A native library whose ``orca_run`` is stamped."""
+
+    def __init__(self, library: Any, run: Stamped) -> None:
+        self._library = library
+        self.orca_run = run
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, name)
+
+
+def stamp_forward(engine: Engine) -> Stamped:
+    """Have the engine's forwards stamped: a native model's one call, else all of the module's."""
+    runner = engine._runner
+    if isinstance(runner.model, NativeDecoder):
+        stamped = Stamped(runner.model._native.orca_run)
+        runner.model._native = Library(runner.model._native, stamped)
+    else:
+        stamped = Stamped(runner.model)
+        runner.model = _Model(runner.model, stamped)
+    inputs = runner._inputs
+
+    def noted(batch: IterationBatch) -> Any:
+        stamped.batch = batch
+        return inputs(batch)
+
+    runner._inputs = noted  # type: ignore[method-assign]
+    return stamped
+
+
+class _Model:
+    def __init__(self, model: Any, stamped: Stamped) -> None:
+        self._model, self._stamped = model, stamped
+
+    def __call__(self, *args: Any) -> Any:
+        return self._stamped(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+def requests_of(count: int, num_new: int, *, first: int = 0) -> list[GenerationRequest]:
+    """Greedy requests whose prompts share no block."""
+    return [
+        GenerationRequest(
+            request_id=f"chatcmpl-{first + number:032x}",
+            prompt_token_ids=tuple(range(1000 + first + number, 1000 + first + number + PROMPT)),
+            max_new_tokens=num_new,
+        )
+        for number in range(count)
+    ]
+
+
+def stamps_of(
+    loaded: LoadedModel, policy: str, batch_size: int, *, num_iterations: int, num_threads: int
+) -> list[Stamp]:
+    """The forwards of ``batch_size`` requests that decode together."""
+    requests = requests_of(batch_size, num_iterations)
+    config = EngineConfig(
+        max_batch_size=batch_size, max_model_len=PROMPT + num_iterations, num_threads=num_threads, policy=policy
+    )
+
+    async def read(engine: Engine, request: GenerationRequest) -> None:
+        async for _ in engine.generate(request):
+            pass
+
+    async def run(engine: Engine) -> None:
+        await asyncio.gather(*(read(engine, request) for request in requests))
+
+    engine = Engine(loaded, config, available_nbytes=2**34)
+    stamped = stamp_forward(engine)
+    with engine:
+        asyncio.run(run(engine))
+    return stamped.stamps
+
+
+def scheduler_s(policy: str, batch_size: int, *, num_iterations: int) -> float:
+    """Median seconds of ``next_batch`` and ``complete`` for ``batch_size`` decodes, while others wait."""
+    tables = BlockTables(num_blocks=batch_size * (PROMPT + num_iterations) // 16 + batch_size)
+    scheduler = make_scheduler(
+        policy,
+        installed_plugins().registry,
+        block_tables=tables,
+        max_batch_size=batch_size,
+        max_model_len=PROMPT + num_iterations,
+    )
+    for request in requests_of(batch_size + NUM_WAITING, num_iterations):
+        scheduler.add(request, 0.0)
+    durations = []
+    for number in range(num_iterations - 1):
+        start = time.thread_time_ns()
+        batch = scheduler.next_batch(WorkerId(0), 0.0)
+        assert batch is not None
+        between = time.thread_time_ns()
+        output = IterationOutput(tuple(SampledToken(part.request_id, 7 + number) for part in batch.sampled))
+        after = time.thread_time_ns()
+        scheduler.complete(batch, output, 0.0)
+        if batch.num_tokens == len(batch.requests) == batch_size:
+            durations.append(time.thread_time_ns() - after + between - start)
+    return statistics.median(durations) / 1e9
+
+
+def measure(loaded: LoadedModel, policy: str, batch_size: int, *, num_iterations: int, num_threads: int) -> Overhead:
+    """Both measurements of one policy and batch size."""
+    stamps = stamps_of(loaded, policy, batch_size, num_iterations=num_iterations, num_threads=num_threads)
+    full = [stamp.num_requests == stamp.num_tokens == batch_size for stamp in stamps]
+    pairs = [
+        (before, after)
+        for (before, after), both in zip(pairwise(stamps), map(all, pairwise(full)), strict=True)
+        if both
+    ]
+    return Overhead(
+        policy=policy,
+        batch_size=batch_size,
+        num_iterations=len(pairs),
+        forward_s=statistics.median(after.end_ns - after.start_ns for _, after in pairs) / 1e9,
+        forward_cpu_s=statistics.median(after.end_cpu_ns - after.start_cpu_ns for _, after in pairs) / 1e9,
+        outside_s=statistics.median(after.start_ns - before.end_ns for before, after in pairs) / 1e9,
+        outside_cpu_s=statistics.median(after.start_cpu_ns - before.end_cpu_ns for before, after in pairs) / 1e9,
+        scheduler_s=scheduler_s(policy, batch_size, num_iterations=num_iterations),
+    )
+
+
+def main() -> None:
+    """Measure, print the table, write JSON if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m-instruct", help="a name from 'mlsys models list', or a path")
+    parser.add_argument("--policies", default="orca,paged,chunked", help="separated by commas")
+    parser.add_argument("--batches", default="1,8,64", help="requests per iteration, separated by commas")
+    parser.add_argument("--iterations", type=int, default=64, help="decoded tokens of each request")
+    parser.add_argument("--threads", type=int, default=2, help="of the model")
+    parser.add_argument("--output", type=Path, help="write the figures here as JSON")
+    arguments = parser.parse_args()
+    console = Console()
+    loaded = load_model(resolve_model(arguments.model, settings().cache_dir))
+    measured = []
+    for policy in arguments.policies.split(","):
+        for batch_size in map(int, arguments.batches.split(",")):
+            with console.status(f"{policy}, batch {batch_size} ..."):
+                overhead = measure(
+                    loaded, policy, batch_size, num_iterations=arguments.iterations, num_threads=arguments.threads
+                )
+            measured.append(overhead)
+    table = Table(
+        "policy",
+        "batch",
+        "forward ms",
+        "on the CPU",
+        "outside us",
+        "on the CPU",
+        "share",
+        "scheduler us",
+        box=box.SIMPLE_HEAD,
+    )
+    for each in measured:
+        times = [
+            *(f"{seconds * 1e3:.1f}" for seconds in (each.forward_s, each.forward_cpu_s)),
+            *(f"{seconds * 1e6:.0f}" for seconds in (each.outside_s, each.outside_cpu_s)),
+        ]
+        table.add_row(each.policy, str(each.batch_size), *times, f"{each.share:.1%}", f"{each.scheduler_s * 1e6:.0f}")
+    console.print(table)
+    kind = "native" if isinstance(loaded.model, NativeDecoder) else "torch"
+    dtype = str(loaded.model.dtype).removeprefix("torch.")
+    console.print(f"{loaded.name}, {dtype}, {kind}, {arguments.threads} threads, contexts of {PROMPT} tokens and more")
+    if arguments.output:
+        record = {
+            "model": loaded.name,
+            "dtype": dtype,
+            "kernels": kind,
+            "num_threads": arguments.threads,
+            "environment": describe_environment(),
+            "overheads": [{**asdict(each), "share": each.share} for each in measured],
+        }
+        arguments.output.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

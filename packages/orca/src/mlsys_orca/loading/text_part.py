@@ -1,0 +1,72 @@
+"""The text part of a directory whose model also sees pictures, as if it were a directory of its own.
+
+Used by :mod:`mlsys_orca.loading.huggingface` for models whose text part, asked in text only, computes as it would
+alone: Gemma 3 from 4B on and Mistral Small 3.1 and 3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mlsys_orca.loading.checkpoint import Checkpoint, Layout
+from mlsys_orca.models.huggingface_config import refuse_common
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mlsys_orca.models.quantized import QuantizedMatrix
+
+_PREFIX = "language_model."  # of the names of the text part's tensors
+_ARCHITECTURES = {"gemma3": "gemma3_text", "mistral3": "mistral"}  # the whole's -> its text part's
+
+
+def text_config(raw: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The ``config.json`` of the text part of the model that ``raw`` describes; None: it has none that stands alone.
+
+    Raises:
+        InvalidInputError: the whole asks for what no family does.
+    """
+    part = raw.get("text_config")
+    if raw["model_type"] not in _ARCHITECTURES or not isinstance(part, dict):
+        return None
+    refuse_common(raw)
+    return {"model_type": _ARCHITECTURES[raw["model_type"]], **part}
+
+
+class TextPart:
+    """The tensors of the text part under the names they would have alone; a :class:`Checkpoint`.
+
+    Args:
+        whole: The directory.
+    """
+
+    def __init__(self, whole: Checkpoint) -> None:
+        self.layout: Layout = whole.layout
+        self._whole = whole
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every tensor's name."""
+        return frozenset(name.removeprefix(_PREFIX) for name in self._whole.names if name.startswith(_PREFIX))
+
+    @property
+    def has_head(self) -> bool:
+        """Whether there is a vocabulary projection; without one the embeddings serve, whatever the configuration."""
+        return "lm_head.weight" in self.names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The tensor's shape."""
+        return self._whole.shape(_PREFIX + name)
+
+    def nbytes(self, name: str) -> int:
+        """The tensor's size in the file."""
+        return self._whole.nbytes(_PREFIX + name)
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        """Copy the tensor into ``out``, cast to its dtype."""
+        self._whole.read_into(_PREFIX + name, out)
+
+    def quantized(self, name: str) -> QuantizedMatrix | None:
+        """The tensor's codes and scales, if the directory has them."""
+        return self._whole.quantized(_PREFIX + name)
