@@ -51,3 +51,11 @@ def test_without_a_compiler_the_message_says_what_to_install(source: Path, tmp_p
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingDependencyError, match="apt-get install g"):
         load_kernel(source, cache_dir=tmp_path)
+
+
+def test_a_changed_header_is_a_changed_kernel(tmp_path: Path) -> None:
+    source, header = tmp_path / "answer.cpp", tmp_path / "answer.h"
+    source.write_text('#include "answer.h"\nextern "C" int answer() { return ANSWER; }\n')
+    for number in (7, 8):
+        header.write_text(f"#define ANSWER {number}\n")
+        assert load_kernel(source, cache_dir=tmp_path, headers=[header]).answer() == number

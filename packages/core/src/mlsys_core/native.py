@@ -1,8 +1,8 @@
 """Small C++ kernels, compiled for this machine the first time they are wanted and kept in the cache.
 
-A kernel is one C++17 file (and the headers it includes) with ``extern "C"`` functions over plain pointers, loaded through ctypes. So a package needs
-no compiler to install, and a kernel uses all that this CPU has. Whoever calls :func:`load_kernel` keeps a path in torch
-for machines without a compiler.
+A kernel is one C++17 file (and the headers it includes) with ``extern "C"`` functions over plain pointers, loaded
+through ctypes. So a package needs no compiler to install, and a kernel uses all that this CPU has. Whoever calls
+:func:`load_kernel` keeps a path in torch for machines without a compiler.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def load_kernel(
 
 
 def _key(sources: Sequence[Path], compiler: str, options: list[str]) -> str:
-    """What a library depends on: its sources, the compiler, the options, and the CPU that ``-march=native`` looks at."""
+    """What a library depends on: its sources, the compiler, the options, and the CPU that ``-march=native`` means."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
     cpu = _cpu_flags() or platform.processor()
     digest = hashlib.sha256(
