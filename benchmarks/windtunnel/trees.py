@@ -2,8 +2,8 @@
 
 Sources are fitted on random rows of 28 features. All contestants of a case take turns in one run, with the same number
 of threads; their outputs are compared before any time is taken. A module is called as users call it, numpy in and numpy
-out: by the native kernel, and by each of the two forms in torch. Medians of wall times; a loaded machine shows in the
-spread, and costs torch most, whose threads wait for each other after every operation.
+out, by the native kernel; and its network in torch, by each of the two forms. Medians of wall times; a loaded machine
+shows in the spread, and costs torch most, whose threads wait for each other after every operation.
 
     python benchmarks/windtunnel/trees.py
     python benchmarks/windtunnel/trees.py --threads 1 --repeats 31 --json trees.json
@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from mlsys_core.environment import describe_environment
+from mlsys_windtunnel.module import WindTunnelModule
 from mlsys_windtunnel.modules import trees as trees_module
 from mlsys_windtunnel.modules.native import kernel
 from mlsys_windtunnel.modules.tree_bits import mask_bits
@@ -86,20 +87,22 @@ def contestants(source: Any) -> dict[str, Callable[[Answer], Answer]]:
         (part,) = (part for part in other.modules() if isinstance(part, Trees))
         part.use_layout(layout)
         chosen = ", chosen" if layout == trees.layout else ""
-        calls[f"torch ({layout}{chosen})"] = in_torch(other.predict_proba)
+        calls[f"torch ({layout}{chosen})"] = in_torch(other)
     return calls
 
 
-def in_torch(call: Callable[[Answer], Answer]) -> Callable[[Answer], Answer]:
-    """The call as it is on a machine without a compiler."""
+def in_torch(module: WindTunnelModule) -> Callable[[Answer], Answer]:
+    """The network in torch, as it is on a machine without a compiler."""
     native = vars(trees_module)["native_sums"]
 
     def without_kernel(x: Answer) -> Answer:
         vars(trees_module)["native_sums"] = lambda *_: None
         try:
-            return call(x)
+            with torch.inference_mode():
+                probabilities: Answer = module(torch.from_numpy(module.encode(x))).numpy()
         finally:
             vars(trees_module)["native_sums"] = native
+        return probabilities
 
     return without_kernel
 
