@@ -16,6 +16,8 @@ from mlsys_windtunnel.members import _RULES, _WRAPPERS
 NOT_TRIED = {  # why no test exports it; converters/ test what they convert where the package is installed
     f"xgboost.sklearn.XGB{kind}": "xgboost is not in the lock"
     for kind in ("Classifier", "Ranker", "Regressor", "RFClassifier", "RFRegressor")
+} | {
+    f"catboost.core.CatBoost{kind}": "catboost is not in the lock" for kind in ("", "Classifier", "Ranker", "Regressor")
 }
 NOT_IN_ONNX: dict[str, str] = {}  # operator: what is missing
 METHODS_NOT_IN_ONNX = {

@@ -126,7 +126,7 @@ def _flat(module: WindTunnelModule, names: Sequence[str]) -> list[str]:
         return []
     with torch.inference_mode():
         scores = module.network(example(module, 2))
-    return [name for name in names if name != MAIN and predictor.answer(scores, name).ndim == 1]
+        return [name for name in names if name != MAIN and predictor.answer(scores, name).ndim == 1]
 
 
 @dataclass(frozen=True)
