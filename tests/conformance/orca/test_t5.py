@@ -241,14 +241,18 @@ def test_a_converted_gguf_computes_as_the_original(tmp_path: Path, name: str) ->
         assert torch.allclose(ours, log_probabilities(reference, prompt, answer), atol=1e-4, rtol=0)
 
 
-def test_bf16_answers_nearly_as_fp32_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "least"),
+    [({"dtype": "bf16"}, 0.98), ({"weights": "int8"}, 0.98), ({"weights": "int4"}, 0.9)],
+    ids=["bf16", "int8", "int4"],
+)
+def test_less_exact_weights_answer_nearly_as_fp32_does(tmp_path: Path, options: dict[str, Any], least: float) -> None:
     write_checkpoint(tmp_path, "flan")
     pairs = [(prompt, PROMPTS[8]) for prompt in PROMPTS[:6]]
-    exact, rounded = (
-        torch.cat([all_log_probabilities(load_model(tmp_path, dtype=dtype), *pair) for pair in pairs])
-        for dtype in ("fp32", "bf16")
-    )
-    assert torch.corrcoef(torch.stack((exact, rounded)))[0, 1] > 0.98
+    models = [load_model(tmp_path, **({"dtype": "fp32"} | changes)) for changes in ({}, options)]
+    exact, rounded = (torch.cat([all_log_probabilities(model, *pair) for pair in pairs]) for model in models)
+    assert not torch.equal(exact, rounded)
+    assert torch.corrcoef(torch.stack((exact, rounded)))[0, 1] > least
 
 
 @pytest.fixture(scope="module")
