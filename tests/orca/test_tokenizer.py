@@ -95,10 +95,22 @@ def test_decoding_leaves_control_tokens_out_or_in(tokenizer: Tokenizer) -> None:
         ("llama-bpe", "1234", ["123", "4"]),  # threes
         ("qwen2", "123", ["1", "2", "3"]),
         ("default", "12", ["12"]),
+        ("dbrx", "1234", ["123", "4"]),
+        ("tekken", "12", ["1", "2"]),
+        ("tekken", "hehel", ["he", "hel"]),
+        ("tekken", "hHe", ["h", "H", "e"]),
     ],
 )
 def test_each_pre_tokenizer_cuts_its_way(pre: str, text: str, pieces: list[str]) -> None:
     assert spelled(tokenizer_from_gguf(fields(pre=pre)), text) == pieces
+
+
+def test_tekken_cuts_words_before_capitals_and_dbrx_does_not() -> None:
+    """Whether `l H` may join says where the cut is; Tekken then takes whole tokens first."""
+    joins = {"tokens": [*TOKENS[:-1], "lH", "<think>"], "token_type": [3, 3] + [1] * (len(TOKENS) - 2) + [4]}
+    for pre, expected in (("dbrx", ["he", "lH", "e"]), ("tekken", ["hel", "H", "e"])):
+        cut = tokenizer_from_gguf(fields(pre=pre, **joins, merges=["h e", "l H"]))
+        assert [cut.decode([token_id]) for token_id in cut.encode("helHe")] == expected
 
 
 def test_qwen2_composes_characters_and_llama_takes_whole_tokens_first() -> None:
@@ -127,7 +139,7 @@ def test_every_end_token_counts() -> None:
     [
         ({"model": "bert"}, "'bert'.*tokenizer.json"),
         ({"model": None}, "None"),
-        ({"pre": "tekken"}, "'tekken' is not known; known are default, gpt-2"),
+        ({"pre": "viking"}, "'viking' is not known; known are default, gpt-2"),
         ({"tokens": []}, "0 tokens"),
         ({"merges": None}, "0 merges"),
         ({"token_type": [1]}, "1 token types"),

@@ -143,7 +143,7 @@ def paper(
 
     context = context_of(quick, threads)
     if simulate:
-        section = run_simulated(context, num_requests=requests or (200 if quick else 1000))
+        section = run_simulated(context, num_requests=requests or (60 if quick else 300))
     else:
         num_requests = requests or (16 if quick else 60)
         section = run_engine(load(model, dtype), context, scale=scale, num_requests=num_requests)

@@ -27,6 +27,13 @@ _SPLIT = (
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+# As above, words cut before capitals (Mistral's Tekken).
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class _PreTokenizer:
@@ -40,16 +47,21 @@ class _PreTokenizer:
 
 
 _GPT2 = _PreTokenizer()
+_CL100K = _PreTokenizer(_SPLIT.format(number=r"\p{N}{1,3}"))
 _LLAMA3 = _PreTokenizer(_SPLIT.format(number=r"\p{N}{1,3}"), whole_words_first=True, adds_bos=True)
 
 PRE_TOKENIZERS: dict[str, _PreTokenizer] = {
     "default": _GPT2,
     "gpt-2": _GPT2,
+    "phi-2": _GPT2,
+    "dbrx": _CL100K,  # Phi-4 too
+    "smaug-bpe": _CL100K,
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
     "qwen2": _PreTokenizer(_SPLIT.format(number=r"\p{N}"), composes_unicode=True),
     "smollm": _PreTokenizer(single_digits=True),
+    "tekken": _PreTokenizer(_TEKKEN, whole_words_first=True, adds_bos=True),
 }
 
 
