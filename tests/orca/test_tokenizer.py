@@ -139,7 +139,7 @@ def test_every_end_token_counts() -> None:
     [
         ({"model": "bert"}, "'bert'.*tokenizer.json"),
         ({"model": None}, "None"),
-        ({"pre": "viking"}, "'viking' is not known; known are default, gpt-2"),
+        ({"pre": "viking"}, "'viking' is not known; known are dbrx, default, gpt-2"),
         ({"tokens": []}, "0 tokens"),
         ({"merges": None}, "0 merges"),
         ({"token_type": [1]}, "1 token types"),
