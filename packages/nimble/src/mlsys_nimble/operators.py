@@ -1,0 +1,219 @@
+"""The kinds of operators a program is made of: plain frozen data, torch's semantics, no torch.
+
+Each docstring gives the operator's inputs in order (``?``: may be absent) and its result. A kind that takes an
+:class:`Epilogue` applies it to every element of its result before it is stored; a residual is then the last input.
+Adding a kind: its class here, its meaning in ``reference.py``, its kernel in ``native/`` (without one it cannot be
+planned natively, so capture only makes kinds that have one), a rule in ``capture``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+Activation: TypeAlias = Literal[
+    "relu", "relu6", "silu", "sigmoid", "tanh", "gelu", "gelu_tanh", "hardswish", "hardsigmoid", "leaky_relu", "elu"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """What is done to ``y`` before it is stored: ``activation(y + residual)``."""
+
+    activation: Activation | None = None
+    slope: float = 0.0  # of leaky_relu; alpha of elu
+    has_residual: bool = False  # the operator's last input, of the result's shape, is added before the activation
+    activates_first: bool = False  # activation(y) + residual instead
+
+
+NOTHING = Epilogue()
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """x [N, C, *space], weight [O, C/groups, *kernel] (constant), bias? [O]; -> [N, O, *space']; 1 to 3 dims of space."""
+
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]  # zeros before and after, per dimension of space; negative crops
+    dilation: tuple[int, ...]
+    groups: int
+    has_bias: bool
+    epilogue: Epilogue = NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """x [*, K], weight [O, K] (constant), bias? [O]; -> [*, O]."""
+
+    has_bias: bool
+    epilogue: Epilogue = NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class MatMul:
+    """a [*batch, M, K], b [*batch, K, N], both computed, batch dims equal; -> [*batch, M, N] times ``scale``."""
+
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """q [B, H, L, D], k [B, H, S, D], v [B, H, S, E], mask? broadcastable to [B, H, L, S] (added); -> [B, H, L, E]."""
+
+    scale: float
+    is_causal: bool
+    has_mask: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One elementwise operation of a :class:`Pointwise`."""
+
+    op: str  # a key of pointwise.OPS, such as "add"; its arity is there
+    arguments: tuple[int | float, ...]  # k >= 0: input k; -1 - k: the result of step k; a float: that constant
+
+
+@dataclass(frozen=True, slots=True)
+class Pointwise:
+    """Inputs that broadcast to the result's shape; -> the last step, computed in ``dtype`` and cast to the result's."""
+
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """x [N, C, *space]; -> [N, C, *space']: maximum or average over windows."""
+
+    op: Literal["max", "average"]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+    counts_padding: bool = False  # averages: padded zeros are counted in the divisor
+    epilogue: Epilogue = NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """x; -> x reduced over ``dims`` (non-negative, ascending), kept as ones or dropped."""
+
+    op: Literal["sum", "mean", "max", "min"]
+    dims: tuple[int, ...]
+    keeps_dims: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """x; -> softmax over ``dim`` (non-negative)."""
+
+    dim: int
+    is_log: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """x, weight?, bias? (constants over the last ``num_dims`` dims); -> x normalised over those dims."""
+
+    num_dims: int
+    eps: float
+    has_weight: bool
+    has_bias: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reshape:
+    """x; -> the same elements in row-major order of the logical dims, in the result's shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Permute:
+    """x; -> dimension ``dims[i]`` of x as dimension i."""
+
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """x; -> every ``step``-th element of ``dim`` from ``start``, as many as the result has."""
+
+    dim: int
+    start: int
+    step: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Expand:
+    """x; -> broadcast to the result's shape (leading dims are added)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Concat:
+    """Any number of inputs; -> one after another along ``dim``."""
+
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pad:
+    """x; -> ``value`` around it; negative amounts crop."""
+
+    amounts: tuple[tuple[int, int], ...]  # before and after, for every dim
+    value: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """table [V, D] (constant), indices [*] (integers); -> [*, D]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """x; -> in the result's dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """x; -> a value of its own (a result that must not share memory with an input or another result)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """Stands in :attr:`Aten.arguments` for the operator's k-th input."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Aten:
+    """Whatever torch has: run by torch. Inputs are the tensors among its arguments, in order."""
+
+    target: str  # "aten.topk.default"
+    arguments: tuple[Any, ...]  # tensors are Input(k); nested tuples allowed; dtypes and the like as torch's objects
+    keywords: tuple[tuple[str, Any], ...] = ()
+
+    def __str__(self) -> str:
+        return self.target
+
+
+Kind: TypeAlias = (
+    Convolution
+    | Linear
+    | MatMul
+    | Attention
+    | Pointwise
+    | Pool
+    | Reduce
+    | Softmax
+    | LayerNorm
+    | Reshape
+    | Permute
+    | Slice
+    | Expand
+    | Concat
+    | Pad
+    | Embedding
+    | Cast
+    | Copy
+    | Aten
+)
+VIEWS = (Reshape, Permute, Slice, Expand)  # may share their input's memory where strides allow it
