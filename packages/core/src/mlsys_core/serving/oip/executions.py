@@ -1,0 +1,56 @@
+"""How often a model ran, at which batch sizes and for how long: written by models, read by statistics and metrics."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCounts:
+    """All executions of one batch size."""
+
+    batch_size: int  # rows
+    count: int = 0
+    compute_input_s: float = 0.0
+    compute_infer_s: float = 0.0
+    compute_output_s: float = 0.0
+
+
+class Executions:
+    """Counts of a model's executions; any thread may record, any may read.
+
+    Example:
+        >>> executions = Executions()
+        >>> executions.record(8, compute_infer_s=0.25)
+        >>> executions.record(8, compute_infer_s=0.25)
+        >>> executions.snapshot()
+        [BatchCounts(batch_size=8, count=2, compute_input_s=0.0, compute_infer_s=0.5, compute_output_s=0.0)]
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[int, list[float]] = {}  # batch size -> what follows it in BatchCounts
+
+    def record(
+        self,
+        batch_size: int,
+        *,
+        compute_input_s: float = 0.0,
+        compute_infer_s: float = 0.0,
+        compute_output_s: float = 0.0,
+    ) -> None:
+        """One execution of ``batch_size`` rows, and its times in seconds."""
+        with self._lock:
+            counts = self._counts.setdefault(batch_size, [0, 0.0, 0.0, 0.0])
+            counts[0] += 1
+            counts[1] += compute_input_s
+            counts[2] += compute_infer_s
+            counts[3] += compute_output_s
+
+    def snapshot(self) -> list[BatchCounts]:
+        """The counts, by ascending batch size."""
+        with self._lock:
+            return [
+                BatchCounts(size, int(self._counts[size][0]), *self._counts[size][1:]) for size in sorted(self._counts)
+            ]

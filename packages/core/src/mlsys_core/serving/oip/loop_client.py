@@ -1,0 +1,93 @@
+"""Lets coroutines use a :class:`~mlsys_core.serving.ServingLoop`: submit, await the result, cancel by being cancelled.
+
+The loop's thread tells of finished requests through its listener; they reach the event loop in one wake-up for all that
+finished since the last, so that a batch of many costs little more than one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any, Generic
+
+from mlsys_core.errors import ServingError
+from mlsys_core.serving.loop import ServingLoop
+from mlsys_core.serving.oip.errors import DeadlineExceededError
+from mlsys_core.serving.protocols import Batch, Finished, FinishReason, Output, Request
+
+
+class LoopClient(Generic[Request, Batch, Output]):
+    """The listener of a loop, and what coroutines of one event loop call.
+
+    Example:
+        >>> from mlsys_core.serving import InlineExecutor, ServeRequest, WallClock
+        >>> from mlsys_core.serving.baselines import ZeroBatch
+        >>> executor = InlineExecutor(lambda batch: [request.payload.upper() for request in batch.requests])
+        >>> client = LoopClient()
+        >>> async def main():
+        ...     with ServingLoop(ZeroBatch(max_batch_size=8), executor, WallClock(), listener=client).start() as loop:
+        ...         return await client.submit(loop, ServeRequest("a", "hello"), "a")
+        >>> asyncio.run(main())
+        'HELLO'
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, asyncio.Future[Any]] = {}  # by request id; the event loop's thread
+        self._finished: deque[Finished[Any]] = deque()  # from the serving loop's thread to the event loop's
+        self._is_woken = False
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+
+    async def submit(self, loop: ServingLoop[Request, Batch, Output], request: Request, request_id: str) -> Any:
+        """The request's result. If this is cancelled, so is the request.
+
+        Raises:
+            DeadlineExceededError: it expired.
+            ServingError: the loop is closed, or stopped before the request was done.
+            InvalidInputError: ``request_id`` is in use.
+            Exception: what the request failed with.
+        """
+        self._event_loop = asyncio.get_running_loop()
+        future = self._event_loop.create_future()
+        self._waiting.setdefault(request_id, future)  # before submit: the answer may come at once
+        try:
+            loop.submit(request, request_id)
+            return await future
+        except asyncio.CancelledError:
+            loop.cancel(request_id)
+            raise
+        finally:
+            if self._waiting.get(request_id) is future:
+                del self._waiting[request_id]
+
+    def on_output(self, batch: Batch, output: Output, now: float) -> None:
+        """Not used: a client of a request hears of its end."""
+
+    def on_finished(self, finished: Finished[Any], now: float) -> None:
+        """Called by the serving loop, in its thread."""
+        self._finished.append(finished)
+        if not self._is_woken and self._event_loop is not None:
+            self._is_woken = True
+            try:
+                self._event_loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:  # the event loop is closed: nobody waits
+                self._finished.clear()
+
+    def _deliver(self) -> None:
+        self._is_woken = False  # first: what is appended from now on wakes again
+        while self._finished:
+            finished = self._finished.popleft()
+            future = self._waiting.get(finished.request_id)
+            if future is None or future.done():
+                continue
+            if finished.reason is FinishReason.DONE:
+                future.set_result(finished.result)
+            else:
+                future.set_exception(_error(finished))
+
+
+def _error(finished: Finished[Any]) -> BaseException:
+    if finished.reason is FinishReason.EXPIRED:
+        return DeadlineExceededError("the request's deadline passed before its result was there")
+    if finished.reason is FinishReason.FAILED and finished.error is not None:
+        return finished.error
+    return ServingError(f"the request left the serving loop as {finished.reason.value}")
