@@ -15,8 +15,8 @@ from torch import Tensor
 
 BUILDS = {
     "native": (),
-    "wide": ("-DORCA_LANES=16",),
-    "portable": ("-march=x86-64", "-DORCA_LANES=8"),
+    "wide": ("-DMLSYS_LANES=16",),
+    "portable": ("-march=x86-64", "-DMLSYS_LANES=8"),
 }
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from mlsys_core.errors import MissingDependencyError, MlsysError
 
+INCLUDE = Path(__file__).parent / "include"  # headers for any kernel, as <mlsys/vec.h>
 COMPILERS = ("c++", "g++", "clang++")
 # No fast-math: kernels promise the comparisons and sums of their sources. Contraction would fuse a*b+c.
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC", "-pthread")
@@ -32,7 +33,8 @@ def load_kernel(
         source: A C++17 file.
         cache_dir: Where libraries are kept, below ``native/``; safe for several processes at once.
         flags: Added to :data:`FLAGS`.
-        headers: The files that ``source`` includes: it is compiled again when one of them changes.
+        headers: The files that ``source`` includes: it is compiled again when one of them changes, or one of the
+            core's own (:data:`INCLUDE`).
 
     Raises:
         MissingDependencyError: there is no C++ compiler.
@@ -42,12 +44,14 @@ def load_kernel(
     if compiler is None:
         raise MissingDependencyError("no C++ compiler was found: apt-get install g++")
     options = [*FLAGS, *flags]
-    library = cache_dir / "native" / f"{source.stem}-{_key([source, *headers], compiler, options)}.so"
+    shared = sorted(INCLUDE.rglob("*.h"))
+    library = cache_dir / "native" / f"{source.stem}-{_key([source, *headers, *shared], compiler, options)}.so"
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as work:
             built = Path(work) / library.name
-            result = subprocess.run([compiler, *options, str(source), "-o", str(built)], capture_output=True, text=True)
+            command = [compiler, *options, f"-I{INCLUDE}", str(source), "-o", str(built)]
+            result = subprocess.run(command, capture_output=True, text=True)
             if result.returncode != 0:
                 first_lines = " | ".join(result.stderr.splitlines()[:5])
                 raise MlsysError(f"{compiler} could not compile {source.name}: {first_lines}")

@@ -305,7 +305,7 @@ void orca_add_attention(Program* program, const orca::Attention* op) { program->
 void orca_add_normalise(Program* program, const orca::Normalise* op) { program->operators.emplace_back(*op); }
 // Whether this machine multiplies pairs of bf16 in one instruction.
 int orca_has_pairs() {
-#if ORCA_LANES == 16 && defined(__AVX512BF16__)
+#if MLSYS_LANES == 16 && defined(__AVX512BF16__)
     return 1;
 #else
     return 0;
