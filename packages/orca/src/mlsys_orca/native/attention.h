@@ -90,27 +90,29 @@ inline float softmax(const Attention& a, float* scores, int first, int limit, in
     return sum(total);
 }
 
-// out[r][c] = sum over keys of weights[r][key] * values[key][c], for columns column to column + VECS_WIDE * LANES.
-template <class T, int ROWS, int VECS_WIDE>
-void weigh(
-    const float* weights, int64_t stride, const LayerCache<T>& cache, const int32_t* table, int head, int first_block,
-    int limit, int column, float* out) {
-    vf sums[ROWS][VECS_WIDE] = {};
-    for (int block = first_block; block * PANEL < limit; block++) {
-        const T* values = cache.value_block(table[block], head) + column;
-        const int keys = std::min(PANEL, limit - block * PANEL);
-        const float* w = weights + (block - first_block) * PANEL;
+// out[r][c] += sum over a block's keys of weights[r][key] * values[key][c], for all columns of `values`; asks memory for
+// the block at `soon` meanwhile. A block stays in the first-level cache while all columns pass over it.
+template <class T, int ROWS>
+void weigh(const float* weights, int64_t stride, const T* values, int padded_dim, int keys, const T* soon, float* out) {
+    constexpr int WIDE = PANEL / LANES;
+    for (int column = 0; column < padded_dim; column += PANEL) {
+        float* to = out + column;
+        vf sums[ROWS][WIDE];
+        for (int r = 0; r < ROWS; r++)
+            for (int c = 0; c < WIDE; c++) sums[r][c] = load(to + r * padded_dim + c * LANES);
         for (int j = 0; j < keys; j++) {
-            vf v[VECS_WIDE];
-            for (int c = 0; c < VECS_WIDE; c++) v[c] = load(values + j * cache.padded_dim + c * LANES);
+            const int64_t at = (int64_t)j * padded_dim + column;
+            __builtin_prefetch(soon + at);
+            vf v[WIDE];
+            for (int c = 0; c < WIDE; c++) v[c] = load(values + at + c * LANES);
             for (int r = 0; r < ROWS; r++) {
-                vf x = splat(w[r * stride + j]);
-                for (int c = 0; c < VECS_WIDE; c++) sums[r][c] = fma(x, v[c], sums[r][c]);
+                vf x = splat(weights[r * stride + j]);
+                for (int c = 0; c < WIDE; c++) sums[r][c] = fma(x, v[c], sums[r][c]);
             }
         }
+        for (int r = 0; r < ROWS; r++)
+            for (int c = 0; c < WIDE; c++) store(to + r * padded_dim + c * LANES, sums[r][c]);
     }
-    for (int r = 0; r < ROWS; r++)
-        for (int c = 0; c < VECS_WIDE; c++) store(out + r * PANEL + c * LANES, sums[r][c]);
 }
 
 // One task: rows `begin` to `end` of `span`, the query heads of one key head.
@@ -128,7 +130,7 @@ void attend(
     const int shift = first_block * PANEL, keys = num_blocks * PANEL;
     const int rows = (end - begin) * group;
 
-    scratch.resize((int64_t)rows * (dim + keys) + MAX_ROWS * (2 * PANEL));
+    scratch.resize((int64_t)rows * (dim + keys) + MAX_ROWS * (2 * PANEL + cache.padded_dim));
     float* queries = scratch.data();
     float* scores = queries + (int64_t)rows * dim;
     float* tile = scores + (int64_t)rows * keys;
@@ -140,11 +142,15 @@ void attend(
     }
     for (int row = 0; row < rows; row += MAX_ROWS) {
         const int some = std::min(MAX_ROWS, rows - row);
+        const auto values = [&](int block) { return cache.value_block(table[first_block + block], head); };
         for (int block = 0; block < num_blocks; block += 2) {
             const int pair = std::min(2, num_blocks - block);
-            const int next = table[first_block + std::min(block + 1, num_blocks - 1)];
-            Panel panels[2] = {
-                Panel(cache.key_block(table[first_block + block], head)), Panel(cache.key_block(next, head))};
+            const auto panel = [&](int which) {
+                const int at = std::min(block + which, num_blocks - 1);
+                const T* soon = at + 2 < num_blocks ? cache.key_block(table[first_block + at + 2], head) : values(0);
+                return Panel(cache.key_block(table[first_block + at], head), soon);
+            };
+            Panel panels[2] = {panel(0), panel(1)};
             multiply_rows<Panel, false>(some, queries + (int64_t)row * dim, dim, panels, pair, dim, dim, tile, pair * PANEL);
             for (int r = 0; r < some; r++)
                 std::memcpy(
@@ -156,17 +162,21 @@ void attend(
             const int first = a.window ? std::max(0, seen - a.window) : 0;
             inverse[r] = 1.0f / softmax(a, scores + (int64_t)(row + r) * keys, first - shift, seen - shift, keys);
         }
-        for (int column = 0; column < dim; column += PANEL) {
-            const float* w = scores + (int64_t)row * keys;
-#define ORCA_ROWS(ROWS)                                                                                       \
-    case ROWS: weigh<T, ROWS, VECS>(w, keys, cache, table, head, first_block, limit, column, tile); break;
+        float* sums = tile + MAX_ROWS * 2 * PANEL;
+        std::fill_n(sums, some * cache.padded_dim, 0.0f);
+        for (int block = 0; block < num_blocks; block++) {
+            const float* w = scores + (int64_t)row * keys + block * PANEL;
+            const int some_keys = std::min(PANEL, limit - (first_block + block) * PANEL);
+            const T* soon = values(std::min(block + 1, num_blocks - 1));
+#define ORCA_ROWS(ROWS) \
+    case ROWS: weigh<T, ROWS>(w, keys, values(block), cache.padded_dim, some_keys, soon, sums); break;
             switch (some) { ORCA_ROWS(1) ORCA_ROWS(2) ORCA_ROWS(3) ORCA_ROWS(4) ORCA_ROWS(5) ORCA_ROWS(6) }
 #undef ORCA_ROWS
-            for (int r = 0; r < some; r++) {
-                const int token = begin + (row + r) / group, query_head = head * group + (row + r) % group;
-                float* to = merged + ((int64_t)token * a.num_heads + query_head) * dim + column;
-                for (int c = 0; c < std::min(PANEL, dim - column); c++) to[c] = tile[r * PANEL + c] * inverse[r];
-            }
+        }
+        for (int r = 0; r < some; r++) {
+            const int token = begin + (row + r) / group, query_head = head * group + (row + r) % group;
+            float* to = merged + ((int64_t)token * a.num_heads + query_head) * dim;
+            for (int c = 0; c < dim; c++) to[c] = sums[r * cache.padded_dim + c] * inverse[r];
         }
     }
 }

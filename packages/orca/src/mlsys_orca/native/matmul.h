@@ -14,7 +14,6 @@ constexpr int MAX_ROWS = 6;  // of one call of `multiply`: 6 x 16 fill the regis
 constexpr int PAIR_ROWS = LANES == 16 ? MAX_ROWS : 2;  // that may meet two panels at once: more would not fit the registers
 constexpr int DIRECT_ROWS = 2 * MAX_ROWS;
 constexpr int PIECE = 384;  // input features at most: 24 KiB of a decoded panel
-constexpr int AHEAD = 32;   // rows of a panel that are asked of memory early
 
 // out[r][p * 16 + c] (+)= sum over k of a[r * stride + k] * panel p's (k, c); CONTINUES: the sums go on from `out`.
 template <class Panel, int ROWS, int PANELS, bool CONTINUES>

@@ -9,6 +9,8 @@
 
 namespace orca {
 
+constexpr int AHEAD = 32;  // rows of a panel that are asked of memory early
+
 enum Kind : int32_t { F32, BF16, INT8, INT4, BF16_PAIRS };
 
 // What the caller describes, as it arrives through ctypes.
@@ -30,13 +32,16 @@ struct FloatPanel {
     static constexpr int STEP = 1;
     struct Group {};
     const T* weights;
+    const T* soon = nullptr;  // a panel elsewhere that is read next; null: what follows this one
     FloatPanel(const Matrix& m, int panel) : weights((const T*)m.codes + (int64_t)panel * m.depth * PANEL) {}
-    explicit FloatPanel(const T* weights) : weights(weights) {}
+    explicit FloatPanel(const T* weights, const T* soon = nullptr) : weights(weights), soon(soon) {}
     Group group(int) const { return {}; }
     void read(int row, const Group&, vf (&out)[1][VECS]) const {
         for (int v = 0; v < VECS; v++) out[0][v] = load(weights + (int64_t)row * PANEL + v * LANES);
     }
-    void prefetch(int row) const { __builtin_prefetch(weights + (int64_t)row * PANEL); }
+    void prefetch(int row) const {
+        __builtin_prefetch((soon ? soon - AHEAD * PANEL : weights) + (int64_t)row * PANEL);
+    }
 };
 using F32Panel = FloatPanel<float>;
 using Bf16Panel = FloatPanel<uint16_t>;
