@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import structlog
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from pydantic import BaseModel, Field
 
-from mlsys_core.serving.http import HttpConfig, ServerAddress
+from mlsys_core.errors import ServingError
+from mlsys_core.serving.clock import WallClock
+from mlsys_core.serving.http import ErrorFormat, HttpConfig, Readiness, ServerAddress, create_app, runtime_of
+from mlsys_core.serving.oip.control import control_router
+from mlsys_core.serving.oip.engine import Engine
+from mlsys_core.serving.oip.metrics import ModelMetrics
 from mlsys_core.serving.oip.repository import ModelRepository
+from mlsys_core.serving.oip.rest import inference_routes
 from mlsys_core.serving.protocols import Clock
+
+DEFAULT_CONFIG = HttpConfig(
+    max_body_nbytes=64 * 1024 * 1024, open_paths=("/health/*", "/metrics", "/v2/health/*"), validation_status=400
+)
+
+
+class OipError(BaseModel):
+    """The body of every response with a status of 400 or more."""
+
+    error: str = Field(description="What was wrong and what to do about it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,22 +49,61 @@ def create_oip_app(
     clock: Clock | None = None,
     logger: structlog.typing.FilteringBoundLogger | None = None,
 ) -> FastAPI:
-    """An app that serves ``repository``; loads all its models first, and closes them at the end.
+    """An app that serves ``repository``; it loads all models first, and closes them at the end.
 
     Args:
         repository: the models; belongs to the app from now on.
-        config: limits, keys, names; default ``HttpConfig()``. Holds for gRPC too.
-        grpc: None serves REST alone.
+        config: limits, keys, names, for gRPC too; default ``DEFAULT_CONFIG``.
+        grpc: where gRPC listens; None serves REST alone.
         registry: of metrics; subsystems register their collectors in it.
         clock: of deadlines; give it the serving loop's. Default ``WallClock``.
         logger: default one that writes ``config.log_format`` to stderr.
 
     Returns:
-        The app, for ``mlsys_core.serving.http.serve`` or ``BackgroundServer``.
+        The app, for ``mlsys_core.serving.http.serve`` or ``BackgroundServer``. A model that cannot be loaded, or a port
+        that is taken, ends its start.
     """
-    raise NotImplementedError
+    config, clock, readiness = config or DEFAULT_CONFIG, clock or WallClock(), Readiness()
+    registry = CollectorRegistry() if registry is None else registry
+    registry.register(ModelMetrics(repository))
+    engine = Engine(repository, clock)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        try:
+            await repository.load_all()
+            if grpc is None:
+                yield
+            else:
+                from mlsys_core.serving.oip.grpc_server import GrpcServer  # only who serves gRPC pays for its import
+
+                async with GrpcServer(engine, runtime_of(app)).serving(grpc.host, grpc.port) as address:
+                    app.state.oip_grpc_address = address
+                    yield
+        finally:
+            await repository.close()
+
+    app = create_app(
+        config,
+        routers=[control_router(repository, readiness)],
+        lifespan=lifespan,
+        error_format=ErrorFormat(body=lambda info: {"error": info.message}, model=OipError),
+        readiness=readiness,
+        registry=registry,
+        clock=clock,
+        logger=logger,
+    )
+    app.router.routes[:0] = inference_routes(engine, config)  # first, as most requests are for them
+    return app
 
 
 def grpc_address_of(app: FastAPI) -> ServerAddress:
-    """Where the gRPC server of a started app listens."""
-    raise NotImplementedError
+    """Where the gRPC server of ``app`` listens.
+
+    Raises:
+        ServingError: it has none, or has not started.
+    """
+    address = getattr(app.state, "oip_grpc_address", None)
+    if not isinstance(address, ServerAddress):
+        raise ServingError("this app serves no gRPC, or has not started: give create_oip_app a GrpcConfig and serve it")
+    return address

@@ -7,7 +7,7 @@ or the serving loop (:class:`.loop_client.LoopClient`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol, runtime_checkable
 
 from mlsys_core.serving.oip.executions import Executions
@@ -52,7 +52,7 @@ class StreamingModel(Model, Protocol):
     A model that is no :class:`UnaryModel` as well refuses plain ``infer`` requests.
     """
 
-    def stream(self, request: InferRequest) -> AsyncIterator[InferResponse]:
+    def stream(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
         """An asynchronous generator of the responses; closed early in the cases in which ``infer`` is cancelled."""
         ...
 

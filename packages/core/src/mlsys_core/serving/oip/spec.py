@@ -30,6 +30,7 @@ class TensorSpec:
     shape: tuple[int, ...]  # with the batch dimension, if the model has one; -1 takes any size
     optional: bool = False  # an input that requests may leave out
     finite_only: bool = False  # an input that is refused if it holds NaN or infinity
+    utf8_only: bool = False  # a BYTES input whose elements are refused if they are no text
     labels: tuple[str, ...] = ()  # of an output: names of the classes along its last dimension
 
     def __post_init__(self) -> None:

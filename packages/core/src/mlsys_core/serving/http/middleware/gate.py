@@ -12,7 +12,8 @@ from mlsys_core.serving.http.answers import ErrorAnswers
 from mlsys_core.serving.http.errors import HttpError
 from mlsys_core.serving.http.lifecycle import Lifecycle, shutting_down
 
-_ALWAYS_OPEN = frozenset({"/health/live", "/health/ready", "/metrics"})  # an orchestrator watches the drain
+# An orchestrator watches the drain, by these paths or by those of the Open Inference Protocol.
+_ALWAYS_OPEN = frozenset({"/health/live", "/health/ready", "/metrics", "/v2/health/live", "/v2/health/ready"})
 
 
 class DrainGateMiddleware:
@@ -41,11 +42,39 @@ class DrainGateMiddleware:
         await self._app(scope, receive, send)
 
 
+class KeyRing:
+    """The keys that open a server.
+
+    They are compared as SHA-256 digests, in constant time and each with all: the time taken tells neither a key's
+    length nor how far a guess was right.
+
+    Args:
+        api_keys: any of them will do.
+    """
+
+    def __init__(self, api_keys: Iterable[str]) -> None:
+        self._digests = tuple(_digest(key.encode()) for key in api_keys)
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def check(self, presented: list[bytes]) -> None:
+        """Return if one of the keys ``presented`` is known.
+
+        Raises:
+            HttpError: 401, none is.
+        """
+        known = False
+        for key in presented:
+            digest = _digest(key)
+            for expected in self._digests:
+                known |= secrets.compare_digest(digest, expected)  # no early exit: all are always compared
+        if not known:
+            raise _unauthorized(has_key=bool(presented))
+
+
 class ApiKeyMiddleware:
     """Lets in requests with a known key, in ``Authorization: Bearer KEY`` or ``x-api-key: KEY``; others get 401.
-
-    Keys are compared as SHA-256 digests, in constant time and each with all: the time taken tells neither a key's
-    length nor how far a guess was right.
 
     Args:
         app: the next ASGI app.
@@ -58,7 +87,7 @@ class ApiKeyMiddleware:
         self, app: ASGIApp, *, api_keys: Iterable[str], open_paths: Iterable[str], answers: ErrorAnswers
     ) -> None:
         self._app = app
-        self._digests = tuple(_digest(key.encode()) for key in api_keys)
+        self._keys = KeyRing(api_keys)
         self._open_prefixes = tuple(path[:-1] for path in open_paths if path.endswith("/*"))
         self._open_paths = frozenset(path for path in open_paths if not path.endswith("/*"))
         self._answers = answers
@@ -66,22 +95,15 @@ class ApiKeyMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
         if scope["type"] in ("http", "websocket") and not self._is_open(scope["path"]):
-            presented = presented_keys(scope["headers"])
-            if not self._is_known(presented):
-                await self._answers.refuse(_unauthorized(has_key=bool(presented)), scope, receive, send)
+            try:
+                self._keys.check(presented_keys(scope["headers"]))
+            except HttpError as error:
+                await self._answers.refuse(error, scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
     def _is_open(self, path: str) -> bool:
         return path in self._open_paths or path.startswith(self._open_prefixes)
-
-    def _is_known(self, presented: list[bytes]) -> bool:
-        known = False
-        for key in presented:
-            digest = _digest(key)
-            for expected in self._digests:
-                known |= secrets.compare_digest(digest, expected)  # no early exit: all are always compared
-        return known
 
 
 def presented_keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:

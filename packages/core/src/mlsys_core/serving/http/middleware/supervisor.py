@@ -79,7 +79,7 @@ class SupervisorMiddleware:
         if isinstance(error, ClientDisconnectedError):
             return
         info = self._answers.info(error, scope)
-        if info.status >= 500 and not run.was_stopped:
+        if info.status >= 500 and not run.was_stopped and not _is_refusal(error, info.status):
             self._logger.error("request failed", request_id=record.request_id, exc_info=error)
         if record.status is None:
             # Before the application has cleaned up: a worker thread that cannot be cancelled does not hold the answer.
@@ -174,6 +174,11 @@ class _Run:
         if self._stop_error.done():
             raise self._stop_error.result()  # an application that ignored its cancellation
         await self._send(message)
+
+
+def _is_refusal(error: BaseException, status: int) -> bool:
+    """Whether the server only said no (not offered, no room, too late): that is no failure to trace."""
+    return isinstance(error, MlsysError) and status in (501, 503, 504)
 
 
 async def _call(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,0 +1,138 @@
+"""Runs checked requests on models, for both fronts alike: deadlines, statistics, the model's errors.
+
+All in the event loop's thread. A request counts from ``started_s``, when its front began to decode it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+
+from mlsys_core.serving.http.describe import describe
+from mlsys_core.serving.oip.binding import WireRequest, bind, checked_outputs
+from mlsys_core.serving.oip.datatypes import Array
+from mlsys_core.serving.oip.errors import DeadlineExceededError, UnsupportedError
+from mlsys_core.serving.oip.messages import InferRequest, Parameter, Timing
+from mlsys_core.serving.oip.repository import ModelRepository
+from mlsys_core.serving.oip.spec import TensorSpec
+from mlsys_core.serving.oip.statistics import FailureReason
+from mlsys_core.serving.oip.version import Version
+from mlsys_core.serving.protocols import Clock
+
+
+class Answer:
+    """One response to one request, ready to be encoded."""
+
+    __slots__ = ("outputs", "parameters", "request", "version")
+
+    def __init__(
+        self,
+        version: Version,
+        request: InferRequest,
+        outputs: list[tuple[TensorSpec, Array]],
+        parameters: dict[str, Parameter],
+    ) -> None:
+        self.version = version
+        self.request = request
+        self.outputs = outputs  # those the client wants, in its order
+        self.parameters = parameters
+
+
+class Engine:
+    """What both fronts call.
+
+    Args:
+        repository: the models.
+        clock: of deadlines and durations.
+    """
+
+    def __init__(self, repository: ModelRepository, clock: Clock) -> None:
+        self.repository = repository
+        self.now: Callable[[], float] = clock.now
+
+    async def infer(self, version: Version, wire: WireRequest, *, started_s: float, deadline_s: float | None) -> Answer:
+        """The one response of a unary model.
+
+        Raises:
+            InvalidInputError: the request does not fit the model.
+            UnsupportedError: the model only streams.
+            DeadlineExceededError: it took too long; the model's work was cancelled.
+            Exception: the model's own.
+        """
+        if version.unary is None:
+            raise UnsupportedError(
+                f"model {version.spec.name!r} gives any number of responses; ask by generate_stream or ModelStreamInfer"
+            )
+        with version.held(), self._counted_failure(version, started_s):
+            request = bind(wire, version, now=started_s, deadline_s=deadline_s)
+            if request.deadline_s is None:
+                response = await version.unary.infer(request)
+            else:
+                async with _deadline(request.deadline_s - self.now()):
+                    response = await version.unary.infer(request)
+            outputs = checked_outputs(response, request, version, is_partial=False)
+        self._succeed(version, request, started_s, response.timing)
+        return Answer(version, request, outputs, dict(response.parameters))
+
+    async def stream(
+        self, version: Version, wire: WireRequest, *, started_s: float, deadline_s: float | None
+    ) -> AsyncGenerator[Answer, None]:
+        """All responses of a streaming model, or the one of a unary model. Raises as :meth:`infer`; close it."""
+        if version.streaming is None:
+            yield await self.infer(version, wire, started_s=started_s, deadline_s=deadline_s)
+            return
+        timing: Timing | None = None
+        is_first = True
+        with version.held(), self._counted_failure(version, started_s):
+            request = bind(wire, version, now=started_s, deadline_s=deadline_s)
+            responses = version.streaming.stream(request)
+            async with aclosing(responses):
+                while True:
+                    left_s = None if request.deadline_s is None else request.deadline_s - self.now()
+                    async with _deadline(left_s):
+                        response = await anext(responses, None)
+                    if response is None:
+                        break
+                    if is_first:
+                        version.statistics.first_response_histogram.add(self.now() - started_s)
+                        is_first = False
+                    timing = response.timing or timing
+                    outputs = checked_outputs(response, request, version, is_partial=True)
+                    yield Answer(version, request, outputs, dict(response.parameters))
+        self._succeed(version, request, started_s, timing)
+
+    def _succeed(self, version: Version, request: InferRequest, started_s: float, timing: Timing | None) -> None:
+        duration_s = self.now() - started_s
+        version.statistics.succeed(request.num_rows, duration_s, timing, now_ms=time.time_ns() // 1_000_000)
+
+    @contextmanager
+    def _counted_failure(self, version: Version, started_s: float) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            version.statistics.fail(_reason(error), self.now() - started_s)
+            raise
+
+
+@asynccontextmanager
+async def _deadline(timeout_s: float | None) -> AsyncGenerator[None, None]:
+    """``asyncio.timeout`` that raises this package's error; None waits without bound."""
+    timeout = asyncio.timeout(None if timeout_s is None else max(timeout_s, 0.0))
+    try:
+        async with timeout:
+            yield
+    except TimeoutError:
+        if not timeout.expired():
+            raise  # the model's own
+        raise DeadlineExceededError("the request's deadline passed before its answer was there") from None
+
+
+def _reason(error: BaseException) -> FailureReason:
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        return FailureReason.CANCELED
+    status = describe(error).status
+    if status in (429, 503, 504):
+        return FailureReason.REJECTED
+    return FailureReason.OTHER if status < 500 else FailureReason.BACKEND

@@ -1,0 +1,232 @@
+"""The gRPC server: REST's event loop, engine and lifecycle, so that keys, drains, deadlines and logs are the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, NoReturn, Protocol
+
+import grpc
+import grpc.aio
+from prometheus_client import Counter
+
+from mlsys_core.errors import MlsysError, ServingError
+from mlsys_core.serving.http import HttpConfig, HttpRuntime, ServerAddress
+from mlsys_core.serving.http.describe import describe
+from mlsys_core.serving.http.lifecycle import shutting_down
+from mlsys_core.serving.http.middleware.gate import KeyRing, presented_keys
+from mlsys_core.serving.oip.engine import Engine
+from mlsys_core.serving.oip.grpc_schema import SERVICE, messages
+from mlsys_core.serving.oip.grpc_servicer import Servicer
+
+_CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    409: grpc.StatusCode.ALREADY_EXISTS,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    422: grpc.StatusCode.INVALID_ARGUMENT,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    499: grpc.StatusCode.CANCELLED,
+    501: grpc.StatusCode.UNIMPLEMENTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+_ALWAYS_OPEN = frozenset({"ServerLive", "ServerReady"})  # no key, and answered while the server drains
+_STOP_GRACE_S = 1.0  # when the lifecycle has drained, all calls have ended but for their last bytes
+
+_UNSUPPORTED = (
+    *(f"{kind}SharedMemory{verb}" for kind in ("System", "Cuda") for verb in ("Status", "Register", "Unregister")),
+    *("TraceSetting", "LogSettings"),
+)
+
+
+class Context(Protocol):
+    """What is used of grpc's context of a call."""
+
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None:
+        """What came beside the request."""
+        ...
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the client's deadline; None if it has none."""
+        ...
+
+    def abort(self, code: Any, details: str) -> Awaitable[None]:
+        """End the call with an error; raises."""
+        ...
+
+
+class GrpcServer:
+    """Serves an engine over gRPC beside an HTTP app.
+
+    Args:
+        engine: runs inference.
+        runtime: of the app: its config, lifecycle, logger, metrics and readiness hold here too.
+    """
+
+    def __init__(self, engine: Engine, runtime: HttpRuntime) -> None:
+        self._engine = engine
+        self._runtime = runtime
+        self._keys = KeyRing(runtime.config.api_keys)
+        self._servicer = Servicer(engine, runtime.readiness, lambda error: describe(error).message)
+        self._calls = Counter(
+            "mlsys_grpc_requests", "Calls ended", ("method", "code"), registry=runtime.metrics.registry
+        )
+
+    @asynccontextmanager
+    async def serving(self, host: str, port: int) -> AsyncGenerator[ServerAddress, None]:
+        """Listen while the context is open.
+
+        Raises:
+            ServingError: the port is in use, or the host is no address of this machine.
+        """
+        limit = self._runtime.config.max_body_nbytes
+        server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", limit),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 0),  # a port that is taken is an error, not shared
+            ]
+        )
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, self._handlers())])
+        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            address = ServerAddress(host, server.add_insecure_port(target))
+        except RuntimeError as error:
+            raise ServingError(
+                f"gRPC cannot listen on {target}; choose another port (0 takes a free one), or another host"
+            ) from error
+        await server.start()
+        try:
+            yield address
+        finally:
+            await server.stop(_STOP_GRACE_S)
+
+    def _handlers(self) -> dict[str, Any]:
+        """Method name to its handler."""
+        handlers = {name: _unary(name, self._guarded(name, method)) for name, method in self._servicer.methods.items()}
+        handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+            self._guarded_stream("ModelStreamInfer", self._servicer.stream_infer),
+            request_deserializer=messages().ModelInferRequest.FromString,
+            response_serializer=messages().ModelStreamInferResponse.SerializeToString,
+        )
+        return handlers | {name: grpc.unary_unary_rpc_method_handler(_unsupported) for name in _UNSUPPORTED}
+
+    def _guarded(
+        self, name: str, method: Callable[[Any, float | None], Awaitable[Any]]
+    ) -> Callable[[Any, Context], Awaitable[Any]]:
+        async def call(request: Any, context: Context) -> Any:
+            started_s, running = self._engine.now(), _RunningCall()
+            try:
+                with self._runtime.lifecycle.running(running):
+                    self._admit(name, context)
+                    response = await method(request, self._deadline_s(context, started_s))
+            except BaseException as error:  # noqa: BLE001  (the boundary of a call: it is answered, and noted)
+                await self._refuse(name, error, running, context, started_s)
+            self._note(name, grpc.StatusCode.OK, started_s)
+            return response
+
+        return call
+
+    def _guarded_stream(
+        self, name: str, method: Callable[[AsyncIterator[Any], float | None], AsyncGenerator[Any, None]]
+    ) -> Callable[[AsyncIterator[Any], Context], AsyncGenerator[Any, None]]:
+        async def call(requests: AsyncIterator[Any], context: Context) -> AsyncGenerator[Any, None]:
+            started_s, running = self._engine.now(), _RunningCall()
+            try:
+                with self._runtime.lifecycle.running(running):
+                    self._admit(name, context)
+                    async with aclosing(method(requests, self._deadline_s(context, started_s))) as responses:
+                        async for response in responses:
+                            yield response
+            except BaseException as error:  # noqa: BLE001  (as above)
+                await self._refuse(name, error, running, context, started_s)
+            self._note(name, grpc.StatusCode.OK, started_s)
+
+        return call
+
+    def _admit(self, name: str, context: Context) -> None:
+        if name in _ALWAYS_OPEN:
+            return
+        if self._runtime.lifecycle.is_draining:
+            raise shutting_down("the server is shutting down and takes no new requests; try again, or another replica")
+        if self._keys:
+            metadata = context.invocation_metadata() or ()
+            self._keys.check(presented_keys((key.encode(), _encoded(value)) for key, value in metadata))
+
+    def _deadline_s(self, context: Context, started_s: float) -> float | None:
+        timeout_s = timeout_of(context.time_remaining(), self._runtime.config)
+        return None if timeout_s is None else started_s + timeout_s
+
+    async def _refuse(
+        self, name: str, error: BaseException, running: _RunningCall, context: Context, started_s: float
+    ) -> NoReturn:
+        """End the call with the status of ``error``."""
+        if running.error is not None:
+            error = running.error  # the end of a drain, and not the client, cancelled it
+            running.task.uncancel()
+        elif isinstance(error, asyncio.CancelledError | GeneratorExit):
+            self._note(name, grpc.StatusCode.CANCELLED, started_s)
+            raise error
+        info = describe(error)
+        code = _CODES.get(info.status, grpc.StatusCode.INTERNAL)
+        if code is grpc.StatusCode.INTERNAL:
+            self._runtime.logger.error("grpc request failed", method=name, exc_info=error)
+        self._note(name, code, started_s)
+        await context.abort(code, info.message)
+        raise AssertionError("abort() raises")
+
+    def _note(self, name: str, code: Any, started_s: float) -> None:
+        self._calls.labels(name, code.name).inc()
+        duration_ms = round((self._engine.now() - started_s) * 1000, 3)
+        self._runtime.logger.info("grpc request", method=name, code=code.name, duration_ms=duration_ms)
+
+
+class _RunningCall:
+    """A call, as the lifecycle sees it."""
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.task = task
+        self.error: MlsysError | None = None  # why the server stopped it
+
+    def stop(self, error: MlsysError) -> None:
+        """End it soon."""
+        if self.error is None and not self.task.done():
+            self.error = error
+            self.task.cancel()
+
+
+def timeout_of(asked_s: float | None, config: HttpConfig) -> float | None:
+    """Seconds a call may take, from the client's own deadline, the default and the cap; None: no bound.
+
+    Example:
+        >>> timeout_of(90.0, HttpConfig(request_timeout_s=10, max_request_timeout_s=60))
+        60
+    """
+    if asked_s is None:
+        return config.request_timeout_s
+    return asked_s if config.timeout_cap_s is None else min(asked_s, config.timeout_cap_s)
+
+
+def _unary(name: str, call: Callable[[Any, Context], Awaitable[Any]]) -> Any:
+    return grpc.unary_unary_rpc_method_handler(
+        call,
+        request_deserializer=getattr(messages(), f"{name}Request").FromString,
+        response_serializer=getattr(messages(), f"{name}Response").SerializeToString,
+    )
+
+
+async def _unsupported(_: bytes, context: Context) -> NoReturn:
+    await context.abort(
+        grpc.StatusCode.UNIMPLEMENTED, "this server does not support shared memory, trace settings and log settings"
+    )
+    raise AssertionError("abort() raises")
+
+
+def _encoded(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value

@@ -1,0 +1,203 @@
+"""REST bodies: JSON, and JSON followed by the tensors' bytes (the binary tensor data extension). Pure.
+
+No pydantic here: a request's JSON is small and its shape is fixed, and this is the hot path.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.http.json_body import parse_json
+from mlsys_core.serving.oip.binding import WireRequest, WireTensor, flag
+from mlsys_core.serving.oip.classification import classified
+from mlsys_core.serving.oip.datatypes import Array, DataType
+from mlsys_core.serving.oip.engine import Answer
+from mlsys_core.serving.oip.errors import UnsupportedError
+from mlsys_core.serving.oip.messages import Parameter
+from mlsys_core.serving.oip.tensors import from_raw, from_values, to_raw, to_values
+
+MAX_DIMENSIONS = 64
+_MAX_SIZE = 2**63 - 1
+
+
+@dataclass(slots=True)
+class RestRequest:
+    """A request, and how its response is to be written."""
+
+    wire: WireRequest
+    binary_by_default: bool = False
+    binary: dict[str, bool] = field(default_factory=dict)  # of outputs that say so themselves
+    num_classes: dict[str, int] = field(default_factory=dict)  # of outputs wanted as classifications
+
+
+def decode(body: memoryview, header_nbytes: int | None) -> RestRequest:
+    """The request in ``body``.
+
+    Args:
+        body: as sent, not compressed; arrays will be views of it.
+        header_nbytes: length of the JSON at its start (``Inference-Header-Content-Length``); None: all of it is JSON.
+
+    Raises:
+        HttpError: 400, the JSON is malformed.
+        InvalidInputError: it is no inference request, or its binary data does not add up.
+        UnsupportedError: it wants shared memory.
+    """
+    if header_nbytes is not None and not 0 <= header_nbytes <= len(body):
+        raise InvalidInputError(
+            f"Inference-Header-Content-Length is {header_nbytes}, but the body has {len(body)} bytes"
+        )
+    request = parse_json(bytes(body if header_nbytes is None else body[:header_nbytes]), check_floats=False)
+    rest = b"" if header_nbytes is None else body[header_nbytes:]
+    if not isinstance(request, dict):
+        raise InvalidInputError(f"an inference request is a JSON object, got {_type(request)}")
+    parameters = parameters_of(request, "the request")
+    decoded = RestRequest(
+        WireRequest(
+            inputs=_inputs(request, memoryview(rest)),
+            request_id=_text(request, "id", "the request", default=""),
+            parameters=parameters,
+        ),
+        binary_by_default=flag(parameters, "binary_data_output"),
+    )
+    parameters.pop("binary_data_output", None)
+    for output in _objects(request, "outputs", default=[]):
+        _read_output(output, decoded)
+    return decoded
+
+
+def encode(answer: Answer, request: RestRequest) -> tuple[bytes, int | None]:
+    """The body of a response, and the length of its JSON if binary data follows.
+
+    Raises:
+        InvalidInputError: an output cannot be written as JSON, or cannot be classified.
+    """
+    version, chunks, outputs = answer.version, [], []
+    for spec, array in answer.outputs:
+        datatype, name = spec.datatype, spec.name
+        if name in request.num_classes:
+            array = classified(array, spec, request.num_classes[name], has_batch=bool(version.spec.max_batch_size))
+            datatype = DataType.BYTES
+        output: dict[str, Any] = {"name": name, "datatype": datatype.value, "shape": list(array.shape)}
+        if request.binary.get(name, request.binary_by_default):
+            raw = to_raw(array, datatype)
+            output["parameters"] = {"binary_data_size": len(raw)}
+            chunks.append(raw)
+        else:
+            output["data"] = to_values(array, datatype, what=f"output {name!r}")
+        outputs.append(output)
+    response: dict[str, Any] = {"model_name": version.spec.name, "model_version": version.spec.version}
+    if answer.request.request_id:
+        response["id"] = answer.request.request_id
+    if answer.parameters:
+        response["parameters"] = answer.parameters
+    response["outputs"] = outputs
+    header = json.dumps(response, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    return (b"".join([header, *chunks]), len(header)) if chunks else (header, None)
+
+
+def parameters_of(node: Mapping[str, Any], what: str) -> dict[str, Parameter]:
+    """The ``parameters`` of a JSON object; none if it has none.
+
+    Raises:
+        InvalidInputError: they are no object, or one of them is not a string, a number or true or false.
+    """
+    parameters = node.get("parameters")
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise InvalidInputError(f"'parameters' of {what} is an object, got {_type(parameters)}")
+    for name, value in parameters.items():
+        if not isinstance(value, str | int | float) or (type(value) is float and not math.isfinite(value)):
+            raise InvalidInputError(
+                f"parameter {name[:100]!r} of {what} is a string, a number, true or false, got {_type(value)}"
+            )
+    return parameters
+
+
+def _inputs(request: Mapping[str, Any], rest: memoryview) -> list[WireTensor]:
+    tensors, offset = [], 0
+    for node in _objects(request, "inputs"):
+        name = _text(node, "name", "an input")
+        what = f"input {name[:100]!r}"
+        parameters = parameters_of(node, what)
+        _refuse_shared_memory(parameters, what)
+        nbytes = parameters.get("binary_data_size")
+        if nbytes is None:
+            if "data" not in node:
+                raise InvalidInputError(f"{what} has neither 'data' nor the parameter 'binary_data_size'")
+            read = _value_reader(node["data"])
+        else:
+            if "data" in node:
+                raise InvalidInputError(f"{what} has both 'data' and the parameter 'binary_data_size'")
+            if isinstance(nbytes, bool) or not isinstance(nbytes, int) or not 0 <= nbytes <= len(rest) - offset:
+                raise InvalidInputError(
+                    f"{what} has 'binary_data_size' {str(nbytes)[:40]}, but {len(rest) - offset} bytes are left"
+                )
+            read = _raw_reader(rest[offset : offset + nbytes])
+            offset += nbytes
+        tensors.append(WireTensor(name, _text(node, "datatype", what), _shape(node, what), read))
+    if offset != len(rest):
+        raise InvalidInputError(f"{len(rest) - offset} bytes of binary data belong to no input")
+    return tensors
+
+
+def _raw_reader(raw: memoryview) -> Callable[[DataType, Sequence[int], str], Array]:
+    return lambda datatype, shape, what: from_raw(raw, datatype, shape, what=what)
+
+
+def _value_reader(values: Any) -> Callable[[DataType, Sequence[int], str], Array]:
+    return lambda datatype, shape, what: from_values(values, datatype, shape, what=what)
+
+
+def _read_output(node: Mapping[str, Any], into: RestRequest) -> None:
+    name = _text(node, "name", "an output")
+    what = f"output {name[:100]!r}"
+    parameters = parameters_of(node, what)
+    _refuse_shared_memory(parameters, what)
+    if "binary_data" in parameters:
+        into.binary[name] = flag(parameters, "binary_data")
+    if "classification" in parameters:
+        num_classes = parameters["classification"]
+        if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 0:
+            raise InvalidInputError(f"'classification' of {what} is a number of classes, got {str(num_classes)[:40]}")
+        if num_classes:
+            into.num_classes[name] = num_classes
+    into.wire.outputs.append(name)
+
+
+def _refuse_shared_memory(parameters: Mapping[str, Parameter], what: str) -> None:
+    if "shared_memory_region" in parameters:
+        raise UnsupportedError(f"{what} is in shared memory, which this server does not support; send its data")
+
+
+def _objects(node: Mapping[str, Any], key: str, *, default: list[Any] | None = None) -> list[Mapping[str, Any]]:
+    values = node.get(key, default)
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        raise InvalidInputError(f"'{key}' of the request is an array of objects, got {_type(values)}")
+    return values
+
+
+def _text(node: Mapping[str, Any], key: str, what: str, *, default: str | None = None) -> str:
+    value = node.get(key, default)
+    if not isinstance(value, str):
+        raise InvalidInputError(f"'{key}' of {what} is a string, got {_type(value)}")
+    return value
+
+
+def _shape(node: Mapping[str, Any], what: str) -> list[int]:
+    shape = node.get("shape")
+    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
+        raise InvalidInputError(f"'shape' of {what} is an array of at most {MAX_DIMENSIONS} sizes, got {_type(shape)}")
+    for size in shape:
+        if type(size) is not int or not 0 <= size <= _MAX_SIZE:
+            raise InvalidInputError(f"'shape' of {what} has a size that is no whole number from 0 on: {str(size)[:40]}")
+    return shape
+
+
+def _type(value: object) -> str:
+    return "nothing" if value is None else type(value).__name__
