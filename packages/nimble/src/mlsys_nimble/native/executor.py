@@ -1,0 +1,309 @@
+"""The CPU executor: replays a program natively, without dispatch, allocation or the interpreter's lock.
+
+Everything is settled when it is made: places, packed weights, bound arguments, which worker runs what. Operators that have
+no kernel run in torch, on views of the same arena, between native *stretches*.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import weakref
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from mlsys_core.config import settings
+from mlsys_core.memory import Arena
+from mlsys_core.native import load_kernel
+from torch import Tensor
+
+from mlsys_nimble.layout import lay_out
+from mlsys_nimble.native import library
+from mlsys_nimble.native.library import Kernel, View
+from mlsys_nimble.native.lowering import kernel_for
+from mlsys_nimble.native.slots import Slots
+from mlsys_nimble.planner import Assignment, Job, candidates
+from mlsys_nimble.program import Operator, Program, ValueId
+from mlsys_nimble.reference import Run, compile_operator
+from mlsys_nimble.schedule import Schedule, Stretch, stretches_of
+from mlsys_nimble.storage import ancestors, dependencies, plan_storage
+
+SPINS = 3_000  # pauses that a worker waits before it sleeps: some tens of microseconds
+MEASURED = 4  # assignments that are tried by the clock
+MEASURE_S = 0.15  # for each of them
+
+
+class _Wait(Structure):
+    """executor.h: Wait."""
+
+    _fields_ = [("worker", c_int32), ("count", c_int32)]
+
+
+class _Times(Structure):
+    """executor.h: Times."""
+
+    _fields_ = [("begin", c_int64), ("end", c_int64)]
+
+
+@cache
+def _load() -> Any:
+    here = Path(__file__).parent
+    native = load_kernel(
+        here / "executor.cpp", cache_dir=settings().cache_dir, headers=[here / "executor.h", here / "kernel.h"]
+    )
+    native.nimble_team.restype = native.nimble_plan.restype = c_void_p
+    native.nimble_team.argtypes = [c_int32, c_int32]
+    native.nimble_plan.argtypes = [c_int32]
+    native.nimble_team_free.argtypes = native.nimble_plan_free.argtypes = [c_void_p]
+    native.nimble_plan_add.argtypes = [c_void_p, c_int32, c_void_p, c_int64, c_int64, POINTER(_Wait), c_int32]
+    native.nimble_run.argtypes = [c_void_p, c_void_p]
+    native.nimble_run_timed.argtypes = [c_void_p, c_void_p, POINTER(_Times)]
+    native.nimble_time.restype = c_double
+    native.nimble_time.argtypes = [c_void_p, c_int64, c_int64, c_int32]
+    return native
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTime:
+    """When one task of a replay ran, in nanoseconds of the steady clock."""
+
+    operator: str
+    part: int
+    num_parts: int
+    worker: int
+    begin_ns: int
+    end_ns: int
+
+
+def _owned(owner: object, handle: int, free: Any) -> int:
+    """A native object that lives as long as ``owner``."""
+    weakref.finalize(owner, free, handle)
+    return handle
+
+
+class NativeExecutor:
+    """See :class:`mlsys_nimble.executor.Executor`.
+
+    Args:
+        program: After the passes.
+        num_threads: Workers, the caller's thread among them; None: as many as torch uses.
+        use_multi_stream: Whether operators may run side by side; if not, all workers share each.
+
+    Raises:
+        MissingDependencyError: there is no C++ compiler.
+    """
+
+    def __init__(
+        self, program: Program, *, num_threads: int | None = None, use_multi_stream: bool = True, **_: Any
+    ) -> None:
+        self._native = _load()
+        library.load()
+        self.num_threads = num_threads or torch.get_num_threads()
+        layout = lay_out(program)
+        needed = dependencies(layout)
+        self._layout = layout
+        self._program = layout.program
+        self._storage = plan_storage(layout, ancestors(needed))
+        self._arena = Arena(self._storage.plan, "cpu")
+        self._arena.buffer.zero_()
+        self._slots = Slots(self._program)
+        self._constants = self._row_by_row()
+        self._views = {
+            value: view for value in range(len(self._program.values)) if (view := self._view(value)) is not None
+        }
+        changed = {buffer for buffer, _ in self._program.mutations}
+        constants = {value: tensor for value, tensor in self._program.constants.items() if value not in changed}
+        self._kernels: dict[int, Kernel] = {}
+        self._torch: dict[int, tuple[Run, Operator]] = {}
+        for index, operator in enumerate(self._program.operators):
+            if index in layout.in_place:
+                continue
+            kernel = kernel_for(operator, self._views, constants)
+            if kernel is not None:
+                self._kernels[index] = kernel
+            else:
+                self._torch[index] = (compile_operator(operator, self._program.values), operator)
+        self._team = _owned(self, self._native.nimble_team(self.num_threads, SPINS), self._native.nimble_team_free)
+        self._tensors: dict[ValueId, Tensor] = {}
+        self._plans: list[int] = []
+        with torch.no_grad():
+            self.schedule = self._schedule(needed, use_multi_stream)
+            self._plans = [self._plan(stretch, stretch.assignment) for stretch in self.schedule.stretches]
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """See :class:`~mlsys_nimble.executor.Executor`."""
+        program, slots = self._program, self._slots
+        kept = slots.bind(inputs)
+        outputs = slots.results()
+        if not self._torch:
+            for plan in self._plans:
+                self._native.nimble_run(self._team, plan)
+        else:
+            self._run_mixed(kept, outputs)
+        if program.mutations:
+            self._write_back(inputs, kept, outputs)
+        return [
+            inputs[program.inputs.index(value)]
+            if value in slots.inputs
+            else program.constants[value]
+            if value in program.constants
+            else outputs[value]
+            for value in program.outputs
+        ]
+
+    def trace(self, inputs: Sequence[Tensor]) -> list[TaskTime]:
+        """One replay, and when each native task of it ran."""
+        kept, outputs = self._slots.bind(inputs), self._slots.results()
+        found: list[TaskTime] = []
+        for stretch, plan in zip(self.schedule.stretches, self._plans, strict=True):
+            found += self._timed(stretch, stretch.assignment, plan)
+            with torch.no_grad():
+                for index in stretch.then_torch:
+                    self._run_torch(index, kept, outputs)
+        return found
+
+    def _write_back(self, inputs: Sequence[Tensor], kept: Sequence[Tensor], outputs: dict[ValueId, Tensor]) -> None:
+        """Every new value to its buffer. All are read before any is written: one may look at another's buffer."""
+        with torch.no_grad():
+            news = [self._tensor(new, kept, outputs).clone() for _, new in self._program.mutations]
+            for (buffer, _), new in zip(self._program.mutations, news, strict=True):
+                number = self._slots.inputs.get(buffer)
+                (self._program.constants[buffer] if number is None else inputs[number]).copy_(new)
+                if number is None and self._constants[buffer] is not self._program.constants[buffer]:
+                    self._constants[buffer].copy_(new)
+
+    # Making
+
+    def _row_by_row(self) -> dict[ValueId, Tensor]:
+        """The constants as the layout takes them to lie; those that do so already are not copied."""
+        constants = self._program.constants
+        return {value: c if c.is_contiguous() else c.detach().contiguous() for value, c in constants.items()}
+
+    def _view(self, value: ValueId) -> View | None:
+        """Where a value lies, as kernels take it; None: nothing makes it."""
+        place, type_ = self._layout.places[value], self._program.values[value]
+        if place.root < 0:
+            return None
+        itemsize = type_.nbytes // max(type_.numel, 1)
+        if place.root in self._program.constants:
+            constant = self._constants[place.root]
+            return View(constant.data_ptr() + place.offset * itemsize, type_.dtype, type_.shape, place.strides)
+        if place.root in self._slots.addresses:
+            return View(None, type_.dtype, type_.shape, place.strides, self._slots.addresses[place.root])
+        address = self._arena.buffer.data_ptr() + self._storage.offsets[place.root] + place.offset * itemsize
+        return View(address, type_.dtype, type_.shape, place.strides)
+
+    def _schedule(self, needed: Sequence[tuple[int, ...]], use_multi_stream: bool) -> Schedule:
+        """Measure every kernel, then the best assignments of each stretch, and keep the fastest."""
+        stretches = stretches_of(needed, frozenset(self._torch), frozenset(self._layout.in_place))
+        self._slots.bind([torch.zeros(t.shape, dtype=getattr(torch, t.dtype)) for t in self._slots.input_types])
+        scratch = self._slots.results()
+        seconds = self._measure_kernels(stretches)
+        chosen: list[Stretch] = []
+        for stretch in stretches:
+            number = {operator: job for job, operator in enumerate(stretch.operators)}
+            jobs = [
+                Job(
+                    seconds[operator],
+                    self._kernels[operator].units,
+                    tuple(number[other] for other in needed[operator] if other in number),
+                )
+                for operator in stretch.operators
+            ]
+            found = candidates(jobs, self.num_threads, use_multi_stream=use_multi_stream)[:MEASURED]
+            best = found[0] if len(found) == 1 or not jobs else min(found, key=lambda a: self._measure(stretch, a))
+            chosen.append(Stretch(stretch.operators, stretch.then_torch, best))
+        del scratch
+        return Schedule(self._layout, self._storage, tuple(chosen), seconds)
+
+    def _measure_kernels(self, stretches: Sequence[Stretch]) -> dict[int, float]:
+        """Seconds of each kernel on one thread: medians of replays in program order, with caches as they will be."""
+        seconds: dict[int, float] = {}
+        for stretch in stretches:
+            jobs = [Job(1.0, self._kernels[index].units, ()) for index in stretch.operators]
+            alone = candidates(jobs, 1)[0] if jobs else Assignment(((),), 0.0)
+            plan = self._plan(stretch, alone)
+            samples: list[list[TaskTime]] = []
+            begin = time.perf_counter()
+            while len(samples) < 3 or (len(samples) < 15 and time.perf_counter() - begin < MEASURE_S):
+                samples.append(self._timed(stretch, alone, plan))
+            order = [piece.job for piece in alone.lists[0]]
+            for position, job in enumerate(order):
+                times = [sample[position].end_ns - sample[position].begin_ns for sample in samples]
+                seconds[stretch.operators[job]] = statistics.median(times) * 1e-9
+        return seconds
+
+    def _measure(self, stretch: Stretch, assignment: Assignment) -> float:
+        """Seconds of a replay: the median of as many as fit the time."""
+        plan = self._plan(stretch, assignment)
+        samples: list[float] = []
+        begin = time.perf_counter()
+        while len(samples) < 3 or time.perf_counter() - begin < MEASURE_S:
+            before = time.perf_counter()
+            self._native.nimble_run(self._team, plan)
+            samples.append(time.perf_counter() - before)
+        return statistics.median(samples)
+
+    def _plan(self, stretch: Stretch, assignment: Assignment) -> int:
+        plan = _owned(self, self._native.nimble_plan(self.num_threads), self._native.nimble_plan_free)
+        for worker, pieces in enumerate(assignment.lists):
+            for piece in pieces:
+                kernel = self._kernels[stretch.operators[piece.job]]
+                waits = (_Wait * len(piece.waits))(*(_Wait(*wait) for wait in piece.waits))
+                begin, end = piece.units(kernel.units)
+                self._native.nimble_plan_add(plan, worker, kernel.address, begin, end, waits, len(piece.waits))
+        return plan
+
+    def _timed(self, stretch: Stretch, assignment: Assignment, plan: int) -> list[TaskTime]:
+        """Replay a stretch; the times of its tasks, worker after worker."""
+        pieces = [(worker, piece) for worker, pieces in enumerate(assignment.lists) for piece in pieces]
+        times = (_Times * len(pieces))()
+        self._native.nimble_run_timed(self._team, plan, times)
+        names = [self._program.operators[stretch.operators[piece.job]].name for _, piece in pieces]
+        return [
+            TaskTime(name, piece.part, piece.num_parts, worker, at.begin, at.end)
+            for name, (worker, piece), at in zip(names, pieces, times, strict=True)
+        ]
+
+    # Running what torch runs
+
+    def _run_mixed(self, inputs: Sequence[Tensor], outputs: dict[ValueId, Tensor]) -> None:
+        with torch.no_grad():
+            for stretch, plan in zip(self.schedule.stretches, self._plans, strict=True):
+                if stretch.operators:
+                    self._native.nimble_run(self._team, plan)
+                for index in stretch.then_torch:
+                    self._run_torch(index, inputs, outputs)
+
+    def _run_torch(self, index: int, inputs: Sequence[Tensor], outputs: dict[ValueId, Tensor]) -> None:
+        run, operator = self._torch[index]
+        made = run(*(self._tensor(value, inputs, outputs) for value in operator.inputs))
+        results = (made,) if isinstance(made, Tensor) else made
+        for value, result in zip(operator.outputs, results, strict=True):
+            self._tensor(value, inputs, outputs).copy_(result)
+
+    def _tensor(self, value: ValueId, inputs: Sequence[Tensor], outputs: dict[ValueId, Tensor]) -> Tensor:
+        """A value as torch sees it."""
+        found = self._tensors.get(value)
+        if found is not None:
+            return found
+        program, place = self._program, self._layout.places[value]
+        type_ = program.values[value]
+        if place.root in outputs:
+            return outputs[place.root]
+        if place.root in self._slots.inputs:
+            return inputs[program.inputs.index(place.root)]
+        if place.root in program.constants:
+            base = self._constants[place.root].detach()
+        else:
+            first = self._storage.offsets[place.root]
+            nbytes = program.values[place.root].nbytes
+            base = self._arena.buffer[first : first + nbytes].view(getattr(torch, type_.dtype))
+        found = base.as_strided(type_.shape, place.strides, base.storage_offset() + place.offset)
+        self._tensors[value] = found
+        return found

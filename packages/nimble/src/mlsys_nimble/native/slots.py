@@ -1,0 +1,47 @@
+"""The caller's tensors: pointers that a replay finds its inputs and outputs by, set anew for each call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import addressof, c_void_p
+
+import torch
+from torch import Tensor
+
+from mlsys_nimble.program import Program, ValueId
+
+
+class Slots:
+    """One pointer for each input and each output that is copied out.
+
+    Args:
+        program: After the layout: what is returned is an input, a constant, or a copy made for the caller.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.inputs = {value: number for number, value in enumerate(program.inputs)}
+        self._results = [
+            (value, program.values[value].shape, getattr(torch, program.values[value].dtype))
+            for value in dict.fromkeys(program.outputs)
+            if value not in self.inputs and value not in program.constants
+        ]
+        self.input_types = [program.values[value] for value in program.inputs]
+        owners = [*program.inputs, *(value for value, _, _ in self._results)]
+        self._pointers = (c_void_p * max(len(owners), 1))()
+        base = addressof(self._pointers)
+        self.addresses = {value: base + 8 * number for number, value in enumerate(owners)}
+
+    def bind(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Point at a call's inputs; returns what must be kept alive until it is over."""
+        kept = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in inputs]
+        for number, tensor in enumerate(kept):
+            self._pointers[number] = tensor.data_ptr()
+        return kept
+
+    def results(self) -> dict[ValueId, Tensor]:
+        """New memory for a call's outputs, and point at it."""
+        made: dict[ValueId, Tensor] = {}
+        for number, (value, shape, dtype) in enumerate(self._results, len(self.inputs)):
+            made[value] = tensor = torch.empty(shape, dtype=dtype)
+            self._pointers[number] = tensor.data_ptr()
+        return made
