@@ -78,6 +78,7 @@ class Pointwise:
     """Inputs that broadcast to the result's shape; -> the last step, computed in ``dtype`` and cast to the result's."""
 
     steps: tuple[Step, ...]
+    dtype: str = "float32"  # inputs are cast to it first; float32 also where all are bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,173 @@
+"""Capture: from a model and example inputs to a :class:`~mlsys_nimble.program.Program`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import TreeSpec, tree_flatten
+
+from mlsys_nimble.capture.sources import Site, current_site, site_of_node
+from mlsys_nimble.capture.tracer import LeakGuard, Tracer
+from mlsys_nimble.errors import CaptureError, refuse
+from mlsys_nimble.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A program, and how a call's arguments and results are laid out around it."""
+
+    program: Program
+    in_spec: TreeSpec  # of (args, kwargs)
+    tensor_places: tuple[int, ...]  # which leaves of (args, kwargs) are the program's inputs, in order
+    out_spec: TreeSpec
+    out_leaves: tuple[Any, ...]  # leaves of the result; None where the next of the program's outputs goes ...
+    output_places: tuple[int, ...]  # ... which are these
+
+
+def capture(model: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Captured:
+    """The program of ``model(*args, **kwargs)``, found by running it once on copies of the example inputs.
+
+    Tensors among the arguments, in any pytree, become the program's inputs, in flattened order; everything else is
+    fixed. Parameters, buffers and tensors that the model holds become constants, by reference. What the model changes
+    in place is as it was when this returns, and among :attr:`Program.mutations`.
+
+    Raises:
+        CaptureError: the model does what cannot be fixed ahead of time; the message names the operator and the line.
+
+    Example:
+        >>> print(capture(torch.nn.ReLU(), (torch.zeros(2, 3),)).program)
+        %0: float32[2, 3] = input
+        %1: float32[2, 3] = Pointwise(steps=(Step(op='relu', arguments=(0,)),), dtype='float32')(%0)  # relu
+        return %1
+    """
+    leaves, in_spec = tree_flatten((tuple(args), dict(kwargs or {})))
+    places = tuple(index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
+    modules = dict(model.named_modules()) if isinstance(model, nn.Module) else {}
+    device = _single_device(model, [leaves[place] for place in places])
+    node_site = _NodeSites(model) if isinstance(model, torch.fx.GraphModule) and not kwargs else None
+    paths = {id(module): path for path, module in modules.items()}
+    site = node_site.site if node_site else lambda: current_site(paths)
+    tracer = Tracer(device, site)
+    run: Callable[..., Any] = node_site.run if node_site else model
+    with torch.inference_mode(), _traceable(), _attributes_restored(modules) as before:
+        for place in places:
+            leaves[place] = leaves[place].detach().clone()
+        inputs = [tracer.add_input(leaves[place]) for place in places]
+        call_args, call_kwargs = in_spec.unflatten(leaves)
+        try:
+            with LeakGuard(tracer, site), tracer:
+                result = run(*call_args, **call_kwargs)
+            out_leaves, out_spec = tree_flatten(result)
+            output_places = tuple(i for i, leaf in enumerate(out_leaves) if isinstance(leaf, torch.Tensor))
+            outputs = [tracer.ref(out_leaves[place]) for place in output_places]
+            _note_reassigned(before, modules, tracer)
+        finally:
+            tracer.restore()
+    for place in output_places:
+        out_leaves[place] = None
+    builder = tracer.builder
+    program = Program(
+        values=tuple(builder.values),
+        operators=tuple(builder.operators),
+        inputs=tuple(ref.value for ref in inputs),
+        outputs=tuple(ref.value for ref in outputs),
+        constants=builder.constants,
+        mutations=tuple((old.value, new.value) for old, new in tracer.mutations()),
+    )
+    return Captured(program, in_spec, places, out_spec, tuple(out_leaves), output_places)
+
+
+def _single_device(model: Any, tensors: Sequence[torch.Tensor]) -> torch.device:
+    """The one device of a model and its inputs."""
+    named = list(tensors)
+    if isinstance(model, nn.Module):
+        named += [*model.parameters(), *model.buffers()]
+    devices = list(dict.fromkeys(tensor.device for tensor in named))
+    if len(devices) > 1:
+        listed = " and ".join(map(str, devices))
+        raise CaptureError(f"the model and its inputs lie on {listed}. Nimble schedules one device: move them to one.")
+    return devices[0] if devices else torch.device("cpu")
+
+
+@contextmanager
+def _traceable() -> Iterator[None]:
+    """Model code that asks whether it is being compiled hears yes, and fused encoder layers are taken apart."""
+    compiler: Any = torch.compiler
+    flags = compiler._is_compiling_flag, compiler._is_exporting_flag
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    compiler._is_compiling_flag = compiler._is_exporting_flag = True
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        compiler._is_compiling_flag, compiler._is_exporting_flag = flags
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+
+
+_Places = dict[tuple[str, str], tuple[dict[str, Any], Any]]
+
+
+def _tensor_attributes(modules: Mapping[str, nn.Module]) -> _Places:
+    """Where modules hold tensors: (module path, attribute) -> (the dictionary it is in, the tensor)."""
+    return {
+        (path, name): (held, value)
+        for path, module in modules.items()
+        for held in (module._buffers, module.__dict__)
+        for name, value in held.items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+@contextmanager
+def _attributes_restored(modules: Mapping[str, nn.Module]) -> Iterator[_Places]:
+    """Undo what forward assigns to tensor attributes; gives what they held before."""
+    before = _tensor_attributes(modules)
+    try:
+        yield before
+    finally:
+        for key, (held, _) in _tensor_attributes(modules).items():
+            if key not in before:
+                held[key[1]] = None
+        for (_, name), (held, tensor) in before.items():
+            held[name] = tensor
+
+
+def _note_reassigned(before: _Places, modules: Mapping[str, nn.Module], tracer: Tracer) -> None:
+    """``self.state = f(self.state)`` is a mutation of the tensor that was there; a state from nothing is refused."""
+    for key, (_, tensor) in _tensor_attributes(modules).items():
+        old = before.get(key, (None, None))[1]
+        if tensor is old:
+            continue
+        name = ".".join(filter(None, key))
+        if old is not None and (old.shape, old.dtype) == (tensor.shape, tensor.dtype):
+            tracer.reassign(old, tensor)
+        elif not tracer.is_fixed(tensor):
+            advice = "Register a buffer of that shape and write to it: self.state.copy_(new)."
+            raise refuse(f"forward assigns a new tensor to the attribute {name}", "", advice)
+
+
+class _NodeSites(torch.fx.Interpreter):
+    """Runs a graph module node by node, so that operators are named by the code it was made from."""
+
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=True)
+        self._node: torch.fx.Node | None = None
+        self._sites: dict[torch.fx.Node, Site] = {}
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """Note the node, run it."""
+        self._node = n
+        return super().run_node(n)
+
+    def site(self) -> Site:
+        """The site of the node being run."""
+        if self._node is None:
+            return Site()
+        if self._node not in self._sites:
+            self._sites[self._node] = site_of_node(self._node)
+        return self._sites[self._node]

@@ -1,0 +1,112 @@
+"""Memory shared between tensors, kept in a program whose values are never written twice.
+
+Tensors that share memory form a group with one *base*. A view remembers the steps that lead to it from the base; a
+write to any member makes a new base value, and members read later are made from it anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from mlsys_nimble.capture.builder import Builder, Ref
+from mlsys_nimble.errors import refuse
+from mlsys_nimble.operators import Aten, Input, Kind, Permute, Reshape, Slice
+from mlsys_nimble.program import ValueType
+
+
+@dataclass(frozen=True, slots=True)
+class ViewStep:
+    """One operator between a base and its view."""
+
+    kind: Kind
+    type: ValueType  # of its result
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Tensors that share memory."""
+
+    base: Ref  # its value now
+    version: int = 0  # writes so far
+
+
+@dataclass(slots=True)
+class Member:
+    """A tensor of a group."""
+
+    group: Group
+    steps: tuple[ViewStep, ...]  # from the base to it
+    ref: Ref  # its value when the group had `version`
+    version: int = 0
+
+
+def read(member: Member, builder: Builder) -> Ref:
+    """The member's value now."""
+    if member.version != member.group.version:
+        member.ref = _replay(member.group.base, member.steps, builder)[-1]
+        member.version = member.group.version
+    return member.ref
+
+
+def write(member: Member, new: Ref, builder: Builder) -> None:
+    """``new``, of the member's shape and dtype, becomes its value, and the memory it shares changes with it."""
+    parents = _replay(member.group.base, member.steps, builder)
+    child = new
+    for parent, step in zip(reversed(parents[:-1]), reversed(member.steps), strict=True):
+        child = _scatter(parent, step, child, builder)
+    member.group.base = child
+    member.group.version += 1
+    member.ref, member.version = new, member.group.version
+
+
+def steps_between(parent: Ref, child: Ref, builder: Builder) -> tuple[ViewStep, ...]:
+    """The operators that lead from one value to the other, each with one input."""
+    steps: list[ViewStep] = []
+    value = child.value
+    while value != parent.value:
+        operator = builder.producer(Ref(value, builder.values[value]))
+        if operator is None or len(operator.inputs) != 1 or len(operator.outputs) != 1:
+            return (ViewStep(Aten("aten.unknown_view", (Input(0),)), child.type),)
+        steps.append(ViewStep(operator.kind, builder.values[value]))
+        value = operator.inputs[0]
+    return tuple(reversed(steps))
+
+
+def _replay(base: Ref, steps: tuple[ViewStep, ...], builder: Builder) -> list[Ref]:
+    refs = [base]
+    for step in steps:
+        if isinstance(step.kind, Aten) and step.kind.target == "aten.unknown_view":
+            raise refuse("a view of a tensor that has been written to in place", builder.site.source, _ADVICE)
+        refs.append(builder.emit(step.kind, [refs[-1]], step.type))
+    return refs
+
+
+def _scatter(parent: Ref, step: ViewStep, child: Ref, builder: Builder) -> Ref:
+    """``parent`` with the part that the step shows replaced by ``child``."""
+    match step.kind:
+        case Reshape():
+            return builder.reshape(child, parent.shape)
+        case Permute(dims):
+            inverse = sorted(range(len(dims)), key=dims.__getitem__)
+            return builder.permute(child, inverse)
+        case Slice(dim, start, 1):
+            length = parent.shape[dim]
+            end = start + child.shape[dim]
+            before = [builder.slice(parent, dim, 0, start)] if start else []
+            after = [builder.slice(parent, dim, end, length - end)] if end < length else []
+            return builder.concat([*before, child, *after], dim)
+        case Slice(dim, start, step_size):
+            end = start + (child.shape[dim] - 1) * step_size + 1
+            kind = Aten("aten.slice_scatter.default", (Input(0), Input(1), dim, start, end, step_size))
+            return builder.emit(kind, [parent, child], parent.type)
+    raise refuse(f"a write in place through {step.kind}", builder.site.source, _ADVICE)
+
+
+_ADVICE = "Write the operation out of place (y = torch.where(...), not x[...] = ...), or prepare with fallback='eager'."
+
+
+def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether they lie in one storage."""
+    return one.untyped_storage()._cdata == other.untyped_storage()._cdata and one.untyped_storage().nbytes() > 0

@@ -1,0 +1,193 @@
+"""Builds a program operator by operator; what the rules write to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+from mlsys_nimble.capture.sources import Site
+from mlsys_nimble.errors import refuse
+from mlsys_nimble.operators import Aten, Cast, Concat, Expand, Kind, Permute, Pointwise, Reshape, Slice, Step
+from mlsys_nimble.program import ITEMSIZE, Operator, ValueId, ValueType
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A value of the program under construction."""
+
+    value: ValueId
+    type: ValueType
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its logical shape."""
+        return self.type.shape
+
+    @property
+    def dtype(self) -> str:
+        """Its dtype, torch's name."""
+        return self.type.dtype
+
+    @property
+    def rank(self) -> int:
+        """Its number of dimensions."""
+        return len(self.type.shape)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``torch.float32`` -> ``"float32"``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def type_of(tensor: torch.Tensor, source: str = "") -> ValueType:
+    """A tensor's type.
+
+    Raises:
+        CaptureError: a tensor that no program can hold: sparse, quantised, or of a subclass with a life of its own.
+    """
+    name = dtype_name(tensor.dtype)
+    if name not in ITEMSIZE or tensor.layout is not torch.strided:
+        what = f"a tensor of dtype {name} and layout {str(tensor.layout).removeprefix('torch.')}"
+        raise refuse(what, source, f"Nimble takes dense tensors of {', '.join(ITEMSIZE)}.")
+    return ValueType(tuple(tensor.shape), name)
+
+
+class Builder:
+    """A program under construction: its values, operators and constants."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.values: list[ValueType] = []
+        self.operators: list[Operator] = []
+        self.constants: dict[ValueId, torch.Tensor] = {}
+        self.site = Site()  # where the operators now being emitted come from
+        self._fixed: set[ValueId] = set()
+        self._num_named: dict[str, int] = {}
+        self._producer: dict[ValueId, Operator] = {}
+
+    def new_value(self, type_: ValueType) -> Ref:
+        """A value that nothing makes: an input of the program."""
+        self.values.append(type_)
+        return Ref(len(self.values) - 1, type_)
+
+    def constant(self, tensor: torch.Tensor) -> Ref:
+        """A value that is ``tensor`` itself, not a copy."""
+        ref = self.new_value(type_of(tensor, self.site.source))
+        self.constants[ref.value] = tensor
+        self._fixed.add(ref.value)
+        return ref
+
+    def is_fixed(self, ref: Ref) -> bool:
+        """Whether it depends on constants alone, so that constant folding may make it one."""
+        return ref.value in self._fixed
+
+    def producer(self, ref: Ref) -> Operator | None:
+        """The operator that makes it; None for inputs and constants."""
+        return self._producer.get(ref.value)
+
+    def emit_many(
+        self, kind: Kind, inputs: Sequence[Ref], types: Sequence[ValueType], *, is_pure: bool = True
+    ) -> list[Ref]:
+        """Append an operator of several results."""
+        outputs = [self.new_value(type_) for type_ in types]
+        operator = Operator(
+            self._unique_name(kind),
+            kind,
+            tuple(ref.value for ref in inputs),
+            tuple(ref.value for ref in outputs),
+            self.site.source,
+        )
+        self.operators.append(operator)
+        for ref in outputs:
+            self._producer[ref.value] = operator
+        if is_pure and self._fixed.issuperset(operator.inputs):
+            self._fixed.update(operator.outputs)
+        return outputs
+
+    def emit(self, kind: Kind, inputs: Sequence[Ref], type_: ValueType) -> Ref:
+        """Append an operator of one result."""
+        return self.emit_many(kind, inputs, [type_])[0]
+
+    def full(self, type_: ValueType, value: float | int | bool) -> Ref:
+        """A tensor of one value; folded later."""
+        keywords = (("dtype", getattr(torch, type_.dtype)), ("device", self.device))
+        return self.emit(Aten("aten.full.default", (type_.shape, value), keywords), [], type_)
+
+    def reshape(self, x: Ref, shape: Sequence[int]) -> Ref:
+        """The same elements in another shape; ``x`` itself where it has that shape."""
+        if tuple(shape) == x.shape:
+            return x
+        assert prod(shape) == x.type.numel, (shape, x)
+        return self.emit(Reshape(), [x], ValueType(tuple(shape), x.dtype))
+
+    def permute(self, x: Ref, dims: Sequence[int]) -> Ref:
+        """Dimensions in another order; ``x`` itself where it is the same."""
+        dims = tuple(dim % x.rank for dim in dims)
+        if dims == tuple(range(x.rank)):
+            return x
+        return self.emit(Permute(dims), [x], ValueType(tuple(x.shape[dim] for dim in dims), x.dtype))
+
+    def transpose(self, x: Ref) -> Ref:
+        """The last two dimensions exchanged."""
+        return self.permute(x, [*range(x.rank - 2), x.rank - 1, x.rank - 2])
+
+    def slice(self, x: Ref, dim: int, start: int, length: int, step: int = 1) -> Ref:
+        """``length`` elements of ``dim``; ``x`` itself where that is all of them."""
+        if start == 0 and step == 1 and length == x.shape[dim]:
+            return x
+        shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
+        return self.emit(Slice(dim, start, step), [x], ValueType(shape, x.dtype))
+
+    def select(self, x: Ref, dim: int, index: int) -> Ref:
+        """One element of ``dim``, which is dropped."""
+        return self.reshape(self.slice(x, dim, index, 1), x.shape[:dim] + x.shape[dim + 1 :])
+
+    def expand(self, x: Ref, shape: Sequence[int]) -> Ref:
+        """Broadcast to ``shape``; ``x`` itself where it has that shape."""
+        return x if tuple(shape) == x.shape else self.emit(Expand(), [x], ValueType(tuple(shape), x.dtype))
+
+    def concat(self, parts: Sequence[Ref], dim: int) -> Ref:
+        """One after another along ``dim``; a single part is returned as it is."""
+        if len(parts) == 1:
+            return parts[0]
+        shape = list(parts[0].shape)
+        shape[dim] = sum(part.shape[dim] for part in parts)
+        return self.emit(Concat(dim), parts, ValueType(tuple(shape), parts[0].dtype))
+
+    def cast(self, x: Ref, dtype: str) -> Ref:
+        """In another dtype; ``x`` itself where it has that dtype."""
+        return x if x.dtype == dtype else self.emit(Cast(), [x], ValueType(x.shape, dtype))
+
+    def pointwise(self, op: str, *arguments: Ref | float, dtype: str | None = None, result: str | None = None) -> Ref:
+        """One elementwise operation over tensors and numbers, computed in ``dtype`` (default: the first tensor's)."""
+        inputs = [argument for argument in arguments if isinstance(argument, Ref)]
+        places = iter(range(len(inputs)))
+        step = Step(op, tuple(next(places) if isinstance(a, Ref) else float(a) for a in arguments))
+        dtype = dtype or inputs[0].dtype
+        if all(ref.dtype == "bool" for ref in inputs):
+            dtype = "float32"
+        shape = tuple(torch.broadcast_shapes(*(ref.shape for ref in inputs)))
+        return self.emit(Pointwise((step,), dtype), inputs, ValueType(shape, result or dtype))
+
+    def _unique_name(self, kind: Kind) -> str:
+        label: Any = kind.target.split(".")[1] if isinstance(kind, Aten) else _label(kind)
+        name = f"{self.site.path}.{label}" if self.site.path else label
+        count = self._num_named[name] = self._num_named.get(name, 0) + 1
+        return name if count == 1 else self._unique(f"{name}_{count - 1}")
+
+    def _unique(self, name: str) -> str:
+        """``name`` is made of another: see that no module path already made it."""
+        while name in self._num_named:
+            name += "_"
+        self._num_named[name] = 1
+        return name
+
+
+def _label(kind: Kind) -> str:
+    if isinstance(kind, Pointwise):
+        return kind.steps[-1].op
+    return type(kind).__name__.lower()

@@ -1,0 +1,57 @@
+"""The table of rules: how each operator that torch dispatches becomes operators of a program.
+
+A rule is a function of the builder, the type of the result (of each result, for an operator of several), and the
+operator's arguments with :class:`~mlsys_nimble.capture.builder.Ref` for tensors. It emits what it needs and returns the
+result's ref (a list for an operator of several), or ``NotImplemented`` where this use of the operator has no kind of
+its own: torch then runs it. A name without an overload stands for all of them: ``"aten.relu"``, for ``relu_`` as well.
+
+A family of operators is a file here; :data:`FAMILIES` lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+Rule = Callable[..., Any]
+
+FAMILIES = (
+    "attention",
+    "convolution",
+    "creation",
+    "matmul",
+    "normalisation",
+    "pointwise",
+    "pooling",
+    "reduction",
+    "shape",
+)
+
+_RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for operators of these names."""
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            assert name not in _RULES, f"two rules for {name}"
+            _RULES[name] = function
+        return function
+
+    return register
+
+
+@cache
+def _rules() -> dict[str, Rule]:
+    for family in FAMILIES:
+        import_module(f"mlsys_nimble.capture.rules_{family}")
+    return _RULES
+
+
+def find_rule(name: str) -> Rule | None:
+    """The rule for ``"aten.relu.default"``: for that overload, else for all of ``aten.relu``."""
+    rules = _rules()
+    return rules.get(name) or rules.get(name.rpartition(".")[0])

@@ -1,0 +1,73 @@
+"""Matrix products: Linear where one side is a weight, MatMul where both are computed."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+
+from mlsys_nimble.capture.builder import Builder, Ref
+from mlsys_nimble.capture.rules import rule
+from mlsys_nimble.operators import Embedding, Linear, MatMul
+from mlsys_nimble.program import ValueType
+
+_FLOATS = ("float32", "float64", "float16", "bfloat16")
+
+
+@rule("aten.linear")
+def _linear(b: Builder, result: ValueType, x: Ref, weight: Ref, bias: Ref | None = None) -> Any:
+    if weight.rank != 2 or result.dtype not in _FLOATS:
+        return NotImplemented
+    return linear(b, x, weight, bias)
+
+
+def linear(b: Builder, x: Ref, weight: Ref, bias: Ref | None = None) -> Ref:
+    """Multiply x [*, K] by weight [O, K]; a computed weight makes it a product of two computed matrices."""
+    shape = (*x.shape[:-1], weight.shape[0])
+    if not b.is_fixed(weight):
+        y = matmul(b, x, b.permute(weight, (1, 0)))
+        return y if bias is None else b.pointwise("add", y, bias)
+    if bias is not None and (bias.rank != 1 or not b.is_fixed(bias)):
+        y = linear(b, x, weight)
+        return b.pointwise("add", y, bias)
+    inputs = [x, weight, *([bias] if bias else [])]
+    return b.emit(Linear(has_bias=bias is not None), inputs, ValueType(shape, x.dtype))
+
+
+def matmul(b: Builder, x: Ref, y: Ref) -> Ref:
+    """torch.matmul, for floating dtypes."""
+    if x.rank == 1:
+        z = matmul(b, b.reshape(x, (1, *x.shape)), y)
+        return b.reshape(z, z.shape[:-2] + z.shape[-1:]) if y.rank > 1 else b.reshape(z, z.shape[1:])
+    if y.rank == 1:
+        z = matmul(b, x, b.reshape(y, (*y.shape, 1)))
+        return b.reshape(z, z.shape[:-1])
+    if y.rank == 2 and b.is_fixed(y):
+        return linear(b, x, b.permute(y, (1, 0)))
+    if y.rank == 2:
+        rows = b.reshape(x, (prod(x.shape[:-1]), x.shape[-1]))
+        z = b.emit(MatMul(), [rows, y], ValueType((rows.shape[0], y.shape[1]), x.dtype))
+        return b.reshape(z, (*x.shape[:-1], y.shape[1]))
+    batch = tuple(torch.broadcast_shapes(x.shape[:-2], y.shape[:-2]))
+    x, y = b.expand(x, batch + x.shape[-2:]), b.expand(y, batch + y.shape[-2:])
+    return b.emit(MatMul(), [x, y], ValueType((*batch, x.shape[-2], y.shape[-1]), x.dtype))
+
+
+@rule("aten.matmul", "aten.mm.default", "aten.bmm.default", "aten.mv")
+def _matmul(b: Builder, result: ValueType, x: Ref, y: Ref) -> Any:
+    return matmul(b, x, y) if result.dtype in _FLOATS else NotImplemented
+
+
+@rule("aten.addmm.default", "aten.baddbmm.default")
+def _addmm(b: Builder, result: ValueType, bias: Ref, x: Ref, y: Ref, *, beta: float = 1, alpha: float = 1) -> Any:
+    if result.dtype not in _FLOATS or alpha != 1 or beta != 1:
+        return NotImplemented
+    if y.rank == 2 and b.is_fixed(y):
+        return linear(b, x, b.permute(y, (1, 0)), bias)
+    return b.pointwise("add", matmul(b, x, y), bias)
+
+
+@rule("aten.embedding")
+def _embedding(b: Builder, result: ValueType, table: Ref, indices: Ref, *args: Any) -> Any:
+    return b.emit(Embedding(), [table, indices], result) if b.is_fixed(table) and table.rank == 2 else NotImplemented

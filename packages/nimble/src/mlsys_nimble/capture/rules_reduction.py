@@ -1,0 +1,44 @@
+"""Reductions over dimensions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlsys_nimble.capture.builder import Builder, Ref
+from mlsys_nimble.capture.rules import Rule, rule
+from mlsys_nimble.operators import Reduce
+from mlsys_nimble.program import ValueType
+
+
+def reduce(b: Builder, result: ValueType, op: Any, x: Ref, dims: Any = None, keeps_dims: bool = False) -> Any:
+    """One reduction, in the result's dtype; all dimensions where ``dims`` names none."""
+    if isinstance(dims, int):
+        dims = (dims,)
+    chosen = tuple(sorted({dim % x.rank for dim in dims} if dims else range(x.rank))) if x.rank else ()
+    if x.type.numel == 0 or x.dtype.startswith("complex") or not chosen:
+        return NotImplemented
+    return b.emit(Reduce(op, chosen, keeps_dims), [b.cast(x, result.dtype)], result)
+
+
+def _with_dtype(op: str) -> Rule:
+    return lambda b, result, x, dims=None, keepdim=False, dtype=None: reduce(b, result, op, x, dims, keepdim)
+
+
+def _without_dtype(op: str) -> Rule:
+    return lambda b, result, x, dims=None, keepdim=False: reduce(b, result, op, x, dims, keepdim)
+
+
+rule("aten.sum.default", "aten.sum.dim_IntList")(_with_dtype("sum"))
+rule("aten.mean.default", "aten.mean.dim")(_with_dtype("mean"))
+rule("aten.amax", "aten.max.default")(_without_dtype("max"))
+rule("aten.amin", "aten.min.default")(_without_dtype("min"))
+
+
+@rule("aten.linalg_vector_norm", "aten.norm.ScalarOpt_dim")
+def _vector_norm(
+    b: Builder, result: ValueType, x: Ref, order: Any = 2, dims: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    if order not in (None, 2) or x.dtype != result.dtype:
+        return NotImplemented
+    total = reduce(b, result, "sum", b.pointwise("square", x), dims, keepdim)
+    return b.pointwise("sqrt", total) if total is not NotImplemented else NotImplemented

@@ -1,0 +1,249 @@
+"""Watches a model run once on example inputs and writes down what it dispatches: the paper's pre-run (section 3.3.1).
+
+A dispatch mode sees every operator with real tensors, below autograd and, in inference mode, before composite operators
+are taken apart: ``linear`` arrives whole. Each is executed, so that shapes, dtypes and who shares memory with whom are
+facts, and handed to a rule. What the model changes in place is put back when the trace ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.weak import WeakIdKeyDictionary
+
+from mlsys_nimble.capture.aliases import Group, Member, read, shares_memory, steps_between, write
+from mlsys_nimble.capture.builder import Builder, Ref, type_of
+from mlsys_nimble.capture.rules import find_rule
+from mlsys_nimble.capture.sources import Site
+from mlsys_nimble.errors import refuse
+from mlsys_nimble.operators import Aten, Copy, Input
+
+_BRANCH = (
+    "A schedule is fixed ahead of time: replace the branch by torch.where, pass the number as an argument of forward, "
+    "or prepare with fallback='eager'."
+)
+_SHAPE = "Use a mask of fixed shape in its place, or prepare with fallback='eager'."
+_WHOLE = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
+
+
+class Tracer(TorchDispatchMode):
+    """Records operators into :attr:`builder` while active."""
+
+    def __init__(self, device: torch.device, site: Callable[[], Site]) -> None:
+        super().__init__()
+        self.builder = Builder(device)
+        self._device = device
+        self._site = site
+        self._members = WeakIdKeyDictionary()
+        self._roots: list[tuple[torch.Tensor, Group, Ref]] = []  # inputs and constants
+        self._saved: list[tuple[torch.Tensor, torch.Tensor]] = []  # constants written in place, and what they held
+
+    def add_input(self, tensor: torch.Tensor) -> Ref:
+        """Make ``tensor`` an input of the program."""
+        return self._add_root(tensor, self.builder.new_value(type_of(tensor)))
+
+    def ref(self, tensor: torch.Tensor) -> Ref:
+        """The value that ``tensor`` holds now; a tensor never seen before is a constant."""
+        member = self._members.get(tensor)
+        if member is None:
+            if type(tensor) not in (torch.Tensor, nn.Parameter):
+                what = f"a tensor of class {type(tensor).__name__}"
+                raise refuse(what, self.builder.site.source, "Nimble takes plain tensors, parameters and buffers.")
+            if tensor.device != self._device and tensor.dim():
+                what = f"a tensor on {tensor.device} beside tensors on {self._device}"
+                raise refuse(what, self.builder.site.source, "Nimble schedules one device: move the tensor there.")
+            return self._add_root(tensor, self.builder.constant(tensor))
+        return read(member, self.builder)
+
+    def is_fixed(self, tensor: torch.Tensor) -> bool:
+        """Whether it depends on constants alone."""
+        return self.builder.is_fixed(self.ref(tensor))
+
+    def mutations(self) -> list[tuple[Ref, Ref]]:
+        """Inputs and constants that were written in place, and what they hold now."""
+        return [(ref, group.base) for _, group, ref in self._roots if group.version]
+
+    def reassign(self, old: torch.Tensor, new: torch.Tensor) -> None:
+        """The model now holds ``new`` where it held ``old``."""
+        ref = self.ref(new)
+        self.ref(old)
+        write(self._members[old], ref, self.builder)
+
+    def restore(self) -> None:
+        """Put back what the model's own tensors held before."""
+        with torch.inference_mode():
+            for tensor, saved in reversed(self._saved):
+                tensor.copy_(saved)
+        self._saved.clear()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Record ``func``, then run it."""
+        kwargs = kwargs or {}
+        self.builder.site = self._site()
+        name = str(func)
+        written = [index for index, argument in enumerate(func._schema.arguments) if _is_write(argument)]
+        if written:
+            return self._run_in_place(func, name, written, args, kwargs)
+        self._refuse_data_dependence(func, name, args)
+        rule = find_rule(name)
+        if rule is None and func._can_decompose() and func._schema.name.removeprefix("aten::") not in _WHOLE:
+            with self:
+                return func.decompose(*args, **kwargs)
+        refs = self._refs(args), self._refs(kwargs)
+        result = func(*args, **kwargs)
+        if isinstance(result, torch.Tensor | list | tuple):
+            self._record(func, name, rule, result, refs, [t for t in tree_leaves((args, kwargs)) if _is_tensor(t)])
+        return result
+
+    def _record(
+        self, func: Any, name: str, rule: Any, result: Any, refs: tuple[Any, Any], tensors: list[torch.Tensor]
+    ) -> None:
+        single = isinstance(result, torch.Tensor)
+        results = [result] if single else list(result)
+        if not all(isinstance(tensor, torch.Tensor) for tensor in results):
+            raise refuse(f"{name} returns more than tensors", self.builder.site.source, "Keep it out of the model.")
+        made = self._emit(func, name, rule, [type_of(t, self.builder.site.source) for t in results], refs, single)
+        for tensor, ref in zip(results, made, strict=True):
+            self._track(tensor, ref, tensors)
+
+    def _emit(
+        self, func: Any, name: str, rule: Any, types: list[Any], refs: tuple[Any, Any], single: bool
+    ) -> list[Ref]:
+        """Operators for one dispatched operator: by its rule, else one that torch runs."""
+        if rule is not None:
+            made = rule(self.builder, types[0] if single else types, *refs[0], **refs[1])
+            if made is not NotImplemented:
+                made = [made] if single else made
+                assert [ref.type for ref in made] == types, (name, made, types)
+                return list(made)
+        inputs: list[Ref] = []
+
+        def encode(item: Any) -> Any:
+            if isinstance(item, Ref):
+                inputs.append(item)
+                return Input(len(inputs) - 1)
+            return tuple(map(encode, item)) if isinstance(item, list | tuple) else item
+
+        arguments = tuple(map(encode, refs[0]))
+        keywords = tuple((key, encode(value)) for key, value in refs[1].items())
+        is_pure = torch.Tag.nondeterministic_seeded not in func.tags
+        return self.builder.emit_many(Aten(name, arguments, keywords), inputs, types, is_pure=is_pure)
+
+    def _run_in_place(
+        self, func: Any, name: str, written: list[int], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """``x.add_(y)`` is ``add(x, y)``, written to x and to what shares its memory."""
+        site = self.builder.site.source
+        target = args[0] if args else None
+        functional = _functional(func)
+        is_plain = written == [0] and isinstance(target, torch.Tensor) and torch.Tag.inplace_view not in func.tags
+        if functional is None or not is_plain:
+            raise refuse(f"{name} changes its arguments in place", site, "Use an operator that returns a new tensor.")
+        refs = self._refs(args), self._refs(kwargs)
+        self._save(target)
+        result = func(*args, **kwargs)
+        type_ = type_of(target, site)
+        if type_ != refs[0][0].type:
+            raise refuse(f"{name} changes the shape of its argument", site, "Make a new tensor in its place.")
+        rule = find_rule(str(functional))
+        new = self._emit(functional, str(functional), rule, [type_], refs, True)[0]
+        write(self._members[target], new, self.builder)
+        return result
+
+    def _track(self, tensor: torch.Tensor, ref: Ref, arguments: list[torch.Tensor]) -> None:
+        """Note which value a result is, and which argument's memory it shares."""
+        if tensor in self._members:  # an argument itself
+            return
+        parent = next((argument for argument in arguments if shares_memory(argument, tensor)), None)
+        if parent is None:
+            if any(
+                self._members[argument].ref == ref for argument in arguments
+            ):  # a copy, which the rule saw as nothing
+                ref = self.builder.emit(Copy(), [ref], ref.type)
+            self._members[tensor] = Member(Group(ref), (), ref)
+            return
+        member = self._members[parent]
+        steps = member.steps + steps_between(read(member, self.builder), ref, self.builder)
+        self._members[tensor] = Member(member.group, steps, ref, member.group.version)
+
+    def _add_root(self, tensor: torch.Tensor, ref: Ref) -> Ref:
+        group = Group(ref)
+        self._members[tensor] = Member(group, (), ref)
+        self._roots.append((tensor, group, ref))
+        return ref
+
+    def _save(self, target: torch.Tensor) -> None:
+        """Before the first write to a tensor of the model's own: keep what it holds."""
+        group = self._members[target].group
+        if group.version:
+            return
+        roots = [root for root in self._roots if shares_memory(root[0], target)]
+        if len(roots) > 1:
+            what = "a write in place to memory that several parameters, buffers or inputs share"
+            raise refuse(what, self.builder.site.source, "Give each a tensor of its own: buffer.clone().")
+        self._saved.extend((tensor, tensor.clone()) for tensor, _, ref in roots if self.builder.is_fixed(ref))
+
+    def _refs(self, tree: Any) -> Any:
+        return tree_map_only(torch.Tensor, self.ref, tree)
+
+    def _refuse_data_dependence(self, func: Any, name: str, args: Sequence[Any]) -> None:
+        """Refuse what makes the program depend on the values of its inputs."""
+        if torch.Tag.data_dependent_output not in func.tags and torch.Tag.dynamic_output_shape not in func.tags:
+            return
+        tensors = [leaf for leaf in tree_leaves(args) if _is_tensor(leaf)]
+        if name == "aten.index.Tensor":
+            tensors = [index for index in args[1] if index is not None and index.dtype in (torch.bool, torch.uint8)]
+        if all(self.is_fixed(tensor) for tensor in tensors):
+            return
+        site = self.builder.site.source
+        if torch.Tag.data_dependent_output in func.tags:
+            raise refuse(
+                f"{name}: the model's Python code asks for the value of a tensor computed from inputs", site, _BRANCH
+            )
+        raise refuse(f"{name}: the shape of its result depends on values", site, _SHAPE)
+
+
+class LeakGuard(TorchFunctionMode):
+    """Refuses the ways by which values leave torch without an operator being dispatched."""
+
+    _LEAKS = frozenset({"tolist", "numpy", "__array__", "__dlpack__"})
+
+    def __init__(self, tracer: Tracer, site: Callable[[], Site]) -> None:
+        super().__init__()
+        self._tracer = tracer
+        self._site = site
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run ``func`` unless it is such a way."""
+        name = getattr(func, "__name__", "")
+        if name in self._LEAKS and isinstance(args[0], torch.Tensor) and not self._tracer.is_fixed(args[0]):
+            what = f"Tensor.{name}: the model's Python code asks for the values of a tensor computed from inputs"
+            raise refuse(what, self._site().source, _BRANCH)
+        return func(*args, **(kwargs or {}))
+
+
+def _is_write(argument: Any) -> bool:
+    return argument.alias_info is not None and bool(argument.alias_info.is_write)
+
+
+def _is_tensor(item: Any) -> bool:
+    return isinstance(item, torch.Tensor)
+
+
+def _functional(func: Any) -> Any:
+    """``aten.add_.Tensor`` -> ``aten.add.Tensor``; None where there is no such operator."""
+    namespace, _, name = func._schema.name.partition("::")
+    if not name.endswith("_") or name.endswith("__"):
+        name = {"__ior__": "bitwise_or", "__iand__": "bitwise_and", "__ixor__": "bitwise_xor"}.get(name, "")
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None) if name else None
+    return getattr(packet, func._overloadname, None) if packet is not None else None

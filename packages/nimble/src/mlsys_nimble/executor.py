@@ -1,0 +1,50 @@
+"""Executors: what runs a program. Small, so that each machine can bring its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+import torch
+from mlsys_core.errors import InvalidInputError, MissingDependencyError
+from mlsys_core.lazy import resolve
+
+from mlsys_nimble.program import Program
+
+ExecutorName = Literal["auto", "native", "reference"]
+
+
+class Executor(Protocol):
+    """Runs one program, one call at a time; :class:`~mlsys_nimble.module.Nimble` sees to that."""
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The program's outputs for its inputs, both in the program's order, of the dtypes and shapes it was made for.
+
+        Mutations are written to their buffers and inputs before it returns. Results belong to the caller: a later call
+        leaves them alone. An output that is an input is that very tensor.
+        """
+        ...
+
+
+_FACTORIES = {
+    "native": "mlsys_nimble.native.executor:NativeExecutor",
+    "reference": "mlsys_nimble.reference:ReferenceExecutor",
+}
+
+
+def make_executor(name: str, program: Program, **options: Any) -> Executor:
+    """The executor called ``name`` for a program; ``auto`` is the native one where it can be built, else the reference.
+
+    Raises:
+        InvalidInputError: no executor has that name.
+        MissingDependencyError: ``native`` was asked for by name and cannot be built here.
+    """
+    if name == "auto":
+        try:
+            return make_executor("native", program, **options)
+        except MissingDependencyError:
+            return make_executor("reference", program, **options)
+    if name not in _FACTORIES:
+        raise InvalidInputError(f"no executor is called {name!r}; there are auto, {', '.join(_FACTORIES)}")
+    factory: Callable[..., Executor] = resolve(_FACTORIES[name])
+    return factory(program, **options)
