@@ -10,7 +10,7 @@ TORCH  := torch==2.13.0
 XDIST  ?= -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types fmt bench docs browser test-gpu bench-gpu lock lock-models clean
+.PHONY: help setup demo test lint types fmt bench docs browser test-gpu tsan bench-gpu lock lock-models clean
 
 help:  ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,12 @@ browser: setup  ## Check the HTML pages in a real Chromium (installed by scripts
 
 test-gpu:  ## Run the tests that need a CUDA device; fails where there is none (PY=python3 for another interpreter)
 	MLSYS_REQUIRE_GPU=1 $(PY) -m pytest -m gpu
+
+tsan:  ## Build the replay of Nimble's schedules with the thread sanitiser, and run it on random graphs
+	@mkdir -p build
+	c++ -std=c++17 -O1 -g -fsanitize=thread -pthread -Ipackages/nimble/src/mlsys_nimble/native \
+	  -Ipackages/core/src/mlsys_core/include tests/nimble/native/replay_check.cpp -o build/replay_check
+	build/replay_check
 
 bench-gpu:  ## Run the benchmarks on a CUDA device; fails where there is none
 	$(PY) scripts/bench_gpu.py

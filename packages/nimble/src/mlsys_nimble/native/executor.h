@@ -4,7 +4,6 @@
 // worker's number has passed it. Waiting is a short spin, then sleep: a worker that finds nothing to do leaves its core.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
@@ -12,55 +11,11 @@
 #include <thread>
 #include <vector>
 
-#if defined(__linux__)
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#include <climits>
-#endif
+#include <mlsys/signal.h>
 
 #include "kernel.h"
 
 namespace nimble {
-
-inline void pause_briefly() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-}
-
-// A number that only grows, that one thread advances and others wait for.
-class alignas(64) Progress {
-  public:
-    uint32_t read() const { return value.load(std::memory_order_acquire); }
-
-    void advance() {
-        value.fetch_add(1, std::memory_order_seq_cst);
-        if (sleepers.load(std::memory_order_seq_cst)) wake();
-    }
-
-    // Until it has reached `target`; numbers wrap around.
-    void wait_for(uint32_t target, int spins) {
-        for (int i = 0; i < spins; i++) {
-            if ((int32_t)(read() - target) >= 0) return;
-            pause_briefly();
-        }
-        sleepers.fetch_add(1, std::memory_order_seq_cst);
-        for (uint32_t seen; (int32_t)((seen = value.load(std::memory_order_seq_cst)) - target) < 0;) sleep(seen);
-        sleepers.fetch_sub(1, std::memory_order_seq_cst);
-    }
-
-  private:
-#if defined(__linux__)
-    void sleep(uint32_t seen) { syscall(SYS_futex, &value, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0); }
-    void wake() { syscall(SYS_futex, &value, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
-#else
-    void sleep(uint32_t) { std::this_thread::yield(); }
-    void wake() {}
-#endif
-    std::atomic<uint32_t> value{0};
-    std::atomic<int32_t> sleepers{0};
-};
 
 struct Wait {  // until `worker` has finished its first `count` tasks of this replay
     int32_t worker;
@@ -88,7 +43,7 @@ struct Times {  // of a task, in nanoseconds of the steady clock
 // Threads that replay plans, one plan at a time; all but the caller's sleep in between.
 class Team {
   public:
-    Team(int size, int spins) : size(size), spins(spins), progress(new Progress[size]), scratches(size) {
+    Team(int size, int spins) : size(size), spins(spins), progress(new mlsys::Signal[size]), scratches(size) {
         for (int worker = 1; worker < size; worker++) threads.emplace_back([this, worker] { serve(worker); });
     }
 
@@ -137,7 +92,7 @@ class Team {
     }
 
     void serve(int worker) {
-        for (uint32_t round = 0;; round++) {
+        for (int32_t round = 0;; round++) {
             started.wait_for(round + 1, spins);
             if (!plan) return;
             if (worker < (int)plan->lists.size()) work(worker);
@@ -152,7 +107,7 @@ class Team {
             for (int before = 0; before < worker; before++) time += plan->lists[before].size();
         void* scratch = scratches[worker].data.get();
         for (const Task& task : plan->lists[worker]) {
-            for (const Wait* wait = &plan->waits[task.first_wait], *end = wait + task.num_waits; wait < end; wait++)
+            for (const Wait* wait = plan->waits.data() + task.first_wait, *end = wait + task.num_waits; wait < end; wait++)
                 progress[wait->worker].wait_for(bases[wait->worker] + wait->count, spins);
             if (!time) {
                 task.kernel->run(task.begin, task.end, scratch);
@@ -167,14 +122,14 @@ class Team {
 
     const int spins;
     std::vector<std::thread> threads;
-    std::unique_ptr<Progress[]> progress;
-    std::unique_ptr<Progress[]> done{new Progress[size]};
+    std::unique_ptr<mlsys::Signal[]> progress;
+    std::unique_ptr<mlsys::Signal[]> done{new mlsys::Signal[size]};
     std::vector<Memory> scratches;
-    std::vector<uint32_t> bases;  // every worker's progress when the replay began
+    std::vector<int32_t> bases;  // every worker's progress when the replay began
     const Plan* plan = nullptr;
     Times* times = nullptr;
-    Progress started;
-    uint32_t rounds = 0;
+    mlsys::Signal started;
+    int32_t rounds = 0;
 };
 
 }  // namespace nimble

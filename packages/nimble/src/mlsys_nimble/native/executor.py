@@ -1,7 +1,7 @@
 """The CPU executor: replays a program natively, without dispatch, allocation or the interpreter's lock.
 
-Everything is settled when it is made: places, packed weights, bound arguments, which worker runs what. Operators that have
-no kernel run in torch, on views of the same arena, between native *stretches*.
+Everything is settled when it is made: places, packed weights, bound arguments, which worker runs what. Operators
+without a kernel run in torch, on views of the same arena, between native *stretches*.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ inline void pause_briefly() {
 #endif
 }
 
-// A number that threads wait for to change.
+// A number that threads wait for to change, or that grows and they wait for to reach another; numbers wrap around.
 class Signal {
   public:
     int32_t read() const { return value.load(std::memory_order_acquire); }
@@ -40,7 +40,19 @@ class Signal {
         sleepers.fetch_sub(1, std::memory_order_seq_cst);
     }
 
+    void wait_for(int32_t target, int spins) {
+        for (int i = 0; i < spins; i++) {
+            if (has_reached(read(), target)) return;
+            pause_briefly();
+        }
+        sleepers.fetch_add(1, std::memory_order_seq_cst);
+        for (int32_t seen; !has_reached(seen = value.load(std::memory_order_seq_cst), target);) sleep(seen);
+        sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    }
+
   private:
+    static bool has_reached(int32_t seen, int32_t target) { return (int32_t)((uint32_t)seen - (uint32_t)target) >= 0; }
+
 #if defined(__linux__)
     void sleep(int32_t seen) { syscall(SYS_futex, &value, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0); }
     void wake() { syscall(SYS_futex, &value, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
