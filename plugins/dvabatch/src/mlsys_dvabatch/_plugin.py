@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlsys_core.plugins.hookspecs import hookimpl
-from mlsys_core.plugins.specs import CommandSpec
+from mlsys_core.plugins.specs import CommandSpec, PolicySpec
 
 
 @hookimpl
@@ -17,4 +17,24 @@ def mlsys_register_commands() -> Iterable[CommandSpec]:
             help="Let requests join and leave a batch between the stages of a model.",
             app="mlsys_dvabatch.cli:app",
         )
+    ]
+
+
+@hookimpl
+def mlsys_register_policies() -> Iterable[PolicySpec]:
+    """The batching policies; a third party's is registered in the same way, as ``dvabatch-NAME``."""
+    policies = [
+        ("input", "Clusters of similar lengths, run in parallel (Policy I).", "input:InputPolicy"),
+        ("operator", "Batches split in halves where that pays (Policy II).", "operator:OperatorPolicy"),
+        ("favoured-size", "Policy II with a fixed favoured size.", "operator:FavouredSizePolicy"),
+        ("load", "Later requests join a batch on its way (Policy III).", "load:LoadPolicy"),
+        ("load-operator", "Policies II and III together.", "load:LoadOperatorPolicy"),
+        ("early-exit", "Requests leave or skip stages by their intermediate results.", "load:EarlyExitPolicy"),
+        ("lazy", "LazyBatch: stretch only.", "load:LazyPolicy"),
+        ("packed", "Batches without padding, for encoders.", "input:PackedPolicy"),
+        ("plain", "New batches only, in the pipeline of stages.", "base:Policy"),
+    ]
+    return [
+        PolicySpec(name=f"dvabatch-{name}", kind="batching", help=help_, factory=f"mlsys_dvabatch.policies.{factory}")
+        for name, help_, factory in policies
     ]

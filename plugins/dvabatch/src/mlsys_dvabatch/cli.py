@@ -1,4 +1,4 @@
-"""``mlsys dvabatch``: batching policies in simulation."""
+"""``mlsys dvabatch``: serve models, profile them, measure policies, simulate baselines."""
 
 from __future__ import annotations
 
@@ -66,6 +66,141 @@ def baselines(
         _print_table(results, model, max_batch=max_batch)
         if plot is not None:
             typer.echo(f"wrote {plot}")
+
+
+@app.command()
+def serve(
+    models: Annotated[list[str], typer.Argument(help="Names, .pt2 or .onnx files, or folders of encoders.")],
+    policy: Annotated[
+        str, typer.Option(help="auto, a policy (mlsys plugins list), or a baseline: zero, delay, static.")
+    ] = "auto",
+    mode: Annotated[str, typer.Option(help="cost-aware, or literal: the paper's rules to the letter.")] = "cost-aware",
+    qos_ms: Annotated[
+        float, typer.Option(help="Latency target: bounds how long a batch takes others in.", min=1)
+    ] = 200,
+    max_batch: Annotated[int, typer.Option(help="Largest batch.", min=1, max=4096)] = 64,
+    max_waiting: Annotated[int, typer.Option(help="Most requests waiting before others are refused.", min=1)] = 1024,
+    window_ms: Annotated[float, typer.Option(help="Window of --policy delay.", min=0)] = 5,
+    stages: Annotated[int | None, typer.Option(help="Stages of each model.", min=1, max=64)] = None,
+    shape: Annotated[str | None, typer.Option(help="Shape of one request, for ONNX files: 3,224,224.")] = None,
+    compiler: Annotated[str | None, typer.Option(help="Compile each stage with this compiler.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1)] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of REST; 0 takes a free one.", min=0, max=65535)] = 8000,
+    grpc_port: Annotated[int | None, typer.Option(help="Port of gRPC; 0 takes a free one.", min=0, max=65535)] = None,
+) -> None:
+    """Serve models over the Open Inference Protocol (REST, and gRPC with --grpc-port).
+
+    Example: mlsys dvabatch serve all-minilm-l6-v2 unet --policy auto --qos-ms 200 --grpc-port 8001
+    """
+    import torch
+    from mlsys_core.config import settings
+    from mlsys_core.serving.http import serve as serve_app
+    from mlsys_core.serving.oip import GrpcConfig, ModelRepository, create_oip_app
+    from prometheus_client import CollectorRegistry
+    from rich.console import Console
+
+    from mlsys_dvabatch.serve import ServedModel, StageMetrics
+    from mlsys_dvabatch.serving_options import prepare
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    console = Console(stderr=True)
+    served = []
+    for name in models:
+        with console.status(f"{name}: loading and profiling"):
+            prepared = prepare(
+                name,
+                settings().cache_dir,
+                policy=policy,
+                mode=mode,
+                qos_s=qos_ms / 1e3,
+                max_batch_size=max_batch,
+                max_waiting=max_waiting,
+                window_s=window_ms / 1e3,
+                num_stages=stages,
+                shape=parse_shape(shape),
+                compiler=compiler,
+            )
+        served.append(
+            ServedModel(
+                prepared.loaded,
+                prepared.costs,
+                prepared.policy,
+                max_batch_size=max_batch,
+                max_waiting=max_waiting,
+                num_threads=threads,
+            )
+        )
+        console.print(
+            f"{served[-1].spec.name}: policy {prepared.policy_name}, {prepared.loaded.model.num_stages} stages"
+        )
+    registry = CollectorRegistry()
+    registry.register(StageMetrics(served))
+    grpc = None if grpc_port is None else GrpcConfig(host, grpc_port)
+    api = create_oip_app(ModelRepository(served), grpc=grpc, registry=registry)
+    raise typer.Exit(serve_app(api, host, port, on_ready=lambda address: console.print(f"listening on {address.url}")))
+
+
+@app.command()
+def profile(
+    model: Annotated[str, typer.Argument(help="A name, a .pt2 or .onnx file, or a folder of an encoder.")],
+    stages: Annotated[int | None, typer.Option(help="Stages; found by trying where left out.", min=1, max=64)] = None,
+    max_batch: Annotated[int, typer.Option(help="Largest batch.", min=1, max=64)] = 64,
+    shape: Annotated[str | None, typer.Option(help="Shape of one request, for ONNX files: 3,224,224.")] = None,
+) -> None:
+    """Measure a model: what its stages cost at each batch size, its diversities, and the policy that follows.
+
+    Example: mlsys dvabatch profile unet
+    """
+    from mlsys_core.config import settings
+    from rich.console import Console
+
+    from mlsys_dvabatch.profile_report import report
+
+    report(model, settings().cache_dir, Console(), stages=stages, max_batch_size=max_batch, shape=parse_shape(shape))
+
+
+@app.command()
+def bench(
+    quick: Annotated[bool, typer.Option("--quick", help="A few minutes: fewer models, loads and requests.")] = False,
+    output: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("report/dvabatch"),
+) -> None:
+    """The paper's Figures 14 to 21 on this machine: tables, figures and data.
+
+    Example: mlsys dvabatch bench --quick
+    """
+    import torch
+    from mlsys_core.bench import BenchContext, print_section, write_results
+    from rich.console import Console
+
+    from mlsys_dvabatch.bench.suite import run
+
+    console = Console()
+    context = BenchContext(console, quick, "cpu", torch.get_num_threads())
+    section = run(context)
+    print_section(section, console)
+    for path in write_results("dvabatch", section, context, output):
+        console.print(f"wrote {path}")
+
+
+def parse_shape(text: str | None) -> tuple[int, ...] | None:
+    """A shape from "3,224,224".
+
+    Raises:
+        InvalidInputError: it is none.
+    """
+    from mlsys_core.errors import InvalidInputError
+
+    if text is None:
+        return None
+    try:
+        shape = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise InvalidInputError(f"--shape {text!r}: write positive numbers with commas, like 3,224,224")
+    return shape
 
 
 def parse_loads(text: str) -> list[float]:

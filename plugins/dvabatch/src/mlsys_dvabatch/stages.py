@@ -55,6 +55,15 @@ class StagedModel:
         if not self.stages:
             raise InvalidInputError("a model needs at least one stage")
 
+    @property
+    def num_stages(self) -> int:
+        """How many stages it has."""
+        return len(self.stages)
+
+    def stage_s(self, stage: int, num: int, length: int = 1) -> float:
+        """Time of ``num`` requests in one stage, whatever their length; see :mod:`mlsys_dvabatch.costs`."""
+        return self.stages[stage].seconds(num)
+
     def seconds(self, batch_size: int) -> float:
         """Time of a batch through all stages."""
         return sum(stage.seconds(batch_size) for stage in self.stages)

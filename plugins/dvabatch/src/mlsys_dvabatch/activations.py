@@ -1,0 +1,104 @@
+"""The tensors of a batch between two stages: padded, one row for each request, or packed, one row for each token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import torch
+from mlsys_core.serving.request import ServeRequest
+from torch import Tensor
+
+
+class Activations(Protocol):
+    """What stages hand on; rows are requests."""
+
+    @property
+    def num(self) -> int:
+        """Requests."""
+        ...
+
+    def select(self, rows: Sequence[int]) -> Self:
+        """Those of some requests, in the order given."""
+        ...
+
+    def join(self, others: Sequence[Self]) -> Self:
+        """These and then those of others, as one batch."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """Tensors by name, each ``[requests, ...]``."""
+
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def num(self) -> int:
+        """Requests."""
+        return int(next(iter(self.tensors.values())).shape[0])
+
+    def select(self, rows: Sequence[int]) -> Padded:
+        """A view where the rows follow one another, else a copy."""
+        first = rows[0]
+        if list(rows) == list(range(first, first + len(rows))):
+            return Padded({name: value[first : first + len(rows)] for name, value in self.tensors.items()})
+        index = torch.tensor(rows, device=next(iter(self.tensors.values())).device)
+        return Padded({name: value.index_select(0, index) for name, value in self.tensors.items()})
+
+    def join(self, others: Sequence[Padded]) -> Padded:
+        """One copy."""
+        return Padded({n: torch.cat([value, *(o.tensors[n] for o in others)]) for n, value in self.tensors.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The tokens of all requests one after another, ``[tokens, features]``, without padding."""
+
+    tokens: Tensor
+    lengths: tuple[int, ...]  # tokens of each request
+
+    @property
+    def num(self) -> int:
+        """Requests."""
+        return len(self.lengths)
+
+    def select(self, rows: Sequence[int]) -> Packed:
+        """A copy."""
+        parts = self.tokens.split(list(self.lengths))
+        return Packed(torch.cat([parts[row] for row in rows]), tuple(self.lengths[row] for row in rows))
+
+    def join(self, others: Sequence[Packed]) -> Packed:
+        """One copy."""
+        tokens = torch.cat([self.tokens, *(other.tokens for other in others)])
+        return Packed(tokens, sum((other.lengths for other in others), self.lengths))
+
+
+class StageModel(Protocol):
+    """A model in stages, as executors need it. Called from several threads, one stage at a time in each."""
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages."""
+        ...
+
+    def collate(self, requests: Sequence[ServeRequest[Any]], padded_length: int) -> Any:
+        """The inputs of a batch as activations of the first stage."""
+        ...
+
+    def run(self, stage: int, values: Any) -> Any:
+        """One stage: activations in, activations out, the same requests in the same order."""
+        ...
+
+    def results(self, values: Any) -> list[Any]:
+        """What each request gets, from the last stage's activations; an exception fails its request alone."""
+        ...
+
+
+class Inspecting(Protocol):
+    """A model that knows when a request needs no further stages (section 9.2)."""
+
+    def inspect(self, stage: int, values: Any) -> tuple[Mapping[int, Any], Mapping[int, int]]:
+        """(position -> result of those that may leave after ``stage``, position -> next stage to run)."""
+        ...

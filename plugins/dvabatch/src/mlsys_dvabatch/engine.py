@@ -1,0 +1,122 @@
+"""A staged model behind core's serving loop: scheduler, executors and runner put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from mlsys_core.device.limits import usable_cores
+from mlsys_core.device.protocols import Device, Event
+from mlsys_core.serving import Listener, Scheduler, ServingLoop, ThreadExecutor, WallClock
+from mlsys_core.serving.protocols import Clock
+
+from mlsys_dvabatch.activations import StageModel
+from mlsys_dvabatch.costs import StageCosts
+from mlsys_dvabatch.executors import StageExecutor, StreamExecutor
+from mlsys_dvabatch.policies.base import Policy
+from mlsys_dvabatch.runner import StageRunner
+from mlsys_dvabatch.scheduler import DvaScheduler
+
+
+class Engine:
+    """Serves one model with one policy. Close it, or use it as a context manager.
+
+    On a CPU the parallel manner runs as many executors at a time as there are cores, each with one thread, pinned where
+    every executor can have a core of its own; the serial manner gives each all cores.
+
+    Args:
+        model: in stages.
+        costs: seconds of its stages.
+        policy: of this package, or a scheduler of whole requests (core's baselines).
+        listener: hears who finished.
+        max_batch_size: most requests in a batch.
+        max_waiting: most requests waiting.
+        num_threads: cores to use; None: all this process may use.
+        num_pairs: buffer pairs; None: what the policy is made for.
+        device: a CUDA device for streams; None runs on the CPU.
+
+    Example:
+        with Engine(model, costs, OperatorPolicy(), listener=collector) as engine:
+            engine.loop.submit(ServeRequest("a", payload), "a")
+            engine.loop.drain()
+    """
+
+    def __init__(
+        self,
+        model: StageModel,
+        costs: StageCosts,
+        policy: Policy | Scheduler[Any, Any, Any],
+        *,
+        listener: Listener[Any, Any] | None = None,
+        max_batch_size: int = 64,
+        max_waiting: int | None = None,
+        num_threads: int | None = None,
+        num_pairs: int | None = None,
+        device: Device | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        clock = WallClock() if clock is None else clock
+        self.runner = StageRunner(model, inspects=isinstance(policy, Policy) and policy.wants_exits)
+        self.scheduler: Scheduler[Any, Any, Any]
+        if isinstance(policy, Policy):
+            cores = sorted(usable_cores() or range(num_threads or torch.get_num_threads()))[:num_threads]
+            is_serial = (policy.num_pairs if num_pairs is None else num_pairs) == 1
+            concurrency = 1 if is_serial and device is None else None if device is not None else len(cores)
+            self.scheduler = DvaScheduler(
+                policy,
+                costs,
+                max_batch_size=max_batch_size,
+                max_waiting=max_waiting,
+                num_pairs=num_pairs,
+                concurrency=concurrency,
+            )
+            executors: Any = self._stage_executors(model.num_stages, cores, is_serial, device, policy)
+        else:
+            self.scheduler = policy
+            executors = ThreadExecutor(_with_threads(self.runner.run_whole, num_threads), max_in_flight=1)
+        self.loop: ServingLoop[Any, Any, Any] = ServingLoop(self.scheduler, executors, clock, listener=listener)
+        self.clock = clock
+
+    def __enter__(self) -> Engine:
+        self.loop.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop: unfinished requests leave as cancelled."""
+        self.loop.stop()
+
+    def _stage_executors(
+        self, num_stages: int, cores: list[int], is_serial: bool, device: Device | None, policy: Policy
+    ) -> list[StageExecutor]:
+        run = self.runner.run
+        if device is not None:
+            events: dict[tuple[int, int], Event] = {}
+            waits = policy.wants_exits
+            return [
+                StreamExecutor(stage, run, device=device, events=events, waits_always=waits)
+                for stage in range(num_stages)
+            ]
+        can_pin = not is_serial and num_stages <= len(cores)
+        threads = len(cores) if is_serial else 1
+        return [
+            StageExecutor(stage, run, core=cores[stage] if can_pin else None, num_threads=threads)
+            for stage in range(num_stages)
+        ]
+
+
+def _with_threads(run: Callable[[Any], Any], num_threads: int | None) -> Callable[[Any], Any]:
+    """``run``, on a thread that has set torch's number of threads for itself."""
+    has_set = False
+
+    def wrapped(batch: Any) -> Any:
+        nonlocal has_set
+        if not has_set and num_threads is not None:
+            torch.set_num_threads(num_threads)
+            has_set = True
+        return run(batch)
+
+    return wrapped

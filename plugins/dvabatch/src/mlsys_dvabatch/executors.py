@@ -1,0 +1,174 @@
+"""Stage executors: threads with pinned cores on a CPU, streams and events on CUDA (DVABatch, section 6.3).
+
+All executors of a loop share one queue of completions, so the loop is woken once for each task and no thread stands in
+between.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import torch
+from mlsys_core.device.protocols import Device, Event
+from mlsys_core.serving.protocols import Clock, WorkerId
+from mlsys_core.serving.workers import Completion, Workers
+
+from mlsys_dvabatch.tasks import StageOutput, StageTask
+
+_Done = Completion[StageTask, StageOutput]
+
+
+class StageExecutor:
+    """Runs the tasks of one stage on a thread of its own.
+
+    Args:
+        stage: which; its number as a worker.
+        run: runs a task; what it raises is the task's failure.
+        core: the core its thread stays on; None lets it float.
+        num_threads: threads torch may use inside an operator, for this thread; None leaves torch's default.
+    """
+
+    max_in_flight = 1
+
+    def __init__(
+        self,
+        stage: int,
+        run: Callable[[StageTask], StageOutput],
+        *,
+        core: int | None = None,
+        num_threads: int | None = None,
+    ) -> None:
+        self.stage = stage
+        self._run = run
+        self._core = core
+        self._num_threads = num_threads
+        self._tasks: SimpleQueue[StageTask | None] = SimpleQueue()
+        self.completed: SimpleQueue[_Done | None] = SimpleQueue()  # replaced by the loop's own
+        self._thread = threading.Thread(target=self._work, name=f"stage-{stage}", daemon=True)
+        self._has_started = False
+
+    @staticmethod
+    def as_workers(executors: Sequence[StageExecutor], clock: Clock) -> Workers[StageTask, StageOutput]:
+        """All stages behind one queue."""
+        return _StageWorkers(executors, clock)
+
+    def submit(self, batch: StageTask) -> None:
+        """Hand ``batch`` to the thread."""
+        if not self._has_started:
+            self._has_started = True
+            self._thread.start()
+        self._tasks.put(batch)
+
+    def wait(self, timeout_s: float | None) -> tuple[StageTask, StageOutput | BaseException] | None:
+        """The oldest completed task, when it stands alone."""
+        done = _get(self.completed, timeout_s)
+        return None if done is None else (done.batch, done.output)
+
+    def interrupt(self) -> None:
+        """Make a wait return."""
+        self.completed.put(None)
+
+    def close(self) -> None:
+        """Stop the thread after the task that is running."""
+        self._tasks.put(None)
+        if self._has_started and threading.current_thread() is not self._thread:
+            self._thread.join(10.0)
+
+    def _work(self) -> None:
+        if self._core is not None and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {self._core})
+        if self._num_threads is not None:
+            torch.set_num_threads(self._num_threads)  # OpenMP's count is the calling thread's own
+        while (task := self._tasks.get()) is not None:
+            output: StageOutput | BaseException
+            try:
+                output = self._run(task)
+            except BaseException as error:  # noqa: BLE001 - a request boundary: the scheduler is told
+                output = error
+            self.completed.put(Completion(WorkerId(self.stage), task, output))
+            del task, output  # hold no tensors while waiting for the next
+
+
+class StreamExecutor(StageExecutor):
+    """Runs the tasks of one stage on a stream of its own.
+
+    A task waits, on the device, for the event of the pair it reads from and of the pair it overwrites, and records its
+    own when it is launched. All but the last stage complete at the launch, so the host schedules while the device
+    works; the last completes when its results are there.
+
+    Args:
+        stage: which.
+        run: launches a task.
+        device: makes the stream; ``mlsys_core.device.get_device("cuda")``.
+        events: event of every (stage, pair), shared by all executors of the model.
+        waits_always: complete only when the device is done, for policies that look at results.
+    """
+
+    def __init__(
+        self,
+        stage: int,
+        run: Callable[[StageTask], StageOutput],
+        *,
+        device: Device,
+        events: dict[tuple[int, int], Event],
+        waits_always: bool = False,
+    ) -> None:
+        super().__init__(stage, self._launch)
+        self._launch_task = run
+        self._stream = device.stream()
+        self._device = device
+        self._events = events
+        self._waits_always = waits_always
+
+    def _launch(self, task: StageTask) -> StageOutput:
+        outputs: list[StageOutput] = []
+        for neighbour in (task.stage - 1, task.stage + 1):  # who wrote what is read; who read what is overwritten
+            event = self._events.get((neighbour, task.pair))
+            if event is not None:
+                self._stream.wait(event)
+        self._stream.submit(lambda: outputs.append(self._launch_task(task)))
+        event = self._events.setdefault((task.stage, task.pair), self._device.event())
+        self._stream.record(event)
+        if task.is_last or self._waits_always or not outputs:
+            self._stream.synchronize()
+        return outputs[0]
+
+    def close(self) -> None:
+        """Stop the thread and the stream."""
+        super().close()
+        self._stream.close()
+
+
+class _StageWorkers:
+    """Executors that put what they complete into one queue."""
+
+    def __init__(self, executors: Sequence[StageExecutor], clock: Clock) -> None:
+        self.executors = tuple(executors)
+        self._clock = clock
+        self._completed: SimpleQueue[_Done | None] = SimpleQueue()
+        for executor in executors:
+            executor.completed = self._completed
+
+    def wait(self, until_s: float | None) -> Completion[StageTask, StageOutput] | None:
+        """The next completion of any stage."""
+        return _get(self._completed, None if until_s is None else until_s - self._clock.now())
+
+    def interrupt(self) -> None:
+        """Make a wait return."""
+        self._completed.put(None)
+
+    def close(self) -> None:
+        """Close all."""
+        for executor in self.executors:
+            executor.close()
+
+
+def _get(queue: SimpleQueue[Any], timeout_s: float | None) -> Any:
+    try:
+        return queue.get(timeout=None if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX))
+    except Empty:
+        return None

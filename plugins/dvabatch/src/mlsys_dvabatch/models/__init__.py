@@ -1,0 +1,1 @@
+"""Models of the paper's evaluation, small definitions of our own."""

@@ -1,0 +1,245 @@
+"""BERT-like encoders in stages: padded or token-packed batches, sentence embeddings at the end (all-MiniLM-L6-v2)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.request import ServeRequest
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mlsys_dvabatch.activations import Packed, Padded
+
+
+@dataclass(frozen=True, slots=True)
+class BertConfig:
+    """Shape of an encoder."""
+
+    hidden_size: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    intermediate_size: int = 3072
+    vocab_size: int = 30522
+    max_length: int = 512
+    layer_norm_eps: float = 1e-12
+
+
+BERT_BASE = BertConfig()
+BERT_LARGE = BertConfig(hidden_size=1024, num_layers=24, num_heads=16, intermediate_size=4096)
+MINILM = BertConfig(hidden_size=384, num_layers=6, num_heads=12, intermediate_size=1536)
+
+
+class Layer(nn.Module):
+    """One encoder layer, normalised after each sum."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.num_heads = config.num_heads
+        self.query_key_value = nn.Linear(size, 3 * size)
+        self.attention_output = nn.Linear(size, size)
+        self.attention_norm = nn.LayerNorm(size, config.layer_norm_eps)
+        self.up = nn.Linear(size, config.intermediate_size)
+        self.down = nn.Linear(config.intermediate_size, size)
+        self.output_norm = nn.LayerNorm(size, config.layer_norm_eps)
+
+    def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
+        """``hidden`` [requests, tokens, features]; ``mask`` [requests, 1, 1, tokens], True where there is a token."""
+        num, length, size = hidden.shape
+        packed = self.query_key_value(hidden).view(num, length, 3, self.num_heads, size // self.num_heads)
+        query, key, value = packed.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return self._rest(hidden, mixed.transpose(1, 2).reshape(num, length, size))
+
+    def forward_packed(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
+        """``hidden`` [tokens of all requests, features]; attention within each request."""
+        size = hidden.shape[-1]
+        packed = self.query_key_value(hidden).view(-1, 3, self.num_heads, size // self.num_heads).permute(1, 2, 0, 3)
+        mixed = [
+            functional.scaled_dot_product_attention(*(part[None] for part in own))[0]
+            for own in zip(*(packed[which].split(list(lengths), 1) for which in range(3)), strict=True)
+        ]
+        return self._rest(hidden, torch.cat(mixed, 1).transpose(0, 1).reshape(-1, size))
+
+    def _rest(self, hidden: Tensor, mixed: Tensor) -> Tensor:
+        hidden = self.attention_norm(hidden + self.attention_output(mixed))
+        return self.output_norm(hidden + self.down(functional.gelu(self.up(hidden))))
+
+
+class BertStages(nn.Module):
+    """An encoder cut into stages of whole layers; a request's payload is its token ids, its result a unit vector.
+
+    The embedding belongs to the first stage, mean pooling and normalisation to the last.
+
+    Args:
+        config: shape.
+        num_stages: 1 to the number of layers.
+        is_packed: without padding.
+
+    Raises:
+        InvalidInputError: it cannot be cut so.
+    """
+
+    def __init__(self, config: BertConfig, num_stages: int = 2, *, is_packed: bool = False) -> None:
+        super().__init__()
+        self.config = config
+        self.is_packed = is_packed
+        self.words = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.positions = nn.Embedding(config.max_length, config.hidden_size)
+        self.token_type = nn.Parameter(torch.zeros(config.hidden_size))
+        self.norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.cut(num_stages)
+
+    def cut(self, num_stages: int) -> None:
+        """Cut anew into stages of whole layers, as even as they go."""
+        num_layers = self.config.num_layers
+        if not 1 <= num_stages <= num_layers:
+            raise InvalidInputError(f"{num_stages} stages of {num_layers} layers: give 1 to {num_layers}")
+        self.num_stages = num_stages
+        self._bounds = [round(stage * num_layers / num_stages) for stage in range(num_stages + 1)]
+
+    def with_form(self, *, is_packed: bool, num_stages: int | None = None) -> BertStages:
+        """The same weights, packed or not."""
+        with torch.device("meta"):
+            other = BertStages(self.config, num_stages or self.num_stages, is_packed=is_packed)
+        other.load_state_dict(self.state_dict(), assign=True)
+        return other.eval()
+
+    def check(self, payload: Any) -> int:
+        """The length of a request.
+
+        Raises:
+            InvalidInputError: it is not a vector of token ids that the model takes.
+        """
+        if not isinstance(payload, Tensor) or payload.ndim != 1 or payload.dtype not in (torch.int32, torch.int64):
+            what = f"{payload.dtype} of shape {list(payload.shape)}" if isinstance(payload, Tensor) else type(payload)
+            raise InvalidInputError(f"got {what}: a request is a vector of token ids, int32 or int64")
+        if not 1 <= len(payload) <= self.config.max_length:
+            raise InvalidInputError(f"got {len(payload)} tokens: the model takes 1 to {self.config.max_length}")
+        if int(payload.min()) < 0 or int(payload.max()) >= self.config.vocab_size:
+            raise InvalidInputError(
+                f"token ids from {int(payload.min())} to {int(payload.max())}: the vocabulary has "
+                f"0 to {self.config.vocab_size - 1}"
+            )
+        return len(payload)
+
+    def collate(self, requests: Sequence[ServeRequest[Any]], padded_length: int) -> Padded | Packed:
+        """Embeddings are made in the first stage; here are token ids."""
+        lengths = [len(request.payload) for request in requests]
+        if self.is_packed:
+            return Packed(torch.cat([request.payload.long() for request in requests])[:, None], tuple(lengths))
+        tokens = torch.zeros(len(requests), max(padded_length, *lengths), dtype=torch.int64)
+        for row, request in enumerate(requests):
+            tokens[row, : lengths[row]] = request.payload
+        return Padded({"tokens": tokens, "length": torch.tensor(lengths)})
+
+    def run(self, stage: int, values: Any) -> Any:
+        """Some layers; see :class:`~mlsys_dvabatch.activations.StageModel`."""
+        layers = self.layers[self._bounds[stage] : self._bounds[stage + 1]]
+        return self._run_packed(stage, layers, values) if self.is_packed else self._run_padded(stage, layers, values)
+
+    def results(self, values: Any) -> list[Tensor]:
+        """One vector [features] for each request, copied out of its batch."""
+        return list((values.tokens if self.is_packed else values.tensors["hidden"]).clone())
+
+    def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        hidden: Tensor = self.norm(self.words(tokens) + self.positions(positions) + self.token_type)
+        return hidden
+
+    def _run_padded(self, stage: int, layers: Any, values: Padded) -> Padded:
+        lengths = values.tensors["length"]
+        if stage:
+            hidden = values.tensors["hidden"]
+        else:
+            tokens = values.tensors["tokens"]
+            hidden = self._embed(tokens, torch.arange(tokens.shape[1]))
+        mask = torch.arange(hidden.shape[1])[None] < lengths[:, None]
+        for layer in layers:
+            hidden = layer(hidden, None if bool(mask.all()) else mask[:, None, None])
+        if stage == self.num_stages - 1:
+            hidden = (hidden * mask[..., None]).sum(1) / lengths[:, None]
+            hidden = functional.normalize(hidden, dim=-1)
+        return Padded({"hidden": hidden, "length": lengths})
+
+    def _run_packed(self, stage: int, layers: Any, values: Packed) -> Packed:
+        hidden, lengths = values.tokens, values.lengths
+        if not stage:
+            positions = torch.cat([torch.arange(length) for length in lengths])
+            hidden = self._embed(hidden[:, 0], positions)
+        for layer in layers:
+            hidden = layer.forward_packed(hidden, lengths)
+        if stage < self.num_stages - 1:
+            return Packed(hidden, lengths)
+        pooled = torch.stack([part.mean(0) for part in hidden.split(list(lengths))])
+        return Packed(functional.normalize(pooled, dim=-1), (1,) * len(lengths))
+
+
+def load_bert(folder: Path, *, num_stages: int = 2, is_packed: bool = False) -> BertStages:
+    """An encoder with the weights of a local Hugging Face folder of type "bert".
+
+    Raises:
+        InvalidInputError: there is no such model in the folder.
+    """
+    from safetensors.torch import load_file
+
+    try:
+        raw = json.loads((folder / "config.json").read_text())
+        weights = load_file(folder / "model.safetensors")
+    except (OSError, ValueError) as error:
+        raise InvalidInputError(f"{folder} holds no BERT-like encoder in safetensors: {error}") from error
+    except Exception as error:
+        raise InvalidInputError(f"{folder / 'model.safetensors'} is damaged: {error}") from error
+    if raw.get("model_type") != "bert" or raw.get("hidden_act") != "gelu":
+        raise InvalidInputError(
+            f"{folder}: got {raw.get('model_type')!r} with {raw.get('hidden_act')!r}; a BERT-like encoder with exact "
+            "GELU is needed"
+        )
+    config = BertConfig(
+        hidden_size=raw["hidden_size"],
+        num_layers=raw["num_hidden_layers"],
+        num_heads=raw["num_attention_heads"],
+        intermediate_size=raw["intermediate_size"],
+        vocab_size=raw["vocab_size"],
+        max_length=raw["max_position_embeddings"],
+        layer_norm_eps=raw["layer_norm_eps"],
+    )
+    with torch.device("meta"):
+        model = BertStages(config, num_stages, is_packed=is_packed)
+    try:
+        model.load_state_dict(_own_names(weights, config), assign=True)
+    except (KeyError, RuntimeError) as error:
+        raise InvalidInputError(f"{folder}: the weights are not those of its config.json: {error}") from error
+    return model.eval()
+
+
+def _own_names(weights: dict[str, Tensor], config: BertConfig) -> dict[str, Tensor]:
+    prefix = "bert." if any(name.startswith("bert.") for name in weights) else ""
+    own = {
+        "words.weight": weights[f"{prefix}embeddings.word_embeddings.weight"],
+        "positions.weight": weights[f"{prefix}embeddings.position_embeddings.weight"],
+        "token_type": weights[f"{prefix}embeddings.token_type_embeddings.weight"][0],
+    }
+    pairs = [(f"{prefix}embeddings.LayerNorm", "norm")]
+    for number in range(config.num_layers):
+        theirs, ours = f"{prefix}encoder.layer.{number}", f"layers.{number}"
+        for kind in ("weight", "bias"):
+            parts = [weights[f"{theirs}.attention.self.{name}.{kind}"] for name in ("query", "key", "value")]
+            own[f"{ours}.query_key_value.{kind}"] = torch.cat(parts)
+        pairs += [
+            (f"{theirs}.attention.output.dense", f"{ours}.attention_output"),
+            (f"{theirs}.attention.output.LayerNorm", f"{ours}.attention_norm"),
+            (f"{theirs}.intermediate.dense", f"{ours}.up"),
+            (f"{theirs}.output.dense", f"{ours}.down"),
+            (f"{theirs}.output.LayerNorm", f"{ours}.output_norm"),
+        ]
+    for theirs, ours in pairs:
+        for kind in ("weight", "bias"):
+            own[f"{ours}.{kind}"] = weights[f"{theirs}.{kind}"]
+    return own

@@ -1,0 +1,142 @@
+"""What a policy sees and says: the seam that third parties implement (DVABatch, Figure 12's user-defined conditions).
+
+A policy is asked when requests wait (:meth:`Policy.admit`) and when a stage ends (:meth:`Policy.split`). It keeps no
+requests: it takes them from :class:`State` and answers with the meta-operations.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from mlsys_core.serving.queue import RequestQueue
+from mlsys_core.serving.request import ServeRequest
+
+from mlsys_dvabatch.costs import StageCosts, remaining_s
+from mlsys_dvabatch.pipeline import Pipeline
+from mlsys_dvabatch.table import Row
+
+Mode = Literal["literal", "cost-aware"]  # the paper's rules to the letter, or only where the costs say that it pays
+
+
+@dataclass(frozen=True, slots=True)
+class New:
+    """The meta-operation *new*: a batch of these requests."""
+
+    requests: Sequence[ServeRequest[Any]]
+    can_stretch: bool = True  # False where a split is foreseen
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """The meta-operation *stretch*: these requests join the latest batch."""
+
+    requests: Sequence[ServeRequest[Any]]
+
+
+class State:
+    """What a policy may look at, and the queue it takes from. Times are seconds of the loop's clock."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        waiting: RequestQueue[Any],
+        costs: StageCosts,
+        *,
+        max_batch_size: int,
+        concurrency: int,
+    ) -> None:
+        self.pipeline = pipeline
+        self.waiting = waiting
+        self.costs = costs
+        self.max_batch_size = max_batch_size
+        self.concurrency = concurrency  # executors that the device can keep busy at the same time
+        self.last_admission_s: float | None = None
+        self.is_draining = False  # nobody else will come: wait for no company
+        self.mean_length = 1.0  # of recent requests, in units
+        self._arrivals_s: deque[float] = deque(maxlen=64)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests not yet in a batch."""
+        return len(self.waiting)
+
+    @property
+    def num_active(self) -> int:
+        """Requests in batches."""
+        return self.pipeline.table.num_requests
+
+    @property
+    def oldest_s(self) -> float | None:
+        """Since when the longest waiting request waits."""
+        return self.waiting.oldest_s()
+
+    def note_arrival(self, now: float) -> None:
+        """A request has come."""
+        self._arrivals_s.append(now)
+
+    def num_behind(self, others: int, batch_s: float) -> float:
+        """How many requests pay for a second that a batch takes longer.
+
+        Those ``others`` that are behind it, and those who will come before the backlog is worked off: at the rate of
+        the last 64 arrivals, lambda * backlog / (1 - utilisation).
+        """
+        arrivals = self._arrivals_s
+        if len(arrivals) < 2 or arrivals[-1] <= arrivals[0]:
+            return float(others)
+        rate = (len(arrivals) - 1) / (arrivals[-1] - arrivals[0])
+        length = max(1, round(self.mean_length))
+        request_s = remaining_s(self.costs, 0, self.max_batch_size, length) / self.max_batch_size
+        idle = max(1 - rate * request_s, 0.02)
+        return others + rate * (batch_s + others * request_s) / idle
+
+    def can_begin(self) -> bool:
+        """Whether a new batch would start at once: the first executor, a pair, and the device have room."""
+        pipeline = self.pipeline
+        if pipeline.working[0] is not None or pipeline.queues[0] or pipeline.pairs.free_pair() is None:
+            return False
+        busy = sum(pipeline.working[s] is not None or pipeline.can_start(s) for s in range(pipeline.num_stages))
+        return busy < self.concurrency
+
+    def take(self, num: int, now: float) -> list[ServeRequest[Any]]:
+        """The next ``num`` requests, by priority and arrival; fewer if fewer wait."""
+        taken: list[ServeRequest[Any]] = []
+        while len(taken) < num and (request := self.waiting.pop(now)) is not None:
+            taken.append(request)
+            self.mean_length += (request.length - self.mean_length) * 0.05
+        return taken
+
+
+class Policy:
+    """The base: a new batch of all that waits, as soon as one can start, and no other meta-operation.
+
+    Subclasses override what they need. A third party registers one with ``mlsys_register_policies`` as a
+    ``PolicySpec`` of kind ``"batching"`` called ``dvabatch-NAME``, whose factory takes ``mode`` and further options.
+    """
+
+    num_pairs: ClassVar[int] = 2  # buffer pairs it is made for: 1 is the serial manner
+    wants_exits: ClassVar[bool] = False  # whether stages are to look for requests that can leave early
+
+    def __init__(self, *, mode: Mode = "cost-aware") -> None:
+        self.mode = mode
+
+    def admit(self, state: State, now: float) -> Sequence[New | Stretch]:
+        """What becomes of waiting requests now; asked while any waits."""
+        if not state.can_begin():
+            return ()
+        return [New(state.take(state.max_batch_size, now))]
+
+    def split(self, row: Row, stage: int, state: State, now: float) -> Sequence[Sequence[str]]:
+        """The groups into which ``row`` is split now that ``stage`` has ended; empty for no split."""
+        return ()
+
+    @property
+    def splits_serially(self) -> bool:
+        """Whether the children of a split run one after another."""
+        return True
+
+    def wake_at(self, state: State, now: float) -> float | None:
+        """When :meth:`admit` may answer differently without an event; None if only events matter."""
+        return None

@@ -1,0 +1,113 @@
+"""The arithmetic behind the policies: when splitting or stretching pays, and how inputs are clustered. Pure functions.
+
+All weigh seconds of waiting, summed over requests; a decision must gain ``HYSTERESIS`` of what is at stake, as measured
+times are a few percent off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from mlsys_dvabatch.costs import StageCosts, catch_up_s, remaining_s
+
+HYSTERESIS = 0.05
+
+
+def halves_literally(costs: StageCosts, stage: int, num: int, length: int = 1) -> bool:
+    """Policy II to the letter: whether T_remain of ``num`` is at least twice that of its half (section 7.2)."""
+    return num > 1 and remaining_s(costs, stage, num, length) >= 2 * remaining_s(costs, stage, num // 2, length)
+
+
+def sizes_by_cost(costs: StageCosts, stage: int, num: int, *, num_behind: float, length: int = 1) -> list[int]:
+    """Sizes into which a batch of ``num`` is best split before ``stage``, by halving again and again.
+
+    Halves that run one after another let the first finish early, and cost throughput where a batch is cheaper than its
+    parts, which the ``num_behind`` requests behind it pay for. That a batch may still be split after a later stage is
+    taken into account.
+    """
+    return list(_plan(costs, stage, num, _rounded(num_behind), length)[0])
+
+
+@lru_cache(maxsize=1 << 16)
+def _plan(
+    costs: StageCosts, stage: int, num: int, num_behind: int, length: int
+) -> tuple[tuple[int, ...], float, float]:
+    """The best sizes before ``stage``; the waiting of these requests, summed, and the work, in seconds."""
+    waiting_s = work_s = 0.0
+    if stage < costs.num_stages:
+        stage_s = costs.stage_s(stage, num, length)
+        _, later_waiting_s, later_s = _plan(costs, stage + 1, num, num_behind, length)
+        waiting_s, work_s = num * stage_s + later_waiting_s, stage_s + later_s
+    first, second = (num + 1) // 2, num // 2
+    if not second or stage >= costs.num_stages:
+        return (num,), waiting_s, work_s
+    sizes, first_waiting_s, first_s = _plan(costs, stage, first, _rounded(num_behind + second), length)
+    more, second_waiting_s, second_s = _plan(costs, stage, second, num_behind, length)
+    halved_waiting_s = first_waiting_s + second * first_s + second_waiting_s
+    halved_s = first_s + second_s
+    whole, halved = waiting_s + num_behind * work_s, halved_waiting_s + num_behind * halved_s
+    if whole - halved > HYSTERESIS * num * work_s:
+        return (*sizes, *more), halved_waiting_s, halved_s
+    return (num,), waiting_s, work_s
+
+
+def _rounded(num: float) -> int:
+    """Four leading bits: decisions do not hang on more, and few numbers are remembered."""
+    whole = int(num)
+    shift = max(0, whole.bit_length() - 4)
+    return whole >> shift << shift
+
+
+def stretch_pays(
+    costs: StageCosts, held_after: int, earlier: int, late: int, *, num_behind: float = 0.0, length: int = 1
+) -> bool:
+    """Whether ``late`` requests had better join a batch of ``earlier`` than run behind it.
+
+    Joining costs the earlier ones the catch-up, and the larger batch from then on; running behind costs the late ones
+    the rest of the batch before them. The ``num_behind`` requests that come later pay for all the work there is, or
+    gain by what merging saves. One batch at a time is assumed.
+    """
+    rest_s = remaining_s(costs, held_after + 1, earlier, length)
+    late_s = remaining_s(costs, 0, late, length)
+    apart_s = earlier * rest_s + late * (rest_s + late_s) + num_behind * (rest_s + late_s)
+    merged_s = catch_up_s(costs, held_after + 1, late, length)
+    merged_s += remaining_s(costs, held_after + 1, earlier + late, length)
+    return (earlier + late + num_behind) * merged_s < (1 - HYSTERESIS) * apart_s
+
+
+def cluster(costs: StageCosts, lengths: Sequence[int], *, num_behind: float = 0.0) -> list[list[int]]:
+    """Positions of ``lengths`` in batches, each padded to its longest, with the least waiting in all.
+
+    The batches run one after another, short requests first; every batch is paid for by its own requests, by those of
+    the batches after it, and by the ``num_behind`` that come later. Of the sorted lengths an optimal partition is made
+    of intervals: dynamic programming over them.
+    """
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    num = len(order)
+    best: list[tuple[float, int]] = [(0.0, 0)]  # of the first n: waiting, and where their last batch begins
+    for end in range(1, num + 1):
+        longest = lengths[order[end - 1]]
+        best.append(
+            min(
+                (best[begin][0] + remaining_s(costs, 0, end - begin, longest) * (num - begin + num_behind), begin)
+                for begin in range(end)
+            )
+        )
+    batches: list[list[int]] = []
+    end = num
+    while end:
+        begin = best[end][1]
+        batches.append(order[begin:end])
+        end = begin
+    batches.reverse()
+    return batches
+
+
+def cluster_by_bounds(lengths: Sequence[int], bounds: Sequence[int]) -> list[list[int]]:
+    """Positions of ``lengths`` by the first bound that holds them, shortest first; beyond the last, together."""
+    clusters: dict[int, list[int]] = {}
+    for position, length in enumerate(lengths):
+        slot = next((slot for slot, bound in enumerate(bounds) if length <= bound), len(bounds))
+        clusters.setdefault(slot, []).append(position)
+    return [clusters[slot] for slot in sorted(clusters)]

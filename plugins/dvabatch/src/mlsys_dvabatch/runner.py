@@ -1,0 +1,125 @@
+"""Runs tasks on tensors: fetches what earlier tasks left, runs the stage, keeps what it leaves. Below the executors."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from mlsys_core.errors import ServingError
+from mlsys_core.serving.baselines import RequestBatch
+
+from mlsys_dvabatch.activations import StageModel
+from mlsys_dvabatch.tasks import StageOutput, StageTask
+
+
+@dataclass(slots=True)
+class StageMeter:
+    """What a stage has done so far."""
+
+    num_tasks: int = 0
+    num_rows: int = 0  # requests, summed over tasks
+    num_gathered: int = 0  # rows copied together for it
+    busy_s: float = 0.0
+
+
+class StageRunner:
+    """One model's stages over a store of activations.
+
+    Args:
+        model: the stages.
+        inspects: look for early exits after each stage; the model must offer ``inspect``.
+        clock: seconds, for the meters.
+
+    Example:
+        runner = StageRunner(sliced)
+        output = runner.run(task)  # on the executor of task.stage
+    """
+
+    def __init__(
+        self, model: StageModel, *, inspects: bool = False, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.model = model
+        self.meters = [StageMeter() for _ in range(model.num_stages)]
+        self._inspect: Any = getattr(model, "inspect", None) if inspects else None
+        self._clock = clock
+        self._store: dict[int, Any] = {}  # task number -> what it left
+        self._lock = threading.Lock()
+
+    @property
+    def num_kept(self) -> int:
+        """Tasks whose output is kept for others."""
+        return len(self._store)
+
+    def run(self, task: StageTask) -> StageOutput:
+        """Run ``task``; what its model raises is its failure."""
+        start_s = self._clock()
+        with self._lock:
+            for number in task.drops:
+                self._store.pop(number, None)
+        with torch.inference_mode():
+            values = self._inputs(task)
+            values = self._stage(task, values)
+            output = self._output(task, values)
+        meter = self.meters[task.stage]
+        meter.num_tasks += 1
+        meter.num_rows += task.num
+        meter.num_gathered += task.num if task.gathers else 0
+        meter.busy_s += self._clock() - start_s
+        return output
+
+    def run_whole(self, batch: RequestBatch[Any]) -> list[Any]:
+        """All stages on a batch of whole requests, for the request-level baselines."""
+        with torch.inference_mode():
+            values = self.model.collate(batch.requests, batch.padded_length)
+            for stage in range(self.model.num_stages):
+                values = self.model.run(stage, values)
+            return check_finite(self.model.results(values))
+
+    def _inputs(self, task: StageTask) -> Any:
+        if not task.stage:
+            return self.model.collate(task.requests, task.padded_length)
+        with self._lock:
+            parts = [(self._store[source.task], source.rows) for source in task.sources]
+        chosen = [left if rows == tuple(range(left.num)) else left.select(rows) for left, rows in parts]
+        return chosen[0].join(chosen[1:]) if len(chosen) > 1 else chosen[0]
+
+    def _stage(self, task: StageTask, values: Any) -> Any:
+        if not task.skips:
+            return self.model.run(task.stage, values)
+        runs = [position for position in range(task.num) if position not in task.skips]
+        if not runs:
+            return values
+        passed = sorted(task.skips)
+        merged = self.model.run(task.stage, values.select(runs)).join([values.select(passed)])
+        order = [*runs, *passed]
+        return merged.select([order.index(position) for position in range(task.num)])
+
+    def _output(self, task: StageTask, values: Any) -> StageOutput:
+        if task.is_last:
+            return StageOutput(results=check_finite(self.model.results(values)))
+        with self._lock:
+            self._store[task.number] = values
+        if self._inspect is None:
+            return StageOutput()
+        exits, skip_to = self._inspect(task.stage, values)
+        return StageOutput(exits=exits, skip_to=skip_to)
+
+
+def check_finite(results: Sequence[Any]) -> list[Any]:
+    """``results``, with an error in place of each that is not finite: one request's fault, not its batch's."""
+    return [result if _is_finite(result) else ServingError(NOT_FINITE) for result in results]
+
+
+NOT_FINITE = "the model's answer to this request is not finite (NaN or infinity); check its input"
+
+
+def _is_finite(result: Any) -> bool:
+    tensors = result.values() if isinstance(result, dict) else [result]
+    return all(
+        not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
+        for tensor in tensors
+    )

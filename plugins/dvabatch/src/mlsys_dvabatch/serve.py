@@ -1,0 +1,231 @@
+"""DVABatch's models behind core's Open Inference Protocol front, with metrics for each stage."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving import Scheduler, ServeRequest
+from mlsys_core.serving.baselines import RequestBatch
+from mlsys_core.serving.clock import WallClock
+from mlsys_core.serving.oip import (
+    DataType,
+    Executions,
+    InferRequest,
+    InferResponse,
+    LoopClient,
+    ModelSpec,
+    TensorSpec,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from torch import Tensor
+
+from mlsys_dvabatch.costs import StageCosts
+from mlsys_dvabatch.engine import Engine
+from mlsys_dvabatch.models.bert import BertStages
+from mlsys_dvabatch.policies.base import Policy
+from mlsys_dvabatch.scheduler import DvaScheduler
+from mlsys_dvabatch.slicing.sliced import SlicedModel
+from mlsys_dvabatch.tasks import StageOutput, StageTask
+from mlsys_dvabatch.zoo import Loaded
+
+_TYPES = {
+    torch.float32: DataType.FP32,
+    torch.float64: DataType.FP64,
+    torch.int64: DataType.INT64,
+    torch.int32: DataType.INT32,
+    torch.bool: DataType.BOOL,
+}
+
+
+class _Listener(LoopClient[Any, Any, Any]):
+    """Hands results to coroutines and counts executions."""
+
+    def __init__(self, executions: Executions) -> None:
+        super().__init__()
+        self._executions = executions
+
+    def on_output(self, batch: StageTask | RequestBatch[Any], output: StageOutput | list[Any], now: float) -> None:
+        """One execution for each batch that reached the last stage."""
+        if isinstance(batch, RequestBatch):
+            self._executions.record(batch.size)
+        elif batch.is_last:
+            self._executions.record(batch.num)
+
+
+class ServedModel:
+    """One model, its engine and its form on the wire: every row of a request is batched by itself.
+
+    Args:
+        loaded: the model.
+        costs: of its stages.
+        policy: of this package, or one of core's baselines.
+        max_batch_size: most rows in a batch, and in one request.
+        max_waiting: most rows waiting.
+        num_threads: cores to use.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        costs: StageCosts,
+        policy: Policy | Scheduler[Any, Any, Any],
+        *,
+        max_batch_size: int = 64,
+        max_waiting: int = 1024,
+        num_threads: int | None = None,
+    ) -> None:
+        self.executions = Executions()
+        self._model = loaded.model
+        self._client = _Listener(self.executions)
+        self._tokenizer = _tokenizer(loaded) if isinstance(self._model, BertStages) else None
+        self.spec = self._spec(loaded, max_batch_size)
+        self.clock = WallClock()
+        self.engine = Engine(
+            self._model,
+            costs,
+            policy,
+            listener=self._client,
+            max_batch_size=max_batch_size,
+            max_waiting=max_waiting,
+            num_threads=num_threads,
+            clock=self.clock,
+        )
+        self.engine.loop.start()
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """All rows of a request; the first that fails fails it, and the others are given up."""
+        rows = self._rows(request.inputs, request.num_rows)
+        lengths = [self._model.check(row) for row in rows]  # all before any is submitted
+        tasks = [
+            asyncio.ensure_future(self._submit(f"{request.key}.{number}", row, length, request))
+            for number, (row, length) in enumerate(zip(rows, lengths, strict=True))
+        ]
+        try:
+            results = await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+        columns = [result if isinstance(result, tuple) else (result,) for result in results]
+        stacked = [torch.stack(column).numpy() for column in zip(*columns, strict=True)]
+        return InferResponse({tensor.name: array for tensor, array in zip(self.spec.outputs, stacked, strict=True)})
+
+    async def close(self) -> None:
+        """Stop the engine."""
+        await asyncio.to_thread(self.engine.close)
+
+    async def _submit(self, key: str, row: Any, length: int, request: InferRequest) -> Any:
+        serve_request = ServeRequest(key, row, length=length, priority=request.priority, deadline_s=request.deadline_s)
+        return await self._client.submit(self.engine.loop, serve_request, key)
+
+    def _spec(self, loaded: Loaded, max_batch_size: int) -> ModelSpec:
+        if isinstance(self._model, BertStages):
+            ids = TensorSpec("input_ids", DataType.INT64, (-1, -1), optional=self._tokenizer is not None)
+            mask = TensorSpec("attention_mask", DataType.INT64, (-1, -1), optional=True)
+            text = TensorSpec("text", DataType.BYTES, (-1, 1), optional=True, utf8_only=True)
+            inputs = (ids, mask, text) if self._tokenizer is not None else (ids, mask)
+            outputs = (TensorSpec("embedding", DataType.FP32, (-1, self._model.config.hidden_size)),)
+        else:
+            inputs = tuple(
+                TensorSpec(name, _type(value), (-1, *value.shape[1:]), finite_only=value.is_floating_point())
+                for name, value in zip(self._model.input_names, self._model.program.example, strict=True)
+            )
+            outputs = tuple(
+                TensorSpec(f"output_{number}", _type(value), (-1, *value.shape[1:]))
+                for number, value in enumerate(_outputs(self._model))
+            )
+        return ModelSpec(
+            name=loaded.name, inputs=inputs, outputs=outputs, platform="mlsys_dvabatch", max_batch_size=max_batch_size
+        )
+
+    def _rows(self, inputs: Mapping[str, np.ndarray[Any, Any]], num_rows: int) -> list[Any]:
+        if isinstance(self._model, SlicedModel):
+            columns = [torch.from_numpy(np.array(inputs[name])) for name in self._model.input_names]
+            return [tuple(column[row] for column in columns) for row in range(num_rows)]
+        if "text" in inputs:
+            if "input_ids" in inputs:
+                raise InvalidInputError("got text and input_ids: give one of them")
+            assert self._tokenizer is not None
+            texts = [value.decode() for value in inputs["text"][:, 0]]
+            return [torch.tensor(encoded.ids) for encoded in self._tokenizer.encode_batch(texts)]
+        if "input_ids" not in inputs:
+            raise InvalidInputError("got neither text nor input_ids: give one of them")
+        tokens = torch.from_numpy(np.array(inputs["input_ids"]))
+        mask = inputs.get("attention_mask")
+        if mask is None:
+            return list(tokens)
+        kept = torch.from_numpy(np.array(mask)).bool()
+        if kept.shape != tokens.shape:
+            raise InvalidInputError(
+                f"attention_mask is {list(kept.shape)}, input_ids {list(tokens.shape)}: make them alike"
+            )
+        if not bool((kept.long().diff(dim=1) <= 0).all()):
+            raise InvalidInputError("attention_mask has a 0 before a 1: pad on the right")
+        return [row[keep] for row, keep in zip(tokens, kept, strict=True)]
+
+
+def _outputs(model: SlicedModel) -> list[Tensor]:
+    values = model.example_inputs(1)
+    with torch.inference_mode():
+        for stage in range(model.num_stages):
+            values = model.run(stage, values)
+    return list(values.tensors.values())
+
+
+def _type(value: Tensor) -> DataType:
+    try:
+        return _TYPES[value.dtype]
+    except KeyError:
+        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in _TYPES)
+        raise InvalidInputError(f"a model with {value.dtype} tensors cannot be served; allowed: {allowed}") from None
+
+
+def _tokenizer(loaded: Loaded) -> Any:
+    if loaded.folder is None or not (loaded.folder / "tokenizer.json").is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    assert isinstance(loaded.model, BertStages)
+    tokenizer = Tokenizer.from_file(str(loaded.folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(min(256, loaded.model.config.max_length))  # as sentence-transformers cuts its texts
+    return tokenizer
+
+
+class StageMetrics:
+    """Prometheus collector of what each stage did and what the policy ordered."""
+
+    def __init__(self, models: Iterable[ServedModel]) -> None:
+        self._models = tuple(models)
+
+    def collect(self) -> Iterable[Metric]:
+        """All counters, by model and stage."""
+        labels = ["model", "stage"]
+        families = {
+            "num_tasks": CounterMetricFamily("mlsys_dvabatch_stage_tasks", "Tasks run by a stage.", labels=labels),
+            "num_rows": CounterMetricFamily("mlsys_dvabatch_stage_rows", "Requests in those tasks.", labels=labels),
+            "num_gathered": CounterMetricFamily(
+                "mlsys_dvabatch_stage_gathered_rows", "Requests copied together for them.", labels=labels
+            ),
+            "busy_s": CounterMetricFamily("mlsys_dvabatch_stage_busy_seconds", "Time in the stage.", labels=labels),
+        }
+        operations = CounterMetricFamily(
+            "mlsys_dvabatch_operations", "Meta-operations and what else was decided.", labels=["model", "operation"]
+        )
+        active = GaugeMetricFamily("mlsys_dvabatch_active_requests", "Requests in batches.", labels=["model"])
+        for model in self._models:
+            name, scheduler = model.spec.name, model.engine.scheduler
+            for stage, meter in enumerate(model.engine.runner.meters):
+                for field, family in families.items():
+                    family.add_metric([name, str(stage)], float(getattr(meter, field)))
+            if isinstance(scheduler, DvaScheduler):
+                for operation, count in dict(scheduler.counters).items():
+                    operations.add_metric([name, operation.replace(" ", "_")], count)
+                active.add_metric([name], scheduler.state.num_active)
+        return [*families.values(), operations, active]

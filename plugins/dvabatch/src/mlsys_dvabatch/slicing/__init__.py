@@ -1,0 +1,1 @@
+"""Models cut into stages (DVABatch, section 7.1)."""

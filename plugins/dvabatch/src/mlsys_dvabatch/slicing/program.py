@@ -1,0 +1,198 @@
+"""Any module, exported program, .pt2 or ONNX file as one graph of operators, ready to be cut.
+
+A cut is allowed where everything that crosses it is a tensor with one row for each request, or the batch size itself:
+then requests can join and leave there. Which values do is found by running the graph with two batch sizes.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from mlsys_core.errors import InvalidInputError, MissingDependencyError
+from torch import Tensor, fx, nn
+
+_PROBES = (2, 3)  # batch sizes by which rows are told from other dimensions
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A graph and what is known of it."""
+
+    module: fx.GraphModule
+    operators: tuple[fx.Node, ...]  # without inputs, parameters and the output, in topological order
+    example: tuple[Tensor, ...]  # inputs of one request, ``[1, ...]`` each
+    row_values: frozenset[str]  # names of nodes that are tensors with one row for each request
+    batch_values: frozenset[str]  # names of nodes that are the batch size
+
+    @property
+    def allowed_cuts(self) -> list[int]:
+        """Positions among the operators before which the graph may be cut."""
+        return [cut for cut in range(1, len(self.operators)) if self.crossing(cut) is not None]
+
+    def crossing(self, cut: int) -> list[fx.Node] | None:
+        """The tensors that cross a cut, side inputs included; None if something crosses that has no rows."""
+        position = {node: index for index, node in enumerate(self.operators)}
+        crossing = []
+        for node in self.module.graph.nodes:
+            if node.op == "get_attr" or (node.op != "placeholder" and position.get(node, cut) >= cut):
+                continue
+            if not any(position.get(user, len(position)) >= cut for user in node.users):
+                continue
+            if node.name in self.row_values:
+                crossing.append(node)
+            elif node.name not in self.batch_values:
+                return None
+        return crossing or None
+
+    def timed(self, num: int, repeats: int = 3) -> list[float]:
+        """Seconds of each operator for ``num`` requests, the least of some runs."""
+        inputs = [torch.cat([value] * num) for value in self.example]
+        best: dict[fx.Node, float] = {}
+        for _ in range(repeats + 1):
+            timer = _Timer(self.module)
+            with torch.inference_mode():
+                timer.run(*inputs)
+            for node, seconds in timer.seconds.items():
+                best[node] = min(best.get(node, seconds), seconds)
+        return [best[node] for node in self.operators]
+
+
+class _Timer(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.seconds: dict[fx.Node, float] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        start_s = time.perf_counter()
+        value = super().run_node(n)
+        self.seconds[n] = time.perf_counter() - start_s
+        return value
+
+
+class _Shapes(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.seen: dict[str, object] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if isinstance(value, Tensor):
+            self.seen[n.name] = tuple(value.shape)
+        elif isinstance(value, int):
+            self.seen[n.name] = value
+        return value
+
+
+def program_of(model: nn.Module | torch.export.ExportedProgram, example: tuple[Tensor, ...]) -> Program:
+    """Export a module, or take a program, and find where it can be cut.
+
+    Args:
+        model: in evaluation mode; takes tensors of ``[requests, ...]``, gives one such tensor or several.
+        example: inputs of one request, ``[1, ...]`` each.
+
+    Raises:
+        InvalidInputError: it cannot be exported, or not for any batch size.
+    """
+    if isinstance(model, nn.Module):
+        model = _exported(model, example)
+    try:
+        module = model.module()
+    except Exception as error:
+        raise InvalidInputError(f"this exported program cannot be made into a module: {_first_line(error)}") from error
+    assert isinstance(module, fx.GraphModule)
+    _drop_guards(module)
+    skipped = ("placeholder", "get_attr", "output")
+    operators = tuple(node for node in module.graph.nodes if node.op not in skipped)
+    first, second = (_shapes(module, example, num) for num in _PROBES)
+    rows = frozenset(
+        name
+        for name, shape in first.items()
+        if isinstance(shape, tuple) and shape[:1] == _PROBES[:1] and second[name] == (_PROBES[1], *shape[1:])
+    )
+    batch = frozenset(name for name, value in first.items() if (value, second[name]) == _PROBES)
+    return Program(module, operators, example, rows, batch)
+
+
+def load_program(path: Path, example: tuple[Tensor, ...] | None = None) -> Program:
+    """A ``.pt2`` or ``.onnx`` file.
+
+    Args:
+        path: the file.
+        example: inputs of one request; None takes those kept in a ``.pt2`` (its first row).
+
+    Raises:
+        InvalidInputError: the file is damaged, of another kind, or its model takes no batches.
+        MissingDependencyError: an ONNX file, and onnx2torch is not installed.
+    """
+    if path.suffix == ".pt2":
+        try:
+            exported = torch.export.load(path)
+        except Exception as error:
+            raise InvalidInputError(f"{path} is no exported program, or damaged: {_first_line(error)}") from error
+        if example is None:
+            if exported.example_inputs is None:
+                raise InvalidInputError(f"{path} keeps no example inputs: give the shape of one request")
+            args, kwargs = exported.example_inputs
+            if kwargs or not all(isinstance(value, Tensor) and value.ndim for value in args):
+                raise InvalidInputError(f"{path} takes other inputs than tensors by position; export it so")
+            example = tuple(value[:1] for value in args)
+        return program_of(exported, example)
+    if path.suffix == ".onnx":
+        try:
+            import onnx2torch
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"{path}: cutting ONNX files needs onnx2torch: pip install onnx2torch; a .pt2 file needs nothing"
+            ) from error
+        if example is None:
+            raise InvalidInputError(f"{path}: give the shape of one request, ONNX files keep none")
+        try:
+            return program_of(onnx2torch.convert(str(path)).eval(), example)
+        except InvalidInputError:
+            raise
+        except Exception as error:
+            raise InvalidInputError(f"{path} cannot be converted: {_first_line(error)}") from error
+    raise InvalidInputError(f"{path}: got {path.suffix or 'no suffix'}; a .pt2 or .onnx file is needed")
+
+
+def _exported(model: nn.Module, example: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
+    batch = torch.export.Dim("batch", min=1)
+    inputs = tuple(torch.cat([value] * _PROBES[0]) for value in example)
+    try:
+        with torch.no_grad():
+            return torch.export.export(model.eval(), inputs, dynamic_shapes=tuple({0: batch} for _ in inputs))
+    except Exception as error:
+        raise InvalidInputError(
+            f"{type(model).__name__} cannot be exported for any batch size, so it cannot be sliced: "
+            f"{_first_line(error)}"
+        ) from error
+
+
+def _drop_guards(module: fx.GraphModule) -> None:
+    """Take out the call that compares inputs with the example's constraints: stages have other inputs."""
+    for node in list(module.graph.nodes):
+        if node.op == "call_module" and node.target == "_guards_fn":
+            module.graph.erase_node(node)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _shapes(module: fx.GraphModule, example: tuple[Tensor, ...], num: int) -> dict[str, object]:
+    finder = _Shapes(module)
+    try:
+        with torch.inference_mode():
+            finder.run(*(torch.cat([value] * num) for value in example))
+    except Exception as error:
+        raise InvalidInputError(
+            f"the model does not run with {num} requests: {_first_line(error)}; export it with a dynamic first "
+            "dimension"
+        ) from error
+    return finder.seen
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,167 @@
+"""A program cut into stages: each a small module, with side inputs carried to whoever needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.request import ServeRequest
+from torch import Tensor, fx
+
+from mlsys_dvabatch.activations import Padded
+from mlsys_dvabatch.slicing.partition import even_cuts
+from mlsys_dvabatch.slicing.program import Program
+
+Compile = Callable[[fx.GraphModule, tuple[Tensor, ...]], Callable[..., Any]]
+
+
+class SlicedModel:
+    """A model in stages; see :class:`~mlsys_dvabatch.activations.StageModel`.
+
+    A request's payload is a tuple of tensors, one row of each input; its result one tensor, or a tuple where the model
+    gives several.
+
+    Args:
+        program: what to cut.
+        cuts: positions among its operators, rising, all allowed.
+        compile_stage: a compiler of the registry, given each stage and example inputs; None runs them as they are.
+        tolerance: by how much the stages may differ from the whole; compilers reorder sums.
+
+    Raises:
+        InvalidInputError: a cut is not allowed, or the stages do not give what the whole model gives.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        cuts: Sequence[int],
+        *,
+        compile_stage: Compile | None = None,
+        tolerance: float = 1e-5,
+    ) -> None:
+        self.program = program
+        self.cuts = tuple(cuts)
+        self.num_stages = len(cuts) + 1
+        self.input_names = [node.name for node in program.module.graph.nodes if node.op == "placeholder"]
+        bounds = [0, *cuts, len(program.operators)]
+        if any(left >= right for left, right in pairwise(bounds)):
+            raise InvalidInputError(f"cuts {list(cuts)}: they must rise, inside 1 to {len(program.operators) - 1}")
+        self._carried: list[list[str]] = []
+        for cut in cuts:
+            crossing = program.crossing(cut)
+            if crossing is None:
+                raise InvalidInputError(f"no cut is possible before operator {cut}: something without rows crosses it")
+            self._carried.append([node.name for node in crossing])
+        self._stages: list[Callable[..., Any]] = [self._stage(*pair) for pair in pairwise(bounds)]
+        if compile_stage is not None:
+            self._compile(compile_stage)
+        self._check_equal(tolerance)
+
+    def collate(self, requests: Sequence[ServeRequest[Any]], padded_length: int) -> Padded:
+        """One row for each request."""
+        columns = zip(*(request.payload for request in requests), strict=True)
+        return Padded({name: torch.stack(rows) for name, rows in zip(self.input_names, columns, strict=True)})
+
+    def run(self, stage: int, values: Padded) -> Padded:
+        """One stage."""
+        given = self.input_names if not stage else self._carried[stage - 1]
+        outputs = self._stages[stage](*(values.tensors[name] for name in given))
+        if stage == self.num_stages - 1:
+            outputs = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+            return Padded({str(number): output for number, output in enumerate(outputs)})
+        return Padded(dict(zip(self._carried[stage], outputs, strict=True)))
+
+    def results(self, values: Padded) -> list[Any]:
+        """Rows of the outputs, copied out of their batch."""
+        columns = [value.clone() for value in values.tensors.values()]
+        return list(columns[0]) if len(columns) == 1 else list(zip(*columns, strict=True))
+
+    def check(self, payload: Any) -> int:
+        """That a request is what the model takes; its length is always 1.
+
+        Raises:
+            InvalidInputError: number, dtype, shape or values are wrong.
+        """
+        expected = self.program.example
+        if not isinstance(payload, tuple) or len(payload) != len(expected):
+            raise InvalidInputError(f"a request is a tuple of {len(expected)} tensors, got {type(payload).__name__}")
+        for name, value, like in zip(self.input_names, payload, expected, strict=True):
+            if not isinstance(value, Tensor) or value.dtype != like.dtype or value.shape != like.shape[1:]:
+                got = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                raise InvalidInputError(f"input {name!r} takes {like.dtype} {list(like.shape[1:])}, got {got}")
+            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                raise InvalidInputError(f"input {name!r} holds NaN or infinity: only finite values are taken")
+        return 1
+
+    def example_inputs(self, num: int) -> Padded:
+        """The example, ``num`` times."""
+        return Padded({n: torch.cat([v] * num) for n, v in zip(self.input_names, self.program.example, strict=True)})
+
+    def _stage(self, begin: int, end: int) -> fx.GraphModule:
+        """Operators ``begin`` to ``end`` as a module of their own."""
+        program, graph = self.program, fx.Graph()
+        own = set(program.operators[begin:end])
+        is_first, is_last = begin == 0, end == len(program.operators)
+        given = self.input_names if is_first else self._carried[self.cuts.index(begin)]
+        copies: dict[fx.Node, fx.Node] = {}
+        by_name = {node.name: node for node in program.module.graph.nodes}
+        for name in given:
+            copies[by_name[name]] = graph.placeholder(name)
+
+        def copy_of(node: fx.Node) -> fx.Node:
+            if node not in copies:
+                if node.op == "get_attr":
+                    copies[node] = graph.node_copy(node)
+                else:  # a batch size from before: every input has it
+                    assert node.name in program.batch_values
+                    source = copies[by_name[given[0]]]
+                    copies[node] = graph.call_function(torch.ops.aten.sym_size.int, (source, 0))
+            return copies[node]
+
+        output = None
+        for node in program.module.graph.nodes:
+            if node in own:
+                copies[node] = graph.node_copy(node, copy_of)
+            elif node.op == "output":
+                output = node
+        assert output is not None
+        if is_last:
+            graph.output(fx.map_arg(output.args[0], copy_of))
+        else:
+            carried = self._carried[self.cuts.index(end)]
+            graph.output(tuple(copies[by_name[name]] for name in carried))
+        return fx.GraphModule(program.module, graph)
+
+    def _compile(self, compile_stage: Compile) -> None:
+        values = self.example_inputs(1)
+        for stage in range(self.num_stages):
+            module = self._stages[stage]
+            assert isinstance(module, fx.GraphModule)
+            given = self.input_names if not stage else self._carried[stage - 1]
+            self._stages[stage] = compile_stage(module, tuple(values.tensors[name] for name in given))
+            with torch.inference_mode():
+                values = self.run(stage, values)
+
+    def _check_equal(self, tolerance: float) -> None:
+        with torch.inference_mode():
+            inputs = self.example_inputs(2)
+            expected = self.program.module(*inputs.tensors.values())
+            expected = expected if isinstance(expected, (tuple, list)) else (expected,)
+            values = inputs
+            for stage in range(self.num_stages):
+                values = self.run(stage, values)
+        for whole, own in zip(expected, values.tensors.values(), strict=True):
+            if whole.dtype != own.dtype or not torch.allclose(own, whole, rtol=tolerance, atol=tolerance):
+                raise InvalidInputError(
+                    f"the {self.num_stages} stages do not give what the whole model gives (within {tolerance}): "
+                    "slice it elsewhere, or with another compiler"
+                )
+
+
+def slice_evenly(program: Program, num_stages: int, *, compile_stage: Compile | None = None) -> SlicedModel:
+    """Stages of even measured time (a batch of 4)."""
+    cuts = even_cuts(program.timed(4), program.allowed_cuts, num_stages)
+    return SlicedModel(program, cuts, compile_stage=compile_stage)

@@ -1,0 +1,112 @@
+"""Models by name or file, in stages: what ``mlsys dvabatch serve``, ``profile`` and ``bench`` take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from mlsys_core.errors import InvalidInputError
+from torch import Tensor
+
+from mlsys_dvabatch.models.bert import BERT_BASE, BERT_LARGE, MINILM, BertConfig, BertStages, load_bert
+from mlsys_dvabatch.models.vision import SHAPES
+from mlsys_dvabatch.slicing.partition import even_cuts
+from mlsys_dvabatch.slicing.program import Program, load_program, program_of
+from mlsys_dvabatch.slicing.sliced import Compile, SlicedModel
+
+ENCODERS: dict[str, BertConfig] = {"bert-base": BERT_BASE, "bert-large": BERT_LARGE, "minilm-random": MINILM}
+LENGTHS = (8, 16, 32, 64, 128, 256)  # at which encoders are profiled
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model that is ready to be profiled or served."""
+
+    name: str
+    model: BertStages | SlicedModel
+    folder: Path | None = None  # of a tokenizer, if there is one
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Lengths to profile at; (1,) where inputs have one shape."""
+        if isinstance(self.model, BertStages):
+            return tuple(length for length in LENGTHS if length <= self.model.config.max_length)
+        return (1,)
+
+    def request(self, length: int) -> Any:
+        """A payload of ``length`` units."""
+        generator = torch.Generator().manual_seed(length)
+        if isinstance(self.model, BertStages):
+            return torch.randint(1000, self.model.config.vocab_size, (length,), generator=generator)
+        return tuple(value[0] for value in self.model.program.example)
+
+
+def load(
+    name: str,
+    cache_dir: Path,
+    *,
+    num_stages: int | None = None,
+    shape: tuple[int, ...] | None = None,
+    is_packed: bool = False,
+    compile_stage: Compile | None = None,
+) -> Loaded:
+    """A model by name: an encoder, a vision model with random weights, a ``.pt2`` or ``.onnx`` file.
+
+    Raises:
+        InvalidInputError: there is no such model, it is damaged, or cannot be cut so.
+        MissingDependencyError: it, or what reads it, is not installed.
+    """
+    from mlsys_core.models import ENTRIES, resolve_model
+
+    if name in ENCODERS:
+        torch.manual_seed(0)
+        return Loaded(name, BertStages(ENCODERS[name], num_stages or 2, is_packed=is_packed).eval())
+    path = Path(name).expanduser()
+    if name in SHAPES or path.suffix in (".pt2", ".onnx"):
+        program = open_program(name, shape)
+        stages = num_stages or min(4, len(program.allowed_cuts) + 1)
+        cuts = even_cuts(program.timed(4), program.allowed_cuts, stages)
+        return Loaded(Path(name).stem, SlicedModel(program, cuts, compile_stage=compile_stage))
+    if name == "all-minilm-l6-v2" or path.is_dir():
+        folder = resolve_model(name, cache_dir)
+        return Loaded(
+            folder.name if path.is_dir() else name,
+            load_bert(folder, num_stages=num_stages or 2, is_packed=is_packed),
+            folder,
+        )
+    known = [*ENCODERS, *SHAPES, *(entry.name for entry in ENTRIES if entry.name == "all-minilm-l6-v2")]
+    raise InvalidInputError(
+        f"{name!r} is no model DVABatch knows: give a .pt2 or .onnx file, a folder of a BERT-like encoder, or one of "
+        f"{', '.join(sorted(known))}"
+    )
+
+
+def open_program(name: str, shape: tuple[int, ...] | None = None) -> Program:
+    """A vision model or file as a graph that can be cut."""
+    torch.manual_seed(0)
+    if name in SHAPES:
+        make, own_shape = SHAPES[name]
+        return program_of(make().eval(), (torch.randn(1, *(shape or own_shape)),))
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise InvalidInputError(f"{path} is no file")
+    example: tuple[Tensor, ...] | None = None if shape is None else (torch.randn(1, *shape),)
+    return load_program(path, example)
+
+
+def compiler_of(name: str | None) -> Compile | None:
+    """A compiler of the registry as :class:`SlicedModel` takes it.
+
+    Raises:
+        PluginError: no compiler is called so.
+    """
+    if name is None:
+        return None
+    from mlsys_core.plugins import installed_plugins
+    from mlsys_core.plugins.specs import CompilerSpec
+
+    factory: Callable[..., Any] = installed_plugins().registry.load(CompilerSpec, name)
+    return lambda module, example: factory(module, example)
