@@ -66,7 +66,7 @@ class Packed:
 
     def select(self, rows: Sequence[int]) -> Packed:
         """A copy."""
-        parts = self.tokens.split(list(self.lengths))
+        parts = torch.split(self.tokens, list(self.lengths))
         return Packed(torch.cat([parts[row] for row in rows]), tuple(self.lengths[row] for row in rows))
 
     def join(self, others: Sequence[Packed]) -> Packed:

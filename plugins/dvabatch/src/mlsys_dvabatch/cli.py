@@ -137,7 +137,7 @@ def serve(
         )
     registry = CollectorRegistry()
     registry.register(StageMetrics(served))
-    grpc = None if grpc_port is None else GrpcConfig(host, grpc_port)
+    grpc = None if grpc_port is None else GrpcConfig(host=host, port=grpc_port)
     api = create_oip_app(ModelRepository(served), grpc=grpc, registry=registry)
     raise typer.Exit(serve_app(api, host, port, on_ready=lambda address: console.print(f"listening on {address.url}")))
 

@@ -155,7 +155,8 @@ class _StageWorkers:
 
     def wait(self, until_s: float | None) -> Completion[StageTask, StageOutput] | None:
         """The next completion of any stage."""
-        return _get(self._completed, None if until_s is None else until_s - self._clock.now())
+        done: _Done | None = _get(self._completed, None if until_s is None else until_s - self._clock.now())
+        return done
 
     def interrupt(self) -> None:
         """Make a wait return."""

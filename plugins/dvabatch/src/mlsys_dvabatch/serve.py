@@ -126,6 +126,8 @@ class ServedModel:
 
     def _spec(self, loaded: Loaded, max_batch_size: int) -> ModelSpec:
         if isinstance(self._model, BertStages):
+            inputs: tuple[TensorSpec, ...]
+            outputs: tuple[TensorSpec, ...]
             ids = TensorSpec("input_ids", DataType.INT64, (-1, -1), optional=self._tokenizer is not None)
             mask = TensorSpec("attention_mask", DataType.INT64, (-1, -1), optional=True)
             text = TensorSpec("text", DataType.BYTES, (-1, 1), optional=True, utf8_only=True)

@@ -63,13 +63,14 @@ class Layer(nn.Module):
         packed = self.query_key_value(hidden).view(-1, 3, self.num_heads, size // self.num_heads).permute(1, 2, 0, 3)
         mixed = [
             functional.scaled_dot_product_attention(*(part[None] for part in own))[0]
-            for own in zip(*(packed[which].split(list(lengths), 1) for which in range(3)), strict=True)
+            for own in zip(*(torch.split(packed[which], list(lengths), 1) for which in range(3)), strict=True)
         ]
         return self._rest(hidden, torch.cat(mixed, 1).transpose(0, 1).reshape(-1, size))
 
     def _rest(self, hidden: Tensor, mixed: Tensor) -> Tensor:
         hidden = self.attention_norm(hidden + self.attention_output(mixed))
-        return self.output_norm(hidden + self.down(functional.gelu(self.up(hidden))))
+        out: Tensor = self.output_norm(hidden + self.down(functional.gelu(self.up(hidden))))
+        return out
 
 
 class BertStages(nn.Module):
@@ -177,7 +178,7 @@ class BertStages(nn.Module):
             hidden = layer.forward_packed(hidden, lengths)
         if stage < self.num_stages - 1:
             return Packed(hidden, lengths)
-        pooled = torch.stack([part.mean(0) for part in hidden.split(list(lengths))])
+        pooled = torch.stack([part.mean(0) for part in torch.split(hidden, list(lengths))])
         return Packed(functional.normalize(pooled, dim=-1), (1,) * len(lengths))
 
 

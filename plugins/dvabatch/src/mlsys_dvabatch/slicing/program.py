@@ -6,6 +6,7 @@ then requests can join and leave there. Which values do is found by running the 
 
 from __future__ import annotations
 
+import importlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,7 +144,7 @@ def load_program(path: Path, example: tuple[Tensor, ...] | None = None) -> Progr
         return program_of(exported, example)
     if path.suffix == ".onnx":
         try:
-            import onnx2torch
+            onnx2torch = importlib.import_module("onnx2torch")
         except ImportError as error:
             raise MissingDependencyError(
                 f"{path}: cutting ONNX files needs onnx2torch: pip install onnx2torch; a .pt2 file needs nothing"

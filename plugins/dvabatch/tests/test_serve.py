@@ -1,0 +1,140 @@
+"""Served over the Open Inference Protocol: real answers, isolation, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from mlsys_core.serving.oip import ModelRepository, create_oip_app
+from mlsys_dvabatch.models.bert import BertConfig, BertStages
+from mlsys_dvabatch.policies.base import Policy
+from mlsys_dvabatch.policies.input import InputPolicy, PackedPolicy
+from mlsys_dvabatch.policies.load import LoadOperatorPolicy
+from mlsys_dvabatch.serve import ServedModel, StageMetrics
+from mlsys_dvabatch.slicing.program import program_of
+from mlsys_dvabatch.slicing.sliced import SlicedModel
+from mlsys_dvabatch.stages import parse_stages
+from mlsys_dvabatch.zoo import Loaded
+from prometheus_client import CollectorRegistry
+from torch import Tensor, nn
+
+TINY = BertConfig(hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64, vocab_size=100, max_length=32)
+
+
+class Small(nn.Module):
+    """Two layers, and an input that one request can spoil."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x))) / x[:, :1]
+
+
+def encoder(policy: Policy, *, is_packed: bool) -> tuple[ServedModel, BertStages]:
+    torch.manual_seed(0)
+    model = BertStages(TINY, 2).eval()
+    served = ServedModel(
+        Loaded("tiny", model.with_form(is_packed=is_packed)),
+        parse_stages("1+1,1+1"),
+        policy,
+        max_batch_size=8,
+        num_threads=1,
+    )
+    return served, model
+
+
+@pytest.fixture(params=["input", "packed"])
+def tiny(request: pytest.FixtureRequest) -> Iterator[tuple[TestClient, BertStages]]:
+    is_packed = request.param == "packed"
+    served, model = encoder(PackedPolicy() if is_packed else InputPolicy(), is_packed=is_packed)
+    registry = CollectorRegistry()
+    registry.register(StageMetrics([served]))
+    with TestClient(create_oip_app(ModelRepository([served]), registry=registry)) as client:
+        yield client, model
+
+
+def embed(model: BertStages, ids: list[int]) -> Tensor:
+    with torch.inference_mode():
+        from mlsys_core.serving import ServeRequest
+
+        values = model.collate([ServeRequest("x", torch.tensor(ids))], len(ids))
+        for stage in range(model.num_stages):
+            values = model.run(stage, values)
+        return model.results(values)[0]
+
+
+def tensor(name: str, datatype: str, rows: list[list[float]]) -> dict[str, object]:
+    return {"name": name, "datatype": datatype, "shape": [len(rows), len(rows[0])], "data": sum(rows, [])}
+
+
+def test_rows_of_several_lengths(tiny: tuple[TestClient, BertStages]):
+    client, model = tiny
+    ids = [[5, 6, 7, 0], [8, 9, 0, 0], [1, 2, 3, 4]]
+    mask = [[int(token > 0) for token in row] for row in ids]
+    body = {"inputs": [tensor("input_ids", "INT64", ids), tensor("attention_mask", "INT64", mask)]}
+    answer = client.post("/v2/models/tiny/infer", json=body)
+    assert answer.status_code == 200, answer.text
+    output = answer.json()["outputs"][0]
+    got = np.array(output["data"], np.float32).reshape(output["shape"])
+    expected = torch.stack([embed(model, [token for token in row if token]) for row in ids]).numpy()
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+    metrics = client.get("/metrics").text
+    assert 'mlsys_dvabatch_stage_rows_total{model="tiny",stage="1"} 3.0' in metrics
+    assert 'mlsys_dvabatch_operations_total{model="tiny",operation="new"}' in metrics
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        ([tensor("input_ids", "INT64", [[1, 100]])], "vocabulary has 0 to 99"),
+        ([tensor("input_ids", "INT64", [[1] * 33])], "takes 1 to 32"),
+        ([tensor("input_ids", "INT64", [[1, 2]]), tensor("attention_mask", "INT64", [[0, 1]])], "pad on the right"),
+        ([tensor("input_ids", "INT64", [[1, 2]]), tensor("attention_mask", "INT64", [[0, 0]])], "takes 1 to 32"),
+        ([tensor("input_ids", "FP32", [[1.0, 2.0]])], "INT64"),
+        ([{"name": "input_ids", "datatype": "INT64", "shape": [2], "data": [1, 2]}], "shape"),
+        ([tensor("input_ids", "INT64", [[1]] * 9)], "8"),
+    ],
+)
+def test_bad_requests_are_refused(tiny: tuple[TestClient, BertStages], inputs: list[object], says: str):
+    answer = tiny[0].post("/v2/models/tiny/infer", json={"inputs": inputs})
+    assert answer.status_code == 400
+    assert says in answer.text
+
+
+@pytest.fixture
+def small() -> Iterator[tuple[TestClient, Small]]:
+    torch.manual_seed(0)
+    module = Small().eval()
+    program = program_of(module, (torch.ones(1, 4),))
+    served = ServedModel(
+        Loaded("small", SlicedModel(program, program.allowed_cuts[1:2])),
+        parse_stages("1+1,1+1"),
+        LoadOperatorPolicy(),
+        num_threads=1,
+    )
+    with TestClient(create_oip_app(ModelRepository([served]))) as client:
+        yield client, module
+
+
+def test_a_sliced_model_answers_as_the_whole(small: tuple[TestClient, Small]):
+    client, module = small
+    rows = torch.rand(5, 4) + 1
+    answer = client.post("/v2/models/small/infer", json={"inputs": [tensor("x", "FP32", rows.tolist())]})
+    assert answer.status_code == 200, answer.text
+    with torch.inference_mode():
+        expected = module(rows).flatten().tolist()
+    assert answer.json()["outputs"][0]["data"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_an_answer_that_is_not_finite_is_an_error(small: tuple[TestClient, Small]):
+    client, _ = small
+    answer = client.post("/v2/models/small/infer", json={"inputs": [tensor("x", "FP32", [[0.0, 1.0, 1.0, 1.0]])]})
+    assert answer.status_code >= 500
+    assert "not finite" in answer.text
+    good = client.post("/v2/models/small/infer", json={"inputs": [tensor("x", "FP32", [[1.0, 1.0, 1.0, 1.0]])]})
+    assert good.status_code == 200
