@@ -1,0 +1,330 @@
+// Convolution as a product of packed weights with rows found by pointers (Dukhan 2019, "The Indirect Convolution
+// Algorithm"): one pointer per output pixel and tap, bound ahead of time because tensors do not move; padding points to
+// a row of zeros. A 1x1 window over evenly spaced pixels needs no pointers, and so is a linear. Few input channels
+// (an image) are first copied, a band of input rows at a time, to a padded one in scratch, in which a row of the window
+// is one run of features; that also takes images whose channels are planes.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "matmul.h"
+
+namespace nimble {
+
+constexpr int SPACE = 3;  // depth, height, width
+
+struct Convolution {
+    View x, residual, out;  // [N, C, D, H, W]
+    const float* weights;   // [groups][panels][taps][C / groups][panel]
+    const float* bias;      // [groups][columns of the panels], zeros if there is none
+    int32_t kernel[SPACE], stride[SPACE], before[SPACE], dilation[SPACE];
+    int32_t groups;
+    Epilogue epilogue;
+};
+
+constexpr int PART = 320;         // features of one part of a sum: 20 KiB of a panel, in the first-level cache
+constexpr int BLOCK_ROWS = 96;    // pixels of a unit at most
+constexpr int LEAST_ROWS = 24;    // below, weights would be read too often
+constexpr int ENOUGH_UNITS = 32;  // to share among some workers evenly
+constexpr int BLOCK_NBYTES = 192 << 10;  // of their features, in the second-level cache
+constexpr int BAND_CHANNELS = 7;  // up to here by bands
+
+// How many pixels, counted from the innermost dimension, lie one stride apart.
+inline int64_t collapsed(const View& view) {
+    int64_t run = view.shape[4];
+    for (int d = 3; d >= 0; d--) {
+        const int dim = d == 1 ? -1 : d;
+        if (dim < 0) continue;
+        if (view.shape[dim] != 1 && view.strides[dim] != run * view.strides[4]) return run;
+        run *= view.shape[dim];
+    }
+    return run;
+}
+
+// A view whose width is 1 has its pixels one stride of the next longer dimension apart.
+inline View spaced(View view) {
+    for (int d : {3, 2, 0})
+        if (view.shape[4] == 1 && view.shape[d] != 1) {
+            std::swap(view.shape[4], view.shape[d]);
+            std::swap(view.strides[4], view.strides[d]);
+        }
+    return view;
+}
+
+class ConvolutionKernel : public Kernel {
+  public:
+    explicit ConvolutionKernel(const Convolution& c) : c(c), finish(c.epilogue) {
+        channels = c.x.shape[1] / c.groups;
+        columns = c.out.shape[1] / c.groups;
+        vecs = (columns + LANES - 1) / LANES;
+        panels = std::max<int64_t>(vecs / 2, 1);
+        taps = (int64_t)c.kernel[0] * c.kernel[1] * c.kernel[2];
+        depth = taps * channels;
+        const View out = spaced(c.out), residual = spaced(c.residual);
+        int64_t run = collapsed(out);
+        if (finish.has_residual) run = std::min(run, collapsed(residual));
+        out_stride = out.strides[4];
+        residual_stride = residual.strides[4];
+        bands = c.groups == 1 && (c.x.strides[1] != 1 || channels <= BAND_CHANNELS);
+        bool pointwise = taps == 1 && !bands;
+        for (int d = 0; d < SPACE; d++) pointwise &= c.stride[d] == 1 && c.x.shape[2 + d] == c.out.shape[2 + d];
+        if (pointwise) {
+            const View x = spaced(c.x);
+            const int64_t x_run = collapsed(x);
+            direct_stride = x.strides[4];
+            is_direct = x_run >= run || x_run >= BLOCK_ROWS;
+            if (is_direct) run = std::min(run, x_run);
+        }
+        if (bands) {
+            make_bands();
+        } else {
+            make_blocks(run);
+            if (!is_direct) make_pointers();
+            make_parts(channels, taps);
+            units = (int64_t)blocks.size() * c.groups * panels;
+            sums_nbytes = parts.size() > 1 ? (int64_t)most_rows * MAX_VECS * LANES * sizeof(float) : 0;
+            scratch_nbytes = sums_nbytes;
+            if (!is_direct && !c.x.data) scratch_nbytes += most_rows * taps * sizeof(float*);
+        }
+    }
+
+    void run(int64_t begin, int64_t end, void* scratch) const override {
+        if (bands) return run_bands(begin, end, scratch);
+        const int64_t per_block = c.groups * panels;
+        const float* x = c.x.as<const float>();
+        const float** made = (const float**)((char*)scratch + sums_nbytes);
+        int64_t made_for = -1;
+        for (int64_t unit = begin; unit < end; unit++) {
+            const int64_t index = unit / per_block, group = unit % per_block / panels, panel = unit % panels;
+            const Block& block = blocks[index];
+            const float* const* rows = nullptr;
+            if (!is_direct) {
+                rows = pointers.data() + block.first * taps;
+                if (!c.x.data) {
+                    if (made_for != index)
+                        for (int64_t i = 0; i < block.rows * taps; i++) made[i] = rows[i] ? x + ((int64_t)rows[i] - 1) : zeros.data();
+                    made_for = index;
+                    rows = made;
+                }
+            }
+            multiply_block(block, rows, x + block.x_offset, taps, group, panel, (float*)scratch);
+        }
+    }
+
+  private:
+    struct Block {
+        int64_t first;  // pixel
+        int rows;
+        int64_t out_offset, residual_offset, x_offset;
+    };
+
+    // One panel of one block; `rows` null: the pixels are evenly spaced from `x`.
+    void multiply_block(
+        const Block& block, const float* const* rows, const float* x, int64_t row_taps, int64_t group, int64_t panel,
+        float* sums) const {
+        const int wide = panel + 1 < panels || vecs == 1 ? std::min<int>(vecs, 2) : vecs - 2 * (panels - 1);
+        const int width = wide * LANES, limit = max_rows(wide);
+        const int64_t column = panel * 2 * LANES;
+        const float* weights = c.weights + (group * vecs * LANES + column) * depth;
+        float* out = c.out.as<float>() + block.out_offset + group * columns + column;
+        const float* residual =
+            finish.has_residual ? c.residual.as<const float>() + block.residual_offset + group * columns + column : nullptr;
+        const int groups = (block.rows + limit - 1) / limit;
+        for (const Part& whole : parts) {
+            Part part = whole;
+            part.first += group * channels;
+            Tile tile;
+            tile.taps = row_taps;
+            tile.weights = weights + ((int64_t)part.first_tap * (depth / row_taps) + whole.first) * width;
+            tile.bias = c.bias + group * vecs * LANES + column;
+            tile.out_stride = out_stride;
+            tile.residual_stride = residual_stride;
+            tile.width = std::min<int64_t>(width, columns - column);
+            for (int g = 0, row = 0; g < groups; g++) {
+                const int some = (block.rows - row + groups - g - 1) / (groups - g);
+                const float* spaced_rows[MAX_ROWS];
+                if (rows) {
+                    tile.rows = rows + row * row_taps;
+                } else {
+                    for (int r = 0; r < some; r++) spaced_rows[r] = x + (row + r) * direct_stride;
+                    tile.rows = spaced_rows;
+                }
+                tile.sums = sums + row * width;
+                tile.out = out + row * out_stride;
+                tile.residual = residual ? residual + row * residual_stride : nullptr;
+                multiply_of(some, wide)(part, tile, finish);
+                row += some;
+            }
+        }
+    }
+
+    int64_t offset_of(const View& view, int64_t pixel) const {  // of an output's pixel, in elements
+        int64_t offset = 0;
+        for (int d = 4; d >= 0; d--) {
+            if (d == 1) continue;
+            offset += pixel % view.shape[d] * view.strides[d];
+            pixel /= view.shape[d];
+        }
+        return offset;
+    }
+
+    void make_blocks(int64_t run) {
+        const int64_t pixels = c.out.shape[0] * c.out.shape[2] * c.out.shape[3] * c.out.shape[4];
+        const int64_t fitting = BLOCK_NBYTES / (4 * std::max<int64_t>(channels * std::min<int64_t>(taps, 3), 1));
+        int64_t limit = std::min<int64_t>(BLOCK_ROWS, std::max<int64_t>(fitting / 12 * 12, LEAST_ROWS));
+        while (limit > LEAST_ROWS && (pixels + limit - 1) / limit * c.groups * panels < ENOUGH_UNITS) limit -= 12;
+        for (int64_t start = 0; start < pixels; start += run) {
+            const int64_t count = (run + limit - 1) / limit;
+            for (int64_t i = 0, row = 0; i < count; i++) {
+                int64_t some = (run - row + count - i - 1) / (count - i);
+                some = std::min((some + REGISTERS - 1) / REGISTERS * REGISTERS, run - row);  // whole tiles
+                if (!some) break;
+                Block block{start + row, (int)some, offset_of(c.out, start + row), 0, 0};
+                if (finish.has_residual) block.residual_offset = offset_of(c.residual, start + row);
+                if (is_direct) block.x_offset = offset_of(c.x, start + row);
+                most_rows = std::max(most_rows, block.rows);
+                blocks.push_back(block);
+                row += some;
+            }
+        }
+    }
+
+    void make_pointers() {
+        zeros.resize(c.x.shape[1]);
+        for (int64_t n = 0; n < c.out.shape[0]; n++)
+            for (int64_t z = 0; z < c.out.shape[2]; z++)
+                for (int64_t y = 0; y < c.out.shape[3]; y++)
+                    for (int64_t w = 0; w < c.out.shape[4]; w++) {
+                        const int64_t at[SPACE] = {z, y, w};
+                        int64_t tap[SPACE];
+                        for (tap[0] = 0; tap[0] < c.kernel[0]; tap[0]++)
+                            for (tap[1] = 0; tap[1] < c.kernel[1]; tap[1]++)
+                                for (tap[2] = 0; tap[2] < c.kernel[2]; tap[2]++) {
+                                    int64_t offset = n * c.x.strides[0];
+                                    bool inside = true;
+                                    for (int d = 0; d < SPACE; d++) {
+                                        const int64_t i = at[d] * c.stride[d] - c.before[d] + tap[d] * c.dilation[d];
+                                        inside &= i >= 0 && i < c.x.shape[2 + d];
+                                        offset += i * c.x.strides[2 + d];
+                                    }
+                                    // A caller's tensor: its offset plus one, null for zeros, resolved in `run`.
+                                    if (c.x.data)
+                                        pointers.push_back(inside ? (const float*)c.x.data + offset : zeros.data());
+                                    else
+                                        pointers.push_back(inside ? (const float*)(offset + 1) : nullptr);
+                                }
+                    }
+    }
+
+    // The sums' parts: of single taps where a tap has many features, else of several.
+    void make_parts(int64_t features, int64_t num_taps) {
+        int64_t splits = 1, some_taps = num_taps;
+        if (most_rows > max_rows(2)) {
+            splits = (features + PART - 1) / PART;
+            some_taps = splits > 1 ? 1 : std::max<int64_t>(1, PART / std::max<int64_t>(features, 1));
+        }
+        for (int64_t tap = 0; tap < num_taps; tap += some_taps)
+            for (int64_t i = 0, first = 0; i < splits; i++) {
+                const int64_t some = (features - first) / (splits - i);
+                parts.push_back(
+                    {(int)tap, (int)std::min(tap + some_taps, num_taps), (int)first, (int)some, false, false});
+                first += some;
+            }
+        parts.front().is_first = parts.back().is_last = true;
+    }
+
+    // ---- bands of input rows ----
+
+    void make_bands() {
+        fused = c.dilation[2] == 1;
+        band_taps = fused ? c.kernel[0] * c.kernel[1] : taps;
+        band_width = (c.out.shape[4] - 1) * c.stride[2] + (c.kernel[2] - 1) * c.dilation[2] + 1;
+        band_rows = std::clamp<int64_t>(2 * BLOCK_ROWS / c.out.shape[4], 1, c.out.shape[3]);
+        // A block of rows must lie evenly spaced in the result.
+        const bool even = c.out.strides[3] == c.out.shape[4] * c.out.strides[4] &&
+                          (!finish.has_residual || c.residual.strides[3] == c.out.shape[4] * c.residual.strides[4]);
+        if (!even) band_rows = 1;
+        out_stride = c.out.strides[4];
+        residual_stride = c.residual.strides[4];
+        bands_per_slice = (c.out.shape[3] + band_rows - 1) / band_rows;
+        input_rows = (band_rows - 1) * c.stride[1] + (c.kernel[1] - 1) * c.dilation[1] + 1;
+        most_rows = band_rows * c.out.shape[4];
+        make_parts(depth / band_taps, band_taps);
+        units = c.out.shape[0] * c.out.shape[2] * bands_per_slice;
+        band_nbytes = (c.kernel[0] * input_rows * band_width * channels * sizeof(float) + 63) / 64 * 64;
+        pointers_nbytes = (most_rows * band_taps * sizeof(float*) + 63) / 64 * 64;
+        scratch_nbytes = band_nbytes + pointers_nbytes + most_rows * MAX_VECS * LANES * sizeof(float);
+    }
+
+    void run_bands(int64_t begin, int64_t end, void* scratch) const {
+        float* band = (float*)scratch;
+        const float** rows = (const float**)((char*)scratch + band_nbytes);
+        float* sums = (float*)((char*)scratch + band_nbytes + pointers_nbytes);
+        int64_t height = 0;
+        for (int64_t unit = begin; unit < end; unit++) {
+            const int64_t n = unit / bands_per_slice / c.out.shape[2], z = unit / bands_per_slice % c.out.shape[2];
+            const int64_t y = unit % bands_per_slice * band_rows, some = std::min(band_rows, c.out.shape[3] - y);
+            if (some != height) point_into(band, rows, some);
+            height = some;
+            copy_band(n, z, y, (some - 1) * c.stride[1] + (c.kernel[1] - 1) * c.dilation[1] + 1, band);
+            Block block{0, (int)(some * c.out.shape[4]), 0, 0, 0};
+            block.out_offset = n * c.out.strides[0] + z * c.out.strides[2] + y * c.out.strides[3];
+            block.residual_offset = n * c.residual.strides[0] + z * c.residual.strides[2] + y * c.residual.strides[3];
+            for (int64_t panel = 0; panel < panels; panel++) multiply_block(block, rows, nullptr, band_taps, 0, panel, sums);
+        }
+    }
+
+    void point_into(const float* band, const float** rows, int64_t height) const {
+        const int64_t row = band_width * channels;
+        for (int64_t y = 0; y < height; y++)
+            for (int64_t w = 0; w < c.out.shape[4]; w++)
+                for (int64_t kz = 0; kz < c.kernel[0]; kz++)
+                    for (int64_t ky = 0; ky < c.kernel[1]; ky++)
+                        for (int64_t kx = 0; kx < (fused ? 1 : c.kernel[2]); kx++)
+                            *rows++ = band + (kz * input_rows + y * c.stride[1] + ky * c.dilation[1]) * row +
+                                      (w * c.stride[2] + kx * c.dilation[2]) * channels;
+    }
+
+    void copy_band(int64_t n, int64_t z, int64_t y, int64_t height, float* band) const {
+        const int64_t row = band_width * channels, left = c.before[2], have = c.x.shape[4];
+        const int64_t stop = std::clamp<int64_t>(have + left, 0, band_width), start = std::clamp<int64_t>(left, 0, stop);
+        for (int64_t kz = 0; kz < c.kernel[0]; kz++)
+            for (int64_t i = 0; i < height; i++) {
+                float* to = band + (kz * input_rows + i) * row;
+                const int64_t iz = z * c.stride[0] - c.before[0] + kz * c.dilation[0], iy = y * c.stride[1] - c.before[1] + i;
+                if (iz < 0 || iz >= c.x.shape[2] || iy < 0 || iy >= c.x.shape[3]) {
+                    std::fill(to, to + row, 0.0f);
+                    continue;
+                }
+                const float* from = c.x.as<const float>() + n * c.x.strides[0] + iz * c.x.strides[2] + iy * c.x.strides[3];
+                const int64_t pixel = c.x.strides[4], plane = c.x.strides[1];
+                std::fill(to, to + start * channels, 0.0f);
+                std::fill(to + stop * channels, to + row, 0.0f);
+                from += (start - left) * pixel;
+                to += start * channels;
+                if (channels == 3)
+                    for (int64_t w = 0; w < stop - start; w++)
+                        for (int ch = 0; ch < 3; ch++) to[w * 3 + ch] = from[w * pixel + ch * plane];
+                else
+                    for (int64_t w = 0; w < stop - start; w++)
+                        for (int64_t ch = 0; ch < channels; ch++) to[w * channels + ch] = from[w * pixel + ch * plane];
+            }
+    }
+
+    const Convolution c;
+    const Finish finish;
+    int64_t channels, columns, vecs, panels, taps, depth;  // of a group
+    int64_t out_stride, residual_stride, direct_stride = 0;
+    bool is_direct = false, bands = false, fused = false;
+    std::vector<Block> blocks;
+    std::vector<Part> parts;
+    std::vector<const float*> pointers;  // [pixels][taps]
+    std::vector<float> zeros;
+    int most_rows = 0;
+    int64_t sums_nbytes = 0;
+    int64_t band_taps = 0, band_width = 0, band_rows = 0, bands_per_slice = 0, input_rows = 0;
+    int64_t band_nbytes = 0, pointers_nbytes = 0;
+};
+
+}  // namespace nimble

@@ -1,0 +1,25 @@
+// Every kernel's maker; the Python side has checked shapes, dtypes and strides.
+#include "convolution.h"
+#include "copy.h"
+#include "depthwise.h"
+#include "pointwise.h"
+
+using namespace nimble;
+
+extern "C" {
+
+int32_t kernel_lanes() { return LANES; }
+int64_t kernel_units(const Kernel* kernel) { return kernel->units; }
+int64_t kernel_scratch(const Kernel* kernel) { return kernel->scratch_nbytes; }
+void kernel_run(const Kernel* kernel, int64_t begin, int64_t end, void* scratch) { kernel->run(begin, end, scratch); }
+void kernel_free(Kernel* kernel) { delete kernel; }
+
+Kernel* make_convolution(const Convolution* arguments) { return new ConvolutionKernel(*arguments); }
+Kernel* make_depthwise(const Depthwise* arguments) { return new DepthwiseKernel(*arguments); }
+Kernel* make_copy(const Copy* arguments) { return new CopyKernel(*arguments); }
+Kernel* make_pad(const Pad* arguments) { return new PadKernel(*arguments); }
+Kernel* make_pointwise(const Pointwise* arguments) {
+    if (arguments->is_wide) return new PointwiseKernel<double>(*arguments);
+    return new PointwiseKernel<float>(*arguments);
+}
+}

@@ -1,0 +1,247 @@
+"""The kernels, one function per kind of operator: it packs the weights, binds the addresses, returns a handle.
+
+What lies where is settled by the caller, who passes a :class:`View` for each tensor; results are written where ``out``
+says. ``residual`` may be the same view as ``out``. A handle keeps its packed weights alive, and nothing else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from mlsys_nimble import operators
+from mlsys_nimble.native import loops
+from mlsys_nimble.native.library import (
+    ConvolutionStruct,
+    CopyStruct,
+    DepthwiseStruct,
+    Kernel,
+    PadStruct,
+    PointwiseStruct,
+    StepStruct,
+    View,
+    ViewStruct,
+    epilogue_struct,
+    load,
+    view_struct,
+)
+from mlsys_nimble.native.packing import pack_bias, pack_convolution, pack_depthwise
+from mlsys_nimble.pointwise import OPS
+
+SPACE = 3  # convolution.h
+OP_CODES = {name: code for code, name in enumerate(OPS)}  # pointwise.h: Op
+MAX_REGISTERS = 64  # pointwise.h
+
+
+def _in_space(values: Sequence[int], filler: int) -> tuple[int, ...]:
+    """Per dimension of space, with leading ones added where there are fewer than three."""
+    return (*(filler,) * (SPACE - len(values)), *values)
+
+
+def _image(view: View | None) -> View | None:
+    """[N, C, *space] as [N, C, D, H, W]."""
+    if view is None:
+        return None
+    missing = (0,) * (SPACE + 2 - len(view.shape))
+    return view.reshaped(
+        (*view.shape[:2], *(1 for _ in missing), *view.shape[2:]), (*view.strides[:2], *missing, *view.strides[2:])
+    )
+
+
+def convolution(
+    kind: operators.Convolution,
+    x: View,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: View,
+    *,
+    residual: View | None = None,
+    library: Any = None,
+) -> Kernel:
+    """X [N, C, *space], weight [O, C/groups, *kernel], residual and out [N, O, *space'].
+
+    ``out`` and ``residual`` have their channels side by side (stride 1); ``x`` too, but for an ungrouped convolution.
+    """
+    library = library or load()
+    assert out.strides[1] == 1 or out.shape[1] == 1, "channels of the result are not side by side"
+    packed = pack_convolution(weight, kind.groups, library.kernel_lanes())
+    shift = pack_bias(bias, weight.shape[0], kind.groups, library.kernel_lanes())
+    struct = ConvolutionStruct(
+        x=view_struct(_image(x)),
+        residual=view_struct(_image(residual)),
+        out=view_struct(_image(out)),
+        weights=packed.data_ptr(),
+        bias=shift.data_ptr(),
+        kernel=_in_space(weight.shape[2:], 1),
+        stride=_in_space(kind.stride, 1),
+        before=_in_space([before for before, _ in kind.padding], 0),
+        dilation=_in_space(kind.dilation, 1),
+        groups=kind.groups,
+        epilogue=epilogue_struct(kind.epilogue),
+    )
+    return Kernel(library, "convolution", struct, packed, shift)
+
+
+def linear(
+    kind: operators.Linear,
+    x: View,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: View,
+    *,
+    residual: View | None = None,
+    library: Any = None,
+) -> Kernel:
+    """X [*, K], weight [O, K], residual and out [*, O]; features side by side, at most four dims before them."""
+    as_convolution = operators.Convolution(
+        (1,) * SPACE, ((0, 0),) * SPACE, (1,) * SPACE, 1, kind.has_bias, kind.epilogue
+    )
+    return convolution(
+        as_convolution,
+        _pixels(x),
+        weight[:, :, None, None, None],
+        bias,
+        _pixels(out),
+        residual=None if residual is None else _pixels(residual),
+        library=library,
+    )
+
+
+def _pixels(view: View) -> View:
+    """[*, K] as an image whose channels are K."""
+    missing = SPACE + 2 - len(view.shape)
+    assert missing >= 0, f"a linear over {len(view.shape)} dims; fold some"
+    padded = view.reshaped((*(1,) * missing, *view.shape), (*(0,) * missing, *view.strides))
+    return padded.permuted((0, 4, 1, 2, 3))
+
+
+def is_depthwise(kind: operators.Convolution, weight: Tensor) -> bool:
+    """Whether :func:`depthwise` takes it: one filter a channel, over a line or a plane."""
+    return kind.groups == weight.shape[0] and weight.shape[1] == 1 and weight.dim() <= 4
+
+
+def depthwise(
+    kind: operators.Convolution,
+    x: View,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: View,
+    *,
+    residual: View | None = None,
+    library: Any = None,
+) -> Kernel:
+    """As :func:`convolution` where :func:`is_depthwise`; channels of all tensors are side by side."""
+    library = library or load()
+    struct, *packed = _depthwise_struct(kind, x, weight, bias, out, residual, library)
+    return Kernel(library, "depthwise", struct, *packed)
+
+
+def _depthwise_struct(
+    kind: operators.Convolution,
+    x: View,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: View | None,
+    residual: View | None,
+    library: Any,
+) -> tuple[DepthwiseStruct, Tensor, Tensor]:
+    assert is_depthwise(kind, weight)
+    assert all(view is None or view.shape[1] == 1 or view.strides[1] == 1 for view in (x, out, residual))
+    packed = pack_depthwise(weight, library.kernel_lanes())
+    shift = pack_bias(bias, weight.shape[0], 1, library.kernel_lanes())
+    x_view, residual_view, out_view = (view_struct(_plane(view)) for view in (x, residual, out))
+    struct = DepthwiseStruct(
+        x=x_view,
+        residual=residual_view,
+        out=out_view,
+        weights=packed.data_ptr(),
+        bias=shift.data_ptr(),
+        kernel=_in_space(weight.shape[2:], 1)[1:],
+        stride=_in_space(kind.stride, 1)[1:],
+        before=_in_space([before for before, _ in kind.padding], 0)[1:],
+        dilation=_in_space(kind.dilation, 1)[1:],
+        epilogue=epilogue_struct(kind.epilogue),
+    )
+    return struct, packed, shift
+
+
+def _plane(view: View | None) -> View | None:
+    """[N, C, *space] as [N, C, H, W]."""
+    image = _image(view)
+    if image is None:
+        return None
+    assert image.shape[2] == 1, "depthwise in three dimensions"
+    return image.reshaped(image.shape[:2] + image.shape[3:], image.strides[:2] + image.strides[3:])
+
+
+def copy(x: View, out: View, *, library: Any = None) -> Kernel:
+    """X to out, both of one shape of at most six dims: layouts, casts, expansions (stride 0)."""
+    library = library or load()
+    x, out = loops.with_transposed_last(*loops.merged([x, out]))
+    return Kernel(library, "copy", CopyStruct(view_struct(x), view_struct(out)))
+
+
+def pad(kind: operators.Pad, x: View, out: View, *, library: Any = None) -> Kernel:
+    """``kind.value`` around x; one dtype."""
+    library = library or load()
+    assert x.dtype == out.dtype, "a border is not a cast"
+    dims = sorted(range(len(out.shape)), key=lambda dim: -out.strides[dim])
+    struct = PadStruct(x=view_struct(x.permuted(dims)), out=view_struct(out.permuted(dims)), value=kind.value)
+    struct.before[: len(dims)] = [kind.amounts[dim][0] for dim in dims]
+    return Kernel(library, "pad", struct)
+
+
+def pointwise(kind: operators.Pointwise, inputs: Sequence[View], out: View, *, library: Any = None) -> Kernel:
+    """Inputs that broadcast to out's shape, of any dtypes; an input may be the same view as ``out``.
+
+    Integers and float64 are computed in double: exact to 2^53.
+    """
+    library = library or load()
+    views = loops.merged([*(loops.broadcast(view, out.shape) for view in inputs), out])
+    steps, num_registers = _allocated(kind.steps, len(inputs))
+    arguments = (ViewStruct * max(len(inputs), 1))(*map(view_struct, views[:-1]))
+    struct = PointwiseStruct(
+        inputs=ctypes.addressof(arguments),
+        num_inputs=len(inputs),
+        num_registers=num_registers,
+        steps=ctypes.addressof(steps),
+        num_steps=len(steps),
+        is_wide=kind.dtype not in ("float32", "bfloat16"),
+        is_integral="int" in kind.dtype,
+        out=view_struct(views[-1]),
+    )
+    return Kernel(library, "pointwise", struct)
+
+
+def _allocated(steps: Sequence[operators.Step], num_inputs: int) -> tuple[ctypes.Array[StepStruct], int]:
+    """The steps with registers for their results; one is free again after its last reader."""
+    last_use = {
+        -1 - argument: index
+        for index, step in enumerate(steps)
+        for argument in step.arguments
+        if isinstance(argument, int) and argument < 0
+    }
+    register_of: dict[int, int] = {}
+    free: list[int] = []
+    num_registers = num_inputs
+    structs = (StepStruct * len(steps))()
+    for index, (struct, step) in enumerate(zip(structs, steps, strict=True)):
+        struct.op = OP_CODES[step.op]
+        struct.registers[:] = [-1] * len(struct.registers)
+        for position, argument in enumerate(step.arguments):
+            if isinstance(argument, float):
+                struct.constants[position] = argument
+            else:
+                struct.registers[position] = argument if argument >= 0 else register_of[-1 - argument]
+        read = {-1 - argument for argument in step.arguments if isinstance(argument, int) and argument < 0}
+        free += [register_of[made] for made in read if last_use[made] == index]
+        if free:
+            register_of[index] = free.pop()
+        else:
+            register_of[index], num_registers = num_registers, num_registers + 1
+        struct.target = register_of[index]
+    assert num_registers <= MAX_REGISTERS, f"{num_registers} values at once in one chain; fuse less"
+    return structs, num_registers

@@ -1,0 +1,208 @@
+"""The compiled kernels and their structures as ctypes sees them; the C++ headers here tell what they mean."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import Structure, c_double, c_float, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from mlsys_core.config import settings
+from mlsys_core.native import load_kernel
+from torch import Tensor
+
+from mlsys_nimble import operators
+
+MAX_RANK = 6  # kernel.h
+DTYPES = ("float32", "bfloat16", "int64", "int32", "uint8", "bool", "float64")  # kernel.h: Dtype
+ACTIVATIONS = (  # math.h: Activation
+    *(None, "relu", "relu6", "silu", "sigmoid", "tanh", "gelu", "gelu_tanh"),
+    *("hardswish", "hardsigmoid", "leaky_relu", "elu"),
+)
+MAKERS = ("convolution", "depthwise", "copy", "pad", "pointwise")  # kernels.cpp
+# Square roots and roundings become single instructions; comparisons and sums stay as they are written.
+FLAGS = ("-fno-math-errno", "-fno-trapping-math")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A strided window on memory: kernel.h's View. Shapes are logical (images are N, C, H, W)."""
+
+    address: int | None  # of element (0, 0, ...); None: what `slot` holds at the time of a run
+    dtype: str  # one of DTYPES
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # in elements; 0: broadcast
+    slot: int | None = None  # the address of a pointer, for tensors that are the caller's
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> View:
+        """The window that ``tensor`` is; it must outlive whatever uses this."""
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return cls(tensor.data_ptr(), dtype, tuple(tensor.shape), tuple(tensor.stride()))
+
+    def permuted(self, dims: Sequence[int]) -> View:
+        """Dimension ``dims[i]`` as dimension i."""
+        shape, strides = (tuple(values[dim] for dim in dims) for values in (self.shape, self.strides))
+        return View(self.address, self.dtype, shape, strides, self.slot)
+
+    def reshaped(self, shape: Sequence[int], strides: Sequence[int]) -> View:
+        """The same memory, told differently."""
+        return View(self.address, self.dtype, tuple(shape), tuple(strides), self.slot)
+
+
+class ViewStruct(Structure):
+    """kernel.h: View."""
+
+    _fields_ = [
+        ("data", c_void_p),
+        ("slot", c_void_p),
+        ("dtype", c_int32),
+        ("rank", c_int32),
+        ("shape", c_int64 * MAX_RANK),
+        ("strides", c_int64 * MAX_RANK),
+    ]
+
+
+class EpilogueStruct(Structure):
+    """epilogue.h: Epilogue."""
+
+    _fields_ = [
+        ("activation", c_int32),
+        ("slope", c_float),
+        ("has_residual", c_int32),
+        ("activates_first", c_int32),
+    ]
+
+
+class ConvolutionStruct(Structure):
+    """convolution.h: Convolution."""
+
+    _fields_ = [
+        ("x", ViewStruct),
+        ("residual", ViewStruct),
+        ("out", ViewStruct),
+        ("weights", c_void_p),
+        ("bias", c_void_p),
+        ("kernel", c_int32 * 3),
+        ("stride", c_int32 * 3),
+        ("before", c_int32 * 3),
+        ("dilation", c_int32 * 3),
+        ("groups", c_int32),
+        ("epilogue", EpilogueStruct),
+    ]
+
+
+class DepthwiseStruct(Structure):
+    """depthwise.h: Depthwise."""
+
+    _fields_ = [
+        ("x", ViewStruct),
+        ("residual", ViewStruct),
+        ("out", ViewStruct),
+        ("weights", c_void_p),
+        ("bias", c_void_p),
+        ("kernel", c_int32 * 2),
+        ("stride", c_int32 * 2),
+        ("before", c_int32 * 2),
+        ("dilation", c_int32 * 2),
+        ("epilogue", EpilogueStruct),
+    ]
+
+
+class CopyStruct(Structure):
+    """copy.h: Copy."""
+
+    _fields_ = [("x", ViewStruct), ("out", ViewStruct)]
+
+
+class PadStruct(Structure):
+    """copy.h: Pad."""
+
+    _fields_ = [("x", ViewStruct), ("out", ViewStruct), ("before", c_int64 * MAX_RANK), ("value", c_double)]
+
+
+class StepStruct(Structure):
+    """pointwise.h: Step."""
+
+    _fields_ = [("op", c_int32), ("registers", c_int32 * 3), ("constants", c_double * 3), ("target", c_int32)]
+
+
+class PointwiseStruct(Structure):
+    """pointwise.h: Pointwise."""
+
+    _fields_ = [
+        ("inputs", c_void_p),
+        ("num_inputs", c_int32),
+        ("num_registers", c_int32),
+        ("steps", c_void_p),
+        ("num_steps", c_int32),
+        ("is_wide", c_int32),
+        ("is_integral", c_int32),
+        ("out", ViewStruct),
+    ]
+
+
+def view_struct(view: View | None) -> ViewStruct:
+    """As the library takes it; None: an absent tensor, all zeros."""
+    struct = ViewStruct()
+    if view is not None:
+        assert len(view.shape) <= MAX_RANK, f"{len(view.shape)} dimensions, {MAX_RANK} are allowed"
+        struct.data, struct.slot = view.address, view.slot
+        struct.dtype, struct.rank = DTYPES.index(view.dtype), len(view.shape)
+        struct.shape[: len(view.shape)] = view.shape
+        struct.strides[: len(view.shape)] = view.strides
+    return struct
+
+
+def epilogue_struct(epilogue: operators.Epilogue) -> EpilogueStruct:
+    """As the library takes it."""
+    return EpilogueStruct(
+        ACTIVATIONS.index(epilogue.activation), epilogue.slope, epilogue.has_residual, epilogue.activates_first
+    )
+
+
+@cache
+def load(flags: tuple[str, ...] = ()) -> Any:
+    """The library, compiled for this machine on the first call ever.
+
+    Args:
+        flags: For the compiler, beside the usual ones: a test may ask for another machine's paths.
+
+    Raises:
+        MissingDependencyError: there is no C++ compiler.
+        MlsysError: the compiler refuses the source.
+    """
+    here = Path(__file__).parent
+    headers = sorted(here.glob("*.h"))
+    library = load_kernel(here / "kernels.cpp", cache_dir=settings().cache_dir, flags=(*FLAGS, *flags), headers=headers)
+    library.kernel_units.argtypes = library.kernel_scratch.argtypes = library.kernel_free.argtypes = [c_void_p]
+    library.kernel_units.restype = library.kernel_scratch.restype = c_int64
+    library.kernel_run.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
+    for name in MAKERS:
+        make = getattr(library, f"make_{name}")
+        make.restype, make.argtypes = c_void_p, [c_void_p]
+    return library
+
+
+class Kernel:
+    """One operator with its arguments bound; freed with this object, which keeps alive what it was made of."""
+
+    def __init__(self, library: Any, name: str, arguments: Structure, *keep: object) -> None:
+        self.address: int = getattr(library, f"make_{name}")(ctypes.byref(arguments))
+        self.units: int = library.kernel_units(self.address)
+        self.scratch_nbytes: int = library.kernel_scratch(self.address)
+        self.name = name
+        self._library = library
+        self._keep = keep
+
+    def run(self, begin: int = 0, end: int | None = None) -> None:
+        """Units ``begin`` to ``end - 1`` on this thread, with scratch memory of this call's own; for tests."""
+        scratch = torch.empty(self.scratch_nbytes, dtype=torch.uint8)
+        self._library.kernel_run(self.address, begin, self.units if end is None else end, scratch.data_ptr())
+
+    def __del__(self) -> None:
+        self._library.kernel_free(self.address)

@@ -1,0 +1,163 @@
+// The functions of elementwise operators and epilogues, to about 2 units in the last place of torch's: each keeps NaN,
+// goes to its limits at the infinities, and gives a lane the same result whatever stands in the others. Polynomials are
+// least-maximum-error fits of their own, over the reduced ranges that the comments give.
+#pragma once
+
+#include <mlsys/vec.h>
+
+#include <cmath>
+
+namespace nimble {
+
+using namespace mlsys;
+
+// Per lane, for what GCC turns into one instruction itself.
+template <class F>
+inline vf each(vf x, F&& f) {
+    vf out;
+    for (int i = 0; i < LANES; i++) out[i] = f(x[i]);
+    return out;
+}
+inline vf sqrt(vf x) {
+    return each(x, [](float v) { return __builtin_sqrtf(v); });
+}
+inline vf floor(vf x) {
+    return each(x, [](float v) { return __builtin_floorf(v); });
+}
+inline vf ceil(vf x) {
+    return each(x, [](float v) { return __builtin_ceilf(v); });
+}
+inline vf trunc(vf x) {
+    return each(x, [](float v) { return __builtin_truncf(v); });
+}
+inline vf round(vf x) {  // halves to even
+    return each(x, [](float v) { return __builtin_rintf(v); });
+}
+inline vf abs(vf x) { return (vf)((vu)x & 0x7fffffffu); }
+inline vf with_sign(vf size, vf of) { return (vf)((vu)size | ((vu)of & 0x80000000u)); }
+inline vf chosen(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
+
+// The bounds come first: `larger` and `smaller` give their second argument where one is NaN.
+inline vf clamped(vf x, float low, float high) { return smaller(splat(high), larger(splat(low), x)); }
+inline vf maximum(vf a, vf b) { return chosen(a != a, a, larger(a, b)); }  // NaN wins, as torch has it
+inline vf minimum(vf a, vf b) { return chosen(a != a, a, smaller(a, b)); }
+
+inline vf horner(vf, vf p) { return p; }
+template <class... Rest>
+inline vf horner(vf x, vf p, float next, Rest... rest) {
+    return horner(x, fma(p, x, splat(next)), rest...);
+}
+
+inline vf power_of_two(vi n) { return (vf)((n + 127) << 23); }
+
+// 2^n * e^r, |r| <= ln 2 / 2; the power in two factors, so that the ends of the range round and overflow as they should.
+inline vf exp(vf x) {
+    const vf kept = clamped(x, -104.0f, 89.0f);
+    const vf shifted = fma(kept, splat(1.44269504f), splat(12582912.0f));  // 1.5 * 2^23: rounds to a whole number
+    const vf n = shifted - splat(12582912.0f);
+    const vf r = fma(n, splat(2.12194440e-4f), fma(n, splat(-0.693359375f), kept));
+    const vf p = horner(r, splat(1.97892616e-4f), 1.39457523e-3f, 8.3335042e-3f, 4.16662805e-2f, 0.166666657f, 0.5f);
+    const vi whole = (vi)shifted - splat_int(0x4b400000), half = whole >> 1;
+    return (fma(p, r * r, r) + splat(1.0f)) * power_of_two(half) * power_of_two(whole - half);
+}
+
+inline vf log(vf x) {
+    const vi tiny = x < splat(1.17549435e-38f);
+    const vf scaled = chosen(tiny, x * splat(8388608.0f), x);  // subnormals
+    vi exponent = ((vi)scaled >> 23) - 127;
+    vf m = (vf)(((vi)scaled & 0x7fffff) | 0x3f800000);  // 1 to 2
+    const vi upper = m > splat(1.41421356f);
+    m = chosen(upper, m * splat(0.5f), m);
+    exponent -= upper;  // a mask is -1
+    const vf n = __builtin_convertvector(exponent + (tiny & -23), vf), f = m - splat(1.0f);
+    const vf p = horner(
+        f, splat(0.0676855296f), -0.117131136f, 0.11898876f, -0.124005415f, 0.142175451f, -0.166681871f, 0.200022161f,
+        -0.250000089f, 0.333333105f);
+    const vf square = f * f;
+    vf tail = fma(p * square, f, n * splat(-2.12194440e-4f));
+    tail = fma(square, splat(-0.5f), tail);
+    vf y = fma(n, splat(0.693359375f), f + tail);
+    y = chosen(x == splat(INFINITY), x, y);
+    y = chosen(x == vf{}, splat(-INFINITY), y);
+    return chosen((x < vf{}) | (x != x), splat(NAN), y);
+}
+
+inline vf tanh(vf x) {
+    const vf size = abs(x), square = x * x;
+    const vf p = horner(
+        square, splat(-0.00551516423f), 0.0204694197f, -0.0536880232f, 0.133308306f, -0.333332598f);
+    const vf near = fma(p * square, x, x);  // |x| < 0.625
+    const vf e = exp(size + size);
+    const vf far = with_sign(splat(1.0f) - splat(2.0f) / (e + splat(1.0f)), x);
+    return chosen(size < splat(0.625f), near, far);
+}
+
+inline vf erf(vf x) {
+    const vf size = abs(x), square = x * x;
+    const vf p = horner(
+        square, splat(7.85389639e-5f), -8.01020535e-4f, 5.18832915e-3f, -2.68538129e-2f, 0.112835854f, -0.37612626f,
+        0.128379166f);
+    const vf near = fma(p, x, x);  // |x| < 1
+    const vf t = splat(1.0f) / fma(size, splat(0.33f), splat(1.0f));
+    const vf q = horner(t, splat(0.913989544f), -1.0679878f, 1.03248906f, -0.103898868f, 0.224967107f);
+    const vf far = with_sign(fma(-q * t, exp(-square), splat(1.0f)), x);  // to 4, and 1 beyond
+    return chosen(size < splat(1.0f), near, far);
+}
+
+// sine for an even shift, cosine for an odd one: x = quarter * pi / 2 + r, |r| <= pi / 4.
+inline vf sin_shifted(vf x, int32_t shift) {
+    const vf size = abs(x);
+    const vf shifted = fma(size, splat(0.636619772f), splat(12582912.0f));
+    const vf n = shifted - splat(12582912.0f);
+    vf r = fma(n, splat(-1.5703125f), size);
+    r = fma(n, splat(-4.837512969970703125e-4f), r);
+    r = fma(n, splat(-7.54978995489188216e-8f), r);
+    const vf square = r * r;
+    const vf sine = fma(horner(square, splat(2.71736667e-6f), -1.98392328e-4f, 8.33332911e-3f, -0.166666672f) * square, r, r);
+    const vf cosine = fma(
+        square * square, horner(square, splat(2.44256807e-5f), -1.38872513e-3f, 4.16666456e-2f),
+        fma(square, splat(-0.5f), splat(1.0f)));
+    const vi quarter = (vi)shifted + shift;
+    vf y = chosen((quarter & 1) != 0, cosine, sine);
+    y = (vf)((vi)y ^ ((quarter & 2) << 30));
+    if (!(shift & 1)) y = (vf)((vi)y ^ ((vi)x & (int32_t)0x80000000));
+    if (largest(size) < 8192.0f) return y;  // NaN: the library's below
+    for (int i = 0; i < LANES; i++)
+        if (!(size[i] < 8192.0f)) y[i] = shift & 1 ? std::cos(x[i]) : std::sin(x[i]);
+    return y;
+}
+inline vf sin(vf x) { return sin_shifted(x, 0); }
+inline vf cos(vf x) { return sin_shifted(x, 1); }
+
+// kernels.py: ACTIVATIONS, in this order.
+enum Activation : int32_t {
+    IDENTITY, RELU, RELU6, SILU, SIGMOID, TANH, GELU, GELU_TANH, HARDSWISH, HARDSIGMOID, LEAKY_RELU, ELU
+};
+
+inline vf sigmoid(vf x) { return splat(1.0f) / (splat(1.0f) + exp(-x)); }
+
+inline vf activate(vf x, int32_t which, float slope) {
+    switch (which) {
+        case RELU: return larger(vf{}, x);
+        case RELU6: return clamped(x, 0.0f, 6.0f);
+        case SILU: return x * sigmoid(x);
+        case SIGMOID: return sigmoid(x);
+        case TANH: return tanh(x);
+        case GELU: return splat(0.5f) * x * (splat(1.0f) + erf(x * splat(0.70710678f)));
+        case GELU_TANH: {
+            const vf inner = splat(0.79788456f) * fma(splat(0.044715f) * x, x * x, x);
+            return splat(0.5f) * x * (splat(1.0f) + tanh(inner));
+        }
+        case HARDSWISH: return x * clamped(x + splat(3.0f), 0.0f, 6.0f) * splat(1.0f / 6.0f);
+        case HARDSIGMOID: return clamped(x + splat(3.0f), 0.0f, 6.0f) * splat(1.0f / 6.0f);
+        case LEAKY_RELU: return chosen(x > vf{}, x, x * splat(slope));
+        case ELU: {  // e^x - 1 by tanh(x / 2) near zero, where the difference would cancel
+            const vf half = tanh(x * splat(0.5f)), near = splat(2.0f) * half / (splat(1.0f) - half);
+            const vf below = chosen(x > splat(-0.5f), near, exp(x) - splat(1.0f));
+            return chosen(x > vf{}, x, below * splat(slope));
+        }
+        default: return x;
+    }
+}
+
+}  // namespace nimble

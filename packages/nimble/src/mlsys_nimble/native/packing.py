@@ -1,0 +1,45 @@
+"""Weights in the order in which the kernels read them: panels of a few vectors of output columns (matmul.h)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def pack_columns(weight: Tensor, lanes: int) -> Tensor:
+    """A matrix [depth, columns] as panels, each [depth, width], one after another, flat.
+
+    Panels are two vectors wide; the last takes a third where their number is odd, and is filled up with zeros.
+    """
+    depth, columns = weight.shape
+    vecs = -(-columns // lanes)
+    padded = torch.zeros(depth, vecs * lanes, dtype=weight.dtype)
+    padded[:, :columns] = weight
+    num_panels = max(vecs // 2, 1)
+    starts = [panel * 2 * lanes for panel in range(num_panels)]
+    stops = [*starts[1:], vecs * lanes]
+    return torch.cat([padded[:, start:stop].reshape(-1) for start, stop in zip(starts, stops, strict=True)])
+
+
+def pack_convolution(weight: Tensor, groups: int, lanes: int) -> Tensor:
+    """A weight [O, C/groups, *kernel] as [groups][panels][taps * C/groups][width], flat."""
+    rows = weight.detach().float().reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
+    matrices = rows.permute(0, 3, 2, 1).reshape(groups, -1, rows.shape[1])  # [groups, taps * C/groups, columns]
+    return torch.cat([pack_columns(matrix, lanes) for matrix in matrices])
+
+
+def pack_bias(bias: Tensor | None, num_columns: int, groups: int, lanes: int) -> Tensor:
+    """A bias [O] (None: zeros) as [groups][columns, filled up with zeros to whole vectors]."""
+    columns = num_columns // groups
+    padded = torch.zeros(groups, -(-columns // lanes) * lanes)
+    if bias is not None:
+        padded[:, :columns] = bias.detach().float().reshape(groups, columns)
+    return padded
+
+
+def pack_depthwise(weight: Tensor, lanes: int) -> Tensor:
+    """A weight [C, 1, *kernel] as [taps][C], with zeros where there are fewer channels than lanes."""
+    channels = weight.shape[0]
+    packed = torch.zeros(weight[0].numel(), max(channels, lanes))
+    packed[:, :channels] = weight.detach().float().reshape(channels, -1).T
+    return packed

@@ -1,0 +1,58 @@
+"""The kernels as compiled for this machine, for another width of vectors, and without intrinsics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from mlsys_nimble.native import library
+from mlsys_nimble.native.library import Kernel
+from torch import Tensor
+
+BUILDS = {
+    "native": (),
+    "wide": ("-DMLSYS_LANES=16", "-O2"),
+    "portable": ("-march=x86-64", "-DMLSYS_LANES=8", "-O2"),
+}
+
+
+@pytest.fixture(scope="session", params=BUILDS)
+def native(request: pytest.FixtureRequest) -> Any:
+    """The library in one of its builds."""
+    return library.load(BUILDS[request.param])
+
+
+def run_in_pieces(kernel: Kernel, out: Tensor) -> Tensor:
+    """What ``kernel`` writes to ``out``, the same however its units are cut; ``out`` is restored between."""
+    before = out.clone()
+    kernel.run()
+    whole = out.clone()
+    out.copy_(before)
+    cuts = sorted({0, 1, kernel.units // 3, kernel.units // 2, kernel.units - 1, kernel.units})
+    for begin, end in reversed(list(pairwise(cuts))):
+        kernel.run(begin, end)
+    assert torch.equal(whole, out), "another cut, other bits"
+    return out
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """The largest difference in the scale of the result."""
+    assert actual.shape == expected.shape
+    if not expected.numel():
+        return 0.0
+    return float((actual.double() - expected.double()).abs().max() / expected.double().abs().max().clamp_min(1e-30))
+
+
+@pytest.fixture
+def pieces() -> Callable[[Kernel, Tensor], Tensor]:
+    """:func:`run_in_pieces`."""
+    return run_in_pieces
+
+
+@pytest.fixture
+def error() -> Callable[[Tensor, Tensor], float]:
+    """:func:`relative_error`."""
+    return relative_error

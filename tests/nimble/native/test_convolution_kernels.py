@@ -1,0 +1,174 @@
+"""Convolutions and linears against torch in float64: windows, strides, groups, epilogues, windows on wider tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+from typing import Any, get_args
+
+import pytest
+import torch
+from mlsys_nimble.native import kernels
+from mlsys_nimble.native.library import Kernel, View
+from mlsys_nimble.operators import Activation, Convolution, Epilogue, Linear
+from torch import Tensor
+from torch.nn import functional
+
+Pieces = Callable[[Kernel, Tensor], Tensor]
+Error = Callable[[Tensor, Tensor], float]
+TOLERANCE = 5e-6  # in the scale of the result, for sums of up to 3600 products
+
+
+def channels_last(shape: tuple[int, ...], *, extra: int = 0) -> Tensor:
+    """Random [N, C, *space] whose pixels lie ``C + extra`` apart."""
+    whole = torch.randn(shape[0], *shape[2:], shape[1] + extra)
+    return whole[..., : shape[1]].movedim(-1, 1)
+
+
+def activated(y: Tensor, epilogue: Epilogue, residual: Tensor | None) -> Tensor:
+    act: dict[str | None, Any] = {
+        None: lambda x: x,
+        "leaky_relu": lambda x: functional.leaky_relu(x, epilogue.slope),
+        "elu": lambda x: functional.elu(x, epilogue.slope),
+        "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    }
+    function = act.get(epilogue.activation) or getattr(functional, str(epilogue.activation))
+    if residual is None:
+        return function(y)
+    return function(y) + residual if epilogue.activates_first else function(y + residual)
+
+
+def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, kind: Convolution, residual: Tensor | None) -> Tensor:
+    amounts = [amount for pair in reversed(kind.padding) for amount in pair]
+    padded = functional.pad(x.double(), amounts)
+    function = {3: functional.conv1d, 4: functional.conv2d, 5: functional.conv3d}[x.dim()]
+    y = function(
+        padded,
+        weight.double(),
+        None if bias is None else bias.double(),
+        stride=kind.stride,
+        dilation=kind.dilation,
+        groups=kind.groups,
+    )
+    return activated(y, kind.epilogue, None if residual is None else residual.double())
+
+
+def plain(dims: int = 2, **fields: Any) -> Convolution:
+    defaults: dict[str, Any] = {
+        "stride": (1,) * dims,
+        "padding": ((0, 0),) * dims,
+        "dilation": (1,) * dims,
+        "groups": 1,
+        "has_bias": True,
+    }
+    return Convolution(**(defaults | fields))
+
+
+CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], Convolution]] = {  # x, weight, kind
+    "1x1": ((2, 24, 7, 9), (40, 24, 1, 1), plain()),
+    "1x1 deep": ((1, 700, 14, 14), (33, 700, 1, 1), plain()),
+    "1x1 stride": ((1, 16, 9, 11), (24, 16, 1, 1), plain(stride=(2, 2))),
+    "1x1 one pixel": ((1, 320, 1, 1), (17, 320, 1, 1), plain()),
+    "3x3": ((2, 16, 13, 11), (16, 16, 3, 3), plain(padding=((1, 1), (1, 1)))),
+    "3x3 deep": ((1, 400, 5, 6), (24, 400, 3, 3), plain(padding=((1, 1), (1, 1)), has_bias=False)),
+    "3x3 stride": ((1, 32, 15, 14), (8, 32, 3, 3), plain(padding=((0, 1), (1, 0)), stride=(2, 2))),
+    "dilated": ((1, 12, 17, 15), (20, 12, 3, 3), plain(padding=((2, 2), (3, 3)), dilation=(2, 3))),
+    "1x7": ((1, 20, 9, 17), (50, 20, 1, 7), plain(padding=((0, 0), (3, 3)))),
+    "7x1": ((1, 20, 17, 9), (5, 20, 7, 1), plain(padding=((3, 3), (0, 0)))),
+    "cropped": ((1, 9, 12, 12), (10, 9, 3, 3), plain(padding=((-1, 2), (1, -2)))),
+    "groups": ((2, 24, 8, 9), (36, 8, 3, 3), plain(padding=((1, 1), (1, 1)), groups=3)),
+    "groups 1x1": ((1, 40, 6, 6), (20, 10, 1, 1), plain(groups=4)),
+    "image": ((1, 3, 37, 41), (24, 3, 7, 7), plain(padding=((3, 3), (3, 3)), stride=(2, 2))),
+    "image 3x3": ((2, 3, 19, 18), (16, 3, 3, 3), plain(padding=((1, 1), (0, 2)))),
+    "image dilated": ((1, 4, 19, 18), (9, 4, 3, 3), plain(padding=((2, 2), (2, 2)), dilation=(2, 2))),
+    "image 1x1": ((1, 1, 5, 4), (3, 1, 1, 1), plain()),
+    "1d": ((2, 18, 50), (30, 18, 5), plain(1, padding=((2, 2),))),
+    "1d samples": ((1, 1, 300), (32, 1, 16), plain(1, padding=((7, 8),), stride=(4,))),
+    "3d": ((1, 8, 5, 6, 7), (16, 8, 3, 3, 3), plain(3, padding=((1, 1),) * 3, stride=(1, 2, 1))),
+    "3d image": ((1, 2, 5, 6, 7), (6, 2, 3, 3, 3), plain(3, padding=((1, 1),) * 3)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_convolutions_are_torchs(case: str, native: Any, pieces: Pieces, error: Error):
+    torch.manual_seed(0)
+    shape, weight_shape, kind = CASES[case]
+    x, weight = channels_last(shape, extra=3), torch.randn(weight_shape)
+    bias = torch.randn(weight_shape[0]) if kind.has_bias else None
+    expected = convolved(x, weight, bias, kind, None)
+    out = channels_last(tuple(expected.shape), extra=5)
+    outside = out.as_strided((out.numel() // out.shape[1], 5), (out.shape[1] + 5, 1), out.shape[1])
+    before = outside.clone()
+    kernel = kernels.convolution(kind, View.of(x), weight, bias, View.of(out), library=native)
+    assert error(pieces(kernel, out), expected) < TOLERANCE
+    assert torch.equal(outside, before), "written beyond the channels of the result"
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("activation", [None, *get_args(Activation)])
+@pytest.mark.parametrize("case", ["1x1", "3x3 deep", "image 3x3", "groups"])
+def test_epilogues_also_in_place(
+    case: str, activation: Activation | None, first: bool, native: Any, pieces: Pieces, error: Error
+):
+    torch.manual_seed(1)
+    shape, weight_shape, kind = CASES[case]
+    kind = replace(kind, epilogue=Epilogue(activation, 0.2, has_residual=True, activates_first=first))
+    x, bias = channels_last(shape), torch.randn(weight_shape[0])
+    weight = torch.randn(weight_shape) / prod(weight_shape[1:]) ** 0.5
+    without = replace(kind, epilogue=Epilogue(activation, 0.2))
+    out = channels_last(tuple(convolved(x, weight, bias, without, None).shape))
+    expected = convolved(x, weight, bias, kind, out)
+    view = View.of(out)
+    kernel = kernels.convolution(kind, View.of(x), weight, bias, view, residual=view, library=native)
+    assert error(pieces(kernel, out), expected) < TOLERANCE
+    kernel = kernels.convolution(without, View.of(x), weight, bias, view, library=native)
+    assert error(pieces(kernel, out), convolved(x, weight, bias, without, None)) < TOLERANCE
+
+
+@pytest.mark.parametrize("case", ["1x1", "3x3", "image"])
+def test_callers_tensors_are_found_at_each_run(case: str, native: Any, error: Error):
+    shape, weight_shape, kind = CASES[case]
+    images = [channels_last(shape), channels_last(shape)]
+    weight, bias = torch.randn(weight_shape), torch.randn(weight_shape[0])
+    wanted = [convolved(x, weight, bias, kind, None) for x in images]
+    outs = [channels_last(tuple(y.shape)) for y in wanted]
+    slots = torch.zeros(2, dtype=torch.int64)
+    x, out = View.of(images[0]), View.of(outs[0])
+    x = View(None, x.dtype, x.shape, x.strides, slot=slots.data_ptr())
+    out = View(None, out.dtype, out.shape, out.strides, slot=slots.data_ptr() + 8)
+    kernel = kernels.convolution(kind, x, weight, bias, out, library=native)
+    for image, result, expected in zip(images, outs, wanted, strict=True):
+        slots[0], slots[1] = image.data_ptr(), result.data_ptr()
+        kernel.run()
+        assert error(result, expected) < TOLERANCE
+
+
+def test_an_image_of_planes_is_taken_as_it_is(native: Any, pieces: Pieces, error: Error):
+    shape, weight_shape, kind = CASES["image"]
+    x, weight, bias = torch.randn(shape), torch.randn(weight_shape), torch.randn(weight_shape[0])
+    expected = convolved(x, weight, bias, kind, None)
+    out = channels_last(tuple(expected.shape))
+    kernel = kernels.convolution(kind, View.of(x), weight, bias, View.of(out), library=native)
+    assert error(pieces(kernel, out), expected) < TOLERANCE
+
+
+def test_a_window_of_rows_is_read_and_written_where_it_lies(native: Any, pieces: Pieces, error: Error):
+    kind = plain()
+    x, weight, bias = channels_last((2, 16, 12, 14))[:, :, 2:9, 3:12], torch.randn(20, 16, 1, 1), torch.randn(20)
+    whole = channels_last((2, 20, 9, 11))
+    out = whole[:, :, 1:8, 2:11]
+    kernel = kernels.convolution(kind, View.of(x), weight, bias, View.of(out), library=native)
+    assert error(pieces(kernel, out), convolved(x, weight, bias, kind, None)) < TOLERANCE
+
+
+@pytest.mark.parametrize("columns", [1, 8, 17, 24, 100])
+@pytest.mark.parametrize("rows", [(1,), (2,), (3,), (7,), (128,), (2, 3, 5)], ids=str)
+def test_linears_are_torchs(rows: tuple[int, ...], columns: int, native: Any, pieces: Pieces, error: Error):
+    torch.manual_seed(2)
+    x, weight, bias = torch.randn(*rows, 355), torch.randn(columns, 355), torch.randn(columns)
+    out, residual = torch.zeros(*rows, columns), torch.randn(*rows, columns)
+    kind = Linear(has_bias=True, epilogue=Epilogue("gelu", has_residual=True))
+    kernel = kernels.linear(kind, View.of(x), weight, bias, View.of(out), residual=View.of(residual), library=native)
+    product = functional.linear(x.double(), weight.double(), bias.double())
+    assert error(pieces(kernel, out), activated(product, kind.epilogue, residual.double())) < TOLERANCE

@@ -1,0 +1,62 @@
+"""Depthwise convolutions against torch in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from mlsys_nimble.native import kernels
+from mlsys_nimble.native.library import Kernel, View
+from mlsys_nimble.operators import Convolution, Epilogue
+from torch import Tensor
+from torch.nn import functional
+
+Pieces = Callable[[Kernel, Tensor], Tensor]
+Error = Callable[[Tensor, Tensor], float]
+
+
+def pixels_apart(shape: tuple[int, ...], extra: int) -> Tensor:
+    """Random [N, C, *space] whose pixels lie ``C + extra`` apart."""
+    return torch.randn(shape[0], *shape[2:], shape[1] + extra)[..., : shape[1]].movedim(-1, 1)
+
+
+@pytest.mark.parametrize("channels", [3, 11, 16, 44, 72])
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("size", [3, 4, 5, 7])
+def test_depthwise_is_torchs(
+    size: int, stride: int, dilation: int, channels: int, native: Any, pieces: Pieces, error: Error
+):
+    torch.manual_seed(size)
+    reach = (size - 1) * dilation
+    padding = ((reach // 2, reach // 2), (reach // 2, reach // 2 + 1))
+    x, weight, bias = pixels_apart((2, channels, 9, 13), 4), torch.randn(channels, 1, size, size), torch.randn(channels)
+    padded = functional.pad(x.double(), [*padding[1], *padding[0]])
+    expected = functional.conv2d(
+        padded, weight.double(), bias.double(), stride=stride, dilation=dilation, groups=channels
+    )
+    out = pixels_apart(tuple(expected.shape), 5)
+    residual = out.clone()
+    kind = Convolution(
+        (stride, stride),
+        padding,
+        (dilation, dilation),
+        channels,
+        has_bias=True,
+        epilogue=Epilogue("relu6" if stride == 1 else "silu", has_residual=True),
+    )
+    view = View.of(out)
+    kernel = kernels.depthwise(kind, View.of(x), weight, bias, view, residual=view, library=native)
+    activated = (functional.relu6 if stride == 1 else functional.silu)(expected + residual.double())
+    assert error(pieces(kernel, out), activated) < 2e-6
+
+
+def test_a_line_of_samples(native: Any, pieces: Pieces, error: Error):
+    x, weight = pixels_apart((2, 20, 150), 0), torch.randn(20, 1, 5)
+    kind = Convolution((1,), ((2, 2),), (1,), 20, has_bias=False)
+    out = pixels_apart((2, 20, 150), 0)
+    kernel = kernels.depthwise(kind, View.of(x), weight, None, View.of(out), library=native)
+    expected = functional.conv1d(x.double(), weight.double(), padding=2, groups=20)
+    assert error(pieces(kernel, out), expected) < 2e-6
