@@ -63,8 +63,7 @@ class Layout:
 
     program: Program  # its inputs and outputs are the caller's tensors: they are copied by operators of their own
     places: tuple[Place, ...]  # by ValueId; constants and the caller's tensors lie row by row
-    in_place: frozenset[int]  # operators (by index) that need not run: their result is where it belongs already
-    parts_in_place: dict[int, frozenset[int]]  # of a concatenation: inputs that are written straight into it
+    in_place: frozenset[int]  # operators (by index) that need not run: views, and concatenations (of copies, if need be)
 
 
 def lay_out(program: Program) -> Layout:
@@ -256,7 +255,7 @@ class _Joining:
         self.program = program
         self.places = dict(places)
         self.in_place = set(in_place)
-        self.parts: dict[int, frozenset[int]] = {}
+        self.apart: dict[int, list[tuple[int, Place]]] = {}  # of a concatenation: parts to be copied, and where to
         self.producers = program.producers()
         self.consumers = program.consumers()
         self.views: dict[ValueId, list[int]] = {}  # operators that look at a value
@@ -269,21 +268,33 @@ class _Joining:
             operator = self.program.operators[index]
             if isinstance(operator.kind, Concat):
                 self._join(index, operator, operator.kind.dim)
-        order = range(len(self.program.values))
+        operators: list[Operator] = []
+        in_place: set[int] = set()
+        values = list(self.program.values)
+        for index, operator in enumerate(self.program.operators):
+            inputs = list(operator.inputs)
+            for position, place in self.apart.get(index, ()):
+                copied = len(values)
+                values.append(values[inputs[position]])
+                self.places[copied] = place
+                operators.append(Operator(f"{operator.name}_part{position}", Copy(), (inputs[position],), (copied,)))
+                inputs[position] = copied
+            if index in self.in_place or isinstance(operator.kind, Concat):
+                in_place.add(len(operators))
+            operators.append(replace(operator, inputs=tuple(inputs)))
+        program = replace(self.program, values=tuple(values), operators=tuple(operators))
         unmade = Place(-1, 0, ())
-        places = tuple(self.places.get(value, unmade) for value in order)
-        return Layout(self.program, places, frozenset(self.in_place), self.parts)
+        return Layout(
+            program, tuple(self.places.get(value, unmade) for value in range(len(values))), frozenset(in_place)
+        )
 
     def _join(self, index: int, operator: Operator, dim: int) -> None:
-        whole, offset, joined = self.places[operator.outputs[0]], 0, set()
+        whole, offset = self.places[operator.outputs[0]], 0
         for position, value in enumerate(operator.inputs):
             place = Place(whole.root, whole.offset + offset * whole.strides[dim], whole.strides)
             offset += self.program.values[value].shape[dim]
-            if self._is_movable(value, operator) and self._moves(value, place):
-                joined.add(position)
-        self.parts[index] = frozenset(joined)
-        if len(joined) == len(operator.inputs):
-            self.in_place.add(index)
+            if not (self._is_movable(value, operator) and self._moves(value, place)):
+                self.apart.setdefault(index, []).append((position, place))
 
     def _is_movable(self, value: ValueId, concat: Operator) -> bool:
         """Whether a part is a result of its own, in the concatenation's order, and in it once."""
@@ -318,6 +329,5 @@ class _Joining:
                     need = _need(operator, position, shape) if source == current else None
                     if need is not None and not need[0](shape, at.strides):
                         return False
-        # What is written in place into a value that moves (the parts of its own concatenation) has not moved yet.
         self.places.update(moved)
         return True

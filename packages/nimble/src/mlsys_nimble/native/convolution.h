@@ -83,6 +83,9 @@ class ConvolutionKernel : public Kernel {
             if (!is_direct) make_pointers();
             make_parts(channels, taps);
             units = (int64_t)blocks.size() * c.groups * panels;
+            int64_t pixels = 1;
+            for (int d : {0, 2, 3, 4}) pixels *= c.x.shape[d];
+            by_panels = depth * columns > pixels * channels;
             sums_nbytes = parts.size() > 1 ? (int64_t)most_rows * MAX_VECS * LANES * sizeof(float) : 0;
             scratch_nbytes = sums_nbytes;
             if (!is_direct && !c.x.data) scratch_nbytes += most_rows * taps * sizeof(float*);
@@ -91,12 +94,12 @@ class ConvolutionKernel : public Kernel {
 
     void run(int64_t begin, int64_t end, void* scratch) const override {
         if (bands) return run_bands(begin, end, scratch);
-        const int64_t per_block = c.groups * panels;
         const float* x = c.x.as<const float>();
         const float** made = (const float**)((char*)scratch + sums_nbytes);
         int64_t made_for = -1;
         for (int64_t unit = begin; unit < end; unit++) {
-            const int64_t index = unit / per_block, group = unit % per_block / panels, panel = unit % panels;
+            const Unit at = this->at(unit);
+            const int64_t index = at.block, group = at.panel / panels, panel = at.panel % panels;
             const Block& block = blocks[index];
             const float* const* rows = nullptr;
             if (!is_direct) {
@@ -113,6 +116,17 @@ class ConvolutionKernel : public Kernel {
     }
 
   private:
+    struct Unit {
+        int64_t block, panel;  // the panels of all groups, numbered through
+    };
+
+    // Where weights are larger than pixels, workers share the panels, and each is read from memory once; else the blocks.
+    Unit at(int64_t unit) const {
+        const int64_t all = c.groups * panels, some = (int64_t)blocks.size();
+        if (by_panels) return {unit % some, unit / some};
+        return {unit / all, unit % all};
+    }
+
     struct Block {
         int64_t first;  // pixel
         int rows;
@@ -316,7 +330,7 @@ class ConvolutionKernel : public Kernel {
     const Finish finish;
     int64_t channels, columns, vecs, panels, taps, depth;  // of a group
     int64_t out_stride, residual_stride, direct_stride = 0;
-    bool is_direct = false, bands = false, fused = false;
+    bool is_direct = false, bands = false, fused = false, by_panels = false;
     std::vector<Block> blocks;
     std::vector<Part> parts;
     std::vector<const float*> pointers;  // [pixels][taps]

@@ -14,6 +14,7 @@ from mlsys_nimble import operators as kinds
 from mlsys_nimble.native import kernels
 from mlsys_nimble.native.library import DTYPES, MAX_RANK, Kernel, View
 from mlsys_nimble.program import Operator, ValueId
+from mlsys_nimble.strides import dense, row_major
 
 Views: TypeAlias = Sequence[View]
 Weights: TypeAlias = Sequence[Tensor | None]  # per input: the constant, if it is one
@@ -32,7 +33,8 @@ def kernel_for(operator: Operator, views: Mapping[ValueId, View], constants: Map
     out = views[operator.outputs[0]]
     if lower is None or any(view.dtype not in DTYPES or len(view.shape) > MAX_RANK for view in (*inputs, out)):
         return None
-    if isinstance(operator.kind, _FLOATS_ONLY) and any(view.dtype != "float32" for view in (*inputs, out)):
+    exact = {"float32", "bool", "int32", "uint8"} if isinstance(operator.kind, kinds.Pointwise) else {"float32"}
+    if isinstance(operator.kind, _EXACT_ONLY) and any(view.dtype not in exact for view in (*inputs, out)):
         return None
     return lower(operator.kind, inputs, [constants.get(value) for value in operator.inputs], out)
 
@@ -42,6 +44,8 @@ def _convolution(kind: kinds.Convolution, inputs: Views, weights: Weights, out: 
     if weight is None or (kind.has_bias and bias is None) or len(out.shape) > kernels.SPACE + 2:
         return None
     residual = inputs[-1] if kind.epilogue.has_residual else None
+    if kernels.is_depthwise(kind, weight):
+        return kernels.depthwise(kind, inputs[0], weight, bias, out, residual=residual)
     return kernels.convolution(kind, inputs[0], weight, bias, out, residual=residual)
 
 
@@ -62,11 +66,34 @@ def _rows(view: View) -> View:
     return view.reshaped((rows, view.shape[-1]), (lead[-1] if lead else view.shape[-1], view.strides[-1]))
 
 
-_FLOATS_ONLY = (
-    *(kinds.Convolution, kinds.Linear, kinds.MatMul, kinds.Attention, kinds.Pointwise, kinds.Pool, kinds.Reduce),
-    *(kinds.Softmax, kinds.LayerNorm, kinds.Pad),
+def _copy(kind: object, inputs: Views, weights: Weights, out: View) -> Kernel:
+    return kernels.copy(inputs[0], out)
+
+
+def _reshape(kind: kinds.Reshape, inputs: Views, weights: Weights, out: View) -> Kernel:
+    """Only where the layout found no strides: the result lies row by row, so its elements can be told as the input's."""
+    shape = inputs[0].shape
+    return kernels.copy(inputs[0], out.reshaped(shape, dense(shape, row_major(len(shape)))))
+
+
+def _pad(kind: kinds.Pad, inputs: Views, weights: Weights, out: View) -> Kernel:
+    return kernels.pad(kind, inputs[0], out)
+
+
+def _pointwise(kind: kinds.Pointwise, inputs: Views, weights: Weights, out: View) -> Kernel:
+    return kernels.pointwise(kind, inputs, out)
+
+
+_EXACT_ONLY = (  # computed in single precision
+    *(kinds.Convolution, kinds.Linear, kinds.MatMul, kinds.Attention, kinds.Pool, kinds.Reduce),
+    *(kinds.Softmax, kinds.LayerNorm, kinds.Pointwise),
 )
 _RULES: dict[type, Callable[[Any, Views, Weights, View], Kernel | None]] = {
     kinds.Convolution: _convolution,
     kinds.Linear: _linear,
+    kinds.Copy: _copy,
+    kinds.Cast: _copy,
+    kinds.Reshape: _reshape,
+    kinds.Pad: _pad,
+    kinds.Pointwise: _pointwise,
 }
