@@ -10,7 +10,7 @@ TORCH  := torch==2.13.0
 XDIST  ?= -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types fmt bench docs browser test-gpu tsan bench-gpu lock lock-models clean
+.PHONY: help setup demo test lint types fmt bench soak docs browser test-gpu tsan bench-gpu lock lock-models clean
 
 help:  ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ fmt: setup  ## Format the code and fix what ruff can fix
 
 bench: setup  ## Run the core's benchmarks; peers and suites: mlsys bench
 	@for script in benchmarks/core/*.py; do echo "== $$script"; $(PY) $$script || exit 1; done
+
+soak: setup  ## Run 200 clients against Orca's server for a minute, half of whom leave in the middle
+	$(PY) benchmarks/orca/soak.py
 
 docs: setup  ## Build the documentation site into site/, warnings as errors
 	NO_MKDOCS_2_WARNING=true $(VENV)/bin/mkdocs build --strict --quiet

@@ -22,8 +22,10 @@ from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.models.decoder import ForwardInputs
 from mlsys_orca.models.encoder_decoder import EncoderDecoder
-from mlsys_orca.openai.render import collect
-from mlsys_orca.openai.requests import ChatCompletionRequest, CompletionRequest, Message
+from mlsys_orca.openai import chat, completions
+from mlsys_orca.openai.answers import collect
+from mlsys_orca.openai.chat import ChatCompletionRequest, Message
+from mlsys_orca.openai.completions import CompletionRequest
 from mlsys_orca.runner import Runner
 from mlsys_orca.schedulers.policy import make_scheduler
 from mlsys_orca.schedulers.request import GenerationRequest
@@ -284,18 +286,18 @@ def test_a_completion_is_what_the_encoder_made_of_the_prompt(directory: tuple[Pa
 
     async def complete(text: str, **options: Any) -> tuple[str, str, int]:
         body = CompletionRequest(model="t5", prompt=text, temperature=0, **options)
-        generation = service.complete(body)
-        answer, _, finish_reason = await collect(generation)
-        return answer, finish_reason, generation.request.num_encoder_tokens
+        generation = await service.start(completions.ask_of(body, service))
+        (answer,) = await collect(generation)
+        return answer.text, answer.finish_reason, generation.choices[0].request.num_encoder_tokens
 
     async def complete_all() -> list[tuple[str, str, int]]:
         return await asyncio.gather(*(complete(text, max_tokens=20) for text in texts))
 
     with service.engine:
         found = asyncio.run(complete_all())
-        chat = ChatCompletionRequest(model="t5", messages=[Message(role="user", content="Hello")])
+        body = ChatCompletionRequest(model="t5", messages=[Message(role="user", content="Hello")])
         with pytest.raises(InvalidInputError, match="no chat template: use /v1/completions"):
-            service.chat(chat)
+            chat.ask_of(body, service)
     for text, (answer, finish_reason, num_encoder_tokens) in zip(texts, found, strict=True):
         ids = reference(text)["input_ids"]
         assert ids[-1] == 1, "the encoder's mark of an end"

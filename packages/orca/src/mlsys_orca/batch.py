@@ -13,13 +13,30 @@ blocks named here, so a restarted worker, or one more worker, needs nothing but 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
+from typing import TYPE_CHECKING, Protocol
 
 from mlsys_core.errors import InvalidInputError
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 BlockCopy = tuple[int, int]  # (source, destination) K/V block ids
 MAX_LOGPROBS = 20  # what the OpenAI protocol allows
+
+
+class Guide(Protocol):
+    """What a request's answer may be; owner: the request. Its answers depend on its arguments alone."""
+
+    def allowed(self, answer: Sequence[int]) -> NDArray[np.bool_]:
+        """Which tokens may follow ``answer``: [vocab_size], at least one."""
+        ...
+
+    def foresee(self, answer: Sequence[int]) -> None:
+        """The next question will be about ``answer``: what it costs may be spent now, beside the forward."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +53,24 @@ class SamplingParams:
     top_p: float = 1.0  # probability; sample among the fewest most likely tokens that together reach it
     seed: int = 0  # keys the request's own random stream; a server draws one for a client that gave none
     num_logprobs: int | None = None  # log-probabilities reported: None: none, 0: the chosen token's, n: also the n best
+    num_prompt_logprobs: int | None = None  # likewise of the prompt's tokens, all but the first
+    min_p: float = 0.0  # share of the likeliest token's probability; less likely ones are left out
+    repetition_penalty: float = 1.0  # divides positive logits of tokens that prompt or answer have, multiplies others
+    presence_penalty: float = 0.0  # taken from the logit of each token that the answer has
+    frequency_penalty: float = 0.0  # likewise, once for each time
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
+    min_tokens: int = 0  # tokens of the answer before one of late_token_ids may come
+    late_token_ids: tuple[int, ...] = ()
+    guide: Guide | None = field(default=None, compare=False)  # what the answer must be; None: anything
+    is_plain: bool = field(init=False, repr=False, compare=False)  # the logits are taken as they are
 
     def __post_init__(self) -> None:
+        self._check()
+        has_penalty = self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty
+        is_plain = not (has_penalty or self.logit_bias or self.min_tokens or self.guide is not None)
+        object.__setattr__(self, "is_plain", is_plain)
+
+    def _check(self) -> None:
         if not (isfinite(self.temperature) and self.temperature >= 0):
             raise InvalidInputError(
                 f"temperature is {self.temperature}; it must be 0 (greedy) or a positive finite number"
@@ -46,13 +79,36 @@ class SamplingParams:
             raise InvalidInputError(f"top_k is {self.top_k}; it must be at least 1, or None for no limit")
         if not 0 < self.top_p <= 1:
             raise InvalidInputError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
-        if self.num_logprobs is not None and not 0 <= self.num_logprobs <= MAX_LOGPROBS:
-            raise InvalidInputError(f"num_logprobs is {self.num_logprobs}; it must be None or from 0 to {MAX_LOGPROBS}")
+        for name in ("num_logprobs", "num_prompt_logprobs"):
+            count = getattr(self, name)
+            if count is not None and not 0 <= count <= MAX_LOGPROBS:
+                raise InvalidInputError(f"{name} is {count}; it must be None or from 0 to {MAX_LOGPROBS}")
+        if not 0 <= self.min_p <= 1:
+            raise InvalidInputError(f"min_p is {self.min_p}; it must be from 0 to 1")
+        if not (isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
+            raise InvalidInputError(f"repetition_penalty is {self.repetition_penalty}; it must be above 0, 1 for none")
+        if not all(
+            map(isfinite, (self.presence_penalty, self.frequency_penalty, *(bias for _, bias in self.logit_bias)))
+        ):
+            raise InvalidInputError("presence_penalty, frequency_penalty and logit_bias must be finite numbers")
+        if self.min_tokens < 0:
+            raise InvalidInputError(f"min_tokens is {self.min_tokens}; it must be 0 or more")
 
     @property
     def is_greedy(self) -> bool:
         """Whether the choice needs no random number."""
         return self.temperature == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceDetails:
+    """What the runner needs beside a slice, of requests that ask for more than sampling from the logits."""
+
+    past: tuple[int, ...] = ()  # the prompt and the answer so far; empty if nothing asks for it
+    num_prompt_tokens: int = 0  # of past
+    num_draft_tokens: int = 0  # the slice's last tokens, guessed: each stays if it is what would have been sampled
+    num_prompt_logprobs: int | None = None  # as SamplingParams'; None: none are wanted
+    adapter: str | None = None  # whose weights are added to the model's; None: nobody's
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +124,12 @@ class RequestSlice:
         SamplingParams | None
     )  # how to choose the token after the last row; None: more chunks of the prompt follow
     num_encoder_tokens: int = 0  # the request's first tokens, if an encoder reads them; all are in its first iteration
+    details: SliceDetails | None = None  # None: a plain request
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Guessed tokens at its end."""
+        return 0 if self.details is None else self.details.num_draft_tokens
 
     @property
     def num_tokens(self) -> int:
@@ -88,6 +150,7 @@ class IterationBatch:
     positions: tuple[int, ...]  # [num_tokens] position of each token in its own request, from 0
     requests: tuple[RequestSlice, ...]  # [num_requests] in row order; together they cover every row once
     block_copies: tuple[BlockCopy, ...] = ()  # K/V blocks to copy before this iteration writes any
+    is_plain: bool = True  # no request has details
 
     @property
     def num_tokens(self) -> int:
@@ -96,7 +159,7 @@ class IterationBatch:
 
     @property
     def sampled(self) -> tuple[RequestSlice, ...]:
-        """The requests that get a token from this iteration, in row order; each samples from its last row."""
+        """The requests that get a token from this iteration, or several, in row order; the first from its last row."""
         return tuple(request for request in self.requests if request.sampling is not None)
 
 
@@ -116,6 +179,12 @@ class BatchBuilder:
         self._positions: list[int] = []
         self._requests: list[RequestSlice] = []
         self._block_copies: list[BlockCopy] = []
+        self._is_plain = True
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows so far."""
+        return len(self._token_ids)
 
     def add(
         self,
@@ -126,6 +195,7 @@ class BatchBuilder:
         block_table: tuple[int, ...],
         sampling: SamplingParams | None,
         num_encoder_tokens: int = 0,
+        details: SliceDetails | None = None,
     ) -> None:
         """Append one request's tokens of this iteration.
 
@@ -137,6 +207,7 @@ class BatchBuilder:
             sampling: How to choose the next token; None where the prompt has further chunks to come.
             num_encoder_tokens: How many of the request's first tokens an encoder reads: all at once, and with at least
                 one token for the decoder.
+            details: Of a request that is not plain.
 
         Raises:
             InvalidInputError: there is no token, ``num_computed_tokens`` is negative, or an encoder's tokens are split.
@@ -163,8 +234,11 @@ class BatchBuilder:
                 block_table,
                 sampling,
                 num_encoder_tokens,
+                details,
             )
         )
+        if details is not None:
+            self._is_plain = False
 
     def copy_block(self, source: int, destination: int) -> None:
         """Have the K/V block ``source`` copied to ``destination`` before the iteration.
@@ -176,7 +250,11 @@ class BatchBuilder:
     def build(self) -> IterationBatch:
         """The batch of everything added."""
         return IterationBatch(
-            tuple(self._token_ids), tuple(self._positions), tuple(self._requests), tuple(self._block_copies)
+            tuple(self._token_ids),
+            tuple(self._positions),
+            tuple(self._requests),
+            tuple(self._block_copies),
+            self._is_plain,
         )
 
 
@@ -191,7 +269,18 @@ class SampledToken:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredPrompt:
+    """How likely a run of a prompt's tokens was. Owner: the receiver."""
+
+    request_id: str
+    position: int  # of the first of them, at least 1
+    tokens: tuple[SampledToken, ...]  # the prompt's own, with their log-probabilities
+
+
+@dataclass(frozen=True, slots=True)
 class IterationOutput:
     """What one iteration produced. Owner: the receiver."""
 
-    sampled: tuple[SampledToken, ...]  # one per request of IterationBatch.sampled, in the same order
+    # One per request of IterationBatch.sampled, in the same order; one more for each guess of its that was right.
+    sampled: tuple[SampledToken, ...]
+    scored: tuple[ScoredPrompt, ...] = ()  # of the requests that asked for it

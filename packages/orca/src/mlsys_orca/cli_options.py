@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
+from mlsys_core.errors import InvalidInputError
 
 if TYPE_CHECKING:
+    from mlsys_orca.chat_template import ChatTemplate
     from mlsys_orca.loading.checkpoint import WeightForm
     from mlsys_orca.loading.loaded import LoadedModel
 
+Model = Annotated[str, typer.Argument(help="A name from 'mlsys models list', a GGUF file, or a model directory.")]
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option(help="NAME=DIRECTORY of a LoRA adapter (PEFT's), which requests then name as their model; repeat."),
+]
+ChatTemplateFile = Annotated[Path | None, typer.Option(help="A Jinja file in place of the model's own chat template.")]
 Dtype = Annotated[str | None, typer.Option(help="fp32 or bf16; by default what suits the device.")]
 Weights = Annotated[
     str | None,
@@ -33,8 +42,20 @@ def num_threads_of(threads: int) -> int:
     return threads or cores
 
 
-def load(model: str, dtype: str | None, *, device: str = "cpu", weights: str | None = None) -> LoadedModel:
-    """Resolve and load ``model`` with a progress bar on stderr."""
+def load(
+    model: str,
+    dtype: str | None,
+    *,
+    device: str = "cpu",
+    weights: str | None = None,
+    adapters: list[str] | None = None,
+    chat_template: Path | None = None,
+) -> LoadedModel:
+    """Resolve and load ``model`` with a progress bar on stderr.
+
+    Raises:
+        InvalidInputError: as ``load_model``; or an adapter is not written NAME=DIRECTORY, or does not fit.
+    """
     from mlsys_core.config import settings
     from mlsys_core.models import resolve_model
     from rich.console import Console
@@ -47,10 +68,35 @@ def load(model: str, dtype: str | None, *, device: str = "cpu", weights: str | N
         task = progress.add_task(f"loading {path.name}", total=None)
         from mlsys_orca.loading.load import load_model  # here: the bar shows while torch is imported
 
-        return load_model(
+        loaded = load_model(
             path,
             dtype=dtype,
             device=device,
             weights=cast("WeightForm | None", weights),  # load_model refuses others
+            backend="torch" if adapters else "auto",
             progress=lambda done, total: progress.update(task, completed=done, total=total),
         )
+    if adapters:
+        from mlsys_orca.adapters import AdaptedDecoder
+
+        loaded = replace(loaded, model=AdaptedDecoder(loaded.model, _directories(adapters)))
+    if chat_template is not None:
+        loaded = replace(loaded, chat_template=_read_template(chat_template, loaded))
+    return loaded
+
+
+def _directories(adapters: list[str]) -> dict[str, str]:
+    pairs = [adapter.partition("=") for adapter in adapters]
+    if wrong := [name for name, _, path in pairs if not name or not path]:
+        raise InvalidInputError(f"--adapter {wrong[0]!r} is not written NAME=DIRECTORY")
+    return {name: path for name, _, path in pairs}
+
+
+def _read_template(path: Path, loaded: LoadedModel) -> ChatTemplate:
+    from mlsys_orca.chat_template import ChatTemplate
+
+    try:
+        source = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise InvalidInputError(f"the chat template {path} cannot be read: {error}") from error
+    return ChatTemplate(source, special_tokens=loaded.tokenizer.special_tokens)

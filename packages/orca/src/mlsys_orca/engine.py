@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
@@ -18,7 +20,8 @@ from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.plugins import Registry, installed_plugins
 from mlsys_core.serving import Finished, FinishReason, InlineExecutor, LoopRecorder, ServingLoop, WallClock
 
-from mlsys_orca.batch import IterationBatch, IterationOutput, SampledToken
+from mlsys_orca.batch import IterationBatch, IterationOutput, SampledToken, ScoredPrompt
+from mlsys_orca.engine_stats import EngineStats
 from mlsys_orca.iteration_trace import record_iterations
 from mlsys_orca.kv_cache import DEFAULT_BLOCK_SIZE, BlockTables, kv_nbytes_per_token
 from mlsys_orca.loading.loaded import LoadedModel
@@ -43,6 +46,21 @@ class EngineConfig:
     policy: str = DEFAULT_POLICY  # the scheduling policy's registered name
     policy_options: Mapping[str, Any] = field(default_factory=dict)  # keywords of the policy's own
     batch_invariant: bool = False  # refuse a model whose numbers would depend on what it is batched with
+    max_waiting: int | None = None  # requests beyond those of an iteration, from which on new ones are refused
+    num_draft_tokens: int = 0  # guesses behind each decode at most, by prompt lookup; 0: none
+
+
+class BusyError(ServingError):
+    """More requests wait than may; try again later."""
+
+    http_status = 429
+    error_code = "queue_full"
+
+    def __init__(self, num_waiting: int, max_waiting: int, retry_after_s: float) -> None:
+        super().__init__(
+            f"{num_waiting} requests wait, and at most {max_waiting} may: try again in {retry_after_s:.0f} s"
+        )
+        self.retry_after_s = retry_after_s
 
 
 def plan_kv_tokens(loaded: LoadedModel, config: EngineConfig, available_nbytes: int) -> int:
@@ -108,6 +126,14 @@ class Engine:
         self._has_encoder = loaded.config.encoder is not None
         book = getattr(scheduler, "book", None)
         self.book = book if isinstance(book, RequestBook) else None  # to be read; None: the policy keeps none
+        self.stats = EngineStats()
+        if self.book is not None:
+            self.book.num_draft_tokens = config.num_draft_tokens
+            self.book.on_placed = self.stats.placed
+        elif config.num_draft_tokens:
+            raise InvalidInputError(f"policy {config.policy!r} keeps no RequestBook, so it cannot speculate")
+        self.config = config
+        self.adapters = frozenset(getattr(loaded.model, "adapters", ()))  # names that a request may give
         model = loaded.model
         self.is_batch_invariant = isinstance(model, NativeDecoder)
         if isinstance(model, NativeDecoder):
@@ -151,37 +177,52 @@ class Engine:
         """Requests accepted that have not left."""
         return self._loop.num_unfinished
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[SampledToken | GenerationResult, None]:
-        """The request's tokens as they come, then its result; leaving the iteration early cancels the request.
-
-        Under a policy that does not stream (``request-level``) the tokens come all at once, right before the result.
+    def submit(self, request: GenerationRequest) -> TokenStream:
+        """Accept a request, from a running event loop; close what is returned.
 
         Raises:
+            BusyError: too many requests wait.
             InvalidInputError: the request can never be served, or its id is in use.
-            ServingError: the engine stopped, or the iteration failed.
+            ServingError: the engine has stopped.
         """
         if (request.num_encoder_tokens > 0) != self._has_encoder:
             raise InvalidInputError(
                 f"an encoder is to read {request.num_encoder_tokens} tokens of request {request.request_id!r}; this "
                 f"model has {'an encoder that needs some' if self._has_encoder else 'none'}"
             )
-        items: asyncio.Queue[SampledToken | Finished[Any]] = asyncio.Queue()
-        self._streams.open(request.request_id, asyncio.get_running_loop(), items.put_nowait)
-        is_finished = False
-        try:
-            self._loop.submit(request, request.request_id)
-            while True:
-                item = await items.get()
-                if isinstance(item, SampledToken):
-                    yield item
-                    continue
-                is_finished = True
-                yield _result_of(item)
-                return
-        finally:
-            if not is_finished:
-                self._loop.cancel(request.request_id)
-            self._streams.close(request.request_id)
+        if request.adapter is not None and request.adapter not in self.adapters:
+            raise InvalidInputError(f"there is no adapter {request.adapter!r} (there are: {sorted(self.adapters)})")
+        self.check_room()
+        return TokenStream(request, self._loop, self._streams, self.stats)
+
+    def check_room(self) -> None:
+        """See whether one more request may wait.
+
+        Raises:
+            BusyError: it may not.
+        """
+        bound = self.config.max_waiting
+        num_waiting = self.num_unfinished - self.config.max_batch_size
+        if bound is not None and num_waiting >= bound:
+            whole = self.stats.whole
+            num_ended = whole.buckets()[-1][1]
+            mean_s = whole.sum / num_ended if num_ended else 1.0
+            retry_after_s = mean_s * (num_waiting + 1) / self.config.max_batch_size
+            raise BusyError(num_waiting, bound, min(max(retry_after_s, 1.0), 60.0))
+
+    async def generate(
+        self, request: GenerationRequest
+    ) -> AsyncGenerator[ScoredPrompt | SampledToken | GenerationResult, None]:
+        """What a request gives, as :class:`TokenStream`; leaving the iteration early cancels the request.
+
+        Raises:
+            BusyError: too many requests wait.
+            InvalidInputError: the request can never be served, or its id is in use.
+            ServingError: the engine stopped, or the iteration failed.
+        """
+        with closing(self.submit(request)) as items:
+            async for item in items:
+                yield item
 
     def _run(self) -> None:
         with intra_op_threads(self._num_threads):
@@ -190,6 +231,78 @@ class Engine:
             except BaseException as error:  # noqa: BLE001 - the thread's end; requests were failed with it, readiness tells
                 self.failure = error
                 _log.exception("the engine has stopped")
+
+
+class TokenStream:
+    """What one request gives, as iterations complete: its prompt's log-probabilities, its tokens, then its result.
+
+    Under a policy that does not stream (``request-level``) all comes at once, right before the result. An asynchronous
+    iterator for one reader; :meth:`close` it, which cancels the request if it has not finished.
+    """
+
+    def __init__(
+        self, request: GenerationRequest, loop: ServingLoop[Any, Any, Any], streams: _Streams, stats: EngineStats
+    ) -> None:
+        self.request = request
+        self._loop, self._streams, self._stats = loop, streams, stats
+        self._items: asyncio.Queue[ScoredPrompt | SampledToken | Finished[Any]] = asyncio.Queue()
+        self._num_tokens = 0
+        self._is_complete = False  # its last token has come
+        self._is_closed = False
+        streams.open(request.request_id, asyncio.get_running_loop(), self._items.put_nowait)
+        try:
+            loop.submit(request, request.request_id)
+        except BaseException:
+            self._is_closed = True
+            streams.close(request.request_id)
+            raise
+        self._submitted_s = self._last_s = stats.submitted(request.request_id, len(request.prompt_token_ids))
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ScoredPrompt | SampledToken | GenerationResult:
+        while not self._is_closed:
+            item = await self._items.get()
+            if isinstance(item, Finished):
+                self._end(_reason_of(item))
+                return _result_of(item)
+            if isinstance(item, SampledToken):
+                if self._is_complete:  # a right guess behind a stop token: no part of the answer
+                    continue
+                self._note(item)
+            return item
+        raise StopAsyncIteration
+
+    def close(self) -> None:
+        """Stop reading; what has not finished is cancelled within one iteration. Idempotent."""
+        if not self._is_closed:
+            self._loop.cancel(self.request.request_id)
+            self._end("abort")
+
+    def __del__(self) -> None:
+        if not getattr(self, "_is_closed", True):  # nobody came to read it
+            self.close()
+
+    def _end(self, reason: str) -> None:
+        self._is_closed = True
+        self._streams.close(self.request.request_id)
+        self._stats.ended(self.request.request_id, reason, self._submitted_s)
+
+    def _note(self, token: SampledToken) -> None:
+        now, stats = time.perf_counter(), self._stats
+        (stats.between_tokens if self._num_tokens else stats.first_token).observe(now - self._last_s)
+        self._last_s = now
+        self._num_tokens += 1
+        stats.num_new_tokens += 1
+        request = self.request
+        self._is_complete = token.token_id in request.stop_token_ids or self._num_tokens == request.max_new_tokens
+
+
+def _reason_of(finished: Finished[Any]) -> str:
+    if isinstance(finished.result, GenerationResult):
+        return finished.result.finish_reason
+    return "abort" if finished.reason is FinishReason.CANCELLED else "error"
 
 
 def _result_of(finished: Finished[Any]) -> GenerationResult:
@@ -226,7 +339,10 @@ class _Streams:
         if not self._is_live:
             return
         deliveries: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
-        for token in output.sampled:
+        items: tuple[ScoredPrompt | SampledToken, ...] = output.sampled
+        if output.scored:
+            items = (*output.scored, *items)
+        for token in items:
             sink = self._sinks.get(token.request_id)
             if sink is not None:
                 deliveries.setdefault(sink[0], []).append(partial(sink[1], token))
@@ -238,7 +354,9 @@ class _Streams:
         sink = self._sinks.get(finished.request_id)
         if sink is not None:
             result = finished.result
-            held_back = result.tokens if isinstance(result, GenerationResult) and not self._is_live else ()
+            held_back: tuple[Any, ...] = ()
+            if isinstance(result, GenerationResult) and not self._is_live:
+                held_back = (*result.scored, *result.tokens)
             _call_soon(sink[0], [partial(sink[1], item) for item in (*held_back, finished)])
 
 

@@ -17,8 +17,10 @@ from mlsys_core.memory import BlockId, BlockPool
 _DIGEST_NBYTES = 32  # who could make two prompts collide would read another's answer: as wide as that needs
 
 
-def extend_digests(digests: list[bytes], token_ids: Sequence[int], block_size: int) -> None:
+def extend_digests(digests: list[bytes], token_ids: Sequence[int], block_size: int, *, root: bytes = b"") -> None:
     """Append to ``digests`` those of the full blocks of ``token_ids`` that it does not have yet: a hash chain.
+
+    ``root`` begins the chain: whatever else keys and values depend on.
 
     Example:
         >>> first, second = [], []
@@ -29,7 +31,7 @@ def extend_digests(digests: list[bytes], token_ids: Sequence[int], block_size: i
     """
     for index in range(len(digests), len(token_ids) // block_size):
         tokens = array("q", token_ids[index * block_size : (index + 1) * block_size])
-        parent = digests[-1] if digests else b""
+        parent = digests[-1] if digests else root
         digests.append(blake2b(parent + tokens.tobytes(), digest_size=_DIGEST_NBYTES).digest())
 
 

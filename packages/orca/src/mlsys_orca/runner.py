@@ -18,7 +18,7 @@ from mlsys_orca.batch import IterationBatch, IterationOutput
 from mlsys_orca.kv_cache import KVCache
 from mlsys_orca.models.decoder import DecoderModel, ForwardInputs
 from mlsys_orca.native.decoder import NativeKVCache
-from mlsys_orca.sampler import sample
+from mlsys_orca.sampler import choose, wanted_rows
 
 
 class Runner:
@@ -48,21 +48,14 @@ class Runner:
         """
         with torch.inference_mode():
             self.kv_cache.copy_blocks(batch.block_copies)
-            logits = self.model(self._inputs(batch), self.kv_cache)
-            sampled = batch.sampled
-            return IterationOutput(
-                sample(
-                    logits,
-                    request_ids=[request.request_id for request in sampled],
-                    positions=[request.context_len for request in sampled],
-                    params=[request.sampling for request in sampled if request.sampling is not None],
-                )
-            )
+            return choose(batch, self.model(self._inputs(batch), self.kv_cache))
 
     def _inputs(self, batch: IterationBatch) -> ForwardInputs:
         if not batch.requests:
             raise InvalidInputError("the batch is empty: an iteration needs at least one request")
-        return ForwardInputs(batch, block_size=self.kv_cache.block_size, device=self.model.device)
+        return ForwardInputs(
+            batch, block_size=self.kv_cache.block_size, device=self.model.device, wanted=wanted_rows(batch)
+        )
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""Logits to tokens. Called by the runner once per iteration, on the sampled rows only.
+"""Logits to tokens. Called by the runner once per iteration, on the wanted rows only.
+
+Plain requests, all but those that ask for penalties, biases, guides, drafts or their prompt's log-probabilities, take
+one short path; the others a row at a time, what they ask for done by :mod:`mlsys_orca.logits`.
 
 Random numbers depend on the request alone: the number for the token at position ``p`` of a request with seed ``s`` is
 a hash of ``(s, p)``. So neither the batch's other requests, nor an earlier preemption, nor a worker restarted in the
@@ -13,11 +16,108 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mlsys_orca.batch import SampledToken, SamplingParams
+from mlsys_orca.batch import (
+    IterationBatch,
+    IterationOutput,
+    RequestSlice,
+    SampledToken,
+    SamplingParams,
+    ScoredPrompt,
+    SliceDetails,
+)
+from mlsys_orca.logits import reshaped
 
 Row = NDArray[np.float32]  # [vocab_size], or some of it
 Ids = NDArray[np.int64]
 _THRESHOLDS = (1e-3, 1e-6, 0.0)  # of a weight, the largest being 1: which are sorted for top_p
+
+
+def wanted_rows(batch: IterationBatch) -> list[int]:
+    """The rows of ``batch`` whose logits :func:`choose` takes, in its order."""
+    if batch.is_plain:
+        return [request.stop - 1 for request in batch.sampled]
+    rows: list[int] = []
+    for request in batch.requests:
+        rows.extend(_scored_rows(request))
+        if request.sampling is not None:
+            rows.extend(range(request.stop - 1 - request.num_draft_tokens, request.stop))
+    return rows
+
+
+def choose(batch: IterationBatch, logits: Tensor) -> IterationOutput:
+    """What ``batch`` gives: a token for each request that samples, more where guesses were right, prompts' scores.
+
+    Args:
+        batch: What ran.
+        logits: fp32 [rows, vocab_size], of :func:`wanted_rows`.
+    """
+    if batch.is_plain:
+        sampled = batch.sampled
+        return IterationOutput(
+            sample(
+                logits,
+                request_ids=[request.request_id for request in sampled],
+                positions=[request.context_len for request in sampled],
+                params=[request.sampling for request in sampled if request.sampling is not None],
+            )
+        )
+    tokens: list[SampledToken] = []
+    scored: list[ScoredPrompt] = []
+    row = 0
+    for request in batch.requests:
+        details = request.details or SliceDetails()
+        if num_scored := len(_scored_rows(request)):
+            scored.append(_score(request, details, logits[row : row + num_scored]))
+            row += num_scored
+        if request.sampling is not None:
+            num_rows = 1 + details.num_draft_tokens
+            draft = batch.token_ids[request.stop - details.num_draft_tokens : request.stop]
+            tokens += _verify(request, details, draft, logits[row : row + num_rows])
+            row += num_rows
+    return IterationOutput(tuple(tokens), tuple(scored))
+
+
+def _scored_rows(request: RequestSlice) -> range:
+    """Rows whose next token is the prompt's, of a prompt whose log-probabilities are wanted."""
+    details = request.details
+    if details is None or details.num_prompt_logprobs is None:
+        return range(0)
+    num_left = details.num_prompt_tokens - 1 - request.num_computed_tokens
+    return range(request.start, min(request.stop, request.start + max(0, num_left)))
+
+
+def _score(request: RequestSlice, details: SliceDetails, logits: Tensor) -> ScoredPrompt:
+    first = request.num_computed_tokens + 1
+    tokens = details.past[first : first + len(logits)]
+    count = details.num_prompt_logprobs or 0
+    return ScoredPrompt(
+        request.request_id,
+        first,
+        tuple(_report(row, request.request_id, token, count) for row, token in zip(logits, tokens, strict=True)),
+    )
+
+
+def _verify(request: RequestSlice, details: SliceDetails, draft: Sequence[int], logits: Tensor) -> list[SampledToken]:
+    """Sample row after row as if each guess before had been sampled, until one was not."""
+    params = request.sampling
+    assert params is not None
+    first = request.context_len - len(draft)
+    past, tokens = list(details.past), list[SampledToken]()
+    for index, row in enumerate(logits):
+        values = row.cpu().numpy()
+        if not params.is_plain:
+            values = reshaped(values, params, past, details.num_prompt_tokens)
+        if params.is_greedy:
+            token_id = int(values.argmax())
+        else:
+            token_id = _draw(values, params, uniform(params.seed, first + index))
+        tokens.append(_report(row, request.request_id, token_id, params.num_logprobs))
+        past.append(token_id)
+        if index < len(draft) and draft[index] != token_id:
+            break
+    if params.guide is not None:
+        params.guide.foresee(past[details.num_prompt_tokens :])
+    return tokens
 
 
 def sample(
@@ -49,14 +149,18 @@ def sample(
     sampled = []
     for index, (greedy, request_id, position, how) in enumerate(zip(best, request_ids, positions, params, strict=True)):
         token_id = greedy if how.is_greedy else _draw(logits[index].cpu().numpy(), how, uniform(how.seed, position))
-        if how.num_logprobs is None:
-            sampled.append(SampledToken(request_id, token_id))
-            continue
-        logprobs = logits[index].log_softmax(dim=-1)
-        top = logprobs.topk(how.num_logprobs)
-        pairs = tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True))
-        sampled.append(SampledToken(request_id, token_id, float(logprobs[token_id]), pairs))
+        sampled.append(_report(logits[index], request_id, token_id, how.num_logprobs))
     return tuple(sampled)
+
+
+def _report(logits: Tensor, request_id: str, token_id: int, num_logprobs: int | None) -> SampledToken:
+    """The token with its log-probability among ``logits`` [vocab_size] and the best ones, if they are wanted."""
+    if num_logprobs is None:
+        return SampledToken(request_id, token_id)
+    logprobs = logits.log_softmax(dim=-1)
+    top = logprobs.topk(num_logprobs)
+    pairs = tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+    return SampledToken(request_id, token_id, float(logprobs[token_id]), pairs)
 
 
 def uniform(seed: int, position: int) -> float:
@@ -84,6 +188,8 @@ def _splitmix64(state: int) -> int:
 def _draw(logits: Row, params: SamplingParams, number: float) -> int:
     """The token at which the cumulative probability of the allowed tokens, most likely first, passes ``number``."""
     weights = np.exp((logits - logits.max()) / np.float32(params.temperature))
+    if params.min_p:
+        weights[weights < params.min_p] = 0  # the largest is 1
     if params.top_k is not None:
         ids = _most_likely(logits, min(params.top_k, len(logits)))
         allowed = weights[ids]

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from mlsys_core.serving import LoopRecorder
     from structlog.typing import FilteringBoundLogger
 
+    from mlsys_orca.embedding import TextEncoder
+
 
 def available_memory_nbytes(device: torch.device | None = None) -> int:
     """Memory this process may still take: of ``device``, or of the host without swapping."""
@@ -36,11 +38,16 @@ def available_memory_nbytes(device: torch.device | None = None) -> int:
 
 
 def make_service(
-    loaded: LoadedModel, name: str, config: EngineConfig, *, recorder: LoopRecorder | None = None
+    loaded: LoadedModel,
+    name: str,
+    config: EngineConfig,
+    *,
+    encoder: TextEncoder | None = None,
+    recorder: LoopRecorder | None = None,
 ) -> ModelService:
-    """A service over a new engine; the engine's thread starts with the app."""
+    """A service over a new engine, and over ``encoder`` if given; the engine's thread starts with the app."""
     engine = Engine(loaded, config, available_nbytes=available_memory_nbytes(loaded.model.device), recorder=recorder)
-    return ModelService(name, loaded, engine)
+    return ModelService(name, loaded, engine, encoder)
 
 
 def make_app(service: ModelService, http: HttpConfig, *, logger: FilteringBoundLogger | None = None) -> FastAPI:
@@ -67,6 +74,22 @@ def make_app(service: ModelService, http: HttpConfig, *, logger: FilteringBoundL
         registry=registry,
         logger=logger,
     )
+
+
+def find_encoder(name: str) -> TextEncoder:
+    """The encoder called ``name`` in 'mlsys models list', or in a directory; clients call it by that name.
+
+    Raises:
+        InvalidInputError: there is none, or it needs something that is not implemented.
+    """
+    from mlsys_core.config import settings
+    from mlsys_core.models import resolve_model
+
+    from mlsys_orca.embedding import load_encoder
+
+    encoder = load_encoder(resolve_model(name, settings().cache_dir))
+    encoder.name = model_name(name)
+    return encoder
 
 
 def model_name(model: str) -> str:

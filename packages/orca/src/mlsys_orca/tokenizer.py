@@ -17,6 +17,16 @@ _UNTYPED = "\uf8ff"  # a character for private use: a piece that begins with it 
 REPLACEMENT = "\ufffd"  # what decoding puts for bytes that are no complete character
 
 
+def _byte_alphabet() -> dict[str, int]:
+    """The character that byte-level vocabularies spell each byte with (as published with GPT-2) -> the byte."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return {chr(byte) if byte in printable else chr(next(others)): byte for byte in range(256)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
 class Tokenizer:
     """A vocabulary with its rules. Thread-safe.
 
@@ -111,6 +121,25 @@ class Tokenizer:
             skip_special: Leave control tokens out.
         """
         return self._backend.decode(list(token_ids), skip_special_tokens=skip_special)
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """The bytes that a token stands for, which need not be whole characters; None: the token is unknown."""
+        piece = self._backend.id_to_token(token_id)
+        if piece is None:
+            return None
+        if piece in self.control_tokens:
+            return piece.encode()
+        if isinstance(self._backend.decoder, tokenizers.decoders.ByteLevel):
+            return (
+                bytes(_BYTE_OF[char] for char in piece) if all(char in _BYTE_OF for char in piece) else piece.encode()
+            )
+        if len(piece) == 6 and piece.startswith("<0x"):
+            return bytes.fromhex(piece[3:5])
+        return piece.replace("\u2581", " ").encode()
+
+    def to_json(self) -> str:
+        """The whole of it as ``tokenizer.json`` has it, for libraries that read that."""
+        return str(self._backend.to_str())
 
     def token_id(self, text: str) -> int | None:
         """The id of the token spelled exactly ``text``, if there is one."""

@@ -1,1 +1,1 @@
-"""The OpenAI-compatible front: wire types, rendering of answers, routes."""
+"""The HTTP front: OpenAI's protocol, and what else clients of language models speak. A file for each endpoint."""

@@ -1,57 +1,78 @@
-"""The routes of the OpenAI protocol that this server has."""
+"""All routes of one served model."""
 
 from __future__ import annotations
 
-from fastapi import Request, Response
-from mlsys_core.serving.http import ClosingStreamingResponse, HttpError, Router, cancel_on_disconnect
+from typing import Literal
 
-from mlsys_orca.openai import render
-from mlsys_orca.openai.requests import ChatCompletionRequest, CompletionRequest
-from mlsys_orca.openai.responses import ChatCompletion, Completion, ModelCard, ModelList
-from mlsys_orca.openai.service import ModelService
+from fastapi import Response
+from mlsys_core.serving.http import HttpError, Router
+from pydantic import BaseModel
 
-_STREAM = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "Answer or stream"}}
+from mlsys_orca.openai import chat, completions, encoders, messages, responses, tokens
+from mlsys_orca.openai.service import ModelService, unknown_model
+
+
+class ModelCard(BaseModel):
+    """One model that is served."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "mlsys"
+    max_model_len: int  # tokens of prompt and answer
+    parent: str | None = None  # of an adapter, the model it is added to
+
+
+class ModelList(BaseModel):
+    """Answer of ``GET /v1/models``."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
 
 
 def make_router(service: ModelService) -> Router:
-    """``/v1`` over one served model."""
-    router = Router(prefix="/v1", tags=["OpenAI"])
-    tokenizer = service.loaded.tokenizer
+    """The endpoints over ``service``."""
+    router = Router(tags=["Orca"])
+    for endpoint in (chat, completions, responses, messages, encoders, tokens):
+        endpoint.add_routes(router, service)
+    _add_models(router, service)
 
-    def card() -> ModelCard:
-        return ModelCard(id=service.name, created=service.created, max_model_len=service.engine.max_model_len)
-
-    @router.get("/models")
-    async def list_models() -> ModelList:
-        """The models served here."""
-        return ModelList(data=[card()])
-
-    @router.get("/models/{name:path}")
-    async def get_model(name: str) -> ModelCard:
-        """One model."""
-        if name != service.name:
-            message = f"the model {name[:256]!r} does not exist here; this server has {service.name!r}"
-            raise HttpError(message, http_status=404, error_code="model_not_found", param="model")
-        return card()
-
-    @router.post("/chat/completions", response_model=ChatCompletion, responses=_STREAM)  # type: ignore[arg-type]
-    async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response | ChatCompletion:
-        """Answer a conversation, whole or as a stream of server-sent events."""
-        generation = service.chat(body)
-        if not body.stream:
-            return await cancel_on_disconnect(request, render.chat_completion(generation, service.name, tokenizer))
-        include_usage = body.stream_options is not None and body.stream_options.include_usage
-        events = render.chat_events(generation, service.name, tokenizer, include_usage=include_usage)
-        return ClosingStreamingResponse(events, media_type="text/event-stream")
-
-    @router.post("/completions", response_model=Completion, responses=_STREAM)  # type: ignore[arg-type]
-    async def completions(body: CompletionRequest, request: Request) -> Response | Completion:
-        """Continue a text, whole or as a stream of server-sent events."""
-        generation = service.complete(body)
-        if not body.stream:
-            return await cancel_on_disconnect(request, render.completion(generation, service.name, tokenizer))
-        include_usage = body.stream_options is not None and body.stream_options.include_usage
-        events = render.completion_events(generation, service.name, tokenizer, include_usage=include_usage)
-        return ClosingStreamingResponse(events, media_type="text/event-stream")
+    @router.get("/health", response_class=Response)
+    async def health() -> Response:
+        """200 with an empty body while the engine runs, as vLLM has it."""
+        if service.engine.failure is not None:
+            raise HttpError("the engine has stopped; restart the server", http_status=503)
+        return Response()
 
     return router
+
+
+def _add_models(router: Router, service: ModelService) -> None:
+    def cards() -> list[ModelCard]:
+        length = service.engine.max_model_len
+        made = [
+            ModelCard(
+                id=name,
+                created=service.created,
+                max_model_len=length,
+                parent=None if name == service.name else service.name,
+            )
+            for name in service.names
+        ]
+        if service.encoder is not None:
+            encoder = service.encoder
+            made.append(ModelCard(id=encoder.name, created=service.created, max_model_len=encoder.max_tokens))
+        return made
+
+    @router.get("/v1/models")
+    async def list_models() -> ModelList:
+        """The models served here: the one that generates, its adapters, the encoder."""
+        return ModelList(data=cards())
+
+    @router.get("/v1/models/{name:path}")
+    async def get_model(name: str) -> ModelCard:
+        """One model."""
+        for card in cards():
+            if card.id == name:
+                return card
+        raise unknown_model(name, [card.id for card in cards()])

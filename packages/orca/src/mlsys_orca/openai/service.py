@@ -1,120 +1,243 @@
-"""From a request body to a running generation: model name, prompt, limits and sampling, all checked here."""
+"""From a checked body to running answers: model name, prompt, limits and sampling.
+
+The only place where requests for the engine are made. Each endpoint turns its own fields into an :class:`Ask`.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field, replace
 
 import structlog
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.http import HttpError
 
 from mlsys_orca.batch import SamplingParams
-from mlsys_orca.engine import Engine
+from mlsys_orca.embedding import TextEncoder
+from mlsys_orca.engine import Engine, TokenStream
+from mlsys_orca.guides import Grammar, GuideMaker
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.openai.requests import ChatCompletionRequest, CompletionRequest
+from mlsys_orca.openai.fields import Generating
 from mlsys_orca.scheduler import GenerationRequest
-from mlsys_orca.text_stream import TextDelta, stream_text
+from mlsys_orca.text_stream import TextDelta, TextOptions, stream_text
+
+_CHOICE_STEP = 0x9E3779B97F4A7C15  # between the seeds of a request's choices
+_MASK = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What is to be generated, in no protocol's words."""
+
+    prefix: str  # of the answer's id
+    model: str  # the name that the client gave: the model's or an adapter's
+    prompts: Sequence[Sequence[int]]  # token ids; at least one prompt of at least one token
+    max_new_tokens: int | None  # None: what the context has room for
+    sampling: SamplingParams  # of the first choice; seed and guide are set here
+    seed: int | None = None  # None: drawn
+    num_choices: int = 1  # of each prompt
+    grammar: Grammar | None = None
+    ignores_eos: bool = False
+    text: TextOptions = field(default_factory=TextOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One running answer."""
+
+    index: int  # among all choices of the request
+    tokens: TokenStream
+    deltas: AsyncGenerator[TextDelta, None]
+
+    @property
+    def request(self) -> GenerationRequest:
+        """What the engine was asked."""
+        return self.tokens.request
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One accepted request, ready to stream."""
+    """One accepted request with its running answers. Close it."""
 
     answer_id: str
     created: int  # seconds since the epoch
-    request: GenerationRequest
-    deltas: AsyncGenerator[TextDelta, None]
+    model: str
+    choices: tuple[Choice, ...]
+    num_prompt_tokens: int
+
+    def close(self) -> None:
+        """Cancel what has not finished. Idempotent."""
+        for choice in self.choices:
+            choice.tokens.close()
 
 
 @dataclass(frozen=True, slots=True)
 class ModelService:
-    """One served model: its engine, its tokenizer, and the name clients use."""
+    """One served model: its engine, its tokenizer, the names clients use, and an encoder beside it if there is one."""
 
     name: str
     loaded: LoadedModel
     engine: Engine
+    encoder: TextEncoder | None = None
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
+    guides: GuideMaker = field(init=False)
 
-    def chat(self, body: ChatCompletionRequest) -> Generation:
-        """Accept a chat request.
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "guides", GuideMaker(self.loaded.tokenizer, self.loaded.config.vocab_size))
+
+    @property
+    def names(self) -> list[str]:
+        """What a request may call for to have text generated: the model, then its adapters."""
+        return [self.name, *sorted(self.engine.adapters)]
+
+    def adapter_of(self, model: str) -> str | None:
+        """The adapter that ``model`` names; None: the model itself.
 
         Raises:
-            HttpError: another model was asked for (404).
-            InvalidInputError: the model has no chat template or refuses the messages, or the prompt is too long.
+            HttpError: it names nothing here (404).
         """
-        self._accept(body)
+        if model == self.name:
+            return None
+        if model in self.engine.adapters:
+            return model
+        raise unknown_model(model, self.names)
+
+    def sampling_of(self, body: Generating, *, num_logprobs: int | None) -> SamplingParams:
+        """The sampling that ``body`` asks for.
+
+        Raises:
+            InvalidInputError: a token id is not in the vocabulary.
+        """
+        vocab_size = self.loaded.config.vocab_size
+        bias = tuple((int(key), value) for key, value in (body.logit_bias or {}).items())
+        for name, ids in (("logit_bias", [key for key, _ in bias]), ("stop_token_ids", body.stop_token_ids or ())):
+            if ids and max(ids) >= vocab_size:
+                raise InvalidInputError(f"{name}: token id {max(ids)} is not in the vocabulary of {vocab_size} tokens")
+        late = self.loaded.tokenizer.eos_ids | frozenset(body.stop_token_ids or ())
+        return SamplingParams(
+            temperature=body.temperature,
+            top_k=body.top_k_or_none,
+            top_p=body.top_p,
+            min_p=body.min_p,
+            repetition_penalty=body.repetition_penalty,
+            presence_penalty=body.presence_penalty or 0.0,
+            frequency_penalty=body.frequency_penalty or 0.0,
+            logit_bias=bias,
+            min_tokens=body.min_tokens,
+            late_token_ids=tuple(sorted(late)) if body.min_tokens else (),
+            num_logprobs=num_logprobs,
+            num_prompt_logprobs=body.prompt_logprobs,
+        )
+
+    def encode_chat(
+        self,
+        messages: Sequence[dict[str, object]],
+        *,
+        tools: Sequence[dict[str, object]] | None = None,
+        variables: dict[str, object] | None = None,
+    ) -> list[int]:
+        """The prompt of a conversation.
+
+        Raises:
+            InvalidInputError: the model has no chat template, or it refuses the messages.
+        """
         template = self.loaded.chat_template
         if template is None:
             raise InvalidInputError(f"model {self.name!r} has no chat template: use /v1/completions")
-        messages = [message.for_template() for message in body.messages]
-        prompt = template.encode(messages, self.loaded.tokenizer)
-        max_tokens = body.max_completion_tokens or body.max_tokens
-        return self._start("chatcmpl", body, prompt, max_tokens, num_logprobs=body.num_logprobs)
+        return template.encode(messages, self.loaded.tokenizer, tools=tools, variables=variables)
 
-    def complete(self, body: CompletionRequest) -> Generation:
-        """Accept a completion request; errors as :meth:`chat`."""
-        self._accept(body)
-        tokenizer = self.loaded.tokenizer
-        if isinstance(body.prompt, str):
-            prompt = tokenizer.encode(body.prompt, add_bos=True)
-        else:
-            prompt = body.prompt
-            if max(prompt) >= self.loaded.config.vocab_size:
-                raise InvalidInputError(
-                    f"token id {max(prompt)} is not in the vocabulary of {self.loaded.config.vocab_size} tokens"
-                )
-        # The protocol's default of 16 new tokens for this older endpoint.
-        return self._start("cmpl", body, prompt, body.max_tokens or 16, num_logprobs=body.logprobs)
+    def check_ids(self, token_ids: Sequence[int]) -> None:
+        """See that ``token_ids`` are all in the vocabulary.
 
-    def _accept(self, body: ChatCompletionRequest | CompletionRequest) -> None:
-        if body.user:
-            structlog.contextvars.bind_contextvars(user=body.user)  # into the request's log line
-        if body.model != self.name:
-            raise HttpError(
-                f"the model {body.model!r} does not exist here; this server has {self.name!r}",
-                http_status=404,
-                error_code="model_not_found",
-                param="model",
+        Raises:
+            InvalidInputError: one is not.
+        """
+        if max(token_ids, default=0) >= self.loaded.config.vocab_size:
+            raise InvalidInputError(
+                f"token id {max(token_ids)} is not in the vocabulary of {self.loaded.config.vocab_size} tokens"
             )
 
-    def _start(
-        self,
-        prefix: str,
-        body: ChatCompletionRequest | CompletionRequest,
-        prompt: list[int],
-        max_new_tokens: int | None,
-        *,
-        num_logprobs: int | None,
-    ) -> Generation:
-        encoder, num_encoder_tokens = self.loaded.config.encoder, 0
+    async def start(self, ask: Ask, *, user: str | None = None) -> Generation:
+        """Accept a request; its answers begin at once.
+
+        Raises:
+            HttpError: it names no model here (404), or its prompt and answer are longer than the context (400).
+            InvalidInputError: its grammar is refused.
+            BusyError: too many requests wait (429).
+        """
+        if user:
+            structlog.contextvars.bind_contextvars(user=user)  # into the request's log line
+        adapter = self.adapter_of(ask.model)
+        self.engine.check_room()  # before what costs something
+        answer_id = f"{ask.prefix}-{uuid.uuid4().hex}"
+        seed = secrets.randbits(63) if ask.seed is None else ask.seed
+        requests = []
+        for number, prompt in enumerate(ask.prompts):
+            base = self._request(ask, prompt, adapter)
+            for choice in range(ask.num_choices):
+                guide = None if ask.grammar is None else await asyncio.to_thread(self.guides.guide, ask.grammar)
+                index = number * ask.num_choices + choice
+                sampling = replace(ask.sampling, seed=(seed + choice * _CHOICE_STEP) & _MASK, guide=guide)
+                request_id = answer_id if len(ask.prompts) * ask.num_choices == 1 else f"{answer_id}-{index}"
+                requests.append(replace(base, request_id=request_id, sampling=sampling))
+        choices: list[Choice] = []
+        try:
+            for index, request in enumerate(requests):
+                tokens = self.engine.submit(request)
+                choices.append(Choice(index, tokens, stream_text(tokens, self.loaded.tokenizer, ask.text)))
+        except BaseException:
+            for started in choices:
+                started.tokens.close()
+            raise
+        num_prompt_tokens = sum(map(len, ask.prompts))
+        return Generation(answer_id, int(time.time()), ask.model, tuple(choices), num_prompt_tokens)
+
+    def _request(self, ask: Ask, prompt: Sequence[int], adapter: str | None) -> GenerationRequest:
+        """One choice's request but for its id and sampling."""
+        encoder, num_encoder_tokens, num_prompt = self.loaded.config.encoder, 0, len(prompt)
         if encoder is not None:
-            prompt, num_encoder_tokens = [*prompt, *encoder.start_token_ids], len(prompt)
+            prompt, num_encoder_tokens = [*prompt, *encoder.start_token_ids], num_prompt
         room = self.engine.max_model_len - len(prompt)
-        if room < 1 or (max_new_tokens or 1) > room:
+        asked = max(1, ask.max_new_tokens) if ask.max_new_tokens is not None else 1
+        if asked > room:
             raise HttpError(
-                f"this model's context is {self.engine.max_model_len} tokens; the prompt has {len(prompt)} and "
-                f"{max_new_tokens or 1} more were asked for: shorten the prompt or lower max_tokens",
+                f"this model's context is {self.engine.max_model_len} tokens; the prompt has {num_prompt} and "
+                f"{asked} more were asked for: shorten the prompt or lower max_tokens",
                 http_status=400,
                 error_code="context_length_exceeded",
             )
-        sampling = SamplingParams(
-            temperature=body.temperature,
-            top_k=body.top_k,
-            top_p=body.top_p,
-            seed=secrets.randbits(63) if body.seed is None else body.seed,
-            num_logprobs=num_logprobs,
-        )
-        request = GenerationRequest(
-            request_id=f"{prefix}-{uuid.uuid4().hex}",
+        eos_ids = frozenset() if ask.ignores_eos else self.loaded.tokenizer.eos_ids
+        return GenerationRequest(
+            request_id="",
             prompt_token_ids=tuple(prompt),
-            max_new_tokens=max_new_tokens or room,
-            sampling=sampling,
-            stop_token_ids=self.loaded.tokenizer.eos_ids,
+            max_new_tokens=room if ask.max_new_tokens is None else asked,
+            stop_token_ids=eos_ids | ask.text.stop_token_ids,
             num_encoder_tokens=num_encoder_tokens,
+            adapter=adapter,
         )
-        deltas = stream_text(self.engine, self.loaded.tokenizer, request, stop_strings=body.stop_strings)
-        return Generation(request.request_id, int(time.time()), request, deltas)
+
+
+def text_options(body: Generating) -> TextOptions:
+    """How ``body`` wants its tokens to become text."""
+    return TextOptions(
+        stop_strings=body.stop_strings,
+        stop_token_ids=frozenset(body.stop_token_ids or ()),
+        keeps_stop=body.include_stop_str_in_output,
+        skips_special=body.skip_special_tokens,
+        min_tokens=body.min_tokens,
+    )
+
+
+def unknown_model(model: str, names: Sequence[str]) -> HttpError:
+    """404: nothing here has that name."""
+    has = ", ".join(map(repr, names)) or "none for this"
+    return HttpError(
+        f"the model {model[:256]!r} does not exist here; this server has {has}",
+        http_status=404,
+        error_code="model_not_found",
+        param="model",
+    )

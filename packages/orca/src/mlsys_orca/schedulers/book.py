@@ -12,9 +12,21 @@ from enum import Enum
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving import Finished, FinishReason
 
-from mlsys_orca.batch import BatchBuilder, IterationBatch, IterationOutput, SampledToken
+from mlsys_orca.batch import (
+    BatchBuilder,
+    IterationBatch,
+    IterationOutput,
+    SampledToken,
+    ScoredPrompt,
+    SliceDetails,
+)
 from mlsys_orca.block_tables import BlockTables
 from mlsys_orca.schedulers.request import FinishedBy, GenerationRequest, GenerationResult
+from mlsys_orca.speculation import NgramIndex
+
+MAX_SCORED_ROWS = (
+    256  # of a prompt whose log-probabilities are wanted, in one iteration: each is a row of the vocabulary
+)
 
 
 class State(Enum):
@@ -39,6 +51,8 @@ class Entry:
     digests: list[bytes] = field(default_factory=list)  # of full blocks of token_ids, as far as they were asked for
     finish_reason: FinishedBy | None = None
     is_cancelled: bool = False  # leaves when the batch it is in comes back
+    scored: list[ScoredPrompt] = field(default_factory=list)
+    ngrams: NgramIndex | None = None  # made with the first draft
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -83,6 +97,10 @@ class RequestBook:
         self.num_preemptions = 0  # so far, as the next; both stay 0 under policies that do no such thing
         self.num_cached_tokens = 0  # that admitted requests did not have to compute
         self._max_model_len = max_model_len
+        self.num_draft_tokens = 0  # guesses behind a decode at most; 0: none
+        self.num_guessed = 0  # tokens so far, as the next
+        self.num_right = 0  # guessed ones that stayed
+        self.on_placed: Callable[[str], None] | None = None  # called with a request's id when it gets its first blocks
         self._on_computed = on_computed
         self._num_arrived = 0
 
@@ -134,6 +152,8 @@ class RequestBook:
 
     def give_blocks(self, entry: Entry, block_table: tuple[int, ...]) -> None:
         """Note that ``entry`` holds ``block_table``."""
+        if self.on_placed is not None and not entry.block_table and not entry.tokens:
+            self.on_placed(entry.request.request_id)
         entry.block_table = block_table
         self.holders[entry.request.request_id] = entry
 
@@ -145,18 +165,48 @@ class RequestBook:
         entry.block_table, entry.num_computed_tokens, entry.state = (), 0, State.INITIATION
 
     def append(self, builder: BatchBuilder, entry: Entry, num_tokens: int | None = None) -> None:
-        """Put the next ``num_tokens`` tokens of ``entry`` into a batch; None: all that are not computed yet."""
-        start = entry.num_computed_tokens
+        """Put the next ``num_tokens`` tokens of ``entry`` into a batch; None: all that are not computed yet.
+
+        Of a prompt whose log-probabilities are wanted it may be fewer; a decode may be followed by guesses.
+        """
+        request, start = entry.request, entry.num_computed_tokens
+        sampling = request.sampling
         stop = len(entry.token_ids) if num_tokens is None else start + num_tokens
+        if sampling.num_prompt_logprobs is not None and start < len(request.prompt_token_ids):
+            stop = min(stop, start + MAX_SCORED_ROWS)
+        token_ids = entry.token_ids[start:stop]
+        draft = self._draft(entry) if self.num_draft_tokens and stop == len(entry.token_ids) == start + 1 else []
+        details = None
+        needs_past = not sampling.is_plain or sampling.num_prompt_logprobs is not None
+        if needs_past or draft or request.adapter is not None:
+            details = SliceDetails(
+                past=tuple(entry.token_ids) if needs_past else (),
+                num_prompt_tokens=len(request.prompt_token_ids),
+                num_draft_tokens=len(draft),
+                num_prompt_logprobs=sampling.num_prompt_logprobs,
+                adapter=request.adapter,
+            )
         builder.add(
-            entry.request.request_id,
-            entry.token_ids[start:stop],
+            request.request_id,
+            token_ids + draft,
             num_computed_tokens=start,
             block_table=entry.block_table,
-            sampling=entry.request.sampling if stop == len(entry.token_ids) else None,
-            num_encoder_tokens=entry.request.num_encoder_tokens,
+            sampling=sampling if stop == len(entry.token_ids) else None,
+            num_encoder_tokens=request.num_encoder_tokens,
+            details=details,
         )
         entry.state = State.RUNNING
+
+    def _draft(self, entry: Entry) -> list[int]:
+        """Guesses for which the request has room: in its blocks, and in its answer beside the token that is sure."""
+        if entry.ngrams is None:
+            entry.ngrams = NgramIndex()
+        room = min(
+            self.num_draft_tokens,
+            entry.request.max_tokens - len(entry.token_ids) - 1,
+            len(entry.block_table) * self.block_tables.block_size - len(entry.token_ids),
+        )
+        return entry.ngrams.draft(entry.token_ids, room) if room > 0 else []
 
     def complete(
         self, batch: IterationBatch, output: IterationOutput, now: float
@@ -170,15 +220,30 @@ class RequestBook:
     def settle(self, batch: IterationBatch, output: IterationOutput) -> list[Entry]:
         """Take one iteration's tokens; returns who finished or was cancelled, without having them leave."""
         done = []
-        sampled = {token.request_id: token for token in output.sampled}
+        for scored in output.scored:
+            self.entries[scored.request_id].scored.append(scored)
+        sampled = iter(output.sampled)
+        following = next(sampled, None)
         for part in batch.requests:
             entry = self.entries[part.request_id]
             entry.state = State.INCREMENT
+            tokens = []
+            while part.sampling is not None and following is not None and following.request_id == part.request_id:
+                tokens.append(following)
+                following = next(sampled, None)
             entry.num_computed_tokens = part.context_len
+            if num_draft := part.num_draft_tokens:
+                entry.num_computed_tokens -= num_draft - (len(tokens) - 1)  # wrong guesses are overwritten
+                self.num_guessed += num_draft
+                self.num_right += len(tokens) - 1
+            if entry.finish_reason is None:
+                for token in tokens:
+                    self._accept(entry, token)
+                    if entry.finish_reason is not None:  # right guesses behind a stop token are no part of the answer
+                        entry.num_computed_tokens = min(entry.num_computed_tokens, len(entry.token_ids))
+                        break
             if self._on_computed is not None:
                 self._on_computed(entry)
-            if part.sampling is not None and entry.finish_reason is None:
-                self._accept(entry, sampled[part.request_id])
             if entry.finish_reason or entry.is_cancelled:
                 done.append(entry)
         return done
@@ -200,7 +265,7 @@ class RequestBook:
         result = None
         if reason is FinishReason.DONE:
             assert entry.finish_reason is not None
-            result = GenerationResult(tuple(entry.tokens), entry.finish_reason)
+            result = GenerationResult(tuple(entry.tokens), entry.finish_reason, tuple(entry.scored))
         return Finished(entry.request.request_id, reason, result, error if reason is FinishReason.FAILED else None)
 
     def wake_at(self, now: float) -> float | None:

@@ -64,13 +64,16 @@ class Pager:
         return self._grow(entry)
 
     def _admit(self, entry: Entry, builder: BatchBuilder) -> bool:
-        if self._prefix_caching and not entry.request.num_encoder_tokens:
-            extend_digests(entry.digests, entry.token_ids, self._block_tables.block_size)
+        request, digests = entry.request, entry.digests
+        if self._prefix_caching and not request.num_encoder_tokens:
+            extend_digests(digests, entry.token_ids, self._block_tables.block_size, root=_root_of(entry))
+        if request.sampling.num_prompt_logprobs is not None:
+            digests = []  # what is not computed has no logits
         while True:
             placement = self._block_tables.place(
                 entry.request.request_id,
                 len(entry.token_ids),
-                entry.digests,
+                digests,
                 keep_free=self._num_kept_free if self.book.holders else 0,
             )
             if placement is not None:
@@ -114,7 +117,12 @@ class Pager:
             return
         num_full = entry.num_computed_tokens // self._block_tables.block_size
         if num_full > len(entry.digests):
-            extend_digests(entry.digests, entry.token_ids, self._block_tables.block_size)
+            extend_digests(entry.digests, entry.token_ids, self._block_tables.block_size, root=_root_of(entry))
         self._block_tables.publish(
             entry.request.request_id, entry.digests, num_computed_tokens=entry.num_computed_tokens
         )
+
+
+def _root_of(entry: Entry) -> bytes:
+    """What keys and values depend on beside the tokens: an adapter's weights."""
+    return (entry.request.adapter or "").encode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mlsys_orca.batch import SampledToken, SamplingParams
+from mlsys_orca.batch import SampledToken, SamplingParams, ScoredPrompt
 
 FinishedBy = Literal["stop", "length"]
 
@@ -20,6 +20,7 @@ class GenerationRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop_token_ids: frozenset[int] = frozenset()  # ends the answer; the token itself is reported too
     num_encoder_tokens: int = 0  # the prompt's first tokens, if an encoder reads them; the decoder begins with the rest
+    adapter: str | None = None  # whose weights are added to the model's; None: nobody's
 
     @property
     def max_tokens(self) -> int:
@@ -33,3 +34,4 @@ class GenerationResult:
 
     tokens: tuple[SampledToken, ...]  # in order; the stop token, if any, is last
     finish_reason: FinishedBy
+    scored: tuple[ScoredPrompt, ...] = ()  # the prompt's log-probabilities, if they were asked for

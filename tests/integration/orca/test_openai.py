@@ -11,75 +11,27 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import httpx
 import openai
 import pytest
-from mlsys_core.errors import MissingDependencyError
-from mlsys_core.models import resolve_model
-from mlsys_core.serving.http import BackgroundServer, HttpConfig
-from mlsys_orca.engine import EngineConfig
-from mlsys_orca.loading.load import load_model
-from mlsys_orca.server import make_app, make_service
 
 pytestmark = [pytest.mark.model, pytest.mark.xdist_group("smollm2")]
 MODEL = "smollm2-135m-instruct"
 QUESTION = [{"role": "user", "content": "Why do plants need sunlight?"}]
 
 
-def model_path() -> Path:
-    try:
-        return resolve_model(MODEL, Path("/nonexistent"))
-    except MissingDependencyError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    loaded = load_model(model_path(), dtype="fp32")
-    service = make_service(loaded, MODEL, EngineConfig(max_batch_size=4, max_model_len=512))
-    http = HttpConfig(log_format="json", validation_status=400)
-    with BackgroundServer(make_app(service, http)) as server:
-        yield server.url
-
-
-@pytest.fixture
-def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-def ask(client: openai.OpenAI, **options: Any) -> Any:
-    options = {"messages": QUESTION, "temperature": 0, "max_completion_tokens": 24} | options
-    return client.chat.completions.create(model=MODEL, **options)
-
-
-def metric(url: str, name: str) -> float:
-    labels = r'\{policy="orca"\}'
-    return float(re.search(rf"^mlsys_orca_{name}{labels} (\S+)$", httpx.get(f"{url}/metrics").text, flags=re.M)[1])
-
-
-def wait_until_idle(url: str) -> None:
-    deadline = time.monotonic() + 30
-    while metric(url, "num_requests_unfinished") or metric(url, "kv_blocks_used"):
-        assert time.monotonic() < deadline, "requests or blocks were leaked"
-        time.sleep(0.05)
-
-
-def test_the_answer_makes_sense(client):
-    answer = ask(client, max_completion_tokens=40)
+def test_the_answer_makes_sense(ask):
+    answer = ask(max_completion_tokens=40)
     assert answer.choices[0].message.content.startswith("Plants need sunlight to survive. They rely on photosynthesis")
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage.completion_tokens == 40
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 40
 
 
-def test_streamed_and_whole_answers_are_the_same(client):
-    whole = ask(client)
-    chunks = list(ask(client, stream=True, stream_options={"include_usage": True}))
+def test_streamed_and_whole_answers_are_the_same(ask):
+    whole = ask()
+    chunks = list(ask(stream=True, stream_options={"include_usage": True}))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole.choices[0].message.content
     assert chunks[0].choices[0].delta.role == "assistant"
@@ -97,18 +49,18 @@ def test_without_include_usage_no_chunk_carries_usage(url):
     assert all("usage" not in json.loads(event.removeprefix("data: ")) for event in events[:-2])
 
 
-def test_an_answer_ends_at_the_stop_token(client):
-    answer = ask(client, messages=[{"role": "user", "content": "Say just: Hello."}], max_completion_tokens=200)
+def test_an_answer_ends_at_the_stop_token(ask):
+    answer = ask(messages=[{"role": "user", "content": "Say just: Hello."}], max_completion_tokens=200)
     assert answer.choices[0].finish_reason == "stop"
     assert "<|im_end|>" not in answer.choices[0].message.content
     assert answer.usage.completion_tokens < 200
 
 
-def test_a_stop_string_cuts_the_answer_and_frees_the_request(client, url):
-    answer = ask(client, stop=["photosyn"], max_completion_tokens=200)
+def test_a_stop_string_cuts_the_answer_and_frees_the_request(ask, wait_until_idle):
+    answer = ask(stop=["photosyn"], max_completion_tokens=200)
     assert answer.choices[0].message.content == "Plants need sunlight to survive. They rely on "
     assert answer.choices[0].finish_reason == "stop"
-    wait_until_idle(url)
+    wait_until_idle()
 
 
 def test_concurrent_answers_are_those_given_alone(url):
@@ -132,16 +84,16 @@ def test_concurrent_answers_are_those_given_alone(url):
     assert together == alone
 
 
-def test_a_seed_makes_sampling_reproducible(client):
+def test_a_seed_makes_sampling_reproducible(ask):
     def sample(seed: int) -> str:
-        return ask(client, temperature=1.0, top_p=0.9, seed=seed).choices[0].message.content
+        return ask(temperature=1.0, top_p=0.9, seed=seed).choices[0].message.content
 
     assert sample(1) == sample(1)
     assert sample(1) != sample(2)
 
 
-def test_logprobs_are_those_of_the_chosen_tokens(client):
-    answer = ask(client, logprobs=True, top_logprobs=2, max_completion_tokens=5)
+def test_logprobs_are_those_of_the_chosen_tokens(ask):
+    answer = ask(logprobs=True, top_logprobs=2, max_completion_tokens=5)
     content = answer.choices[0].logprobs.content
     assert "".join(entry.token for entry in content) == answer.choices[0].message.content
     for entry in content:
@@ -163,7 +115,7 @@ def test_completions_continue_text_and_token_ids_alike(client):
 
 
 def test_models(client):
-    assert [model.id for model in client.models.list()] == [MODEL]
+    assert [model.id for model in client.models.list()] == [MODEL, "all-minilm-l6-v2"]
     assert client.models.retrieve(MODEL).id == MODEL
     with pytest.raises(openai.NotFoundError, match="does not exist here"):
         client.models.retrieve("other")
@@ -177,10 +129,19 @@ def test_models(client):
         ({"max_completion_tokens": 511}, openai.BadRequestError, "context is 512 tokens; the prompt has 3"),
         ({"temperature": 3}, openai.BadRequestError, "temperature"),
         ({"temperature": "hot"}, openai.BadRequestError, "temperature"),
-        ({"n": 2}, openai.BadRequestError, "'n' is not implemented"),
-        ({"presence_penalty": 0.5}, openai.BadRequestError, "'presence_penalty' is not implemented"),
-        ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "'response_format' is not implemented"),
-        ({"tools": [{"type": "function"}]}, openai.BadRequestError, "'tools' is not implemented"),
+        ({"n": 0}, openai.BadRequestError, "n: "),
+        ({"presence_penalty": 2.5}, openai.BadRequestError, "presence_penalty"),
+        ({"logit_bias": {"x": 1}}, openai.BadRequestError, "'x' is no id"),
+        ({"logit_bias": {"49152": 1}}, openai.BadRequestError, "token id 49152 is not in the vocabulary of 49152"),
+        ({"response_format": {"type": "json_schema"}}, openai.BadRequestError, "'json_schema' goes with"),
+        ({"response_format": {"type": "xml"}}, openai.BadRequestError, "response_format"),
+        ({"reasoning_effort": "high"}, openai.BadRequestError, "'reasoning_effort' is not implemented"),
+        ({"store": True}, openai.BadRequestError, "'store' is not implemented"),
+        ({"prediction": {"type": "content", "content": "x"}}, openai.BadRequestError, "'prediction' is not implem"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "--chat-template"),
+        ({"tool_choice": "required"}, openai.BadRequestError, "there are no 'tools'"),
+        ({"temperature": "0.5"}, openai.BadRequestError, "temperature"),
+        ({"stream_options": {"include_usage": True}}, openai.BadRequestError, "only allowed when 'stream' is true"),
         ({"extra_body": {"no_such_field": 1}}, openai.BadRequestError, "no_such_field"),
         ({"stop": ""}, openai.BadRequestError, "stop"),
         ({"top_logprobs": 2}, openai.BadRequestError, "logprobs"),
@@ -192,15 +153,13 @@ def test_models(client):
         ),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_name(client, options, error, says):
+def test_what_cannot_be_served_is_refused_by_name(ask, options, error, says):
     with pytest.raises(error, match=re.escape(says)):
-        ask(client, **options)
+        ask(**options)
 
 
-def test_fields_that_ask_for_nothing_are_fine(client):
-    answer = ask(
-        client, n=1, presence_penalty=0, frequency_penalty=0.0, logit_bias={}, user="me", max_completion_tokens=1
-    )
+def test_fields_that_ask_for_nothing_are_fine(ask):
+    answer = ask(n=1, presence_penalty=0, frequency_penalty=0.0, logit_bias={}, user="me", max_completion_tokens=1)
     assert answer.usage.completion_tokens == 1
 
 
@@ -217,21 +176,21 @@ def test_malformed_bodies_get_the_documented_shape(url, body):
     assert set(response.json()["error"]) >= {"message", "type", "code", "param"}
 
 
-def test_a_client_that_leaves_frees_its_request(url):
+def test_a_client_that_leaves_frees_its_request(url, metric, wait_until_idle):
     body = {"model": MODEL, "messages": QUESTION, "max_tokens": 400, "stream": True}
     with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as response:
         lines = response.iter_lines()
         for _ in range(6):
             next(lines)
-        assert metric(url, "num_requests_unfinished") == 1
-    wait_until_idle(url)
+        assert metric("num_requests_unfinished") == 1
+    wait_until_idle()
 
 
-def test_a_client_that_leaves_a_whole_answer_frees_its_request(url):
+def test_a_client_that_leaves_a_whole_answer_frees_its_request(url, wait_until_idle):
     body = {"model": MODEL, "messages": QUESTION, "max_tokens": 400}
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{url}/v1/chat/completions", json=body, timeout=httpx.Timeout(30, read=0.5))
-    wait_until_idle(url)
+    wait_until_idle()
 
 
 def free_port() -> int:
@@ -242,7 +201,7 @@ def free_port() -> int:
 
 def test_serve_command_needs_its_key_and_drains_on_sigterm():
     port = free_port()
-    command = [sys.executable, "-m", "mlsys_core", "orca", "serve", str(model_path()), "--port", str(port)]
+    command = [sys.executable, "-m", "mlsys_core", "orca", "serve", MODEL, "--port", str(port)]
     env = {**os.environ, "MLSYS_ORCA_API_KEY": "secret-key"}
     process = subprocess.Popen(
         [*command, "--name", "tiny", "--threads", "1", "--max-model-len", "256"],

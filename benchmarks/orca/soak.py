@@ -1,0 +1,159 @@
+"""Many clients at once, half of whom leave in the middle: are answers right, and is everything freed?
+
+    python benchmarks/orca/soak.py --clients 200 --seconds 60
+
+Starts a server of its own on a free port. Each client asks one of a few questions again and again, streamed and greedy,
+and either reads to the end or closes the connection after some pieces. What it read must be the answer that the
+question got alone, or its beginning; a native model promises that to the bit. At the end ``/metrics`` must show no
+request and no K/V block in use. The exit code is 1 if anything was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import httpx
+
+QUESTIONS = (
+    "Why do plants need sunlight?",
+    "Name two colours.",
+    "What is a cat?",
+    "Tell me about Rome.",
+    "Count to five.",
+    "Say hello in Spanish.",
+)
+MAX_TOKENS = 24
+
+
+@dataclass
+class Tally:
+    """What happened."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)  # complete, left, busy, wrong
+    wrong: list[str] = field(default_factory=list)  # a few of the wrong ones, for the eye
+    requests_left: float = 0.0
+    blocks_left: float = 0.0
+
+    @property
+    def is_good(self) -> bool:
+        """No wrong answer, nothing leaked, and it was no idle run."""
+        done = self.outcomes["complete"] and self.outcomes["left"]
+        return bool(done) and not (self.outcomes["wrong"] or self.requests_left or self.blocks_left)
+
+
+def body_of(model: str, question: str) -> dict[str, object]:
+    """A greedy, streamed completion."""
+    return {"model": model, "prompt": question, "max_tokens": MAX_TOKENS, "temperature": 0, "stream": True}
+
+
+async def read(client: httpx.AsyncClient, model: str, question: str, leave_after: int | None) -> tuple[int, str]:
+    """The status and the text of one answer, up to ``leave_after`` pieces."""
+    pieces: list[str] = []
+    async with client.stream("POST", "/v1/completions", json=body_of(model, question)) as response:
+        if response.status_code != 200:
+            await response.aread()
+            return response.status_code, response.text
+        async for line in response.aiter_lines():
+            if line == "data: [DONE]":
+                break
+            if line.startswith("data: "):
+                pieces.append("".join(choice["text"] for choice in json.loads(line[6:])["choices"]))
+                if leave_after is not None and len(pieces) > leave_after:
+                    break
+    return 200, "".join(pieces)
+
+
+async def one_client(
+    client: httpx.AsyncClient, model: str, expected: dict[str, str], until_s: float, seed: int, tally: Tally
+) -> None:
+    """Ask until the time is over."""
+    chance = random.Random(seed)
+    questions = sorted(expected)
+    while time.monotonic() < until_s:
+        question = chance.choice(questions)
+        leave_after = chance.randrange(MAX_TOKENS) if chance.random() < 0.5 else None
+        status, text = await read(client, model, question, leave_after)
+        if status == 429:
+            tally.outcomes["busy"] += 1
+            await asyncio.sleep(chance.random())
+        elif status == 200 and (
+            text == expected[question] if leave_after is None else expected[question].startswith(text)
+        ):
+            tally.outcomes["complete" if leave_after is None else "left"] += 1
+        else:
+            tally.outcomes["wrong"] += 1
+            tally.wrong.append(f"{status} {question!r}: {text!r} instead of {expected[question]!r}")
+
+
+async def soak(
+    url: str, model: str, *, num_clients: int, seconds: float, questions: Sequence[str] = QUESTIONS, seed: int = 0
+) -> Tally:
+    """Run the clients against a server that is up, and wait until it has nothing left to do."""
+    tally = Tally()
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
+        expected = {question: (await read(client, model, question, None))[1] for question in questions}
+        until_s = time.monotonic() + seconds
+        await asyncio.gather(
+            *(one_client(client, model, expected, until_s, seed + number, tally) for number in range(num_clients))
+        )
+        for _ in range(600):
+            text = (await client.get("/metrics")).text
+            tally.requests_left, tally.blocks_left = (
+                float(re.search(rf"^mlsys_orca_{name}\{{.*\}} (\S+)$", text, flags=re.M)[1])  # type: ignore[index]
+                for name in ("num_requests_unfinished", "kv_blocks_used")
+            )
+            if not tally.requests_left and not tally.blocks_left:
+                break
+            await asyncio.sleep(0.05)
+    return tally
+
+
+def main() -> int:
+    """Serve, soak, report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m-instruct", help="a name from 'mlsys models list', or a path")
+    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--policy", default="chunked")
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    from mlsys_core.config import settings
+    from mlsys_core.models import resolve_model
+    from mlsys_core.serving.http import BackgroundServer, HttpConfig
+    from mlsys_core.serving.http.logs import make_logger
+    from mlsys_orca.engine import EngineConfig
+    from mlsys_orca.loading.load import load_model
+    from mlsys_orca.server import make_app, make_service
+
+    loaded = load_model(resolve_model(arguments.model, settings().cache_dir), dtype="fp32")
+    config = EngineConfig(
+        max_batch_size=32, max_model_len=512, num_threads=arguments.threads, policy=arguments.policy,
+        batch_invariant=True, max_waiting=arguments.clients // 2,
+    )  # fmt: skip
+    service = make_service(loaded, "model", config)
+    with open("/dev/null", "w") as nowhere:  # noqa: PTH123 - the log of some thousand requests
+        app = make_app(service, HttpConfig(validation_status=400), logger=make_logger("json", stream=nowhere))
+        with BackgroundServer(app) as server:
+            tally = asyncio.run(soak(server.url, "model", num_clients=arguments.clients, seconds=arguments.seconds))
+    print(
+        f"{arguments.clients} clients, {arguments.seconds:g} s: "
+        + ", ".join(f"{n} {o}" for o, n in tally.outcomes.items())
+    )
+    print(f"left over: {tally.requests_left:g} requests, {tally.blocks_left:g} K/V blocks")
+    for line in tally.wrong[:5]:
+        print(line)
+    return 0 if tally.is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

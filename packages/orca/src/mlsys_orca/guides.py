@@ -1,0 +1,151 @@
+"""Structured output: a JSON schema, a regular expression or a grammar to the tokens that may come next.
+
+The parsing is llguidance's. A :class:`Grammar` is checked at the edge, off the event loop; each request then has a
+:class:`GrammarGuide` of its own, which the sampler asks for a mask. When a token has been chosen the sampler says so,
+and the next mask is computed in a thread of this module beside the forward, without the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from mlsys_core.errors import InvalidInputError
+from numpy.typing import NDArray
+
+from mlsys_orca.tokenizer import Tokenizer
+
+GrammarKind = Literal["json_schema", "regex", "lark", "gbnf"]
+# No white space but these, or a small model never leaves it.
+_JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_worker = ThreadPoolExecutor(1, thread_name_prefix="orca-guides")  # starts its thread with the first mask
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must be, in llguidance's form. Made by :func:`grammar_of`."""
+
+    source: str
+
+
+def grammar_of(kind: GrammarKind, spec: Any) -> Grammar:
+    """A grammar, not yet checked.
+
+    Args:
+        kind: What ``spec`` is: a JSON schema (an object, or True for any object), a regular expression, a grammar in
+            Lark's or llama.cpp's notation.
+        spec: The thing itself.
+
+    Raises:
+        InvalidInputError: ``spec`` has no such form.
+
+    Example:
+        >>> "[0-9]+" in grammar_of("regex", "[0-9]+").source
+        True
+    """
+    try:
+        match kind:
+            case "json_schema":
+                schema = {"type": "object"} if spec is True else spec
+                return Grammar(LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_STYLE))
+            case "regex":
+                return Grammar(LLMatcher.grammar_from_regex(spec))
+            case "lark":
+                return Grammar(LLMatcher.grammar_from_lark(spec))
+            case "gbnf":
+                from llguidance import gbnf_to_lark
+
+                return Grammar(LLMatcher.grammar_from_lark(gbnf_to_lark.gbnf_to_lark(spec)))
+    except Exception as error:
+        raise InvalidInputError(f"this {kind} cannot be read: {str(error)[:300]}") from error
+
+
+class GuideMaker:
+    """Makes guides over one tokenizer; its tables take about a second, at the first.
+
+    Args:
+        tokenizer: The model's.
+        vocab_size: Of the model's logits.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._lock = threading.Lock()
+
+    @cached_property
+    def _tables(self) -> LLTokenizer:
+        try:
+            return LLTokenizer(
+                self._tokenizer.to_json(), n_vocab=self._vocab_size, eos_token=sorted(self._tokenizer.eos_ids)
+            )
+        except Exception as error:  # its errors have no class of their own
+            raise InvalidInputError(f"this model's tokenizer cannot be guided: {error}") from error
+
+    def guide(self, grammar: Grammar) -> GrammarGuide:
+        """A new guide; blocking for as long as the grammar takes to compile, so not for an event loop's thread.
+
+        Raises:
+            InvalidInputError: the grammar is wrong or too large, or the tokenizer is of no kind that can be guided.
+        """
+        with self._lock:
+            tables = self._tables
+        matcher = LLMatcher(tables, grammar.source, log_level=0)
+        if matcher.is_error():
+            raise InvalidInputError(f"the grammar of the structured output is refused: {matcher.get_error()[:500]}")
+        return GrammarGuide(matcher, self._vocab_size, self._tokenizer.eos_ids)
+
+
+class GrammarGuide:
+    """One request's :class:`~mlsys_orca.batch.Guide`: a parser that stands where the answer does, or goes there."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int, eos_ids: frozenset[int]) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._eos_ids = sorted(eos_ids)
+        self._read: list[int] = []  # the answer as far as the parser has gone
+        self._bits = np.zeros(-(-vocab_size // 32), dtype=np.int32)
+        self._foreseen: tuple[list[int], Future[NDArray[np.bool_]]] | None = None
+
+    def allowed(self, answer: Sequence[int]) -> NDArray[np.bool_]:
+        """Which tokens may follow: [vocab_size]."""
+        foreseen, self._foreseen = self._foreseen, None
+        if foreseen is not None:
+            mask = foreseen[1].result()  # in any case: one thread at a time moves the parser
+            if foreseen[0] == list(answer):
+                return mask
+        return self._mask(list(answer))
+
+    def foresee(self, answer: Sequence[int]) -> None:
+        """Begin with the mask after ``answer``."""
+        if self._foreseen is not None:
+            self._foreseen[1].result()
+        asked = list(answer)
+        self._foreseen = asked, _worker.submit(self._mask, asked)
+
+    def _mask(self, answer: list[int]) -> NDArray[np.bool_]:
+        self._go_to(answer)
+        if self._matcher.is_stopped():  # the text is complete, or the parser gave up: nothing but the end may follow
+            mask = np.zeros(self._vocab_size, dtype=bool)
+            mask[self._eos_ids] = True
+            return mask
+        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        return np.unpackbits(self._bits.view(np.uint8), bitorder="little", count=self._vocab_size).view(bool)
+
+    def _go_to(self, answer: list[int]) -> None:
+        common = 0
+        for mine, theirs in zip(self._read, answer, strict=False):
+            if mine != theirs:
+                break
+            common += 1
+        if common < len(self._read):  # a guess that was wrong
+            self._matcher.rollback(len(self._read) - common)
+        if rest := answer[common:]:
+            self._matcher.consume_tokens(rest)
+        self._read = answer

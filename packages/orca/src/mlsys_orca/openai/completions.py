@@ -1,0 +1,223 @@
+"""``POST /v1/completions``: a text, or token ids, continued."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal
+
+from fastapi import Request, Response
+from mlsys_core.serving.http import Router, cancel_on_disconnect
+from pydantic import BaseModel, Field, model_validator
+
+from mlsys_orca.batch import SampledToken
+from mlsys_orca.openai.answers import (
+    DONE,
+    STREAMED,
+    CompletionLogprobs,
+    PromptLogprobs,
+    Usage,
+    Whole,
+    collect,
+    completion_logprobs,
+    event,
+    merged,
+    prompt_logprobs,
+    streamed,
+)
+from mlsys_orca.openai.fields import MAX_CHOICES, Generating, Neutral, ResponseFormat, TokenId, grammar_from
+from mlsys_orca.openai.service import Ask, Generation, ModelService, text_options
+from mlsys_orca.text_stream import FinishReason
+from mlsys_orca.tokenizer import Tokenizer
+
+Text = Annotated[str, Field(min_length=1)]
+Ids = Annotated[list[TokenId], Field(min_length=1)]
+
+
+class CompletionRequest(Generating):
+    """``POST /v1/completions``."""
+
+    neutral: ClassVar[Neutral] = {"suffix": (None, "")}
+    prompt: (
+        Text
+        | Ids
+        | Annotated[list[Text], Field(min_length=1, max_length=2048)]
+        | Annotated[list[Ids], Field(min_length=1, max_length=2048)]
+    )
+    best_of: int | None = Field(default=None, ge=1, le=MAX_CHOICES, description="Answers made, of which n are given.")
+    echo: bool = False
+    logprobs: int | None = Field(default=None, ge=0, le=5)
+    response_format: ResponseFormat | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> CompletionRequest:
+        if self.best_of is not None and self.best_of < (self.n or 1):
+            raise ValueError(f"'best_of' is {self.best_of}, and 'n' of them are {self.n}: it cannot be the smaller")
+        if self.best_of is not None and self.best_of > (self.n or 1) and self.stream:
+            raise ValueError("'best_of' is known when all answers are: leave out 'stream'")
+        if self.max_tokens == 0 and (self.stream or not self.echo):
+            raise ValueError("'max_tokens' is 0: ask for at least 1, or for 'echo' of a whole answer")
+        if self.echo and self.stream and self.logprobs is not None:
+            raise ValueError("'echo' with 'logprobs' comes with whole answers only: leave out 'stream'")
+        return self
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """All prompts."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        return [self.prompt] if isinstance(self.prompt[0], int) else self.prompt
+
+
+class CompletionChoice(BaseModel):
+    """One answer, or a piece of one."""
+
+    index: int = 0
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None = None  # the stop string, or the client's stop token, that ended it
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+class Completion(BaseModel):
+    """Answer of ``POST /v1/completions``, and each event of a streamed one."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+
+
+def ask_of(body: CompletionRequest, service: ModelService) -> Ask:
+    """What ``body`` asks for.
+
+    Raises:
+        InvalidInputError: a token id is not in the vocabulary, or a grammar cannot be read.
+    """
+    tokenizer, prompts = service.loaded.tokenizer, []
+    for prompt in body.prompts:
+        if not isinstance(prompt, str):
+            service.check_ids(prompt)
+        prompts.append(tokenizer.encode(prompt, add_bos=True) if isinstance(prompt, str) else prompt)
+    sampling = service.sampling_of(body, num_logprobs=body.logprobs)
+    if _ranks(body) and sampling.num_logprobs is None:
+        sampling = replace(sampling, num_logprobs=0)
+    if body.echo and body.logprobs is not None and sampling.num_prompt_logprobs is None:
+        sampling = replace(sampling, num_prompt_logprobs=body.logprobs)
+    return Ask(
+        prefix="cmpl",
+        model=body.model,
+        prompts=prompts,
+        max_new_tokens=16 if body.max_tokens is None else body.max_tokens,  # the protocol's default for this endpoint
+        sampling=sampling,
+        seed=body.seed,
+        num_choices=body.best_of or body.n or 1,
+        grammar=grammar_from(body.structured_outputs, body.response_format),
+        ignores_eos=body.ignore_eos,
+        text=text_options(body),
+    )
+
+
+def _ranks(body: CompletionRequest) -> bool:
+    return body.best_of is not None and body.best_of > (body.n or 1)
+
+
+async def completion(generation: Generation, body: CompletionRequest, tokenizer: Tokenizer) -> Completion:
+    """The whole answer."""
+    answers = await collect(generation)
+    num_new_tokens = 0 if body.max_tokens == 0 else sum(len(whole.tokens) for whole in answers)
+    if _ranks(body):
+        answers = _best(answers, body.best_of or 1, body.n or 1)
+    choices = []
+    for index, whole in enumerate(answers):
+        prompt_ids = generation.choices[whole.index].request.prompt_token_ids
+        choices.append(_choice(index, whole, prompt_ids, body, tokenizer))
+    return Completion(
+        id=generation.answer_id,
+        created=generation.created,
+        model=generation.model,
+        choices=choices,
+        usage=Usage.of(generation.num_prompt_tokens, num_new_tokens),
+    )
+
+
+def _best(answers: list[Whole], made: int, given: int) -> list[Whole]:
+    """Of each prompt's ``made`` answers the ``given`` with the highest mean log-probability, best first."""
+    groups = [answers[start : start + made] for start in range(0, len(answers), made)]
+    return [whole for group in groups for whole in sorted(group, key=lambda whole: -whole.mean_logprob)[:given]]
+
+
+def _choice(
+    index: int, whole: Whole, prompt_ids: tuple[int, ...], body: CompletionRequest, tokenizer: Tokenizer
+) -> CompletionChoice:
+    text, tokens = (whole.text, whole.tokens) if body.max_tokens != 0 else ("", [])
+    if body.echo:
+        text = tokenizer.decode(prompt_ids) + text
+        tokens = [SampledToken("", prompt_ids[0]), *whole.scored, *tokens]
+    return CompletionChoice(
+        index=index,
+        text=text,
+        logprobs=None if body.logprobs is None else completion_logprobs(tokens, tokenizer, offset=0),
+        finish_reason=whole.finish_reason if body.max_tokens != 0 else "length",
+        stop_reason=whole.stopped_by,
+        prompt_logprobs=None if body.prompt_logprobs is None else prompt_logprobs(whole.scored, tokenizer),
+    )
+
+
+async def completion_events(
+    generation: Generation, body: CompletionRequest, tokenizer: Tokenizer
+) -> AsyncGenerator[bytes, None]:
+    """A completion as server-sent events, ``[DONE]`` last."""
+    exclude = None if body.include_usage else {"usage"}
+
+    def chunk(choices: list[CompletionChoice], usage: Usage | None = None) -> bytes:
+        whole = Completion(
+            id=generation.answer_id, created=generation.created, model=generation.model, choices=choices, usage=usage
+        )
+        return event(whole, exclude=exclude)
+
+    pending: list[list[SampledToken]] = [[] for _ in generation.choices]
+    offsets, num_new_tokens = [0] * len(generation.choices), 0
+    if body.echo:
+        for choice in generation.choices:
+            text = tokenizer.decode(choice.request.prompt_token_ids)
+            yield chunk([CompletionChoice(index=choice.index, text=text, finish_reason=None)])
+    async for choice, delta in merged(generation):
+        waiting = pending[choice.index]
+        if delta.token is not None:
+            num_new_tokens += 1
+            waiting.append(delta.token)
+        if not delta.text and delta.finish_reason is None:
+            continue
+        logprobs = None
+        if body.logprobs is not None:
+            logprobs = completion_logprobs(waiting, tokenizer, offset=offsets[choice.index])
+        offsets[choice.index] += len(delta.text)
+        pending[choice.index] = []
+        piece = CompletionChoice(
+            index=choice.index,
+            text=delta.text,
+            logprobs=logprobs,
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stopped_by,
+        )
+        yield chunk([piece])
+    if body.include_usage:
+        yield chunk([], Usage.of(generation.num_prompt_tokens, num_new_tokens))
+    yield DONE
+
+
+def add_routes(router: Router, service: ModelService) -> None:
+    """``/v1/completions``."""
+    tokenizer = service.loaded.tokenizer
+
+    @router.post("/v1/completions", response_model=Completion, responses=STREAMED)  # type: ignore[arg-type]
+    async def completions(body: CompletionRequest, request: Request) -> Response | Completion:
+        """Continue a text, whole or as a stream of server-sent events."""
+        generation = await service.start(ask_of(body, service), user=body.user)
+        if body.stream:
+            return streamed(generation, completion_events(generation, body, tokenizer))
+        return await cancel_on_disconnect(request, completion(generation, body, tokenizer))

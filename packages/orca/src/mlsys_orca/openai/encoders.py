@@ -1,0 +1,158 @@
+"""``/v1/embeddings`` and ``/v1/rerank``, over an encoder that is served beside the model."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import uuid
+from typing import Annotated, Literal
+
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.http import Router
+from pydantic import BaseModel, Field
+from torch import Tensor
+from torch.nn import functional
+
+from mlsys_orca.embedding import TextEncoder
+from mlsys_orca.openai.fields import Body, TokenId
+from mlsys_orca.openai.service import ModelService, unknown_model
+
+Text = Annotated[str, Field(min_length=1)]
+Ids = Annotated[list[TokenId], Field(min_length=1)]
+MAX_TEXTS = 2048
+
+
+class EmbeddingRequest(Body):
+    """``POST /v1/embeddings``."""
+
+    model: str = Field(min_length=1, max_length=256)
+    input: (
+        Text
+        | Ids
+        | Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS)]
+        | Annotated[list[Ids], Field(min_length=1, max_length=MAX_TEXTS)]
+    )
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(default=None, ge=1, description="Only the model's own number.")
+    truncate: bool = Field(default=False, description="An extension: cut texts that are too long.")
+    user: str | None = Field(default=None, max_length=256)
+
+    @property
+    def texts(self) -> list[str | list[int]]:
+        """All inputs."""
+        if isinstance(self.input, str):
+            return [self.input]
+        return [self.input] if isinstance(self.input[0], int) else list(self.input)
+
+
+class Embedding(BaseModel):
+    """One vector."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str  # numbers, or base64 of little-endian fp32
+
+
+class EncoderUsage(BaseModel):
+    """Tokens a request cost."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(BaseModel):
+    """Answer of ``POST /v1/embeddings``."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: EncoderUsage
+
+
+class RerankRequest(Body):
+    """``POST /v1/rerank``: as Cohere's and Jina's."""
+
+    model: str = Field(min_length=1, max_length=256)
+    query: Text
+    documents: list[Text] = Field(min_length=1, max_length=MAX_TEXTS)
+    top_n: int | None = Field(default=None, ge=1)
+    return_documents: bool = True
+    truncate: bool = Field(default=False, description="An extension: cut texts that are too long.")
+
+
+class RerankDocument(BaseModel):
+    """A document as it came."""
+
+    text: str
+
+
+class RerankResult(BaseModel):
+    """One document's place."""
+
+    index: int  # among the request's documents
+    relevance_score: float  # the cosine between query and document
+    document: RerankDocument | None = None
+
+
+class RerankAnswer(BaseModel):
+    """Answer of ``POST /v1/rerank``, best first."""
+
+    id: str
+    model: str
+    results: list[RerankResult]
+    usage: EncoderUsage
+
+
+def add_routes(router: Router, service: ModelService) -> None:
+    """``/v1/embeddings`` and ``/v1/rerank``."""
+    lock = asyncio.Lock()  # an encoder has one caller at a time
+
+    async def embed(
+        model: str, texts: list[str | list[int]], *, truncate: bool
+    ) -> tuple[TextEncoder, Tensor, EncoderUsage]:
+        encoder = service.encoder
+        if encoder is None or model != encoder.name:
+            if model in service.names:
+                raise InvalidInputError(f"{model!r} generates text; vectors come from an encoder: serve --encoder NAME")
+            raise unknown_model(model, [] if encoder is None else [encoder.name])
+
+        def run() -> tuple[Tensor, int]:
+            ids = [encoder.tokenize(text, truncate=truncate) if isinstance(text, str) else text for text in texts]
+            return encoder.embed(ids), sum(map(len, ids))
+
+        async with lock:
+            vectors, num_tokens = await asyncio.to_thread(run)
+        return encoder, vectors, EncoderUsage(prompt_tokens=num_tokens, total_tokens=num_tokens)
+
+    @router.post("/v1/embeddings")
+    async def embeddings(body: EmbeddingRequest) -> EmbeddingList:
+        """The vectors of texts."""
+        encoder, vectors, usage = await embed(body.model, body.texts, truncate=body.truncate)
+        if body.dimensions not in (None, encoder.dimension):
+            raise InvalidInputError(f"dimensions is {body.dimensions}; this model's vectors have {encoder.dimension}")
+        data = [
+            Embedding(
+                index=index,
+                embedding=vector.tolist()
+                if body.encoding_format == "float"
+                else base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode(),
+            )
+            for index, vector in enumerate(vectors)
+        ]
+        return EmbeddingList(data=data, model=body.model, usage=usage)
+
+    @router.post("/v1/rerank")
+    async def rerank(body: RerankRequest) -> RerankAnswer:
+        """Documents by how near they are to a query: the cosine of their vectors."""
+        _, vectors, usage = await embed(body.model, [body.query, *body.documents], truncate=body.truncate)
+        scores = functional.cosine_similarity(vectors[:1], vectors[1:]).tolist()
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
+        results = [
+            RerankResult(
+                index=index,
+                relevance_score=scores[index],
+                document=RerankDocument(text=body.documents[index]) if body.return_documents else None,
+            )
+            for index in order
+        ]
+        return RerankAnswer(id=f"rerank-{uuid.uuid4().hex}", model=body.model, results=results, usage=usage)

@@ -1,0 +1,82 @@
+"""``/tokenize`` and ``/detokenize``, as vLLM has them: what a prompt becomes, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlsys_core.serving.http import Router
+from pydantic import BaseModel, Field, model_validator
+
+from mlsys_orca.openai.chat import Message
+from mlsys_orca.openai.fields import Body, TokenId
+from mlsys_orca.openai.service import ModelService
+
+
+class TokenizeRequest(Body):
+    """``POST /tokenize``: a text, or a chat."""
+
+    model: str | None = Field(default=None, min_length=1, max_length=256)
+    prompt: str | None = None
+    messages: list[Message] | None = Field(default=None, min_length=1)
+    add_special_tokens: bool = True  # of a text; a chat's template has its own
+    return_token_strs: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give 'prompt' or 'messages', one of both")
+        return self
+
+
+class Tokens(BaseModel):
+    """Answer of ``POST /tokenize``."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(Body):
+    """``POST /detokenize``."""
+
+    model: str | None = Field(default=None, min_length=1, max_length=256)
+    tokens: list[TokenId]
+
+
+class Detokenized(BaseModel):
+    """Answer of ``POST /detokenize``."""
+
+    prompt: str
+
+
+def add_routes(router: Router, service: ModelService) -> None:
+    """``/tokenize`` and ``/detokenize``."""
+    tokenizer = service.loaded.tokenizer
+
+    @router.post("/tokenize")
+    def tokenize(body: TokenizeRequest) -> Tokens:
+        """The token ids that a text or a chat becomes."""
+        if body.model is not None:
+            service.adapter_of(body.model)
+        if body.messages is not None:
+            messages = [message.for_template() for message in body.messages]
+            ids = service.encode_chat(messages, variables=body.chat_template_kwargs)
+        else:
+            ids = tokenizer.encode(body.prompt or "", add_bos=body.add_special_tokens)
+        texts = [tokenizer.decode([token_id], skip_special=False) for token_id in ids]
+        return Tokens(
+            count=len(ids),
+            max_model_len=service.engine.max_model_len,
+            tokens=ids,
+            token_strs=texts if body.return_token_strs else None,
+        )
+
+    @router.post("/detokenize")
+    def detokenize(body: DetokenizeRequest) -> Detokenized:
+        """The text of token ids."""
+        if body.model is not None:
+            service.adapter_of(body.model)
+        service.check_ids(body.tokens)
+        return Detokenized(prompt=tokenizer.decode(body.tokens, skip_special=False))

@@ -1,0 +1,31 @@
+"""A live server on a tiny model with random weights: what is tested of it is not what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlsys_core.serving.http import BackgroundServer, HttpConfig
+from mlsys_orca.engine import Engine, EngineConfig
+from mlsys_orca.loading.load import load_model
+from mlsys_orca.server import make_app, make_service
+
+Serve = Callable[..., AbstractContextManager[tuple[str, Engine]]]
+
+
+@pytest.fixture
+def serve(make_gguf: Callable[..., Path]) -> Serve:
+    """``with serve(EngineConfig options, http=HttpConfig options) as (url, engine)``."""
+    loaded = load_model(make_gguf(), dtype="fp32")
+
+    @contextmanager
+    def serve(http: dict[str, Any] | None = None, **options: Any) -> Iterator[tuple[str, Engine]]:
+        config = EngineConfig(**{"max_batch_size": 4, "max_model_len": 96, "policy": "chunked", **options})
+        service = make_service(loaded, "tiny", config)
+        with BackgroundServer(make_app(service, HttpConfig(validation_status=400, **(http or {})))) as server:
+            yield server.url, service.engine
+
+    return serve

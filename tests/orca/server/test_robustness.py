@@ -1,0 +1,226 @@
+"""What no client may do to the server, and what it does instead."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import re
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from mlsys_orca.engine import Engine
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import status_code_conformance
+
+SCRIPTS = Path(__file__).parents[3] / "benchmarks" / "orca"
+ENDPOINTS = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/tokenize"]
+
+
+@pytest.fixture
+def soak(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    yield importlib.import_module("soak")  # type: ignore[misc]
+    sys.modules.pop("soak", None)
+
+
+def in_use(url: str) -> tuple[float, float]:
+    """Unfinished requests and K/V blocks that they hold."""
+    text = httpx.get(f"{url}/metrics").text
+    names = ("num_requests_unfinished", "kv_blocks_used")
+    return tuple(float(re.search(rf"^mlsys_orca_{name}\{{.*\}} (\S+)$", text, flags=re.M)[1]) for name in names)
+
+
+def wait_until(condition: Any) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_every_operation_answers_whatever_comes_in_a_documented_way(serve) -> None:
+    with serve() as (url, _):
+        schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+        names = []
+        for result in schema.get_all_operations():
+            operation = result.ok()
+            names.append(operation.path)
+
+            @given(case=operation.as_strategy())
+            @settings(
+                max_examples=12, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            )  # fmt: skip
+            def check(case: schemathesis.Case) -> None:
+                case.call_and_validate(checks=[not_a_server_error, status_code_conformance], timeout=60)
+
+            check()
+        assert set(ENDPOINTS) < set(names)
+        wait_until(lambda: in_use(url) == (0, 0))
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"{", 400),
+        (b"\xff\xfe{}", 400),
+        (b"[]", 400),
+        (b'{"model": NaN}', 400),
+        (b'{"model": "tiny", "prompt": "\\ud800", "input": "\\ud800"}', 400),
+        (b'{"a":' * 100 + b"1" + b"}" * 100, 400),
+        (b'{"model": 5, "prompt": {}, "messages": 7, "input": false, "max_tokens": "1"}', 400),
+        (b'{"no_such_field": 1}', 400),
+        (b" " * 3000, 413),
+    ],
+    ids=["cut", "encoding", "list", "nan", "surrogate", "deep", "types", "unknown", "huge"],
+)
+def test_bodies_that_are_none_get_a_4xx_in_openais_shape(bounded: str, path: str, body: bytes, status: int) -> None:
+    response = httpx.post(f"{bounded}{path}", content=body, headers={"content-type": "application/json"})
+    assert response.status_code == status, response.text
+    assert set(response.json()["error"]) >= {"message", "type", "code", "param"}
+
+
+@pytest.fixture(scope="module")
+def bounded(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A server that takes bodies of 2,000 bytes, shared by this module's tests of bodies."""
+    from mlsys_core.serving.http import BackgroundServer, HttpConfig
+    from mlsys_orca.engine import EngineConfig
+    from mlsys_orca.loading.load import load_model
+    from mlsys_orca.server import make_app, make_service
+
+    conftest = _conftest_of_orca()
+    path = conftest.write_gguf(
+        tmp_path_factory.mktemp("tiny") / "tiny.gguf", conftest.tiny_metadata(), conftest.tiny_tensors()
+    )
+    service = make_service(load_model(path, dtype="fp32"), "tiny", EngineConfig(max_model_len=96))
+    app = make_app(service, HttpConfig(validation_status=400, max_body_nbytes=2000))
+    with BackgroundServer(app) as server:
+        yield server.url
+
+
+def _conftest_of_orca() -> ModuleType:
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("orca_conftest", Path(__file__).parents[1] / "conftest.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_many_clients_who_leave_leak_nothing_and_spoil_nothing(serve, soak: ModuleType) -> None:
+    with serve(max_waiting=16, batch_invariant=True, num_kv_tokens=256) as (url, _):
+        tally = asyncio.run(soak.soak(url, "tiny", num_clients=40, seconds=3, questions=("a", "bc", "hello", "x y z")))
+    assert tally.is_good, (tally.outcomes, tally.wrong[:3], tally.requests_left, tally.blocks_left)
+
+
+def completion(url: str, **options: Any) -> httpx.Response:
+    body = {"model": "tiny", "prompt": "ab", "max_tokens": 8, "temperature": 0, "ignore_eos": True} | options
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+
+
+def test_a_full_queue_is_a_429_with_retry_after(serve) -> None:
+    with serve(max_waiting=0, max_batch_size=1) as (url, engine):
+        body = {"model": "tiny", "prompt": "ab", "max_tokens": 90, "ignore_eos": True, "stream": True}
+        with held(engine), httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60):
+            wait_until(lambda: in_use(url)[0] == 1)
+            for endpoint, extra in (("completions", {"prompt": "x"}), ("completions", {"prompt": "x", "stream": True})):
+                busy = httpx.post(f"{url}/v1/{endpoint}", json={"model": "tiny", **extra}, timeout=60)
+                assert busy.status_code == 429, "also where a stream was asked for"
+                assert int(busy.headers["retry-after"]) >= 1
+                error = busy.json()["error"]
+                assert (error["code"], error["type"]) == ("queue_full", "rate_limit_error")
+        wait_until(lambda: in_use(url) == (0, 0))
+        assert completion(url).status_code == 200
+
+
+class held:  # noqa: N801 - reads as a word in a with statement
+    """While it is open, each iteration of the engine takes 50 ms more."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> None:
+        runner = self._engine._runner
+        self._run, model = runner.model, runner.model
+
+        class Slow:
+            def __call__(self, *args: Any) -> Any:
+                time.sleep(0.05)
+                return model(*args)
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(model, name)
+
+        runner.model = Slow()
+
+    def __exit__(self, *_: object) -> None:
+        self._engine._runner.model = self._run
+
+
+def test_a_deadline_ends_a_request_with_504_and_frees_it(serve) -> None:
+    with serve() as (url, engine), held(engine):
+        body = {"model": "tiny", "prompt": "ab", "max_tokens": 90, "ignore_eos": True}
+        late = httpx.post(f"{url}/v1/completions", json=body, headers={"x-request-timeout-s": "0.3"}, timeout=60)
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+        wait_until(lambda: in_use(url) == (0, 0))
+
+
+def test_a_prompt_that_is_too_long_is_refused_with_both_numbers_and_disturbs_nobody(serve) -> None:
+    with serve() as (url, engine), held(engine):
+        answers: list[httpx.Response] = []
+        asking = threading.Thread(target=lambda: answers.append(completion(url, max_tokens=40)))
+        asking.start()
+        wait_until(lambda: in_use(url)[0] == 1)
+        long = completion(url, prompt="x" * 200)
+        assert long.status_code == 400
+        assert "context is 96 tokens; the prompt has 200" in long.json()["error"]["message"]
+        assert long.json()["error"]["code"] == "context_length_exceeded"
+        asking.join()
+        assert answers[0].json()["usage"]["completion_tokens"] == 40
+
+
+def test_one_who_leaves_is_gone_with_the_next_iteration(serve) -> None:
+    with serve() as (url, engine), held(engine):
+        body = {"model": "tiny", "prompt": "ab", "max_tokens": 90, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+            lines = response.iter_lines()
+            while not next(lines).startswith("data"):
+                pass
+        wait_until(lambda: engine.stats.finished["abort"] == 1)
+        generated = engine.stats.num_new_tokens
+        wait_until(lambda: in_use(url) == (0, 0))
+        assert engine.stats.num_new_tokens == generated < 90
+
+
+def test_a_slow_reader_does_not_slow_the_rest(serve) -> None:
+    with serve() as (url, _):
+        host, port = url.removeprefix("http://").split(":")
+        body = json.dumps(
+            {"model": "tiny", "prompt": "ab", "max_tokens": 90, "ignore_eos": True, "stream": True}
+        ).encode()
+        with socket.create_connection((host, int(port))) as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            slow.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)  # and read nothing
+            for _ in range(5):
+                assert completion(url, max_tokens=30).json()["usage"]["completion_tokens"] == 30
+            wait_until(lambda: in_use(url) == (0, 0))  # the engine is done with it, read or not
+
+
+def test_no_choice_of_many_is_left_when_one_leaves(serve) -> None:
+    with serve() as (url, engine), held(engine):
+        body = {"model": "tiny", "prompt": ["a", "b"], "n": 3, "max_tokens": 80, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+            assert response.status_code == 200
+            assert in_use(url)[0] == 6
+        wait_until(lambda: in_use(url) == (0, 0))
