@@ -1,16 +1,23 @@
-"""Recurrent cells: the unit of batching.
+"""Recurrent cells: LSTM, GRU, their decoders that feed on their own words, and the cells of a binary TreeLSTM.
 
-A cell is an ``nn.Module`` whose every input and output has the batch as its first dimension, so that rows of different
+Each is an ``nn.Module`` whose every input and output has the batch as its first dimension, so that rows of different
 requests, at different steps, can run as one batch (BatchMaker, sections 3.1 and 4.1). Its weights are inside it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor, nn
+from torch.nn import functional
+
+from mlsys_batchmaker.cell import cell
+from mlsys_batchmaker.plan.spec import Port
 
 
+@cell
 class LSTMCell(nn.Module):
     """One step of an LSTM, as one matrix multiplication ``[b, input + hidden] @ [input + hidden, 4 hidden]`` and gates.
 
@@ -45,11 +52,22 @@ class LSTMCell(nn.Module):
     def from_torch(cell: nn.LSTMCell) -> LSTMCell:
         """A cell with copies of the weights of ``cell``, in its dtype and on its device."""
         copied = LSTMCell(cell.input_size, cell.hidden_size).to(cell.weight_ih)
+        bias = cell.bias_ih + cell.bias_hh if cell.bias else None
+        return copied.load(cell.weight_ih, cell.weight_hh, bias)
+
+    def load(self, weight_ih: Tensor, weight_hh: Tensor, bias: Tensor | None) -> LSTMCell:
+        """Take weights in torch's form, [4 hidden, input], [4 hidden, hidden] and the sum of the biases [4 hidden]."""
         with torch.no_grad():
-            copied.weight.copy_(torch.cat([cell.weight_ih, cell.weight_hh], dim=1).t())
-            if cell.bias:
-                copied.bias.copy_(cell.bias_ih + cell.bias_hh)
-        return copied
+            self.weight.copy_(torch.cat([weight_ih, weight_hh], dim=1).t())
+            if bias is not None:
+                self.bias.copy_(bias)
+        return self
+
+    def ports(self) -> tuple[Sequence[Port], Sequence[Port]]:
+        """See :class:`mlsys_batchmaker.cell.HasPorts`."""
+        state = (self.hidden_size,)
+        inputs = [Port("x", "float32", (self.input_size,)), Port("h", "float32", state), Port("c", "float32", state)]
+        return inputs, inputs[1:]
 
     def forward(self, inputs: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """One step for each row.
@@ -62,7 +80,314 @@ class LSTMCell(nn.Module):
         Returns:
             The new ``hidden`` and ``state``, [b, hidden_size] each.
         """
-        gates = torch.addmm(self.bias, torch.cat([inputs, hidden], dim=1), self.weight)
-        keep_in, forget, candidate, keep_out = gates.chunk(4, dim=1)
-        new_state = torch.sigmoid(forget) * state + torch.sigmoid(keep_in) * torch.tanh(candidate)
-        return torch.sigmoid(keep_out) * torch.tanh(new_state), new_state
+        return lstm_gates(torch.addmm(self.bias, torch.cat([inputs, hidden], dim=1), self.weight), state)
+
+    def run_steps(
+        self, first: dict[int, Tensor], each: dict[int, Tensor], carry: Sequence[int], sizes: Sequence[int]
+    ) -> list[list[Tensor]] | None:
+        """All inputs times their weights at once, then the steps; see :class:`mlsys_batchmaker.cell.RunsSteps`."""
+        if tuple(carry) != (-1, 0, 1):
+            return None
+        return run_lstm_steps(self.weight, self.bias, each[0], first[1], first[2], sizes)
+
+
+def lstm_gates(gates: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """New hidden and cell state [b, h] of the gates' sums [b, 4h] (input, forget, candidate, output)."""
+    keep_in, forget, candidate, keep_out = gates.chunk(4, dim=1)
+    new_state = torch.sigmoid(forget) * state + torch.sigmoid(keep_in) * torch.tanh(candidate)
+    return torch.sigmoid(keep_out) * torch.tanh(new_state), new_state
+
+
+def run_lstm_steps(
+    weight: Tensor, bias: Tensor, inputs: Tensor, hidden: Tensor, state: Tensor, sizes: Sequence[int]
+) -> list[list[Tensor]]:
+    """Steps of an LSTM: the inputs' part of all steps is one multiplication.
+
+    Args:
+        weight: [input + h, 4h].
+        bias: [4h].
+        inputs: [steps, b, input].
+        hidden: [b, h].
+        state: [b, h].
+        sizes: rows of each step, never rising.
+    """
+    steps, rows, width = inputs.shape
+    from_inputs = torch.addmm(bias, inputs.reshape(steps * rows, width), weight[:width]).view(steps, rows, -1)
+    recurrent = weight[width:]
+    outputs: list[list[Tensor]] = []
+    for step, size in enumerate(sizes):
+        hidden, state = hidden[:size], state[:size]
+        hidden, state = lstm_gates(torch.addmm(from_inputs[step, :size], hidden, recurrent), state)
+        outputs.append([hidden, state])
+    return outputs
+
+
+@cell
+class WordLSTMCell(nn.Module):
+    """An embedding and an LSTM: a step of a sequence encoder.
+
+    Args:
+        num_words: of the vocabulary.
+        hidden_size: of embedding and states.
+    """
+
+    def __init__(self, num_words: int, hidden_size: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(num_words, hidden_size)
+        self.lstm = LSTMCell(hidden_size, hidden_size)
+
+    def ports(self) -> tuple[Sequence[Port], Sequence[Port]]:
+        """See :class:`mlsys_batchmaker.cell.HasPorts`."""
+        _, states = self.lstm.ports()
+        return [Port("word", "int64", high=self.embedding.num_embeddings), *states], states
+
+    def forward(self, word: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One step: word [b], hidden and state [b, h] -> hidden and state."""
+        outputs: tuple[Tensor, Tensor] = self.lstm(self.embedding(word), hidden, state)
+        return outputs
+
+    def run_steps(
+        self, first: dict[int, Tensor], each: dict[int, Tensor], carry: Sequence[int], sizes: Sequence[int]
+    ) -> list[list[Tensor]] | None:
+        """See :class:`mlsys_batchmaker.cell.RunsSteps`."""
+        if tuple(carry) != (-1, 0, 1):
+            return None
+        inputs = functional.embedding(each[0], self.embedding.weight)
+        return run_lstm_steps(self.lstm.weight, self.lstm.bias, inputs, first[1], first[2], sizes)
+
+
+@cell
+class WordLSTMDecoderCell(nn.Module):
+    """A "feed previous" decoder step: embedding, LSTM, projection to the vocabulary and argmax (section 7.4).
+
+    Args:
+        num_words: of the vocabulary.
+        hidden_size: of embedding and states.
+    """
+
+    def __init__(self, num_words: int, hidden_size: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(num_words, hidden_size)
+        self.lstm = LSTMCell(hidden_size, hidden_size)
+        self.projection = nn.Linear(hidden_size, num_words)
+
+    def ports(self) -> tuple[Sequence[Port], Sequence[Port]]:
+        """See :class:`mlsys_batchmaker.cell.HasPorts`."""
+        _, states = self.lstm.ports()
+        word = Port("word", "int64", high=self.embedding.num_embeddings)
+        return [word, *states], [word, *states]
+
+    def forward(self, word: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """One step: word [b], hidden and state [b, h] -> the next word, hidden, state."""
+        hidden, state = self.lstm(self.embedding(word), hidden, state)
+        return self.projection(hidden).argmax(dim=1), hidden, state
+
+
+class GRUWeights(nn.Module):
+    """The weights of a GRU in torch's form, and its step.
+
+    Args:
+        input_size: Width of the input.
+        hidden_size: Width of the state.
+    """
+
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.input_size = input_size
+        self.hidden_size = hidden_size
+        # Rows: reset, update and candidate gate, hidden_size each.
+        self.weight_ih = nn.Parameter(torch.empty(3 * hidden_size, input_size))
+        self.weight_hh = nn.Parameter(torch.empty(3 * hidden_size, hidden_size))
+        self.bias_ih = nn.Parameter(torch.zeros(3 * hidden_size))
+        self.bias_hh = nn.Parameter(torch.zeros(3 * hidden_size))
+        for weight in (self.weight_ih, self.weight_hh):
+            nn.init.uniform_(weight, -(hidden_size**-0.5), hidden_size**-0.5)
+
+    def forward(self, inputs: Tensor, hidden: Tensor) -> Tensor:
+        """One step: inputs [b, input], hidden [b, h] -> hidden."""
+        return self.step(functional.linear(inputs, self.weight_ih, self.bias_ih), hidden)
+
+    def step(self, from_inputs: Tensor, hidden: Tensor) -> Tensor:
+        """The recurrent half of a step, given the inputs' part of the gates [b, 3h]."""
+        from_hidden = functional.linear(hidden, self.weight_hh, self.bias_hh)
+        size = 2 * self.hidden_size
+        reset, update = torch.sigmoid(from_inputs[:, :size] + from_hidden[:, :size]).chunk(2, dim=1)
+        candidate = torch.tanh(from_inputs[:, size:] + reset * from_hidden[:, size:])
+        return (1 - update) * candidate + update * hidden
+
+
+@cell
+class WordGRUCell(nn.Module):
+    """An embedding and a GRU.
+
+    Args:
+        num_words: of the vocabulary.
+        embedding_size: of a word.
+        hidden_size: of the state.
+    """
+
+    def __init__(self, num_words: int, embedding_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(num_words, embedding_size)
+        self.gru = GRUWeights(embedding_size, hidden_size)
+
+    def ports(self) -> tuple[Sequence[Port], Sequence[Port]]:
+        """See :class:`mlsys_batchmaker.cell.HasPorts`."""
+        hidden = Port("h", "float32", (self.gru.hidden_size,))
+        return [Port("word", "int64", high=self.embedding.num_embeddings), hidden], [hidden]
+
+    def forward(self, word: Tensor, hidden: Tensor) -> Tensor:
+        """One step: word [b], hidden [b, h] -> hidden."""
+        output: Tensor = self.gru(self.embedding(word), hidden)
+        return output
+
+    def run_steps(
+        self, first: dict[int, Tensor], each: dict[int, Tensor], carry: Sequence[int], sizes: Sequence[int]
+    ) -> list[list[Tensor]] | None:
+        """See :class:`mlsys_batchmaker.cell.RunsSteps`."""
+        if tuple(carry) != (-1, 0):
+            return None
+        inputs = functional.linear(
+            functional.embedding(each[0], self.embedding.weight), self.gru.weight_ih, self.gru.bias_ih
+        )
+        hidden = first[1]
+        outputs: list[list[Tensor]] = []
+        for step, size in enumerate(sizes):
+            hidden = self.gru.step(inputs[step, :size], hidden[:size])
+            outputs.append([hidden])
+        return outputs
+
+
+@cell
+class WordGRUDecoderCell(nn.Module):
+    """A "feed previous" decoder step with a GRU.
+
+    Args:
+        num_words: of the vocabulary.
+        embedding_size: of a word.
+        hidden_size: of the state.
+    """
+
+    def __init__(self, num_words: int, embedding_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(num_words, embedding_size)
+        self.gru = GRUWeights(embedding_size, hidden_size)
+        self.projection = nn.Linear(hidden_size, num_words)
+
+    def ports(self) -> tuple[Sequence[Port], Sequence[Port]]:
+        """See :class:`mlsys_batchmaker.cell.HasPorts`."""
+        hidden = Port("h", "float32", (self.gru.hidden_size,))
+        word = Port("word", "int64", high=self.embedding.num_embeddings)
+        return [word, hidden], [word, hidden]
+
+    def forward(self, word: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """One step: word [b], hidden [b, h] -> the next word, hidden."""
+        hidden = self.gru(self.embedding(word), hidden)
+        return self.projection(hidden).argmax(dim=1), hidden
+
+
+@cell
+class TreeLeafCell(nn.Module):
+    """A leaf of a binary TreeLSTM (Tai et al. 2015): a word to hidden and cell state.
+
+    Args:
+        num_words: of the vocabulary.
+        hidden_size: of embedding and states.
+    """
+
+    def __init__(self, num_words: int, hidden_size: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(num_words, hidden_size)
+        self.gates = nn.Linear(hidden_size, 3 * hidden_size)
+        self.hidden_size = hidden_size
+
+    def ports(self) -> tuple[Sequence[Port], Sequence[Port]]:
+        """See :class:`mlsys_batchmaker.cell.HasPorts`."""
+        states = [Port("h", "float32", (self.hidden_size,)), Port("c", "float32", (self.hidden_size,))]
+        return [Port("word", "int64", high=self.embedding.num_embeddings)], states
+
+    def forward(self, word: Tensor) -> tuple[Tensor, Tensor]:
+        """Word [b] -> hidden and state [b, h]."""
+        keep_in, keep_out, candidate = self.gates(self.embedding(word)).chunk(3, dim=1)
+        state = torch.sigmoid(keep_in) * torch.tanh(candidate)
+        return torch.sigmoid(keep_out) * torch.tanh(state), state
+
+
+@cell
+class TreeInnerCell(nn.Module):
+    """An inner node of a binary TreeLSTM: two children's states to its own, with a forget gate for each.
+
+    Args:
+        hidden_size: of the states.
+    """
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.gates = nn.Linear(2 * hidden_size, 5 * hidden_size)
+        self.hidden_size = hidden_size
+
+    def ports(self) -> tuple[Sequence[Port], Sequence[Port]]:
+        """See :class:`mlsys_batchmaker.cell.HasPorts`."""
+        states = [Port("h", "float32", (self.hidden_size,)), Port("c", "float32", (self.hidden_size,))]
+        names = ("h_left", "h_right", "c_left", "c_right")
+        return [Port(name, "float32", (self.hidden_size,)) for name in names], states
+
+    def forward(self, h_left: Tensor, h_right: Tensor, c_left: Tensor, c_right: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden and cell states of both children, [b, h] each -> hidden and state."""
+        gates = self.gates(torch.cat([h_left, h_right], dim=1))
+        keep_in, keep_out, candidate, forget_left, forget_right = gates.chunk(5, dim=1)
+        state = torch.sigmoid(keep_in) * torch.tanh(candidate)
+        state = state + torch.sigmoid(forget_left) * c_left + torch.sigmoid(forget_right) * c_right
+        return torch.sigmoid(keep_out) * torch.tanh(state), state
+
+
+@cell
+class StackedLSTMCell(nn.Module):
+    """One step through several LSTM layers; a frame in, the states of all layers out.
+
+    Args:
+        input_size: of a frame.
+        hidden_size: of each layer's states.
+        num_layers: how many.
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int) -> None:
+        super().__init__()
+        sizes = [input_size] + [hidden_size] * (num_layers - 1)
+        self.layers = nn.ModuleList(LSTMCell(size, hidden_size) for size in sizes)
+        self.input_size = input_size
+        self.hidden_size = hidden_size
+
+    def ports(self) -> tuple[Sequence[Port], Sequence[Port]]:
+        """Inputs x, h0, c0, h1, c1, ...; outputs h0, c0, h1, c1, ...."""
+        shape = (self.hidden_size,)
+        states = [Port(f"{kind}{layer}", "float32", shape) for layer in range(len(self.layers)) for kind in "hc"]
+        return [Port("x", "float32", (self.input_size,)), *states], states
+
+    def forward(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        """One step: x [b, input], states [b, h] each -> states."""
+        outputs: list[Tensor] = []
+        for number, layer in enumerate(self.layers):
+            x, state = layer(x, states[2 * number], states[2 * number + 1])
+            outputs += [x, state]
+        return tuple(outputs)
+
+    def run_steps(
+        self, first: dict[int, Tensor], each: dict[int, Tensor], carry: Sequence[int], sizes: Sequence[int]
+    ) -> list[list[Tensor]] | None:
+        """Layer by layer, each over all steps; see :class:`mlsys_batchmaker.cell.RunsSteps`."""
+        if tuple(carry) != (-1, *range(2 * len(self.layers))):
+            return None
+        inputs = each[0]
+        outputs: list[list[Tensor]] = [[] for _ in sizes]
+        for number, layer in enumerate(self.layers):
+            assert isinstance(layer, LSTMCell)
+            states = first[1 + 2 * number], first[2 + 2 * number]
+            steps = run_lstm_steps(layer.weight, layer.bias, inputs, *states, sizes)
+            for own, (hidden, state) in zip(outputs, steps, strict=True):
+                own += [hidden, state]
+            if number + 1 < len(self.layers):
+                inputs = torch.zeros(len(sizes), sizes[0], self.hidden_size, dtype=inputs.dtype, device=inputs.device)
+                for step, (hidden, _) in enumerate(steps):
+                    inputs[step, : sizes[step]] = hidden
+        return outputs

@@ -1,0 +1,155 @@
+"""What scheduling costs: microseconds of CPU time per cell, at 64-wide batches, with no cell computed.
+
+For chains (LSTM), chains that wait for chains (Seq2Seq) and trees: unfolding and planning, admission, and what happens
+per batch, forming (``next_batch``) and settling (``complete``) together. Run:
+``python benchmarks/batchmaker/scheduler.py``. Fails if forming and settling take 1 µs per cell or more.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from operator import attrgetter
+
+import numpy as np
+from mlsys_batchmaker.plan import CellGraph, CellSpec, Layout, Planner, Port
+from mlsys_batchmaker.scheduling.requests import CellRequest
+from mlsys_batchmaker.scheduling.scheduler import CellularScheduler
+from mlsys_batchmaker.scheduling.state import SchedulerConfig
+from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput, Task
+from mlsys_core.serving import WorkerId
+
+BUDGET_US = 1.0
+NUM_REQUESTS = 640
+REPEATS = 5
+H = Port("h", "float32", (8,))
+C = Port("c", "float32", (8,))
+WORD = Port("word", "int64", high=100)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Microseconds of CPU time per cell."""
+
+    unfold: float
+    admit: float
+    schedule: float
+    width: float  # rows per task
+
+
+def chains(layout: Layout, rng: np.random.Generator) -> CellGraph:
+    """An LSTM over a sentence."""
+    length = int(rng.integers(22, 27))
+    graph = CellGraph(layout)
+    words = rng.integers(0, 100, length)
+    graph.result(graph.chain("encoder", length, each={"word": words}, carry={"h": "h", "c": "c"}).last("h"))
+    return graph
+
+
+def seq2seq(layout: Layout, rng: np.random.Generator) -> CellGraph:
+    """An encoder chain, then a decoder chain that gives a word each step."""
+    length = int(rng.integers(22, 27))
+    graph = CellGraph(layout)
+    words = rng.integers(0, 100, length)
+    encoder = graph.chain("encoder", length, each={"word": words}, carry={"h": "h", "c": "c"})
+    first = {"word": 1, "h": encoder.last("h"), "c": encoder.last("c")}
+    graph.result(graph.chain("decoder", length, carry={"word": "word", "h": "h", "c": "c"}, first=first))
+    return graph
+
+
+def trees(layout: Layout, rng: np.random.Generator) -> CellGraph:
+    """A random binary tree."""
+    count = int(np.clip(rng.lognormal(2.85, 0.45), 2, 52))
+    roots = list(range(count))
+    left, right = [], []
+    while len(roots) > 1:
+        at = int(rng.integers(0, len(roots) - 1))
+        left.append(roots[at])
+        right.append(roots[at + 1])
+        roots[at : at + 2] = [count + len(left) - 1]
+    graph = CellGraph(layout)
+    graph.add_many("leaf", count, each={"word": rng.integers(0, 100, count)})
+    wires = {"h1": (left, "h"), "h2": (right, "h"), "c1": (left, "c"), "c2": (right, "c")}
+    graph.result(graph.add_many("inner", count - 1, wires=wires) + count - 2)
+    return graph
+
+
+LAYOUT = Layout(
+    [
+        CellSpec("encoder", (WORD, H, C), (H, C)),
+        CellSpec("decoder", (WORD, H, C), (H, C, WORD), results=(2,), priority=1),
+        CellSpec("leaf", (WORD,), (H, C)),
+        CellSpec(
+            "inner",
+            (Port("h1", *H.signature), Port("h2", *H.signature), Port("c1", *C.signature), Port("c2", *C.signature)),
+            (H, C),
+            priority=1,
+        ),
+    ]
+)
+
+
+PLANNER = Planner(LAYOUT)
+WORDS, STATES = np.zeros(4096, dtype=np.int64), np.zeros((4096, 8), dtype=np.float32)
+
+
+def measure(unfold: Callable[[Layout, np.random.Generator], CellGraph], *, chunk: bool, seed: int) -> Cost:
+    """Serve ``NUM_REQUESTS`` that come at once.
+
+    The clock of CPU time is read between phases only: where it is slow, reading it per task would be what is measured.
+    """
+    rng = np.random.default_rng(seed)
+    times = [time.thread_time()]
+    requests = []
+    for number in range(NUM_REQUESTS):
+        graph = unfold(LAYOUT, rng)  # structures seen before are planned already, as in a server that ran for a while
+        requests.append(CellRequest(str(number), PLANNER.plan(graph), graph.constants))
+    times.append(time.thread_time())
+    scheduler = CellularScheduler(LAYOUT, config=SchedulerConfig(forming="chunk" if chunk else "cell"))
+    for request in requests:
+        scheduler.add(request, 0.0)
+    times.append(time.thread_time())
+    finished = 0
+    while scheduler.num_unfinished:
+        rounds: list[Round] = []
+        while (batch := scheduler.next_batch(WorkerId(0), 0.0)) is not None:
+            rounds.append(batch)
+        for batch in rounds:
+            output = RoundOutput([_results(task) for task in batch.tasks], 0.0, 0.0)
+            finished += len(scheduler.complete(batch, output, 0.0))
+    times.append(time.thread_time())
+    num_cells = sum(request.plan.num_nodes for request in requests)
+    assert finished == NUM_REQUESTS
+    assert scheduler.counters.cells == num_cells
+    per_cell = [(end - start) / num_cells * 1e6 for start, end in pairwise(times)]
+    return Cost(*per_cell, width=scheduler.counters.effective_batch_size)
+
+
+def _results(task: Task) -> tuple[np.ndarray, ...]:
+    is_decoder = LAYOUT.cells[task.cell].name == "decoder"
+    return ((WORDS if is_decoder else STATES)[: len(task.result_rows)],)
+
+
+def main() -> int:
+    """Print the table; 1 if a case is over the budget."""
+    worst = 0.0
+    print(f"{NUM_REQUESTS} requests at once, batches of up to 64; CPU µs per cell, the best of {REPEATS}\n")
+    print("graphs    tasks   width   unfold+plan   admit   form+settle")
+    for name, unfold in (("chains", chains), ("seq2seq", seq2seq), ("trees", trees)):
+        for chunk in (False, True):
+            costs = [measure(unfold, chunk=chunk, seed=seed) for seed in range(REPEATS)]
+            best = {each.name: min(map(attrgetter(each.name), costs)) for each in fields(Cost)}
+            worst = max(worst, best["schedule"])
+            print(
+                f"{name:8}  {'chunk' if chunk else 'cell':5}  {best['width']:6.1f}  {best['unfold']:12.2f}  "
+                f"{best['admit']:6.2f}  {best['schedule']:12.2f}"
+            )
+    print(f"\nbudget {BUDGET_US} µs per cell for forming and settling: {'kept' if worst < BUDGET_US else 'missed'}")
+    return int(worst >= BUDGET_US)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""The engine: a model behind core's serving loop, with one worker or several.
+
+submit (any thread): unfold -> loop -> :class:`CellularScheduler` -> workers -> finish -> the request's future.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from mlsys_core.errors import InvalidInputError, MlsysError
+from mlsys_core.serving import Clock, Finished, FinishReason, LoopRecorder, ServingLoop, ThreadExecutor, WallClock
+from mlsys_core.serving.protocols import Executor
+
+from mlsys_batchmaker.materialise import AUTO, MaterialisedCell, find_compiler
+from mlsys_batchmaker.model import Model, Payload
+from mlsys_batchmaker.pool import DEFAULT_POOL_BYTES, SeveralPools, StatePool, plan_rows
+from mlsys_batchmaker.scheduling.requests import CellRequest, CellResult, Values
+from mlsys_batchmaker.scheduling.scheduler import CellularScheduler
+from mlsys_batchmaker.scheduling.state import Counters, SchedulerConfig
+from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput
+from mlsys_batchmaker.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How a model is run.
+
+    Raises:
+        InvalidInputError: a number is below 1.
+    """
+
+    num_workers: int = 1  # each a thread of its own with one thread of torch
+    executor: Literal["cell", "chunk"] = "chunk"  # a step a task (the paper), or a round's steps in one call
+    max_tasks_to_submit: int = 5
+    lookahead: Literal["speculative", "one"] = "speculative"
+    max_waiting: int | None = None
+    pool_bytes: int = DEFAULT_POOL_BYTES
+    compiler: str = AUTO  # a name of the registry, "eager", or "auto": Nimble's where it offers one
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.num_workers < 1:
+            raise InvalidInputError(f"num_workers={self.num_workers}: at least 1 is needed")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request got, and how long it took."""
+
+    outputs: Payload
+    result: CellResult
+
+    @property
+    def queue_s(self) -> float:
+        """From admission to the start of its first task."""
+        return self.result.started_s - self.result.added_s
+
+    @property
+    def compute_s(self) -> float:
+        """From there to its end."""
+        return self.result.ended_s - self.result.started_s
+
+
+class CancelledError(MlsysError):
+    """The request was cancelled, its deadline passed, or the engine was stopped."""
+
+
+def make_scheduler(model: Model, config: EngineConfig) -> tuple[CellularScheduler, list[StatePool]]:
+    """The scheduler of a model and the state pool of each device, one on the CPU."""
+    rows = plan_rows(model.layout, config.pool_bytes)
+    pools = [StatePool(model.layout, rows, config.device)]
+    scheduler = CellularScheduler(
+        model.layout,
+        config=SchedulerConfig(
+            max_tasks_to_submit=config.max_tasks_to_submit,
+            forming=config.executor,
+            lookahead=config.lookahead,
+            max_waiting=config.max_waiting,
+        ),
+        devices=[0] * config.num_workers,
+        num_rows=rows,
+        store=SeveralPools(pools),
+    )
+    return scheduler, pools
+
+
+def make_workers(model: Model, pools: Sequence[StatePool], config: EngineConfig, clock: Clock) -> list[Worker]:
+    """Workers that share the state pool of their device; cells are made ready for every batch size."""
+    compiler = find_compiler(config.compiler)
+    cells = [MaterialisedCell(cell, device=config.device, compiler=compiler) for cell in model.cells]
+    return [Worker(model.layout, cells, pools, clock=clock) for _ in range(config.num_workers)]
+
+
+class Engine:
+    """Serves one model; close it, or use it as a context manager.
+
+    Args:
+        model: what to serve.
+        config: how.
+        recorder: gets a span per round.
+        on_round: called with every round that is done, in the loop's thread.
+
+    Example:
+        >>> from mlsys_batchmaker.models.sequence import lstm_model
+        >>> import numpy as np
+        >>> with Engine(lstm_model(num_words=9, hidden_size=8)) as engine:
+        ...     engine.submit({"words": np.array([1, 2, 3])}).result().outputs["hidden"].shape
+        (8,)
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        config: EngineConfig | None = None,
+        *,
+        recorder: LoopRecorder | None = None,
+        on_round: Callable[[Round, RoundOutput], None] | None = None,
+    ) -> None:
+        self.model = model
+        self.config = EngineConfig() if config is None else config
+        clock = WallClock()
+        self._clock = clock
+        self._on_round = on_round
+        self._futures: dict[str, tuple[Future[Answer], Payload]] = {}
+        self._numbers = itertools.count()
+        self.scheduler, pools = make_scheduler(model, self.config)
+        workers = make_workers(model, pools, self.config, clock)
+        executors: list[Executor[Round, RoundOutput]] = [
+            ThreadExecutor(worker, max_in_flight=self.config.max_tasks_to_submit, name=f"batchmaker-{number}")
+            for number, worker in enumerate(workers)
+        ]
+        self._loop: ServingLoop[CellRequest, Round, RoundOutput] = ServingLoop(
+            self.scheduler, executors, clock, recorder=recorder, listener=self
+        )
+        self._loop.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def counters(self) -> Counters:
+        """Totals since the start."""
+        return self.scheduler.counters
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests accepted that have not left."""
+        return self._loop.num_unfinished
+
+    def submit(
+        self,
+        request: Payload,
+        *,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+        on_values: Callable[[Values], None] | None = None,
+    ) -> Future[Answer]:
+        """Unfold and accept a request. From any thread; cancel it through the future's id with :meth:`cancel`.
+
+        Args:
+            request: its tensors.
+            request_id: unique among the unfinished; None: a number.
+            timeout_s: it leaves when that has passed.
+            on_values: called with the results of each node as they come, in the loop's thread.
+
+        Raises:
+            InvalidInputError: the request is not acceptable; nothing else is affected.
+            LoopClosedError: the engine is closing.
+        """
+        unfolded = self.model.unfold(request)
+        name = f"#{next(self._numbers)}" if request_id is None else request_id
+        deadline_s = None if timeout_s is None else self._clock.now() + timeout_s
+        future: Future[Answer] = Future()
+        self._futures[name] = future, request
+        try:
+            self._loop.submit(CellRequest(name, unfolded.plan, unfolded.constants, deadline_s, on_values), name)
+        except BaseException:
+            del self._futures[name]
+            raise
+        return future
+
+    def cancel(self, request_id: str) -> None:
+        """The request leaves; its future raises :class:`CancelledError`."""
+        self._loop.cancel(request_id)
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Refuse new requests and finish those accepted; whether all were."""
+        return self._loop.drain(timeout_s)
+
+    def close(self) -> None:
+        """Stop; unfinished requests are cancelled. Idempotent."""
+        self._loop.stop()
+
+    def on_output(self, batch: Round, output: RoundOutput, now: float) -> None:
+        """See :class:`mlsys_core.serving.Listener`."""
+        if self._on_round is not None:
+            self._on_round(batch, output)
+
+    def on_finished(self, finished: Finished[CellResult], now: float) -> None:
+        """See :class:`mlsys_core.serving.Listener`."""
+        future, request = self._futures.pop(finished.request_id)
+        if finished.reason is FinishReason.DONE:
+            assert finished.result is not None
+            try:
+                outputs = self.model.architecture.finish(request, finished.result.values)
+            except Exception as error:  # noqa: BLE001 - a request boundary: its answer cannot be made, others go on
+                future.set_exception(error)
+            else:
+                future.set_result(Answer(outputs, finished.result))
+        else:
+            cause = finished.error or CancelledError(f"request {finished.request_id!r}: {finished.reason.value}")
+            future.set_exception(cause)

@@ -1,0 +1,116 @@
+"""A model: its cells, and how a request unfolds into a graph of them (BatchMaker, section 4.1)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from mlsys_core.errors import InvalidInputError
+from numpy.typing import NDArray
+
+from mlsys_batchmaker.cell import Cell
+from mlsys_batchmaker.plan import CellGraph, Layout, Plan, Planner
+from mlsys_batchmaker.scheduling.requests import Values
+
+Payload: TypeAlias = Mapping[str, NDArray[np.generic]]  # a request's tensors by name
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor that a request brings or gets."""
+
+    name: str
+    dtype: str  # as in numpy
+    shape: tuple[int, ...]  # -1: any size
+
+
+class Architecture(Protocol):
+    """What a model does with requests; its cells do the rest."""
+
+    name: str  # in the manifest
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+    def unfold(self, request: Payload, graph: CellGraph) -> None:
+        """Add the request's cells to ``graph`` and ask for its results.
+
+        Raises:
+            InvalidInputError: the request makes no sense; it alone is refused.
+        """
+        ...
+
+    def finish(self, request: Payload, values: Sequence[Values]) -> Payload:
+        """The answer from the results of the nodes, in the order they were asked for."""
+        ...
+
+    def example(self) -> Payload:
+        """A small request, to try the model with."""
+        ...
+
+    def config(self) -> Mapping[str, Any]:
+        """What makes this architecture again, as JSON."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unfolded:
+    """A request as the scheduler takes it."""
+
+    plan: Plan
+    constants: list[list[NDArray[np.generic]]]
+
+
+class Model:
+    """Cells and an architecture.
+
+    Args:
+        name: of the model.
+        cells: types by name; two of equal identity are one type, whatever they are called.
+        architecture: unfolds and finishes.
+        max_cells: of a request; larger ones are refused.
+
+    Raises:
+        InvalidInputError: cell names are not unique, or the architecture's example does not unfold.
+    """
+
+    def __init__(self, name: str, cells: Sequence[Cell], architecture: Architecture, *, max_cells: int = 4096) -> None:
+        self.name = name
+        self.cells = tuple(cells)
+        self.architecture = architecture
+        self.max_cells = max_cells
+        self.layout = Layout([cell.spec for cell in self.cells])
+        self._merge_equal_types()
+        self._planner = Planner(self.layout)
+        self._planning = threading.Lock()
+        try:
+            self.unfold(architecture.example())
+        except InvalidInputError as error:
+            raise InvalidInputError(f"model {name!r}: its own example request does not unfold: {error}") from error
+
+    def unfold(self, request: Payload) -> Unfolded:
+        """The request's cell graph, planned. From any thread.
+
+        Raises:
+            InvalidInputError: the request is not acceptable: see the message.
+        """
+        graph = CellGraph(self.layout, max_nodes=self.max_cells)
+        self.architecture.unfold(request, graph)
+        with self._planning:
+            return Unfolded(self._planner.plan(graph), graph.constants)
+
+    def _merge_equal_types(self) -> None:
+        """Names of equal types lead to one number, so that their nodes are batched together."""
+        seen: dict[str, list[int]] = {}
+        for number, cell in enumerate(self.cells):
+            spec = cell.spec
+            likeness = (cell.weights_digest, [p.signature for p in spec.inputs], spec.results, spec.stop)
+            twins = seen.setdefault(repr(likeness), [])
+            for twin in twins:  # the graphs are compared only where weights and shapes are equal already
+                if self.cells[twin].identity == cell.identity:
+                    self.layout.numbers[spec.name] = twin
+                    break
+            else:
+                twins.append(number)

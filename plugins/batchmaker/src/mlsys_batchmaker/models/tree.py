@@ -1,0 +1,141 @@
+"""A binary TreeLSTM: leaves are words, inner nodes join two subtrees, the root's hidden state is the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from mlsys_core.errors import InvalidInputError
+
+from mlsys_batchmaker.cell import make_cell
+from mlsys_batchmaker.cells import TreeInnerCell, TreeLeafCell
+from mlsys_batchmaker.model import Model, Payload, Tensor
+from mlsys_batchmaker.models.requests import sequence
+from mlsys_batchmaker.plan import CellGraph
+from mlsys_batchmaker.plan.spec import DEFAULT_BATCH_SIZES
+from mlsys_batchmaker.scheduling.requests import Values
+
+
+class BinaryTree:
+    """words [n], children [n - 1, 2] -> the root's hidden state [hidden].
+
+    Nodes 0 to n - 1 are the leaves, n + i is inner node i, joining the nodes ``children[i]``; the last is the root.
+
+    Args:
+        hidden_size: of the states.
+    """
+
+    name = "tree-lstm"
+    inputs: tuple[Tensor, ...] = (Tensor("words", "int64", (-1,)), Tensor("children", "int64", (-1, 2)))
+
+    def __init__(self, hidden_size: int) -> None:
+        self.hidden_size = hidden_size
+        self.outputs: tuple[Tensor, ...] = (Tensor("hidden", "float32", (hidden_size,)),)
+
+    def unfold(self, request: Payload, graph: CellGraph) -> None:
+        """A leaf cell for each word, an inner cell for each pair."""
+        words = sequence(request, "words")
+        children = np.asarray(request.get("children", np.empty((0, 2), dtype=np.int64)))
+        count = len(words)
+        if children.size == 0 and count == 1:
+            graph.result(graph.add_many("leaf", 1, each={"word": words}))
+            return
+        if children.shape != (count - 1, 2) or children.dtype.kind not in "iu":
+            raise InvalidInputError(
+                f"children: {count} words need whole numbers of shape [{count - 1}, 2], got {list(children.shape)}"
+            )
+        named = np.bincount(children.reshape(-1).clip(0, 2 * count - 1), minlength=2 * count)
+        if children.min() < 0 or children.max() >= 2 * count - 2 or (named[: 2 * count - 2] != 1).any():
+            raise InvalidInputError(
+                f"children: every node but the root, 0 to {2 * count - 3}, must be the child of exactly one other; "
+                "the graph is no tree, or has a cycle"
+            )
+        graph.add_many("leaf", count, each={"word": words})
+        left, right = children[:, 0].astype(np.int64), children[:, 1].astype(np.int64)
+        wires = {"h_left": (left, "h"), "h_right": (right, "h"), "c_left": (left, "c"), "c_right": (right, "c")}
+        graph.result(graph.add_many("inner", count - 1, wires=wires) + count - 2)
+
+    def finish(self, request: Payload, values: Sequence[Values]) -> Payload:
+        """The root's state."""
+        return {"hidden": np.asarray(values[0][0])}
+
+    def example(self) -> Payload:
+        """Three leaves."""
+        return {"words": np.zeros(3, dtype=np.int64), "children": np.array([[0, 1], [3, 2]])}
+
+    def config(self) -> Mapping[str, Any]:
+        """See :class:`mlsys_batchmaker.model.Architecture`."""
+        return {"hidden_size": self.hidden_size}
+
+
+def tree_model(
+    *,
+    num_words: int = 2000,
+    hidden_size: int = 1024,
+    batch_sizes: Sequence[int] = DEFAULT_BATCH_SIZES,
+    seed: int = 0,
+    name: str = "tree-lstm",
+) -> Model:
+    """A TreeLSTM of random weights; inner cells go before leaves."""
+    torch.manual_seed(seed)
+    leaf = make_cell("leaf", TreeLeafCell(num_words, hidden_size), batch_sizes=batch_sizes)
+    inner = make_cell("inner", TreeInnerCell(hidden_size), priority=1, batch_sizes=batch_sizes)
+    return Model(name, [leaf, inner], BinaryTree(hidden_size))
+
+
+def parse_tree(text: str, words: Mapping[str, int]) -> Payload:
+    """A tree in the brackets of the Stanford TreeBank, ``(3 (2 a) (4 (3 lovely) (2 film)))``; labels are ignored.
+
+    Args:
+        text: one tree.
+        words: their numbers; what is not in it becomes word 0.
+
+    Raises:
+        InvalidInputError: it is no binary tree.
+    """
+    tokens = text.replace("(", " ( ").replace(")", " ) ").split()
+    leaves: list[int] = []
+    pairs: list[tuple[int, int]] = []  # children; an inner node is -1 - its place until the leaves are counted
+    stack: list[list[int]] = [[]]
+    try:
+        for before, token in zip(["", *tokens], tokens, strict=False):
+            if token == "(":
+                stack.append([])
+            elif token == ")":
+                parts = stack.pop()
+                if len(parts) == 2:
+                    pairs.append((parts[0], parts[1]))
+                    parts = [-len(pairs)]
+                (node,) = parts
+                stack[-1].append(node)
+            elif before != "(":
+                leaves.append(words.get(token, 0))
+                stack[-1].append(len(leaves) - 1)
+        ((_,),) = stack
+    except (ValueError, IndexError):
+        raise InvalidInputError(f"no binary tree in brackets: {text[:80]!r}") from None
+    children = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    return {
+        "words": np.array(leaves, dtype=np.int64),
+        "children": np.where(children < 0, len(leaves) - 1 - children, children),
+    }
+
+
+def random_tree(rng: np.random.Generator, *, num_leaves: int, num_words: int) -> Payload:
+    """A binary tree of random shape: neighbours are joined at random places."""
+    roots = list(range(num_leaves))
+    children = []
+    for number in range(num_leaves - 1):
+        at = int(rng.integers(0, len(roots) - 1)) if len(roots) > 2 else 0
+        children.append([roots[at], roots[at + 1]])
+        roots[at : at + 2] = [num_leaves + number]
+    words = rng.integers(0, num_words, num_leaves)
+    return {"words": words, "children": np.array(children, dtype=np.int64).reshape(-1, 2)}
+
+
+def complete_tree(num_leaves: int, words: np.ndarray) -> Payload:
+    """The complete binary tree of a power of two leaves."""
+    children = np.arange(2 * num_leaves - 2).reshape(-1, 2)
+    return {"words": words, "children": children}

@@ -1,0 +1,8 @@
+"""Cell graphs and what the scheduler makes of them; plain data and NumPy, no torch."""
+
+from mlsys_batchmaker.plan.graph import CellGraph, Chain, Wire
+from mlsys_batchmaker.plan.layout import Layout
+from mlsys_batchmaker.plan.partition import Plan, Planner
+from mlsys_batchmaker.plan.spec import CellSpec, Port
+
+__all__ = ["CellGraph", "CellSpec", "Chain", "Layout", "Plan", "Planner", "Port", "Wire"]

@@ -1,0 +1,236 @@
+"""From a cell graph to subgraphs: what is released to the scheduler at once (BatchMaker, section 4.3).
+
+A subgraph is a set of connected nodes of one cell type whose dependencies on the rest of the graph are all satisfied
+before it is released. Each node gets a *stage*: the largest number of changes of cell type on a path to it. Connected
+nodes of equal type and stage form a subgraph; so an edge between subgraphs always leads to a later stage, and no two
+subgraphs wait for each other, even where a type comes, goes and comes again.
+
+The planner also says which rows of which banks each node reads and writes. A node writes over the row of a predecessor
+in its subgraph that nobody else reads: a chain has one row per output however long it is, a tree one per leaf.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+from mlsys_core.errors import InvalidInputError
+from numpy.typing import NDArray
+
+from mlsys_batchmaker.plan.graph import CellGraph
+from mlsys_batchmaker.plan.layout import Layout
+from mlsys_batchmaker.plan.subgraphs import group
+
+Ints = NDArray[np.int64]
+SUB, NEXT, GIVES, COLUMNS = range(4)  # of a node: its subgraph, first successor in it or -1, whether it gives results
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kind:
+    """What the subgraphs of one cell type are like in a structure."""
+
+    cell: int
+    carries: tuple[tuple[int, ...] | None, ...]  # the different entries of ``Plan.sub_carry``
+    joins: bool  # a node waits for several of its subgraph
+    is_awaited: bool  # other subgraphs wait for one of them
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """What the scheduler needs of a structure; shared by all requests that have it, so read only.
+
+    Nodes are renumbered: subgraph by subgraph in topological order, those that are ready at once first in each.
+
+    ``nodes`` holds relative numbers: added to ``bases[node_bases]`` they are a request's rows of the scheduler's table,
+    where ``bases`` are the starts of its blocks in each bank, a 0 for what stands by itself (:attr:`Layout.none`; so an
+    input without a source reads row 0, which is zeros), the start of its nodes and the start of its subgraphs.
+    """
+
+    origin: Ints  # [n] the node's number in the cell graph
+    nodes: Ints  # [n, COLUMNS + num_inputs + num_outputs]: SUB, NEXT, GIVES, rows it reads, rows it writes
+    node_bases: Ints  # of the same shape
+    more: tuple[tuple[int, int], ...]  # (node, successor) for further successors in the same subgraph
+    waiting: Ints  # [n] predecessors in the same subgraph
+    result_nodes: Ints  # nodes whose results the request gets, in the order asked for
+    sub_cell: Ints  # [s]
+    sub_start: Ints  # [s] first node
+    sub_size: Ints  # [s] number of nodes
+    sub_ready: Ints  # [s] nodes that wait for no other of their subgraph; the first ones
+    sub_waiting: Ints  # [s] subgraphs that must be finished before
+    sub_next: Ints  # [s] first subgraph that waits for this one, or -1
+    sub_more: tuple[tuple[int, int], ...]  # further ones
+    sub_carry: tuple[tuple[int, ...] | None, ...]  # [s] a chain's input -> output of the node before, -1 for others;
+    # None if it is no chain; () if it is of one node, which carries nothing
+    kinds: tuple[Kind, ...]  # one for each cell type that occurs
+    num_rows: tuple[int, ...]  # rows needed in each bank, constants first
+
+    @property
+    def num_nodes(self) -> int:
+        """Cells of the request."""
+        return len(self.origin)
+
+    @property
+    def num_subgraphs(self) -> int:
+        """Subgraphs of the request."""
+        return len(self.sub_cell)
+
+
+class Planner:
+    """Plans structures of one model, each once.
+
+    Args:
+        layout: of the model's cells.
+        max_plans: kept; the least recently used is forgotten first.
+    """
+
+    def __init__(self, layout: Layout, *, max_plans: int = 4096) -> None:
+        self._layout = layout
+        self._max_plans = max_plans
+        self._plans: OrderedDict[tuple[bytes, bytes, bytes], Plan] = OrderedDict()
+
+    def plan(self, graph: CellGraph) -> Plan:
+        """The plan of ``graph``. Not for several threads at once.
+
+        Raises:
+            InvalidInputError: the graph has a cycle, is not connected, or wires what does not fit together.
+        """
+        cells, codes, results = graph.structure()
+        key = cells.tobytes(), codes.tobytes(), results.tobytes()
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = make_plan(self._layout, cells, codes, results)
+            if len(self._plans) > self._max_plans:
+                self._plans.popitem(last=False)
+        else:
+            self._plans.move_to_end(key)
+        return plan
+
+
+def make_plan(layout: Layout, cells: Ints, codes: Ints, results: Ints) -> Plan:
+    """Check a structure and plan it; see :meth:`Planner.plan`."""
+    is_wire = codes > 0
+    sources = np.where(is_wire, (codes - 1) // layout.num_outputs, -1)  # [n, inputs] node
+    outputs = (codes - 1) % layout.num_outputs
+    in_banks = np.where(codes == 0, layout.none, layout.input_banks[cells])
+    _check_wires(layout, cells, is_wire, sources, outputs)
+    groups = group(cells.tolist(), sources.tolist(), set(results.tolist()))
+    order = np.array(groups.order, dtype=np.int64)
+    place = np.empty_like(order)  # node of the graph -> node of the plan
+    place[order] = np.arange(len(order))
+
+    is_wire, outputs, codes = is_wire[order], outputs[order], codes[order]
+    sources = np.where(is_wire, place[sources[order]], -1)
+    own_banks = np.where(codes < 0, in_banks[order], -1)
+    num_constants = [int((-codes[own_banks == bank]).max(initial=0)) for bank in range(layout.none)]
+    out_rows, num_rows = _place_outputs(layout, cells[order], groups.inherits, num_constants)
+    in_rows = np.where(codes < 0, -1 - codes, 0)
+    in_rows[is_wire] = out_rows[sources[is_wire], outputs[is_wire]]
+    gives_result = np.zeros(len(order), dtype=np.bool_)
+    gives_result[place[results]] = True
+    sub_start = np.array(groups.sub_start, dtype=np.int64)
+    sub_size = np.diff(np.append(sub_start, len(order)))
+    sub_carry = tuple(
+        _carry(start, start + size, sources, outputs, is_wire, out_rows)
+        for start, size in zip(sub_start.tolist(), sub_size.tolist(), strict=True)
+    )
+    waiting = np.array(groups.waiting, dtype=np.int64)
+    following = np.array(groups.next, dtype=np.int64)
+    none, of_nodes, of_subs = layout.none, layout.none + 1, layout.none + 2
+    count = len(order)
+    return Plan(
+        origin=order,
+        nodes=np.column_stack(
+            [np.repeat(np.arange(len(sub_start)), sub_size), following, gives_result, in_rows, out_rows]
+        ),
+        node_bases=np.column_stack(
+            [
+                np.full(count, of_subs),
+                np.where(following >= 0, of_nodes, none),
+                np.full(count, none),
+                in_banks[order],
+                layout.output_banks[cells[order]],
+            ]
+        ),
+        more=tuple(groups.more),
+        waiting=waiting,
+        result_nodes=place[results],
+        sub_cell=cells[order][sub_start],
+        sub_start=sub_start,
+        sub_size=sub_size,
+        sub_ready=np.array(groups.sub_ready, dtype=np.int64),
+        sub_waiting=np.array(groups.sub_waiting, dtype=np.int64),
+        sub_next=np.array(groups.sub_next, dtype=np.int64),
+        sub_more=tuple(groups.sub_more),
+        sub_carry=sub_carry,
+        kinds=_kinds(cells[order], cells[order][sub_start], sub_carry, waiting, np.array(groups.sub_next)),
+        num_rows=num_rows,
+    )
+
+
+def _check_wires(layout: Layout, cells: Ints, is_wire: NDArray[np.bool_], sources: Ints, outputs: Ints) -> None:
+    """Every wire leads from an output that exists to an input of its signature."""
+    nodes, inputs = np.nonzero(is_wire)
+    src, out = sources[nodes, inputs], outputs[nodes, inputs]
+    if src.size and src.max() >= len(cells):
+        raise InvalidInputError(f"a cell is wired to node {src.max()}: there are {len(cells)} nodes")
+    fits = layout.output_banks[cells[src], out] == layout.input_banks[cells[nodes], inputs]
+    if not fits.all():
+        at = int(np.argmin(fits))
+        node, source = layout.cells[cells[nodes[at]]], layout.cells[cells[src[at]]]
+        port = node.inputs[int(inputs[at])]
+        given = source.outputs[int(out[at])] if out[at] < len(source.outputs) else None
+        got = "an output it does not have" if given is None else f"{given.name!r} with rows {given.signature}"
+        raise InvalidInputError(f"{node.name}.{port.name} takes rows {port.signature}, but {source.name} gives {got}")
+
+
+def _place_outputs(
+    layout: Layout, cells: Ints, inherits: list[int], num_constants: list[int]
+) -> tuple[Ints, tuple[int, ...]]:
+    """Rows of the nodes' outputs [n, num_outputs], and how many rows each bank needs with the constants.
+
+    A node that inherits takes over the rows of an earlier node of its subgraph.
+    """
+    num_rows = [*num_constants, 0]
+    rows: list[list[int]] = []
+    banks = layout.output_banks.tolist()
+    for cell, inherited in zip(cells.tolist(), inherits, strict=True):
+        if inherited >= 0:
+            rows.append(rows[inherited])
+            continue
+        own = []
+        for bank in banks[cell]:
+            own.append(num_rows[bank])
+            num_rows[bank] += bank != layout.none
+        rows.append(own)
+    return np.array(rows, dtype=np.int64), tuple(num_rows[:-1])
+
+
+def _carry(
+    start: int, end: int, sources: Ints, outputs: Ints, is_wire: NDArray[np.bool_], out_rows: Ints
+) -> tuple[int, ...] | None:
+    """Which inputs a chain carries along, if nodes ``start`` to ``end`` are one: each fed by the one before alone."""
+    if end - start == 1:
+        return ()
+    before = np.arange(start, end - 1)[:, None]
+    feeds = is_wire[start + 1 : end]
+    if not (
+        (sources[start + 1 : end] == before)[feeds].all()
+        and (feeds == feeds[0]).all()
+        and feeds[0].any()
+        and (outputs[start + 1 : end] == outputs[start + 1])[feeds].all()
+        and (out_rows[start:end] == out_rows[start]).all()
+    ):
+        return None
+    return tuple(np.where(feeds[0], outputs[start + 1], -1).tolist())
+
+
+def _kinds(
+    cells: Ints, sub_cells: Ints, sub_carry: tuple[tuple[int, ...] | None, ...], waiting: Ints, sub_next: Ints
+) -> tuple[Kind, ...]:
+    joining = set(cells[waiting > 1].tolist())
+    awaited = set(sub_cells[sub_next >= 0].tolist())
+    carries: dict[int, set[tuple[int, ...] | None]] = {}
+    for cell, carry in zip(sub_cells.tolist(), sub_carry, strict=True):
+        carries.setdefault(cell, set()).add(carry)
+    return tuple(Kind(cell, tuple(found), cell in joining, cell in awaited) for cell, found in sorted(carries.items()))

@@ -1,0 +1,81 @@
+"""The state pool of one device: a tensor for each bank of the layout, and the rows requests have in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from mlsys_core.errors import InvalidInputError
+from torch import Tensor
+
+from mlsys_batchmaker.cell import torch_dtype
+from mlsys_batchmaker.plan.layout import Layout
+from mlsys_batchmaker.scheduling.requests import Constants
+
+DEFAULT_POOL_BYTES = 512 << 20
+_MAX_ROWS = 1 << 20
+_MIN_ROWS = 64
+
+
+def plan_rows(layout: Layout, pool_bytes: int = DEFAULT_POOL_BYTES) -> list[int]:
+    """Rows of each bank such that all together take at most ``pool_bytes``; equal shares, narrow banks up to a bound.
+
+    Raises:
+        InvalidInputError: that is too little for 64 rows each.
+    """
+    rows = []
+    share = pool_bytes // len(layout.banks)
+    for dtype, shape in layout.banks:
+        row_bytes = torch_dtype(dtype).itemsize * max(1, torch.Size(shape).numel())
+        rows.append(min(_MAX_ROWS, share // row_bytes))
+        if rows[-1] < _MIN_ROWS:
+            raise InvalidInputError(
+                f"a state pool of {pool_bytes:,} bytes has room for {rows[-1]} rows of {dtype}{list(shape)}, and needs "
+                f"{_MIN_ROWS}: give it more"
+            )
+    return rows
+
+
+class StatePool:
+    """Rows of values on one device. Rows of different requests are apart, so several threads may use it at once.
+
+    Args:
+        layout: of the model.
+        num_rows: of each bank; memory is taken up as rows are first written.
+        device: where.
+    """
+
+    def __init__(self, layout: Layout, num_rows: Sequence[int], device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+        self.banks = [
+            torch.zeros(rows, *shape, dtype=torch_dtype(dtype), device=self.device)
+            for (dtype, shape), rows in zip(layout.banks, num_rows, strict=True)
+        ]
+
+    def load(self, starts: Sequence[int], constants: Constants) -> None:
+        """Write a request's constants, bank by bank from the starts of its blocks on."""
+        for bank, start, arrays in zip(self.banks, starts, constants, strict=True):
+            at = start
+            for array in arrays:
+                bank[at : at + len(array)] = torch.from_numpy(array)
+                at += len(array)
+
+    def gather(self, bank: int, rows: Tensor) -> Tensor:
+        """A copy of those rows, [len(rows), *shape]."""
+        return self.banks[bank].index_select(0, rows)
+
+    def scatter(self, bank: int, rows: Tensor, values: Tensor) -> None:
+        """Write ``values`` to those rows."""
+        self.banks[bank].index_copy_(0, rows, values)
+
+
+class SeveralPools:
+    """The pools of all devices as one store: constants go to each."""
+
+    def __init__(self, pools: Sequence[StatePool]) -> None:
+        self.pools = list(pools)
+
+    def load(self, starts: Sequence[int], constants: Constants) -> None:
+        """See :meth:`StatePool.load`."""
+        for pool in self.pools:
+            pool.load(starts, constants)

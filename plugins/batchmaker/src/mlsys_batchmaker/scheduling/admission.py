@@ -1,0 +1,172 @@
+"""Requests in and out: blocks of node, subgraph and row numbers, and who waits for room (BatchMaker, section 4.2)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving import FinishReason, QueueFullError
+
+from mlsys_batchmaker.scheduling.blocks import Blocks
+from mlsys_batchmaker.scheduling.requests import CellRequest, Live, ValueStore
+from mlsys_batchmaker.scheduling.state import State
+from mlsys_batchmaker.scheduling.tables import NEVER, UNPINNED
+
+_RETRY_AFTER_S = 1.0
+
+
+class Admission:
+    """Who is here, who waits, and what each holds.
+
+    Args:
+        state: shared with forming and settling.
+        num_rows: rows of each bank, the zero row included.
+        store: gets the constants of admitted requests.
+    """
+
+    def __init__(self, state: State, num_rows: Sequence[int], store: ValueStore) -> None:
+        self._state = state
+        self._store = store
+        self._nodes, self._subs, self._indices = Blocks(), Blocks(), Blocks()
+        self._rows = [Blocks(first=1, capacity=max(2, rows)) for rows in num_rows]
+        self._waiting: deque[tuple[CellRequest, float]] = deque()
+        self.by_id: dict[str, Live] = {}
+        self.by_index: dict[int, Live] = {}
+        self.leaving: dict[int, Live] = {}  # have left, but something of theirs is in flight
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests added that have not left."""
+        return len(self.by_id) + len(self._waiting)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for room."""
+        return len(self._waiting)
+
+    def add(self, request: CellRequest, now: float) -> None:
+        """Admit ``request``, or let it wait for room behind those that wait already.
+
+        Raises:
+            InvalidInputError: it can never have the rows it needs.
+            QueueFullError: too many wait.
+        """
+        for bank, count in enumerate(request.plan.num_rows):
+            if count and not self._rows[bank].fits(count):
+                dtype, shape = self._state.layout.banks[bank]
+                raise InvalidInputError(
+                    f"the request needs {count} rows of {dtype}{list(shape)} at once, more than the state pool has; "
+                    "send a smaller one, or give the server a larger pool"
+                )
+        if self._waiting or not self._admit(request, now):
+            bound = self._state.config.max_waiting
+            if bound is not None and len(self._waiting) >= bound:
+                raise QueueFullError(f"{bound} requests wait already: try again later", retry_after_s=_RETRY_AFTER_S)
+            self._waiting.append((request, now))
+
+    def drop_waiting(self, request_id: str) -> bool:
+        """Forget a request that waits for room; False if none of that id does."""
+        for place, (request, _) in enumerate(self._waiting):
+            if request.request_id == request_id:
+                del self._waiting[place]
+                return True
+        return False
+
+    def leave(self, live: Live, reason: FinishReason) -> None:
+        """``live`` is finished for its client; what it holds is freed as soon as nothing of it is in flight."""
+        live.reason = reason
+        del self.by_id[live.request.request_id]
+        self.leaving[live.index] = live
+        plan, tables = live.request.plan, self._state.tables
+        subs = slice(live.sub_start, live.sub_start + plan.num_subgraphs)
+        if tables.sub_unsubmitted[subs].any():  # it leaves early: none of its other nodes may run any more
+            for cell in set(plan.sub_cell.tolist()):
+                self._state.ready[cell].remove(live.node_start, live.node_start + plan.num_nodes)
+
+    def finish(self, live: Live) -> None:
+        """``live`` has its results. All its nodes are completed, unless a chain of it has stopped."""
+        if live.is_cut:
+            self.leave(live, FinishReason.DONE)
+        else:
+            live.reason = FinishReason.DONE
+            del self.by_id[live.request.request_id]
+            self._free(live)
+
+    def free_what_left(self) -> None:
+        """Free the blocks of requests that have left, and admit those who waited for them."""
+        tables = self._state.tables
+        for index, live in list(self.leaving.items()) if self.leaving else ():
+            subs = slice(live.sub_start, live.sub_start + live.request.plan.num_subgraphs)
+            if (tables.sub_unfinished[subs] == tables.sub_unsubmitted[subs]).all():  # nothing is in flight
+                del self.leaving[index]
+                self._free(live)
+        while self._waiting and self._admit(*self._waiting[0]):
+            self._waiting.popleft()
+
+    def _admit(self, request: CellRequest, now: float) -> bool:
+        plan = request.plan
+        starts: list[int] = []
+        for blocks, count in zip(self._rows, plan.num_rows, strict=True):
+            start = blocks.take(count)
+            if start is None:
+                for given, had, taken in zip(self._rows, plan.num_rows, starts, strict=False):
+                    given.give_back(taken, had)
+                return False
+            starts.append(start)
+        node_start, sub_start = self._nodes.take(plan.num_nodes), self._subs.take(plan.num_subgraphs)
+        index = self._indices.take(1)
+        assert node_start is not None  # these have no bound
+        assert sub_start is not None
+        assert index is not None
+        live = Live(request, index, node_start, sub_start, tuple(starts), now)
+        self._state.tables.reserve(self._nodes.top, self._subs.top, self._indices.top)
+        self._write(live)
+        self._store.load(starts, request.constants)
+        self.by_id[request.request_id] = self.by_index[index] = live
+        for sub in (plan.sub_waiting == 0).nonzero()[0].tolist():
+            self._state.release(sub_start + sub, int(plan.sub_cell[sub]), int(plan.sub_ready[sub]))
+        return True
+
+    def _write(self, live: Live) -> None:
+        """The request's rows of the tables."""
+        plan, tables, state = live.request.plan, self._state.tables, self._state
+        n, s = live.node_start, live.sub_start
+        bases = np.array([*live.row_starts, 0, n, s])
+        nodes, subs = slice(n, n + plan.num_nodes), slice(s, s + plan.num_subgraphs)
+        tables.node_fixed[nodes] = plan.nodes + bases[plan.node_bases]
+        tables.node_waiting[nodes] = plan.waiting
+        tables.sub_request[subs] = live.index
+        tables.sub_pinned[subs] = UNPINNED
+        tables.sub_unsubmitted[subs] = plan.sub_size
+        tables.sub_unfinished[subs] = plan.sub_size
+        tables.sub_waiting[subs] = plan.sub_waiting
+        tables.sub_next[subs] = plan.sub_next + (plan.sub_next >= 0) * s
+        tables.sub_start[subs] = plan.sub_start + n
+        tables.sub_end[subs] = plan.sub_start + plan.sub_size + n
+        tables.sub_stop[subs] = NEVER
+        tables.request_unfinished[live.index] = plan.num_subgraphs
+        for node, successor in plan.more:
+            state.more.setdefault(n + node, []).append(n + successor)
+        for sub, successor in plan.sub_more:
+            state.sub_more.setdefault(s + sub, []).append(s + successor)
+        for kind in plan.kinds:
+            state.note_subgraphs(kind.cell, kind.carries, joins=kind.joins, is_awaited=kind.is_awaited)
+        if state.homes is not None:
+            for homes, start, count in zip(state.homes, live.row_starts, plan.num_rows, strict=True):
+                homes[start : start + count] = -1
+
+    def _free(self, live: Live) -> None:
+        plan, state = live.request.plan, self._state
+        if plan.more or plan.sub_more:
+            for node, _ in plan.more:
+                state.more.pop(live.node_start + node, None)
+            for sub, _ in plan.sub_more:
+                state.sub_more.pop(live.sub_start + sub, None)
+        self._nodes.give_back(live.node_start, plan.num_nodes)
+        self._subs.give_back(live.sub_start, plan.num_subgraphs)
+        self._indices.give_back(live.index, 1)
+        for blocks, start, count in zip(self._rows, live.row_starts, plan.num_rows, strict=True):
+            blocks.give_back(start, count)
+        del self.by_index[live.index]

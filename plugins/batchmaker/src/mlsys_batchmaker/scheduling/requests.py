@@ -1,0 +1,80 @@
+"""A request on its way through the cellular scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from mlsys_core.serving import FinishReason
+from numpy.typing import NDArray
+
+from mlsys_batchmaker.plan.partition import Plan
+
+Constants: TypeAlias = Sequence[Sequence[NDArray[np.generic]]]  # by bank, in the order of their rows
+Values: TypeAlias = tuple[NDArray[np.generic] | np.generic, ...]  # a node's results, by ``CellSpec.results``
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CellRequest:
+    """An unfolded request."""
+
+    request_id: str
+    plan: Plan
+    constants: Constants  # of its cell graph
+    deadline_s: float | None = None  # seconds of the loop's clock
+    on_values: Callable[[Values], None] | None = None  # called with a node's results as they come, in the loop's thread
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    """What a finished request gets. Times are seconds of the loop's clock."""
+
+    values: list[Values]  # of the nodes it asked for, in that order; a chain that stopped has no more after its stop
+    num_cells: int  # computed for it, without what was computed in vain after a stop
+    added_s: float
+    started_s: float  # its first task began to run
+    ended_s: float
+
+
+class ValueStore(Protocol):
+    """Where the constants of an admitted request go: the state pools of all devices."""
+
+    def load(self, starts: Sequence[int], constants: Constants) -> None:
+        """Write ``constants[bank]`` to the rows from ``starts[bank]`` on."""
+        ...
+
+
+class NoValues:
+    """A store that keeps nothing, for simulations."""
+
+    def load(self, starts: Sequence[int], constants: Constants) -> None:
+        """See :class:`ValueStore`."""
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """An admitted request and the blocks it holds."""
+
+    request: CellRequest
+    index: int  # in the tables
+    node_start: int
+    sub_start: int
+    row_starts: tuple[int, ...]  # by bank
+    added_s: float
+    started_s: float | None = None
+    num_cells: int = 0
+    results: list[tuple[int, Values]] = field(default_factory=list)  # (node of the plan, its values)
+    reason: FinishReason | None = None  # it has left; its blocks are free once nothing of it is in flight
+    is_cut: bool = False  # a chain of it has stopped, so some results do not exist
+
+    def result(self, now: float) -> CellResult:
+        """Its results in the order asked for."""
+        wanted = self.request.plan.result_nodes
+        if self.is_cut or len(self.results) > 1:
+            by_node = dict(self.results)
+            values = [by_node[node] for node in wanted.tolist() if node in by_node]
+        else:
+            values = [values for _, values in self.results]
+        return CellResult(values, self.num_cells, self.added_s, now if self.started_s is None else self.started_s, now)

@@ -1,0 +1,189 @@
+"""What a completed task means: results, stops, unpinning, subgraphs and requests that are finished (section 4.2)."""
+
+from __future__ import annotations
+
+import numpy as np
+from mlsys_core.errors import ServingError
+from mlsys_core.serving import Finished, FinishReason
+from numpy.typing import NDArray
+
+from mlsys_batchmaker.plan.partition import NEXT
+from mlsys_batchmaker.scheduling.admission import Admission
+from mlsys_batchmaker.scheduling.forming import release_successors
+from mlsys_batchmaker.scheduling.requests import CellResult, Live, Values
+from mlsys_batchmaker.scheduling.state import Ints, State
+from mlsys_batchmaker.scheduling.tables import NEVER, UNPINNED
+from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput, Task
+
+
+def settle(
+    state: State, admission: Admission, batch: Round, output: RoundOutput, now: float
+) -> list[Finished[CellResult]]:
+    """Take the output of a round; returns the requests that are done by it.
+
+    Raises:
+        ServingError: the worker gave results for another number of tasks.
+    """
+    if len(output.results) != len(batch.tasks):
+        raise ServingError(f"the worker gave results of {len(output.results)} tasks for {len(batch.tasks)}")
+    finished: list[Finished[CellResult]] = []
+    for task, results in zip(batch.tasks, output.results, strict=True):
+        finished += _settle_task(state, admission, task, results, output.started_s, now)
+    num_cells = sum(task.num_cells for task in batch.tasks)
+    state.counters.padded_cells += num_cells if output.num_computed is None else output.num_computed
+    admission.free_what_left()
+    return finished
+
+
+def give_up(state: State, admission: Admission, batch: Round, error: BaseException) -> list[Finished[CellResult]]:
+    """A round failed: every request that had a cell in it leaves with ``error``."""
+    state.last_nodes[batch.worker] = None
+    lost: dict[int, Live] = {}
+    for task in batch.tasks:
+        _land(state, task)
+        for index in set(state.tables.sub_request[task.subs].tolist()):
+            live = admission.by_index[index]
+            if live.reason is None:
+                lost[index] = live
+    for live in lost.values():
+        admission.leave(live, FinishReason.FAILED)
+    admission.free_what_left()
+    return [Finished(live.request.request_id, FinishReason.FAILED, error=error) for live in lost.values()]
+
+
+def _land(state: State, task: Task) -> Ints:
+    """Nothing of ``task`` is in flight any more; returns how many nodes each row's subgraph has left, [b].
+
+    Subgraphs without other nodes in flight are unpinned.
+    """
+    tables, subs = state.tables, task.subs
+    counts = task.steps if task.lengths is None else task.lengths
+    if state.is_chain[task.cell]:  # each row is of another subgraph
+        left = tables.sub_unfinished[subs] - counts
+        tables.sub_unfinished[subs] = left
+    else:
+        np.subtract.at(tables.sub_unfinished, subs, counts)
+        left = tables.sub_unfinished[subs]
+    if len(state.devices) > 1:
+        tables.sub_pinned[subs[left == tables.sub_unsubmitted[subs]]] = UNPINNED
+    state.running[task.cell] -= 1
+    return left
+
+
+def _settle_task(
+    state: State,
+    admission: Admission,
+    task: Task,
+    results: tuple[NDArray[np.generic], ...],
+    started_s: float,
+    now: float,
+) -> list[Finished[CellResult]]:
+    spec, counters = state.layout.cells[task.cell], state.counters
+    left = _land(state, task)
+    counters.tasks += task.steps
+    counters.cells += task.num_cells
+    if task.fresh is not None:
+        for index in state.tables.sub_request[task.subs[task.fresh]].tolist():
+            live = admission.by_index[index]
+            if live.started_s is None:
+                live.started_s = started_s
+    if spec.stop is not None:
+        ended = _settle_stopping(state, admission, task, results, left)
+    else:
+        _hand_out(state, admission, task, results, None)
+        ended = task.subs[left == 0]
+        if len(ended) > 1 and not state.is_chain[task.cell]:
+            ended = np.unique(ended)
+    return _end_subgraphs(state, admission, ended, now) if len(ended) else []
+
+
+def _settle_stopping(
+    state: State, admission: Admission, task: Task, results: tuple[NDArray[np.generic], ...], left: Ints
+) -> Ints:
+    """The same for a cell whose chains may stop; returns the subgraphs that ended now."""
+    spec, tables, subs = state.layout.cells[task.cell], state.tables, task.subs
+    assert spec.stop is not None
+    counts = np.full(task.size, task.steps) if task.lengths is None else task.lengths
+    was_over = tables.sub_stop[subs] != NEVER
+    hits = np.flatnonzero(results[spec.results.index(spec.stop.output)] == spec.stop.value)
+    rows = task.result_rows[hits]
+    fresh = ~was_over[rows]
+    hits, rows = hits[fresh], rows[fresh]
+    np.minimum.at(tables.sub_stop, subs[rows], task.nodes[rows] + task.result_steps[hits])
+    _hand_out(state, admission, task, results, tables.sub_stop)
+    is_over = tables.sub_stop[subs] != NEVER
+    stopped = np.flatnonzero(is_over & ~was_over)
+    in_vain = task.nodes[stopped] + counts[stopped] - 1 - tables.sub_stop[subs[stopped]]
+    state.counters.discarded_cells += int(counts[was_over].sum() + in_vain.sum())
+    for sub in subs[stopped].tolist():
+        admission.by_index[int(tables.sub_request[sub])].is_cut = True
+        state.ready[task.cell].remove(int(tables.sub_start[sub]), int(tables.sub_end[sub]))
+    if task.releases:
+        goes_on = ~is_over & (left > 0)
+        if admission.leaving:
+            goes_on &= ~np.isin(tables.sub_request[subs], list(admission.leaving))
+        nodes = task.nodes[goes_on]
+        release_successors(state, task.cell, nodes, tables.node_fixed[nodes, NEXT], tables.sub_rank[subs[goes_on]])
+    ended: Ints = subs[~was_over & (is_over | (left == 0))]
+    return ended
+
+
+def _hand_out(
+    state: State, admission: Admission, task: Task, results: tuple[NDArray[np.generic], ...], stops: Ints | None
+) -> None:
+    """Give each request what its nodes gave; with ``stops``, up to where its chain stopped."""
+    if not len(task.result_rows):
+        return
+    nodes = task.nodes[task.result_rows] + task.result_steps
+    owners = task.subs[task.result_rows]
+    indices = state.tables.sub_request[owners]
+    rows: list[Values] = list(zip(*results, strict=True))
+    if stops is not None:
+        is_known = nodes <= stops[owners]
+        if not is_known.all():
+            rows = [rows[place] for place in np.flatnonzero(is_known).tolist()]
+            nodes, indices = nodes[is_known], indices[is_known]
+    by_index = admission.by_index
+    for node, index, values in zip(nodes.tolist(), indices.tolist(), rows, strict=True):
+        live = by_index[index]
+        if live.reason is None:
+            live.results.append((node - live.node_start, values))
+            if live.request.on_values is not None:
+                live.request.on_values(values)
+
+
+def _end_subgraphs(state: State, admission: Admission, ended: Ints, now: float) -> list[Finished[CellResult]]:
+    """Subgraphs are finished: release those that waited for them, and let requests go that have no others."""
+    tables = state.tables
+    owners = tables.sub_request[ended]
+    if admission.leaving:
+        here = ~np.isin(owners, list(admission.leaving))
+        ended, owners = ended[here], owners[here]
+    following = tables.sub_next[ended]
+    following = following[following >= 0]
+    if state.sub_more:
+        more = [other for sub in ended.tolist() for other in state.sub_more.get(sub, ())]
+        following = np.concatenate([following, np.array(more, dtype=np.int64)])
+    if len(following):
+        np.subtract.at(tables.sub_waiting, following, 1)
+        for sub in sorted(set(following[tables.sub_waiting[following] == 0].tolist())):
+            live = admission.by_index[int(tables.sub_request[sub])]
+            own = sub - live.sub_start
+            state.release(sub, int(live.request.plan.sub_cell[own]), int(live.request.plan.sub_ready[own]))
+    np.subtract.at(tables.request_unfinished, owners, 1)
+    finished: list[Finished[CellResult]] = []
+    for index in sorted(set(owners[tables.request_unfinished[owners] == 0].tolist())):
+        live = admission.by_index[index]
+        live.num_cells = _num_cells(state, live)
+        finished.append(Finished(live.request.request_id, FinishReason.DONE, live.result(now)))
+        admission.finish(live)
+    return finished
+
+
+def _num_cells(state: State, live: Live) -> int:
+    """Cells that count for ``live``: all of its nodes, but of a chain that stopped only those up to the stop."""
+    if not live.is_cut:
+        return live.request.plan.num_nodes
+    subs = slice(live.sub_start, live.sub_start + live.request.plan.num_subgraphs)
+    ends = np.minimum(state.tables.sub_end[subs], state.tables.sub_stop[subs] + 1)
+    return int((ends - state.tables.sub_start[subs]).sum())

@@ -1,0 +1,142 @@
+"""What admission, forming and settling share: the tables, the ready nodes, the counters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+import numpy as np
+from mlsys_core.errors import InvalidInputError
+from numpy.typing import NDArray
+
+from mlsys_batchmaker.plan.layout import Layout
+from mlsys_batchmaker.scheduling.ready import ReadyNodes
+from mlsys_batchmaker.scheduling.tables import Tables
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """How tasks are formed.
+
+    Raises:
+        InvalidInputError: a number is below 1, or a word is none of those allowed.
+    """
+
+    max_tasks_to_submit: int = 5  # MaxTasksToSubmit of Algorithm 1
+    forming: Literal["cell", "chunk"] = "cell"  # "cell": a step a task, as in the paper; "chunk": the steps of a round
+    # as one task where cells form chains, so that they can run as one multi-step call
+    lookahead: Literal["speculative", "one"] = "speculative"  # chains that may stop: "speculative" submits steps beyond
+    # what is known and drops what comes after a stop; "one" waits for each step's outcome
+    max_waiting: int | None = None  # requests that wait for room; beyond it a request is refused; None: no bound
+
+    def __post_init__(self) -> None:
+        if self.max_tasks_to_submit < 1 or (self.max_waiting is not None and self.max_waiting < 0):
+            raise InvalidInputError("max_tasks_to_submit must be at least 1, and max_waiting at least 0")
+        if self.forming not in ("cell", "chunk"):
+            raise InvalidInputError(f"forming={self.forming!r}: 'cell' or 'chunk'")
+        if self.lookahead not in ("speculative", "one"):
+            raise InvalidInputError(f"lookahead={self.lookahead!r}: 'speculative' or 'one'")
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start."""
+
+    tasks: int = 0
+    cells: int = 0  # in completed tasks, without padding
+    padded_cells: int = 0  # computed, with the padding to supported batch sizes
+    discarded_cells: int = 0  # computed after their chain had stopped
+    gathers: int = 0  # tasks whose set of requests was another than that of the worker's task before
+    copied_rows: int = 0  # rows fetched from another device
+
+    @property
+    def effective_batch_size(self) -> float:
+        """Rows per task, without padding; chunks count their steps."""
+        return self.cells / self.tasks if self.tasks else 0.0
+
+    @property
+    def padding_waste(self) -> float:
+        """The part of the cells computed that is padding, in [0, 1)."""
+        return 1.0 - self.cells / self.padded_cells if self.padded_cells else 0.0
+
+    def to_dict(self) -> dict[str, float]:
+        """All of them by name."""
+        totals: dict[str, float] = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**totals, "effective_batch_size": self.effective_batch_size, "padding_waste": self.padding_waste}
+
+
+@dataclass(slots=True)
+class State:
+    """The manager's memory; only the loop's thread touches it."""
+
+    layout: Layout
+    config: SchedulerConfig
+    devices: tuple[int, ...]  # by worker: the device it runs on; workers of one device share its state pool
+    tables: Tables
+    ready: list[ReadyNodes]  # by cell
+    running: list[int]  # by cell: NumRunningTasks, over all workers
+    carry: list[tuple[int, ...] | None]  # by cell: what its chains carry; None: not known yet
+    is_chain: list[bool]  # by cell: all its subgraphs so far are chains that carry the same
+    has_joins: list[bool]  # by cell: a node may wait for several of its subgraph
+    is_awaited: list[bool]  # by cell: other subgraphs wait for one of its subgraphs
+    homes: list[NDArray[np.int8]] | None  # by bank: the device of each row, -1: all devices; None: there is one device
+    last_nodes: list[tuple[int, Ints, Ints] | None]  # by worker: of its latest task the cell, and by row the last node
+    # and the rank of its subgraph; None if nothing of it can be kept
+    more: dict[int, list[int]] = field(default_factory=dict)  # further successors of a node in its subgraph
+    sub_more: dict[int, list[int]] = field(default_factory=dict)  # further subgraphs that wait for one
+    counters: Counters = field(default_factory=Counters)
+    num_released: int = 0  # gives each released subgraph its rank
+    last_rank: list[int] = field(default_factory=list)  # by cell: the latest subgraph of which a node was submitted
+
+    @classmethod
+    def new(cls, layout: Layout, config: SchedulerConfig, devices: Sequence[int], num_rows: Sequence[int]) -> State:
+        """An empty one."""
+        count = len(layout.cells)
+        several = len(set(devices)) > 1
+        return cls(
+            layout=layout,
+            config=config,
+            devices=tuple(devices),
+            tables=Tables(layout.num_inputs, layout.num_outputs),
+            ready=[ReadyNodes() for _ in range(count)],
+            running=[0] * count,
+            carry=[None] * count,
+            is_chain=[True] * count,
+            has_joins=[False] * count,
+            is_awaited=[False] * count,
+            homes=[np.full(rows, -1, dtype=np.int8) for rows in num_rows] if several else None,
+            last_nodes=[None] * len(devices),
+            last_rank=[-1] * count,
+        )
+
+    def release(self, sub: int, cell: int, num_ready: int) -> None:
+        """Pass a subgraph whose dependencies are satisfied to the queue of its cell type."""
+        start = int(self.tables.sub_start[sub])
+        self.tables.sub_rank[sub] = self.num_released
+        self.ready[cell].append(np.arange(start, start + num_ready), self.num_released)
+        self.num_released += 1
+
+    def is_blind(self, cell: int) -> bool:
+        """Whether a node's successor becomes ready only when the node's outcome is known.
+
+        Speculative steps write over the rows of their chain, so a chain that others read from never speculates.
+        """
+        may_stop = self.layout.cells[cell].stop is not None
+        return may_stop and (self.config.lookahead == "one" or self.is_awaited[cell])
+
+    def note_subgraphs(
+        self, cell: int, carries: Sequence[tuple[int, ...] | None], *, joins: bool, is_awaited: bool
+    ) -> None:
+        """Learn what the subgraphs of a cell type are like: only chains that all carry the same can run as chunks."""
+        self.has_joins[cell] = self.has_joins[cell] or joins
+        self.is_awaited[cell] = self.is_awaited[cell] or is_awaited
+        for carry in carries:
+            if carry is None:
+                self.is_chain[cell] = False
+            elif carry and self.carry[cell] is None:
+                self.carry[cell] = carry
+            elif carry and self.carry[cell] != carry:
+                self.is_chain[cell] = False

@@ -1,0 +1,62 @@
+"""What crosses from the scheduler to a worker and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from mlsys_core.serving import WorkerId
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """Cells of one type that run as one batch, for one step or, if they are chains, for several."""
+
+    cell: int  # number of the cell type
+    nodes: Ints  # [b] each row's first node
+    subs: Ints  # [b] their subgraphs
+    fresh: Ints | None  # rows whose subgraph begins with this task; None: none does
+    steps: int  # of the longest row
+    lengths: Ints | None  # [b] steps of each row, never rising; None: all have ``steps``
+    in_rows: Ints  # [steps, b, num_inputs] rows to read; of a carried input only step 0 counts
+    carry: tuple[int, ...]  # by input: the output of the step before that it reads from step 1 on, or -1
+    kept: tuple[int, ...] | None  # by input: the output of this worker's task before that holds it already, in the same
+    # order of rows, or -1; None: the set of requests changed, so everything is gathered
+    homes: tuple[Ints | None, ...]  # by input: where some rows lie on another device, the device of each, [b]
+    out_rows: Ints  # [b, num_outputs] rows to write, after each row's last step
+    is_stored: bool  # False: the next task keeps all outputs, so they need not be written
+    releases: bool  # its rows' successors become ready when it is completed, not already now
+    result_steps: Ints  # [r] where a request gets the results: the step ...
+    result_rows: Ints  # [r] ... and the row of the batch
+
+    @property
+    def size(self) -> int:
+        """Rows, without padding."""
+        return len(self.nodes)
+
+    @property
+    def num_cells(self) -> int:
+        """Cells computed, without padding."""
+        return len(self.nodes) * self.steps if self.lengths is None else int(self.lengths.sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Round:
+    """What a worker is given at once: a single task, or all that one call of Schedule formed. The loop's batch."""
+
+    worker: WorkerId
+    tasks: tuple[Task, ...]  # at least one; run in this order
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundOutput:
+    """What came of a round."""
+
+    results: Sequence[tuple[NDArray[np.generic], ...]]  # by task, by ``CellSpec.results``: [r, *shape]
+    started_s: float  # on the loop's clock
+    ended_s: float
+    num_computed: int | None = None  # cells computed, padding included; None: nothing was padded

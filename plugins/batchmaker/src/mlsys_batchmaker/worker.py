@@ -1,0 +1,191 @@
+"""A worker: runs the rounds it is given, one after another, on one device (BatchMaker, sections 4.2 and 5).
+
+Inputs are gathered from the state pool into contiguous batches only when the set of requests changed; where the same
+requests go on, the last task's outputs are the next one's inputs. Its thread, task queue and completion queue are
+core's ``ThreadExecutor``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from mlsys_core.errors import ServingError
+from mlsys_core.serving import Clock
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mlsys_batchmaker.cell import RunsSteps
+from mlsys_batchmaker.materialise import MaterialisedCell
+from mlsys_batchmaker.plan.layout import Layout
+from mlsys_batchmaker.pool import StatePool
+from mlsys_batchmaker.scheduling.tasks import Ints, Round, RoundOutput, Task
+
+
+class Worker:
+    """Computes rounds on one device; calls must come one after another, from one thread.
+
+    Args:
+        layout: of the model.
+        cells: by number, materialised for this device.
+        pools: of all devices, by number; rows that another device has are fetched from its pool.
+        device: number of this worker's.
+        clock: the loop's.
+        num_threads: of torch, in the thread that calls; None leaves them as they are.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        cells: Sequence[MaterialisedCell],
+        pools: Sequence[StatePool],
+        *,
+        device: int = 0,
+        clock: Clock,
+        num_threads: int | None = 1,
+    ) -> None:
+        self._layout = layout
+        self._cells = list(cells)
+        self._pools = list(pools)
+        self._pool = self._pools[device]
+        self._clock = clock
+        self._num_threads = num_threads
+        self._last: list[Tensor] | None = None  # outputs of the latest task, each row after its last step
+
+    def __call__(self, batch: Round) -> RoundOutput:
+        """Run all tasks of ``batch``.
+
+        Raises:
+            Exception: what a cell raised; the worker can go on with other rounds.
+        """
+        if self._num_threads is not None and torch.get_num_threads() != self._num_threads:
+            torch.set_num_threads(self._num_threads)
+        started_s = self._clock.now()
+        results = []
+        num_computed = 0
+        with torch.inference_mode():
+            for task in batch.tasks:
+                outputs, computed = self._run(task)
+                results.append(outputs)
+                num_computed += computed
+        return RoundOutput(results, started_s, self._clock.now(), num_computed)
+
+    def _run(self, task: Task) -> tuple[tuple[NDArray[np.generic], ...], int]:
+        before, self._last = self._last, None  # if this task fails, nothing can go on from it
+        cell = self._cells[task.cell]
+        sizes = _sizes(task)
+        first, each = self._inputs(task, before)
+        if task.steps == 1:
+            inputs = [first[index] for index in range(len(cell.spec.inputs))]
+            steps = [cell.run(inputs)]
+            num_computed = cell.computed(task.size)
+        else:
+            steps, num_computed = run_steps(cell, first, each, task.carry, sizes)
+        self._last = steps[-1] if task.lengths is None else _last_of_each(steps, sizes)
+        if task.is_stored:
+            rows = torch.from_numpy(np.ascontiguousarray(task.out_rows.T))
+            for index, values in enumerate(self._last):
+                self._pool.scatter(int(self._layout.output_banks[task.cell, index]), rows[index], values)
+        return _results(task, steps, cell.spec.results), num_computed
+
+    def _inputs(self, task: Task, before: list[Tensor] | None) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+        """Inputs of the first step [b, ...], and of all steps [steps, b, ...] where they come from the request."""
+        if task.kept is not None and before is None:
+            raise ServingError("the task before failed, and this one goes on from it")
+        first: dict[int, Tensor] = {}
+        each: dict[int, Tensor] = {}
+        for index in range(task.in_rows.shape[2]):
+            if task.kept is not None and task.kept[index] >= 0:
+                assert before is not None
+                first[index] = before[task.kept[index]]
+                continue
+            bank = int(self._layout.input_banks[task.cell, index])
+            if task.steps == 1 or task.carry[index] >= 0:
+                first[index] = self._gather(bank, task.in_rows[0, :, index], task.homes[index])
+            else:
+                gathered = self._gather(bank, task.in_rows[:, :, index].reshape(-1), task.homes[index])
+                each[index] = gathered.view(task.steps, task.size, *gathered.shape[1:])
+        return first, each
+
+    def _gather(self, bank: int, rows: Ints, homes: Ints | None) -> Tensor:
+        at = torch.from_numpy(np.ascontiguousarray(rows)).to(self._pool.device)
+        if homes is None:
+            return self._pool.gather(bank, at)
+        gathered = self._pool.gather(bank, at)
+        places = homes.reshape(-1)
+        for device in np.unique(places).tolist():
+            pool = self._pools[device]
+            if pool is not self._pool:
+                chosen = torch.from_numpy(np.flatnonzero(places == device)).to(self._pool.device)
+                fetched = pool.gather(bank, at[chosen].to(pool.device)).to(self._pool.device)
+                gathered.index_copy_(0, chosen, fetched)
+        return gathered
+
+
+def run_steps(
+    cell: MaterialisedCell,
+    first: dict[int, Tensor],
+    each: dict[int, Tensor],
+    carry: Sequence[int],
+    sizes: Sequence[int],
+) -> tuple[list[list[Tensor]], int]:
+    """A chunk: as the cell does several steps at once, or step by step on the same rows.
+
+    Returns:
+        Outputs by step, of the rows that have that step; and cells computed, padding included.
+    """
+    module = cell.module
+    if isinstance(module, RunsSteps):
+        steps = module.run_steps(first, each, carry, sizes)
+        if steps is not None:
+            return steps, sum(sizes)
+    outputs: list[list[Tensor]] = []
+    num_inputs = len(cell.spec.inputs)
+    for step, size in enumerate(sizes):
+        inputs = []
+        for index in range(num_inputs):
+            if index in each:
+                inputs.append(each[index][step, :size])
+            elif step == 0:
+                inputs.append(first[index])
+            else:
+                inputs.append(outputs[-1][carry[index]][:size])
+        outputs.append(cell.run(inputs))
+    return outputs, sum(cell.computed(size) for size in sizes)
+
+
+def _sizes(task: Task) -> list[int]:
+    """Rows that have each step; rows are ordered by length, the longest first."""
+    if task.lengths is None:
+        return [task.size] * task.steps
+    return [int(np.count_nonzero(task.lengths > step)) for step in range(task.steps)]
+
+
+def _last_of_each(steps: list[list[Tensor]], sizes: Sequence[int]) -> list[Tensor]:
+    """Outputs after each row's last step: a row that ends earlier has them at that step."""
+    following = [*sizes[1:], 0]
+    return [
+        torch.cat([steps[step][index][following[step] : sizes[step]] for step in reversed(range(len(sizes)))])
+        for index in range(len(steps[0]))
+    ]
+
+
+def _results(task: Task, steps: list[list[Tensor]], wanted: Sequence[int]) -> tuple[NDArray[np.generic], ...]:
+    """What requests get, in the order of ``task.result_steps`` and ``result_rows``, on the host."""
+    if task.steps == 1:
+        rows = torch.from_numpy(task.result_rows)
+        return tuple(_host(steps[0][index], rows) for index in wanted)
+    found = []
+    for index in wanted:
+        parts = []
+        for step in range(task.steps):
+            rows = torch.from_numpy(task.result_rows[task.result_steps == step])
+            parts.append(_host(steps[step][index], rows))
+        found.append(np.concatenate(parts))
+    return tuple(found)
+
+
+def _host(values: Tensor, rows: Tensor) -> NDArray[np.generic]:
+    array: NDArray[np.generic] = values.index_select(0, rows.to(values.device)).cpu().numpy()
+    return array

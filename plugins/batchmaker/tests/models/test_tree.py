@@ -1,0 +1,61 @@
+"""TreeLSTM through the engine, against recursion."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from mlsys_batchmaker.engine import Engine, EngineConfig
+from mlsys_batchmaker.models.tree import complete_tree, parse_tree, random_tree, tree_model
+from mlsys_core.errors import InvalidInputError
+
+
+def recursive(model, request) -> np.ndarray:
+    leaf, inner = (cell.module for cell in model.cells)
+    count = len(request["words"])
+
+    def state(node: int):
+        if node < count:
+            return leaf(torch.tensor([request["words"][node]]))
+        left, right = (state(child) for child in request["children"][node - count].tolist())
+        return inner(left[0], right[0], left[1], right[1])
+
+    with torch.no_grad():
+        return state(2 * count - 2)[0][0].numpy()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("executor", ["cell", "chunk"])
+def test_random_trees(executor: str, workers: int):
+    model = tree_model(num_words=30, hidden_size=16, batch_sizes=(1, 2, 4, 8, 16))
+    rng = np.random.default_rng(0)
+    requests = [random_tree(rng, num_leaves=int(n), num_words=30) for n in rng.integers(1, 25, 20)]
+    requests.append(complete_tree(16, rng.integers(0, 30, 16)))
+    with Engine(model, EngineConfig(executor=executor, num_workers=workers, compiler="eager")) as engine:
+        answers = [future.result(30) for future in [engine.submit(request) for request in requests]]
+    for request, answer in zip(requests, answers, strict=True):
+        np.testing.assert_allclose(answer.outputs["hidden"], recursive(model, request), rtol=0, atol=1e-6)
+
+
+def test_treebank_brackets():
+    tree = parse_tree("(3 (2 It) (4 (4 (2 's) (4 lovely)) (2 .)))", {"It": 1, "'s": 2, "lovely": 3})
+    assert tree["words"].tolist() == [1, 2, 3, 0]
+    assert tree["children"].tolist() == [[1, 2], [4, 3], [0, 5]]
+    assert parse_tree("(2 Yes)", {"Yes": 4})["words"].tolist() == [4]
+
+
+@pytest.mark.parametrize("text", ["", "(3 (2 a)", "(3 (2 a) (2 b) (2 c))", "(2 a))"])
+def test_no_trees(text: str):
+    with pytest.raises(InvalidInputError, match="no binary tree"):
+        parse_tree(text, {})
+
+
+@pytest.mark.parametrize(
+    "children",
+    [[[0, 1]], [[0, 1], [0, 2]], [[3, 1], [0, 2]], [[0, 1], [2, 9]], [[0, 1], [2, -1]], [[0, 1], [4, 2]]],
+    ids=["few", "twice", "itself", "beyond", "negative", "root"],
+)
+def test_bad_trees(children: list[list[int]]):
+    model = tree_model(num_words=30, hidden_size=8)
+    with pytest.raises(InvalidInputError, match="children"):
+        model.unfold({"words": np.arange(3), "children": np.array(children)})
