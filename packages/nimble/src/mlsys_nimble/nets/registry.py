@@ -1,0 +1,87 @@
+"""The table of nets. No torch until one is made."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.lazy import resolve
+
+if TYPE_CHECKING:
+    from mlsys_nimble.nets.blocks import Net
+
+
+@dataclass(frozen=True, slots=True)
+class NetEntry:
+    """A net that can be had by name."""
+
+    name: str
+    factory: str  # -> Callable[[int], Net]; the argument is the batch size
+    help: str  # what it is, and on what input
+    num_parameters: int
+    published_degree: int | None = None  # "Deg." of table 3.1
+
+
+_HERE = "mlsys_nimble.nets"
+NETS: tuple[NetEntry, ...] = (
+    NetEntry("six-branch", f"{_HERE}.small:six_branch", "six branches of twelve 64 x 64 linears", 303_370),
+    NetEntry("mlp", f"{_HERE}.small:mlp", "sixteen 128 x 128 linears in a row", 265_482),
+    NetEntry("gru", f"{_HERE}.small:gru", "two GRU layers of 64, 16 steps", 50_570),
+    NetEntry("lstm", f"{_HERE}.small:lstm", "two LSTM layers of 64, 16 steps", 67_210),
+    NetEntry("resnet20-cifar", f"{_HERE}.resnet:resnet20_cifar", "ResNet-20, 32 x 32", 272_474),
+    NetEntry("darts", f"{_HERE}.genotype:darts", "DARTS, 224 x 224", 4_718_752, 7),
+    NetEntry("amoebanet", f"{_HERE}.genotype:amoebanet", "AmoebaNet-A's cells in DARTS' net, 224 x 224", 4_627_360, 11),
+    NetEntry("nasnet-mobile", f"{_HERE}.nasnet:nasnet_mobile", "NASNet-A (4 @ 1056), 224 x 224", 5_289_978, 12),
+    NetEntry("nasnet-large", f"{_HERE}.nasnet:nasnet_large", "NASNet-A (6 @ 4032), 331 x 331", 88_753_150, 15),
+    NetEntry("inception-v3", f"{_HERE}.inception:inception_v3", "Inception-v3, 299 x 299", 23_834_568, 6),
+    NetEntry("resnet50", f"{_HERE}.resnet:resnet50", "ResNet-50, 224 x 224", 25_557_032),
+    NetEntry("resnet101", f"{_HERE}.resnet:resnet101", "ResNet-101, 224 x 224", 44_549_160),
+    NetEntry("mobilenet-v2", f"{_HERE}.mobile:mobilenet_v2", "MobileNetV2, 224 x 224", 3_504_872),
+    NetEntry("efficientnet-b0", f"{_HERE}.mobile:efficientnet_b0", "EfficientNet-B0, 224 x 224", 5_288_548),
+    NetEntry("efficientnet-b5", f"{_HERE}.mobile:efficientnet_b5", "EfficientNet-B5, 456 x 456", 30_389_784),
+    NetEntry("bert-base", f"{_HERE}.encoder:bert_base", "BERT-base, 128 tokens", 109_482_240),
+    NetEntry("minilm-l6", f"{_HERE}.encoder:minilm_l6", "the shape of all-MiniLM-L6-v2, 128 tokens", 22_713_216),
+)
+
+
+def find_net(name: str) -> NetEntry:
+    """The entry called ``name``; underscores stand for dashes.
+
+    Raises:
+        InvalidInputError: there is none; the message has the nearest.
+    """
+    wanted = name.replace("_", "-").lower()
+    names = [entry.name for entry in NETS]
+    if wanted not in names:
+        close = difflib.get_close_matches(wanted, names, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(names)}"
+        raise InvalidInputError(f"no net is called {name!r}; {hint}")
+    return NETS[names.index(wanted)]
+
+
+def net(name: str, *, batch: int = 1, seed: int = 0) -> Net:
+    """The module called ``name``, in eval mode, and example inputs; equal arguments give equal weights and inputs.
+
+    Batch norms hold the statistics of the example, so that activations neither vanish nor explode.
+
+    Raises:
+        InvalidInputError: there is no such net, or ``batch`` is not positive.
+
+    Example:
+        >>> module, inputs = net("mlp")
+        >>> module(*inputs).shape
+        torch.Size([1, 10])
+    """
+    if batch < 1:
+        raise InvalidInputError(f"batch is {batch}: give 1 or more")
+    factory: Callable[[int], Net] = resolve(find_net(name).factory)
+    import torch
+
+    from mlsys_nimble.nets.blocks import settle
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return settle(factory(batch))

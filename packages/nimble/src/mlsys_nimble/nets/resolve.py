@@ -1,0 +1,125 @@
+"""What a command's MODEL may be: a net's name, another library's net, an exported program, a function of the user's."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from mlsys_core.errors import InvalidInputError, MissingDependencyError
+from torch import nn
+
+from mlsys_nimble.nets.blocks import Net
+from mlsys_nimble.nets.registry import net
+
+FORMS = """\
+a net's name (mlsys nimble nets lists them), timm:NAME, torchvision:NAME, transformers:NAME_OR_FOLDER, a .pt2 file of
+torch.export.save, or package.module:function, a function without arguments that gives (module, example inputs)"""
+_NUM_TOKENS = 128
+
+
+def load_model(model: str, *, batch: int = 1) -> Net:
+    """The module and example inputs that ``model`` names (:data:`FORMS`); in eval mode.
+
+    Args:
+        model: See :data:`FORMS`.
+        batch: Examples in a call; files and functions bring their own.
+
+    Raises:
+        InvalidInputError: nothing is called so, or the function gives something else.
+        MissingDependencyError: the library it names is not installed.
+    """
+    if model.endswith(".pt2"):
+        return _exported(Path(model))
+    source, _, name = model.partition(":")
+    if not name:
+        return net(model, batch=batch)
+    loaders = {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers}
+    found = loaders[source](name, batch) if source in loaders else _function(source, name)
+    found.module.eval().requires_grad_(False)
+    return found
+
+
+def _exported(path: Path) -> Net:
+    if not path.is_file():
+        raise InvalidInputError(f"there is no file {path}; make one with torch.export.save(program, path)")
+    try:
+        program = torch.export.load(path)
+    except Exception as error:
+        raise InvalidInputError(f"{path} is not what torch.export.save writes: {error}") from error
+    if program.example_inputs is None:
+        raise InvalidInputError(
+            f"{path} holds no example inputs; export it with them: torch.export.export(model, args)"
+        )
+    args, kwargs = program.example_inputs
+    if kwargs:
+        raise InvalidInputError(
+            f"{path} was exported with keyword arguments ({', '.join(kwargs)}); give them by position"
+        )
+    return Net(program.module(), tuple(args))
+
+
+def _function(module: str, name: str) -> Net:
+    sys.path.insert(0, "")  # as python -m does: modules beside the user
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise InvalidInputError(f"cannot take {module}:{name} ({error}); MODEL is {FORMS}") from error
+    finally:
+        sys.path.remove("")
+    made = function()
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
+        raise InvalidInputError(f"{module}:{name} gave {type(made).__name__}; give (module, example inputs)")
+    inputs = made[1]
+    return Net(made[0], (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs))
+
+
+def _timm(name: str, batch: int) -> Net:
+    timm = _package("timm")
+    try:
+        module = timm.create_model(name)
+    except RuntimeError as error:
+        raise InvalidInputError(f"timm: {error}; timm.list_models() has the names") from error
+    return Net(module, (torch.randn(batch, *module.pretrained_cfg["input_size"]),))
+
+
+def _torchvision(name: str, batch: int) -> Net:
+    models = _package("torchvision").models
+    try:
+        module = models.get_model(name, weights=None)
+    except ValueError as error:
+        raise InvalidInputError(f"torchvision: {error}; torchvision.models.list_models() has the names") from error
+    size = 299 if name == "inception_v3" else 224
+    return Net(module, (torch.randn(batch, 3, size, size),))
+
+
+def _transformers(name: str, batch: int) -> Net:
+    from mlsys_core.config import settings
+    from mlsys_core.models import resolve_model
+
+    package = _package("transformers")
+    module = package.AutoModel.from_pretrained(resolve_model(name, settings().cache_dir))
+    token_ids = torch.randint(0, module.config.vocab_size, (batch, _NUM_TOKENS))
+    return Net(_TensorsOnly(module), (token_ids, torch.ones_like(token_ids)))
+
+
+class _TensorsOnly(nn.Module):
+    """A model of transformers: ids and mask by position, its outputs as a plain tuple."""
+
+    def __init__(self, model: Any):
+        super().__init__()
+        self.model = model
+
+    def forward(self, token_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Two of int64 ``[N, T]`` -> the model's tensors."""
+        found: tuple[torch.Tensor, ...] = self.model(token_ids, attention_mask=attention_mask).to_tuple()
+        return found
+
+
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingDependencyError(f"{name} is not installed: pip install 'mlsys-nimble[nets]'") from error

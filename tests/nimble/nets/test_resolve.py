@@ -1,0 +1,61 @@
+"""What a command takes for a MODEL."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from mlsys_core.errors import InvalidInputError, MissingDependencyError
+from mlsys_nimble.nets import net
+from mlsys_nimble.nets.resolve import load_model
+
+
+def test_a_name():
+    module, inputs = load_model("mlp", batch=2)
+    assert module(*inputs).shape == (2, 10)
+
+
+def test_an_exported_program(tmp_path: Path):
+    module, inputs = net("six-branch")
+    path = tmp_path / "net.pt2"
+    torch.export.save(torch.export.export(module, inputs), path)
+    loaded = load_model(str(path))
+    torch.testing.assert_close(loaded.module(*loaded.inputs), module(*inputs))
+
+
+def test_a_function_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "my_nets_of_this_test.py").write_text(
+        "import torch\ndef pair(): return torch.nn.Linear(3, 2), torch.ones(1, 3)\ndef one(): return 1\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    module, inputs = load_model("my_nets_of_this_test:pair")
+    assert module(*inputs).shape == (1, 2)
+    assert not module.training
+    with pytest.raises(InvalidInputError, match="gave int; give \\(module, example inputs\\)"):
+        load_model("my_nets_of_this_test:one")
+    with pytest.raises(InvalidInputError, match="MODEL is a net's name"):
+        load_model("my_nets_of_this_test:none")
+
+
+def test_what_is_no_model_says_what_is(tmp_path: Path):
+    with pytest.raises(InvalidInputError, match=r"torch\.export\.save\(program"):
+        load_model(str(tmp_path / "none.pt2"))
+    (tmp_path / "bad.pt2").write_text("no zip")
+    with pytest.raises(InvalidInputError, match=r"is not what torch\.export\.save writes"):
+        load_model(str(tmp_path / "bad.pt2"))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("timm") is not None, reason="timm is installed")
+def test_a_library_that_is_missing_is_named():
+    with pytest.raises(MissingDependencyError, match=r"mlsys-nimble\[nets\]"):
+        load_model("timm:resnet18")
+
+
+@pytest.mark.model
+def test_real_weights():
+    module, inputs = load_model("transformers:all-minilm-l6-v2")
+    with torch.no_grad():
+        states = module(*inputs)[0]
+    assert states.shape == (1, 128, 384)
