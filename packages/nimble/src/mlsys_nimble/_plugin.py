@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlsys_core.plugins.hookspecs import hookimpl
-from mlsys_core.plugins.specs import CommandSpec
+from mlsys_core.plugins.specs import BenchmarkSpec, CommandSpec, CompilerSpec, DemoStepSpec
 
 
 @hookimpl
@@ -16,5 +16,42 @@ def mlsys_register_commands() -> Iterable[CommandSpec]:
             name="nimble",
             help="Schedule a model ahead of time, on as many streams as it has independent operators.",
             app="mlsys_nimble.cli:app",
+        )
+    ]
+
+
+@hookimpl
+def mlsys_register_compilers() -> Iterable[CompilerSpec]:
+    """Nimble as a compiler of modules."""
+    return [
+        CompilerSpec(
+            name="nimble",
+            help="A schedule made ahead of time, replayed natively.",
+            factory="mlsys_nimble.module:compile",
+        )
+    ]
+
+
+@hookimpl
+def mlsys_register_benchmarks() -> Iterable[BenchmarkSpec]:
+    """``mlsys bench nimble``."""
+    return [
+        BenchmarkSpec(
+            name="nimble",
+            help="Nets of chapter 3 against eager, torch.compile, AOTInductor, ONNX Runtime and OpenVINO.",
+            run="mlsys_nimble.bench.suite:run",
+        )
+    ]
+
+
+@hookimpl
+def mlsys_register_demo_steps() -> Iterable[DemoStepSpec]:
+    """Two nets, prepared."""
+    return [
+        DemoStepSpec(
+            name="nimble",
+            help="Nimble: two nets scheduled ahead of time, beside eager PyTorch",
+            run="mlsys_nimble.demo:run",
+            order=40,
         )
     ]

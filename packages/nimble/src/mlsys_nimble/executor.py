@@ -21,7 +21,8 @@ class Executor(Protocol):
         """The program's outputs for its inputs, both in the program's order, of the dtypes and shapes it was made for.
 
         Mutations are written to their buffers and inputs before it returns. Results belong to the caller: a later call
-        leaves them alone. An output that is an input is that very tensor.
+        leaves them alone. An output that is an input or a constant is that very tensor,
+        with what the call wrote to it.
         """
         ...
 

@@ -60,7 +60,7 @@ class ValueType:
 class Operator:
     """One step: what it does, on which values."""
 
-    name: str  # unique in its program; a fused operator keeps the name of its last part
+    name: str  # unique in its program; a fused operator has the name of its main part
     kind: Kind
     inputs: tuple[ValueId, ...]  # in the order that the kind's docstring gives
     outputs: tuple[ValueId, ...]  # one, but for Aten operators with several results
@@ -74,7 +74,7 @@ class Program:
     values: tuple[ValueType, ...]  # by ValueId
     operators: tuple[Operator, ...]  # in an order that may be run
     inputs: tuple[ValueId, ...]  # tensors of a call, in flattened order
-    outputs: tuple[ValueId, ...]  # an input, a constant, or one value twice may be among them
+    outputs: tuple[ValueId, ...]  # an input or constant (as a call leaves it), or one value twice, may be among them
     constants: Mapping[ValueId, Any] = field(default_factory=dict)  # torch tensors: parameters, buffers, folded results
     mutations: tuple[tuple[ValueId, ValueId], ...] = ()  # (constant or input, the value it holds after a call)
 

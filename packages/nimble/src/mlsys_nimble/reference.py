@@ -51,7 +51,7 @@ class ReferenceExecutor:
 
 
 def _write_back(pairs: list[tuple[Tensor, Tensor]]) -> None:
-    """Every new value to its tensor. New values are read before any is written: one may be a view of another's tensor."""
+    """Every new value to its tensor. All are read before any is written: one may be a view of another's tensor."""
     news = [new if len(pairs) == 1 else new.clone() for _, new in pairs]
     for (old, _), new in zip(pairs, news, strict=True):
         old.copy_(new)
@@ -149,26 +149,24 @@ def _pool(kind: kinds.Pool, inputs: tuple[ValueType, ...], result: ValueType) ->
         before == after <= size // 2 for (before, after), size in zip(kind.padding, kind.kernel, strict=True)
     )
     padding = tuple(before for before, _ in kind.padding) if symmetric else 0
-    run: Run
-    if kind.op == "max":
-        pool: Callable[..., Tensor] = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[index]
-
-        def run(x: Tensor) -> Tensor:
-            x = x if symmetric else F.pad(x, around, value=float("-inf"))
-            return pool(x, kind.kernel, kind.stride, padding, kind.dilation)
-
-    else:
-        average: Callable[..., Tensor] = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[index]
+    pool: Any = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[index]
+    average: Any = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[index]
+    shares = None
+    if kind.op == "average" and not symmetric and not kind.counts_padding:
         ones = torch.ones((1, 1, *inputs[0].shape[2:]), dtype=_dtype(result))
-        shares = None if symmetric or kind.counts_padding else average(F.pad(ones, around), kind.kernel, kind.stride)
+        shares = average(F.pad(ones, around), kind.kernel, kind.stride)  # of each window, what is not padding
 
-        def run(x: Tensor) -> Tensor:
-            if symmetric:
-                return average(x, kind.kernel, kind.stride, padding, False, kind.counts_padding)
-            y = average(F.pad(x, around), kind.kernel, kind.stride)
-            return y if shares is None else y / shares.to(y.device)
+    def run_max(x: Tensor) -> Tensor:
+        x = x if symmetric else F.pad(x, around, value=float("-inf"))
+        return pool(x, kind.kernel, kind.stride, padding, kind.dilation)  # type: ignore[no-any-return]
 
-    return _with_epilogue(kind.epilogue, run)
+    def run_average(x: Tensor) -> Tensor:
+        if symmetric:
+            return average(x, kind.kernel, kind.stride, padding, False, kind.counts_padding)  # type: ignore[no-any-return]
+        y: Tensor = average(F.pad(x, around), kind.kernel, kind.stride)
+        return y if shares is None else y / shares.to(y.device)
+
+    return _with_epilogue(kind.epilogue, run_max if kind.op == "max" else run_average)
 
 
 @_compile.register

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,13 @@ class Captured:
     output_places: tuple[int, ...]  # ... which are these
 
 
-def capture(model: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Captured:
+def capture(
+    model: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    fixed_places: Collection[int] = (),
+) -> Captured:
     """The program of ``model(*args, **kwargs)``, found by running it once on copies of the example inputs.
 
     Tensors among the arguments, in any pytree, become the program's inputs, in flattened order; everything else is
@@ -46,9 +52,10 @@ def capture(model: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping
         return %1
     """
     leaves, in_spec = tree_flatten((tuple(args), dict(kwargs or {})))
-    places = tuple(index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
+    tensors = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    places = tuple(index for index in tensors if index not in fixed_places)
     modules = dict(model.named_modules()) if isinstance(model, nn.Module) else {}
-    device = _single_device(model, [leaves[place] for place in places])
+    device = _single_device(model, [leaves[place] for place in tensors])
     node_site = _NodeSites(model) if isinstance(model, torch.fx.GraphModule) and not kwargs else None
     paths = {id(module): path for path, module in modules.items()}
     site = node_site.site if node_site else lambda: current_site(paths)
@@ -64,7 +71,7 @@ def capture(model: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping
                 result = run(*call_args, **call_kwargs)
             out_leaves, out_spec = tree_flatten(result)
             output_places = tuple(i for i, leaf in enumerate(out_leaves) if isinstance(leaf, torch.Tensor))
-            outputs = [tracer.ref(out_leaves[place]) for place in output_places]
+            outputs = [tracer.result_ref(out_leaves[place]) for place in output_places]
             _note_reassigned(before, modules, tracer)
         finally:
             tracer.restore()

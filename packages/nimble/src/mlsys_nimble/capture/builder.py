@@ -38,6 +38,11 @@ class Ref:
         return len(self.type.shape)
 
 
+def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """The shape that all of these broadcast to."""
+    return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """``torch.float32`` -> ``"float32"``."""
     return str(dtype).removeprefix("torch.")
@@ -170,7 +175,7 @@ class Builder:
         dtype = dtype or inputs[0].dtype
         if all(ref.dtype == "bool" for ref in inputs):
             dtype = "float32"
-        shape = tuple(torch.broadcast_shapes(*(ref.shape for ref in inputs)))
+        shape = broadcast(*(ref.shape for ref in inputs))
         return self.emit(Pointwise((step,), dtype), inputs, ValueType(shape, result or dtype))
 
     def _unique_name(self, kind: Kind) -> str:

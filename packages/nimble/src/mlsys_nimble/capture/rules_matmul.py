@@ -5,9 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-import torch
-
-from mlsys_nimble.capture.builder import Builder, Ref
+from mlsys_nimble.capture.builder import Builder, Ref, broadcast
 from mlsys_nimble.capture.rules import rule
 from mlsys_nimble.operators import Embedding, Linear, MatMul
 from mlsys_nimble.program import ValueType
@@ -49,7 +47,7 @@ def matmul(b: Builder, x: Ref, y: Ref) -> Ref:
         rows = b.reshape(x, (prod(x.shape[:-1]), x.shape[-1]))
         z = b.emit(MatMul(), [rows, y], ValueType((rows.shape[0], y.shape[1]), x.dtype))
         return b.reshape(z, (*x.shape[:-1], y.shape[1]))
-    batch = tuple(torch.broadcast_shapes(x.shape[:-2], y.shape[:-2]))
+    batch = broadcast(x.shape[:-2], y.shape[:-2])
     x, y = b.expand(x, batch + x.shape[-2:]), b.expand(y, batch + y.shape[-2:])
     return b.emit(MatMul(), [x, y], ValueType((*batch, x.shape[-2], y.shape[-1]), x.dtype))
 

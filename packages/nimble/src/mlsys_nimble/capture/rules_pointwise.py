@@ -15,8 +15,10 @@ from mlsys_nimble.program import ValueType
 Operand = Ref | int | float | bool
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
-_FLOAT_UNARY = ("exp", "log", "sqrt", "rsqrt", "reciprocal", "erf", "sin", "cos", "silu", "sigmoid", "tanh")
-_FLOAT_UNARY += ("hardswish", "hardsigmoid", "relu6")
+_FLOAT_UNARY = (
+    *("exp", "log", "sqrt", "rsqrt", "reciprocal", "erf", "sin", "cos"),
+    *("silu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "relu6"),
+)
 _ANY_UNARY = {"abs": "abs", "neg": "neg", "negative": "neg", "relu": "relu", "square": "square"}
 _ROUNDING = ("floor", "ceil", "trunc")
 _COMPARISONS = {"greater": "gt", "greater_equal": "ge", "less": "lt", "less_equal": "le", "not_equal": "ne"}

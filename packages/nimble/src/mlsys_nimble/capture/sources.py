@@ -63,7 +63,7 @@ def site_of_node(node: torch.fx.Node) -> Site:
     for filename, number, name in reversed(frames):
         if not filename.startswith(_TORCH):
             return Site(path, _describe(filename, int(number), name))
-    return Site(path, _describe(*frames[-1][:1], int(frames[-1][1]), frames[-1][2]) if frames else "")
+    return Site(path)
 
 
 def _describe(filename: str, number: int, name: str) -> str:

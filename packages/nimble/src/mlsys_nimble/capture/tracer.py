@@ -32,11 +32,11 @@ _SHAPE = "Use a mask of fixed shape in its place, or prepare with fallback='eage
 _WHOLE = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
 
 
-class Tracer(TorchDispatchMode):
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records operators into :attr:`builder` while active."""
 
     def __init__(self, device: torch.device, site: Callable[[], Site]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.builder = Builder(device)
         self._device = device
         self._site = site
@@ -50,7 +50,7 @@ class Tracer(TorchDispatchMode):
 
     def ref(self, tensor: torch.Tensor) -> Ref:
         """The value that ``tensor`` holds now; a tensor never seen before is a constant."""
-        member = self._members.get(tensor)
+        member: Member | None = self._members.get(tensor)  # type: ignore[no-untyped-call]
         if member is None:
             if type(tensor) not in (torch.Tensor, nn.Parameter):
                 what = f"a tensor of class {type(tensor).__name__}"
@@ -60,6 +60,10 @@ class Tracer(TorchDispatchMode):
                 raise refuse(what, self.builder.site.source, "Nimble schedules one device: move the tensor there.")
             return self._add_root(tensor, self.builder.constant(tensor))
         return read(member, self.builder)
+
+    def result_ref(self, tensor: torch.Tensor) -> Ref:
+        """The value that a result is: an input or constant, written to or not, stays the caller's or model's own."""
+        return next((ref for root, _, ref in self._roots if root is tensor), None) or self.ref(tensor)
 
     def is_fixed(self, tensor: torch.Tensor) -> bool:
         """Whether it depends on constants alone."""
@@ -148,6 +152,7 @@ class Tracer(TorchDispatchMode):
         if functional is None or not is_plain:
             raise refuse(f"{name} changes its arguments in place", site, "Use an operator that returns a new tensor.")
         refs = self._refs(args), self._refs(kwargs)
+        assert target is not None
         self._save(target)
         result = func(*args, **kwargs)
         type_ = type_of(target, site)

@@ -1,0 +1,83 @@
+"""``torch.compile(model, backend="nimble")``: Nimble schedules each graph that dynamo finds.
+
+Dynamo hands over parameters and buffers as arguments; they are taken as the model's own, and looked at before every
+call: when one has been replaced or changed, its graph is prepared again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from mlsys_nimble.errors import CaptureError
+from mlsys_nimble.module import make_options
+from mlsys_nimble.prepared import Options, PreparedCalls
+
+_LOG = logging.getLogger("mlsys_nimble")
+
+
+def nimble(
+    graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None, **_: Any
+) -> Callable[..., Any]:
+    """The backend; ``torch.compile(..., options={...})`` takes the fields of :class:`~mlsys_nimble.prepared.Options`.
+
+    A graph whose gradients are wanted, or that Nimble cannot take, runs as it is, with a warning.
+    """
+    return backend(make_options(options or {}))(graph, example_inputs)
+
+
+def backend(options: Options) -> Callable[..., Any]:
+    """A backend with these options."""
+
+    def compile_graph(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+        tensors = [item for item in example_inputs if isinstance(item, torch.Tensor)]
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            _LOG.warning("gradients are wanted: a graph runs eagerly. Call under torch.no_grad() to have it scheduled.")
+            return graph
+        if not any(node.op.startswith("call") for node in graph.graph.nodes):
+            return graph
+        return _ScheduledGraph(graph, [index for index, item in enumerate(example_inputs) if _is_owned(item)], options)
+
+    return compile_graph
+
+
+def _is_owned(item: Any) -> bool:
+    """Whether an argument is a parameter or buffer of the compiled model."""
+    return isinstance(item, nn.Parameter) or getattr(item, "_dynamo_static_input_type", None) is not None
+
+
+class _ScheduledGraph:
+    """One graph, prepared when first called: its arguments are real tensors only then."""
+
+    def __init__(self, graph: torch.fx.GraphModule, owned_places: list[int], options: Options) -> None:
+        self._graph = graph
+        self._owned_places = owned_places
+        self._calls = PreparedCalls(graph, options, fixed_places=owned_places)
+        self._seen: list[tuple[torch.Tensor, int]] = []
+        self._is_eager = False
+
+    def __call__(self, *inputs: Any) -> Any:
+        if self._is_eager:
+            return self._graph(*inputs)
+        owned = [inputs[place] for place in self._owned_places]
+        if not self._is_fresh(owned):
+            self._calls.clear()
+        try:
+            with torch.no_grad():
+                result = self._calls.call(inputs, {})
+        except CaptureError as error:
+            _LOG.warning("a graph runs eagerly: %s", error)
+            self._is_eager = True
+            return self._graph(*inputs)
+        self._seen = [(tensor, tensor._version) for tensor in owned]
+        return result
+
+    def _is_fresh(self, owned: list[torch.Tensor]) -> bool:
+        return len(owned) == len(self._seen) and all(
+            tensor is seen and tensor._version == version
+            for tensor, (seen, version) in zip(owned, self._seen, strict=True)
+        )

@@ -1,0 +1,125 @@
+"""``Nimble``: a module that replays its model's schedule; the paper's two lines (section 3.5)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Self
+
+import torch
+from mlsys_core.errors import InvalidInputError
+from torch import nn
+
+from mlsys_nimble.errors import CaptureError
+from mlsys_nimble.prepared import Options, Prepared, PreparedCalls, eval_mode
+
+_LOG = logging.getLogger("mlsys_nimble")
+
+
+class Nimble(nn.Module):
+    """A model with schedules made ahead of time.
+
+    Weights are read when a schedule is made: after changing them, prepare again. Results carry no gradients. Calls from
+    several threads take turns, unless ``max_concurrency`` was raised.
+
+    Example:
+        >>> model = Nimble(nn.Sequential(nn.Linear(4, 2), nn.ReLU())).prepare(torch.zeros(1, 4), executor="reference")
+        >>> model(torch.ones(1, 4)).shape
+        torch.Size([1, 2])
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self._calls: PreparedCalls | None = None
+        self._eager: Callable[..., Any] | None = None
+
+    def prepare(
+        self,
+        example_inputs: Any,
+        *,
+        example_kwargs: Mapping[str, Any] | None = None,
+        training: bool = False,
+        fallback: Literal["error", "eager"] = "error",
+        **options: Any,
+    ) -> Self:
+        """Make the schedule for inputs of these shapes; others are prepared when they are first met.
+
+        Args:
+            example_inputs: The positional arguments of a call, in a tuple or list; or its only one.
+            example_kwargs: Its keyword arguments.
+            training: Must be False: schedules of backward passes are not there yet.
+            fallback: What happens to a model that no schedule can hold: ``"error"`` says which operator and line;
+                ``"eager"`` runs just that part eagerly, through the graph breaks of torch.compile.
+            **options: See :class:`~mlsys_nimble.prepared.Options`: ``executor``, ``use_multi_stream``, ``num_threads``,
+                ``max_schedules``, ``max_concurrency``.
+
+        Raises:
+            CaptureError: the model cannot be fixed ahead of time, and ``fallback`` is ``"error"``.
+            InvalidInputError: an option that does not exist or has no such value.
+        """
+        if training:
+            raise InvalidInputError(
+                "training=True: Nimble schedules inference only, so far. Prepare with training=False."
+            )
+        if fallback not in ("error", "eager"):
+            raise InvalidInputError(f"fallback is {fallback!r}; it must be 'error' or 'eager'")
+        chosen = make_options(options)
+        args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
+        self._eager = None
+        self._calls = PreparedCalls(self.model, chosen, in_eval_mode=True)
+        try:
+            self._calls.prepare(args, example_kwargs or {})
+        except CaptureError as error:
+            if fallback == "error":
+                raise
+            self._fall_back(error, chosen)
+        return self
+
+    @property
+    def prepared(self) -> Prepared | None:
+        """The schedule used last: its program, what the passes did, its executor."""
+        return self._calls.latest if self._calls else None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's result, in its own structure."""
+        if self._eager is not None:
+            with torch.no_grad(), eval_mode(self.model):
+                return self._eager(*args, **kwargs)
+        if self._calls is None:
+            raise InvalidInputError("this model is not prepared: call prepare(example_inputs) first")
+        return self._calls.call(args, kwargs)
+
+    def _fall_back(self, error: CaptureError, options: Options) -> None:
+        from mlsys_nimble.dynamo import backend
+
+        _LOG.warning("parts of the model run eagerly: %s", error)
+        compiled: Any = torch.compile(self.model, backend=backend(options), dynamic=False)
+        self._eager = compiled
+
+
+def make_options(options: Mapping[str, Any]) -> Options:
+    """Options by name.
+
+    Raises:
+        InvalidInputError: a name that does not exist, or a value out of range.
+
+    Example:
+        >>> make_options({"num_threads": 2}).num_threads
+        2
+    """
+    known = Options.__dataclass_fields__
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise InvalidInputError(f"there is no option {unknown[0]!r}; there are {', '.join(known)}")
+    return Options(**options)
+
+
+def compile(model: nn.Module, example_inputs: Any, **options: Any) -> Nimble:  # noqa: A001
+    """``Nimble(model).prepare(example_inputs, **options)``; the compiler that Nimble registers with core.
+
+    Example:
+        >>> compile(nn.ReLU(), torch.zeros(2), executor="reference")(torch.tensor([-1.0, 1.0]))
+        tensor([0., 1.])
+    """
+    return Nimble(model).prepare(example_inputs, **options)

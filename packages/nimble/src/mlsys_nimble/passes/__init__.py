@@ -1,0 +1,54 @@
+"""Passes: pure functions from program to program. :func:`optimise` runs them in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mlsys_nimble.passes.affine import fold_affine
+from mlsys_nimble.passes.attention import find_attention
+from mlsys_nimble.passes.constants import fold_constants
+from mlsys_nimble.passes.dead_code import remove_dead_code
+from mlsys_nimble.passes.elementwise import fuse_elementwise
+from mlsys_nimble.passes.epilogues import fuse_epilogues
+from mlsys_nimble.passes.subexpressions import share_subexpressions
+from mlsys_nimble.passes.views import simplify_views
+from mlsys_nimble.program import Program
+
+Pass = Callable[[Program], Program]
+
+PASSES: tuple[Pass, ...] = (  # in order; some make room for others and so appear twice
+    fold_constants,
+    remove_dead_code,
+    simplify_views,
+    share_subexpressions,
+    find_attention,
+    fold_affine,
+    fuse_epilogues,
+    fuse_elementwise,
+    fuse_epilogues,
+    simplify_views,
+    remove_dead_code,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """What one pass did."""
+
+    name: str
+    num_operators_before: int
+    num_operators_after: int
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.num_operators_before} -> {self.num_operators_after} operators"
+
+
+def optimise(program: Program, passes: tuple[Pass, ...] = PASSES) -> tuple[Program, tuple[PassReport, ...]]:
+    """The program after all passes, and what each did, in order."""
+    reports = []
+    for function in passes:
+        before = len(program.operators)
+        program = function(program)
+        reports.append(PassReport(function.__name__, before, len(program.operators)))
+    return program, tuple(reports)

@@ -1,0 +1,214 @@
+"""Scales and shifts by constants (batch norm, biases, divisors) fold into the weights beside them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from mlsys_nimble.operators import NOTHING, Concat, Convolution, Linear, MatMul, Pointwise, Step
+from mlsys_nimble.passes.rewrite import Rewriter
+from mlsys_nimble.program import Operator, Program, ValueId, ValueType
+
+_FLOATS = ("float32", "float64")
+
+
+class Affine(NamedTuple):
+    """``scale * x + shift``, in float64; both broadcast to x's shape."""
+
+    value: ValueId  # x
+    scale: torch.Tensor
+    shift: torch.Tensor
+
+
+def fold_affine(program: Program) -> Program:
+    """Fold scales and shifts into the convolution, linear or product before them, through concatenations too.
+
+    Those before a convolution fold into it where no padding would show the shift.
+    """
+    rewriter = Rewriter(program)
+    for place, operator in rewriter:
+        if isinstance(operator.kind, Pointwise):
+            form = _affine_form(rewriter, operator)
+            if form is not None:
+                _fold_backward(rewriter, place, operator, form)
+        elif isinstance(operator.kind, Convolution | Linear):
+            while _fold_forward(rewriter, place, operator):
+                operator = rewriter.at(place) or operator
+    return rewriter.build()
+
+
+def _affine_form(rewriter: Rewriter, operator: Operator) -> Affine | None:
+    """What the steps amount to, where that is a scale and a shift of the one input that is computed."""
+    kind = operator.kind
+    assert isinstance(kind, Pointwise)
+    type_ = rewriter.type(operator.outputs[0])
+    constants = [rewriter.constant(value) for value in operator.inputs]
+    computed = {value for value, constant in zip(operator.inputs, constants, strict=True) if constant is None}
+    if len(computed) != 1 or kind.dtype not in _FLOATS or type_.dtype != kind.dtype:
+        return None
+    x = computed.pop()
+    if rewriter.type(x) != type_:
+        return None
+    one, zero = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    values: list[Any] = [(one, zero) if constant is None else constant.double() for constant in constants]
+    results: list[Any] = []
+    for step in kind.steps:
+        arguments = [
+            torch.tensor(a, dtype=torch.float64) if isinstance(a, float) else values[a] if a >= 0 else results[-1 - a]
+            for a in step.arguments
+        ]
+        results.append(_applied(step.op, arguments))
+        if results[-1] is None:
+            return None
+    return Affine(x, *results[-1]) if isinstance(results[-1], tuple) else None
+
+
+def _applied(op: str, arguments: list[Any]) -> Any:
+    """One step over numbers and (scale, shift) pairs; None where the result is neither."""
+    if op == "neg" and isinstance(arguments[0], tuple):
+        return -arguments[0][0], -arguments[0][1]
+    if op not in ("add", "sub", "mul", "div") or sum(isinstance(a, tuple) for a in arguments) != 1:
+        return None
+    x, y = arguments
+    if isinstance(y, tuple):
+        if op == "div":
+            return None
+        if op == "sub":
+            return -y[0], x - y[1]
+        x, y = y, x
+    if op == "add":
+        return x[0], x[1] + y
+    if op == "sub":
+        return x[0], x[1] - y
+    return (x[0] * y, x[1] * y) if op == "mul" else (x[0] / y, x[1] / y)
+
+
+def _along(amount: torch.Tensor, rank: int, dim: int, size: int) -> torch.Tensor | None:
+    """A number for every index of ``dim``, where ``amount`` varies along no other dimension."""
+    shape = (1,) * (rank - amount.dim()) + tuple(amount.shape)
+    if any(n != 1 for index, n in enumerate(shape) if index != dim):
+        return None
+    return amount.reshape(-1).expand(size)
+
+
+def _fold_backward(rewriter: Rewriter, place: int, operator: Operator, form: Affine) -> None:
+    main = rewriter.sole_producer(form.value)
+    if main is None:
+        return
+    type_ = rewriter.type(form.value)
+    if isinstance(main.kind, MatMul):
+        if form.scale.numel() == 1 and form.shift.count_nonzero() == 0:
+            kind = MatMul(main.kind.scale * form.scale.item())
+            rewriter.replace(place, replace(operator, kind=kind, inputs=main.inputs, name=main.name))
+            rewriter.drop(main)
+        return
+    dim = main.kind.dim if isinstance(main.kind, Concat) else _output_dim(main, type_)
+    scale, shift = (_along(t, len(type_.shape), dim, type_.shape[dim]) for t in form[1:])
+    if scale is None or shift is None:
+        return
+    if isinstance(main.kind, Concat):
+        _fold_into_parts(rewriter, place, operator, main, scale, shift)
+    elif _is_foldable(rewriter, main):
+        kind, inputs = _scaled_output(rewriter, main, scale, shift)
+        rewriter.replace(place, replace(operator, kind=kind, inputs=inputs, name=main.name))
+        rewriter.drop(main)
+
+
+def _output_dim(operator: Operator, type_: ValueType) -> int:
+    return len(type_.shape) - 1 if isinstance(operator.kind, Linear) or len(type_.shape) < 2 else 1
+
+
+def _is_foldable(rewriter: Rewriter, operator: Operator | None) -> bool:
+    """A convolution or linear whose weights may be changed."""
+    if operator is None or not isinstance(operator.kind, Convolution | Linear) or operator.kind.epilogue != NOTHING:
+        return False
+    return all(rewriter.constant(value) is not None for value in operator.inputs[1:])
+
+
+def _scaled_output(
+    rewriter: Rewriter, main: Operator, scale: torch.Tensor, shift: torch.Tensor
+) -> tuple[Convolution | Linear, tuple[ValueId, ...]]:
+    """The operator that gives ``scale * y + shift`` per output channel, where ``main`` gives y."""
+    assert isinstance(main.kind, Convolution | Linear)
+    weight = rewriter.constant(main.inputs[1])
+    scaled = (weight.double() * scale.reshape(-1, *(1,) * (weight.dim() - 1))).to(weight.dtype)
+    bias = rewriter.constant(main.inputs[2]).double() * scale + shift if main.kind.has_bias else shift
+    constants = (rewriter.add_constant(scaled), rewriter.add_constant(bias.to(weight.dtype).contiguous()))
+    return replace(main.kind, has_bias=True), (main.inputs[0], *constants)
+
+
+def _fold_into_parts(
+    rewriter: Rewriter, place: int, operator: Operator, concat: Operator, scale: torch.Tensor, shift: torch.Tensor
+) -> None:
+    """``affine(concat(parts))`` as ``concat(affine(part), ...)``, if some part takes it into its weights."""
+    assert isinstance(concat.kind, Concat)
+    dim, producers = concat.kind.dim, [rewriter.sole_producer(part) for part in concat.inputs]
+    folds = [
+        producer is not None and _is_foldable(rewriter, producer) and _output_dim(producer, rewriter.type(part)) == dim
+        for producer, part in zip(producers, concat.inputs, strict=True)
+    ]
+    if not any(folds) or len(set(concat.inputs)) != len(concat.inputs):
+        return
+    parts, begin = [], 0
+    for index, (part, producer) in enumerate(zip(concat.inputs, producers, strict=True)):
+        type_ = rewriter.type(part)
+        own = slice(begin, begin + type_.shape[dim])
+        begin = own.stop
+        if folds[index] and producer is not None:
+            kind, inputs = _scaled_output(rewriter, producer, scale[own], shift[own])
+            parts.append(rewriter.insert(place, f"{producer.name}.folded", kind, inputs, type_))
+            rewriter.drop(producer)
+        else:
+            parts.append(_insert_affine(rewriter, place, f"{operator.name}.{index}", part, dim, scale[own], shift[own]))
+    rewriter.replace(place, replace(operator, kind=concat.kind, inputs=tuple(parts), name=concat.name))
+    rewriter.drop(concat)
+
+
+def _insert_affine(
+    rewriter: Rewriter, place: int, name: str, value: ValueId, dim: int, scale: torch.Tensor, shift: torch.Tensor
+) -> ValueId:
+    type_ = rewriter.type(value)
+    shape = (-1,) + (1,) * (len(type_.shape) - 1 - dim)
+    dtype = getattr(torch, type_.dtype)
+    constants = [rewriter.add_constant(amount.to(dtype).reshape(shape).contiguous()) for amount in (scale, shift)]
+    steps = (Step("mul", (0, 1)), Step("add", (-1, 2)))
+    return rewriter.insert(place, name, Pointwise(steps, type_.dtype), (value, *constants), type_)
+
+
+def _fold_forward(rewriter: Rewriter, place: int, operator: Operator) -> bool:
+    """``conv(scale * x + shift)`` as another convolution of x; whether it was one."""
+    kind = operator.kind
+    assert isinstance(kind, Convolution | Linear)
+    before = rewriter.sole_producer(operator.inputs[0])
+    num_constants = 1 + kind.has_bias
+    constants = [rewriter.constant(value) for value in operator.inputs[1 : 1 + num_constants]]
+    if before is None or not isinstance(before.kind, Pointwise) or any(constant is None for constant in constants):
+        return False
+    form = _affine_form(rewriter, before)
+    if form is None:
+        return False
+    type_ = rewriter.type(operator.inputs[0])
+    dim = _output_dim(operator, type_)
+    scale, shift = (_along(t, len(type_.shape), dim, type_.shape[dim]) for t in form[1:])
+    if scale is None or shift is None:
+        return False
+    if isinstance(kind, Convolution) and any(map(any, kind.padding)) and shift.count_nonzero():
+        return False
+    weight = constants[0]
+    groups = kind.groups if isinstance(kind, Convolution) else 1
+
+    def per_weight(amount: torch.Tensor) -> torch.Tensor:
+        """[C] as [O, C/groups, 1, ...]: for each output the input channels of its group."""
+        by_group = amount.reshape(groups, 1, -1).expand(groups, weight.shape[0] // groups, -1)
+        return by_group.reshape(weight.shape[0], -1, *(1,) * (weight.dim() - 2))
+
+    scaled = (weight.double() * per_weight(scale)).to(weight.dtype)
+    added = (weight.double() * per_weight(shift)).flatten(1).sum(1)
+    bias = added + constants[1].double() if kind.has_bias else added
+    inputs = (form.value, rewriter.add_constant(scaled), rewriter.add_constant(bias.to(weight.dtype)))
+    rest = operator.inputs[1 + num_constants :]
+    rewriter.replace(place, replace(operator, kind=replace(kind, has_bias=True), inputs=inputs + rest))
+    rewriter.drop(before)
+    return True

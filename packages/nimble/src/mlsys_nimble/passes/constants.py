@@ -1,0 +1,47 @@
+"""Constant folding: what depends on constants alone is computed once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from mlsys_nimble.operators import Copy
+from mlsys_nimble.passes.rewrite import Rewriter, is_random
+from mlsys_nimble.program import Program, ValueType
+from mlsys_nimble.reference import compile_operator
+
+MAX_GROWN_NBYTES = 1 << 20  # a result larger than its inputs is kept only up to this size
+
+
+def fold_constants(program: Program) -> Program:
+    """Compute operators of constants, unless the result is much larger than what it is made from.
+
+    Constants that a call changes, and operators that draw random numbers, are left alone.
+    """
+    rewriter = Rewriter(program)
+    for place, operator in rewriter:
+        tensors = [rewriter.constant(value) for value in operator.inputs]
+        if any(tensor is None for tensor in tensors) or is_random(operator.kind):
+            continue
+        is_result = not rewriter.kept.isdisjoint(operator.outputs)
+        if is_result and (isinstance(operator.kind, Copy) or len(operator.outputs) > 1):
+            continue
+        types = [rewriter.type(value) for value in operator.outputs]
+        if _nbytes(types) > max(MAX_GROWN_NBYTES, _nbytes([rewriter.type(value) for value in operator.inputs])):
+            continue
+        with torch.no_grad():
+            made = compile_operator(operator, rewriter.values)(*tensors)
+        results = [made] if isinstance(made, torch.Tensor) else list(made)
+        if is_result:  # every call returns a tensor of its own
+            folded = rewriter.add_constant(results[0].detach().contiguous())
+            rewriter.replace(place, replace(operator, kind=Copy(), inputs=(folded,)))
+            continue
+        rewriter.drop(operator)
+        for value, result in zip(operator.outputs, results, strict=True):
+            rewriter.constants[value] = result.detach().contiguous()
+    return rewriter.build()
+
+
+def _nbytes(types: list[ValueType]) -> int:
+    return sum(type_.nbytes for type_ in types)

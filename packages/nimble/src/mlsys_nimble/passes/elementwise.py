@@ -1,0 +1,85 @@
+"""Chains of elementwise operators become one, and idioms in them one step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mlsys_nimble.operators import Pointwise, Step
+from mlsys_nimble.passes.rewrite import Rewriter
+from mlsys_nimble.program import Operator, Program, ValueId
+
+MAX_STEPS = 24
+MAX_INPUTS = 8
+
+
+def fuse_elementwise(program: Program) -> Program:
+    """Each elementwise operator takes in those whose only reader it is, where shapes agree: no work is done twice."""
+    rewriter = Rewriter(program)
+    for place in reversed(range(len(rewriter.operators))):
+        current = rewriter.at(place)
+        if current is None:
+            continue
+        while (fused := _take_one(rewriter, place, current)) is not None:
+            current = fused
+        shortened = _shorten(current)
+        if shortened is not current:
+            rewriter.replace(place, shortened)
+    return rewriter.build()
+
+
+def _take_one(rewriter: Rewriter, place: int, consumer: Operator) -> Operator | None:
+    """The consumer with one of its producers taken in."""
+    if not isinstance(consumer.kind, Pointwise):
+        return None
+    shape = rewriter.type(consumer.outputs[0]).shape
+    for value in consumer.inputs:
+        inner = rewriter.sole_producer(value)
+        if inner is None or not isinstance(inner.kind, Pointwise) or inner.kind.dtype != consumer.kind.dtype:
+            continue
+        type_ = rewriter.type(value)
+        if type_.shape != shape or type_.dtype not in (inner.kind.dtype, "bool"):
+            continue
+        if type_.dtype == "bool" and inner.kind.steps[-1].op not in _TRUTHS:
+            continue
+        kind, inputs = _joined(inner, consumer, value)
+        if len(kind.steps) > MAX_STEPS or len(inputs) > MAX_INPUTS:
+            continue
+        fused = replace(consumer, kind=kind, inputs=inputs)
+        rewriter.replace(place, fused)
+        rewriter.drop(inner)
+        return fused
+    return None
+
+
+_TRUTHS = ("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not")  # give 1.0 or 0.0
+
+
+def _joined(inner: Operator, outer: Operator, value: ValueId) -> tuple[Pointwise, tuple[ValueId, ...]]:
+    """The steps of ``inner``, then those of ``outer`` with ``value`` being the last of them."""
+    assert isinstance(inner.kind, Pointwise)
+    assert isinstance(outer.kind, Pointwise)
+    inputs = tuple(dict.fromkeys((*inner.inputs, *(v for v in outer.inputs if v != value))))
+    place = {v: index for index, v in enumerate(inputs)}
+    shift = len(inner.kind.steps)
+
+    def moved(steps: tuple[Step, ...], read: tuple[ValueId, ...], by: int) -> list[Step]:
+        def argument(a: int | float) -> int | float:
+            if isinstance(a, float):
+                return a
+            if a < 0:
+                return a - by
+            return -shift if read[a] == value else place[read[a]]  # -shift: the last step of inner
+
+        return [Step(step.op, tuple(map(argument, step.arguments))) for step in steps]
+
+    steps = moved(inner.kind.steps, inner.inputs, 0) + moved(outer.kind.steps, outer.inputs, shift)
+    return Pointwise(tuple(steps), outer.kind.dtype), inputs
+
+
+def _shorten(operator: Operator) -> Operator:
+    """``x * sigmoid(x)`` is silu, where that is all there is."""
+    if isinstance(operator.kind, Pointwise) and len(operator.inputs) == 1:
+        first, *rest = operator.kind.steps
+        if first == Step("sigmoid", (0,)) and rest in ([Step("mul", (0, -1))], [Step("mul", (-1, 0))]):
+            return replace(operator, kind=Pointwise((Step("silu", (0,)),), operator.kind.dtype))
+    return operator

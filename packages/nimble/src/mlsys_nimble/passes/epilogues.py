@@ -1,0 +1,57 @@
+"""Residual additions and activations move into the operator that makes what they are applied to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+from mlsys_nimble.operators import Activation, Convolution, Epilogue, Linear, Pointwise, Pool
+from mlsys_nimble.passes.rewrite import Rewriter
+from mlsys_nimble.program import Operator, Program, ValueId
+
+ACTIVATIONS: tuple[str, ...] = get_args(Activation)
+_WITH_SLOPE = ("leaky_relu", "elu")
+
+
+def fuse_epilogues(program: Program) -> Program:
+    """Absorb ``activation(y + residual)``, or parts of it, into the convolution, linear or pool that makes ``y``."""
+    rewriter = Rewriter(program)
+    for place, operator in rewriter:
+        if not isinstance(operator.kind, Pointwise) or len(operator.kind.steps) != 1:
+            continue
+        for value in _latest_first(operator):
+            main = rewriter.sole_producer(value)
+            if main is None or not isinstance(main.kind, Convolution | Linear | Pool):
+                continue
+            if any(rewriter.type(v) != rewriter.type(operator.outputs[0]) for v in operator.inputs):
+                continue
+            if operator.kind.dtype != rewriter.type(value).dtype or len(set(operator.inputs)) != len(operator.inputs):
+                continue
+            epilogue = _extended(main.kind.epilogue, operator)
+            if epilogue is None:
+                continue
+            residual = tuple(other for other in operator.inputs if other != value)
+            kind = replace(main.kind, epilogue=epilogue)
+            rewriter.replace(place, replace(operator, kind=kind, inputs=main.inputs + residual, name=main.name))
+            rewriter.drop(main)
+            break
+    return rewriter.build()
+
+
+def _latest_first(operator: Operator) -> list[ValueId]:
+    """Of two that are added, the one made later becomes the main operator: the other is then there."""
+    return sorted(dict.fromkeys(operator.inputs), reverse=True)
+
+
+def _extended(epilogue: Epilogue, operator: Operator) -> Epilogue | None:
+    """The epilogue with one more elementwise step; None where it can hold no such step."""
+    assert isinstance(operator.kind, Pointwise)
+    step = operator.kind.steps[0]
+    if step.op == "add" and len(operator.inputs) == 2 and not epilogue.has_residual:
+        return replace(epilogue, has_residual=True, activates_first=epilogue.activation is not None)
+    if step.op in ACTIVATIONS and epilogue.activation is None:
+        slope = float(step.arguments[1]) if step.op in _WITH_SLOPE else 0.0
+        if step.op in _WITH_SLOPE and not isinstance(step.arguments[1], float):
+            return None
+        return replace(epilogue, activation=step.op, slope=slope)  # type: ignore[arg-type]
+    return None

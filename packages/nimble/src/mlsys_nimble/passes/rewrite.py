@@ -1,0 +1,148 @@
+"""What passes share: a program that can be changed in place, and is a program again when they are done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from mlsys_nimble.operators import VIEWS, Aten, Copy, Kind
+from mlsys_nimble.program import Operator, Program, ValueId, ValueType
+from mlsys_nimble.reference import aten_function
+
+
+class Rewriter:
+    """A program under change: operators may be replaced or dropped, values stand for others, constants are added.
+
+    Operators keep their places, so a replacement stands where the last of the operators it replaces stood.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.values = list(program.values)
+        self.operators: list[list[Operator]] = [
+            [operator] for operator in program.operators
+        ]  # by place; empty: dropped
+        self.constants = dict(program.constants)
+        self.kept = program.kept()
+        self.lasting = _seen_by_the_caller(program)
+        self._mutated = {old for old, _ in program.mutations}
+        self._stands_for: dict[ValueId, ValueId] = {}
+        self._place = program.producers()
+        self._num_uses = _count_uses(program)
+
+    def __iter__(self) -> Iterator[tuple[int, Operator]]:
+        """Places and operators in order, with inputs as they are now; what is added to a place being visited is not."""
+        for place in range(len(self.operators)):
+            for operator in tuple(self.operators[place]):
+                yield place, self._current(operator)
+
+    def at(self, place: int) -> Operator | None:
+        """What stands at ``place`` now; None where it was dropped."""
+        return self._current(self.operators[place][-1]) if self.operators[place] else None
+
+    def resolve(self, value: ValueId) -> ValueId:
+        """The value that now stands for ``value``."""
+        while value in self._stands_for:
+            value = self._stands_for[value]
+        return value
+
+    def constant(self, value: ValueId) -> Any:
+        """The tensor of a constant that no call changes, else None."""
+        value = self.resolve(value)
+        return None if value in self._mutated else self.constants.get(value)
+
+    def producer(self, value: ValueId) -> Operator | None:
+        """The operator that makes ``value`` now."""
+        value = self.resolve(value)
+        for operator in self.operators[self._place[value]] if value in self._place else ():
+            if value in operator.outputs:
+                return self._current(operator)
+        return None
+
+    def sole_producer(self, value: ValueId) -> Operator | None:
+        """The operator that makes ``value`` for one reader only; None where others, or the caller, read it too."""
+        value = self.resolve(value)
+        operator = self.producer(value)
+        is_shared = self._num_uses.get(value, 0) != 1 or value in self.kept
+        return None if operator is None or is_shared or len(operator.outputs) != 1 else operator
+
+    def type(self, value: ValueId) -> ValueType:
+        """A value's type."""
+        return self.values[self.resolve(value)]
+
+    def add_constant(self, tensor: torch.Tensor) -> ValueId:
+        """A new constant."""
+        self.values.append(ValueType(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")))
+        self.constants[len(self.values) - 1] = tensor
+        return len(self.values) - 1
+
+    def insert(self, place: int, name: str, kind: Kind, inputs: Sequence[ValueId], type_: ValueType) -> ValueId:
+        """A new operator just before what stands at ``place``; its result."""
+        self.values.append(type_)
+        value = len(self.values) - 1
+        operator = Operator(name, kind, tuple(inputs), (value,), self.operators[place][-1].source)
+        self.operators[place].insert(-1, operator)
+        self._place[value] = place
+        self._use(operator.inputs, 1)
+        return value
+
+    def replace(self, place: int, operator: Operator) -> None:
+        """What stands at ``place`` becomes ``operator``, of the same results."""
+        self._use(self._current(self.operators[place][-1]).inputs, -1)
+        self.operators[place][-1] = operator
+        self._use(operator.inputs, 1)
+
+    def drop(self, operator: Operator) -> None:
+        """Remove an operator whose result nobody reads any more."""
+        for place in {self._place[value] for value in operator.outputs}:
+            self.operators[place] = [one for one in self.operators[place] if one.outputs != operator.outputs]
+        self._use(operator.inputs, -1)
+
+    def substitute(self, operator: Operator, by: ValueId) -> None:
+        """Drop ``operator``: ``by`` stands for its result."""
+        value, by = operator.outputs[0], self.resolve(by)
+        self.drop(operator)
+        self._stands_for[value] = by
+        self._num_uses[by] = self._num_uses.get(by, 0) + self._num_uses.pop(value, 0)
+        if value in self.kept:
+            self.kept |= {by}
+
+    def build(self) -> Program:
+        """The program as it is now."""
+        operators = tuple(operator for _, operator in self)
+        outputs = tuple(map(self.resolve, self.program.outputs))
+        mutations = tuple((old, self.resolve(new)) for old, new in self.program.mutations)
+        used = {value for operator in operators for value in operator.inputs}
+        used.update(outputs, *mutations)
+        constants = {value: tensor for value, tensor in self.constants.items() if value in used}
+        return Program(tuple(self.values), operators, self.program.inputs, outputs, constants, mutations)
+
+    def _current(self, operator: Operator) -> Operator:
+        inputs = tuple(map(self.resolve, operator.inputs))
+        if inputs == operator.inputs:
+            return operator
+        return Operator(operator.name, operator.kind, inputs, operator.outputs, operator.source)
+
+    def _use(self, values: Sequence[ValueId], amount: int) -> None:
+        for value in {self.resolve(value) for value in values}:
+            self._num_uses[value] = self._num_uses.get(value, 0) + amount
+
+
+def _count_uses(program: Program) -> dict[ValueId, int]:
+    return {value: len(readers) for value, readers in program.consumers().items()}
+
+
+def _seen_by_the_caller(program: Program) -> frozenset[ValueId]:
+    """Values whose memory may be that of a result, or of a buffer's new value: they must not come to share it."""
+    lasting = set(program.kept())
+    for operator in reversed(program.operators):
+        if isinstance(operator.kind, (*VIEWS, Copy)) and lasting.intersection(operator.outputs):
+            lasting.update(operator.inputs)
+    return frozenset(lasting)
+
+
+def is_random(kind: Kind) -> bool:
+    """Whether two runs may give different results."""
+    return isinstance(kind, Aten) and torch.Tag.nondeterministic_seeded in aten_function(kind.target).tags

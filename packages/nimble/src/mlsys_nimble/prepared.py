@@ -1,0 +1,188 @@
+"""Prepared calls: one for each set of input shapes, made when first met, a bounded number of them kept."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from queue import LifoQueue
+from typing import Any
+
+import torch
+from mlsys_core.errors import InvalidInputError
+from torch.utils._pytree import tree_flatten
+
+from mlsys_nimble.capture import Captured, capture
+from mlsys_nimble.executor import Executor, make_executor
+from mlsys_nimble.passes import PassReport, optimise
+from mlsys_nimble.program import Program
+
+_LOG = logging.getLogger("mlsys_nimble")
+_CAPTURE_LOCK = threading.Lock()  # a trace sets flags of the whole process
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How models are prepared."""
+
+    executor: str = "auto"  # "native", "reference", or "auto": native where it can be built
+    use_multi_stream: bool = True  # independent operators side by side
+    num_threads: int | None = None  # workers of the native executor; None: as many as torch uses
+    max_schedules: int = 8  # sets of input shapes kept; the one unused for longest makes room
+    max_concurrency: int = 1  # calls of one schedule that may run at once, each with memory of its own
+    optimises: bool = True  # run the passes; without them the program is the model, operator by operator
+
+    def __post_init__(self) -> None:
+        for name in ("max_schedules", "max_concurrency"):
+            if getattr(self, name) < 1:
+                raise InvalidInputError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+
+class Prepared:
+    """A call of fixed shapes, ready to be replayed from any thread."""
+
+    def __init__(self, captured: Captured, options: Options) -> None:
+        self.captured = captured
+        self.program: Program = captured.program
+        self.reports: tuple[PassReport, ...] = ()
+        if options.optimises:
+            self.program, self.reports = optimise(captured.program)
+        self._make = lambda: make_executor(
+            options.executor,
+            self.program,
+            num_threads=options.num_threads,
+            use_multi_stream=options.use_multi_stream,
+        )
+        self.executor: Executor = self._make()
+        size = 1 if self.program.mutations else options.max_concurrency  # buffers are shared: one call at a time
+        self._free: LifoQueue[Executor | None] = LifoQueue()
+        for _ in range(size - 1):
+            self._free.put(None)  # made when first needed
+        self._free.put(self.executor)
+        self._is_one_tensor = captured.out_spec.is_leaf() and bool(captured.output_places)
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> Any:
+        """The model's result for the tensors of a call, in flattened order."""
+        executor = self._free.get() or self._make()
+        try:
+            outputs = executor.run(inputs)
+        finally:
+            self._free.put(executor)
+        if self._is_one_tensor:
+            return outputs[0]
+        captured = self.captured
+        leaves = list(captured.out_leaves)
+        for place, tensor in zip(captured.output_places, outputs, strict=True):
+            leaves[place] = tensor
+        return captured.out_spec.unflatten(leaves)
+
+
+class PreparedCalls:
+    """The prepared calls of one model, by what their arguments look like."""
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        options: Options,
+        *,
+        fixed_places: Collection[int] = (),
+        in_eval_mode: bool = False,
+    ) -> None:
+        self._model = model
+        self._options = options
+        self._fixed_places = frozenset(fixed_places)
+        self._mode = eval_mode if in_eval_mode else nullcontext
+        self._by_signature: OrderedDict[Any, Prepared] = OrderedDict()
+        self._lock = threading.Lock()
+        self.latest: Prepared | None = None
+
+    def __len__(self) -> int:
+        return len(self._by_signature)
+
+    def clear(self) -> None:
+        """Forget all."""
+        with self._lock:
+            self._by_signature.clear()
+            self.latest = None
+
+    def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Replay the call, preparing it first if its like has not been met."""
+        signature, inputs = self._read(args, kwargs)
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+            raise InvalidInputError(
+                "an input requires a gradient, and what Nimble replays has none. Call under torch.no_grad(), "
+                "or pass input.detach()."
+            )
+        prepared = self._by_signature.get(signature) or self._prepare(signature, args, kwargs)
+        if prepared is not self.latest:
+            with self._lock:
+                if signature in self._by_signature:
+                    self._by_signature.move_to_end(signature)
+                self.latest = prepared
+        return prepared.run(inputs)
+
+    def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
+        """Prepare calls that look like this one, without running it."""
+        return self._prepare(self._read(args, kwargs)[0], args, kwargs)
+
+    def _read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Sequence[torch.Tensor]]:
+        """What the call looks like, and the tensors a replay takes."""
+        if not kwargs and not self._fixed_places and all(type(argument) is torch.Tensor for argument in args):
+            return tuple([(tensor.shape, tensor.dtype, tensor.device) for tensor in args]), args
+        leaves, spec = tree_flatten((args, dict(kwargs)))
+        if self._fixed_places:
+            leaves = [leaf for place, leaf in enumerate(leaves) if place not in self._fixed_places]
+        inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return (spec, tuple(map(_looks, leaves))), inputs
+
+    def _prepare(self, signature: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
+        with self._lock:
+            if (found := self._by_signature.get(signature)) is not None:  # another thread was faster
+                return found
+            begin = time.perf_counter()
+            with _CAPTURE_LOCK, self._mode(self._model):
+                captured = capture(self._model, args, kwargs, fixed_places=self._fixed_places)
+            prepared = Prepared(captured, self._options)
+            self._by_signature[signature] = self.latest = prepared
+            dropped = len(self._by_signature) > self._options.max_schedules
+            if dropped:
+                self._by_signature.popitem(last=False)
+            shapes = ", ".join(str(captured.program.values[value]) for value in captured.program.inputs)
+            _LOG.info(
+                "prepared %s: %d operators, %.2f s; %d of at most %d schedules kept%s",
+                shapes or "a call without tensors",
+                len(prepared.program.operators),
+                time.perf_counter() - begin,
+                len(self._by_signature),
+                self._options.max_schedules,
+                ", the one unused for longest was dropped" if dropped else "",
+            )
+            return prepared
+
+
+@contextmanager
+def eval_mode(model: Any) -> Iterator[None]:
+    """The module as inference sees it, whatever mode it is in."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _looks(leaf: Any) -> Any:
+    """What decides whether a schedule fits an argument: a tensor's shape, dtype and device; anything else itself."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.shape, leaf.dtype, leaf.device
+    try:
+        hash(leaf)
+    except TypeError:
+        return type(leaf), id(leaf)
+    return type(leaf), leaf

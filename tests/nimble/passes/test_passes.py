@@ -1,0 +1,275 @@
+"""Each pass leaves what a program computes as it is, and removes what it is for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from mlsys_nimble.capture import capture
+from mlsys_nimble.operators import Convolution, Copy, Linear, MatMul, Pointwise
+from mlsys_nimble.passes import PASSES, Pass, optimise
+from mlsys_nimble.passes.affine import fold_affine
+from mlsys_nimble.passes.attention import find_attention
+from mlsys_nimble.passes.constants import fold_constants
+from mlsys_nimble.passes.dead_code import remove_dead_code
+from mlsys_nimble.passes.elementwise import MAX_INPUTS, fuse_elementwise
+from mlsys_nimble.passes.epilogues import fuse_epilogues
+from mlsys_nimble.passes.subexpressions import share_subexpressions
+from mlsys_nimble.passes.views import simplify_views
+from mlsys_nimble.program import Program, check_program
+from mlsys_nimble.reference import ReferenceExecutor
+from torch import nn
+from torch.nn.functional import leaky_relu, relu, silu
+
+
+def kinds_after(passes: tuple[Pass, ...], model: Any, *args: torch.Tensor) -> Counter[str]:
+    """What is left after the passes, each of which is run before and after on fresh inputs."""
+    return Counter(type(operator.kind).__name__ for operator in after(passes, model, *args).operators)
+
+
+def after(passes: tuple[Pass, ...], model: Any, *args: torch.Tensor) -> Program:
+    program = capture(model.eval() if isinstance(model, nn.Module) else model, args).program
+    for function in passes:
+        changed = function(program)
+        check_program(changed)
+        fresh = [torch.randn_like(x) if x.is_floating_point() else x for x in args]
+        expected = ReferenceExecutor(program).run([x.clone() for x in fresh])
+        got = ReferenceExecutor(changed).run([x.clone() for x in fresh])
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+        program = changed
+    return program
+
+
+def trained_batch_norm(channels: int) -> nn.BatchNorm2d:
+    norm = nn.BatchNorm2d(channels)
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    with torch.no_grad():
+        for tensor in (norm.running_mean, norm.bias):
+            tensor.normal_()
+        for tensor in (norm.running_var, norm.weight):
+            tensor.uniform_(0.5, 2)
+    return norm
+
+
+FOLD = (fold_constants, fold_affine)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_batch_norm_folds_into_the_convolution_before_it(groups: int):
+    model = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1, groups=groups, bias=groups == 2), trained_batch_norm(6))
+    assert kinds_after(FOLD, model, torch.randn(2, 4, 5, 5)) == {"Convolution": 1}
+
+
+@pytest.mark.parametrize(("padding", "expected"), [(0, {"Convolution": 1}), (1, {"Convolution": 1, "Pointwise": 1})])
+def test_batch_norm_folds_into_the_convolution_after_it_unless_padding_would_show(padding: int, expected: Any):
+    model = nn.Sequential(trained_batch_norm(4), nn.Conv2d(4, 6, 3, padding=padding, groups=2))
+    assert kinds_after(FOLD, model, torch.randn(2, 4, 5, 5)) == expected
+
+
+def test_batch_norm_folds_through_a_concatenation_into_those_parts_that_take_it():
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.norm = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 2, 1), trained_batch_norm(9)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(torch.cat([self.one(x), torch.tanh(x), self.two(x)], 1))
+
+    program = after(FOLD, Model(), torch.randn(1, 3, 5, 5))
+    assert Counter(type(o.kind).__name__ for o in program.operators) == {"Convolution": 2, "Pointwise": 2, "Concat": 1}
+    assert max(program.values[o.outputs[0]].shape[1] for o in program.operators if isinstance(o.kind, Pointwise)) == 3
+
+
+def test_batch_norm_without_a_neighbour_is_one_elementwise_operator():
+    assert kinds_after(FOLD, trained_batch_norm(4), torch.randn(2, 4, 5, 5)) == {"Pointwise": 1}
+
+
+def test_batch_norm_does_not_fold_into_what_others_read():
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 4, 1), trained_batch_norm(4)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = self.conv(x)
+            return self.norm(y), y
+
+    assert kinds_after(FOLD, Model(), torch.randn(1, 3, 5, 5)) == {"Convolution": 1, "Pointwise": 1}
+
+
+def test_a_scale_and_a_shift_fold_into_a_linear_and_a_scale_into_a_product():
+    linear = nn.Linear(4, 3)
+    assert kinds_after(FOLD, lambda x: linear(x * 2 + 1) / 3 - 1, torch.randn(2, 4)) == {"Linear": 1}
+    program = after(FOLD, lambda x, y: (x @ y) * 0.5, torch.randn(2, 4), torch.randn(4, 3))
+    assert [o.kind for o in program.operators] == [MatMul(scale=0.5)]
+
+
+@pytest.mark.parametrize(
+    ("tail", "activation", "has_residual", "activates_first"),
+    [
+        pytest.param(lambda y, x: relu(y), "relu", False, False, id="activation"),
+        pytest.param(lambda y, x: y + x, None, True, False, id="residual"),
+        pytest.param(lambda y, x: silu(x + y), "silu", True, False, id="residual, then activation"),
+        pytest.param(lambda y, x: leaky_relu(y, 0.2) + x, "leaky_relu", True, True, id="activation, then residual"),
+    ],
+)
+def test_residuals_and_activations_become_epilogues(
+    tail: Any, activation: Any, has_residual: Any, activates_first: Any
+):
+    for main, x in ((nn.Conv2d(4, 4, 3, padding=1), torch.randn(1, 4, 5, 5)), (nn.Linear(5, 5), torch.randn(2, 5))):
+        program = after((fuse_epilogues,), lambda x, main=main: tail(main(x), x), x)
+        (kind,) = (operator.kind for operator in program.operators)
+        assert isinstance(kind, Convolution | Linear)
+        found = kind.epilogue
+        assert (found.activation, found.has_residual, found.activates_first) == (
+            activation,
+            has_residual,
+            activates_first,
+        )
+
+
+def test_a_broadcast_residual_is_no_epilogue():
+    conv = nn.Conv2d(4, 4, 1)
+    kinds = kinds_after((fuse_epilogues,), lambda x, y: conv(x) + y, torch.randn(1, 4, 5, 5), torch.randn(1, 4, 1, 1))
+    assert kinds == {"Convolution": 1, "Pointwise": 1}
+
+
+def test_elementwise_chains_and_diamonds_become_one_operator():
+    def model(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        a = torch.exp(x * y)
+        return torch.where(a > 1, a, y - a) * torch.sigmoid(a)
+
+    assert kinds_after((fuse_elementwise,), model, torch.randn(3, 4), torch.randn(4)) == {"Pointwise": 1}
+
+
+def test_elementwise_work_is_not_done_twice():
+    def broadcast(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.exp(y) + x  # exp of the small one, not of the large
+
+    def read_twice(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        a = torch.exp(x)
+        return torch.cat([a + 1, (a * 2).flip(0)])
+
+    for model in (broadcast, read_twice):
+        kinds = kinds_after((fuse_elementwise,), model, torch.randn(3, 4), torch.randn(4))
+        assert kinds["Pointwise"] == (2 if model is broadcast else 3)
+
+
+def test_a_fused_operator_has_bounded_inputs():
+    program = after((fuse_elementwise,), lambda *xs: sum(xs), *(torch.randn(3) for _ in range(20)))
+    assert len(program.operators) > 1
+    assert max(len(operator.inputs) for operator in program.operators) <= MAX_INPUTS
+
+
+def test_handwritten_silu_joins_the_convolution():
+    conv = nn.Conv2d(3, 4, 1)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        y = conv(x)
+        return y * torch.sigmoid(y)
+
+    (operator,) = after((fuse_elementwise, fuse_epilogues), model, torch.randn(1, 3, 4, 4)).operators
+    assert isinstance(operator.kind, Convolution)
+    assert operator.kind.epilogue.activation == "silu"
+
+
+def test_what_is_computed_twice_is_computed_once_but_results_stay_apart():
+    assert kinds_after((share_subexpressions,), lambda x: x.exp() + x.exp(), torch.randn(3)) == {"Pointwise": 2}
+    assert kinds_after((share_subexpressions,), lambda x: (x.exp(), x.exp()), torch.randn(3)) == {"Pointwise": 2}
+    assert kinds_after((share_subexpressions,), lambda x: (x.clone(), x.clone()), torch.randn(3)) == {"Copy": 2}
+
+
+def test_random_numbers_are_neither_shared_nor_folded():
+    model = capture(lambda x: x + torch.rand(3) + torch.rand(3), (torch.zeros(3),)).program
+    program, _ = optimise(model)
+    assert sum("rand" in str(operator.kind) for operator in program.operators) == 2
+
+
+def test_dead_code_goes():
+    def model(x: torch.Tensor) -> torch.Tensor:
+        (x @ x).softmax(-1)
+        return x + 1
+
+    assert kinds_after((remove_dead_code,), model, torch.randn(3, 3)) == {"Pointwise": 1}
+
+
+def test_constants_fold_but_not_beyond_measure():
+    table = torch.randn(4, 4)
+    assert kinds_after((fold_constants,), lambda x: x + (table * 2).softmax(-1), torch.randn(4, 4)) == {"Pointwise": 1}
+    large = kinds_after((fold_constants,), lambda x: x + torch.zeros(1).expand(1200, 1000) * 2, torch.randn(1200, 1000))
+    assert large["Pointwise"] == 2
+
+
+def test_constants_that_a_call_changes_do_not_fold():
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * (self.count + 1)
+            self.count += 1
+            return y
+
+    executor = ReferenceExecutor(optimise(capture(Model(), (torch.ones(2),)).program)[0])
+    assert [executor.run([torch.ones(2)])[0][0].item() for _ in range(3)] == [1, 2, 3]
+
+
+def test_a_constant_result_is_the_callers_own():
+    executor = ReferenceExecutor(optimise(capture(lambda x: (x, torch.zeros(2)), (torch.ones(2),)).program)[0])
+    executor.run([torch.ones(2)])[1].add_(5)
+    assert executor.run([torch.ones(2)])[1].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        pytest.param(lambda x: x.view(24).view(2, 12).reshape(4, 6) + 1, {"Reshape": 1}, id="reshapes"),
+        pytest.param(lambda x: x.view(24).view(2, 3, 4) + 1, {}, id="reshape and back"),
+        pytest.param(lambda x: x.permute(1, 2, 0).permute(2, 0, 1) + 1, {}, id="permute and back"),
+        pytest.param(lambda x: x.permute(1, 2, 0).transpose(0, 1) + 1, {"Permute": 1}, id="permutes"),
+        pytest.param(lambda x: x[:, :, 1:][:, :, 1:] + 1, {"Slice": 1}, id="slices"),
+        pytest.param(lambda x: x.clone().contiguous().to(torch.float32) + 1, {}, id="copies"),
+        pytest.param(lambda x: torch.cat([x, x * 2], 1)[:, 3:] + 1, {}, id="part of a concatenation"),
+        pytest.param(lambda x: torch.cat([torch.cat([x, x * 2], 1), x], 1), {"Concat": 1}, id="concatenations"),
+        pytest.param(lambda x: x + x[:1, :1].expand(2, 3, 4), {"Slice": 2}, id="expand into a sum"),
+        pytest.param(lambda x: x.mean(2, keepdim=True).flatten(1) + 1, {"Reduce": 1}, id="pooled and flattened"),
+    ],
+)
+def test_views_are_simplified(model: Any, expected: dict[str, int]):
+    kinds = kinds_after((simplify_views, remove_dead_code), model, torch.randn(2, 3, 4))
+    del kinds["Pointwise"]
+    assert kinds == expected
+
+
+def test_copies_that_the_caller_could_tell_apart_stay():
+    assert kinds_after((simplify_views,), lambda x: x.clone()[0], torch.randn(2, 3))["Copy"] == 1
+    program = after((simplify_views,), lambda x: torch.cat([x, x * 2])[:2], torch.randn(2, 3))
+    x = torch.zeros(2, 3)
+    ReferenceExecutor(program).run([x])[0].add_(1)
+    assert x.sum() == 0
+    assert not any(isinstance(operator.kind, Copy) for operator in program.operators)
+
+
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_attention_by_hand_is_found(has_mask: bool):
+    def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        scores = q @ k.transpose(-2, -1) / 2
+        return (scores + mask if has_mask else scores).softmax(-1) @ v
+
+    q, k, v = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 6, 4), torch.randn(2, 3, 6, 7)
+    kinds = kinds_after((find_attention, simplify_views, remove_dead_code), model, q, k, v, torch.randn(2, 1, 1, 6))
+    assert kinds == {"Attention": 1}
+
+
+def test_optimise_names_its_passes_and_counts():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), trained_batch_norm(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    program = after(PASSES, model, torch.randn(1, 3, 8, 8))
+    assert [type(operator.kind).__name__ for operator in program.operators] == ["Convolution", "Reduce"]
+    _, reports = optimise(capture(model.eval(), (torch.randn(1, 3, 8, 8),)).program)
+    assert [report.name for report in reports] == [function.__name__ for function in PASSES]
+    assert reports[-1].num_operators_after == 2
+    assert str(reports[0]).startswith(f"fold_constants: {reports[0].num_operators_before} -> 5 operators")
