@@ -1,5 +1,7 @@
 """Write the locks: exact versions with hashes and no index addresses. Run by ``make lock`` and ``make lock-models``.
 
+``make lock`` takes the newest of everything; ``python scripts/lock.py keep`` keeps what is locked and adds what is new.
+
 ``requirements/dev.lock`` holds every package but torch, resolved by pip-tools from what all workspace distributions
 declare plus ``requirements/dev.in``. torch is resolved with them, so that its own requirements are locked, but left
 out: a local CPU wheel and a public one differ in hash, so ``make`` installs it in a step of its own.
@@ -31,15 +33,17 @@ def workspace_requirements(model_names: set[str]) -> list[str]:
     return sorted(r for r in found if not r.startswith("mlsys-") and r not in model_names)
 
 
-def lock_packages() -> None:
-    """Resolve ``dev.lock``."""
+def lock_packages(*, is_kept: bool = False) -> None:
+    """Resolve ``dev.lock``; ``is_kept``: the versions in it stay."""
     output = REQUIREMENTS / "dev.lock"
     models = {line.partition("==")[0] for line in (REQUIREMENTS / "models.in").read_text().splitlines() if "==" in line}
     with tempfile.TemporaryDirectory() as tmp:
         source = Path(tmp) / "all.in"
         source.write_text("\n".join([TORCH, *workspace_requirements(models), (REQUIREMENTS / "dev.in").read_text()]))
         options = "--generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header"
-        options += " --strip-extras --no-annotate --quiet --upgrade --unsafe-package torch"
+        options += " --strip-extras --no-annotate --quiet --unsafe-package torch"
+        if not is_kept:
+            options += " --upgrade"
         command = [sys.executable, "-m", "piptools", "compile", str(source), "--output-file", str(output)]
         subprocess.run([*command, *options.split()], check=True)
     lines = [line for line in output.read_text().splitlines() if not line.startswith(("#", "--"))]
@@ -62,4 +66,4 @@ def lock_models() -> None:
 
 
 if __name__ == "__main__":
-    lock_models() if sys.argv[1:] == ["models"] else lock_packages()
+    lock_models() if sys.argv[1:] == ["models"] else lock_packages(is_kept=sys.argv[1:] == ["keep"])
