@@ -17,6 +17,7 @@ class Model:
         self.spec = spec
         self.requests: list[InferRequest] = []
         self.num_cancelled = 0
+        self.is_held = False  # whether it waits with its answers
         self.is_closed = False
 
     async def close(self) -> None:
@@ -47,6 +48,8 @@ class Add(Model):
         delay_s = request.parameters.get("delay_s", 0)
         try:
             await asyncio.sleep(float(delay_s))
+            while self.is_held:
+                await asyncio.sleep(0.005)
         except asyncio.CancelledError:
             self.num_cancelled += 1
             raise
@@ -145,3 +148,8 @@ class Broken(Model):
             "nan": {"y": np.array([np.nan], np.float32)},
         }
         return InferResponse(outputs[str(how)])
+
+
+def all_models() -> list[Model]:
+    """One of each."""
+    return [Add(), Echo(), Repeat(), Upper(), Broken()]

@@ -33,13 +33,15 @@ def control_router(repository: ModelRepository, readiness: Readiness) -> Router:
     """The routes."""
     router = Router(tags=["Open Inference Protocol"])
 
-    @router.get("/v2/health/live", summary="200 as long as the process runs", response_class=Response)
-    async def live() -> Response:
-        return Response()
+    # Triton gives these three no body; kserve's client reads the protocol's, Triton's client only the status.
+    @router.get("/v2/health/live", summary="200 as long as the process runs")
+    async def live() -> dict[str, bool]:
+        return {"live": True}
 
-    @router.get("/v2/health/ready", summary="200 if requests should be sent here, else 503", response_class=Response)
-    async def ready() -> Response:
-        return Response(status_code=200 if (await readiness.report()).is_ready else 503)
+    @router.get("/v2/health/ready", summary="200 if requests should be sent here, else 503", response_model=None)
+    async def ready() -> JSONResponse:
+        is_ready = (await readiness.report()).is_ready
+        return JSONResponse({"ready": is_ready}, status_code=200 if is_ready else 503)
 
     @router.get("/v2", summary="Name, version and extensions of the server")
     async def server() -> dict[str, Any]:
@@ -49,9 +51,8 @@ def control_router(repository: ModelRepository, readiness: Readiness) -> Router:
     async def all_statistics() -> dict[str, Any]:
         return {"model_stats": [model_statistics(version) for version in repository.versions()]}
 
-    async def model_ready(model: str, version: str = "") -> Response:
-        repository.find(model, version)
-        return Response()
+    async def model_ready(model: str, version: str = "") -> dict[str, Any]:
+        return {"name": repository.find(model, version).spec.name, "ready": True}
 
     async def metadata(model: str, version: str = "") -> dict[str, Any]:
         return model_metadata(repository.find(model, version), repository.versions(model, version))

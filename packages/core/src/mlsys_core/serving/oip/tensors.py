@@ -92,7 +92,7 @@ def from_values(values: Any, datatype: DataType, shape: Sequence[int], *, what: 
         array = _texts(values, what)
     else:
         try:
-            array = np.array(values)
+            array = _natural(values, datatype)
         except ValueError as error:
             raise InvalidInputError(f"{what}: the arrays nested in 'data' have different lengths") from error
     if array.size != math.prod(shape):
@@ -137,7 +137,7 @@ def from_numbers(values: Sequence[Any], datatype: DataType, shape: Sequence[int]
         raise InvalidInputError(
             f"{what} has {len(values)} elements of data, but shape {list(shape)} takes {math.prod(shape)}"
         )
-    return _exact(np.array(values, None if values else datatype.dtype), datatype, what).reshape(shape)
+    return _exact(_natural(values, datatype), datatype, what).reshape(shape)
 
 
 def from_elements(elements: list[bytes], shape: Sequence[int], *, what: str) -> Array:
@@ -163,6 +163,16 @@ def conformed(array: Array, datatype: DataType, *, what: str) -> Array:
         raise ServingError(f"{what} should be {datatype.value} ({datatype.dtype}), the model gave {array.dtype}")
     if datatype is DataType.BYTES and not all(type(element) is bytes for element in array.ravel().tolist()):
         raise ServingError(f"{what} should be BYTES: the model gave elements that are not of type bytes")
+    return array
+
+
+def _natural(values: Sequence[Any], datatype: DataType) -> Array:
+    """What numpy makes of numbers, but that it makes doubles of integers on both sides of 2**63."""
+    array = np.array(values)
+    if datatype is DataType.UINT64 and array.size and array.dtype.kind in "fO":
+        elements = np.array(values, np.object_)
+        if all(type(element) is int and 0 <= element < 2**64 for element in elements.ravel().tolist()):
+            return elements.astype(np.uint64)
     return array
 
 

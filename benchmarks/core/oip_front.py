@@ -1,0 +1,301 @@
+"""What the Open Inference Protocol front costs: requests a second, p50 and p99, with a model that takes 2 ms a batch.
+
+A server of its own process and 16 keep-alive clients of another; each client sends its next request when it has its
+answer. Contestants are interleaved in rounds: one batch of 1 at a time or of up to 16 (Triton's dynamic batcher without
+delay), tensors as JSON or binary, and gRPC. Each answer is compared with the right one. The front's own work is the
+CPU time of the server's process for one request, which holds on a shared machine too.
+
+    python benchmarks/core/oip_front.py
+    python benchmarks/core/oip_front.py --seconds 5 --rounds 5 --json oip.json
+    python benchmarks/core/oip_front.py --http 127.0.0.1:18000 --model delay     # another server, e.g. real Triton
+
+Another server's model takes ``x`` FP32 [-1, 4] in batches and gives ``y`` = 2 * x.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from mlsys_core.environment import describe_environment
+
+MODEL_S = 0.002
+WIDTH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One contestant, over all rounds."""
+
+    model: str
+    wire: str
+    requests_per_s: float  # median of the rounds
+    p50_ms: float
+    p99_ms: float
+    server_cpu_us: float  # of the server's process, for one request; nan for a server that is not ours
+
+
+def serve() -> None:
+    """Run the server; prints its addresses."""
+    import io
+
+    from mlsys_core.serving import ServeRequest, ServingLoop, ThreadExecutor, WallClock
+    from mlsys_core.serving.baselines import ZeroBatch
+    from mlsys_core.serving.http import HttpConfig, ServerAddress
+    from mlsys_core.serving.http import serve as serve_http
+    from mlsys_core.serving.http.logs import make_logger
+    from mlsys_core.serving.oip import (
+        DataType,
+        Executions,
+        GrpcConfig,
+        InferRequest,
+        InferResponse,
+        LoopClient,
+        ModelRepository,
+        ModelSpec,
+        TensorSpec,
+        create_oip_app,
+        grpc_address_of,
+    )
+
+    class Doubler:
+        """Twice what it gets, in a serving loop, 2 ms a batch."""
+
+        def __init__(self, name: str, max_batch_size: int) -> None:
+            row = (-1, WIDTH)
+            self.spec = ModelSpec(
+                name=name,
+                inputs=(TensorSpec("x", DataType.FP32, row),),
+                outputs=(TensorSpec("y", DataType.FP32, row),),
+                max_batch_size=16,
+            )
+            self.executions = Executions()
+            self._client: LoopClient[Any, Any, Any] = LoopClient()
+            self._loop = ServingLoop(
+                ZeroBatch(max_batch_size=max_batch_size), ThreadExecutor(self._run), WallClock(), listener=self._client
+            ).start()
+
+        def _run(self, batch: Any) -> Sequence[Any]:
+            started_s = time.perf_counter()
+            time.sleep(MODEL_S)
+            outputs = np.concatenate([request.payload for request in batch.requests]) * np.float32(2)
+            sizes = np.cumsum([len(request.payload) for request in batch.requests])[:-1]
+            self.executions.record(len(outputs), compute_infer_s=time.perf_counter() - started_s)
+            return np.split(outputs, sizes)
+
+        async def infer(self, request: InferRequest) -> InferResponse:
+            output = await self._client.submit(self._loop, ServeRequest(request.key, request.inputs["x"]), request.key)
+            return InferResponse({"y": output})
+
+        async def close(self) -> None:
+            await asyncio.to_thread(self._loop.stop)
+
+    app = create_oip_app(
+        ModelRepository([Doubler("unbatched", 1), Doubler("batched", 16)]),
+        config=HttpConfig(),
+        grpc=GrpcConfig(),
+        logger=make_logger("json", stream=io.StringIO()) if "--quiet" in sys.argv else None,
+    )
+
+    def announce(address: ServerAddress) -> None:
+        grpc = grpc_address_of(app)
+        print(json.dumps({"http": f"{address.host}:{address.port}", "grpc": f"{grpc.host}:{grpc.port}"}), flush=True)
+
+    sys.exit(serve_http(app, port=0, on_ready=announce))
+
+
+def http_request(model: str, wire: str, x: Any) -> bytes:
+    """The bytes of one request."""
+    tensor: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": list(x.shape)}
+    headers = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: bench\r\n"
+    if wire == "binary":
+        tensor["parameters"] = {"binary_data_size": x.nbytes}
+        body = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+        headers += f"Inference-Header-Content-Length: {len(body)}\r\n"
+        body += x.tobytes()
+    else:
+        body = json.dumps({"inputs": [tensor | {"data": x.ravel().tolist()}]}).encode()
+    return f"{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def check_http(response: bytes, wire: str, x: Any) -> None:
+    """Fail if ``response`` is not the answer to ``x``."""
+    head, _, body = response.partition(b"\r\n\r\n")
+    if not head.startswith(b"HTTP/1.1 200"):
+        raise SystemExit(f"a request failed: {response[:500]!r}")
+    y = np.frombuffer(body[-x.nbytes :], np.float32) if wire == "binary" else json.loads(body)["outputs"][0]["data"]
+    if np.any(np.asarray(y) != 2 * x.ravel()):
+        raise SystemExit(f"a wrong answer to {x}: {y}")
+
+
+class HttpClient(asyncio.Protocol):
+    """One keep-alive connection: as thin as Python allows, so that the server is what is measured."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._answer: asyncio.Future[bytes] | None = None  # of the request under way
+        self._transport: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        """The connection is up."""
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Wake who asked when the answer is whole."""
+        self._buffer += data
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0:
+            return
+        head = bytes(self._buffer[:end]).lower()
+        length = int(head.split(b"content-length:")[1].split(b"\r\n")[0])
+        if len(self._buffer) >= end + 4 + length and self._answer is not None:
+            waiting, self._answer = self._answer, None
+            answer = bytes(self._buffer)
+            self._buffer.clear()
+            waiting.set_result(answer)
+
+    async def ask(self, request: bytes) -> bytes:
+        """The answer, headers and body."""
+        self._answer = answer = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        return await answer
+
+
+async def http_clients(address: str, model: str, wire: str, num_clients: int, seconds: float) -> list[float]:
+    """Latencies, in seconds, of all requests that began within ``seconds``."""
+    host, _, port = address.partition(":")
+    loop = asyncio.get_running_loop()
+    latencies: list[float] = []
+    end = time.perf_counter() + seconds
+
+    async def client(number: int) -> None:
+        x = np.arange(WIDTH, dtype=np.float32)[None] + number
+        request = http_request(model, wire, x)
+        _, connection = await loop.create_connection(HttpClient, host, int(port))
+        while (started_s := time.perf_counter()) < end:
+            response = await connection.ask(request)
+            latencies.append(time.perf_counter() - started_s)
+            check_http(response, wire, x)
+
+    await asyncio.gather(*(client(number) for number in range(num_clients)))
+    return latencies
+
+
+async def grpc_clients(address: str, model: str, num_clients: int, seconds: float) -> list[float]:
+    """As :func:`http_clients`."""
+    import grpc.aio
+    from mlsys_core.serving.oip.grpc_schema import SERVICE, messages
+
+    latencies: list[float] = []
+    end = time.perf_counter() + seconds
+
+    async def client(number: int) -> None:
+        x = np.arange(WIDTH, dtype=np.float32)[None] + number
+        request = messages().ModelInferRequest(model_name=model)
+        request.inputs.add(name="x", datatype="FP32", shape=x.shape)
+        request.raw_input_contents.append(x.tobytes())
+        options = [("grpc.use_local_subchannel_pool", 1)]  # a connection for each client
+        async with grpc.aio.insecure_channel(address, options=options) as channel:
+            infer = channel.unary_unary(
+                f"/{SERVICE}/ModelInfer",
+                request_serializer=messages().ModelInferRequest.SerializeToString,
+                response_deserializer=messages().ModelInferResponse.FromString,
+            )
+            while (started_s := time.perf_counter()) < end:
+                response = await infer(request)
+                latencies.append(time.perf_counter() - started_s)
+                if np.any(np.frombuffer(response.raw_output_contents[0], np.float32) != 2 * x.ravel()):
+                    raise SystemExit(f"a wrong answer to {x}")
+
+    await asyncio.gather(*(client(number) for number in range(num_clients)))
+    return latencies
+
+
+def measure(
+    urls: dict[str, str], contestants: list[tuple[str, str]], process: psutil.Process | None, options: Any
+) -> list[Row]:
+    """All contestants, interleaved."""
+    latencies: dict[tuple[str, str], list[float]] = {contestant: [] for contestant in contestants}
+    rates: dict[tuple[str, str], list[float]] = {contestant: [] for contestant in contestants}
+    cpu_s = dict.fromkeys(contestants, 0.0)
+    for number in range(options.rounds + 1):
+        for contestant in contestants:
+            model, wire = contestant
+            before_s = sum(process.cpu_times()[:2]) if process else float("nan")
+            started_s = time.perf_counter()
+            seconds = options.seconds if number else min(1.0, options.seconds)
+            if wire == "grpc":
+                found = asyncio.run(grpc_clients(urls["grpc"], model, options.clients, seconds))
+            else:
+                found = asyncio.run(http_clients(urls["http"], model, wire, options.clients, seconds))
+            if number:  # the first round warms up
+                latencies[contestant] += found
+                rates[contestant].append(len(found) / (time.perf_counter() - started_s))
+                cpu_s[contestant] += (sum(process.cpu_times()[:2]) if process else float("nan")) - before_s
+    return [
+        Row(
+            model=model,
+            wire=wire,
+            requests_per_s=statistics.median(rates[model, wire]),
+            p50_ms=float(np.percentile(latencies[model, wire], 50)) * 1e3,
+            p99_ms=float(np.percentile(latencies[model, wire], 99)) * 1e3,
+            server_cpu_us=cpu_s[model, wire] / len(latencies[model, wire]) * 1e6,
+        )
+        for model, wire in contestants
+    ]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each contestant in each round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--http", help="host:port of another server, instead of our own")
+    parser.add_argument("--grpc", help="host:port of its gRPC")
+    parser.add_argument("--model", default="batched", help="the other server's model")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--quiet", action="store_true", help="our server logs no requests")
+    options = parser.parse_args()
+    if options.serve:
+        serve()
+    if options.http or options.grpc:
+        wires = [*(["binary", "json"] if options.http else []), *(["grpc"] if options.grpc else [])]
+        urls = {"http": options.http, "grpc": options.grpc}
+        rows = measure(urls, [(options.model, wire) for wire in wires], None, options)
+    else:
+        command = [sys.executable, __file__, "--serve", *(["--quiet"] if options.quiet else [])]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+            assert server.stdout is not None
+            try:
+                contestants = [
+                    (model, wire) for model in ("unbatched", "batched") for wire in ("binary", "json", "grpc")
+                ]
+                rows = measure(json.loads(server.stdout.readline()), contestants, psutil.Process(server.pid), options)
+            finally:
+                server.terminate()
+    where = describe_environment()
+    print(*(f"{key}: {value}" for key, value in where.items()), sep="\n")
+    print(f"\n{options.clients} clients, [1, {WIDTH}] FP32, {options.rounds} rounds of {options.seconds:g} s\n")
+    print(f"{'model':<10} {'wire':<7} {'req/s':>8} {'p50 ms':>8} {'p99 ms':>8} {'server us/req':>14}")
+    for row in rows:
+        figures = f"{row.requests_per_s:>8.0f} {row.p50_ms:>8.2f} {row.p99_ms:>8.2f} {row.server_cpu_us:>14.0f}"
+        print(f"{row.model:<10} {row.wire:<7} {figures}")
+    if options.json:
+        options.json.write_text(json.dumps({"environment": where, "rows": [asdict(row) for row in rows]}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

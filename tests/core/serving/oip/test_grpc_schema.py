@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from mlsys_core.serving import WallClock
+from mlsys_core.serving.http import Readiness
+from mlsys_core.serving.oip import ModelRepository
+from mlsys_core.serving.oip.engine import Engine
+from mlsys_core.serving.oip.grpc_schema import SERVICE, messages
+from mlsys_core.serving.oip.grpc_server import _UNSUPPORTED
+from mlsys_core.serving.oip.grpc_servicer import Servicer
+
+triton_messages = pytest.importorskip("tritonclient.grpc.service_pb2")
+triton_config = pytest.importorskip("tritonclient.grpc.model_config_pb2")
+
+
+def fields_of(descriptor: Any) -> dict[str, tuple[Any, ...]]:
+    """Of a message and all below it: path to number, type, repeatedness, choice and the name of a message or enum."""
+    fields = {}
+    for field in descriptor.fields:
+        other = field.message_type or field.enum_type
+        choice = field.containing_oneof.name if field.containing_oneof else None
+        fields[field.full_name] = (
+            field.number,
+            field.type,
+            field.is_repeated,
+            choice,
+            other.full_name if other else None,
+            bool(field.message_type and field.message_type.GetOptions().map_entry),
+        )
+    for nested in descriptor.nested_types:
+        fields |= fields_of(nested)
+    return fields
+
+
+@pytest.mark.parametrize("name", sorted(vars(messages())))
+def test_the_fields_are_those_of_tritons_messages(name: str) -> None:
+    ours = getattr(messages(), name).DESCRIPTOR
+    theirs = getattr(triton_messages, name, None) or getattr(triton_config, name)
+    expected = fields_of(theirs.DESCRIPTOR)
+    fields = fields_of(ours)
+    assert fields == {path: expected.get(path) for path in fields}
+    whole = name.startswith(("ModelInfer", "ModelStream", "Server", "Repository", "ModelMetadata", "Infer"))
+    if whole and name not in ("InferResponseStatistics",):
+        assert fields == expected  # of configurations and statistics only some are offered
+
+
+def test_the_datatypes_have_tritons_numbers() -> None:
+    enum = messages().ModelInput.DESCRIPTOR.fields_by_name["data_type"].enum_type
+    assert {value.name: value.number for value in enum.values} == dict(triton_config.DataType.items())
+
+
+def test_every_method_of_the_service_is_answered() -> None:
+    [service] = triton_messages.DESCRIPTOR.services_by_name.values()
+    servicer = Servicer(Engine(ModelRepository(), WallClock()), Readiness(), str)
+    ours = {*servicer.methods, "ModelStreamInfer", *_UNSUPPORTED}
+    assert service.full_name == SERVICE
+    assert ours == set(service.methods_by_name)
