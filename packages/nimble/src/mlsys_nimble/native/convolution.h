@@ -151,6 +151,7 @@ class ConvolutionKernel : public Kernel {
             Tile tile;
             tile.taps = row_taps;
             tile.weights = weights + ((int64_t)part.first_tap * (depth / row_taps) + whole.first) * width;
+            tile.step = width;
             tile.bias = c.bias + group * vecs * LANES + column;
             tile.out_stride = out_stride;
             tile.residual_stride = residual_stride;

@@ -1,8 +1,11 @@
 // Every kernel's maker; the Python side has checked shapes, dtypes and strides.
+#include "attention.h"
 #include "convolution.h"
 #include "copy.h"
 #include "depthwise.h"
 #include "pointwise.h"
+#include "pool.h"
+#include "rows.h"
 
 using namespace nimble;
 
@@ -22,4 +25,11 @@ Kernel* make_pointwise(const Pointwise* arguments) {
     if (arguments->is_wide) return new PointwiseKernel<double>(*arguments);
     return new PointwiseKernel<float>(*arguments);
 }
+Kernel* make_pool(const Pool* arguments) { return new PoolKernel(*arguments); }
+Kernel* make_reduce(const Reduce* arguments) { return new ReduceKernel(*arguments); }
+Kernel* make_softmax(const Rows* arguments) { return new SoftmaxKernel(*arguments); }
+Kernel* make_layer_norm(const Rows* arguments) { return new LayerNormKernel(*arguments); }
+Kernel* make_matmul(const MatMul* arguments) { return new MatMulKernel(*arguments); }
+Kernel* make_attention(const Attention* arguments) { return new AttentionKernel(*arguments); }
+Kernel* make_embedding(const Embedding* arguments) { return new EmbeddingKernel(*arguments); }
 }

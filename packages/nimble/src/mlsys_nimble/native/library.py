@@ -23,7 +23,10 @@ ACTIVATIONS = (  # math.h: Activation
     *(None, "relu", "relu6", "silu", "sigmoid", "tanh", "gelu", "gelu_tanh"),
     *("hardswish", "hardsigmoid", "leaky_relu", "elu"),
 )
-MAKERS = ("convolution", "depthwise", "copy", "pad", "pointwise")  # kernels.cpp
+MAKERS = (  # kernels.cpp
+    *("convolution", "depthwise", "copy", "pad", "pointwise", "pool"),
+    *("reduce", "softmax", "layer_norm", "matmul", "attention", "embedding"),
+)
 # Square roots and roundings become single instructions; comparisons and sums stay as they are written.
 FLAGS = ("-fno-math-errno", "-fno-trapping-math")
 
@@ -142,6 +145,76 @@ class PointwiseStruct(Structure):
         ("num_steps", c_int32),
         ("is_wide", c_int32),
         ("is_integral", c_int32),
+        ("out", ViewStruct),
+    ]
+
+
+class PoolStruct(Structure):
+    """pool.h: Pool."""
+
+    _fields_ = [
+        ("x", ViewStruct),
+        ("residual", ViewStruct),
+        ("out", ViewStruct),
+        ("kernel", c_int32 * 3),
+        ("stride", c_int32 * 3),
+        ("before", c_int32 * 3),
+        ("dilation", c_int32 * 3),
+        ("is_average", c_int32),
+        ("counts_padding", c_int32),
+        ("epilogue", EpilogueStruct),
+    ]
+
+
+class ReduceStruct(Structure):
+    """rows.h: Reduce."""
+
+    _fields_ = [("x", ViewStruct), ("reduced", ViewStruct), ("out", ViewStruct), ("op", c_int32)]
+
+
+class RowsStruct(Structure):
+    """rows.h: Rows."""
+
+    _fields_ = [
+        ("x", ViewStruct),
+        ("out", ViewStruct),
+        ("x_row", ViewStruct),
+        ("out_row", ViewStruct),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("eps", c_float),
+        ("is_log", c_int32),
+    ]
+
+
+class MatMulStruct(Structure):
+    """attention.h: MatMul."""
+
+    _fields_ = [("a", ViewStruct), ("b", ViewStruct), ("out", ViewStruct), ("scale", c_float)]
+
+
+class AttentionStruct(Structure):
+    """attention.h: Attention."""
+
+    _fields_ = [
+        ("q", ViewStruct),
+        ("k", ViewStruct),
+        ("v", ViewStruct),
+        ("mask", ViewStruct),
+        ("out", ViewStruct),
+        ("scale", c_float),
+        ("is_causal", c_int32),
+    ]
+
+
+class EmbeddingStruct(Structure):
+    """rows.h: Embedding."""
+
+    _fields_ = [
+        ("table", c_void_p),
+        ("rows", c_int64),
+        ("width", c_int64),
+        ("indices", ViewStruct),
         ("out", ViewStruct),
     ]
 

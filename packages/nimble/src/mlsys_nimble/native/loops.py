@@ -14,8 +14,14 @@ def merged(views: Sequence[View]) -> list[View]:
         The same elements in the same pairing, at least one dimension; dimensions of size 1 are gone.
     """
     out = views[-1]
+    order = sorted(range(len(out.shape)), key=lambda dim: -out.strides[dim])
+    return folded([view.permuted(order) for view in views])
+
+
+def folded(views: Sequence[View]) -> list[View]:
+    """Views of one shape with neighbouring dimensions merged where all allow it; their order stays."""
+    out = views[-1]
     kept = [dim for dim in range(len(out.shape)) if out.shape[dim] != 1]
-    kept.sort(key=lambda dim: -out.strides[dim])
     shape: list[int] = []
     strides: list[list[int]] = [[] for _ in views]
     for dim in kept:

@@ -28,6 +28,7 @@ struct Tile {
     const float* const* rows;  // row r's tap t is rows[r * taps + t]
     int64_t taps;
     const float* weights;      // of the part, [taps][depth][panel]
+    int64_t step;              // from one feature's weights to the next: the panel's width, where they are packed
     const float* bias;         // [panel]
     float* sums;               // between parts, [rows][panel]
     float* out;
@@ -67,13 +68,13 @@ __attribute__((noinline)) void multiply(const Part& part, const Tile& tile, cons
                     const vf x = splat(rows[r][k + c]);
                     for (int v = 0; v < VECS; v++) sums[c][r][v] = fma(x, w[v], sums[c][r][v]);
                 }
-                weights += PANEL;
+                weights += tile.step;
             }
         for (; COPIES > 1 && k < part.depth; k++) {
             for (int r = 0; r < ROWS; r++)
                 for (int v = 0; v < VECS; v++)
                     sums[0][r][v] = fma(splat(rows[r][k]), load(weights + v * LANES), sums[0][r][v]);
-            weights += PANEL;
+            weights += tile.step;
         }
     }
     for (int c = 1; c < COPIES; c++)

@@ -43,3 +43,12 @@ def pack_depthwise(weight: Tensor, lanes: int) -> Tensor:
     packed = torch.zeros(weight[0].numel(), max(channels, lanes))
     packed[:, :channels] = weight.detach().float().reshape(channels, -1).T
     return packed
+
+
+def pack_row(values: Tensor | None, lanes: int) -> Tensor | None:
+    """A parameter of a layer norm, flat, filled up with zeros to whole vectors."""
+    if values is None:
+        return None
+    packed = torch.zeros(-(-values.numel() // lanes) * lanes)
+    packed[: values.numel()] = values.detach().float().reshape(-1)
+    return packed

@@ -1,0 +1,210 @@
+// Products of two computed matrices, and attention, on the product of matmul.h.
+#pragma once
+
+#include <algorithm>
+
+#include "copy.h"
+#include "matmul.h"
+
+namespace nimble {
+
+constexpr int PAIR = 2 * LANES;  // columns of a panel here
+
+// The product of `rows` rows with one panel, in groups as even as can be.
+inline void multiply_rows(const float* const* rows, int count, int64_t depth, Tile tile, const Finish& finish, int wide) {
+    const Part part{0, 1, 0, (int)depth, true, true};
+    const int limit = max_rows(wide), groups = (count + limit - 1) / limit;
+    float* out = tile.out;
+    for (int g = 0, row = 0; g < groups; g++) {
+        const int some = (count - row + groups - g - 1) / (groups - g);
+        tile.rows = rows + row;
+        tile.out = out + row * tile.out_stride;
+        multiply_of(some, wide)(part, tile, finish);
+        row += some;
+    }
+}
+
+struct MatMul {
+    View a, b, out;  // [B0, B1, M, K], [B0, B1, K, N], [B0, B1, M, N]; the result's columns side by side
+    float scale;
+};
+
+constexpr int64_t MATMUL_ROWS = 192;  // of a unit at most
+
+class MatMulKernel : public Kernel {
+  public:
+    explicit MatMulKernel(const MatMul& m) : m(m) {
+        rows = m.out.shape[2], columns = m.out.shape[3], depth = m.a.shape[3];
+        panels = (columns + PAIR - 1) / PAIR;
+        blocks = (rows + MATMUL_ROWS - 1) / MATMUL_ROWS;
+        block_rows = std::min(rows, MATMUL_ROWS);
+        units = m.out.shape[0] * m.out.shape[1] * blocks * panels;
+        gathers = m.a.strides[3] != 1 && depth > 1;
+        scratch_nbytes = (depth * PAIR + (gathers ? block_rows * depth : 0)) * sizeof(float) + block_rows * sizeof(float*);
+    }
+
+    void run(int64_t begin, int64_t end, void* scratch) const override {
+        float* panel = (float*)scratch;
+        const float** pointers = (const float**)(panel + depth * PAIR);
+        float* gathered = (float*)(pointers + block_rows);
+        alignas(64) const float zeros[PAIR] = {};
+        const Finish finish;
+        for (int64_t unit = begin; unit < end; unit++) {
+            const int64_t batch = unit / panels / blocks, outer = batch / m.out.shape[1], inner = batch % m.out.shape[1];
+            const int64_t first = unit / panels % blocks * MATMUL_ROWS, some = std::min(MATMUL_ROWS, rows - first);
+            const int64_t column = unit % panels * PAIR, width = std::min<int64_t>(PAIR, columns - column);
+            const float* a = m.a.as<const float>() + outer * m.a.strides[0] + inner * m.a.strides[1] + first * m.a.strides[2];
+            pack(m.b.as<const float>() + outer * m.b.strides[0] + inner * m.b.strides[1] + column * m.b.strides[3], width, panel);
+            for (int64_t r = 0; r < some; r++) {
+                const float* row = a + r * m.a.strides[2];
+                pointers[r] = gathers ? gathered + r * depth : row;
+                for (int64_t k = 0; gathers && k < depth; k++) gathered[r * depth + k] = row[k * m.a.strides[3]];
+            }
+            Tile tile{};
+            tile.taps = 1;
+            tile.weights = panel;
+            tile.step = PAIR;
+            tile.bias = zeros;
+            tile.out_stride = m.out.strides[2];
+            tile.out = m.out.as<float>() + outer * m.out.strides[0] + inner * m.out.strides[1] + first * tile.out_stride + column;
+            tile.width = width;
+            multiply_rows(pointers, some, depth, tile, finish, 2);
+        }
+    }
+
+  private:
+    void pack(const float* b, int64_t width, float* panel) const {
+        const int64_t down = m.b.strides[2], along = m.b.strides[3];
+        if (width < PAIR) std::fill(panel, panel + depth * PAIR, 0.0f);
+        if (along == 1)
+            for (int64_t k = 0; k < depth; k++)
+                for (int64_t i = 0; i < width; i++) panel[k * PAIR + i] = b[k * down + i] * m.scale;
+        else
+            for (int64_t i = 0; i < width; i++)
+                for (int64_t k = 0; k < depth; k++) panel[k * PAIR + i] = b[k * down + i * along] * m.scale;
+    }
+
+    const MatMul m;
+    int64_t rows, columns, depth, panels, blocks, block_rows;
+    bool gathers;
+};
+
+struct Attention {
+    View q, k, v;  // [B, H, L, D], [B, H, S, D], [B, H, S, E]; heads' features side by side
+    View mask;     // [B, H, L, S], any strides, added to the scores; rank 0: none
+    View out;      // [B, H, L, E]
+    float scale;
+    int32_t is_causal;
+};
+
+// A panel's width of queries at a time. Scores stand as [S][queries]: keys are the product's rows, queries its packed
+// columns, so that neither keys nor values are ever packed, and the softmax runs down the vectors, a query a lane.
+class AttentionKernel : public Kernel {
+  public:
+    explicit AttentionKernel(const Attention& a) : a(a) {
+        queries = a.q.shape[2], depth = a.q.shape[3], keys = a.k.shape[2], width = a.v.shape[3];
+        blocks = (queries + PAIR - 1) / PAIR;
+        units = a.q.shape[0] * a.q.shape[1] * blocks;
+        copies_values = width % LANES != 0;
+        padded = (width + LANES - 1) / LANES * LANES;
+        scratch_nbytes = ((depth + 2 * keys) * PAIR + (copies_values ? keys * padded : 0)) * sizeof(float) +
+                         std::max<int64_t>(keys, PAIR) * sizeof(float*);
+    }
+
+    void run(int64_t begin, int64_t end, void* scratch) const override {
+        float* panel = (float*)scratch;            // [D][queries]
+        float* scores = panel + depth * PAIR;      // [S][queries]
+        float* shares = scores + keys * PAIR;      // [queries][S]
+        const float** pointers = (const float**)(shares + keys * PAIR);
+        float* values = (float*)(pointers + std::max<int64_t>(keys, PAIR));
+        alignas(64) const float zeros[MAX_VECS * LANES] = {};
+        const Finish finish;
+        for (int64_t unit = begin; unit < end; unit++) {
+            const int64_t batch = unit / blocks / a.q.shape[1], head = unit / blocks % a.q.shape[1];
+            const int64_t first = unit % blocks * PAIR, some = std::min<int64_t>(PAIR, queries - first);
+            const float* q = of(a.q, batch, head) + first * a.q.strides[2];
+            const float* k = of(a.k, batch, head);
+            const float* v = of(a.v, batch, head);
+            if (some < PAIR) std::fill(panel, panel + depth * PAIR, 0.0f);
+            for (int64_t i = 0; i < some; i++)
+                for (int64_t d = 0; d < depth; d++) panel[d * PAIR + i] = q[i * a.q.strides[2] + d * a.q.strides[3]] * a.scale;
+            // Beyond the last key that a causal block sees there is nothing to do.
+            const int64_t seen = a.is_causal ? std::min(keys, first + some) : keys;
+            for (int64_t s = 0; s < seen; s++) pointers[s] = k + s * a.k.strides[2];
+            Tile tile{};
+            tile.taps = 1;
+            tile.weights = panel;
+            tile.step = PAIR;
+            tile.bias = zeros;
+            tile.out = scores;
+            tile.out_stride = PAIR;
+            tile.width = PAIR;
+            multiply_rows(pointers, seen, depth, tile, finish, 2);
+            if (a.mask.rank || a.is_causal) add_mask(batch, head, first, some, seen, scores);
+            softmax(scores, seen, some, shares);
+
+            for (int64_t i = 0; i < some; i++) pointers[i] = shares + i * keys;
+            int64_t step = a.v.strides[2];
+            if (copies_values) {
+                for (int64_t s = 0; s < seen; s++) {
+                    std::memcpy(values + s * padded, v + s * step, width * sizeof(float));
+                    std::fill(values + s * padded + width, values + (s + 1) * padded, 0.0f);
+                }
+                v = values;
+                step = padded;
+            }
+            tile.step = step;
+            tile.out_stride = a.out.strides[2];
+            float* out = (float*)of(a.out, batch, head) + first * tile.out_stride;
+            for (int64_t column = 0; column < width; column += PAIR) {
+                const int wide = width - column > LANES ? 2 : 1;
+                tile.weights = v + column;
+                tile.out = out + column;
+                tile.width = std::min<int64_t>(wide * LANES, width - column);
+                multiply_rows(pointers, some, seen, tile, finish, wide);
+            }
+        }
+    }
+
+  private:
+    static const float* of(const View& view, int64_t batch, int64_t head) {
+        return view.as<const float>() + batch * view.strides[0] + head * view.strides[1];
+    }
+
+    void add_mask(int64_t batch, int64_t head, int64_t first, int64_t some, int64_t seen, float* scores) const {
+        if (a.mask.rank) {
+            const float* mask = of(a.mask, batch, head) + first * a.mask.strides[2];
+            for (int64_t s = 0; s < seen; s++)
+                for (int64_t i = 0; i < some; i++) scores[s * PAIR + i] += mask[i * a.mask.strides[2] + s * a.mask.strides[3]];
+        }
+        if (a.is_causal)
+            for (int64_t s = first + 1; s < seen; s++)
+                for (int64_t i = 0; i < std::min(s - first, some); i++) scores[s * PAIR + i] = -INFINITY;
+    }
+
+    // Scores to shares that sum to one, transposed.
+    void softmax(float* scores, int64_t seen, int64_t some, float* shares) const {
+        for (int v = 0; v < 2; v++) {
+            float* column = scores + v * LANES;
+            vf most = splat(-INFINITY), total{};
+            for (int64_t s = 0; s < seen; s++) most = larger(load(column + s * PAIR), most);
+            for (int64_t s = 0; s < seen; s++) {
+                const vf e = exp(load(column + s * PAIR) - most);
+                total += e;
+                store(column + s * PAIR, e);
+            }
+            const vf scale = splat(1.0f) / total;
+            for (int64_t s = 0; s < seen; s++) store(column + s * PAIR, load(column + s * PAIR) * scale);
+        }
+        constexpr int64_t BLOCK = 16;
+        for (int64_t s = 0; s < seen; s += BLOCK)
+            for (int64_t i = 0; i < some; i++)
+                for (int64_t t = s; t < std::min(seen, s + BLOCK); t++) shares[i * keys + t] = scores[t * PAIR + i];
+    }
+
+    const Attention a;
+    int64_t queries, depth, keys, width, blocks, padded;
+    bool copies_values;
+};
+
+}  // namespace nimble

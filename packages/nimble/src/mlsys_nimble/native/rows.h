@@ -1,0 +1,249 @@
+// Reductions, softmax and layer normalisation: what looks at a whole row before it knows an element of its result.
+#pragma once
+
+#include <vector>
+
+#include "copy.h"
+
+namespace nimble {
+
+inline std::vector<int64_t> offsets_of(const View& view) {
+    int64_t count = 1;
+    for (int d = 0; d < view.rank; d++) count *= view.shape[d];
+    std::vector<int64_t> offsets(count);
+    for (int64_t i = 0; i < count; i++) {
+        int64_t rest = i;
+        for (int d = view.rank - 1; d >= 0; d--) {
+            offsets[i] += rest % view.shape[d] * view.strides[d];
+            rest /= view.shape[d];
+        }
+    }
+    return offsets;
+}
+
+enum Reduction : int32_t { REDUCE_SUM, REDUCE_MEAN, REDUCE_MAX, REDUCE_MIN };
+
+struct Reduce {
+    View x;        // the dims that are kept, of x
+    View reduced;  // those that go
+    View out;      // the kept ones, of the result
+    int32_t op;
+};
+
+class ReduceKernel : public Kernel {
+  public:
+    explicit ReduceKernel(const Reduce& r) : r(r), kept_x(offsets_of(r.x)), kept_out(offsets_of(r.out)), terms(offsets_of(r.reduced)) {
+        const int64_t kept = kept_x.size(), inner = r.x.shape[r.x.rank - 1];
+        runs = terms.size() > 1 && r.reduced.strides[r.reduced.rank - 1] == 1 ? r.reduced.shape[r.reduced.rank - 1] : 1;
+        // Columns: several kept elements, side by side, at once. Else each element on its own.
+        by_columns = r.x.strides[r.x.rank - 1] == 1 && r.out.strides[r.out.rank - 1] == 1 && inner >= LANES && runs < 2 * LANES;
+        if (by_columns) {
+            pieces = (inner + COLUMNS - 1) / COLUMNS;
+            units = kept / inner * pieces;
+        } else {
+            per_unit = std::max<int64_t>(1, UNIT_ELEMENTS / std::max<int64_t>(1, terms.size()));
+            units = (kept + per_unit - 1) / per_unit;
+        }
+    }
+
+    void run(int64_t begin, int64_t end, void*) const override {
+        const float* x = r.x.as<const float>();
+        float* out = r.out.as<float>();
+        for (int64_t unit = begin; unit < end; unit++) {
+            if (by_columns) {
+                columns(x, out, unit);
+                continue;
+            }
+            const int64_t stop = std::min<int64_t>(kept_x.size(), (unit + 1) * per_unit);
+            for (int64_t i = unit * per_unit; i < stop; i++) out[kept_out[i]] = finished(element(x + kept_x[i]));
+        }
+    }
+
+  private:
+    static constexpr int64_t COLUMNS = 64;
+    static constexpr size_t BLOCK = 64;  // terms summed before they are added to the rest
+
+    float none() const { return r.op == REDUCE_MAX ? -INFINITY : r.op == REDUCE_MIN ? INFINITY : 0.0f; }
+    vf joined(vf a, vf b) const { return r.op == REDUCE_MAX ? maximum(a, b) : r.op == REDUCE_MIN ? minimum(a, b) : a + b; }
+    float finished(float total) const { return r.op == REDUCE_MEAN ? total / (float)terms.size() : total; }
+
+    float element(const float* x) const {
+        vf total = splat(none());
+        if (runs == 1) {
+            for (size_t t = 0; t < terms.size(); t += LANES) {
+                vf some = splat(none());
+                for (size_t i = 0; i < std::min<size_t>(LANES, terms.size() - t); i++) some[i] = x[terms[t + i]];
+                total = joined(total, some);
+            }
+        } else {
+            for (size_t t = 0; t < terms.size(); t += runs) {
+                const float* from = x + terms[t];
+                vf sums[2] = {splat(none()), splat(none())};
+                int64_t i = 0;
+                for (; i + 2 * LANES <= runs; i += 2 * LANES)
+                    for (int v = 0; v < 2; v++) sums[v] = joined(sums[v], load(from + i + v * LANES));
+                for (; i < runs; i += LANES) {
+                    vf some = splat(none());
+                    for (int64_t k = 0; k < std::min<int64_t>(LANES, runs - i); k++) some[k] = from[i + k];
+                    sums[0] = joined(sums[0], some);
+                }
+                total = joined(total, joined(sums[0], sums[1]));
+            }
+        }
+        if (r.op == REDUCE_SUM || r.op == REDUCE_MEAN) return sum(total);
+        vf folded = total;
+        for (int i = 1; i < LANES; i++) folded = joined(folded, splat(total[i]));
+        return folded[0];
+    }
+
+    void columns(const float* x, float* out, int64_t unit) const {
+        const int64_t inner = r.x.shape[r.x.rank - 1], row = unit / pieces * inner;
+        const int64_t first = unit % pieces * COLUMNS, stop = std::min(inner, first + COLUMNS);
+        x += kept_x[row];
+        out += kept_out[row];
+        for (int64_t next = first; next < stop; next += LANES) {
+            const int64_t c = std::min(next, inner - LANES);  // the last ones reach back
+            vf total = splat(none());
+            for (size_t block = 0; block < terms.size(); block += BLOCK) {
+                vf some = splat(none());
+                for (size_t t = block; t < std::min(terms.size(), block + BLOCK); t++) some = joined(some, load(x + terms[t] + c));
+                total = joined(total, some);
+            }
+            for (int64_t i = next - c; i < LANES; i++) out[c + i] = finished(total[i]);
+        }
+    }
+
+    const Reduce r;
+    const std::vector<int64_t> kept_x, kept_out, terms;
+    int64_t runs, pieces = 1, per_unit = 1;
+    bool by_columns;
+};
+
+struct Rows {
+    View x, out;            // the dims that are not part of a row, of x and of the result
+    View x_row, out_row;    // those of a row
+    const float* weight;    // of a layer norm; null: ones
+    const float* bias;      // null: zeros
+    float eps;
+    int32_t is_log;         // of a softmax
+};
+
+// Rows are brought to scratch, whatever their strides, filled up to whole vectors, computed there and brought back.
+class RowKernel : public Kernel {
+  public:
+    explicit RowKernel(const Rows& r)
+        : r(r), x_offsets(offsets_of(r.x)), out_offsets(offsets_of(r.out)), x_terms(offsets_of(r.x_row)),
+          out_terms(offsets_of(r.out_row)) {
+        size = x_terms.size();
+        padded = (size + LANES - 1) / LANES * LANES;
+        is_dense = size == 1 || (r.x_row.rank == 1 && r.x_row.strides[0] == 1 && r.out_row.rank == 1 && r.out_row.strides[0] == 1);
+        per_unit = std::max<int64_t>(1, UNIT_ELEMENTS / 4 / std::max<int64_t>(1, size));
+        units = size ? (x_offsets.size() + per_unit - 1) / per_unit : 0;
+        scratch_nbytes = padded * sizeof(float);
+    }
+
+    void run(int64_t begin, int64_t end, void* scratch) const override {
+        float* row = (float*)scratch;
+        const int64_t stop = std::min<int64_t>(x_offsets.size(), end * per_unit);
+        for (int64_t i = begin * per_unit; i < stop; i++) {
+            const float* x = r.x.as<const float>() + x_offsets[i];
+            float* out = r.out.as<float>() + out_offsets[i];
+            if (is_dense)
+                std::memcpy(row, x, size * sizeof(float));
+            else
+                for (int64_t k = 0; k < size; k++) row[k] = x[x_terms[k]];
+            compute(row);
+            if (is_dense)
+                std::memcpy(out, row, size * sizeof(float));
+            else
+                for (int64_t k = 0; k < size; k++) out[out_terms[k]] = row[k];
+        }
+    }
+
+  protected:
+    virtual void compute(float* row) const = 0;  // `size` numbers in place; room for `padded`
+
+    const Rows r;
+    const std::vector<int64_t> x_offsets, out_offsets, x_terms, out_terms;
+    int64_t size, padded, per_unit;
+    bool is_dense;
+};
+
+class SoftmaxKernel : public RowKernel {
+    using RowKernel::RowKernel;
+
+    void compute(float* row) const override {
+        std::fill(row + size, row + padded, -INFINITY);
+        vf most = splat(-INFINITY);
+        for (int64_t i = 0; i < padded; i += LANES) most = larger(load(row + i), most);
+        const vf top = splat(largest(most));
+        vf total{};
+        for (int64_t i = 0; i < padded; i += LANES) {
+            const vf x = load(row + i) - top, e = exp(x);
+            total += e;
+            store(row + i, r.is_log ? x : e);
+        }
+        const float whole = sum(total);
+        const vf shift = splat(std::log(whole)), scale = splat(1.0f / whole);
+        for (int64_t i = 0; i < padded; i += LANES) store(row + i, r.is_log ? load(row + i) - shift : load(row + i) * scale);
+    }
+};
+
+class LayerNormKernel : public RowKernel {
+    using RowKernel::RowKernel;
+
+    void compute(float* row) const override {
+        std::fill(row + size, row + padded, 0.0f);
+        vf total{};
+        for (int64_t i = 0; i < padded; i += LANES) total += load(row + i);
+        const float mean = sum(total) / size;
+        std::fill(row + size, row + padded, mean);
+        vf squares{};
+        for (int64_t i = 0; i < padded; i += LANES) {
+            const vf x = load(row + i) - splat(mean);
+            squares = fma(x, x, squares);
+            store(row + i, x);
+        }
+        const vf scale = splat(1.0f / std::sqrt(sum(squares) / size + r.eps));
+        for (int64_t i = 0; i < padded; i += LANES) {  // weight and bias are filled up, too
+            vf y = load(row + i) * scale;
+            if (r.weight) y *= load(r.weight + i);
+            if (r.bias) y += load(r.bias + i);
+            store(row + i, y);
+        }
+    }
+};
+
+struct Embedding {
+    const float* table;  // [rows, width]
+    int64_t rows, width;
+    View indices;
+    View out;  // as indices, of the rows' first elements
+};
+
+class EmbeddingKernel : public Kernel {
+  public:
+    explicit EmbeddingKernel(const Embedding& e) : e(e), from(offsets_of(e.indices)), to(offsets_of(e.out)) {
+        per_unit = std::max<int64_t>(1, UNIT_ELEMENTS / std::max<int64_t>(1, e.width));
+        units = (from.size() + per_unit - 1) / per_unit;
+    }
+
+    void run(int64_t begin, int64_t end, void*) const override {
+        for (int64_t i = begin * per_unit; i < std::min<int64_t>(from.size(), end * per_unit); i++) {
+            const int64_t row =
+                e.indices.dtype == INT64 ? e.indices.as<const int64_t>()[from[i]] : e.indices.as<const int32_t>()[from[i]];
+            float* out = e.out.as<float>() + to[i];
+            if (row >= 0 && row < e.rows)
+                std::memcpy(out, e.table + row * e.width, e.width * sizeof(float));
+            else
+                std::fill(out, out + e.width, NAN);  // no such row
+        }
+    }
+
+  private:
+    const Embedding e;
+    const std::vector<int64_t> from, to;
+    int64_t per_unit;
+};
+
+}  // namespace nimble

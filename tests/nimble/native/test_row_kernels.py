@@ -1,0 +1,184 @@
+"""Pools, reductions, softmax, layer norms, products, attention and embeddings against torch in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+import torch
+from mlsys_nimble.native import kernels
+from mlsys_nimble.native.library import Kernel, View
+from mlsys_nimble.operators import Attention, Epilogue, LayerNorm, MatMul, Pool, Reduce, Softmax
+from torch import Tensor
+from torch.nn import functional
+
+Pieces = Callable[[Kernel, Tensor], Tensor]
+Error = Callable[[Tensor, Tensor], float]
+
+
+def channels_last(shape: tuple[int, ...], extra: int = 0) -> Tensor:
+    return torch.randn(shape[0], *shape[2:], shape[1] + extra)[..., : shape[1]].movedim(-1, 1)
+
+
+POOLS = {
+    "max": Pool("max", (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1)),
+    "max ceil": Pool("max", (3, 3), (2, 2), ((0, 1), (0, 1)), (1, 1)),
+    "max dilated": Pool("max", (2, 3), (1, 2), ((0, 0), (1, 1)), (2, 1)),
+    "average": Pool("average", (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)),
+    "average counted": Pool("average", (3, 3), (2, 1), ((1, 1), (1, 1)), (1, 1), counts_padding=True),
+    "average ragged": Pool("average", (3, 2), (2, 2), ((0, 1), (1, 0)), (1, 1)),
+    "global": Pool("average", (10, 8), (1, 1), ((0, 0), (0, 0)), (1, 1)),
+}
+
+
+def pooled(kind: Pool, x: Tensor) -> Tensor:
+    """By unfolding, with padding as what it is."""
+    around = [amount for pair in reversed(kind.padding) for amount in pair]
+    filler = float("-inf") if kind.op == "max" else 0.0
+    windows = functional.unfold(
+        functional.pad(x, around, value=filler), kind.kernel, dilation=kind.dilation, stride=kind.stride
+    ).unflatten(1, (x.shape[1], -1))
+    size = [
+        (x.shape[2 + d] + sum(kind.padding[d]) - kind.dilation[d] * (kind.kernel[d] - 1) - 1) // kind.stride[d] + 1
+        for d in range(2)
+    ]
+    if kind.op == "max":
+        return windows.amax(2).unflatten(2, size)
+    ones = functional.unfold(functional.pad(torch.ones_like(x), around), kind.kernel, stride=kind.stride)
+    counts = ones.unflatten(1, (x.shape[1], -1)).sum(2)
+    if kind.counts_padding:
+        counts = torch.full_like(counts, windows.shape[2])
+    return (windows.sum(2) / counts).unflatten(2, size)
+
+
+@pytest.mark.parametrize("channels", [3, 16, 44])
+@pytest.mark.parametrize("case", POOLS)
+def test_pools_are_torchs(case: str, channels: int, native: Any, pieces: Pieces, error: Error):
+    kind = POOLS[case]
+    x = channels_last((2, channels, 10, 8), 3)
+    expected = pooled(kind, x.double())
+    out = channels_last(tuple(expected.shape), 2)
+    assert error(pieces(kernels.pool(kind, View.of(x), View.of(out), library=native), out), expected) < 1e-6
+    kind = replace(kind, epilogue=Epilogue("relu", has_residual=True))
+    expected, view = (expected + out).relu(), View.of(out)
+    assert error(pieces(kernels.pool(kind, View.of(x), view, residual=view, library=native), out), expected) < 1e-6
+
+
+def test_a_maximum_keeps_nan(native: Any):
+    x = torch.zeros(1, 8, 1, 5).contiguous(memory_format=torch.channels_last)
+    x[0, 3, 0, 2] = torch.nan
+    out = torch.zeros(1, 8, 1, 3).contiguous(memory_format=torch.channels_last)
+    kernels.pool(Pool("max", (1, 3), (1, 1), ((0, 0), (0, 0)), (1, 1)), View.of(x), View.of(out), library=native).run()
+    assert out[0, 3].isnan().all()
+    assert not out[0, 4].isnan().any()
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "max", "min"])
+@pytest.mark.parametrize("dims", [(0,), (1,), (2, 3), (1, 3), (3,), (0, 1, 2, 3), (0, 2)], ids=str)
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_reductions_are_torchs(
+    op: Literal["sum", "mean", "max", "min"],
+    dims: tuple[int, ...],
+    last: bool,
+    keeps: bool,
+    native: Any,
+    pieces: Pieces,
+):
+    torch.manual_seed(0)
+    x = torch.randn(3, 20, 9, 35)
+    x = x.contiguous(memory_format=torch.channels_last) if last else x
+    function = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}[op]
+    expected = function(x.double(), dims, keeps)
+    out = torch.zeros(expected.shape)
+    pieces(kernels.reduce(Reduce(op, dims, keeps), View.of(x), View.of(out), library=native), out)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=2e-5 if op == "sum" else 1e-6)
+
+
+@pytest.mark.parametrize("shape", [(4, 7, 33), (2, 128, 128), (5, 1, 3), (1, 2000, 2)], ids=str)
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("is_log", [False, True])
+def test_softmax_is_torchs(shape: tuple[int, ...], dim: int, is_log: bool, native: Any, pieces: Pieces):
+    x = torch.randn(shape) * 5
+    expected = (torch.log_softmax if is_log else torch.softmax)(x.double(), dim)
+    view = View.of(x)
+    pieces(kernels.softmax(Softmax(dim, is_log), view, view, library=native), x)
+    torch.testing.assert_close(x.double(), expected, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("num_dims", [1, 2])
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("transposed", [True, False])
+def test_layer_norms_are_torchs(num_dims: int, affine: bool, transposed: bool, native: Any, pieces: Pieces):
+    x = torch.randn(3, 44, 19).transpose(1, 2) if transposed else torch.randn(3, 19, 44)
+    x = x * 3 + 1
+    shape = x.shape[3 - num_dims :]
+    weight, bias = (torch.randn(shape), torch.randn(shape)) if affine else (None, None)
+    doubles = [None if values is None else values.double() for values in (weight, bias)]
+    expected = functional.layer_norm(x.double(), shape, *doubles, 1e-5)
+    out = torch.zeros(3, 19, 44)
+    kind = LayerNorm(num_dims, 1e-5, affine, affine)
+    pieces(kernels.layer_norm(kind, View.of(x), weight, bias, View.of(out), library=native), out)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("sizes", [(1, 5, 1), (7, 33, 40), (200, 64, 24), (128, 128, 64)], ids=str)
+@pytest.mark.parametrize("orders", [(False, False), (True, False), (False, True), (True, True)], ids=str)
+def test_products_are_torchs(
+    sizes: tuple[int, int, int], orders: tuple[bool, bool], native: Any, pieces: Pieces, error: Error
+):
+    m, k, n = sizes
+    a = torch.randn(2, 3, k, m).mT if orders[0] else torch.randn(2, 3, m, k)
+    b = torch.randn(2, n, 3, k).permute(0, 2, 3, 1) if orders[1] else torch.randn(2, k, 3, n).transpose(1, 2)
+    out = torch.zeros(2, m, 3, n).transpose(1, 2)
+    pieces(kernels.matmul(MatMul(0.125), View.of(a), View.of(b), View.of(out), library=native), out)
+    assert error(out, a.double() @ b.double() * 0.125) < 3e-6
+
+
+@pytest.mark.parametrize("batch", [(), (5,), (2, 3, 4)], ids=str)
+def test_products_of_any_rank(batch: tuple[int, ...], native: Any, pieces: Pieces, error: Error):
+    a, b, out = torch.randn(*batch, 4, 9), torch.randn(*batch, 9, 6), torch.zeros(*batch, 4, 6)
+    pieces(kernels.matmul(MatMul(), View.of(a), View.of(b), View.of(out), library=native), out)
+    assert error(out, a.double() @ b.double()) < 3e-6
+
+
+@pytest.mark.parametrize("sizes", [(128, 128, 64, 64), (1, 37, 32, 32), (50, 50, 24, 40), (19, 23, 7, 5)], ids=str)
+@pytest.mark.parametrize("masked", ["no", "causal", "padding", "bias"])
+def test_attention_is_torchs(sizes: tuple[int, int, int, int], masked: str, native: Any, pieces: Pieces, error: Error):
+    torch.manual_seed(4)
+    length, keys, depth, width = sizes
+    q, k, v = (torch.randn(2, n, 3, d).transpose(1, 2) for n, d in ((length, depth), (keys, depth), (keys, width)))
+    mask = None
+    if masked == "padding":
+        mask = torch.zeros(2, 1, 1, keys)
+        mask[1, ..., keys // 2 :] = -torch.inf
+    if masked == "bias":
+        mask = torch.randn(1, 3, length, keys)
+    out = torch.zeros(2, length, 3, width).transpose(1, 2)
+    kind = Attention(depth**-0.5, is_causal=masked == "causal", has_mask=mask is not None)
+    kernel = kernels.attention(
+        kind,
+        View.of(q),
+        View.of(k),
+        View.of(v),
+        View.of(out),
+        mask=None if mask is None else View.of(mask),
+        library=native,
+    )
+    expected = functional.scaled_dot_product_attention(
+        q.double(), k.double(), v.double(), None if mask is None else mask.double(), is_causal=kind.is_causal
+    )
+    assert error(pieces(kernel, out), expected) < 3e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+def test_embeddings_are_torchs(dtype: torch.dtype, native: Any, pieces: Pieces):
+    table, indices = torch.randn(30, 21), torch.randint(0, 30, (4, 50), dtype=dtype)
+    out = torch.zeros(4, 50, 21)
+    pieces(kernels.embedding(table, View.of(indices), View.of(out), library=native), out)
+    assert torch.equal(out, table[indices])
+    indices[1, 1] = 30
+    kernels.embedding(table, View.of(indices), View.of(out), library=native).run()
+    assert out[1, 1].isnan().all()
