@@ -69,7 +69,12 @@ def embed(model: BertStages, ids: list[int]) -> Tensor:
 
 
 def tensor(name: str, datatype: str, rows: list[list[float]]) -> dict[str, object]:
-    return {"name": name, "datatype": datatype, "shape": [len(rows), len(rows[0])], "data": sum(rows, [])}
+    return {
+        "name": name,
+        "datatype": datatype,
+        "shape": [len(rows), len(rows[0])],
+        "data": [value for row in rows for value in row],
+    }
 
 
 def test_rows_of_several_lengths(tiny: tuple[TestClient, BertStages]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlsys_core.plugins.hookspecs import hookimpl
-from mlsys_core.plugins.specs import CommandSpec, PolicySpec
+from mlsys_core.plugins.specs import BenchmarkSpec, CommandSpec, DemoStepSpec, PolicySpec
 
 
 @hookimpl
@@ -37,4 +37,29 @@ def mlsys_register_policies() -> Iterable[PolicySpec]:
     return [
         PolicySpec(name=f"dvabatch-{name}", kind="batching", help=help_, factory=f"mlsys_dvabatch.policies.{factory}")
         for name, help_, factory in policies
+    ]
+
+
+@hookimpl
+def mlsys_register_benchmarks() -> Iterable[BenchmarkSpec]:
+    """``mlsys bench dvabatch``; with options: ``mlsys dvabatch bench``."""
+    return [
+        BenchmarkSpec(
+            name="dvabatch",
+            help="DVABatch's Figures 14 to 21: policies against ZeroBatch, DelayBatch and the best static batch.",
+            run="mlsys_dvabatch.bench.suite:run",
+        )
+    ]
+
+
+@hookimpl
+def mlsys_register_demo_steps() -> Iterable[DemoStepSpec]:
+    """Sentence embeddings under three policies."""
+    return [
+        DemoStepSpec(
+            name="dvabatch",
+            help="Sentence embeddings under three batching policies",
+            run="mlsys_dvabatch.demo:run",
+            order=60,
+        )
     ]

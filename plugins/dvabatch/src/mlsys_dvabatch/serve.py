@@ -82,7 +82,7 @@ class ServedModel:
         self.executions = Executions()
         self._model = loaded.model
         self._client = _Listener(self.executions)
-        self._tokenizer = _tokenizer(loaded) if isinstance(self._model, BertStages) else None
+        self._tokenizer = tokenizer_of(loaded) if isinstance(self._model, BertStages) else None
         self.spec = self._spec(loaded, max_batch_size)
         self.clock = WallClock()
         self.engine = Engine(
@@ -188,7 +188,8 @@ def _type(value: Tensor) -> DataType:
         raise InvalidInputError(f"a model with {value.dtype} tensors cannot be served; allowed: {allowed}") from None
 
 
-def _tokenizer(loaded: Loaded) -> Any:
+def tokenizer_of(loaded: Loaded) -> Any:
+    """The tokenizer beside a model's weights, without padding, or None."""
     if loaded.folder is None or not (loaded.folder / "tokenizer.json").is_file():
         return None
     from tokenizers import Tokenizer

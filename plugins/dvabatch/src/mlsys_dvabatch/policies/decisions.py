@@ -59,21 +59,18 @@ def _rounded(num: float) -> int:
     return whole >> shift << shift
 
 
-def stretch_pays(
-    costs: StageCosts, held_after: int, earlier: int, late: int, *, num_behind: float = 0.0, length: int = 1
-) -> bool:
+def stretch_pays(costs: StageCosts, held_after: int, earlier: int, late: int, *, length: int = 1) -> bool:
     """Whether ``late`` requests had better join a batch of ``earlier`` than run behind it.
 
     Joining costs the earlier ones the catch-up, and the larger batch from then on; running behind costs the late ones
-    the rest of the batch before them. The ``num_behind`` requests that come later pay for all the work there is, or
-    gain by what merging saves. One batch at a time is assumed.
+    the rest of the batch before them. Those who come later still do not count: behind it they run together with the
+    late ones. One batch at a time is assumed.
     """
     rest_s = remaining_s(costs, held_after + 1, earlier, length)
-    late_s = remaining_s(costs, 0, late, length)
-    apart_s = earlier * rest_s + late * (rest_s + late_s) + num_behind * (rest_s + late_s)
+    apart_s = earlier * rest_s + late * (rest_s + remaining_s(costs, 0, late, length))
     merged_s = catch_up_s(costs, held_after + 1, late, length)
     merged_s += remaining_s(costs, held_after + 1, earlier + late, length)
-    return (earlier + late + num_behind) * merged_s < (1 - HYSTERESIS) * apart_s
+    return (earlier + late) * merged_s < (1 - HYSTERESIS) * apart_s
 
 
 def cluster(costs: StageCosts, lengths: Sequence[int], *, num_behind: float = 0.0) -> list[list[int]]:

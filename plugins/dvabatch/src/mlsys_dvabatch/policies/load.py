@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from mlsys_dvabatch.costs import remaining_s
 from mlsys_dvabatch.policies.base import Mode, New, Policy, State, Stretch
 from mlsys_dvabatch.policies.decisions import halves_literally, stretch_pays
 from mlsys_dvabatch.policies.operator import OperatorPolicy
@@ -61,11 +60,7 @@ class LoadPolicy(Policy):
         pipeline, stages_done = state.pipeline, max(row.progress.values(), default=0)
         at_work = any(part is not None and part.batch_id == row.batch_id for part in pipeline.working)
         held_after = stages_done if at_work else stages_done - 1
-        if held_after < 0:
-            return True
-        length = row.padded_length
-        behind = state.num_behind(state.num_waiting - late, remaining_s(state.costs, held_after + 1, row.size, length))
-        return stretch_pays(state.costs, held_after, row.size, late, num_behind=behind, length=length)
+        return held_after < 0 or stretch_pays(state.costs, held_after, row.size, late, length=row.padded_length)
 
 
 class LoadOperatorPolicy(LoadPolicy):

@@ -1,0 +1,1 @@
+"""The evaluation of the paper (section 8) on this machine."""

@@ -1,0 +1,113 @@
+"""Contestants of a benchmark, and one run of one of them at one load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from mlsys_core.serving import Scheduler, ServeRequest, SimulatedExecutor, Simulation, simulate
+from mlsys_core.serving.baselines import DelayBatch, StaticBatch, ZeroBatch
+from mlsys_core.workload import LatencySummary, LoadPoint
+
+from mlsys_dvabatch.bench.subjects import Subject
+from mlsys_dvabatch.policies.base import Policy
+from mlsys_dvabatch.scheduler import DvaScheduler
+
+Trace = Sequence[tuple[float, ServeRequest[Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A contestant: a policy of this package, or a scheduler of whole requests."""
+
+    name: str
+    make: Callable[[], Policy | Scheduler[Any, Any, Any]]
+    num_pairs: int | None = None  # buffer pairs; None: what the policy is made for
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a run."""
+
+    arm: str
+    offered_rps: float | None
+    latencies_s: tuple[float, ...]  # in order of arrival
+    throughput_rps: float
+    operations: dict[str, int]
+    results: dict[str, Any]
+
+    @property
+    def mean_s(self) -> float:
+        """Average latency."""
+        return float(np.mean(self.latencies_s))
+
+    @property
+    def p99_s(self) -> float:
+        """Latency that one in a hundred exceeds."""
+        return float(np.percentile(self.latencies_s, 99))
+
+    @property
+    def point(self) -> LoadPoint:
+        """As a point of a load curve."""
+        latency = LatencySummary.of(self.latencies_s)
+        assert latency is not None
+        return LoadPoint(offered_rps=self.offered_rps, throughput_rps=self.throughput_rps, latency=latency)
+
+
+def run_arm(
+    arm: Arm, subject: Subject, trace: Trace, *, max_batch_size: int = 64, offered_rps: float | None = None
+) -> Outcome:
+    """Serve ``trace`` with one contestant on one device, in virtual time."""
+    made = arm.make()
+    scheduler: Scheduler[Any, Any, Any]
+    workers: list[SimulatedExecutor[Any, Any]]
+    if isinstance(made, Policy):
+        scheduler = DvaScheduler(
+            made, subject.costs, max_batch_size=max_batch_size, num_pairs=arm.num_pairs, concurrency=1
+        )
+        workers = [SimulatedExecutor(subject.task_s, subject.task_output) for _ in range(subject.costs.num_stages)]
+    else:
+        scheduler = made
+        workers = [SimulatedExecutor(subject.whole_s, subject.whole_output)]
+    run: Simulation[Any] = simulate(scheduler, workers, trace)
+    by_id = {served.request_id: served for served in run.requests}
+    operations = dict(scheduler.counters) if isinstance(scheduler, DvaScheduler) else {}
+    return Outcome(
+        arm=arm.name,
+        offered_rps=offered_rps,
+        latencies_s=tuple(by_id[request.request_id].latency_s for _, request in trace),
+        throughput_rps=len(trace) / (run.ended_s - trace[0][0]),
+        operations={**operations, "batches": len(run.runs)},
+        results={name: served.finished.result for name, served in by_id.items()},
+    )
+
+
+def zero_batch(max_batch_size: int = 64) -> Arm:
+    """Whatever waits, at once."""
+    return Arm("ZeroBatch", lambda: ZeroBatch(max_batch_size=max_batch_size))
+
+
+def delay_batch(window_s: float, max_batch_size: int = 64) -> Arm:
+    """A window."""
+    return Arm("DelayBatch", lambda: DelayBatch(max_batch_size=max_batch_size, delay_s=window_s))
+
+
+def capped(size: int) -> Arm:
+    """The best-static rival: whatever waits, in batches of at most ``size``."""
+    return Arm(f"at most {size}", lambda: ZeroBatch(max_batch_size=size))
+
+
+def static_batch(size: int) -> Arm:
+    """Only full batches."""
+    return Arm(f"static {size}", lambda: StaticBatch(batch_size=size))
+
+
+def best_static(
+    subject: Subject, trace: Trace, *, max_batch_size: int = 64, offered_rps: float | None = None
+) -> Outcome:
+    """The lowest average latency over all largest batch sizes, powers of two: what an operator could tune at most."""
+    sizes = [2**power for power in range(max_batch_size.bit_length()) if 2**power <= max_batch_size]
+    outcomes = [run_arm(capped(size), subject, trace, offered_rps=offered_rps) for size in sizes]
+    return min(outcomes, key=lambda outcome: outcome.mean_s)

@@ -1,0 +1,120 @@
+"""Input diversity on the real MiniLM: every batch of every contestant is run (Figures 14, 16 and 17)."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from mlsys_core.errors import MlsysError
+from mlsys_core.report import Table
+
+from mlsys_dvabatch.bench.arms import Arm, Outcome, Trace, capped, delay_batch, run_arm, zero_batch
+from mlsys_dvabatch.bench.subjects import Timed
+from mlsys_dvabatch.bench.workloads import backlog, lengths_like, poisson_trace
+from mlsys_dvabatch.costs import StageCosts
+from mlsys_dvabatch.models.bert import BertStages
+from mlsys_dvabatch.policies.input import InputPolicy, PackedPolicy
+from mlsys_dvabatch.profile import profile_stages
+from mlsys_dvabatch.runner import StageRunner
+from mlsys_dvabatch.zoo import load
+
+
+class EncoderBench:
+    """One encoder, padded and packed, with measured costs.
+
+    Args:
+        cache_dir: where models are found.
+        is_quick: fewer sizes measured.
+        name: of the encoder.
+    """
+
+    def __init__(self, cache_dir: Path, *, is_quick: bool, name: str = "all-minilm-l6-v2") -> None:
+        loaded = load(name, cache_dir, num_stages=2)
+        assert isinstance(loaded.model, BertStages)
+        self.name = loaded.name
+        self.padded = loaded.model
+        self.packed = loaded.model.with_form(is_packed=True, num_stages=1)
+        sizes, lengths = ((1, 2, 4, 16), (8, 32, 96, 256)) if is_quick else ((1, 2, 4, 8, 16, 32), loaded.lengths)
+        self.costs: dict[bool, StageCosts] = {
+            is_packed: profile_stages(
+                model,
+                loaded.request,
+                batch_sizes=sizes if not is_packed else sizes[:1],
+                lengths=lengths,
+                repeats=1 if is_quick else 3,
+                clock=time.thread_time,
+            )
+            for is_packed, model in ((False, self.padded), (True, self.packed))
+        }
+        self._request = loaded.request
+
+    def payload(self, length: int) -> Any:
+        """Token ids."""
+        return self._request(length)
+
+    def run(self, arm: Arm, trace: Trace, *, offered_rps: float | None = None) -> Outcome:
+        """One contestant on the real model."""
+        is_packed = arm.name == "token-packed"
+        model = self.packed if is_packed else self.padded
+        subject = Timed(StageRunner(model), self.costs[is_packed])
+        return run_arm(arm, subject, trace, offered_rps=offered_rps)
+
+
+def contestants(window_s: float) -> list[Arm]:
+    """Baselines and policies for input diversity."""
+    return [
+        zero_batch(),
+        delay_batch(window_s),
+        *(capped(size) for size in (1, 4, 16)),
+        Arm("Policy I, literal", lambda: InputPolicy(mode="literal")),
+        Arm("Policy I, cost-aware", InputPolicy),
+        Arm("token-packed", PackedPolicy),
+    ]
+
+
+def check_equal(outcomes: list[Outcome], tolerance: float = 1e-4) -> None:
+    """That all contestants gave the same vectors.
+
+    Raises:
+        MlsysError: they did not, so no times are worth reporting.
+    """
+    first = outcomes[0]
+    for outcome in outcomes[1:]:
+        for name, expected in first.results.items():
+            difference = float((outcome.results[name] - expected).abs().max())
+            if not difference <= tolerance:
+                raise MlsysError(f"{outcome.arm} and {first.arm} differ by {difference:g} in request {name}")
+
+
+def peaks(bench: EncoderBench, workload: str, num: int) -> list[Outcome]:
+    """Requests per second of each contestant with all requests waiting."""
+    trace = backlog(lengths_like(workload, num), bench.payload)
+    outcomes = [bench.run(arm, trace) for arm in contestants(0.0)]
+    check_equal(outcomes)
+    return outcomes
+
+
+def at_load(bench: EncoderBench, workload: str, num: int, *, load: float, peak_rps: float) -> list[Outcome]:
+    """Latencies of each contestant at a part of DelayBatch's peak."""
+    rate = load * peak_rps
+    trace = poisson_trace(rate, lengths_like(workload, num), bench.payload)
+    outcomes = [bench.run(arm, trace, offered_rps=rate) for arm in contestants(0.25 * 64 / peak_rps)]
+    check_equal(outcomes)
+    return outcomes
+
+
+def peak_table(by_workload: dict[str, list[Outcome]]) -> Table:
+    """Requests per second, and over DelayBatch."""
+    names = [outcome.arm for outcome in next(iter(by_workload.values()))]
+    rows = []
+    for workload, outcomes in by_workload.items():
+        delay = next(outcome for outcome in outcomes if outcome.arm == "DelayBatch").throughput_rps
+        rows.append([workload, *(f"{o.throughput_rps:.1f} ({o.throughput_rps / delay:.2f}x)" for o in outcomes)])
+    return Table(["lengths like", *names], rows, "Peak throughput, requests per second (over DelayBatch); Figure 17")
+
+
+def torch_one_thread() -> None:
+    """One core for all contestants."""
+    torch.set_num_threads(1)

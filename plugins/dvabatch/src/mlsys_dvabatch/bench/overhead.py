@@ -1,0 +1,58 @@
+"""Closed-loop overhead on threads: one request at a time through DVABatch and through ZeroBatch (Figure 21)."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from typing import Any
+
+from mlsys_core.serving import Finished, Scheduler, ServeRequest
+from mlsys_core.serving.baselines import ZeroBatch
+
+from mlsys_dvabatch.activations import StageModel
+from mlsys_dvabatch.costs import StageCosts
+from mlsys_dvabatch.engine import Engine
+from mlsys_dvabatch.policies.base import Policy
+
+
+class _Waiter:
+    def __init__(self) -> None:
+        self.done = threading.Event()
+
+    def on_output(self, batch: Any, output: Any, now: float) -> None:
+        """Not used."""
+
+    def on_finished(self, finished: Finished[Any], now: float) -> None:
+        self.done.set()
+
+
+def closed_loop_s(
+    model: StageModel, costs: StageCosts, policy: Policy, payload: Any, *, num: int = 100, num_threads: int = 1
+) -> tuple[float, float]:
+    """Median seconds of a request through ZeroBatch and through ``policy``, turn about.
+
+    Wall time: what others do on the machine is in it, in both alike.
+    """
+    waiters = [_Waiter(), _Waiter()]
+    makers: list[Policy | Scheduler[Any, Any, Any]] = [ZeroBatch(max_batch_size=64), policy]
+    engines = [
+        Engine(model, costs, made, listener=waiter, num_threads=num_threads)
+        for made, waiter in zip(makers, waiters, strict=True)
+    ]
+    times: list[list[float]] = [[], []]
+    try:
+        for engine in engines:
+            engine.loop.start()
+        for number in range(num + 5):
+            for which, (engine, waiter) in enumerate(zip(engines, waiters, strict=True)):
+                waiter.done.clear()
+                start_s = time.perf_counter()
+                engine.loop.submit(ServeRequest(str(number), payload), str(number))
+                waiter.done.wait()
+                if number >= 5:
+                    times[which].append(time.perf_counter() - start_s)
+    finally:
+        for engine in engines:
+            engine.close()
+    return statistics.median(times[0]), statistics.median(times[1])

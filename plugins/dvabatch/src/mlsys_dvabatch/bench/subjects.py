@@ -1,0 +1,106 @@
+"""What a benchmark serves: costs alone, or a real model whose every batch is run and timed; both in virtual time.
+
+A real run in virtual time: each task is executed when it is submitted, and takes as long as it took this thread's
+processor. So others on the machine neither lengthen the times nor the arrivals, and one core is what is measured.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from mlsys_core.serving.baselines import RequestBatch
+
+from mlsys_dvabatch.costs import StageCosts, remaining_s
+from mlsys_dvabatch.runner import StageRunner
+from mlsys_dvabatch.scheduler import simulated_output
+from mlsys_dvabatch.tasks import StageOutput, StageTask
+
+
+class Subject(Protocol):
+    """Seconds and outputs of tasks and of whole batches."""
+
+    @property
+    def costs(self) -> StageCosts:
+        """What policies decide by."""
+        ...
+
+    def task_s(self, task: StageTask) -> float:
+        """Seconds of a task."""
+        ...
+
+    def task_output(self, task: StageTask) -> StageOutput:
+        """Its output, asked for after its time."""
+        ...
+
+    def whole_s(self, batch: RequestBatch[Any]) -> float:
+        """Seconds of a batch of whole requests."""
+        ...
+
+    def whole_output(self, batch: RequestBatch[Any]) -> list[Any]:
+        """Its output, asked for after its time."""
+        ...
+
+
+class Costed:
+    """A model of which only the measured costs are used; ``overhead_s`` comes on top of each task."""
+
+    def __init__(self, costs: StageCosts, overhead_s: float = 0.0) -> None:
+        self.costs = costs
+        self._overhead_s = overhead_s
+
+    def task_s(self, task: StageTask) -> float:
+        """From the table."""
+        return self.costs.stage_s(task.stage, task.num, task.padded_length) + self._overhead_s
+
+    def task_output(self, task: StageTask) -> StageOutput:
+        """Nothing for each request."""
+        return simulated_output(task)
+
+    def whole_s(self, batch: RequestBatch[Any]) -> float:
+        """From the table."""
+        return remaining_s(self.costs, 0, batch.size, batch.padded_length)
+
+    def whole_output(self, batch: RequestBatch[Any]) -> list[Any]:
+        """Nothing for each request."""
+        return [None] * batch.size
+
+
+class Timed:
+    """A model that runs. One run at a time.
+
+    Args:
+        runner: new for each run.
+        costs: what policies decide by.
+        clock: seconds of this thread.
+    """
+
+    def __init__(self, runner: StageRunner, costs: StageCosts, clock: Callable[[], float] = time.thread_time) -> None:
+        self.costs = costs
+        self._runner = runner
+        self._clock = clock
+        self._outputs: dict[int, Any] = {}
+
+    def task_s(self, task: StageTask) -> float:
+        """As long as it takes now."""
+        return self._timed(task.number, lambda: self._runner.run(task))
+
+    def task_output(self, task: StageTask) -> StageOutput:
+        """What it gave."""
+        output: StageOutput = self._outputs.pop(task.number)
+        return output
+
+    def whole_s(self, batch: RequestBatch[Any]) -> float:
+        """As long as it takes now."""
+        return self._timed(id(batch), lambda: self._runner.run_whole(batch))
+
+    def whole_output(self, batch: RequestBatch[Any]) -> list[Any]:
+        """What it gave."""
+        output: list[Any] = self._outputs.pop(id(batch))
+        return output
+
+    def _timed(self, key: int, run: Callable[[], Any]) -> float:
+        start_s = self._clock()
+        self._outputs[key] = run()
+        return self._clock() - start_s

@@ -1,0 +1,158 @@
+"""``mlsys dvabatch bench``: the paper's Figures 14 to 21 as one section of tables and figures."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from mlsys_core import plot
+from mlsys_core.bench import BenchContext
+from mlsys_core.config import settings
+from mlsys_core.errors import MissingDependencyError
+from mlsys_core.report import Dialogue, Figure, Section, Table
+
+from mlsys_dvabatch.bench import encoder, vision
+from mlsys_dvabatch.bench.arms import Outcome, delay_batch
+from mlsys_dvabatch.bench.overhead import closed_loop_s
+from mlsys_dvabatch.policies.load import LoadOperatorPolicy
+from mlsys_dvabatch.profile import profile_operators
+
+_NOTE = (
+    "One core. Encoder: every batch of every contestant is run, its answers compared, and it takes the processor time "
+    "that it took, in virtual time with Poisson arrivals. Vision models: stages are measured so at each batch size, "
+    "and the schedulers that serve run on those costs; a task of DVABatch costs "
+    f"{vision.TASK_OVERHEAD_S * 1e6:.0f} us more, for loop and threads. Loads are parts of DelayBatch's peak."
+)
+Body = list[str | Table | Figure | Dialogue]
+
+
+def run(context: BenchContext) -> Section:
+    """The suite; see :mod:`mlsys_core.bench`."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        body: Body = [_NOTE, f"Load average when it began: {os.getloadavg()[0]:.1f}."]
+        data: dict[str, object] = {"load_average": os.getloadavg()[0]}
+        _vision(context, body, data)
+        _encoder(context, body, data)
+    finally:
+        torch.set_num_threads(threads)
+    return Section("DVABatch", body, data=data)
+
+
+def _encoder(context: BenchContext, body: Body, data: dict[str, object]) -> None:
+    try:
+        bench = encoder.EncoderBench(settings().cache_dir, is_quick=context.is_quick)
+    except MissingDependencyError as error:
+        body.append(f"Encoder: missing. {error}")
+        return
+    num = 96 if context.is_quick else 400
+    workloads = ["RTE", "SST-2"] if context.is_quick else list(encoder_workloads())
+    by_workload = {}
+    for workload in workloads:
+        context.console.print(f"{bench.name}, lengths like {workload}")
+        by_workload[workload] = encoder.peaks(bench, workload, num)
+    body.append(encoder.peak_table(by_workload))
+    data["encoder_peak_rps"] = {w: {o.arm: o.throughput_rps for o in all_} for w, all_ in by_workload.items()}
+    for load in (0.6,) if context.is_quick else (0.25, 0.6, 0.9):
+        context.console.print(f"{bench.name}, load {load:g}")
+        delay = next(outcome for outcome in by_workload["RTE"] if outcome.arm == "DelayBatch")
+        outcomes = encoder.at_load(bench, "RTE", num, load=load, peak_rps=delay.throughput_rps)
+        body.append(_latencies(f"{bench.name}, lengths like RTE, load {load:g} (Figures 14, 16)", outcomes))
+        data[f"encoder_latency_at_{load:g}"] = _figures(outcomes)
+    request = bench.payload(16)
+    zero_s, dva_s = closed_loop_s(bench.padded, bench.costs[False], LoadOperatorPolicy(), request)
+    body.append(
+        f"Closed loop, one request of 16 tokens at a time (Figure 21, wall time): ZeroBatch {zero_s * 1e3:.2f} ms, "
+        f"DVABatch with 2 stages {dva_s * 1e3:.2f} ms: {(dva_s - zero_s) * 1e3:+.2f} ms."
+    )
+    data["closed_loop_s"] = {"ZeroBatch": zero_s, "DVABatch": dva_s}
+
+
+def encoder_workloads() -> list[str]:
+    """Names of the length sets."""
+    from mlsys_dvabatch.bench.workloads import GLUE_LIKE
+
+    return list(GLUE_LIKE)
+
+
+def _vision(context: BenchContext, body: Body, data: dict[str, object]) -> None:
+    names = ["unet", "linknet", "vgg19-weights"] + ([] if context.is_quick else ["vgg19", "resnet152"])
+    num = 1200 if context.is_quick else 4000
+    averages: dict[str, dict[str, float | None]] = {}
+    pairs, peaks, stages = {}, {}, {}
+    for name in names:
+        context.console.print(f"{name}: slicing and measuring")
+        bench = vision.measure_model(name, is_quick=context.is_quick)
+        window_s = vision.tuned_window_s(bench, num)
+        rows: list[list[str]] = []
+        for load in (0.25, 0.6, 0.9):
+            outcomes = vision.at_load(bench, load, num=num, window_s=window_s)
+            averages[f"{name} {load:g}"] = {outcome.arm.split(" ")[0]: outcome.mean_s * 1e3 for outcome in outcomes[:2]}
+            chosen = next(outcome for outcome in outcomes if outcome.arm == "DVABatch")
+            averages[f"{name} {load:g}"] |= {"best static": outcomes[2].mean_s * 1e3, "DVABatch": chosen.mean_s * 1e3}
+            rows += [[f"{load:g}", *_row(outcome, outcomes)] for outcome in outcomes]
+            data[f"{name}_at_{load:g}"] = _figures(outcomes)
+        body.append(Table(["load", *_HEADERS], rows, f"{name}, 4 stages (Figures 14, 16, 18)"))
+        pairs[name] = vision.buffer_pairs(bench, num=num)
+        qos_s = max(vision.QOS_S, 2 * 64 / bench.peak_rps)
+        arms = [delay_batch(window_s), next(arm for arm in vision.policies(bench.costs) if arm.name == "DVABatch")]
+        peaks[name] = {
+            arm.name: vision.stepping_peak_rps(bench, arm, num_per_step=num // 3, qos_s=qos_s) for arm in arms
+        } | {"qos_s": qos_s}
+        if name in ("linknet", "resnet152"):
+            sizes = (1, 4, 16) if context.is_quick else (1, 4, 16, 64)
+            operators = profile_operators(bench.program, batch_sizes=sizes)
+            stages[name] = vision.stage_counts(bench, operators, num=num)
+    body.append(Figure(plot.to_svg(plot.bars(averages, ylabel="average latency (ms)")), "Average latency (Figure 14)"))
+    body.append(_by_number("buffer pairs", pairs, "Average latency at load 0.9, ms, Policy III (Figure 19)"))
+    body.append(_by_number("stages", stages, "Average latency at load 0.9, ms (Figure 20)"))
+    rows = [
+        [name, *(f"{value:.1f}" for key, value in found.items() if key != "qos_s"), f"{found['qos_s'] * 1e3:.0f}"]
+        for name, found in peaks.items()
+    ]
+    body.append(
+        Table(
+            ["model", "DelayBatch", "DVABatch", "QoS (ms)"],
+            rows,
+            "Highest step of load within the QoS target, req/s (Figure 15)",
+        )
+    )
+    data.update(buffer_pairs=_text_keys(pairs), stages=_text_keys(stages), stepping=peaks)
+
+
+_HEADERS = ("contestant", "average (ms)", "p99 (ms)", "to ZeroBatch", "to best static", "new / stretch / split")
+
+
+def _row(outcome: Outcome, outcomes: list[Outcome]) -> list[str]:
+    zero, best = outcomes[0].mean_s, outcomes[2].mean_s
+    counts = [str(outcome.operations.get(name, 0)) for name in ("new", "stretch", "split")]
+    return [
+        outcome.arm if outcome is not outcomes[2] else f"best static ({outcome.arm})",
+        f"{outcome.mean_s * 1e3:.1f}",
+        f"{outcome.p99_s * 1e3:.1f}",
+        f"{outcome.mean_s / zero:.2f}x",
+        f"{outcome.mean_s / best:.2f}x",
+        " / ".join(counts) if "new" in outcome.operations else "",
+    ]
+
+
+def _latencies(caption: str, outcomes: list[Outcome]) -> Table:
+    zero = outcomes[0].mean_s
+    rows = [[o.arm, f"{o.mean_s * 1e3:.1f}", f"{o.p99_s * 1e3:.1f}", f"{o.mean_s / zero:.2f}x"] for o in outcomes]
+    return Table(["contestant", "average (ms)", "p99 (ms)", "to ZeroBatch"], rows, caption)
+
+
+def _figures(outcomes: list[Outcome]) -> dict[str, Any]:
+    return {o.arm: {"mean_s": o.mean_s, "p99_s": o.p99_s, "rps": o.throughput_rps, **o.operations} for o in outcomes}
+
+
+def _by_number(what: str, found: dict[str, dict[int, float]], caption: str) -> Table:
+    numbers = sorted({number for row in found.values() for number in row})
+    rows = [[name, *(f"{row[n] * 1e3:.1f}" if n in row else "" for n in numbers)] for name, row in found.items()]
+    return Table([f"model, {what}:", *map(str, numbers)], rows, caption)
+
+
+def _text_keys(found: dict[str, dict[int, float]]) -> dict[str, dict[str, float]]:
+    return {name: {str(number): value for number, value in row.items()} for name, row in found.items()}

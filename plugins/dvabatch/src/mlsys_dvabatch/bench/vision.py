@@ -1,0 +1,117 @@
+"""Operator and load diversity: measured costs of real stages, all policies in virtual time (Figures 14-16, 18-20)."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from mlsys_dvabatch.bench.arms import Arm, Outcome, best_static, delay_batch, run_arm, zero_batch
+from mlsys_dvabatch.bench.subjects import Costed
+from mlsys_dvabatch.bench.workloads import poisson_trace
+from mlsys_dvabatch.costs import StageCosts, TableCosts, remaining_s
+from mlsys_dvabatch.policies.load import LazyPolicy, LoadOperatorPolicy, LoadPolicy
+from mlsys_dvabatch.policies.operator import OperatorPolicy
+from mlsys_dvabatch.policies.registry import comp_wait_s
+from mlsys_dvabatch.profile import OperatorProfile, profile_stages
+from mlsys_dvabatch.slicing.partition import even_cuts
+from mlsys_dvabatch.slicing.program import Program
+from mlsys_dvabatch.slicing.sliced import SlicedModel
+from mlsys_dvabatch.zoo import open_program
+
+QOS_S = 0.2
+TASK_OVERHEAD_S = 100e-6  # of loop and threads for one task, docs/serving-loop.md
+
+
+@dataclass(frozen=True, slots=True)
+class VisionBench:
+    """One model, sliced and measured."""
+
+    name: str
+    program: Program
+    costs: StageCosts
+
+    @property
+    def peak_rps(self) -> float:
+        """Full batches back to back: DelayBatch's peak."""
+        return 64 / remaining_s(self.costs, 0, 64)
+
+
+def measure_model(name: str, *, is_quick: bool, num_stages: int = 4) -> VisionBench:
+    """Slice a model in even stages and time them, in processor time of one core."""
+    program = open_program(name)
+    cuts = even_cuts(program.timed(4, repeats=1), program.allowed_cuts, num_stages)
+    model = SlicedModel(program, cuts)
+
+    def request(_length: int) -> tuple[torch.Tensor, ...]:
+        return tuple(value[0] for value in program.example)
+
+    sizes = (1, 2, 4, 8, 16) if is_quick else (1, 2, 4, 8, 16, 32, 64)
+    table = profile_stages(model, request, batch_sizes=sizes, repeats=3, clock=time.thread_time)
+    return VisionBench(name, program, table)
+
+
+def policies(costs: StageCosts) -> list[Arm]:
+    """DVABatch in its forms; T_comp_wait leaves room for a full batch within the QoS target."""
+    wait_s = max(comp_wait_s(costs, QOS_S, 64), 0.5 * remaining_s(costs, 0, 8))
+    return [
+        Arm("split only", OperatorPolicy),
+        Arm("LazyBatch", lambda: LazyPolicy(comp_wait_s=wait_s)),
+        Arm("DVABatch, literal", lambda: LoadOperatorPolicy(mode="literal", comp_wait_s=wait_s)),
+        Arm("DVABatch", lambda: LoadOperatorPolicy(comp_wait_s=wait_s)),
+        Arm("DVABatch, III alone", lambda: LoadPolicy(comp_wait_s=wait_s)),
+    ]
+
+
+def tuned_window_s(bench: VisionBench, num: int) -> float:
+    """DelayBatch's window with the lowest average latency at high load, of parts of a full batch's time."""
+    subject = Costed(bench.costs)
+    trace = poisson_trace(0.9 * bench.peak_rps, [1] * num, lambda _: None)
+    windows = [remaining_s(bench.costs, 0, 64) / divisor for divisor in (4, 16, 64)]
+    return min(windows, key=lambda window_s: run_arm(delay_batch(window_s), subject, trace).mean_s)
+
+
+def at_load(bench: VisionBench, load: float, *, num: int, window_s: float) -> list[Outcome]:
+    """All contestants at a part of the peak; the best static size comes third."""
+    rate = load * bench.peak_rps
+    trace = poisson_trace(rate, [1] * num, lambda _: None)
+    whole, staged = Costed(bench.costs), Costed(bench.costs, TASK_OVERHEAD_S)
+    outcomes = [run_arm(arm, whole, trace, offered_rps=rate) for arm in (zero_batch(), delay_batch(window_s))]
+    outcomes.append(best_static(whole, trace, offered_rps=rate))
+    outcomes += [run_arm(arm, staged, trace, offered_rps=rate) for arm in policies(bench.costs)]
+    return outcomes
+
+
+def buffer_pairs(bench: VisionBench, *, num: int) -> dict[int, float]:
+    """Average latency at high load by number of buffer pairs (Figure 19)."""
+    trace = poisson_trace(0.9 * bench.peak_rps, [1] * num, lambda _: None)
+    subject = Costed(bench.costs, TASK_OVERHEAD_S)
+    arms = {pairs: Arm(f"{pairs} pairs", LoadPolicy, num_pairs=pairs) for pairs in (1, 2, 3, 4)}
+    return {pairs: run_arm(arm, subject, trace).mean_s for pairs, arm in arms.items()}
+
+
+def stage_counts(bench: VisionBench, operators: OperatorProfile, *, num: int) -> dict[int, float]:
+    """Average latency at high load by number of stages (Figure 20)."""
+    allowed = bench.program.allowed_cuts
+    times = [row[-1] for row in operators.seconds]
+    found = {}
+    for count in (1, 2, 4, 8, 20):
+        if count > len(allowed) + 1:
+            continue
+        costs: TableCosts = operators.costs(even_cuts(times, allowed, count))
+        trace = poisson_trace(0.9 * 64 / remaining_s(costs, 0, 64), [1] * num, lambda _: None)
+        found[count] = run_arm(Arm("DVABatch", LoadOperatorPolicy), Costed(costs, TASK_OVERHEAD_S), trace).mean_s
+    return found
+
+
+def stepping_peak_rps(bench: VisionBench, arm: Arm, *, num_per_step: int, qos_s: float) -> float:
+    """The highest load, in steps of a twentieth of the peak, at which 99 of 100 requests stay within ``qos_s``."""
+    subject = Costed(bench.costs, TASK_OVERHEAD_S if arm.name.startswith("DVA") else 0.0)
+    highest = 0.0
+    for step in range(1, 22):
+        rate = bench.peak_rps * step / 20
+        if run_arm(arm, subject, poisson_trace(rate, [1] * num_per_step, lambda _: None)).p99_s > qos_s:
+            break
+        highest = rate
+    return highest

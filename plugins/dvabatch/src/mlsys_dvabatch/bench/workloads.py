@@ -1,0 +1,48 @@
+"""Lengths and arrivals of the benchmarks (DVABatch, section 8.1; Figure 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mlsys_core.serving import ServeRequest
+from mlsys_core.workload import Poisson
+
+# Like the ten workloads of GLUE: lognormal token counts (median, sigma, least, most), after Figure 4 and the data's own
+# descriptions. No GLUE data comes with this package.
+GLUE_LIKE: dict[str, tuple[float, float, int, int]] = {
+    "CoLA": (9, 0.40, 3, 47),
+    "SST-2": (11, 0.75, 3, 66),
+    "MRPC": (53, 0.25, 20, 103),
+    "STS-B": (27, 0.50, 10, 125),
+    "QQP": (28, 0.45, 8, 330),
+    "MNLI": (36, 0.50, 5, 440),
+    "QNLI": (46, 0.50, 12, 512),
+    "RTE": (62, 0.55, 12, 290),
+    "WNLI": (36, 0.45, 13, 108),
+    "AX": (23, 0.65, 6, 121),
+}
+
+
+def lengths_like(workload: str, num: int, seed: int = 0, most: int = 512) -> list[int]:
+    """Token counts of ``num`` requests."""
+    median, sigma, low, high = GLUE_LIKE[workload]
+    drawn = np.random.default_rng(seed).lognormal(np.log(median), sigma, num)
+    return [int(length) for length in np.clip(np.round(drawn), low, min(high, most))]
+
+
+def poisson_trace(
+    rate: float, lengths: list[int], payload: Callable[[int], Any], seed: int = 0
+) -> list[tuple[float, ServeRequest[Any]]]:
+    """Requests of these lengths, at ``rate`` per second; with one seed only the rate differs."""
+    times = Poisson(rate).times(len(lengths), np.random.default_rng(seed))
+    return [
+        (float(at), ServeRequest(str(number), payload(length), length=length))
+        for number, (at, length) in enumerate(zip(times, lengths, strict=True))
+    ]
+
+
+def backlog(lengths: list[int], payload: Callable[[int], Any]) -> list[tuple[float, ServeRequest[Any]]]:
+    """All requests at once: what is served then per second is the peak throughput."""
+    return [(0.0, ServeRequest(str(number), payload(length), length=length)) for number, length in enumerate(lengths)]

@@ -1,0 +1,103 @@
+"""The encoder: packed equals padded; the real MiniLM equals the reference; damaged folders are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mlsys_core.config import settings
+from mlsys_core.errors import InvalidInputError, MissingDependencyError
+from mlsys_core.models import resolve_model
+from mlsys_core.serving import ServeRequest
+from mlsys_dvabatch.models.bert import BertConfig, BertStages, load_bert
+from mlsys_dvabatch.serve import tokenizer_of
+from mlsys_dvabatch.zoo import load
+from torch import Tensor
+
+TINY = BertConfig(hidden_size=32, num_layers=5, num_heads=4, intermediate_size=64, vocab_size=100, max_length=64)
+TEXTS = (
+    "The train is late.",
+    "A dog sleeps in the sun, and the cat watches it from the window sill without moving.",
+    "Bread.",
+    "Although the forecast had promised clear skies for the whole weekend, a storm came up from the coast on Saturday.",
+    "The puppy naps on the warm porch.",
+)
+
+
+def embed(model: BertStages, tokens: list[Tensor], padded_length: int = 1) -> Tensor:
+    requests: list[ServeRequest[Any]] = [ServeRequest(str(n), ids) for n, ids in enumerate(tokens)]
+    with torch.inference_mode():
+        values = model.collate(requests, padded_length)
+        for stage in range(model.num_stages):
+            values = model.run(stage, values)
+        return torch.stack(model.results(values))
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 5])
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_batch_gives_what_each_alone_gives(num_stages: int, is_packed: bool):
+    torch.manual_seed(0)
+    model = BertStages(TINY, 1).eval()
+    tokens = [torch.randint(100, (length,)) for length in (3, 17, 1, 40)]
+    alone = torch.cat([embed(model, [ids]) for ids in tokens])
+    other = model.with_form(is_packed=is_packed, num_stages=num_stages)
+    torch.testing.assert_close(embed(other, tokens, padded_length=48), alone, rtol=0, atol=1e-5)
+
+
+def test_stages_are_whole_layers():
+    with pytest.raises(InvalidInputError, match="give 1 to 5"):
+        BertStages(TINY, 6)
+
+
+@pytest.mark.model
+def test_minilm_equals_the_reference():
+    """Vectors within 1e-5 of transformers' BertModel, and the same order of likeness."""
+    transformers = pytest.importorskip("transformers")
+    try:
+        folder = resolve_model("all-minilm-l6-v2", settings().cache_dir)
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
+    loaded = load("all-minilm-l6-v2", settings().cache_dir, num_stages=3)
+    tokens = [torch.tensor(encoded.ids) for encoded in tokenizer_of(loaded).encode_batch(list(TEXTS))]
+    reference = transformers.BertModel.from_pretrained(str(folder)).eval()
+    with torch.no_grad():
+        pooled = torch.cat([reference(ids[None]).last_hidden_state.mean(1) for ids in tokens])
+    expected = torch.nn.functional.normalize(pooled, dim=-1)
+    assert isinstance(loaded.model, BertStages)
+    for model in (loaded.model, loaded.model.with_form(is_packed=True)):
+        got = embed(model, tokens)
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+        assert (got @ got.T).argsort(1).tolist() == (expected @ expected.T).argsort(1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({}, "holds no BERT-like encoder"),
+        ({"config.json": b"{"}, "holds no BERT-like encoder"),
+        ({"config.json": b"{}", "model.safetensors": b"damaged"}, "damaged"),
+    ],
+    ids=["empty", "config", "weights"],
+)
+def test_damaged_folders_are_refused(tmp_path: Path, files: dict[str, bytes], says: str):
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(InvalidInputError, match=says):
+        load_bert(tmp_path)
+
+
+def test_another_kind_of_model_is_refused(tmp_path: Path):
+    from safetensors.torch import save_file
+
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with pytest.raises(InvalidInputError, match="got 'llama'"):
+        load_bert(tmp_path)
+
+
+def test_an_unknown_name_lists_what_there_is(tmp_path: Path):
+    with pytest.raises(InvalidInputError, match="bert-base, bert-large"):
+        load("berth", tmp_path)
