@@ -7,11 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mlsys_nimble.cli_bench import bench
+from mlsys_nimble.cli_explain import explain, nets
+
 if TYPE_CHECKING:
     from mlsys_nimble.streams import StreamAssignment
     from mlsys_nimble.sync import SyncEvent
 
 app = typer.Typer(no_args_is_help=True)
+app.command()(nets)
+app.command()(explain)
+app.command()(bench)
 
 _STREAMS_SHOWN = 20
 

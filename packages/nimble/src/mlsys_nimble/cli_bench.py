@@ -1,0 +1,46 @@
+"""``mlsys nimble bench``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def bench(
+    nets: Annotated[
+        str, typer.Option(help="Only these, by comma; names of mlsys nimble nets, or what explain takes.")
+    ] = "",
+    quick: Annotated[bool, typer.Option(help="Five small nets, none that compiles for minutes; under 3 min.")] = False,
+    peers: Annotated[
+        Path | None,
+        typer.Option(help="An environment with the peers (benchmarks/peers/nimble); .peers/nimble if it is there."),
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each contestant.")] = 2,
+    device: Annotated[str, typer.Option(help="Where to run: cpu.")] = "cpu",
+    output: Annotated[Path, typer.Option(help="Folder for the JSON, the page and the plot.")] = Path(
+        "benchmarks/results"
+    ),
+) -> None:
+    """Time Nimble against eager, torch.compile, AOTInductor, ONNX Runtime and OpenVINO on chapter 3's nets.
+
+    All contestants of a net take turns in one process, with the same number of threads; results are compared before
+    times. A peer that is not installed is named. The machine should have nothing else to do.
+
+    Example: mlsys nimble bench --nets darts,nasnet-mobile --threads 2
+    """
+    from mlsys_core.bench import BenchContext, print_section, write_results
+    from rich.console import Console
+
+    from mlsys_nimble.bench.suite import run_nets
+
+    console = Console()
+    context = BenchContext(console, quick, device, threads)
+    wanted = [name.strip() for name in nets.split(",") if name.strip()]
+    section = run_nets(context, nets=wanted, peers=peers)
+    print_section(section, console)
+    for path in write_results("nimble", section, context, output):
+        console.print(f"wrote {path}", markup=False)
+    if section.status == "failed":
+        raise typer.Exit(1)

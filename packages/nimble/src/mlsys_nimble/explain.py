@@ -1,0 +1,134 @@
+"""What would be decided about a model: its graph, streams, passes and memory, as data to print or draw.
+
+Nothing here runs the model but for the one call of :func:`mlsys_nimble.capture.capture`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mlsys_nimble.graph import OperatorGraph
+from mlsys_nimble.program import Program
+from mlsys_nimble.streams import StreamAssignment, assign_streams
+from mlsys_nimble.sync import SyncEvent, plan_events
+
+if TYPE_CHECKING:
+    from mlsys_core.memory import MemoryPlan
+
+    from mlsys_nimble.passes import PassReport
+
+
+@dataclass(frozen=True, slots=True)
+class GraphFacts:
+    """A program's operators on streams, by Algorithm 1."""
+
+    assignment: StreamAssignment
+    events: tuple[SyncEvent, ...]
+
+    def counts(self) -> dict[str, int]:
+        """The numbers of section 3.3, by name."""
+        return {
+            "operators": len(self.assignment.graph.names),
+            "edges": len(self.assignment.graph.edges),
+            "meg_edges": len(self.assignment.meg_edges),
+            "matched_edges": len(self.assignment.matching),
+            "degree_of_logical_concurrency": self.assignment.degree,
+            "streams": self.assignment.num_streams,
+            "synchronizations": len(self.events),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """All that is decided ahead of time on any machine; measured times come later."""
+
+    captured: GraphFacts  # operators as the model asks for them: what the paper's table 3.1 counts
+    optimised: GraphFacts  # after the passes: what is run
+    passes: tuple[PassReport, ...]
+    program: Program  # after the passes
+    memory: MemoryPlan  # of the native executor's arena
+
+    def record(self) -> dict[str, Any]:
+        """Everything as JSON-able values: counts, passes, memory, and each operator with its stream."""
+        assignment = self.optimised.assignment
+        names = assignment.graph.names
+        stream_of = dict(zip(names, assignment.stream_of, strict=True))
+        return {
+            "captured": self.captured.counts(),
+            "optimised": self.optimised.counts(),
+            "passes": [
+                {"name": one.name, "before": one.num_operators_before, "after": one.num_operators_after}
+                for one in self.passes
+            ],
+            "memory": {
+                "peak_nbytes": self.memory.peak_nbytes,
+                "lower_bound_nbytes": self.memory.lower_bound_nbytes,
+                "naive_nbytes": self.memory.naive_nbytes,
+            },
+            "operators": [
+                {
+                    "name": operator.name,
+                    "kind": str(operator.kind),
+                    "inputs": list(operator.inputs),
+                    "outputs": [f"%{value}: {self.program.values[value]}" for value in operator.outputs],
+                    "stream": stream_of.get(operator.name),
+                    "source": operator.source,
+                }
+                for operator in self.program.operators
+            ],
+            "synchronizations": [[names[event.producer], names[event.consumer]] for event in self.optimised.events],
+        }
+
+
+def graph_of_inputs(program: Program) -> OperatorGraph:
+    """The operators whose results depend on the call's inputs: what is computed from constants alone runs once."""
+    known = set(program.inputs)
+    place: dict[int, int] = {}  # of an operator: its index among those kept
+    for index, operator in enumerate(program.operators):
+        if not known.isdisjoint(operator.inputs):
+            known.update(operator.outputs)
+            place[index] = len(place)
+    graph = program.graph()
+    return OperatorGraph(
+        names=tuple(graph.names[index] for index in place),
+        edges=tuple((place[a], place[b]) for a, b in graph.edges if a in place and b in place),
+    )
+
+
+def assign(program: Program) -> GraphFacts:
+    """Streams and synchronisations of a program."""
+    assignment = assign_streams(graph_of_inputs(program))
+    return GraphFacts(assignment, plan_events(assignment))
+
+
+def explain(
+    model: Callable[..., Any], inputs: Sequence[Any], *, progress: Callable[[str], object] = str
+) -> Explanation:
+    """Capture a model and decide all that needs no clock.
+
+    Args:
+        model: What ``model(*inputs)`` calls.
+        inputs: Example inputs; their shapes and dtypes are what it is explained for.
+        progress: Called with the name of each step as it begins.
+
+    Raises:
+        CaptureError: the model cannot be scheduled; the message names the operator and the line.
+    """
+    from mlsys_nimble.capture import capture
+    from mlsys_nimble.layout import lay_out
+    from mlsys_nimble.passes import optimise
+    from mlsys_nimble.storage import ancestors, dependencies, plan_storage
+
+    progress("capturing")
+    program = capture(model, tuple(inputs)).program
+    progress("assigning streams")
+    captured = assign(program)
+    progress("running passes")
+    program, reports = optimise(program)
+    optimised = assign(program)
+    progress("planning memory")
+    layout = lay_out(program)
+    storage = plan_storage(layout, ancestors(dependencies(layout)))
+    return Explanation(captured, optimised, reports, program, storage.plan)

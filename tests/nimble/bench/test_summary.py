@@ -1,0 +1,54 @@
+"""The report, from outcomes made up here."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from mlsys_core.report import Figure, Table
+from mlsys_nimble.bench.race import Outcome
+from mlsys_nimble.bench.summary import best_peer, geometric_mean, ratios, report
+
+
+def timed(milliseconds: float) -> Outcome:
+    return Outcome("timed", "", 1e-7, 0.5, (milliseconds / 1e3,) * 3)
+
+
+RACE = {
+    "eager": timed(8),
+    "torch.compile": Outcome("does not run", "RuntimeError: no compiler"),
+    "ONNX Runtime": timed(4),
+    "OpenVINO": timed(3),
+    "Nimble, one stream": timed(2.5),
+    "Nimble": timed(2),
+}
+
+
+def test_ratios_are_to_the_best_peer_and_to_eager():
+    assert best_peer(RACE) == ("OpenVINO", 0.003)
+    assert ratios(RACE) == pytest.approx((1.5, 4.0))
+    assert ratios({**RACE, "Nimble": Outcome("differs")}) == (None, None)
+    assert ratios({"eager": timed(8), "Nimble": timed(2)}) == (None, pytest.approx(4.0))
+    assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
+    assert geometric_mean([]) is None
+
+
+def test_the_report_has_every_contestant_and_every_reason():
+    section = report({"darts": RACE, "mlp": {**RACE, "Nimble": timed(8)}}, num_threads=2)
+    table = next(item for item in section.body if isinstance(item, Table))
+    assert table.rows[0] == ["darts", "8", "does not run", "4", "3", "2.5", "2", "1.50x", "4.00x"]
+    text = " ".join(item for item in section.body if isinstance(item, str))
+    assert "torch.compile: does not run (RuntimeError: no compiler) on darts, mlp" in text
+    assert "2.00x eager's" in text  # of 4 and 1
+    assert any(isinstance(item, Figure) for item in section.body)
+    data = json.loads(json.dumps(section.data))
+    assert data["nets"]["darts"]["best_peer"] == "OpenVINO"
+    assert data["nets"]["darts"]["contestants"]["Nimble"]["median_s"] == pytest.approx(0.002)
+    assert section.status == "ok"
+
+
+def test_a_wrong_result_of_ours_fails_the_suite():
+    wrong = {**RACE, "Nimble": Outcome("differs", "by 1.0e-01 of the largest value")}
+    assert report({"darts": wrong}, num_threads=2).status == "failed"
+    peer = {**RACE, "OpenVINO": Outcome("differs")}
+    assert report({"darts": peer}, num_threads=2).status == "ok"
