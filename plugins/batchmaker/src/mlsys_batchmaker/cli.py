@@ -1,4 +1,4 @@
-"""``mlsys batchmaker``: measure cells."""
+"""``mlsys batchmaker``: measure cells, write model directories, serve and compare them."""
 
 from __future__ import annotations
 
@@ -70,6 +70,63 @@ def knee(
         _print_table(table, b_max, fraction=fraction)
         if plot is not None:
             typer.echo(f"wrote {plot}")
+
+
+@app.command()
+def save(
+    model: Annotated[str, typer.Argument(help="g2p-en, resemblyzer (trained), lstm, seq2seq or tree-lstm (random).")],
+    directory: Annotated[Path, typer.Argument(help="Folder to write; it is made.")],
+    hidden: Annotated[int, typer.Option(help="Hidden size of a model of random weights.", min=1)] = 1024,
+    max_batch: Annotated[int, typer.Option(help="Largest batch of cells; powers of two up to it.", min=1)] = 64,
+    seed: Annotated[int, typer.Option(help="Of random weights.")] = 0,
+) -> None:
+    """Write a model as a directory that can be served: cells as .pt2, weights as safetensors, a manifest.
+
+    Example: mlsys batchmaker save g2p-en models/g2p-en
+    """
+    from mlsys_batchmaker.models.catalogue import make_model
+    from mlsys_batchmaker.store import save_model
+
+    typer.echo(f"wrote {save_model(make_model(model, hidden=hidden, max_batch=max_batch, seed=seed), directory)}")
+
+
+@app.command()
+def serve(
+    model_dirs: Annotated[list[Path], typer.Argument(help="Model directories, or folders that hold some.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of REST; 0 takes a free one.")] = 8000,
+    grpc_port: Annotated[int | None, typer.Option(help="Port of gRPC; 0 takes a free one. Left out: no gRPC.")] = None,
+    workers: Annotated[int, typer.Option(help="Workers of each model, a thread each.", min=1)] = 1,
+    executor: Annotated[str, typer.Option(help="chunk: a round's steps in one call; cell: one by one.")] = "chunk",
+    max_tasks: Annotated[int, typer.Option(help="MaxTasksToSubmit: steps of a round.", min=1)] = 5,
+    lookahead: Annotated[str, typer.Option(help="Chains that may stop: speculative, or one step at a time.")] = (
+        "speculative"
+    ),
+    max_waiting: Annotated[int, typer.Option(help="Requests that may wait for room; then 503.", min=0)] = 4096,
+    compiler: Annotated[str, typer.Option(help="Of cells: a registered name, eager, or auto.")] = "auto",
+    trust_code: Annotated[bool, typer.Option(help="Let manifests name architectures of other packages.")] = False,
+) -> None:
+    """Serve models over the Open Inference Protocol: REST, and gRPC with --grpc-port.
+
+    Example: mlsys batchmaker serve models/g2p-en --grpc-port 8001
+    """
+    from mlsys_core.serving.http import serve as serve_app
+    from mlsys_core.serving.oip import GrpcConfig
+
+    from mlsys_batchmaker.engine import EngineConfig
+    from mlsys_batchmaker.serve.app import make_app
+
+    config = EngineConfig(
+        num_workers=workers,
+        executor=executor,  # type: ignore[arg-type] # checked there
+        max_tasks_to_submit=max_tasks,
+        lookahead=lookahead,  # type: ignore[arg-type]
+        max_waiting=max_waiting,
+        compiler=compiler,
+    )
+    grpc = None if grpc_port is None else GrpcConfig(host=host, port=grpc_port)
+    served = make_app(model_dirs, config, grpc=grpc, trust_code=trust_code)
+    raise typer.Exit(serve_app(served, host, port, on_ready=lambda address: typer.echo(f"serving at {address.url}/v2")))
 
 
 def parse_sizes(text: str) -> list[int]:

@@ -45,6 +45,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.num_workers < 1:
             raise InvalidInputError(f"num_workers={self.num_workers}: at least 1 is needed")
+        SchedulerConfig(self.max_tasks_to_submit, self.executor, self.lookahead, self.max_waiting)  # checks them
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,7 @@ class Engine:
         return future
 
     def cancel(self, request_id: str) -> None:
-        """The request leaves; its future raises :class:`CancelledError`."""
+        """The request leaves; its future raises :class:`CancelledError`, unless it was cancelled itself."""
         self._loop.cancel(request_id)
 
     def drain(self, timeout_s: float | None = None) -> bool:
@@ -206,6 +207,8 @@ class Engine:
     def on_finished(self, finished: Finished[CellResult], now: float) -> None:
         """See :class:`mlsys_core.serving.Listener`."""
         future, request = self._futures.pop(finished.request_id)
+        if not future.set_running_or_notify_cancel():
+            return
         if finished.reason is FinishReason.DONE:
             assert finished.result is not None
             try:

@@ -25,6 +25,7 @@ class Tensor:
     name: str
     dtype: str  # as in numpy
     shape: tuple[int, ...]  # -1: any size
+    is_optional: bool = False  # of a request: it may be left out
 
 
 class Architecture(Protocol):

@@ -51,13 +51,18 @@ class StatePool:
             torch.zeros(rows, *shape, dtype=torch_dtype(dtype), device=self.device)
             for (dtype, shape), rows in zip(layout.banks, num_rows, strict=True)
         ]
+        on_host = self.device.type == "cpu"
+        self._views = [bank.numpy() if on_host else None for bank in self.banks]  # of the same memory
 
     def load(self, starts: Sequence[int], constants: Constants) -> None:
         """Write a request's constants, bank by bank from the starts of its blocks on."""
-        for bank, start, arrays in zip(self.banks, starts, constants, strict=True):
+        for bank, view, start, arrays in zip(self.banks, self._views, starts, constants, strict=True):
             at = start
             for array in arrays:
-                bank[at : at + len(array)] = torch.from_numpy(array)
+                if view is not None:
+                    view[at : at + len(array)] = array
+                else:
+                    bank[at : at + len(array)] = torch.tensor(array)
                 at += len(array)
 
     def gather(self, bank: int, rows: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ class Seq2Seq:
     """
 
     name = "seq2seq"
-    inputs: tuple[Tensor, ...] = (Tensor("words", "int64", (-1,)), Tensor("steps", "int64", (1,)))
+    inputs: tuple[Tensor, ...] = (Tensor("words", "int64", (-1,)), Tensor("steps", "int64", (1,), is_optional=True))
     outputs: tuple[Tensor, ...] = (Tensor("words", "int64", (-1,)),)
 
     def __init__(self, *, go: int = 1, extra_steps: int = 10, max_steps: int = 1024) -> None:

@@ -28,7 +28,10 @@ class BinaryTree:
     """
 
     name = "tree-lstm"
-    inputs: tuple[Tensor, ...] = (Tensor("words", "int64", (-1,)), Tensor("children", "int64", (-1, 2)))
+    inputs: tuple[Tensor, ...] = (
+        Tensor("words", "int64", (-1,)),
+        Tensor("children", "int64", (-1, 2), is_optional=True),
+    )
 
     def __init__(self, hidden_size: int) -> None:
         self.hidden_size = hidden_size

@@ -1,0 +1,1 @@
+"""Models behind core's Open Inference Protocol front."""

@@ -1,0 +1,54 @@
+"""The app of ``mlsys batchmaker serve``: a repository of model directories, REST and gRPC."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+from fastapi import FastAPI
+from mlsys_core.serving.http import HttpConfig
+from mlsys_core.serving.oip import DirectorySource, GrpcConfig, ModelRepository, create_oip_app
+from prometheus_client import CollectorRegistry
+
+from mlsys_batchmaker.engine import EngineConfig
+from mlsys_batchmaker.serve.metrics import EngineMetrics
+from mlsys_batchmaker.serve.oip_model import OipModel, build_model
+from mlsys_batchmaker.store import MANIFEST
+
+
+def make_app(
+    roots: Sequence[Path],
+    engine: EngineConfig,
+    *,
+    http: HttpConfig | None = None,
+    grpc: GrpcConfig | None = None,
+    trust_code: bool = False,
+    logger: structlog.typing.FilteringBoundLogger | None = None,
+) -> FastAPI:
+    """An app that serves all models in ``roots``.
+
+    Args:
+        roots: model directories, or directories that hold some.
+        engine: how each model is run.
+        http: limits and keys; None: the front's own.
+        grpc: where gRPC listens; None: REST alone.
+        trust_code: see :func:`mlsys_batchmaker.store.load_model`.
+        logger: see ``create_oip_app``.
+
+    Raises:
+        InvalidInputError: a root is no directory.
+    """
+    alive: weakref.WeakSet[OipModel] = weakref.WeakSet()
+    build = build_model(engine, trust_code=trust_code)
+
+    def build_and_note(directory: Path, name: str, version: str) -> OipModel:
+        model = build(directory, name, version)
+        alive.add(model)
+        return model
+
+    registry = CollectorRegistry()
+    registry.register(EngineMetrics(lambda: [model for model in alive if not model.is_closed]))
+    source = DirectorySource(roots, build=build_and_note, marker=MANIFEST)
+    return create_oip_app(ModelRepository(source=source), config=http, grpc=grpc, registry=registry, logger=logger)

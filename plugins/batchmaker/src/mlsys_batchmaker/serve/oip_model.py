@@ -1,0 +1,124 @@
+"""One model behind the front: its engine answers ``infer``, and ``stream`` word by word where chains give words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+
+import numpy as np
+from mlsys_core.serving.oip import (
+    DataType,
+    Executions,
+    InferRequest,
+    InferResponse,
+    ModelSpec,
+    TensorSpec,
+    Timing,
+)
+
+from mlsys_batchmaker.engine import Answer, Engine, EngineConfig
+from mlsys_batchmaker.model import Model, Tensor
+from mlsys_batchmaker.scheduling.requests import Values
+from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput
+from mlsys_batchmaker.store import load_model
+
+_TYPES = {"int64": DataType.INT64, "float32": DataType.FP32, "bytes": DataType.BYTES}
+
+
+class OipModel:
+    """A :class:`~mlsys_core.serving.oip.UnaryModel` and :class:`~mlsys_core.serving.oip.StreamingModel`.
+
+    A request is one sequence or tree: there is no batch dimension, the engine batches cells.
+
+    Args:
+        model: what to serve.
+        config: how.
+        version: of the model.
+    """
+
+    def __init__(self, model: Model, config: EngineConfig, *, version: str = "1") -> None:
+        architecture = model.architecture
+        self.model = model
+        self.spec = ModelSpec(
+            name=model.name,
+            version=version,
+            platform="mlsys_batchmaker",
+            inputs=tuple(_spec(tensor, is_input=True) for tensor in architecture.inputs),
+            outputs=tuple(_spec(tensor) for tensor in architecture.outputs),
+            parameters={"architecture": architecture.name, "executor": config.executor},
+        )
+        self.executions = Executions()
+        self.is_closed = False
+        self.engine = Engine(model, config, on_round=self._count)
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """The whole answer."""
+        future = self.engine.submit(request.inputs, request_id=request.key)
+        try:
+            return _response(await asyncio.wrap_future(future))
+        except asyncio.CancelledError:
+            self.engine.cancel(request.key)
+            raise
+
+    async def stream(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        """A response for each node's results as they come: a decoder's words one by one."""
+        loop = asyncio.get_running_loop()
+        parts: asyncio.Queue[Values | None] = asyncio.Queue()
+        future = self.engine.submit(
+            request.inputs,
+            request_id=request.key,
+            on_values=lambda values: loop.call_soon_threadsafe(parts.put_nowait, values),
+        )
+        done = asyncio.wrap_future(future)
+        done.add_done_callback(lambda _: parts.put_nowait(None))  # after all its values, in the same order
+        try:
+            while (values := await parts.get()) is not None:
+                outputs = self.model.architecture.finish(request.inputs, [values])
+                if all(np.asarray(output).size for output in outputs.values()):
+                    yield InferResponse(dict(outputs))
+            await done
+        finally:
+            if not done.done():
+                self.engine.cancel(request.key)
+                done.cancel()
+
+    async def close(self) -> None:
+        """Stop the engine."""
+        self.is_closed = True
+        await asyncio.to_thread(self.engine.close)
+
+    def _count(self, batch: Round, output: RoundOutput) -> None:
+        """One execution for each step of a task."""
+        num_steps = sum(task.steps for task in batch.tasks)
+        seconds = (output.ended_s - output.started_s) / num_steps
+        for task in batch.tasks:
+            for step in range(task.steps):
+                size = task.size if task.lengths is None else int((task.lengths > step).sum())
+                self.executions.record(size, compute_infer_s=seconds)
+
+
+def build_model(config: EngineConfig, *, trust_code: bool = False) -> Callable[[Path, str, str], OipModel]:
+    """What a directory source needs: ``(directory, name, version) -> OipModel``."""
+
+    def build(directory: Path, name: str, version: str) -> OipModel:
+        return OipModel(load_model(directory, name=name, trust_code=trust_code), config, version=version)
+
+    return build
+
+
+def _response(answer: Answer) -> InferResponse:
+    timing = Timing(queue_s=answer.queue_s, compute_infer_s=answer.compute_s)
+    return InferResponse(dict(answer.outputs), parameters={"num_cells": answer.result.num_cells}, timing=timing)
+
+
+def _spec(tensor: Tensor, *, is_input: bool = False) -> TensorSpec:
+    datatype = _TYPES[tensor.dtype]
+    return TensorSpec(
+        tensor.name,
+        datatype,
+        tensor.shape,
+        optional=tensor.is_optional,
+        finite_only=is_input and datatype is DataType.FP32,
+        utf8_only=is_input and datatype is DataType.BYTES,
+    )
