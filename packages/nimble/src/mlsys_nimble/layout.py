@@ -29,7 +29,6 @@ from mlsys_nimble.operators import (
     Permute,
     Pool,
     Slice,
-    Softmax,
 )
 from mlsys_nimble.program import Operator, Program, ValueId, ValueType
 from mlsys_nimble.strides import (
@@ -63,7 +62,9 @@ class Layout:
 
     program: Program  # its inputs and outputs are the caller's tensors: they are copied by operators of their own
     places: tuple[Place, ...]  # by ValueId; constants and the caller's tensors lie row by row
-    in_place: frozenset[int]  # operators (by index) that need not run: views, and concatenations (of copies, if need be)
+    in_place: frozenset[
+        int
+    ]  # operators (by index) that need not run: views, and concatenations (of copies, if need be)
 
 
 def lay_out(program: Program) -> Layout:
@@ -205,7 +206,6 @@ def _input_order(program: Program, value: ValueId) -> Order:
 def _need(operator: Operator, index: int, shape: Shape) -> tuple[Test, Order] | None:
     """How an operator's input must lie, and the order to copy it into if it doesn't; None: any way will do."""
     kind, rank = operator.kind, len(shape)
-    is_weight = index in (1, 2)
     match kind:
         case Convolution() if index == 0 or index > 1 + kind.has_bias:
             return lambda shape, strides: is_inner(1, shape, strides), channels_last(rank)
@@ -213,39 +213,9 @@ def _need(operator: Operator, index: int, shape: Shape) -> tuple[Test, Order] | 
             return lambda shape, strides: is_inner(1, shape, strides), channels_last(rank)
         case Linear() if index == 0 or index > 1 + kind.has_bias:
             return has_even_rows, row_major(rank)
-        case MatMul():
-            inner = (rank - 1,) if index == 0 else (rank - 1, rank - 2)
-            return lambda shape, strides: any(is_inner(dim, shape, strides) for dim in inner), row_major(rank)
-        case Attention() if index < 3:
+        case Attention() if index in (1, 2):
             return lambda shape, strides: is_inner(rank - 1, shape, strides), row_major(rank)
-        case Softmax(dim=dim):
-            order = tuple(sorted(range(rank), key=lambda other: (other == dim, other)))
-            return lambda shape, strides: is_inner(dim, shape, strides), order
-        case LayerNorm(num_dims=num_dims) if not is_weight:
-            return lambda shape, strides: has_even_rows(*_joined(shape, strides, num_dims)), row_major(rank)
-        case Embedding() if index == 1:
-            return _is_flat, row_major(rank)
     return None
-
-
-def _joined(shape: Shape, strides: Strides, num_dims: int) -> tuple[Shape, Strides]:
-    """The last ``num_dims`` dimensions as one; if they can't be, as one whose elements do not lie side by side."""
-    total = 1
-    for size in shape[len(shape) - num_dims :]:
-        total *= size
-    inner = reshaped(shape[-num_dims:], strides[-num_dims:], (total,)) or (2,)
-    return (*shape[:-num_dims], total), (*strides[:-num_dims], *inner)
-
-
-def _is_flat(shape: Shape, strides: Strides) -> bool:
-    return strides == dense(shape, row_major(len(shape))) or reshaped(shape, strides, (_product(shape),)) == (1,)
-
-
-def _product(shape: Shape) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
 
 
 class _Joining:

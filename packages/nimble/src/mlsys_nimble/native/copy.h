@@ -77,7 +77,8 @@ class CopyKernel : public Kernel {
         if (transposes) {
             height = c.out.shape[rank - 2];
             strips = (height + STRIP - 1) / STRIP;
-            units = rows / std::max<int64_t>(height, 1) * strips;
+            pieces = std::max<int64_t>(1, width / STRIP / 4);
+            units = rows / std::max<int64_t>(height, 1) * strips * pieces;
         } else {
             rows_per_unit = std::max<int64_t>(1, std::min(UNIT_ELEMENTS / std::max<int64_t>(width, 1), rows));
             units = (rows + rows_per_unit - 1) / rows_per_unit;
@@ -120,12 +121,14 @@ class CopyKernel : public Kernel {
     template <class From, class To>
     void transpose(int64_t unit) const {
         const int rank = c.out.rank;
-        const int64_t outer = unit / strips * height, first = unit % strips * STRIP, last = std::min(height, first + STRIP);
+        const int64_t piece = unit % pieces, strip = unit / pieces % strips, outer = unit / pieces / strips * height;
+        const int64_t first = strip * STRIP, last = std::min(height, first + STRIP);
         const From* from = c.x.as<const From>() + row_offset(c.x, outer);
         To* to = c.out.as<To>() + row_offset(c.out, outer);
         const int64_t x_step = c.x.strides[rank - 1], out_row = c.out.strides[rank - 2];
-        for (int64_t j = 0; j < width; j += BLOCK) {
-            const int64_t stop = std::min(width, j + BLOCK);
+        const int64_t end = width * (piece + 1) / pieces;
+        for (int64_t j = width * piece / pieces; j < end; j += BLOCK) {
+            const int64_t stop = std::min(end, j + BLOCK);
             for (int64_t i = first; i < last; i++)
                 for (int64_t k = j; k < stop; k++) to[i * out_row + k] = converted<To>(from[k * x_step + i]);
         }

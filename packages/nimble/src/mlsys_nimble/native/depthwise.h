@@ -18,7 +18,16 @@ struct Depthwise {
 };
 
 constexpr int TILE_PIXELS = 4;
+constexpr int ENOUGH_PIECES = 32;  // units to share among some workers evenly
 constexpr int SPAN_PIXELS = 64;  // of a unit at most
+
+// Compilers would rather read a weight again for each product than keep it; loads are what this kernel is short of.
+inline vf in_register(vf x) {
+#if defined(__AVX__) && (MLSYS_LANES == 8 || defined(__AVX512F__))
+    asm("" : "+v"(x));
+#endif
+    return x;
+}
 
 inline __attribute__((noinline)) vf finish_slowly(const Finish& finish, vf y, const float* residual) {
     return residual ? finish(y, load(residual)) : finish(y);
@@ -32,34 +41,42 @@ class DepthwiseKernel : public Kernel {
         reach = (TILE_PIXELS - 1) * d.stride[1] + (d.kernel[1] - 1) * d.dilation[1] + 1;
         spans = (d.out.shape[3] + SPAN_PIXELS - 1) / SPAN_PIXELS;
         units = d.out.shape[0] * d.out.shape[2] * spans;
-        const bool dense = d.dilation[1] == 1;
+        // Few rows are cut along the channels, too.
+        pieces = std::clamp<int64_t>(channels / (8 * LANES), 1, (ENOUGH_PIECES + units - 1) / std::max<int64_t>(units, 1));
+        units *= pieces;
         const int s = d.stride[1];
-        switch (dense ? d.kernel[1] : 0) {
-            case 3: tile = s == 1 ? &run_tile<3, 1> : s == 2 ? &run_tile<3, 2> : &run_tile<0, 0>; break;
-            case 5: tile = s == 1 ? &run_tile<5, 1> : s == 2 ? &run_tile<5, 2> : &run_tile<0, 0>; break;
-            case 7: tile = s == 1 ? &run_tile<7, 1> : s == 2 ? &run_tile<7, 2> : &run_tile<0, 0>; break;
-            default: tile = &run_tile<0, 0>;
+        switch (d.dilation[1] == 1 && s <= 2 && channels >= LANES ? d.kernel[1] : 0) {
+            case 3: tile = s == 1 ? &run_tile<3, 1, false> : &run_tile<3, 2, false>; break;
+            case 5: tile = s == 1 ? &run_tile<5, 1, false> : &run_tile<5, 2, false>; break;
+            case 7: tile = s == 1 ? &run_tile<7, 1, false> : &run_tile<7, 2, false>; break;
+            default: tile = channels < LANES ? &run_tile<0, 0, true> : &run_tile<0, 0, false>;
         }
         scratch_nbytes = d.kernel[0] * reach * sizeof(float*);
     }
 
     void run(int64_t begin, int64_t end, void* scratch) const override {
         for (int64_t unit = begin; unit < end; unit++) {
-            const int64_t row = unit / spans, n = row / d.out.shape[2], y = row % d.out.shape[2];
-            const int64_t span = unit % spans, width = d.out.shape[3];
+            const int64_t piece = unit % pieces, vecs = (channels + LANES - 1) / LANES;
+            const Channels some{vecs * piece / pieces * LANES, std::min(channels, vecs * (piece + 1) / pieces * LANES)};
+            const int64_t row = unit / pieces / spans, n = row / d.out.shape[2], y = row % d.out.shape[2];
+            const int64_t span = unit / pieces % spans, width = d.out.shape[3];
             const int64_t first = width * span / spans, stop = width * (span + 1) / spans;
             float* out = d.out.as<float>() + n * d.out.strides[0] + y * d.out.strides[2];
             const float* residual = nullptr;
             if (finish.has_residual)
                 residual = d.residual.as<const float>() + n * d.residual.strides[0] + y * d.residual.strides[2];
-            run_row(n, y, first, stop, out, d.out.strides[3], residual, d.residual.strides[3], (const float**)scratch);
+            run_row(n, y, first, stop, some, out, d.out.strides[3], residual, d.residual.strides[3], (const float**)scratch);
         }
     }
 
+    struct Channels {
+        int64_t first, stop;  // the first a multiple of LANES
+    };
+
     // Pixels [first, stop) of row y of image n; `out` and `residual` are where the row's pixel 0 would be.
     void run_row(
-        int64_t n, int64_t y, int64_t first, int64_t stop, float* out, int64_t out_stride, const float* residual,
-        int64_t residual_stride, const float** pointers) const {
+        int64_t n, int64_t y, int64_t first, int64_t stop, const Channels& channels, float* out, int64_t out_stride,
+        const float* residual, int64_t residual_stride, const float** pointers) const {
         const float* image = d.x.as<const float>() + n * d.x.strides[0];
         const int64_t top = y * d.stride[0] - d.before[0];
         int first_row = 0, stop_row = d.kernel[0];  // of the window, within the image
@@ -76,7 +93,7 @@ class DepthwiseKernel : public Kernel {
             }
             const Target target{
                 out + pixel * out_stride, out_stride, residual ? residual + pixel * residual_stride : nullptr,
-                residual_stride, some};
+                residual_stride, some, channels};
             tile(*this, pointers, first_row, stop_row, target);
         }
     }
@@ -88,22 +105,23 @@ class DepthwiseKernel : public Kernel {
         const float* residual;
         int64_t residual_stride;
         int pixels;
+        Channels channels;
     };
 
-    // A tile of pixels, all channels. KW and SW: width of the window and stride; 0: whatever they are.
-    template <int KW, int SW>
+    // A tile of pixels, all channels. KW and SW: width of the window and stride; 0: whatever they are. IS_SHORT: there
+    // are fewer channels than lanes.
+    template <int KW, int SW, bool IS_SHORT>
     static void run_tile(
         const DepthwiseKernel& k, const float* const* pointers, int first_row, int stop_row, const Target& target) {
         constexpr int REACH = KW ? (TILE_PIXELS - 1) * SW + KW : 1;
         const Depthwise& d = k.d;
         const int64_t width = std::max<int64_t>(k.channels, LANES);
-        for (int64_t next = 0; next < k.channels; next += LANES) {
+        for (int64_t next = target.channels.first; next < target.channels.stop; next += LANES) {
             // The last vector reaches back over channels that are done already; only the others are stored.
             const int64_t c = std::clamp<int64_t>(k.channels - LANES, 0, next);
             const int skip = next - c;
-            const bool is_short = k.channels < LANES;
             const auto read = [&](const float* from) {
-                if (!is_short) return load(from + c);
+                if constexpr (!IS_SHORT) return load(from + c);
                 float some[LANES] = {};
                 for (int i = 0; i < k.channels; i++) some[i] = from[i];
                 return load(some);
@@ -115,7 +133,7 @@ class DepthwiseKernel : public Kernel {
                 const float* weights = d.weights + ky * d.kernel[1] * width + c;
                 if constexpr (KW != 0) {
                     vf w[KW];
-                    for (int kx = 0; kx < KW; kx++) w[kx] = load(weights + kx * width);
+                    for (int kx = 0; kx < KW; kx++) w[kx] = in_register(load(weights + kx * width));
 #pragma GCC unroll 16
                     for (int j = 0; j < REACH; j++) {
                         const vf x = read(from[j]);
@@ -132,22 +150,22 @@ class DepthwiseKernel : public Kernel {
                     from += k.reach;
                 }
             }
+            if (target.pixels == TILE_PIXELS && !skip && !IS_SHORT && k.finish.is_plain) {
+                for (int p = 0; p < TILE_PIXELS; p++) {
+                    if (target.residual) sums[p] += load(target.residual + p * target.residual_stride + c);
+                    store(target.out + p * target.out_stride + c, k.finish.clamp(sums[p]));
+                }
+                continue;
+            }
             for (int p = 0; p < target.pixels; p++) {
                 const float* residual = target.residual ? target.residual + p * target.residual_stride + c : nullptr;
                 float* out = target.out + p * target.out_stride + c;
-                if (!skip && !is_short) {
-                    vf y = sums[p];
-                    if (k.finish.is_plain) {
-                        if (residual) y += load(residual);
-                        y = k.finish.clamp(y);
-                    } else {
-                        y = finish_slowly(k.finish, y, residual);
-                    }
-                    store(out, y);
+                if (!skip && !IS_SHORT) {
+                    store(out, finish_slowly(k.finish, sums[p], residual));
                 } else {
                     float kept[LANES];
                     store(kept, sums[p]);
-                    const int64_t some = is_short ? k.channels : LANES - skip;
+                    const int64_t some = IS_SHORT ? k.channels : LANES - skip;
                     k.finish.row(kept + skip, residual ? residual + skip : nullptr, out + skip, some);
                 }
             }
@@ -156,7 +174,7 @@ class DepthwiseKernel : public Kernel {
 
     const Depthwise d;
     const Finish finish;
-    int64_t channels, reach, spans;
+    int64_t channels, reach, spans, pieces;
     std::vector<float> zeros;
     void (*tile)(const DepthwiseKernel&, const float* const*, int, int, const Target&);
 };

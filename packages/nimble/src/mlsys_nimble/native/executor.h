@@ -11,11 +11,63 @@
 #include <thread>
 #include <vector>
 
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
 #include <mlsys/signal.h>
 
 #include "kernel.h"
 
 namespace nimble {
+
+// A home core for each worker of a team that has as many as the process may use. Where others compete for the cores, a
+// worker that wakes is else put beside the one that woke it, and the two take turns; where there are more cores than
+// workers, the system finds an idle one by itself.
+class Homes {
+  public:
+    explicit Homes(int workers) {
+#if defined(__linux__)
+        if (sched_getaffinity(0, sizeof all, &all) || CPU_COUNT(&all) != workers || workers == 1) return;
+        for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+            if (CPU_ISSET(cpu, &all)) cpus.push_back(cpu);
+#else
+        (void)workers;
+#endif
+    }
+
+    // For the threads of the team's own.
+    void stay(int worker) const {
+#if defined(__linux__)
+        if (!cpus.empty()) bind(cpus[worker]);
+#else
+        (void)worker;
+#endif
+    }
+
+    // For the caller's thread, which is not ours to bind: off the others' cores, once, if it stands on one.
+    void step_aside() const {
+#if defined(__linux__)
+        if (cpus.empty() || sched_getcpu() == cpus[0]) return;
+        cpu_set_t before;
+        if (sched_getaffinity(0, sizeof before, &before)) return;
+        bind(cpus[0]);
+        sched_setaffinity(0, sizeof before, &before);
+#endif
+    }
+
+  private:
+#if defined(__linux__)
+    static void bind(int cpu) {
+        cpu_set_t one;
+        CPU_ZERO(&one);
+        CPU_SET(cpu, &one);
+        sched_setaffinity(0, sizeof one, &one);
+    }
+    cpu_set_t all;
+#endif
+    std::vector<int> cpus;
+};
 
 struct Wait {  // until `worker` has finished its first `count` tasks of this replay
     int32_t worker;
@@ -43,7 +95,7 @@ struct Times {  // of a task, in nanoseconds of the steady clock
 // Threads that replay plans, one plan at a time; all but the caller's sleep in between.
 class Team {
   public:
-    Team(int size, int spins) : size(size), spins(spins), progress(new mlsys::Signal[size]), scratches(size) {
+    Team(int size, int spins) : size(size), spins(spins), homes(size), progress(new mlsys::Signal[size]), scratches(size) {
         for (int worker = 1; worker < size; worker++) threads.emplace_back([this, worker] { serve(worker); });
     }
 
@@ -68,6 +120,7 @@ class Team {
             work(0);
             return;
         }
+        homes.step_aside();
         started.advance();
         work(0);
         for (int worker = 1; worker < size; worker++) done[worker].wait_for(rounds + 1, spins);
@@ -92,6 +145,7 @@ class Team {
     }
 
     void serve(int worker) {
+        homes.stay(worker);
         for (int32_t round = 0;; round++) {
             started.wait_for(round + 1, spins);
             if (!plan) return;
@@ -121,6 +175,7 @@ class Team {
     }
 
     const int spins;
+    const Homes homes;
     std::vector<std::thread> threads;
     std::unique_ptr<mlsys::Signal[]> progress;
     std::unique_ptr<mlsys::Signal[]> done{new mlsys::Signal[size]};

@@ -6,7 +6,8 @@ One function a kind; an operator without a kernel for its dtypes or shapes runs 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -16,8 +17,13 @@ from mlsys_nimble.native.library import DTYPES, MAX_RANK, Kernel, View
 from mlsys_nimble.program import Operator, ValueId
 from mlsys_nimble.strides import dense, row_major
 
-Views: TypeAlias = Sequence[View]
-Weights: TypeAlias = Sequence[Tensor | None]  # per input: the constant, if it is one
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    kind: Any
+    inputs: Sequence[View]
+    weights: Sequence[Tensor | None]  # per input: the constant, if it is one
+    out: View
 
 
 def kernel_for(operator: Operator, views: Mapping[ValueId, View], constants: Mapping[ValueId, Tensor]) -> Kernel | None:
@@ -33,28 +39,91 @@ def kernel_for(operator: Operator, views: Mapping[ValueId, View], constants: Map
     out = views[operator.outputs[0]]
     if lower is None or any(view.dtype not in DTYPES or len(view.shape) > MAX_RANK for view in (*inputs, out)):
         return None
+    if any(0 in view.shape for view in (*inputs, out)):
+        return None
     exact = {"float32", "bool", "int32", "uint8"} if isinstance(operator.kind, kinds.Pointwise) else {"float32"}
     if isinstance(operator.kind, _EXACT_ONLY) and any(view.dtype not in exact for view in (*inputs, out)):
         return None
-    return lower(operator.kind, inputs, [constants.get(value) for value in operator.inputs], out)
+    return lower(_Call(operator.kind, inputs, [constants.get(value) for value in operator.inputs], out))
 
 
-def _convolution(kind: kinds.Convolution, inputs: Views, weights: Weights, out: View) -> Kernel | None:
-    weight, bias = weights[1], weights[2] if kind.has_bias else None
-    if weight is None or (kind.has_bias and bias is None) or len(out.shape) > kernels.SPACE + 2:
+def _convolution(call: _Call) -> Kernel | None:
+    weight, bias = call.weights[1], call.weights[2] if call.kind.has_bias else None
+    if weight is None or (call.kind.has_bias and bias is None) or len(call.out.shape) > kernels.SPACE + 2:
         return None
-    residual = inputs[-1] if kind.epilogue.has_residual else None
-    if kernels.is_depthwise(kind, weight):
-        return kernels.depthwise(kind, inputs[0], weight, bias, out, residual=residual)
-    return kernels.convolution(kind, inputs[0], weight, bias, out, residual=residual)
+    residual = call.inputs[-1] if call.kind.epilogue.has_residual else None
+    if kernels.is_depthwise(call.kind, weight):
+        return kernels.depthwise(call.kind, call.inputs[0], weight, bias, call.out, residual=residual)
+    return kernels.convolution(call.kind, call.inputs[0], weight, bias, call.out, residual=residual)
 
 
-def _linear(kind: kinds.Linear, inputs: Views, weights: Weights, out: View) -> Kernel | None:
-    weight, bias = weights[1], weights[2] if kind.has_bias else None
-    if weight is None or (kind.has_bias and bias is None):
+def _linear(call: _Call) -> Kernel | None:
+    weight, bias = call.weights[1], call.weights[2] if call.kind.has_bias else None
+    if weight is None or (call.kind.has_bias and bias is None):
         return None
-    residual = _rows(inputs[-1]) if kind.epilogue.has_residual else None
-    return kernels.linear(kind, _rows(inputs[0]), weight, bias, _rows(out), residual=residual)
+    residual = _rows(call.inputs[-1]) if call.kind.epilogue.has_residual else None
+    return kernels.linear(call.kind, _rows(call.inputs[0]), weight, bias, _rows(call.out), residual=residual)
+
+
+def _copy(call: _Call) -> Kernel:
+    return kernels.copy(call.inputs[0], call.out)
+
+
+def _reshape(call: _Call) -> Kernel:
+    """Where the layout found no strides: the result lies row by row, so its elements can be told as the input's."""
+    shape = call.inputs[0].shape
+    return kernels.copy(call.inputs[0], call.out.reshaped(shape, dense(shape, row_major(len(shape)))))
+
+
+def _pad(call: _Call) -> Kernel:
+    return kernels.pad(call.kind, call.inputs[0], call.out)
+
+
+def _pointwise(call: _Call) -> Kernel:
+    return kernels.pointwise(call.kind, call.inputs, call.out)
+
+
+def _pool(call: _Call) -> Kernel | None:
+    if len(call.out.shape) > kernels.SPACE + 2:
+        return None
+    return kernels.pool(
+        call.kind, call.inputs[0], call.out, residual=call.inputs[-1] if call.kind.epilogue.has_residual else None
+    )
+
+
+def _reduce(call: _Call) -> Kernel:
+    return kernels.reduce(call.kind, call.inputs[0], call.out)
+
+
+def _softmax(call: _Call) -> Kernel:
+    return kernels.softmax(call.kind, call.inputs[0], call.out)
+
+
+def _layer_norm(call: _Call) -> Kernel | None:
+    constants = iter(call.weights[1:])
+    weight = next(constants) if call.kind.has_weight else None
+    bias = next(constants) if call.kind.has_bias else None
+    if (call.kind.has_weight and weight is None) or (call.kind.has_bias and bias is None):
+        return None
+    return kernels.layer_norm(call.kind, call.inputs[0], weight, bias, call.out)
+
+
+def _matmul(call: _Call) -> Kernel | None:
+    if len(call.out.shape) > 4:
+        return None
+    return kernels.matmul(call.kind, call.inputs[0], call.inputs[1], call.out)
+
+
+def _attention(call: _Call) -> Kernel:
+    q, k, v, *mask = call.inputs
+    return kernels.attention(call.kind, q, k, v, call.out, mask=mask[0] if mask else None)
+
+
+def _embedding(call: _Call) -> Kernel | None:
+    table, indices = call.weights[0], call.inputs[1]
+    if table is None or indices.dtype not in ("int64", "int32") or call.out.dtype != "float32":
+        return None
+    return kernels.embedding(table, indices, call.out)
 
 
 def _rows(view: View) -> View:
@@ -66,29 +135,11 @@ def _rows(view: View) -> View:
     return view.reshaped((rows, view.shape[-1]), (lead[-1] if lead else view.shape[-1], view.strides[-1]))
 
 
-def _copy(kind: object, inputs: Views, weights: Weights, out: View) -> Kernel:
-    return kernels.copy(inputs[0], out)
-
-
-def _reshape(kind: kinds.Reshape, inputs: Views, weights: Weights, out: View) -> Kernel:
-    """Only where the layout found no strides: the result lies row by row, so its elements can be told as the input's."""
-    shape = inputs[0].shape
-    return kernels.copy(inputs[0], out.reshaped(shape, dense(shape, row_major(len(shape)))))
-
-
-def _pad(kind: kinds.Pad, inputs: Views, weights: Weights, out: View) -> Kernel:
-    return kernels.pad(kind, inputs[0], out)
-
-
-def _pointwise(kind: kinds.Pointwise, inputs: Views, weights: Weights, out: View) -> Kernel:
-    return kernels.pointwise(kind, inputs, out)
-
-
 _EXACT_ONLY = (  # computed in single precision
     *(kinds.Convolution, kinds.Linear, kinds.MatMul, kinds.Attention, kinds.Pool, kinds.Reduce),
     *(kinds.Softmax, kinds.LayerNorm, kinds.Pointwise),
 )
-_RULES: dict[type, Callable[[Any, Views, Weights, View], Kernel | None]] = {
+_RULES: dict[type, Callable[[_Call], Kernel | None]] = {
     kinds.Convolution: _convolution,
     kinds.Linear: _linear,
     kinds.Copy: _copy,
@@ -96,4 +147,11 @@ _RULES: dict[type, Callable[[Any, Views, Weights, View], Kernel | None]] = {
     kinds.Reshape: _reshape,
     kinds.Pad: _pad,
     kinds.Pointwise: _pointwise,
+    kinds.Pool: _pool,
+    kinds.Reduce: _reduce,
+    kinds.Softmax: _softmax,
+    kinds.LayerNorm: _layer_norm,
+    kinds.MatMul: _matmul,
+    kinds.Attention: _attention,
+    kinds.Embedding: _embedding,
 }

@@ -204,7 +204,7 @@ class PointwiseKernel : public Kernel {
         for (int64_t tile = begin * tiles_per_unit; tile < std::min(row_tiles * pieces, end * tiles_per_unit); tile++) {
             const int64_t row = tile / pieces * tile_rows, piece = tile % pieces;
             const int64_t first = piece * TILE, some = std::min<int64_t>(width - first, TILE);
-            run_tile(row, std::min(tile_rows, rows - row), first, some, registers, constants);
+            run_tile(row, std::min(tile_rows, rows - row), first, some, registers, constants, tile == begin * tiles_per_unit);
         }
     }
 
@@ -212,14 +212,15 @@ class PointwiseKernel : public Kernel {
     static constexpr int VECTOR = std::is_same_v<T, float> ? LANES : 1;
 
     // `count` rows of `some` elements each.
-    void run_tile(int64_t row, int64_t count, int64_t first, int64_t some, T* registers, const T* constants) const {
+    void run_tile(int64_t row, int64_t count, int64_t first, int64_t some, T* registers, const T* constants, bool is_first) const {
         const int elements = count * some, whole = elements / VECTOR * VECTOR;
         const T* where[MAX_REGISTERS];
         for (size_t i = 0; i < inputs.size(); i++) {
             T* buffer = registers + i * TILE;
             where[i] = adjacent(inputs[i], row, count, some) && whole == elements ? at<T>(inputs[i], row, first)
                                                                                      : buffer;
-            if (where[i] == buffer) gather(inputs[i], row, count, first, some, buffer);
+            // Where all rows are one, such as a factor per channel, the first tile's are there already.
+            if (where[i] == buffer && (is_first || pieces > 1 || !repeats(inputs[i]))) gather(inputs[i], row, count, first, some, buffer);
         }
         for (int r = inputs.size(); r < num_registers; r++) where[r] = registers + r * TILE;
         T* result = registers + (int64_t)num_registers * TILE;
@@ -245,6 +246,10 @@ class PointwiseKernel : public Kernel {
     template <class S>
     static const S* at(const View& view, int64_t row, int64_t first) {
         return view.as<const S>() + row_offset(view, row) + first * view.strides[view.rank - 1];
+    }
+
+    static bool repeats(const View& view) {
+        return std::all_of(view.strides, view.strides + view.rank - 1, [](int64_t stride) { return stride == 0; });
     }
 
     // Whether the tile lies in one run of T's.

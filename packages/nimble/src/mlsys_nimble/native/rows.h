@@ -60,7 +60,7 @@ class ReduceKernel : public Kernel {
     }
 
   private:
-    static constexpr int64_t COLUMNS = 64;
+    static constexpr int64_t COLUMNS = 32;
     static constexpr size_t BLOCK = 64;  // terms summed before they are added to the rest
 
     float none() const { return r.op == REDUCE_MAX ? -INFINITY : r.op == REDUCE_MIN ? INFINITY : 0.0f; }
@@ -101,16 +101,36 @@ class ReduceKernel : public Kernel {
         const int64_t first = unit % pieces * COLUMNS, stop = std::min(inner, first + COLUMNS);
         x += kept_x[row];
         out += kept_out[row];
-        for (int64_t next = first; next < stop; next += LANES) {
-            const int64_t c = std::min(next, inner - LANES);  // the last ones reach back
-            vf total = splat(none());
-            for (size_t block = 0; block < terms.size(); block += BLOCK) {
-                vf some = splat(none());
-                for (size_t t = block; t < std::min(terms.size(), block + BLOCK); t++) some = joined(some, load(x + terms[t] + c));
-                total = joined(total, some);
-            }
-            for (int64_t i = next - c; i < LANES; i++) out[c + i] = finished(total[i]);
+        switch (r.op) {
+            case REDUCE_MAX: return columns(x, out, first, stop, [](vf a, vf b) { return maximum(a, b); });
+            case REDUCE_MIN: return columns(x, out, first, stop, [](vf a, vf b) { return minimum(a, b); });
+            default: return columns(x, out, first, stop, [](vf a, vf b) { return a + b; });
         }
+    }
+
+    template <class Join>
+    void columns(const float* x, float* out, int64_t first, int64_t stop, Join&& join) const {
+        constexpr int VECS = COLUMNS / LANES;
+        const int64_t inner = r.x.shape[r.x.rank - 1];
+        const int vecs = (stop - first + LANES - 1) / LANES;
+        int64_t at[VECS];  // the last vector may reach back
+        vf total[VECS];
+        for (int v = 0; v < VECS; v++) at[v] = std::min(first + std::min(v, vecs - 1) * LANES, inner - LANES);
+        for (vf& some : total) some = splat(none());
+        for (size_t block = 0; block < terms.size(); block += BLOCK) {
+            vf some[VECS];
+            for (vf& one : some) one = splat(none());
+            const size_t end = std::min(terms.size(), block + BLOCK);
+            if (vecs == VECS)
+                for (size_t t = block; t < end; t++)
+                    for (int v = 0; v < VECS; v++) some[v] = join(some[v], load(x + terms[t] + at[v]));
+            else
+                for (size_t t = block; t < end; t++)
+                    for (int v = 0; v < vecs; v++) some[v] = join(some[v], load(x + terms[t] + at[v]));
+            for (int v = 0; v < VECS; v++) total[v] = join(total[v], some[v]);
+        }
+        for (int v = 0; v < vecs; v++)
+            for (int64_t i = first + v * LANES - at[v]; i < LANES; i++) out[at[v] + i] = finished(total[v][i]);
     }
 
     const Reduce r;
