@@ -1,0 +1,55 @@
+"""``mlsys nimble explain`` and ``nets`` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from mlsys_core.cli.main import run
+from mlsys_core.profiling import read_trace
+
+
+def test_nets_lists_every_net(capsys: pytest.CaptureFixture[str]):
+    from mlsys_nimble.nets import NETS
+
+    assert run(["nimble", "nets"]) == 0
+    out = capsys.readouterr().out
+    assert all(entry.name in out for entry in NETS)
+
+
+def test_tables(capsys: pytest.CaptureFixture[str]):
+    assert run(["nimble", "explain", "six-branch"]) == 0
+    out = capsys.readouterr().out
+    assert "degree of logical concurrency" in out
+    assert "fold_constants" in out
+    assert "memory: " in out
+
+
+def test_json_and_picture_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    picture = tmp_path / "net.svg"
+    assert run(["nimble", "explain", "six-branch", "--json", "--svg", str(picture)]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["captured"]["degree_of_logical_concurrency"] == 6
+    boxes = list(ET.parse(picture).getroot().iter("{http://www.w3.org/2000/svg}title"))
+    assert len(boxes) == record["optimised"]["operators"]
+
+
+def test_trace_has_every_operator(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "replay.json"
+    assert run(["nimble", "explain", "mlp", "--trace", str(path), "--threads", "2"]) == 0
+    spans = read_trace(path).spans
+    linears = {span.name.split(" ")[0] for span in spans if "linear" in span.name}
+    assert len(linears) == 17  # their activations are fused with them
+    assert all(span.end_ns >= span.start_ns for span in spans)
+
+
+def test_errors_say_what_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for arguments, says in [
+        (["six-branchs"], "did you mean 'six-branch'"),
+        (["none.pt2"], "there is no file none.pt2"),
+        (["mlp", "--svg", str(tmp_path / "no" / "folder.svg")], "cannot write"),
+    ]:
+        assert run(["nimble", "explain", *arguments]) == 2
+        assert says in capsys.readouterr().err
