@@ -144,7 +144,9 @@ def _allocate(nbytes: int, alignment: int, device: torch.device | str) -> torch.
 
     alignment = max(alignment, BASE_ALIGNMENT)
     try:
-        raw = torch.empty(nbytes + alignment - 1, dtype=torch.uint8, device=torch.device(device))
+        raw = torch.empty(
+            nbytes + alignment, dtype=torch.uint8, device=torch.device(device)
+        )  # whole elements of any dtype
     except (RuntimeError, AssertionError) as error:  # torch raises either, by the reason why the device is not there
         reason = str(error).splitlines()[0]
         raise DeviceError(
