@@ -144,16 +144,17 @@ async def test_a_model_is_closed_when_nothing_runs_on_it(reference: ModuleType) 
     model = reference.Add()
     repository = ModelRepository([model])
     version = repository.find("add")
-    with version.held():
-        await repository.unload("add")
-        await settle()
-        assert not model.is_closed
-        assert states(repository) == [("add", "1", "UNLOADING", "")]
-        with pytest.raises(ModelNotReadyError, match="it is unloading"):
-            repository.find("add")
-        closing = asyncio.create_task(repository.close())
-        await settle()
-        assert not closing.done()
+    version.hold()
+    await repository.unload("add")
+    await settle()
+    assert not model.is_closed
+    assert states(repository) == [("add", "1", "UNLOADING", "")]
+    with pytest.raises(ModelNotReadyError, match="it is unloading"):
+        repository.find("add")
+    closing = asyncio.create_task(repository.close())
+    await settle()
+    assert not closing.done()
+    version.release()
     await closing
     assert model.is_closed
     with pytest.raises(UnknownModelError):

@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 import numpy as np
-from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
 
 from mlsys_core.serving.http.errors import ClientDisconnectedError
 
@@ -17,28 +17,24 @@ _ALIGNMENT = 64  # bytes; of the first tensor
 _WATCH_AFTER_S = 0.02  # most answers are there before; until then nobody listens for the client's leave
 
 
-async def body_of(request: Request, header_nbytes: int | None) -> memoryview:
+async def body_of(receive: Receive, *, declared_nbytes: int, header_nbytes: int) -> memoryview:
     """The whole body, as sent.
 
     Args:
-        request: nothing of its body has been read.
-        header_nbytes: what follows so many bytes begins at a multiple of 64 in memory; None: all is JSON.
+        receive: of a request of whose body nothing has been read.
+        declared_nbytes: its ``Content-Length``, which has been held against the limit; 0: not known.
+        header_nbytes: length of the JSON at its start. If the body comes in more than one part, what follows the JSON
+            begins at a multiple of 64 in memory, so that tensors need no second copy.
 
     Raises:
         ClientDisconnectedError: the client left before the body's end.
     """
-    if header_nbytes is None:
-        try:
-            return memoryview(await request.body())
-        except ClientDisconnect as error:
-            raise ClientDisconnectedError from error
-    declared = request.headers.get("content-length")  # the body limit has been applied to it
-    buffer = _aligned(int(declared) if declared is not None else 0, header_nbytes)
+    message = await receive()
+    if message["type"] == "http.request" and not message.get("more_body", False):
+        return memoryview(message.get("body", b""))
+    buffer = _aligned(declared_nbytes, header_nbytes)
     filled = 0
-    while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnectedError
+    while message["type"] != "http.disconnect":
         chunk = message.get("body", b"")
         end = filled + len(chunk)
         if end > len(buffer):  # a body of unknown length
@@ -49,6 +45,8 @@ async def body_of(request: Request, header_nbytes: int | None) -> memoryview:
         filled = end
         if not message.get("more_body", False):
             return buffer[:filled].toreadonly()
+        message = await receive()
+    raise ClientDisconnectedError
 
 
 def _aligned(nbytes: int, header_nbytes: int) -> memoryview:
@@ -58,8 +56,8 @@ def _aligned(nbytes: int, header_nbytes: int) -> memoryview:
     return room.data[start : start + nbytes]
 
 
-async def while_connected(request: Request, work: Awaitable[T]) -> T:
-    """``await work``, cancelled where it stands if the client of ``request`` leaves meanwhile; the body has been read.
+async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
+    """``await work``, cancelled where it stands if the client leaves meanwhile; the body has been read.
 
     Raises:
         ClientDisconnectedError: it left, and ``work`` has cleaned up.
@@ -79,7 +77,7 @@ async def while_connected(request: Request, work: Awaitable[T]) -> T:
 
     def start_watch() -> None:
         nonlocal watch
-        watch = loop.create_task(_disconnect(request))
+        watch = loop.create_task(_disconnect(receive))
         watch.add_done_callback(on_watched)
 
     timer = loop.call_later(_WATCH_AFTER_S, start_watch)
@@ -96,6 +94,6 @@ async def while_connected(request: Request, work: Awaitable[T]) -> T:
             watch.cancel()
 
 
-async def _disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, asynccontextmanager
 
 from mlsys_core.serving.http.describe import describe
 from mlsys_core.serving.oip.binding import WireRequest, bind, checked_outputs
@@ -65,7 +65,8 @@ class Engine:
             raise UnsupportedError(
                 f"model {version.spec.name!r} gives any number of responses; ask by generate_stream or ModelStreamInfer"
             )
-        with version.held(), self._counted_failure(version, started_s):
+        version.hold()
+        try:
             request = bind(wire, version, now=started_s, deadline_s=deadline_s)
             if request.deadline_s is None:
                 response = await version.unary.infer(request)
@@ -73,6 +74,11 @@ class Engine:
                 async with _deadline(request.deadline_s - self.now()):
                     response = await version.unary.infer(request)
             outputs = checked_outputs(response, request, version, is_partial=False)
+        except BaseException as error:
+            version.statistics.fail(_reason(error), self.now() - started_s)
+            raise
+        finally:
+            version.release()
         self._succeed(version, request, started_s, response.timing)
         return Answer(version, request, outputs, dict(response.parameters))
 
@@ -85,7 +91,8 @@ class Engine:
             return
         timing: Timing | None = None
         is_first = True
-        with version.held(), self._counted_failure(version, started_s):
+        version.hold()
+        try:
             request = bind(wire, version, now=started_s, deadline_s=deadline_s)
             responses = version.streaming.stream(request)
             async with aclosing(responses):
@@ -101,19 +108,16 @@ class Engine:
                     timing = response.timing or timing
                     outputs = checked_outputs(response, request, version, is_partial=True)
                     yield Answer(version, request, outputs, dict(response.parameters))
+        except BaseException as error:
+            version.statistics.fail(_reason(error), self.now() - started_s)
+            raise
+        finally:
+            version.release()
         self._succeed(version, request, started_s, timing)
 
     def _succeed(self, version: Version, request: InferRequest, started_s: float, timing: Timing | None) -> None:
         duration_s = self.now() - started_s
         version.statistics.succeed(request.num_rows, duration_s, timing, now_ms=time.time_ns() // 1_000_000)
-
-    @contextmanager
-    def _counted_failure(self, version: Version, started_s: float) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            version.statistics.fail(_reason(error), self.now() - started_s)
-            raise
 
 
 @asynccontextmanager

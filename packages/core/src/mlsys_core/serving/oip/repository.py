@@ -1,7 +1,7 @@
 """The models a server has: which are ready, and why others are not; loads, replaces and unloads them while it serves.
 
 All of it belongs to the event loop's thread; sources do their slow work elsewhere. A request holds its version while
-it runs (:meth:`.version.Version.held`); a version is closed once it has left the repository and nothing holds it.
+it runs (:meth:`.version.Version.hold`); a version is closed once it has left the repository and nothing holds it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""REST routes of inference: ``infer``, ``generate``, ``generate_stream``. The hot path: plain Starlette routes.
+"""REST routes of inference: ``infer``, ``generate``, ``generate_stream``. The hot path: plain ASGI, no pydantic.
 
-FastAPI's own would validate and document, at about the cost of everything else here; the codec validates.
+FastAPI's own routes would validate and document, at more than the cost of everything here; the codec validates.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Match, Route
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.http import ClosingStreamingResponse, HttpConfig
@@ -25,20 +23,20 @@ from mlsys_core.serving.oip.generate import decode_generate, encode_generate
 from mlsys_core.serving.oip.rest_codec import decode, encode
 from mlsys_core.serving.oip.version import Version
 
-_HEADER_LENGTH = "inference-header-content-length"
+_HEADER_LENGTH = b"inference-header-content-length"
 
 
 def inference_routes(engine: Engine, config: HttpConfig) -> list[Route]:
     """The routes, for models with and without a version in the path."""
-    front = _Inference(engine, config)
+    endpoints = {
+        "infer": _Infer(engine, config.max_body_nbytes),
+        "generate": _Generate(engine, config.max_body_nbytes),
+        "generate_stream": _GenerateStream(engine, config.max_body_nbytes),
+    }
     return [
         _NamedRoute(f"/v2/models/{{model}}{version}/{verb}", endpoint, methods=["POST"])
         for version in ("", "/versions/{version}")
-        for verb, endpoint in (
-            ("infer", front.infer),
-            ("generate", front.generate),
-            ("generate_stream", front.generate_stream),
-        )
+        for verb, endpoint in endpoints.items()
     ]
 
 
@@ -52,39 +50,80 @@ class _NamedRoute(Route):
         return match, child_scope
 
 
-class _Inference:
-    def __init__(self, engine: Engine, config: HttpConfig) -> None:
-        self._engine = engine
-        self._max_body_nbytes = config.max_body_nbytes
+class _Endpoint:
+    """What the three have in common. An ASGI application, so that errors reach the app's own answers at once.
 
-    async def infer(self, request: Request) -> Response:
+    Args:
+        engine: runs inference.
+        max_body_nbytes: of a body that was compressed; plain ones have been bounded before.
+    """
+
+    def __init__(self, engine: Engine, max_body_nbytes: int) -> None:
+        self._engine = engine
+        self._max_body_nbytes = max_body_nbytes
+
+    def _version(self, scope: Scope) -> Version:
+        parameters = scope["path_params"]
+        return self._engine.repository.find(parameters["model"], parameters.get("version", ""))
+
+    async def _body(self, headers: dict[bytes, bytes], receive: Receive, header_nbytes: int | None) -> memoryview:
+        """The body as it was before compression."""
+        declared_nbytes = int(headers.get(b"content-length", b"0"))
+        encoding = headers.get(b"content-encoding", b"identity").decode("latin-1").strip().lower()
+        if encoding in ("identity", ""):
+            return await body_of(receive, declared_nbytes=declared_nbytes, header_nbytes=header_nbytes or 0)
+        packed = await body_of(receive, declared_nbytes=declared_nbytes, header_nbytes=0)
+        return memoryview(decompressed(bytes(packed), encoding, max_nbytes=self._max_body_nbytes))
+
+    async def _answers(
+        self, scope: Scope, receive: Receive, headers: dict[bytes, bytes]
+    ) -> tuple[AsyncGenerator[Answer, None], Answer | None]:
+        """The stream of a generate request and its first answer: until then an error still has its own status."""
+        started_s = self._engine.now()
+        version = self._version(scope)
+        wire = decode_generate(parse_json(bytes(await self._body(headers, receive, None))), version)
+        deadline_s = scope["state"]["deadline"]
+        answers = self._engine.stream(version, wire, started_s=started_s, deadline_s=deadline_s)
+        return answers, await while_connected(receive, anext(answers, None))
+
+
+class _Infer(_Endpoint):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """``POST /v2/models/{model}[/versions/{version}]/infer``."""
         started_s = self._engine.now()
-        version = self._version(request)
-        header_nbytes = _header_nbytes(request)
-        rest = decode(await self._body(request, header_nbytes), header_nbytes)
-        work = self._engine.infer(version, rest.wire, started_s=started_s, deadline_s=request.state.deadline)
-        answer = await while_connected(request, work)
-        body, json_nbytes = encode(answer, rest)
-        headers = {} if json_nbytes is None else {_HEADER_LENGTH: str(json_nbytes)}
-        media_type = "application/json" if json_nbytes is None else "application/octet-stream"
-        return _response(request, body, media_type, headers)
+        headers = dict(scope["headers"])
+        version = self._version(scope)
+        header_nbytes = _header_nbytes(headers)
+        rest = decode(await self._body(headers, receive, header_nbytes), header_nbytes)
+        deadline_s = scope["state"]["deadline"]
+        work = self._engine.infer(version, rest.wire, started_s=started_s, deadline_s=deadline_s)
+        body, json_nbytes = encode(await while_connected(receive, work), rest)
+        if json_nbytes is None:
+            fields = [(b"content-type", b"application/json")]
+        else:
+            fields = [(b"content-type", b"application/octet-stream"), (_HEADER_LENGTH, b"%d" % json_nbytes)]
+        await _respond(send, body, fields, headers)
 
-    async def generate(self, request: Request) -> Response:
+
+class _Generate(_Endpoint):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """``POST .../generate``: exactly one response."""
-        answers, first = await self._answers(request)
+        headers = dict(scope["headers"])
+        answers, first = await self._answers(scope, receive, headers)
         try:
-            second = None if first is None else await while_connected(request, anext(answers, None))
+            second = None if first is None else await while_connected(receive, anext(answers, None))
         finally:
             await answers.aclose()
         if first is None or second is not None:
             given = "none" if first is None else "more"
             raise UnsupportedError(f"generate takes one response, the model gave {given}; use generate_stream")
-        return _response(request, _json(encode_generate(first)), "application/json", {})
+        await _respond(send, _json(encode_generate(first)), [(b"content-type", b"application/json")], headers)
 
-    async def generate_stream(self, request: Request) -> Response:
+
+class _GenerateStream(_Endpoint):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """``POST .../generate_stream``: server-sent events, one for each response."""
-        answers, first = await self._answers(request)
+        answers, first = await self._answers(scope, receive, dict(scope["headers"]))
 
         async def events() -> AsyncGenerator[bytes, None]:
             try:
@@ -95,45 +134,31 @@ class _Inference:
             finally:
                 await answers.aclose()
 
-        return ClosingStreamingResponse(events(), media_type="text/event-stream")
-
-    async def _answers(self, request: Request) -> tuple[AsyncGenerator[Answer, None], Answer | None]:
-        """The stream and its first answer: until then an error still has its own status."""
-        started_s = self._engine.now()
-        version = self._version(request)
-        wire = decode_generate(parse_json(bytes(await self._body(request, None))), version)
-        answers = self._engine.stream(version, wire, started_s=started_s, deadline_s=request.state.deadline)
-        return answers, await while_connected(request, anext(answers, None))
-
-    def _version(self, request: Request) -> Version:
-        parameters = request.path_params
-        return self._engine.repository.find(parameters["model"], parameters.get("version", ""))
-
-    async def _body(self, request: Request, header_nbytes: int | None) -> memoryview:
-        """The body as it was before compression; its binary part aligned, so that arrays can be views of it."""
-        encoding = request.headers.get("content-encoding", "identity").strip().lower()
-        if encoding in ("identity", ""):
-            return await body_of(request, header_nbytes)
-        packed = bytes(await body_of(request, None))
-        return memoryview(decompressed(packed, encoding, max_nbytes=self._max_body_nbytes))
+        await ClosingStreamingResponse(events(), media_type="text/event-stream")(scope, receive, send)
 
 
-def _header_nbytes(request: Request) -> int | None:
-    header = request.headers.get(_HEADER_LENGTH)
+def _header_nbytes(headers: dict[bytes, bytes]) -> int | None:
+    header = headers.get(_HEADER_LENGTH)
     if header is None:
         return None
-    if not (header.isascii() and header.isdecimal() and len(header) <= 18):
-        raise InvalidInputError(f"Inference-Header-Content-Length is a number of bytes, got {header[:40]!r}")
+    if not (header.isdigit() and len(header) <= 18):
+        raise InvalidInputError(
+            f"Inference-Header-Content-Length is a number of bytes, got {header[:40].decode('latin-1')!r}"
+        )
     return int(header)
 
 
-def _response(request: Request, body: bytes, media_type: str, headers: dict[str, str]) -> Response:
-    accepted = request.headers.get("accept-encoding")
+async def _respond(
+    send: Send, body: bytes, fields: list[tuple[bytes, bytes]], request_headers: dict[bytes, bytes]
+) -> None:
+    accepted = request_headers.get(b"accept-encoding")
     if accepted is not None:
-        body, encoding = compressed(body, accepted)
+        body, encoding = compressed(body, accepted.decode("latin-1"))
         if encoding is not None:
-            headers["content-encoding"] = encoding
-    return Response(body, media_type=media_type, headers=headers)
+            fields.append((b"content-encoding", encoding.encode()))
+    fields.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": 200, "headers": fields})
+    await send({"type": "http.response.body", "body": body})
 
 
 def _json(value: dict[str, Any]) -> bytes:

@@ -22,6 +22,7 @@ from mlsys_core.serving.oip.messages import Parameter
 from mlsys_core.serving.oip.tensors import from_raw, from_values, to_raw, to_values
 
 MAX_DIMENSIONS = 64
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _MAX_SIZE = 2**63 - 1
 
 
@@ -96,7 +97,7 @@ def encode(answer: Answer, request: RestRequest) -> tuple[bytes, int | None]:
     if answer.parameters:
         response["parameters"] = answer.parameters
     response["outputs"] = outputs
-    header = json.dumps(response, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    header = _ENCODER.encode(response).encode()
     return (b"".join([header, *chunks]), len(header)) if chunks else (header, None)
 
 

@@ -1,6 +1,6 @@
 """Tensors between the wire and numpy: raw bytes, JSON values, and back. Pure; every function refuses what is not exact.
 
-Raw data is little-endian and row-major; numbers are viewed, not copied, where the datatype allows it.
+Raw data is little-endian and row-major; numbers are viewed, not copied, where they lie aligned.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def from_raw(raw: memoryview, datatype: DataType, shape: Sequence[int], *, what:
         what: names the tensor in errors.
 
     Returns:
-        dtype ``datatype.dtype``; a read-only view of ``raw`` unless the datatype needs conversion.
+        dtype ``datatype.dtype``, aligned, read-only; a view of ``raw`` unless that lies askew or needs conversion.
 
     Raises:
         InvalidInputError: ``raw`` has not the size that shape and datatype call for, or holds no such elements.
@@ -55,6 +55,9 @@ def from_raw(raw: memoryview, datatype: DataType, shape: Sequence[int], *, what:
             raise InvalidInputError(f"{what} is BOOL and holds a byte other than 0 and 1")
         return array.view(np.bool_).reshape(shape)
     array = np.frombuffer(raw, datatype.dtype)
+    if not array.flags.aligned:
+        array = array.copy()
+        array.flags.writeable = False
     if not _IS_LITTLE_ENDIAN:
         array = array.byteswap()
     return array.reshape(shape)

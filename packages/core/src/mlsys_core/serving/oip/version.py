@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.oip.model import Model, StreamingModel, UnaryModel
@@ -38,19 +36,18 @@ class Version:
 
     @property
     def num_running(self) -> int:
-        """Requests that hold it."""
+        """Requests that hold it and have not released it."""
         return self._num_running
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Keep the model from being closed while the context is open."""
+    def hold(self) -> None:
+        """Keep the model from being closed until :meth:`release`, which must follow."""
         self._num_running += 1
-        try:
-            yield
-        finally:
-            self._num_running -= 1
-            if self._num_running == 0 and self._idle is not None:
-                self._idle.set()
+
+    def release(self) -> None:
+        """One request less."""
+        self._num_running -= 1
+        if self._num_running == 0 and self._idle is not None:
+            self._idle.set()
 
     async def retire(self) -> None:
         """Wait until nothing holds it, then close the model."""
