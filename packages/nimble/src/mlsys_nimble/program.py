@@ -48,9 +48,14 @@ class ValueType:
         return prod(self.shape)
 
     @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return ITEMSIZE[self.dtype]
+
+    @property
     def nbytes(self) -> int:
         """Bytes, without padding."""
-        return self.numel * ITEMSIZE[self.dtype]
+        return self.numel * self.itemsize
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"

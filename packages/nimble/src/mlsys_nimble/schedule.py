@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mlsys_nimble.layout import Layout
-from mlsys_nimble.planner import Assignment
+from mlsys_nimble.planner import Assignment, Piece
 from mlsys_nimble.storage import Storage
 
 NOTHING = Assignment((), 0.0)
@@ -39,6 +40,54 @@ class Schedule:
     def num_waits(self) -> int:
         """Synchronisations between workers."""
         return sum(stretch.assignment.num_waits for stretch in self.stretches)
+
+    def record(self) -> dict[str, Any]:
+        """All of it as plain data, for JSON: operators by name, places in bytes, each worker's list in order."""
+        program, places = self.layout.program, self.layout.places
+        outside = {*program.inputs, *program.outputs, *program.constants}
+        values = {}
+        for value, (type_, place) in enumerate(zip(program.values, places, strict=True)):
+            if place.root < 0:
+                continue
+            offset = place.offset * type_.itemsize
+            memory = "caller" if place.root in {*program.inputs, *program.outputs} else "constant"
+            if place.root not in outside:
+                memory, offset = "arena", offset + self.storage.offsets[place.root]
+            values[f"%{value}"] = {
+                "type": str(type_),
+                "memory": memory,
+                "offset": offset,
+                "strides": [stride * type_.itemsize for stride in place.strides],
+            }
+        return {
+            "arena_nbytes": self.storage.plan.peak_nbytes,
+            "values": values,
+            "operators": [
+                {
+                    "name": operator.name,
+                    "kind": type(operator.kind).__name__,
+                    "inputs": [f"%{value}" for value in operator.inputs],
+                    "outputs": [f"%{value}" for value in operator.outputs],
+                    "in_place": index in self.layout.in_place,
+                    "seconds": self.seconds.get(index),
+                }
+                for index, operator in enumerate(program.operators)
+            ],
+            "stretches": [
+                {
+                    "workers": [
+                        [self._piece(stretch, piece) for piece in pieces] for pieces in stretch.assignment.lists
+                    ],
+                    "then_torch": [program.operators[index].name for index in stretch.then_torch],
+                }
+                for stretch in self.stretches
+            ],
+        }
+
+    def _piece(self, stretch: Stretch, piece: Piece) -> dict[str, Any]:
+        name = self.layout.program.operators[stretch.operators[piece.job]].name
+        waits = [{"worker": worker, "tasks_done": count} for worker, count in piece.waits]
+        return {"operator": name, "part": piece.part, "of": piece.num_parts, "waits": waits}
 
 
 def stretches_of(

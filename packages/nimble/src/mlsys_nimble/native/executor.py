@@ -189,13 +189,12 @@ class NativeExecutor:
         place, type_ = self._layout.places[value], self._program.values[value]
         if place.root < 0:
             return None
-        itemsize = type_.nbytes // max(type_.numel, 1)
         if place.root in self._program.constants:
             constant = self._constants[place.root]
-            return View(constant.data_ptr() + place.offset * itemsize, type_.dtype, type_.shape, place.strides)
+            return View(constant.data_ptr() + place.offset * type_.itemsize, type_.dtype, type_.shape, place.strides)
         if place.root in self._slots.addresses:
             return View(None, type_.dtype, type_.shape, place.strides, self._slots.addresses[place.root])
-        address = self._arena.buffer.data_ptr() + self._storage.offsets[place.root] + place.offset * itemsize
+        address = self._arena.buffer.data_ptr() + self._storage.offsets[place.root] + place.offset * type_.itemsize
         return View(address, type_.dtype, type_.shape, place.strides)
 
     def _schedule(self, needed: Sequence[tuple[int, ...]], use_multi_stream: bool) -> Schedule:
