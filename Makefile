@@ -10,7 +10,7 @@ TORCH  := torch==2.13.0
 XDIST  ?= -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types fmt bench soak docs browser test-gpu tsan bench-gpu lock lock-models clean
+.PHONY: help setup demo test lint types fmt bench soak soak-dvabatch docs browser test-gpu tsan bench-gpu lock lock-models clean
 
 help:  ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ bench: setup  ## Run the core's benchmarks; peers and suites: mlsys bench
 
 soak: setup  ## Run 200 clients against Orca's server for a minute, half of whom leave in the middle
 	$(PY) benchmarks/orca/soak.py
+
+soak-dvabatch: setup  ## Ten minutes of DVABatch at 120 % load with cancellations; each answer checked
+	$(PY) benchmarks/dvabatch/soak.py --seconds 600
 
 docs: setup  ## Build the documentation site into site/, warnings as errors
 	NO_MKDOCS_2_WARNING=true $(VENV)/bin/mkdocs build --strict --quiet

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from mlsys_core.cli.main import run
+from mlsys_core.config import settings
+from mlsys_dvabatch.models.vision import VGG19
 
 SHORT = ["dvabatch", "baselines", "--stage-ms", "4+0.5,2+0", "--requests", "200"]
 
@@ -58,3 +60,49 @@ def test_errors_are_one_line(options: list[str], says: str, capsys: pytest.Captu
     assert captured.out == ""
     assert says in captured.err
     assert captured.err.strip().count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["serve", "no-such-model"], "is no model DVABatch knows"),
+        (["serve", "missing.pt2"], "is no file"),
+        (["serve", "vgg19-weights", "--policy", "packed"], "only encoders can be packed"),
+        (["serve", "vgg19-weights", "--mode", "bold"], "give literal or cost-aware"),
+        (["profile", "unet", "--shape", "3,x"], "positive numbers with commas"),
+        (["profile", "no-such-model"], "is no model DVABatch knows"),
+    ],
+)
+def test_serve_and_profile_refuse_in_one_line(
+    options: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr("mlsys_dvabatch.models.vision.SHAPES", SMALL_SHAPES)
+    monkeypatch.setattr("mlsys_dvabatch.zoo.SHAPES", SMALL_SHAPES)
+    monkeypatch.setenv("MLSYS_CACHE_DIR", str(tmp_path))
+    settings.cache_clear()
+    try:
+        assert run(["dvabatch", *options]) == 2
+    finally:
+        settings.cache_clear()
+    assert says in capsys.readouterr().err
+
+
+def test_profile_prints_costs_and_a_policy(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr("mlsys_dvabatch.models.vision.SHAPES", SMALL_SHAPES)
+    monkeypatch.setattr("mlsys_dvabatch.zoo.SHAPES", SMALL_SHAPES)
+    monkeypatch.setenv("MLSYS_CACHE_DIR", str(tmp_path))
+    settings.cache_clear()
+    try:
+        assert run(["dvabatch", "profile", "vgg19-weights", "--max-batch", "4"]) == 0
+        assert len(list((tmp_path / "dvabatch-profiles").iterdir())) == 1
+    finally:
+        settings.cache_clear()
+    out = capsys.readouterr().out
+    assert "by number of stages: 1: " in out
+    assert "Milliseconds of a batch" in out
+    assert "Policy: load" in out
+
+
+SMALL_SHAPES = {"vgg19-weights": (lambda: VGG19(32, width=2, num_classes=3, hidden=8), (3, 32, 32))}

@@ -150,19 +150,22 @@ class BufferPairs:
         self.settle()
 
     def settle(self) -> None:
-        """Let every executor that is not at work be active or inactive, and the active ones give back what they owe."""
-        has_changed = True
-        while has_changed:
-            has_changed = False
-            for stage in reversed(range(self.num_stages)):
-                if self.executors[stage] in (ExecutorState.ACTIVE, ExecutorState.INACTIVE):
-                    is_active = any(self.is_legitimate(stage, pair) for pair in range(self.num_pairs))
-                    self.executors[stage] = ExecutorState.ACTIVE if is_active else ExecutorState.INACTIVE
-                if self.executors[stage] in (ExecutorState.WORKING, ExecutorState.INACTIVE):
+        """Let every executor that is not at work be active or inactive, and the active ones give back what they owe.
+
+        From the last to the first: what an executor gives back matters only to those before it.
+        """
+        for stage in reversed(range(self.num_stages)):
+            state = self.executors[stage]
+            if state is ExecutorState.WORKING:
+                continue
+            if state is not ExecutorState.CHECKING:
+                if not any(self.is_legitimate(stage, pair) for pair in range(self.num_pairs)):
+                    self.executors[stage] = ExecutorState.INACTIVE
                     continue
-                for pair in [pair for pair in self._owed[stage] if not self.unread[stage][pair]]:
-                    self._owed[stage].discard(pair)
-                    has_changed |= self._legitimise(stage - 1, pair)
+                self.executors[stage] = ExecutorState.ACTIVE
+            for pair in [pair for pair in self._owed[stage] if not self.unread[stage][pair]]:
+                self._owed[stage].discard(pair)
+                self._legitimise(stage - 1, pair)
 
     def leave_checking(self, stage: int) -> None:
         """The batch that ``stage`` had pulled is gone, or may run: the executor is active or inactive again."""
@@ -170,14 +173,11 @@ class BufferPairs:
             self.executors[stage] = ExecutorState.ACTIVE
             self.settle()
 
-    def _legitimise(self, boundary: int, pair: int) -> bool:
+    def _legitimise(self, boundary: int, pair: int) -> None:
         if self.buffers[boundary][pair] is BufferState.INWRITING:  # its writer puts this back when it ends
             self._restore[boundary - 1] = BufferState.AVAILABLE
-            return False
-        if self.buffers[boundary][pair] is not BufferState.INVALID:
-            return False
-        self.buffers[boundary][pair] = BufferState.AVAILABLE
-        return True
+        elif self.buffers[boundary][pair] is BufferState.INVALID:
+            self.buffers[boundary][pair] = BufferState.AVAILABLE
 
     def _end(self, stage: int, pair: int, *, input_state: BufferState) -> None:
         assert self.executors[stage] is ExecutorState.WORKING

@@ -124,7 +124,8 @@ def _serve(
     if failed:
         raise MlsysError(f"request {failed[0].request_id} ended as {failed[0].reason.value}: {failed[0].error}")
     ended = [collector.finished_s[str(number)] - start_s - float(at) for number, at in enumerate(due_s)]
-    return ended, [each.result for each in finished]
+    vectors: list[Any] = [each.result for each in finished]
+    return ended, vectors
 
 
 def _nearest(texts: list[str], vectors: dict[int, Tensor]) -> Table:

@@ -124,13 +124,14 @@ class DvaScheduler:
 
     def next_batch(self, worker: WorkerId, now: float) -> StageTask | None:
         """The next task of stage ``worker``; None if nothing may run there now."""
-        if len(self.state.waiting):
-            self._admit(now)
         stage, pipeline = int(worker), self.pipeline
-        if not pipeline.can_start(stage):
+        if not stage and len(self.state.waiting):
+            self._admit(now)  # here alone: what is admitted can run only while the first stage is idle
+        if not pipeline.queues[stage] or not pipeline.can_start(stage):
             return None
+        later = range(stage + 1, pipeline.num_stages)
         room = self.concurrency - sum(part is not None for part in pipeline.working)
-        if room <= sum(pipeline.can_start(later) for later in range(stage + 1, pipeline.num_stages)):
+        if room <= sum(pipeline.can_start(other) for other in later if pipeline.queues[other]):
             return None  # later stages go first
         part = pipeline.start(stage)
         assert part is not None

@@ -97,7 +97,8 @@ class State:
         pipeline = self.pipeline
         if pipeline.working[0] is not None or pipeline.queues[0] or pipeline.pairs.free_pair() is None:
             return False
-        busy = sum(pipeline.working[s] is not None or pipeline.can_start(s) for s in range(pipeline.num_stages))
+        busy = sum(part is not None for part in pipeline.working)
+        busy += sum(pipeline.can_start(stage) for stage, queue in enumerate(pipeline.queues) if queue)
         return busy < self.concurrency
 
     def take(self, num: int, now: float) -> list[ServeRequest[Any]]:
