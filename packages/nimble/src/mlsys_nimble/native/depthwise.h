@@ -29,10 +29,6 @@ inline vf in_register(vf x) {
     return x;
 }
 
-inline __attribute__((noinline)) vf finish_slowly(const Finish& finish, vf y, const float* residual) {
-    return residual ? finish(y, load(residual)) : finish(y);
-}
-
 class DepthwiseKernel : public Kernel {
   public:
     explicit DepthwiseKernel(const Depthwise& d) : d(d), finish(d.epilogue) {

@@ -6,6 +6,7 @@
 #include "pointwise.h"
 #include "pool.h"
 #include "rows.h"
+#include "winograd.h"
 
 using namespace nimble;
 
@@ -19,6 +20,8 @@ void kernel_free(Kernel* kernel) { delete kernel; }
 
 Kernel* make_convolution(const Convolution* arguments) { return new ConvolutionKernel(*arguments); }
 Kernel* make_depthwise(const Depthwise* arguments) { return new DepthwiseKernel(*arguments); }
+Kernel* make_winograd2(const Winograd* arguments) { return new WinogradKernel<2>(*arguments); }
+Kernel* make_winograd4(const Winograd* arguments) { return new WinogradKernel<4>(*arguments); }
 Kernel* make_copy(const Copy* arguments) { return new CopyKernel(*arguments); }
 Kernel* make_pad(const Pad* arguments) { return new PadKernel(*arguments); }
 Kernel* make_pointwise(const Pointwise* arguments) {

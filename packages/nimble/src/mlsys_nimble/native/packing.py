@@ -45,6 +45,23 @@ def pack_depthwise(weight: Tensor, lanes: int) -> Tensor:
     return packed
 
 
+# Lavin and Gray 2015, section 4: a filter of three taps at the points of a tile of that many results.
+_FILTER_POINTS = {
+    2: [[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]],
+    4: [
+        *([1 / 4, 0, 0], [-1 / 6, -1 / 6, -1 / 6], [-1 / 6, 1 / 6, -1 / 6]),
+        *([1 / 24, 1 / 12, 1 / 6], [1 / 24, -1 / 12, 1 / 6], [0, 0, 1]),
+    ],
+}
+
+
+def pack_winograd(weight: Tensor, size: int, lanes: int) -> Tensor:
+    """A weight [O, C, 3, 3] transformed for tiles of size x size, as [points][panels][C][width], flat."""
+    points = torch.tensor(_FILTER_POINTS[size], dtype=torch.float64)
+    transformed = torch.einsum("ik,ockl,jl->ijco", points, weight.detach().double(), points).float()
+    return torch.cat([pack_columns(matrix, lanes) for matrix in transformed.flatten(0, 1)])
+
+
 def pack_row(values: Tensor | None, lanes: int) -> Tensor | None:
     """A parameter of a layer norm, flat, filled up with zeros to whole vectors."""
     if values is None:
