@@ -38,7 +38,10 @@ def test_json_and_picture_agree(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_trace_has_every_operator(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "replay.json"
-    assert run(["nimble", "explain", "mlp", "--trace", str(path), "--threads", "2"]) == 0
+    assert run(["nimble", "explain", "mlp", "--trace", str(path), "--profile", "--threads", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "by kind: Linear" in out
+    assert "20 replays on 2 workers" in out
     spans = read_trace(path).spans
     linears = {span.name.split(" ")[0] for span in spans if "linear" in span.name}
     assert len(linears) == 17  # their activations are fused with them

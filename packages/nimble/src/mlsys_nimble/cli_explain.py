@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mlsys_nimble.explain import Explanation
+    from mlsys_nimble.native.executor import NativeExecutor
     from mlsys_nimble.nets.blocks import Net
+
+_REPLAYS = 20  # of a profile
+_PROFILED = 25  # operators shown
 
 
 def nets() -> None:
@@ -45,7 +51,8 @@ def explain(
     trace: Annotated[
         Path | None, typer.Option(help="Replay once; write when each task ran (opens in Perfetto).")
     ] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Workers of the replay that --trace writes.")] = 2,
+    profile: Annotated[bool, typer.Option("--profile", help="Replay it and show where the time goes.")] = False,
+    threads: Annotated[int, typer.Option(min=1, help="Workers of --trace and --profile.")] = 2,
 ) -> None:
     """Show what is decided about a model ahead of time: operators, streams, synchronisations, passes, memory.
 
@@ -72,9 +79,12 @@ def explain(
 
         net = load_model(model, batch=batch)
         found = explained(net.module, net.inputs, progress=progress)
-        if trace is not None:
+        executor: NativeExecutor | None = None
+        if trace is not None or profile:
             progress("preparing a replay")
-            _write_trace(found, net, trace, threads)
+            executor = _executor(found, net, threads)
+        if trace is not None and executor is not None:
+            _write_trace(executor, net, trace)
     if svg is not None:
         _write(svg, stream_svg(found.optimised.assignment))
     if as_json:
@@ -83,6 +93,8 @@ def explain(
         typer.echo(json.dumps({"model": model, **found.record()}, indent=1))
         return
     _print(found)
+    if profile and executor is not None:
+        _print_profile(executor, net)
     for path in (svg, trace):
         if path is not None:
             typer.echo(f"wrote {path}")
@@ -97,23 +109,58 @@ def _write(path: Path, text: str) -> None:
         raise InvalidInputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def _write_trace(found: Explanation, net: Net, path: Path, threads: int) -> None:
-    """One replay of the native executor as a trace, a track for each worker."""
-    import torch
-    from mlsys_core.profiling import Recorder, write_trace
+def _tensors(net: Net) -> list[Tensor]:
+    from torch.utils._pytree import tree_leaves
 
+    return [leaf for leaf in tree_leaves(net.inputs) if hasattr(leaf, "data_ptr")]
+
+
+def _executor(found: Explanation, net: Net, threads: int) -> NativeExecutor:
+    """The native executor, its caches warm and its workers awake."""
     from mlsys_nimble.native.executor import NativeExecutor
 
     executor = NativeExecutor(found.program, num_threads=threads)
-    inputs = [value for value in net.inputs if isinstance(value, torch.Tensor)]
-    for _ in range(3):  # so that caches are warm and workers awake
-        executor.run(inputs)
+    for _ in range(3):
+        executor.run(_tensors(net))
+    return executor
+
+
+def _write_trace(executor: NativeExecutor, net: Net, path: Path) -> None:
+    """One replay as a trace, a track for each worker."""
+    from mlsys_core.errors import InvalidInputError
+    from mlsys_core.profiling import Recorder, write_trace
+
     recorder = Recorder()
-    for task in executor.trace(inputs):
+    for task in executor.trace(_tensors(net)):
         name = task.operator if task.num_parts == 1 else f"{task.operator} {task.part + 1}/{task.num_parts}"
-        span = {"start_ns": task.begin_ns, "end_ns": task.end_ns}
-        recorder.complete(name, track=f"worker {task.worker}", **span)
-    write_trace(recorder.recording(), path)
+        recorder.complete(name, task.begin_ns, task.end_ns, track=f"worker {task.worker}")
+    try:
+        write_trace(recorder.recording(), path)
+    except OSError as error:
+        raise InvalidInputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _print_profile(executor: NativeExecutor, net: Net) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from mlsys_nimble.profile import profile
+
+    found = profile(executor.trace(_tensors(net)) for _ in range(_REPLAYS))
+    kinds = {operator.name: type(operator.kind).__name__ for operator in executor.schedule.layout.program.operators}
+    console = Console()
+    console.print(
+        f"{_REPLAYS} replays on {executor.num_threads} workers: {found.elapsed_s * 1e3:.3f} ms each, "
+        f"workers busy for {found.busy_s / max(executor.num_threads * found.elapsed_s, 1e-12):.0%} of it"
+    )
+    table = Table("operator", "kind", "tasks", "us", "share")
+    for operator in found.operators[:_PROFILED]:
+        share = f"{operator.seconds / found.busy_s:.1%}"
+        kind = kinds.get(operator.name, "")
+        table.add_row(operator.name, kind, str(operator.num_tasks), f"{operator.seconds * 1e6:.1f}", share)
+    console.print(table)
+    parts = [f"{kind} {seconds / found.busy_s:.0%}" for kind, seconds in found.by_kind(kinds).items()]
+    console.print(f"by kind: {', '.join(parts)}")
 
 
 def _print(found: Explanation) -> None:
