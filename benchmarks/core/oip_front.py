@@ -3,13 +3,15 @@
 A server of its own process and 16 keep-alive clients of another; each client sends its next request when it has its
 answer. Contestants are interleaved in rounds: one batch of 1 at a time or of up to 16 (Triton's dynamic batcher without
 delay), tensors as JSON or binary, and gRPC. Each answer is compared with the right one. The front's own work is the
-CPU time of the server's process for one request, which holds on a shared machine too.
+CPU time of the server's processes for one request, which holds on a shared machine too.
 
     python benchmarks/core/oip_front.py
     python benchmarks/core/oip_front.py --seconds 5 --rounds 5 --json oip.json
-    python benchmarks/core/oip_front.py --http 127.0.0.1:18000 --model delay     # another server, e.g. real Triton
 
-Another server's model takes ``x`` FP32 [-1, 4] in batches and gives ``y`` = 2 * x.
+Against real Triton, in the same rounds (benchmarks/peers/pytriton/server.py has the same models and the same 2 ms):
+
+    .peers/pytriton/bin/python benchmarks/peers/pytriton/server.py 18000 18001 &
+    python benchmarks/core/oip_front.py --peer triton 127.0.0.1:18000 127.0.0.1:18001 $!
 """
 
 from __future__ import annotations
@@ -38,12 +40,28 @@ WIDTH = 4
 class Row:
     """One contestant, over all rounds."""
 
+    server: str
     model: str
     wire: str
     requests_per_s: float  # median of the rounds
     p50_ms: float
     p99_ms: float
-    server_cpu_us: float  # of the server's process, for one request; nan for a server that is not ours
+    server_cpu_us: float  # of the server's processes, for one request
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What is measured."""
+
+    name: str
+    http: str  # host:port
+    grpc: str
+    pid: int
+
+    def cpu_s(self) -> float:
+        """CPU seconds that its process and all below it have used."""
+        process = psutil.Process(self.pid)
+        return sum(sum(one.cpu_times()[:2]) for one in (process, *process.children(recursive=True)))
 
 
 def serve() -> None:
@@ -222,37 +240,40 @@ async def grpc_clients(address: str, model: str, num_clients: int, seconds: floa
     return latencies
 
 
-def measure(
-    urls: dict[str, str], contestants: list[tuple[str, str]], process: psutil.Process | None, options: Any
-) -> list[Row]:
+def measure(servers: list[Server], options: argparse.Namespace) -> list[Row]:
     """All contestants, interleaved."""
-    latencies: dict[tuple[str, str], list[float]] = {contestant: [] for contestant in contestants}
-    rates: dict[tuple[str, str], list[float]] = {contestant: [] for contestant in contestants}
-    cpu_s = dict.fromkeys(contestants, 0.0)
+    contestants = [
+        (server, model, wire)
+        for model in ("unbatched", "batched")
+        for wire in ("binary", "json", "grpc")
+        for server in servers
+    ]
+    latencies: list[list[float]] = [[] for _ in contestants]
+    rates: list[list[float]] = [[] for _ in contestants]
+    cpu_s = [0.0 for _ in contestants]
     for number in range(options.rounds + 1):
-        for contestant in contestants:
-            model, wire = contestant
-            before_s = sum(process.cpu_times()[:2]) if process else float("nan")
-            started_s = time.perf_counter()
+        for place, (server, model, wire) in enumerate(contestants):
+            before_s, started_s = server.cpu_s(), time.perf_counter()
             seconds = options.seconds if number else min(1.0, options.seconds)
             if wire == "grpc":
-                found = asyncio.run(grpc_clients(urls["grpc"], model, options.clients, seconds))
+                found = asyncio.run(grpc_clients(server.grpc, model, options.clients, seconds))
             else:
-                found = asyncio.run(http_clients(urls["http"], model, wire, options.clients, seconds))
+                found = asyncio.run(http_clients(server.http, model, wire, options.clients, seconds))
             if number:  # the first round warms up
-                latencies[contestant] += found
-                rates[contestant].append(len(found) / (time.perf_counter() - started_s))
-                cpu_s[contestant] += (sum(process.cpu_times()[:2]) if process else float("nan")) - before_s
+                latencies[place] += found
+                rates[place].append(len(found) / (time.perf_counter() - started_s))
+                cpu_s[place] += server.cpu_s() - before_s
     return [
         Row(
+            server=server.name,
             model=model,
             wire=wire,
-            requests_per_s=statistics.median(rates[model, wire]),
-            p50_ms=float(np.percentile(latencies[model, wire], 50)) * 1e3,
-            p99_ms=float(np.percentile(latencies[model, wire], 99)) * 1e3,
-            server_cpu_us=cpu_s[model, wire] / len(latencies[model, wire]) * 1e6,
+            requests_per_s=statistics.median(rates[place]),
+            p50_ms=float(np.percentile(latencies[place], 50)) * 1e3,
+            p99_ms=float(np.percentile(latencies[place], 99)) * 1e3,
+            server_cpu_us=cpu_s[place] / len(latencies[place]) * 1e6,
         )
-        for model, wire in contestants
+        for place, (server, model, wire) in enumerate(contestants)
     ]
 
 
@@ -262,37 +283,29 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="of each contestant in each round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--http", help="host:port of another server, instead of our own")
-    parser.add_argument("--grpc", help="host:port of its gRPC")
-    parser.add_argument("--model", default="batched", help="the other server's model")
+    parser.add_argument("--peer", nargs=4, action="append", default=[], metavar=("NAME", "HTTP", "GRPC", "PID"))
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--quiet", action="store_true", help="our server logs no requests")
     options = parser.parse_args()
     if options.serve:
         serve()
-    if options.http or options.grpc:
-        wires = [*(["binary", "json"] if options.http else []), *(["grpc"] if options.grpc else [])]
-        urls = {"http": options.http, "grpc": options.grpc}
-        rows = measure(urls, [(options.model, wire) for wire in wires], None, options)
-    else:
-        command = [sys.executable, __file__, "--serve", *(["--quiet"] if options.quiet else [])]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
-            assert server.stdout is not None
-            try:
-                contestants = [
-                    (model, wire) for model in ("unbatched", "batched") for wire in ("binary", "json", "grpc")
-                ]
-                rows = measure(json.loads(server.stdout.readline()), contestants, psutil.Process(server.pid), options)
-            finally:
-                server.terminate()
+    peers = [Server(name, http, grpc, int(pid)) for name, http, grpc, pid in options.peer]
+    command = [sys.executable, __file__, "--serve", *(["--quiet"] if options.quiet else [])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        try:
+            urls = json.loads(process.stdout.readline())
+            rows = measure([Server("mlsys", urls["http"], urls["grpc"], process.pid), *peers], options)
+        finally:
+            process.terminate()
     where = describe_environment()
     print(*(f"{key}: {value}" for key, value in where.items()), sep="\n")
     print(f"\n{options.clients} clients, [1, {WIDTH}] FP32, {options.rounds} rounds of {options.seconds:g} s\n")
-    print(f"{'model':<10} {'wire':<7} {'req/s':>8} {'p50 ms':>8} {'p99 ms':>8} {'server us/req':>14}")
+    print(f"{'server':<8} {'model':<10} {'wire':<7} {'req/s':>8} {'p50 ms':>8} {'p99 ms':>8} {'server us/req':>14}")
     for row in rows:
         figures = f"{row.requests_per_s:>8.0f} {row.p50_ms:>8.2f} {row.p99_ms:>8.2f} {row.server_cpu_us:>14.0f}"
-        print(f"{row.model:<10} {row.wire:<7} {figures}")
+        print(f"{row.server:<8} {row.model:<10} {row.wire:<7} {figures}")
     if options.json:
         options.json.write_text(json.dumps({"environment": where, "rows": [asdict(row) for row in rows]}, indent=2))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ def create_app(
         registry: of metrics, for ``/metrics``; subsystems register their collectors in it. Default a new one.
         clock: of deadlines and durations; give it the serving loop's. Default ``WallClock``.
         logger: default one that writes ``config.log_format`` to stderr.
-        new_request_id: makes ids of requests that bring none; default random UUIDs.
+        new_request_id: makes ids of requests that bring none; default 32 random hexadecimal digits.
 
     Returns:
         The app; ``runtime_of(app)`` has the parts.
@@ -111,7 +111,7 @@ def create_app(
         title=config.title,
         version=config.version,
         lifespan=_lifespan(runtime, lifespan),
-        middleware=_middleware(runtime, new_request_id or (lambda: uuid.uuid4().hex)),
+        middleware=_middleware(runtime, new_request_id or (lambda: secrets.token_hex(16))),
         # The supervisor answers all that is no HTTPException; the last line is for a fault outside of it.
         exception_handlers={HTTPException: on_error, RequestValidationError: on_error, Exception: on_error},
         responses={

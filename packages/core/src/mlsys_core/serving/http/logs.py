@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Literal, TextIO
 
 import structlog
@@ -30,7 +32,7 @@ def make_logger(
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if log_format == "json":
-        processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_to_json)]
     else:
         processors += [structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)]
     logger: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
@@ -40,6 +42,16 @@ def make_logger(
         cache_logger_on_first_use=True,
     )
     return logger
+
+
+def _to_json(event: Any, *, default: Callable[[Any], Any]) -> str:
+    return _encoder(default).encode(event)
+
+
+@cache
+def _encoder(default: Callable[[Any], Any]) -> json.JSONEncoder:
+    """``json.dumps`` with a default makes one for each line."""
+    return json.JSONEncoder(default=default)
 
 
 class _Forward(logging.Handler):

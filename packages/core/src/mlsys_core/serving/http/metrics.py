@@ -33,6 +33,7 @@ class HttpMetrics:
         self._requests = Counter(
             "mlsys_http_requests", "Requests answered", ("route", "method", "status"), registry=registry
         )
+        self._children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}  # looking one up by labels is slow
         self._duration = Histogram(
             "mlsys_http_request_duration_seconds",
             "From the request's headers to the end of its response",
@@ -44,5 +45,11 @@ class HttpMetrics:
     def observe(self, route: str, method: str, status: int, *, duration_s: float) -> None:
         """Count one ended request; ``route`` is a template such as ``/v1/models/{name}``."""
         method = method if method in _METHODS else "OTHER"
-        self._requests.labels(route, method, str(status)).inc()
-        self._duration.labels(route, method).observe(duration_s)
+        key = (route, method, status)
+        children = self._children.get(key)
+        if children is None:
+            children = (self._requests.labels(route, method, str(status)), self._duration.labels(route, method))
+            self._children[key] = children
+        requests, duration = children
+        requests.inc()
+        duration.observe(duration_s)

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from starlette.routing import Match, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.http import ClosingStreamingResponse, HttpConfig
@@ -28,7 +28,7 @@ _HEADER_LENGTH = b"inference-header-content-length"
 
 def inference_routes(engine: Engine, config: HttpConfig) -> list[Route]:
     """The routes, for models with and without a version in the path."""
-    endpoints = {
+    endpoints: dict[str, ASGIApp] = {
         "infer": _Infer(engine, config.max_body_nbytes),
         "generate": _Generate(engine, config.max_body_nbytes),
         "generate_stream": _GenerateStream(engine, config.max_body_nbytes),
