@@ -16,6 +16,7 @@ from mlsys_orca.batch import (
     BatchBuilder,
     IterationBatch,
     IterationOutput,
+    RequestSlice,
     SampledToken,
     ScoredPrompt,
     SliceDetails,
@@ -222,26 +223,17 @@ class RequestBook:
         done = []
         for scored in output.scored:
             self.entries[scored.request_id].scored.append(scored)
-        sampled = iter(output.sampled)
-        following = next(sampled, None)
+        sampled, place = output.sampled, 0
         for part in batch.requests:
             entry = self.entries[part.request_id]
             entry.state = State.INCREMENT
-            tokens = []
-            while part.sampling is not None and following is not None and following.request_id == part.request_id:
-                tokens.append(following)
-                following = next(sampled, None)
             entry.num_computed_tokens = part.context_len
-            if num_draft := part.num_draft_tokens:
-                entry.num_computed_tokens -= num_draft - (len(tokens) - 1)  # wrong guesses are overwritten
-                self.num_guessed += num_draft
-                self.num_right += len(tokens) - 1
-            if entry.finish_reason is None:
-                for token in tokens:
-                    self._accept(entry, token)
-                    if entry.finish_reason is not None:  # right guesses behind a stop token are no part of the answer
-                        entry.num_computed_tokens = min(entry.num_computed_tokens, len(entry.token_ids))
-                        break
+            if part.sampling is not None:
+                if entry.finish_reason is None:
+                    self._accept(entry, sampled[place])
+                place += 1
+                if part.num_draft_tokens:
+                    place = self._accept_guesses(entry, part, sampled, place)
             if self._on_computed is not None:
                 self._on_computed(entry)
             if entry.finish_reason or entry.is_cancelled:
@@ -271,6 +263,19 @@ class RequestBook:
     def wake_at(self, now: float) -> float | None:
         """None: only arrivals and completions change what can run."""
         return None
+
+    def _accept_guesses(self, entry: Entry, part: RequestSlice, sampled: Sequence[SampledToken], place: int) -> int:
+        """Take the tokens from ``place`` on that right guesses gave; returns where the next request's begin."""
+        first = place
+        while place < len(sampled) and sampled[place].request_id == part.request_id:
+            if entry.finish_reason is None:  # right guesses behind a stop token are no part of the answer
+                self._accept(entry, sampled[place])
+            place += 1
+        self.num_guessed += part.num_draft_tokens
+        self.num_right += place - first
+        num_wrong = part.num_draft_tokens - (place - first)  # their keys and values are overwritten
+        entry.num_computed_tokens = min(part.context_len - num_wrong, len(entry.token_ids))
+        return place
 
     def _accept(self, entry: Entry, token: SampledToken) -> None:
         entry.tokens.append(token)
