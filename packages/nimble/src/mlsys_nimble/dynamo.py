@@ -27,7 +27,8 @@ def nimble(
 
     A graph whose gradients are wanted, or that Nimble cannot take, runs as it is, with a warning.
     """
-    return backend(make_options(options or {}))(graph, example_inputs)
+    compiled: Callable[..., Any] = backend(make_options(options or {}))(graph, example_inputs)
+    return compiled
 
 
 def backend(options: Options) -> Callable[..., Any]:

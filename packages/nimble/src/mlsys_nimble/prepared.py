@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from mlsys_core.errors import InvalidInputError
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_structure, tree_unflatten
 
 from mlsys_nimble.capture import Captured, capture
 from mlsys_nimble.executor import Executor, make_executor
@@ -63,7 +63,7 @@ class Prepared:
         for _ in range(size - 1):
             self._free.put(None)  # made when first needed
         self._free.put(self.executor)
-        self._is_one_tensor = captured.out_spec.is_leaf() and bool(captured.output_places)
+        self._is_one_tensor = captured.out_spec == tree_structure(0) and bool(captured.output_places)
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Any:
         """The model's result for the tensors of a call, in flattened order."""
@@ -78,7 +78,7 @@ class Prepared:
         leaves = list(captured.out_leaves)
         for place, tensor in zip(captured.output_places, outputs, strict=True):
             leaves[place] = tensor
-        return captured.out_spec.unflatten(leaves)
+        return tree_unflatten(leaves, captured.out_spec)
 
 
 class PreparedCalls:

@@ -171,7 +171,7 @@ def _pool(kind: kinds.Pool, inputs: tuple[ValueType, ...], result: ValueType) ->
 
 @_compile.register
 def _reduce(kind: kinds.Reduce, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
-    functions = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}
+    functions: dict[str, Any] = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}
     function: Callable[..., Tensor] = functions[kind.op]
     dtype = {"dtype": _dtype(result)} if kind.op == "sum" else {}
     return lambda x: function(x, kind.dims, kind.keeps_dims, **dtype)

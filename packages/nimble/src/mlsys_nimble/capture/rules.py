@@ -25,6 +25,7 @@ FAMILIES = (
     "normalisation",
     "pointwise",
     "pooling",
+    "recurrent",
     "reduction",
     "shape",
 )

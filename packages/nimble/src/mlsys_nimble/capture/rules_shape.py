@@ -88,6 +88,9 @@ def _unbind(b: Builder, results: list[ValueType], x: Ref, dim: int = 0) -> list[
     "aten.split.sizes",
     "aten.split_with_sizes",
     "aten.chunk",
+    "aten.unsafe_split",
+    "aten.unsafe_split_with_sizes",
+    "aten.unsafe_chunk",
     "aten.tensor_split.sections",
     "aten.tensor_split.indices",
 )

@@ -100,8 +100,8 @@ def _fold_backward(rewriter: Rewriter, place: int, operator: Operator, form: Aff
     type_ = rewriter.type(form.value)
     if isinstance(main.kind, MatMul):
         if form.scale.numel() == 1 and form.shift.count_nonzero() == 0:
-            kind = MatMul(main.kind.scale * form.scale.item())
-            rewriter.replace(place, replace(operator, kind=kind, inputs=main.inputs, name=main.name))
+            product = MatMul(main.kind.scale * form.scale.item())
+            rewriter.replace(place, replace(operator, kind=product, inputs=main.inputs, name=main.name))
             rewriter.drop(main)
         return
     dim = main.kind.dim if isinstance(main.kind, Concat) else _output_dim(main, type_)

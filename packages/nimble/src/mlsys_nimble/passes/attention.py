@@ -49,7 +49,8 @@ def find_attention(program: Program) -> Program:
 
 def _scores(rewriter: Rewriter, value: ValueId) -> _Scores | None:
     """Walk back from the softmax's input to the product of queries and keys."""
-    scale, mask, between = 1.0, None, []
+    scale, mask = 1.0, None
+    between: list[Operator] = []
     shape = rewriter.type(value).shape
     while (operator := rewriter.sole_producer(value)) is not None:
         kind = operator.kind

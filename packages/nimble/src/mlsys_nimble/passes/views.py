@@ -98,17 +98,25 @@ def _expand(rewriter: Rewriter, place: int, operator: Operator) -> None:
     return None
 
 
-def _drop_unchanged(rewriter: Rewriter, _place: int, operator: Operator) -> None:
+def _pass_through(rewriter: Rewriter, place: int, operator: Operator) -> None:
+    """Drop an operator that changes nothing but where its result lies; what the caller gets stays a tensor apart."""
+    if operator.outputs[0] in rewriter.lasting:
+        rewriter.replace(place, replace(operator, kind=Copy()))
+    else:
+        rewriter.substitute(operator, operator.inputs[0])
+
+
+def _drop_unchanged(rewriter: Rewriter, place: int, operator: Operator) -> None:
     is_nothing = not isinstance(operator.kind, Pad) or not any(map(any, operator.kind.amounts))
     if is_nothing and _is_unchanged(rewriter, operator):
-        rewriter.substitute(operator, operator.inputs[0])
+        _pass_through(rewriter, place, operator)
 
 
 def _concat(rewriter: Rewriter, place: int, operator: Operator) -> None:
     kind = operator.kind
     assert isinstance(kind, Concat)
     if len(operator.inputs) == 1:
-        return rewriter.substitute(operator, operator.inputs[0])
+        return _pass_through(rewriter, place, operator)
     parts: list[ValueId] = []
     for value in operator.inputs:
         if rewriter.type(value).shape[kind.dim] == 0:
