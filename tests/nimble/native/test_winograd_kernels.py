@@ -1,4 +1,4 @@
-"""Winograd's convolutions against torch in float64, within 1e-5 of the result's scale."""
+"""Winograd's convolutions against torch in float64, within 5e-6 of the result's scale."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_winograd_is_torchs(
     expected = getattr(functional, activation)(product + out.double())
     kind, view = Convolution((1, 1), padding, (1, 1), 1, has_bias=True, epilogue=epilogue), View.of(out)
     kernel = kernels.winograd(kind, View.of(x), weight, bias, view, size=size, residual=view, library=native)
-    assert error(pieces(kernel, out), expected) < (1e-5 if size == 4 else 3e-6)
+    assert error(pieces(kernel, out), expected) < (5e-6 if size == 4 else 2e-6)
     assert torch.equal(outside, before), "written beyond the channels of the result"
 
 

@@ -205,7 +205,7 @@ def winograd(
 ) -> Kernel:
     """As :func:`convolution` where :func:`is_winograd`, by tiles of ``size`` x ``size`` results.
 
-    It multiplies 2.25 (4: 4) times less, rounds more (4: some 3e-6 of the result's scale), and reads larger weights, so
+    It multiplies 2.25 (4: 4) times less, rounds more (4: some 4e-6 of the result's scale), and reads larger weights, so
     that measurement decides. Channels of all tensors are side by side.
     """
     library = library or load()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -45,19 +47,24 @@ def pack_depthwise(weight: Tensor, lanes: int) -> Tensor:
     return packed
 
 
-# Lavin and Gray 2015, section 4: a filter of three taps at the points of a tile of that many results.
-_FILTER_POINTS = {
-    2: [[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]],
-    4: [
-        *([1 / 4, 0, 0], [-1 / 6, -1 / 6, -1 / 6], [-1 / 6, 1 / 6, -1 / 6]),
-        *([1 / 24, 1 / 12, 1 / 6], [1 / 24, -1 / 12, 1 / 6], [0, 0, 1]),
-    ],
-}
+_POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 0.625, -0.625, 1.5, -1.5)}  # of tiles of that size, and infinity; winograd.h
+
+
+def _filter_points(size: int) -> Tensor:
+    """The matrix that takes three taps to the points of a tile (Lavin and Gray 2015, section 4), [size + 2, 3]."""
+    points = _POINTS[size]
+    rows = [
+        [power / prod(point - other for other in points if other != point) for power in (1.0, point, point * point)]
+        for point in points
+    ]
+    if size == 2:  # winograd.h has the sign of its first point's pixels the other way round
+        rows[0] = [-value for value in rows[0]]
+    return torch.tensor([*rows, [0.0, 0.0, 1.0]], dtype=torch.float64)
 
 
 def pack_winograd(weight: Tensor, size: int, lanes: int) -> Tensor:
     """A weight [O, C, 3, 3] transformed for tiles of size x size, as [points][panels][C][width], flat."""
-    points = torch.tensor(_FILTER_POINTS[size], dtype=torch.float64)
+    points = _filter_points(size)
     transformed = torch.einsum("ik,ockl,jl->ijco", points, weight.detach().double(), points).float()
     return torch.cat([pack_columns(matrix, lanes) for matrix in transformed.flatten(0, 1)])
 

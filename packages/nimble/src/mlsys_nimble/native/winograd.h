@@ -34,6 +34,7 @@ class WinogradKernel : public Kernel {
         const int64_t fitting = TRANSFORMED_NBYTES / (POINTS * channels * (int64_t)sizeof(float));
         const int64_t limit = std::clamp<int64_t>(fitting / 6 * 6, LEAST_TILES, MAX_TILES);
         blocks = (tiles + limit - 1) / limit;
+        if (tiles > LEAST_TILES) blocks = (blocks + 1) / 2 * 2;  // two workers are the common case
         most_tiles = (tiles + blocks - 1) / blocks;
         groups = blocks >= 4 ? 1 : std::min<int64_t>(panels, 2);  // of panels: two workers each transform all pixels
         units = blocks * groups;
@@ -75,6 +76,9 @@ class WinogradKernel : public Kernel {
 
   private:
     static constexpr int REACH = SIZE + 2, POINTS = REACH * REACH;
+    // Tiles of 4 are taken at 0, +-P, +-Q and infinity; these round a third as much as the customary 1 and 2, and every
+    // constant made of them is exact. packing.py has them too.
+    static constexpr float P = 0.625f, Q = 1.5f;
 
     // Along one dimension: REACH pixels to REACH points, and those of the products to SIZE results.
     static void to_points(const vf* x, int step, vf* y) {
@@ -83,12 +87,12 @@ class WinogradKernel : public Kernel {
             y[0] = a - c, y[1] = b + c, y[2] = c - b, y[3] = b - d;
         } else {
             const vf e = x[4 * step], f = x[5 * step];
-            const vf even = fma(splat(-4.0f), c, e), odd = fma(splat(-4.0f), b, d);
-            const vf near = e - c, far = splat(2.0f) * (d - b);
-            y[0] = fma(splat(4.0f), a, fma(splat(-5.0f), c, e));
-            y[1] = even + odd, y[2] = even - odd;
-            y[3] = near + far, y[4] = near - far;
-            y[5] = fma(splat(4.0f), b, fma(splat(-5.0f), d, f));
+            const vf even_p = fma(splat(-Q * Q), c, e), odd_p = fma(splat(-Q * Q), b, d);
+            const vf even_q = fma(splat(-P * P), c, e), odd_q = fma(splat(-P * P), b, d);
+            y[0] = fma(splat(P * P * Q * Q), a, fma(splat(-P * P - Q * Q), c, e));
+            y[1] = fma(splat(P), odd_p, even_p), y[2] = fma(splat(-P), odd_p, even_p);
+            y[3] = fma(splat(Q), odd_q, even_q), y[4] = fma(splat(-Q), odd_q, even_q);
+            y[5] = fma(splat(P * P * Q * Q), b, fma(splat(-P * P - Q * Q), d, f));
         }
     }
     static void to_results(const vf* x, int step, vf* y) {
@@ -97,11 +101,11 @@ class WinogradKernel : public Kernel {
             y[0] = a + b + c, y[1] = b - c - d;
         } else {
             const vf e = x[4 * step], f = x[5 * step];
-            const vf sum = b + c, difference = b - c, far_sum = d + e, far = d - e;
-            y[0] = a + sum + far_sum;
-            y[1] = fma(splat(2.0f), far, difference);
-            y[2] = fma(splat(4.0f), far_sum, sum);
-            y[3] = fma(splat(8.0f), far, difference) + f;
+            const vf sum_p = b + c, difference_p = b - c, sum_q = d + e, difference_q = d - e;
+            y[0] = a + sum_p + sum_q;
+            y[1] = fma(splat(P), difference_p, splat(Q) * difference_q);
+            y[2] = fma(splat(P * P), sum_p, splat(Q * Q) * sum_q);
+            y[3] = fma(splat(P * P * P), difference_p, fma(splat(Q * Q * Q), difference_q, f));
         }
     }
 
