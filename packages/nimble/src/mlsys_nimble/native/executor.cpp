@@ -25,18 +25,4 @@ void nimble_plan_add(
 
 void nimble_run(Team* team, const Plan* plan) { team->run(*plan, nullptr); }
 void nimble_run_timed(Team* team, const Plan* plan, nimble::Times* times) { team->run(*plan, times); }
-
-// The least seconds that units `begin` to `end` took, of `repeats` runs on this thread.
-double nimble_time(const Kernel* kernel, int64_t begin, int64_t end, int repeats) {
-    using Clock = std::chrono::steady_clock;
-    std::unique_ptr<char, decltype(&std::free)> scratch(
-        (char*)std::aligned_alloc(64, (kernel->scratch_nbytes + 127) / 64 * 64), &std::free);
-    double least = 1e30;
-    for (int i = 0; i < repeats; i++) {
-        const auto from = Clock::now();
-        kernel->run(begin, end, scratch.get());
-        least = std::min(least, std::chrono::duration<double>(Clock::now() - from).count());
-    }
-    return least;
-}
 }

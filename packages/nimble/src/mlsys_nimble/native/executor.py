@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import statistics
 import time
-import weakref
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from mlsys_core.config import settings
 from mlsys_core.memory import Arena
-from mlsys_core.native import load_kernel
 from torch import Tensor
 
 from mlsys_nimble.layout import lay_out
-from mlsys_nimble.native import library
+from mlsys_nimble.native.choices import Choices
 from mlsys_nimble.native.library import Kernel, View
-from mlsys_nimble.native.lowering import kernel_for
+from mlsys_nimble.native.lowering import kernel_for, other_kernels
+from mlsys_nimble.native.replay import Plan, Team
 from mlsys_nimble.native.slots import Slots
 from mlsys_nimble.planner import Assignment, Job, candidates
 from mlsys_nimble.program import Operator, Program, ValueId
@@ -33,39 +29,8 @@ from mlsys_nimble.reference import Run, compile_operator
 from mlsys_nimble.schedule import Schedule, Stretch, stretches_of
 from mlsys_nimble.storage import ancestors, dependencies, plan_storage
 
-SPINS = 3_000  # pauses that a worker waits before it sleeps: some tens of microseconds
 MEASURED = 4  # assignments that are tried by the clock
 MEASURE_S = 0.15  # for each of them, and for the times of single kernels
-
-
-class _Wait(Structure):
-    """executor.h: Wait."""
-
-    _fields_ = [("worker", c_int32), ("count", c_int32)]
-
-
-class _Times(Structure):
-    """executor.h: Times."""
-
-    _fields_ = [("begin", c_int64), ("end", c_int64)]
-
-
-@cache
-def _load() -> Any:
-    here = Path(__file__).parent
-    native = load_kernel(
-        here / "executor.cpp", cache_dir=settings().cache_dir, headers=[here / "executor.h", here / "kernel.h"]
-    )
-    native.nimble_team.restype = native.nimble_plan.restype = c_void_p
-    native.nimble_team.argtypes = [c_int32, c_int32]
-    native.nimble_plan.argtypes = [c_int32]
-    native.nimble_team_free.argtypes = native.nimble_plan_free.argtypes = [c_void_p]
-    native.nimble_plan_add.argtypes = [c_void_p, c_int32, c_void_p, c_int64, c_int64, POINTER(_Wait), c_int32]
-    native.nimble_run.argtypes = [c_void_p, c_void_p]
-    native.nimble_run_timed.argtypes = [c_void_p, c_void_p, POINTER(_Times)]
-    native.nimble_time.restype = c_double
-    native.nimble_time.argtypes = [c_void_p, c_int64, c_int64, c_int32]
-    return native
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +45,6 @@ class TaskTime:
     end_ns: int
 
 
-def _owned(owner: object, handle: int, free: Any) -> int:
-    """A native object that lives as long as ``owner``."""
-    weakref.finalize(owner, free, handle)
-    return handle
-
-
 class NativeExecutor:
     """See :class:`mlsys_nimble.executor.Executor`.
 
@@ -93,16 +52,22 @@ class NativeExecutor:
         program: After the passes.
         num_threads: Workers, the caller's thread among them; None: as many as torch uses.
         use_multi_stream: Whether operators may run side by side; if not, all workers share each.
+        winograd: The largest tile that 3x3 convolutions may be computed by: 0, 2 (as exact as the usual way) or 4
+            (faster still, and two to three times eager's rounding).
 
     Raises:
         MissingDependencyError: there is no C++ compiler.
     """
 
     def __init__(
-        self, program: Program, *, num_threads: int | None = None, use_multi_stream: bool = True, **_: Any
+        self,
+        program: Program,
+        *,
+        num_threads: int | None = None,
+        use_multi_stream: bool = True,
+        winograd: int = 2,
+        **_: Any,
     ) -> None:
-        self._native = _load()
-        library.load()
         self.num_threads = num_threads or torch.get_num_threads()
         layout = lay_out(program)
         needed = dependencies(layout)
@@ -117,22 +82,22 @@ class NativeExecutor:
             value: view for value in range(len(self._program.values)) if (view := self._view(value)) is not None
         }
         changed = {buffer for buffer, _ in self._program.mutations}
-        constants = {value: tensor for value, tensor in self._program.constants.items() if value not in changed}
+        self._fixed = {value: tensor for value, tensor in self._program.constants.items() if value not in changed}
         self._kernels: dict[int, Kernel] = {}
         self._torch: dict[int, tuple[Run, Operator]] = {}
         for index, operator in enumerate(self._program.operators):
             if index in layout.in_place:
                 continue
-            kernel = kernel_for(operator, self._views, constants)
+            kernel = kernel_for(operator, self._views, self._fixed)
             if kernel is not None:
                 self._kernels[index] = kernel
             else:
                 self._torch[index] = (compile_operator(operator, self._program.values), operator)
-        self._team = _owned(self, self._native.nimble_team(self.num_threads, SPINS), self._native.nimble_team_free)
+        self._team = Team(self.num_threads)
         self._tensors: dict[ValueId, Tensor] = {}
-        self._plans: list[int] = []
+        self._plans: list[Plan] = []
         with torch.no_grad():
-            self.schedule = self._schedule(needed, use_multi_stream)
+            self.schedule = self._schedule(needed, use_multi_stream, winograd)
             self._plans = [self._plan(stretch, stretch.assignment) for stretch in self.schedule.stretches]
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -142,7 +107,7 @@ class NativeExecutor:
         outputs = slots.results()
         if not self._torch:
             for plan in self._plans:
-                self._native.nimble_run(self._team, plan)
+                self._team.run(plan)
         else:
             self._run_mixed(kept, outputs)
         if program.mutations:
@@ -197,12 +162,13 @@ class NativeExecutor:
         address = self._arena.buffer.data_ptr() + self._storage.offsets[place.root] + place.offset * type_.itemsize
         return View(address, type_.dtype, type_.shape, place.strides)
 
-    def _schedule(self, needed: Sequence[tuple[int, ...]], use_multi_stream: bool) -> Schedule:
+    def _schedule(self, needed: Sequence[tuple[int, ...]], use_multi_stream: bool, winograd: int) -> Schedule:
         """Measure every kernel, then the best assignments of each stretch, and keep the fastest."""
         stretches = stretches_of(needed, frozenset(self._torch), frozenset(self._layout.in_place))
         self._slots.bind([torch.zeros(t.shape, dtype=getattr(torch, t.dtype)) for t in self._slots.input_types])
         scratch = self._slots.results()
         seconds = self._measure_kernels(stretches)
+        self._choose_kernels(stretches, seconds, winograd)
         chosen: list[Stretch] = []
         for stretch in stretches:
             number = {operator: job for job, operator in enumerate(stretch.operators)}
@@ -237,6 +203,31 @@ class NativeExecutor:
                 seconds[stretch.operators[job]] = statistics.median(times) * 1e-9
         return seconds
 
+    def _choose_kernels(self, stretches: Sequence[Stretch], seconds: dict[int, float], winograd: int) -> None:
+        """Replace kernels by faster ones for the same operator: each kind takes its turn in whole replays."""
+        choices = Choices(settings().cache_dir)
+        others = {
+            index: found
+            for index in self._kernels
+            if (found := other_kernels(self._program.operators[index], self._views, self._fixed, winograd=winograd))
+        }
+        usual = {index: self._kernels[index] for index in others}
+        texts = {index: f"{winograd} {choices.text(self._program.operators[index], self._views)}" for index in others}
+        unknown = {index for index in others if texts[index] not in choices.known}
+        best = {index: ("usual", seconds[index]) for index in unknown}
+        for name in dict.fromkeys(name for index in unknown for name in others[index]):
+            for index in unknown:
+                self._kernels[index] = others[index][name]() if name in others[index] else usual[index]
+            for index, took in self._measure_kernels(stretches).items():
+                if index in unknown and took < best[index][1]:
+                    best[index] = (name, took)
+        choices.learn({texts[index]: name for index, (name, _) in best.items()})
+        for index, found in others.items():
+            name = choices.known[texts[index]]
+            self._kernels[index] = found[name]() if name in found else usual[index]
+        if others:
+            seconds.update(self._measure_kernels(stretches))
+
     def _fastest(self, stretch: Stretch, found: Sequence[Assignment]) -> Assignment:
         """The assignment whose fastest replay was the fastest; they take turns, as other processes come and go."""
         plans = [self._plan(stretch, assignment) for assignment in found]
@@ -245,30 +236,22 @@ class NativeExecutor:
         while rounds < 4 or time.perf_counter() - begin < MEASURE_S * len(plans):
             for number, plan in enumerate(plans):
                 before = time.perf_counter()
-                self._native.nimble_run(self._team, plan)
+                self._team.run(plan)
                 least[number] = min(least[number], time.perf_counter() - before)
             rounds += 1
         return found[least.index(min(least))]
 
-    def _plan(self, stretch: Stretch, assignment: Assignment) -> int:
-        plan = _owned(self, self._native.nimble_plan(self.num_threads), self._native.nimble_plan_free)
-        for worker, pieces in enumerate(assignment.lists):
-            for piece in pieces:
-                kernel = self._kernels[stretch.operators[piece.job]]
-                waits = (_Wait * len(piece.waits))(*(_Wait(*wait) for wait in piece.waits))
-                begin, end = piece.units(kernel.units)
-                self._native.nimble_plan_add(plan, worker, kernel.address, begin, end, waits, len(piece.waits))
-        return plan
+    def _plan(self, stretch: Stretch, assignment: Assignment) -> Plan:
+        kernels = {job: self._kernels[operator] for job, operator in enumerate(stretch.operators)}
+        return Plan(assignment, kernels, self.num_threads)
 
-    def _timed(self, stretch: Stretch, assignment: Assignment, plan: int) -> list[TaskTime]:
+    def _timed(self, stretch: Stretch, assignment: Assignment, plan: Plan) -> list[TaskTime]:
         """Replay a stretch; the times of its tasks, worker after worker."""
         pieces = [(worker, piece) for worker, pieces in enumerate(assignment.lists) for piece in pieces]
-        times = (_Times * len(pieces))()
-        self._native.nimble_run_timed(self._team, plan, times)
         names = [self._program.operators[stretch.operators[piece.job]].name for _, piece in pieces]
         return [
-            TaskTime(name, piece.part, piece.num_parts, worker, at.begin, at.end)
-            for name, (worker, piece), at in zip(names, pieces, times, strict=True)
+            TaskTime(name, piece.part, piece.num_parts, worker, *times)
+            for name, (worker, piece), times in zip(names, pieces, self._team.run_timed(plan), strict=True)
         ]
 
     # Running what torch runs
@@ -277,7 +260,7 @@ class NativeExecutor:
         with torch.no_grad():
             for stretch, plan in zip(self.schedule.stretches, self._plans, strict=True):
                 if stretch.operators:
-                    self._native.nimble_run(self._team, plan)
+                    self._team.run(plan)
                 for index in stretch.then_torch:
                     self._run_torch(index, inputs, outputs)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -27,24 +27,50 @@ class _Call:
 
 
 def kernel_for(operator: Operator, views: Mapping[ValueId, View], constants: Mapping[ValueId, Tensor]) -> Kernel | None:
-    """The operator's kernel with everything bound; None: it has none.
+    """The operator's usual kernel with everything bound; None: it has none.
 
     Args:
         operator: Any, but those that the layout has in place.
         views: Where its inputs and outputs lie.
         constants: Tensors that never change, which kernels may pack.
     """
+    call = _Call(
+        operator.kind,
+        [views[value] for value in operator.inputs],
+        [constants.get(value) for value in operator.inputs],
+        views[operator.outputs[0]],
+    )
     lower = _RULES.get(type(operator.kind))
-    inputs = [views[value] for value in operator.inputs]
-    out = views[operator.outputs[0]]
-    if lower is None or any(view.dtype not in DTYPES or len(view.shape) > MAX_RANK for view in (*inputs, out)):
+    every = (*call.inputs, call.out)
+    if lower is None or any(view.dtype not in DTYPES or len(view.shape) > MAX_RANK for view in every):
         return None
-    if any(0 in view.shape for view in (*inputs, out)):
+    if any(0 in view.shape for view in every):
         return None
     exact = {"float32", "bool", "int32", "uint8"} if isinstance(operator.kind, kinds.Pointwise) else {"float32"}
-    if isinstance(operator.kind, _EXACT_ONLY) and any(view.dtype not in exact for view in (*inputs, out)):
+    if isinstance(operator.kind, _EXACT_ONLY) and any(view.dtype not in exact for view in every):
         return None
-    return lower(_Call(operator.kind, inputs, [constants.get(value) for value in operator.inputs], out))
+    return lower(call)
+
+
+def other_kernels(
+    operator: Operator, views: Mapping[ValueId, View], constants: Mapping[ValueId, Tensor], *, winograd: int
+) -> dict[str, Callable[[], Kernel]]:
+    """Kernels that may be faster than the usual one, by name; the paper's kernel selection measures them (section 3.3).
+
+    Only for an operator that :func:`kernel_for` has a kernel for. ``winograd`` is the largest tile allowed.
+    """
+    kind, weight = operator.kind, constants.get(operator.inputs[1]) if len(operator.inputs) > 1 else None
+    if not isinstance(kind, kinds.Convolution) or weight is None or not kernels.is_winograd(kind, weight):
+        return {}
+    inputs, out = [views[value] for value in operator.inputs], views[operator.outputs[0]]
+    bias = constants[operator.inputs[2]] if kind.has_bias else None
+    residual = inputs[-1] if kind.epilogue.has_residual else None
+
+    def by_tiles(size: Literal[2, 4]) -> Kernel:
+        return kernels.winograd(kind, inputs[0], weight, bias, out, size=size, residual=residual)
+
+    found: dict[str, Callable[[], Kernel]] = {"winograd 2": lambda: by_tiles(2), "winograd 4": lambda: by_tiles(4)}
+    return {name: make for name, make in found.items() if int(name.split()[1]) <= winograd}
 
 
 def _convolution(call: _Call) -> Kernel | None:

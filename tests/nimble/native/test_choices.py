@@ -1,0 +1,64 @@
+"""Kernel selection: measured once, kept on disk, never beyond the tile that is allowed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from mlsys_nimble.native.executor import NativeExecutor
+from mlsys_nimble.operators import Convolution
+from mlsys_nimble.program import Operator, Program, ValueType
+from mlsys_nimble.reference import ReferenceExecutor
+
+
+def convolution() -> Program:
+    generator = torch.Generator().manual_seed(0)
+    kind = Convolution((1, 1), ((1, 1), (1, 1)), (1, 1), 1, has_bias=False)
+    image, weight = ValueType((1, 32, 14, 14), "float32"), torch.randn(32, 32, 3, 3, generator=generator) / 17
+    values = (image, ValueType((32, 32, 3, 3), "float32"), image)
+    return Program(values, (Operator("conv", kind, (0, 1), (2,)),), inputs=(0,), outputs=(2,), constants={1: weight})
+
+
+def names_of(executor: NativeExecutor) -> set[str]:
+    return {kernel.name for kernel in executor._kernels.values()} - {"copy"}
+
+
+@pytest.fixture
+def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    from mlsys_core.config import settings
+    from mlsys_nimble.native import library, replay
+
+    library.load(), replay._load()  # from the usual cache, not compiled anew
+    monkeypatch.setenv("MLSYS_CACHE_DIR", str(tmp_path))
+    settings.cache_clear()
+    yield tmp_path
+    settings.cache_clear()
+
+
+@pytest.mark.parametrize("winograd", [0, 2, 4])
+def test_every_choice_gives_the_same_answer(cache_dir: Path, winograd: int) -> None:
+    executor = NativeExecutor(convolution(), num_threads=1, winograd=winograd)
+    x = torch.randn(1, 32, 14, 14)
+    torch.testing.assert_close(executor.run([x])[0], ReferenceExecutor(convolution()).run([x])[0], rtol=1e-4, atol=1e-5)
+    if winograd == 0:
+        assert names_of(executor) == {"convolution"}
+
+
+def test_what_was_found_is_kept_and_followed(cache_dir: Path) -> None:
+    NativeExecutor(convolution(), num_threads=1)
+    [file] = (cache_dir / "nimble").iterdir()
+    [signature] = json.loads(file.read_text())
+    for choice, kernel in (("winograd 2", "winograd2"), ("usual", "convolution")):
+        file.write_text(json.dumps({signature: choice}))
+        assert names_of(NativeExecutor(convolution(), num_threads=1)) == {kernel}
+
+
+def test_a_damaged_file_is_measured_again(cache_dir: Path) -> None:
+    NativeExecutor(convolution(), num_threads=1)
+    [file] = (cache_dir / "nimble").iterdir()
+    file.write_text("{")
+    NativeExecutor(convolution(), num_threads=1)
+    assert len(json.loads(file.read_text())) == 1
