@@ -60,21 +60,22 @@ def prepare(
     loaded = load(name, cache_dir, num_stages=num_stages, shape=shape, compile_stage=compiler_of(compiler))
     if compiler is not None and isinstance(loaded.model, BertStages):
         raise InvalidInputError(f"{name}: encoders run as they are; --compiler is for models that are sliced")
-    costs = profiled(loaded, cache_dir, max_batch_size=max_batch_size, progress=progress)
-    if policy in WHOLE:
+    if policy in WHOLE:  # these ask for no costs
+        costs = profiled(loaded, cache_dir, max_batch_size=1, progress=progress)
         return Prepared(loaded, costs, _whole(policy, max_batch_size, max_waiting, window_s), policy)
     chosen = policy
     if policy == "auto":
         is_encoder = isinstance(loaded.model, BertStages)
         chosen = choose(Diversities(is_encoder, _has_operator_diversity(loaded)), can_pack=is_encoder)
     made = make_policy(chosen, installed_plugins().registry, mode=mode)
-    if isinstance(made, LoadPolicy):
-        made.comp_wait_s = comp_wait_s(costs, qos_s, max_batch_size, loaded.lengths[-1])
     if chosen == "packed":
         if not isinstance(loaded.model, BertStages):
             raise InvalidInputError(f"{name}: only encoders can be packed; take another policy")
         loaded = Loaded(loaded.name, loaded.model.with_form(is_packed=True, num_stages=num_stages or 1), loaded.folder)
-        costs = profiled(loaded, cache_dir, max_batch_size=max_batch_size, progress=progress)
+        max_batch_size = 1  # to be measured: tokens are what a packed batch costs
+    costs = profiled(loaded, cache_dir, max_batch_size=max_batch_size, progress=progress)
+    if isinstance(made, LoadPolicy):
+        made.comp_wait_s = comp_wait_s(costs, qos_s, max_batch_size, loaded.lengths[-1])
     return Prepared(loaded, costs, made, chosen)
 
 
@@ -85,7 +86,7 @@ def profiled(
     sizes = [2**power for power in range(7) if 2**power <= max_batch_size]
     is_encoder = isinstance(loaded.model, BertStages)
     if is_encoder:  # batches of many long requests take long and say nothing new
-        sizes = [size for size in sizes if size <= 16]
+        sizes = [size for size in sizes if size <= 8]
     name = loaded.name + (" packed" if isinstance(loaded.model, BertStages) and loaded.model.is_packed else "")
     return cached_costs(
         cache_dir,
