@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlsys_core.plugins.hookspecs import hookimpl
-from mlsys_core.plugins.specs import CommandSpec
+from mlsys_core.plugins.specs import BenchmarkSpec, CommandSpec, DemoStepSpec, EngineSpec, ModelLoaderSpec, PolicySpec
 
 
 @hookimpl
@@ -16,5 +16,62 @@ def mlsys_register_commands() -> Iterable[CommandSpec]:
             name="batchmaker",
             help="Batch single cells of recurrent networks instead of whole requests.",
             app="mlsys_batchmaker.cli:app",
+        )
+    ]
+
+
+@hookimpl
+def mlsys_register_engines() -> Iterable[EngineSpec]:
+    """The cellular engine."""
+    return [EngineSpec(name="batchmaker", help="Cellular batching engine.", factory="mlsys_batchmaker.engine:Engine")]
+
+
+@hookimpl
+def mlsys_register_policies() -> Iterable[PolicySpec]:
+    """Algorithm 1."""
+    return [
+        PolicySpec(
+            name="cellular",
+            kind="batching",
+            help="Single cells of unfolded requests.",
+            factory="mlsys_batchmaker.scheduling.scheduler:CellularScheduler",
+        )
+    ]
+
+
+@hookimpl
+def mlsys_register_model_loaders() -> Iterable[ModelLoaderSpec]:
+    """Model directories."""
+    return [
+        ModelLoaderSpec(
+            name="batchmaker",
+            help="Directories of mlsys batchmaker save.",
+            suffixes=("manifest.json",),
+            factory="mlsys_batchmaker.store:load_model",
+        )
+    ]
+
+
+@hookimpl
+def mlsys_register_benchmarks() -> Iterable[BenchmarkSpec]:
+    """``mlsys bench batchmaker``; with options: ``mlsys batchmaker bench``."""
+    return [
+        BenchmarkSpec(
+            name="batchmaker",
+            help="The BatchMaker paper's figures: cellular against request-level batching.",
+            run="mlsys_batchmaker.bench.suite:run",
+        )
+    ]
+
+
+@hookimpl
+def mlsys_register_demo_steps() -> Iterable[DemoStepSpec]:
+    """300 words to phonemes under load."""
+    return [
+        DemoStepSpec(
+            name="batchmaker",
+            help="BatchMaker: words to phonemes, cell by cell",
+            run="mlsys_batchmaker.demo:run",
+            order=40,
         )
     ]

@@ -7,6 +7,7 @@ requests, at different steps, can run as one batch (BatchMaker, sections 3.1 and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from mlsys_core.errors import InvalidInputError
@@ -14,7 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mlsys_batchmaker.cell import cell
+from mlsys_batchmaker.packed import PackedLSTM, pack
 from mlsys_batchmaker.plan.spec import Port
+
+_UNKNOWN = object()  # not packed yet
 
 
 @cell
@@ -43,6 +47,7 @@ class LSTMCell(nn.Module):
             raise InvalidInputError(f"input_size={input_size}, hidden_size={hidden_size}: both must be at least 1")
         self.input_size = input_size
         self.hidden_size = hidden_size
+        self._packed: Any = _UNKNOWN
         # Rows: inputs, then hidden. Columns: input, forget, candidate and output gate, hidden_size each.
         self.weight = nn.Parameter(torch.empty(input_size + hidden_size, 4 * hidden_size))
         self.bias = nn.Parameter(torch.zeros(4 * hidden_size))
@@ -88,7 +93,39 @@ class LSTMCell(nn.Module):
         """All inputs times their weights at once, then the steps; see :class:`mlsys_batchmaker.cell.RunsSteps`."""
         if tuple(carry) != (-1, 0, 1):
             return None
-        return run_lstm_steps(self.weight, self.bias, each[0], first[1], first[2], sizes)
+        return self.run_layer(each[0], first[1], first[2], sizes)
+
+    def run_layer(self, inputs: Tensor, hidden: Tensor, state: Tensor, sizes: Sequence[int]) -> list[list[Tensor]]:
+        """Steps of this layer: the inputs' part of all steps is one multiplication.
+
+        The weights are packed on the first call, and must not change after it.
+
+        Args:
+            inputs: [steps, b, input].
+            hidden: [b, h].
+            state: [b, h].
+            sizes: rows of each step, never rising.
+
+        Returns:
+            Hidden and cell state after each step.
+        """
+        if self._packed is _UNKNOWN or inputs.device.type != "cpu":
+            on_host = inputs.device.type == "cpu"
+            object.__setattr__(self, "_packed", pack(self.weight, self.bias, self.input_size) if on_host else None)
+        packed: PackedLSTM | None = self._packed
+        steps, rows, width = inputs.shape
+        flat = inputs.reshape(steps * rows, width)
+        if packed is not None:
+            from_inputs = packed.from_inputs(flat).view(steps, rows, -1)
+        else:
+            from_inputs = torch.addmm(self.bias, flat, self.weight[:width]).view(steps, rows, -1)
+        outputs: list[list[Tensor]] = []
+        for step, size in enumerate(sizes):
+            own, before = from_inputs[step, :size], hidden[:size]
+            gates = packed.gates(own, before) if packed else torch.addmm(own, before, self.weight[width:])
+            hidden, state = lstm_gates_in_place(gates, state[:size])
+            outputs.append([hidden, state])
+        return outputs
 
 
 def lstm_gates(gates: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,28 +135,13 @@ def lstm_gates(gates: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     return torch.sigmoid(keep_out) * torch.tanh(new_state), new_state
 
 
-def run_lstm_steps(
-    weight: Tensor, bias: Tensor, inputs: Tensor, hidden: Tensor, state: Tensor, sizes: Sequence[int]
-) -> list[list[Tensor]]:
-    """Steps of an LSTM: the inputs' part of all steps is one multiplication.
-
-    Args:
-        weight: [input + h, 4h].
-        bias: [4h].
-        inputs: [steps, b, input].
-        hidden: [b, h].
-        state: [b, h].
-        sizes: rows of each step, never rising.
-    """
-    steps, rows, width = inputs.shape
-    from_inputs = torch.addmm(bias, inputs.reshape(steps * rows, width), weight[:width]).view(steps, rows, -1)
-    recurrent = weight[width:]
-    outputs: list[list[Tensor]] = []
-    for step, size in enumerate(sizes):
-        hidden, state = hidden[:size], state[:size]
-        hidden, state = lstm_gates(torch.addmm(from_inputs[step, :size], hidden, recurrent), state)
-        outputs.append([hidden, state])
-    return outputs
+def lstm_gates_in_place(gates: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The same with fewer temporaries, over contiguous gates."""
+    size = state.shape[1]
+    candidate = torch.tanh(gates[:, 2 * size : 3 * size])
+    kept = torch.sigmoid(gates)
+    new_state = (kept[:, size : 2 * size] * state).addcmul_(kept[:, :size], candidate)
+    return torch.tanh(new_state).mul_(kept[:, 3 * size :]), new_state
 
 
 @cell
@@ -153,7 +175,7 @@ class WordLSTMCell(nn.Module):
         if tuple(carry) != (-1, 0, 1):
             return None
         inputs = functional.embedding(each[0], self.embedding.weight)
-        return run_lstm_steps(self.lstm.weight, self.lstm.bias, inputs, first[1], first[2], sizes)
+        return self.lstm.run_layer(inputs, first[1], first[2], sizes)
 
 
 @cell
@@ -383,7 +405,7 @@ class StackedLSTMCell(nn.Module):
         for number, layer in enumerate(self.layers):
             assert isinstance(layer, LSTMCell)
             states = first[1 + 2 * number], first[2 + 2 * number]
-            steps = run_lstm_steps(layer.weight, layer.bias, inputs, *states, sizes)
+            steps = layer.run_layer(inputs, *states, sizes)
             for own, (hidden, state) in zip(outputs, steps, strict=True):
                 own += [hidden, state]
             if number + 1 < len(self.layers):

@@ -129,6 +129,34 @@ def serve(
     raise typer.Exit(serve_app(served, host, port, on_ready=lambda address: typer.echo(f"serving at {address.url}/v2")))
 
 
+@app.command()
+def bench(
+    quick: Annotated[bool, typer.Option(help="Smaller model, fewer requests and loads; under three minutes.")] = False,
+    figures: Annotated[
+        str, typer.Option(help="Figures of the paper, with commas.", metavar="NUMBERS")
+    ] = "3,7,8,9,11,13,14,15",
+    hidden: Annotated[int | None, typer.Option(help="Hidden size; by default 1024, quick 256.", min=1)] = None,
+    requests: Annotated[int | None, typer.Option(help="Requests a run.", min=10)] = None,
+    trees: Annotated[Path | None, typer.Option(help="Parse trees in brackets, one a line, for figure 14.")] = None,
+    output: Annotated[Path, typer.Option(help="Folder for JSON, page and figures.")] = Path("benchmarks/results"),
+) -> None:
+    """Reproduce the paper's figures: cellular batching against bucketing, packing and dynamic batching.
+
+    Example: mlsys batchmaker bench --quick --figures 7,9
+    """
+    from mlsys_core.bench import BenchContext, print_section, write_results
+    from rich.console import Console
+
+    from mlsys_batchmaker.bench.suite import run_figures, scale_of
+
+    context = BenchContext(Console(), quick, "cpu", 1)
+    scale = scale_of(quick=quick, hidden=hidden, requests=requests, trees=trees)
+    section = run_figures(context, scale, [part.strip() for part in figures.split(",")])
+    print_section(section, context.console)
+    write_results("batchmaker", section, context, output)
+    typer.echo(f"Written: {output / 'batchmaker'}.json and .html")
+
+
 def parse_sizes(text: str) -> list[int]:
     """Batch sizes from "1,2,4"; that they rise is for the profiler to check.
 

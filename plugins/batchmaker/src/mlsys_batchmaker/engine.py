@@ -11,10 +11,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal, Self
 
+import torch
 from mlsys_core.errors import InvalidInputError, MlsysError
 from mlsys_core.serving import Clock, Finished, FinishReason, LoopRecorder, ServingLoop, ThreadExecutor, WallClock
 from mlsys_core.serving.protocols import Executor
+from torch import Tensor
 
+from mlsys_batchmaker.cuda import CudaExecutor, cuda_graph, make_signal, to_pinned
 from mlsys_batchmaker.materialise import AUTO, MaterialisedCell, find_compiler
 from mlsys_batchmaker.model import Model, Payload
 from mlsys_batchmaker.pool import DEFAULT_POOL_BYTES, SeveralPools, StatePool, plan_rows
@@ -91,9 +94,28 @@ def make_scheduler(model: Model, config: EngineConfig) -> tuple[CellularSchedule
 
 def make_workers(model: Model, pools: Sequence[StatePool], config: EngineConfig, clock: Clock) -> list[Worker]:
     """Workers that share the state pool of their device; cells are made ready for every batch size."""
-    compiler = find_compiler(config.compiler)
+    on_gpu = config.device.startswith("cuda")
+    compiler = cuda_graph if on_gpu and config.compiler == AUTO else find_compiler(config.compiler)
     cells = [MaterialisedCell(cell, device=config.device, compiler=compiler) for cell in model.cells]
-    return [Worker(model.layout, cells, pools, clock=clock) for _ in range(config.num_workers)]
+    to_host = to_pinned if on_gpu else Tensor.cpu
+    return [Worker(model.layout, cells, pools, clock=clock, to_host=to_host) for _ in range(config.num_workers)]
+
+
+def make_executor(worker: Worker, config: EngineConfig, clock: Clock, number: int) -> Executor[Round, RoundOutput]:
+    """A thread of its own on the CPU; a stream of its own on a GPU."""
+    if not config.device.startswith("cuda"):
+        return ThreadExecutor(worker, max_in_flight=config.max_tasks_to_submit, name=f"batchmaker-{number}")
+    device = torch.device(config.device)
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        signal = make_signal(device)
+    return CudaExecutor(
+        worker,
+        signal,
+        clock,
+        max_in_flight=config.max_tasks_to_submit,
+        in_stream=lambda: torch.cuda.stream(stream),
+    )
 
 
 class Engine:
@@ -131,8 +153,7 @@ class Engine:
         self.scheduler, pools = make_scheduler(model, self.config)
         workers = make_workers(model, pools, self.config, clock)
         executors: list[Executor[Round, RoundOutput]] = [
-            ThreadExecutor(worker, max_in_flight=self.config.max_tasks_to_submit, name=f"batchmaker-{number}")
-            for number, worker in enumerate(workers)
+            make_executor(worker, self.config, clock, number) for number, worker in enumerate(workers)
         ]
         self._loop: ServingLoop[CellRequest, Round, RoundOutput] = ServingLoop(
             self.scheduler, executors, clock, recorder=recorder, listener=self

@@ -84,7 +84,8 @@ class ExportedCell(nn.Module):
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """One step."""
         weights = {name: getattr(self, own) for own, name in self._names.items()}
-        return tuple(self._program(weights, *inputs))
+        program: Any = self._program
+        return tuple(program(weights, *inputs))
 
 
 def save_model(model: Model, directory: Path) -> Path:

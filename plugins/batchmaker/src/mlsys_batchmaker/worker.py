@@ -7,7 +7,7 @@ core's ``ThreadExecutor``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ class Worker:
         device: number of this worker's.
         clock: the loop's.
         num_threads: of torch, in the thread that calls; None leaves them as they are.
+        to_host: copies results; where it does not wait, they are valid only when the device gets there.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Worker:
         device: int = 0,
         clock: Clock,
         num_threads: int | None = 1,
+        to_host: Callable[[Tensor], Tensor] = Tensor.cpu,
     ) -> None:
         self._layout = layout
         self._cells = list(cells)
@@ -51,6 +53,7 @@ class Worker:
         self._pool = self._pools[device]
         self._clock = clock
         self._num_threads = num_threads
+        self._to_host = to_host
         self._last: list[Tensor] | None = None  # outputs of the latest task, each row after its last step
 
     def __call__(self, batch: Round) -> RoundOutput:
@@ -84,10 +87,10 @@ class Worker:
             steps, num_computed = run_steps(cell, first, each, task.carry, sizes)
         self._last = steps[-1] if task.lengths is None else _last_of_each(steps, sizes)
         if task.is_stored:
-            rows = torch.from_numpy(np.ascontiguousarray(task.out_rows.T))
+            rows = torch.from_numpy(np.ascontiguousarray(task.out_rows.T)).to(self._pool.device)
             for index, values in enumerate(self._last):
                 self._pool.scatter(int(self._layout.output_banks[task.cell, index]), rows[index], values)
-        return _results(task, steps, cell.spec.results), num_computed
+        return self._results(task, steps, cell.spec.results), num_computed
 
     def _inputs(self, task: Task, before: list[Tensor] | None) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
         """Inputs of the first step [b, ...], and of all steps [steps, b, ...] where they come from the request."""
@@ -121,6 +124,17 @@ class Worker:
                 fetched = pool.gather(bank, at[chosen].to(pool.device)).to(self._pool.device)
                 gathered.index_copy_(0, chosen, fetched)
         return gathered
+
+    def _results(self, task: Task, steps: list[list[Tensor]], wanted: Sequence[int]) -> tuple[NDArray[np.generic], ...]:
+        """What requests get, in the order of ``task.result_steps`` and ``result_rows``, on the host."""
+        found: list[NDArray[np.generic]] = []
+        for index in wanted:
+            parts = []
+            for step in range(task.steps):
+                rows = torch.from_numpy(task.result_rows[task.result_steps == step])
+                parts.append(steps[step][index].index_select(0, rows.to(self._pool.device)))
+            found.append(self._to_host(parts[0] if len(parts) == 1 else torch.cat(parts)).numpy())
+        return tuple(found)
 
 
 def run_steps(
@@ -169,23 +183,3 @@ def _last_of_each(steps: list[list[Tensor]], sizes: Sequence[int]) -> list[Tenso
         torch.cat([steps[step][index][following[step] : sizes[step]] for step in reversed(range(len(sizes)))])
         for index in range(len(steps[0]))
     ]
-
-
-def _results(task: Task, steps: list[list[Tensor]], wanted: Sequence[int]) -> tuple[NDArray[np.generic], ...]:
-    """What requests get, in the order of ``task.result_steps`` and ``result_rows``, on the host."""
-    if task.steps == 1:
-        rows = torch.from_numpy(task.result_rows)
-        return tuple(_host(steps[0][index], rows) for index in wanted)
-    found = []
-    for index in wanted:
-        parts = []
-        for step in range(task.steps):
-            rows = torch.from_numpy(task.result_rows[task.result_steps == step])
-            parts.append(_host(steps[step][index], rows))
-        found.append(np.concatenate(parts))
-    return tuple(found)
-
-
-def _host(values: Tensor, rows: Tensor) -> NDArray[np.generic]:
-    array: NDArray[np.generic] = values.index_select(0, rows.to(values.device)).cpu().numpy()
-    return array

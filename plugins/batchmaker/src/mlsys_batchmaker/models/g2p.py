@@ -27,10 +27,10 @@ MAX_PHONEMES = 20
 _UNKNOWN, _END_OF_WORD = 1, 2
 _START, _END = 2, 3
 _STRESSED = ("AA", "AE", "AH", "AO", "AW", "AY", "EH", "ER", "EY", "IH", "IY", "OW", "OY", "UH", "UW")
-_PLAIN = ("B", "CH", "D", "DH", "F", "G", "HH", "JH", "K", "L", "M", "N", "NG", "P", "R", "S", "SH", "T", "TH", "UW")
-_PLAIN += ("V", "W", "Y", "Z", "ZH")
+_VOICELESS = ("CH", "F", "HH", "K", "P", "S", "SH", "T", "TH")
+_VOICED = ("B", "D", "DH", "G", "JH", "L", "M", "N", "NG", "R", "UW", "V", "W", "Y", "Z", "ZH")
 # In the order of the checkpoint's rows: four marks, then all phonemes by name (a stressed one has three forms).
-_FORMS = (*(f"{phoneme}{stress}" for phoneme in _STRESSED for stress in range(3)), *_PLAIN)
+_FORMS = (*(f"{phoneme}{stress}" for phoneme in _STRESSED for stress in range(3)), *_VOICELESS, *_VOICED)
 PHONEMES = ("<pad>", "<unk>", "<s>", "</s>", *sorted(_FORMS))
 
 

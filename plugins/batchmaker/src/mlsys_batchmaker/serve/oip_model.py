@@ -65,11 +65,11 @@ class OipModel:
         """A response for each node's results as they come: a decoder's words one by one."""
         loop = asyncio.get_running_loop()
         parts: asyncio.Queue[Values | None] = asyncio.Queue()
-        future = self.engine.submit(
-            request.inputs,
-            request_id=request.key,
-            on_values=lambda values: loop.call_soon_threadsafe(parts.put_nowait, values),
-        )
+
+        def hand_over(values: Values) -> None:  # in the serving loop's thread
+            loop.call_soon_threadsafe(parts.put_nowait, values)
+
+        future = self.engine.submit(request.inputs, request_id=request.key, on_values=hand_over)
         done = asyncio.wrap_future(future)
         done.add_done_callback(lambda _: parts.put_nowait(None))  # after all its values, in the same order
         try:

@@ -1,0 +1,267 @@
+"""The paper's figures, one function each: who runs on what, and what is shown (BatchMaker, sections 2.3 and 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlsys_core.report import Figure, Table
+
+from mlsys_batchmaker.bench import systems, workloads
+from mlsys_batchmaker.bench.replay import Request, Run, poisson_arrivals, require_equal, run
+from mlsys_batchmaker.knee import UNIT, knee_figure, profile_lstm_cell
+from mlsys_batchmaker.models.catalogue import batch_sizes
+from mlsys_batchmaker.models.sequence import lstm_model, seq2seq_model
+from mlsys_batchmaker.models.tree import tree_model
+
+INF = float("inf")
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How large the experiments are."""
+
+    hidden: int
+    num_requests: int
+    loads: tuple[float, ...]  # parts of the strong baseline's peak
+    vocabulary: int  # of sequence to sequence
+    max_batches: tuple[int, ...]  # of figure 7
+    widths: tuple[int, ...]  # of figure 8's buckets
+    knee_sizes: tuple[int, ...]
+    trees: Path | None = None
+
+
+QUICK = Scale(256, 120, (0.3, 0.7, 1.0), 300, (64,), (1, 10, 40), (1, 8, 64, 256))
+FULL = Scale(
+    1024,
+    1000,
+    (0.1, 0.3, 0.5, 0.7, 0.9, 1.0, 1.1, 1.3),
+    30_000,
+    (512, 64),
+    (1, 5, 10, 20, 40),
+    (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A figure's part of the report."""
+
+    title: str
+    items: tuple[str | Table | Figure, ...]
+    data: Mapping[str, object]
+
+
+def sweep(
+    contestants: Mapping[str, systems.Make], requests: Sequence[Request], rates: Sequence[float], *, seed: int = 0
+) -> dict[str, list[Run]]:
+    """Every contestant at every rate, taking turns; outputs are compared first.
+
+    Raises:
+        MlsysError: outputs differ.
+    """
+    runs: dict[str, list[Run]] = {name: [] for name in contestants}
+    for number, rate in enumerate(rates):
+        arrivals = poisson_arrivals(len(requests), rate, seed + number)
+        order = list(contestants.items())
+        for name, make in order if number % 2 == 0 else reversed(order):
+            runs[name].append(run(name, make, requests, arrivals))
+        require_equal([each[-1] for each in runs.values()])
+    return runs
+
+
+def peak(make: systems.Make, requests: Sequence[Request]) -> float:
+    """Requests a second when all are there at once."""
+    return run("peak", make, requests, poisson_arrivals(len(requests), INF, 0)).throughput_rps
+
+
+def lstm_contestants(scale: Scale, max_batch: int) -> dict[str, systems.Make]:
+    """BatchMaker in both forms, and the baselines of a sequence encoder."""
+    model = lstm_model(num_words=workloads.NUM_WORDS, hidden_size=scale.hidden, batch_sizes=batch_sizes(max_batch))
+    common = {"max_batch": max_batch, "length": systems.num_words}
+    same, fused = systems.lstm_same_kernel(model), systems.lstm_fused(model)
+    packed = systems.lstm_fused(model, packed=True)
+    return {
+        "cellular, chunk": systems.cellular(model, executor="chunk"),
+        "cellular, cell": systems.cellular(model, executor="cell"),
+        "bucketed, same kernel": systems.request_level(same, bucket_width=10, **common),  # type: ignore[arg-type]
+        "bucketed, fused": systems.request_level(fused, bucket_width=10, **common),  # type: ignore[arg-type]
+        "packed": systems.request_level(packed, bucket_width=None, pads=False, **common),  # type: ignore[arg-type]
+    }
+
+
+def figure3(scale: Scale) -> Shown:
+    """Latency and throughput of one LSTM step over batch sizes."""
+    table = profile_lstm_cell(scale.hidden, scale.knee_sizes, num_threads=1, repeats=3, warmup=1)
+    knee = table.knee(UNIT)
+    rows = [
+        (str(size), f"{seconds * 1e3:.3f}", f"{size / seconds:,.0f}", "knee" if size == knee else "")
+        for size, seconds in zip(table[UNIT].batch_sizes, table[UNIT].seconds, strict=True)
+    ]
+    figure = knee_figure(table, knee, title=f"LSTM cell, h = {scale.hidden}, one thread")
+    return Shown(
+        "Figure 3: one step of the cell",
+        (Table(("batch", "ms", "cells/s", ""), rows), _svg(figure)),
+        {"batch_sizes": list(table[UNIT].batch_sizes), "seconds": list(table[UNIT].seconds), "knee": knee},
+    )
+
+
+def figure7(scale: Scale, max_batch: int) -> Shown:
+    """LSTM on WMT-like lengths: latency against load."""
+    contestants = lstm_contestants(scale, max_batch)
+    requests = workloads.sentences(scale.num_requests)
+    return _compare(f"Figure 7: LSTM, b_max = {max_batch}", contestants, requests, scale, "bucketed, fused")
+
+
+def figure8(scale: Scale) -> Shown:
+    """The bucketed baseline with other widths."""
+    model = lstm_model(num_words=workloads.NUM_WORDS, hidden_size=scale.hidden)
+    fused = systems.lstm_fused(model)
+    contestants = {
+        f"width {width}": systems.request_level(fused, max_batch=64, bucket_width=width, length=systems.num_words)
+        for width in scale.widths
+    }
+    requests = workloads.sentences(scale.num_requests)
+    return _compare("Figure 8: width of the buckets (fused)", contestants, requests, scale, "width 10")
+
+
+def figure9(scale: Scale) -> Shown:
+    """Queueing and computing times at a quarter of the strong baseline's peak."""
+    from mlsys_core.plot import cdf
+
+    contestants = lstm_contestants(scale, 64)
+    requests = workloads.sentences(scale.num_requests)
+    rate = 0.25 * peak(contestants["bucketed, fused"], requests)
+    runs = {name: each[0] for name, each in sweep(contestants, requests, [rate]).items()}
+    rows = [
+        (name, *(f"{_ms(values, part):.2f}" for values in (each.queue_s, each.compute_s) for part in (50, 90, 99)))
+        for name, each in runs.items()
+    ]
+    columns = ("system", *(f"{what} p{part} (ms)" for what in ("queue", "compute") for part in (50, 90, 99)))
+    floor = 1e-6  # a logarithmic axis has no 0
+    queues = {name: [max(floor, value) for value in each.queue_s] for name, each in runs.items()}
+    computes = {name: each.compute_s for name, each in runs.items()}
+    return Shown(
+        f"Figure 9: where time goes at {rate:,.0f} requests/s",
+        (
+            Table(columns, rows),
+            _svg(cdf(queues, xlabel="queueing time (ms)", log=True)),
+            _svg(cdf(computes, xlabel="computing time (ms)", log=True)),
+        ),
+        {name: {"queue_s": list(each.queue_s), "compute_s": list(each.compute_s)} for name, each in runs.items()},
+    )
+
+
+def figure11(scale: Scale, kind: str) -> Shown:
+    """Sentences of equal length, or of at most 50 or 100 words."""
+    contestants = lstm_contestants(scale, 64)
+    requests = workloads.sentences(scale.num_requests, kind=kind)
+    return _compare(f"Figure 11: LSTM, {kind}", contestants, requests, scale, "bucketed, fused")
+
+
+def figure13(scale: Scale) -> Shown:
+    """Sequence to sequence on two workers; encoder and decoder with batch sizes of their own."""
+    contestants: dict[str, systems.Make] = {}
+    for encoder, decoder in ((64, 64), (128, 64)):
+        model = seq2seq_model(
+            num_words=scale.vocabulary,
+            hidden_size=scale.hidden,
+            eos=None,
+            encoder_batch_sizes=batch_sizes(encoder),
+            decoder_batch_sizes=batch_sizes(decoder),
+        )
+        contestants[f"cellular {encoder},{decoder}"] = systems.cellular(
+            model, executor="chunk", workers=2, output="words"
+        )
+    compute = systems.seq2seq_same_kernel(model)
+    contestants["bucketed, same kernel"] = systems.request_level(
+        compute, max_batch=64, bucket_width=10, length=systems.num_words, workers=2
+    )
+    requests = workloads.pairs(max(50, scale.num_requests // 3), num_words=scale.vocabulary)
+    return _compare("Figure 13: Seq2Seq, two workers", contestants, requests, scale, "bucketed, same kernel")
+
+
+def figure14(scale: Scale, *, identical: bool) -> Shown:
+    """TreeLSTM on parse trees or random ones; or (figure 15) on trees of one shape, with the ideal graph for it."""
+    model = tree_model(num_words=workloads.NUM_WORDS, hidden_size=scale.hidden)
+    count = max(50, scale.num_requests // 2)
+    common = {"max_batch": 64, "bucket_width": None, "length": lambda request: 2 * len(request["words"]) - 1}
+    contestants = {
+        "cellular, chunk": systems.cellular(model, executor="chunk"),
+        "cellular, cell": systems.cellular(model, executor="cell"),
+        "per height, 64 trees": systems.request_level(systems.tree_per_height(model), pads=False, **common),  # type: ignore[arg-type]
+    }
+    if identical:
+        contestants["ideal"] = systems.request_level(systems.tree_ideal(model), pads=False, **common)  # type: ignore[arg-type]
+        requests = workloads.identical_trees(count)
+        return _compare("Figure 15: TreeLSTM, one shape", contestants, requests, scale, "ideal")
+    requests = workloads.trees(count, file=scale.trees)
+    source = "random trees" if scale.trees is None else scale.trees.name
+    return _compare(f"Figure 14: TreeLSTM, {source}", contestants, requests, scale, "per height, 64 trees")
+
+
+def _compare(
+    title: str, contestants: Mapping[str, systems.Make], requests: Sequence[Request], scale: Scale, strong: str
+) -> Shown:
+    """All contestants at once, and at parts of ``strong``'s peak."""
+    from mlsys_core.plot import latency_vs_load
+
+    for make in contestants.values():  # first calls allocate and warm up
+        run("warm-up", make, requests[:10], [0.0] * 10)
+    at_once = {name: each[0] for name, each in sweep(contestants, requests, [INF]).items()}
+    rates = [part * at_once[strong].throughput_rps for part in scale.loads]
+    runs = sweep(contestants, requests, rates)
+    rows = [
+        (
+            f"{part:.0%}",
+            name,
+            *(f"{value * 1e3:.2f}" for value in (each.latency.p50, each.latency.p90, each.latency.p99)),
+            f"{each.batch:.1f}",
+            f"{each.waste:.0%}",
+        )
+        for place, part in enumerate(scale.loads)
+        for name, each in ((name, runs[name][place]) for name in contestants)
+    ]
+    peaks = [
+        (name, f"{each.throughput_rps:,.0f}", f"{each.batch:.1f}", f"{each.waste:.0%}")
+        for name, each in at_once.items()
+    ]
+    data = {
+        "peaks_rps": {name: each.throughput_rps for name, each in at_once.items()},
+        "loads": list(scale.loads),
+        "runs": {
+            name: [
+                {"offered_rps": r.offered_rps, "p50_s": r.latency.p50, "p90_s": r.latency.p90, "p99_s": r.latency.p99}
+                for r in each
+            ]
+            for name, each in runs.items()
+        },
+    }
+    points = {name: [each.point() for each in runs_of] for name, runs_of in runs.items()}
+    return Shown(
+        title,
+        (
+            Table(("system", "peak (requests/s)", "rows a step", "padding"), peaks, "all requests at once"),
+            Table(
+                ("load", "system", "p50 (ms)", "p90 (ms)", "p99 (ms)", "rows a step", "padding"),
+                rows,
+                f"load: part of the peak of '{strong}'",
+            ),
+            _svg(latency_vs_load(points, title=title)),
+        ),
+        data,
+    )
+
+
+def _ms(values: Sequence[float], part: int) -> float:
+    import numpy as np
+
+    return float(np.percentile(values, part)) * 1e3
+
+
+def _svg(figure: object) -> Figure:
+    from mlsys_core.plot import to_svg
+
+    return Figure(to_svg(figure))  # type: ignore[arg-type]

@@ -1,0 +1,83 @@
+"""Requests of the experiments: sentences of WMT-like lengths, clipped and fixed ones, pairs, trees (section 7.1)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.workload.lengths import WMT_SENTENCES, Constant, Lengths
+
+from mlsys_batchmaker.bench.replay import Request
+from mlsys_batchmaker.models.tree import complete_tree, parse_tree, random_tree
+
+NUM_WORDS = 2000
+
+
+def lengths_of(kind: str) -> Lengths:
+    """``wmt`` (mean 24, p99 97, at most 330), ``fixed24``, ``clip50`` or ``clip100`` (section 7.3)."""
+    if kind == "wmt":
+        return WMT_SENTENCES
+    if kind == "fixed24":
+        return Constant(24)
+    return _Clipped(int(kind.removeprefix("clip")))
+
+
+class _Clipped:
+    """WMT-like lengths of sentences no longer than ``bound``: longer ones are not sampled, as in the paper."""
+
+    def __init__(self, bound: int) -> None:
+        self._bound = bound
+
+    def sample(self, n: int, rng: np.random.Generator) -> np.ndarray:
+        found = np.empty(0, dtype=np.int64)
+        while len(found) < n:
+            drawn = WMT_SENTENCES.sample(2 * n, rng)
+            found = np.concatenate([found, drawn[drawn <= self._bound]])
+        return found[:n]
+
+
+def sentences(count: int, *, kind: str = "wmt", num_words: int = NUM_WORDS, seed: int = 0) -> list[Request]:
+    """Random words."""
+    rng = np.random.default_rng(seed)
+    lengths = lengths_of(kind).sample(count, rng).tolist()
+    return [{"words": rng.integers(0, num_words, length)} for length in lengths]
+
+
+def pairs(count: int, *, num_words: int, seed: int = 0) -> list[Request]:
+    """Sentences, and the number of steps to decode: the length of another sentence of about that length."""
+    rng = np.random.default_rng(seed + 1)
+    made: list[Request] = []
+    for request in sentences(count, num_words=num_words, seed=seed):
+        steps = max(1, round(len(request["words"]) * float(rng.normal(1.0, 0.15))))
+        made.append({**request, "steps": np.array([min(steps, 330)], dtype=np.int64)})
+    return made
+
+
+def trees(count: int, *, file: Path | None = None, num_words: int = NUM_WORDS, seed: int = 0) -> list[Request]:
+    """Parse trees of a file, one a line in brackets; else binary trees of random shape and treebank-like sizes.
+
+    Raises:
+        InvalidInputError: the file holds no tree.
+    """
+    rng = np.random.default_rng(seed)
+    if file is None:
+        leaves = np.clip(np.rint(rng.lognormal(2.85, 0.45, count)), 2, 52).astype(int).tolist()
+        return [dict(random_tree(rng, num_leaves=size, num_words=num_words)) for size in leaves]
+    try:
+        lines = [line for line in file.read_text().splitlines() if line.strip()]
+    except OSError as error:
+        raise InvalidInputError(f"{file} cannot be read: {error}") from error
+    if not lines:
+        raise InvalidInputError(f"{file} holds no tree")
+    tokens = sorted({token for line in lines for token in line.replace(")", " ").split() if "(" not in token})
+    words = {token: 1 + number % (num_words - 1) for number, token in enumerate(tokens)}
+    parsed = [parse_tree(line, words) for line in lines]
+    whole = [dict(tree) for tree in parsed if len(tree["words"]) > 1]
+    return [whole[int(place)] for place in rng.integers(0, len(whole), count)]
+
+
+def identical_trees(count: int, *, num_leaves: int = 16, num_words: int = NUM_WORDS, seed: int = 0) -> list[Request]:
+    """Complete binary trees of one shape."""
+    rng = np.random.default_rng(seed)
+    return [dict(complete_tree(num_leaves, rng.integers(0, num_words, num_leaves))) for _ in range(count)]

@@ -1,0 +1,73 @@
+"""Serving in virtual time with real batches, and the contestants against each other."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mlsys_batchmaker.bench import figures, systems, workloads
+from mlsys_batchmaker.bench.replay import poisson_arrivals, require_equal, run
+from mlsys_batchmaker.bench.suite import plan, scale_of
+from mlsys_core.errors import InvalidInputError, MlsysError
+
+TINY = dataclasses.replace(figures.QUICK, hidden=8, num_requests=20, loads=(0.5,), vocabulary=20, widths=(1, 10))
+
+
+def test_all_sequence_contestants_give_the_same():
+    requests = workloads.sentences(20, kind="clip50")
+    arrivals = poisson_arrivals(20, 1000.0, 0)
+    runs = [run(name, make, requests, arrivals) for name, make in figures.lstm_contestants(TINY, 8).items()]
+    assert len(runs) == 5
+    require_equal(runs)
+    for each in runs:
+        assert len(each.latencies_s) == 18
+        assert all(latency > 0 for latency in each.latencies_s)
+        total = np.add(each.queue_s, each.compute_s)
+        np.testing.assert_allclose(total, each.latencies_s, rtol=1e-6)
+
+
+def test_a_contestant_that_computes_something_else_is_found():
+    requests = workloads.sentences(10, kind="fixed24")
+    arrivals = poisson_arrivals(10, 1000.0, 0)
+    good = figures.lstm_contestants(TINY, 8)["bucketed, fused"]
+    other = systems.request_level(
+        lambda batch, _: [np.zeros(8, dtype=np.float32) for _ in batch],
+        max_batch=8,
+        bucket_width=10,
+        length=systems.num_words,
+    )
+    with pytest.raises(MlsysError, match="wrong and good differ"):
+        require_equal([run("good", good, requests, arrivals), run("wrong", other, requests, arrivals)])
+
+
+@pytest.mark.parametrize("figure", ["8", "9", "13", "14", "15"])
+def test_figures_run(figure: str):
+    for _, step in plan(TINY, [figure]):
+        shown = step()
+        assert f"Figure {figure}" in shown.title
+        assert shown.data
+
+
+def test_an_unknown_figure():
+    with pytest.raises(InvalidInputError, match="no figure 12"):
+        plan(TINY, ["12"])
+
+
+def test_trees_of_a_file(tmp_path: Path):
+    file = tmp_path / "trees.txt"
+    file.write_text("(3 (2 a) (2 b))\n(3 (2 (2 c) (2 a)) (2 d))\n(2 alone)\n")
+    sizes = {len(request["words"]) for request in workloads.trees(30, file=file)}
+    assert sizes == {2, 3}
+    assert scale_of(quick=True, trees=file, requests=11).num_requests == 11
+    with pytest.raises(InvalidInputError, match="cannot be read"):
+        workloads.trees(1, file=tmp_path / "none")
+
+
+@pytest.mark.parametrize(("kind", "longest"), [("wmt", 330), ("fixed24", 24), ("clip50", 50), ("clip100", 100)])
+def test_lengths(kind: str, longest: int):
+    lengths = workloads.lengths_of(kind).sample(4000, np.random.default_rng(0))
+    assert lengths.min() >= 1
+    assert lengths.max() <= longest
+    assert kind != "wmt" or abs(lengths.mean() - 24) < 1.5
