@@ -190,6 +190,8 @@ class Engine:
                 f"an encoder is to read {request.num_encoder_tokens} tokens of request {request.request_id!r}; this "
                 f"model has {'an encoder that needs some' if self._has_encoder else 'none'}"
             )
+        if request.num_encoder_tokens and request.sampling.num_prompt_logprobs is not None:
+            raise InvalidInputError("an encoder's tokens have no log-probabilities: leave out prompt_logprobs and echo")
         if request.adapter is not None and request.adapter not in self.adapters:
             raise InvalidInputError(f"there is no adapter {request.adapter!r} (there are: {sorted(self.adapters)})")
         self.check_room()

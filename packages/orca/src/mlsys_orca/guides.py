@@ -7,6 +7,7 @@ and the next mask is computed in a thread of this module beside the forward, wit
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +25,7 @@ from mlsys_orca.tokenizer import Tokenizer
 GrammarKind = Literal["json_schema", "regex", "lark", "gbnf"]
 # No white space but these, or a small model never leaves it.
 _JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_log = logging.getLogger(__name__)
 _worker = ThreadPoolExecutor(1, thread_name_prefix="orca-guides")  # starts its thread with the first mask
 
 
@@ -130,13 +132,20 @@ class GrammarGuide:
         self._foreseen = asked, _worker.submit(self._mask, asked)
 
     def _mask(self, answer: list[int]) -> NDArray[np.bool_]:
-        self._go_to(answer)
-        if self._matcher.is_stopped():  # the text is complete, or the parser gave up: nothing but the end may follow
-            mask = np.zeros(self._vocab_size, dtype=bool)
-            mask[self._eos_ids] = True
-            return mask
-        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        try:
+            self._go_to(answer)
+            if self._matcher.is_stopped():  # the text is complete, or the parser gave up
+                return self._only_the_end()
+            self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        except Exception:  # noqa: BLE001 - one request's parser must not take down the iteration of all
+            _log.exception("a grammar's parser failed: its answer ends here")
+            return self._only_the_end()
         return np.unpackbits(self._bits.view(np.uint8), bitorder="little", count=self._vocab_size).view(bool)
+
+    def _only_the_end(self) -> NDArray[np.bool_]:
+        mask = np.zeros(self._vocab_size, dtype=bool)
+        mask[self._eos_ids] = True
+        return mask
 
     def _go_to(self, answer: list[int]) -> None:
         common = 0

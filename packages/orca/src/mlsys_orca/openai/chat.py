@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import Request, Response
@@ -210,6 +212,8 @@ def ask_of(body: ChatCompletionRequest, service: ModelService) -> tuple[Ask, Not
         variables=body.chat_template_kwargs,
     )
     options = text_options(body)
+    if notation == "mistral":  # whose mark of a call is a control token
+        options = replace(options, skips_special=False)
     ask = Ask(
         prefix="chatcmpl",
         model=body.model,
@@ -233,7 +237,7 @@ def add_routes(router: Router, service: ModelService) -> None:
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response | ChatCompletion:
         """Answer a conversation, whole or as a stream of server-sent events."""
         service.adapter_of(body.model)
-        ask, notation = ask_of(body, service)
+        ask, notation = await asyncio.to_thread(ask_of, body, service)
         generation = await service.start(ask, user=body.user)
         only_one = body.parallel_tool_calls is False
         if body.stream:

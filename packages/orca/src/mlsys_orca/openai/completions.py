@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
@@ -217,7 +218,8 @@ def add_routes(router: Router, service: ModelService) -> None:
     @router.post("/v1/completions", response_model=Completion, responses=STREAMED)  # type: ignore[arg-type]
     async def completions(body: CompletionRequest, request: Request) -> Response | Completion:
         """Continue a text, whole or as a stream of server-sent events."""
-        generation = await service.start(ask_of(body, service), user=body.user)
+        ask = await asyncio.to_thread(ask_of, body, service)  # a long text must not hold the others up
+        generation = await service.start(ask, user=body.user)
         if body.stream:
             return streamed(generation, completion_events(generation, body, tokenizer))
         return await cancel_on_disconnect(request, completion(generation, body, tokenizer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -173,7 +174,8 @@ def add_routes(router: Router, service: ModelService) -> None:
     async def messages(body: MessagesRequest, request: Request) -> Response | MessagesAnswer:
         """Answer a conversation, whole or as a stream of named events."""
         user = None if body.metadata is None else body.metadata.user_id
-        generation = await service.start(ask_of(body, service), user=user)
+        ask = await asyncio.to_thread(ask_of, body, service)
+        generation = await service.start(ask, user=user)
         if body.stream:
             return streamed(generation, message_events(generation))
         return await cancel_on_disconnect(request, whole(generation))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -276,7 +277,8 @@ def add_routes(router: Router, service: ModelService) -> None:
     @router.post("/v1/responses", response_model=ResponsesAnswer, responses=STREAMED)  # type: ignore[arg-type]
     async def responses(body: ResponsesRequest, request: Request) -> Response | ResponsesAnswer:
         """Answer a text or a conversation, whole or as a stream of named events."""
-        generation = await service.start(ask_of(body, service), user=body.user)
+        ask = await asyncio.to_thread(ask_of, body, service)
+        generation = await service.start(ask, user=body.user)
         if body.stream:
             return streamed(generation, response_events(generation, body))
         return await cancel_on_disconnect(request, whole(generation, body))

@@ -102,12 +102,16 @@ class ToolParser:
         self._notation = notation
         self._held = ""  # text that is, or may become, a call
         self._has_text = False  # some was passed on
+        self._follows_call = False  # line ends are not text there
 
     def push(self, text: str) -> tuple[str, list[ToolCall]]:
         """The text that is certainly none of a call, and the calls that are complete."""
         self._held += text
         shown, calls = "", []
         while True:
+            if self._follows_call and self._held:
+                self._held = self._held.lstrip("\n")
+                self._follows_call = not self._held
             start = self._start()
             if start is None:
                 keep = self._overlap()
@@ -124,7 +128,7 @@ class ToolParser:
                 shown += self._begin + block + self._end
             else:
                 calls += found
-                self._held = self._held.lstrip("\n")
+                self._follows_call = True
         self._has_text = self._has_text or bool(shown.strip())
         return shown, calls
 

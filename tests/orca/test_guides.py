@@ -1,0 +1,99 @@
+"""Guides: masks that let through what fits and nothing else, wherever the parser has to go back to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving import WorkerId
+from mlsys_orca.batch import SamplingParams
+from mlsys_orca.block_tables import BlockTables
+from mlsys_orca.guides import GrammarGuide, GuideMaker, grammar_of
+from mlsys_orca.loading.load import load_model
+from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.native.decoder import new_kv_cache
+from mlsys_orca.runner import Runner
+from mlsys_orca.schedulers.orca import IterationScheduler
+from mlsys_orca.schedulers.request import GenerationRequest
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": ["xyxyxyxyxyxy"]}, "b": {"enum": ["xyxyxyxyxyxy", "z"]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture
+def loaded(make_gguf: Callable[..., Path]) -> LoadedModel:
+    return load_model(make_gguf(), dtype="fp32")
+
+
+@pytest.fixture
+def maker(loaded: LoadedModel) -> GuideMaker:
+    return GuideMaker(loaded.tokenizer, loaded.config.vocab_size)
+
+
+def texts(loaded: LoadedModel, mask: np.ndarray) -> set[str]:
+    return {loaded.tokenizer.decode([int(token)], skip_special=False) for token in mask.nonzero()[0]}
+
+
+def test_only_what_fits_may_come_and_then_the_end(loaded: LoadedModel, maker: GuideMaker) -> None:
+    guide = maker.guide(grammar_of("regex", "he(l|y)"))
+    ids = {text: loaded.tokenizer.encode(text)[0] for text in ("h", "he", "e", "l", "y")}
+    assert texts(loaded, guide.allowed([])) == {"h", "he", "hel"}
+    assert texts(loaded, guide.allowed([ids["h"]])) == {"e"}
+    assert texts(loaded, guide.allowed([ids["he"]])) == {"l", "y"}, "another answer than the one before"
+    assert texts(loaded, guide.allowed([ids["h"], ids["e"], ids["y"]])) == {"</s>"}
+    assert texts(loaded, guide.allowed([ids["h"]])) == {"e"}
+
+
+def test_what_was_foreseen_is_what_would_have_been_computed(loaded: LoadedModel, maker: GuideMaker) -> None:
+    grammar = grammar_of("json_schema", SCHEMA)
+    foreseeing, asking = maker.guide(grammar), maker.guide(grammar)
+    answer = loaded.tokenizer.encode('{"a": "xyxy')
+    for length in range(len(answer)):
+        foreseeing.foresee(answer[:length])
+        assert (foreseeing.allowed(answer[:length]) == asking.allowed(answer[:length])).all()
+    foreseeing.foresee(answer)
+    assert (foreseeing.allowed(answer[:2]) == asking.allowed(answer[:2])).all(), "it came otherwise"
+
+
+def answer_of(loaded: LoadedModel, guide: GrammarGuide, num_draft_tokens: int, **sampling: float) -> tuple[str, int]:
+    """The text, and how many guesses were right."""
+    scheduler = IterationScheduler(BlockTables(num_blocks=8), max_batch_size=1, max_model_len=128)
+    scheduler.book.num_draft_tokens = num_draft_tokens
+    runner = Runner(loaded.model, new_kv_cache(loaded.model, num_blocks=8))
+    request = GenerationRequest(
+        request_id="r",
+        prompt_token_ids=(5, 6, 7),
+        max_new_tokens=100,
+        sampling=SamplingParams(guide=guide, **sampling),
+        stop_token_ids=loaded.tokenizer.eos_ids,
+    )
+    scheduler.add(request, 0.0)
+    while True:
+        batch = scheduler.next_batch(WorkerId(0), 0.0)
+        for finished in scheduler.complete(batch, runner.run(batch), 0.0):
+            tokens = [token.token_id for token in finished.result.tokens]
+            return loaded.tokenizer.decode(tokens), scheduler.book.num_right
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.5, "seed": 3}], ids=["greedy", "sampled"])
+def test_guesses_and_guides_go_together(loaded: LoadedModel, maker: GuideMaker, sampling: dict[str, float]) -> None:
+    grammar = grammar_of("json_schema", SCHEMA)
+    plain, _ = answer_of(loaded, maker.guide(grammar), 0, **sampling)
+    guessed, num_right = answer_of(loaded, maker.guide(grammar), 4, **sampling)
+    assert plain == guessed
+    assert json.loads(plain)["a"] == "xyxyxyxyxyxy"
+    assert num_right > 0
+
+
+@pytest.mark.parametrize(("kind", "spec"), [("regex", "("), ("lark", "start: ("), ("json_schema", {"type": "what"})])
+def test_what_is_no_grammar_is_refused(maker: GuideMaker, kind: str, spec: object) -> None:
+    with pytest.raises(InvalidInputError):
+        maker.guide(grammar_of(kind, spec))

@@ -1,0 +1,67 @@
+"""Tool calls: read from answers in any pieces, and told from text."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlsys_core.errors import InvalidInputError
+from mlsys_orca.openai.tools import ToolCall, ToolParser, need_notation, notation_of
+
+ARGUMENTS = {"city": "Rome </tool", "n": [1, {"x": None}]}
+ONE = {"name": "f", "arguments": ARGUMENTS}
+LLAMA = {"name": "f", "parameters": ARGUMENTS}
+CALL = ToolCall("f", json.dumps(ARGUMENTS))
+ANSWERS = {
+    "hermes": (f"Well.\n<tool_call>\n{json.dumps(ONE)}\n</tool_call>\n" * 2, "Well.\nWell.\n", [CALL, CALL]),
+    "mistral": (f"[TOOL_CALLS][{json.dumps(ONE)}, {json.dumps(ONE)}]", "", [CALL, CALL]),
+    "llama3": (json.dumps(LLAMA), "", [CALL]),
+}
+
+
+def parse(notation: str, text: str, cuts: list[int]) -> tuple[str, list[ToolCall]]:
+    parser, shown, calls = ToolParser(notation), "", []
+    borders = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    for a, b in pairwise(borders):
+        piece, found = parser.push(text[a:b])
+        shown, calls = shown + piece, calls + found
+    piece, found = parser.finish()
+    return shown + piece, calls + found
+
+
+@pytest.mark.parametrize("notation", list(ANSWERS))
+@given(cuts=st.lists(st.integers(0, 150), max_size=8))
+def test_calls_are_read_wherever_the_borders_fall(notation, cuts):
+    text, shown, calls = ANSWERS[notation]
+    assert parse(notation, text, cuts) == (shown, calls)
+
+
+@pytest.mark.parametrize("notation", list(ANSWERS))
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Just text.",
+        "a < b <tool",
+        "<tool_call>no json</tool_call> after",
+        '{"name": 5}',
+        '{"na',
+        "[TOOL_CALLS] {",
+        "",
+        " ",
+    ],
+)
+@given(cuts=st.lists(st.integers(0, 40), max_size=5))
+def test_text_that_is_no_call_stays_text(notation, text, cuts):
+    assert parse(notation, text, cuts) == (text, [])
+
+
+def test_notations_are_found_in_templates_that_take_tools():
+    assert notation_of("{% if tools %}<tool_call>{% endif %}") == "hermes"
+    assert notation_of("{% if tools %}[TOOL_CALLS]{% endif %}") == "mistral"
+    assert notation_of('{{ tools | tojson }} {"name": x, "parameters": y}') == "llama3"
+    assert notation_of("<tool_call> but nobody names them") is None
+    with pytest.raises(InvalidInputError, match="--chat-template"):
+        need_notation("{{ messages }}")
