@@ -52,8 +52,8 @@ class NativeExecutor:
         program: After the passes.
         num_threads: Workers, the caller's thread among them; None: as many as torch uses.
         use_multi_stream: Whether operators may run side by side; if not, all workers share each.
-        winograd: The largest tile that 3x3 convolutions may be computed by: 4, 2 (as exact as the usual way) or 0. Whole
-            nets come out 1.2 to 2 times as far from their result in float64 as eager's with 4.
+        winograd: The largest tile that 3x3 convolutions may be computed by: 4, 2 (as exact as the usual way) or 0.
+            Whole nets come out 1.2 to 2 times as far from their result in float64 as eager's with 4.
 
     Raises:
         MissingDependencyError: there is no C++ compiler.
