@@ -55,6 +55,7 @@ def test_a_client_that_leaves_cancels_its_request(make_app: Any, reference: Modu
         until(lambda: model.num_cancelled == 1)
         assert client.get("/v2/models/add/ready").status_code == 200
         assert failures(client)["CANCELED"] == 1
+        assert 'nv_inference_pending_request_count{model="add",version="1"} 0.0' in client.get("/metrics").text
 
 
 def test_a_client_that_leaves_closes_its_stream(make_app: Any, reference: ModuleType) -> None:
