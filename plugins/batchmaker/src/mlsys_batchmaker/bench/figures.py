@@ -186,11 +186,13 @@ def figure13(scale: Scale) -> Shown:
 def figure14(scale: Scale, *, identical: bool) -> Shown:
     """TreeLSTM on parse trees or random ones; or (figure 15) on trees of one shape, with the ideal graph for it."""
     model = tree_model(num_words=workloads.NUM_WORDS, hidden_size=scale.hidden)
+    wide = tree_model(num_words=workloads.NUM_WORDS, hidden_size=scale.hidden, batch_sizes=batch_sizes(512))
     count = max(50, scale.num_requests // 2)
     common = {"max_batch": 64, "bucket_width": None, "length": lambda request: 2 * len(request["words"]) - 1}
     contestants = {
         "cellular, chunk": systems.cellular(model, executor="chunk"),
         "cellular, cell": systems.cellular(model, executor="cell"),
+        "cellular, chunk, b_max 512": systems.cellular(wide, executor="chunk"),
         "per height, 64 trees": systems.request_level(systems.tree_per_height(model), pads=False, **common),  # type: ignore[arg-type]
     }
     if identical:

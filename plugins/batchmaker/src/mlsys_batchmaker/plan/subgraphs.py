@@ -67,12 +67,13 @@ def _topological(preds: list[list[int]]) -> list[int]:
 
 def _check_connected(preds: list[list[int]], results: set[int]) -> None:
     """All nodes hang together, and each leads to a result."""
-    root = list(range(len(preds)))
-    for node, before in enumerate(preds):
-        for pred in before:
-            root[_find(root, pred)] = _find(root, node)
-    if len({_find(root, node) for node in range(len(preds))}) > 1:
-        raise InvalidInputError("the cell graph is disconnected: all cells of a request must hang together")
+    if len(results) > 1:  # with a single result, all that lead to it hang together
+        root = list(range(len(preds)))
+        for node, before in enumerate(preds):
+            for pred in before:
+                root[_find(root, pred)] = _find(root, node)
+        if len({_find(root, node) for node in range(len(preds))}) > 1:
+            raise InvalidInputError("the cell graph is disconnected: all cells of a request must hang together")
     reached = set(results)
     todo = list(results)
     for node in todo:
