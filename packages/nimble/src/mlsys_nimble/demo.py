@@ -29,7 +29,7 @@ def run(context: DemoContext) -> Section:
 def _run(context: DemoContext) -> Section:
     import torch
 
-    from mlsys_nimble.bench.child import relative_difference
+    from mlsys_nimble.bench.child import build_kernels, relative_difference
     from mlsys_nimble.bench.race import TOLERANCE, take_turns
     from mlsys_nimble.explain import explain
     from mlsys_nimble.module import Nimble
@@ -40,6 +40,8 @@ def _run(context: DemoContext) -> Section:
     data: dict[str, object] = {}
     pictures: list[Figure] = []
     worst = 0.0
+    with context.progress("compiling kernels, the first time"):
+        build_kernels()
     for name in NETS:
         with context.progress(f"{name}: preparing"), torch.no_grad():
             module, inputs = net(name)

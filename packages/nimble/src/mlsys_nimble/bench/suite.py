@@ -62,8 +62,11 @@ def run_nets(context: BenchContext, *, nets: Sequence[str] = (), peers: Path | N
         raise InvalidInputError(f"nimble's benchmark runs on cpu, not on {context.device!r}: leave out --device")
     python = interpreter(peers)
     outcomes: dict[str, dict[str, Outcome]] = {}
-    with context.console.status("") as status:
+    console = context.console
+    with console.status("") as status:
         for name in nets or (QUICK_NETS if context.is_quick else NETS):
+            if not console.is_terminal:  # where no status line is shown
+                console.print(f"{name} ...")
             outcomes[name] = race_in_child(
                 name,
                 python=python,
