@@ -11,7 +11,7 @@ from mlsys_core.errors import MlsysError
 from mlsys_core.report import Table
 
 from mlsys_dvabatch.bench.arms import Arm, Outcome, Trace, capped, delay_batch, run_arm, zero_batch
-from mlsys_dvabatch.bench.subjects import Timed
+from mlsys_dvabatch.bench.subjects import Costed, Timed
 from mlsys_dvabatch.bench.workloads import backlog, lengths_like, poisson_trace
 from mlsys_dvabatch.costs import StageCosts
 from mlsys_dvabatch.models.bert import BertStages
@@ -53,6 +53,12 @@ class EncoderBench:
     def payload(self, length: int) -> Any:
         """Token ids."""
         return self._request(length)
+
+    def tuned_window_s(self, trace: Trace, peak_rps: float) -> float:
+        """DelayBatch's window with the lowest average latency on the measured costs."""
+        subject = Costed(self.costs[False])
+        windows = [64 / peak_rps / divisor for divisor in (4, 16, 64, 256)]
+        return min(windows, key=lambda window_s: run_arm(delay_batch(window_s), subject, trace).mean_s)
 
     def run(self, arm: Arm, trace: Trace, *, offered_rps: float | None = None) -> Outcome:
         """One contestant on the real model."""
@@ -100,7 +106,8 @@ def at_load(bench: EncoderBench, workload: str, num: int, *, load: float, peak_r
     """Latencies of each contestant at a part of DelayBatch's peak."""
     rate = load * peak_rps
     trace = poisson_trace(rate, lengths_like(workload, num), bench.payload)
-    outcomes = [bench.run(arm, trace, offered_rps=rate) for arm in contestants(0.25 * 64 / peak_rps)]
+    window_s = bench.tuned_window_s(trace, peak_rps)
+    outcomes = [bench.run(arm, trace, offered_rps=rate) for arm in contestants(window_s)]
     check_equal(outcomes)
     return outcomes
 
