@@ -79,6 +79,23 @@ class ShuffleUnit(nn.Module):
         return x.view(n, 2, c // 2, h, w).transpose(1, 2).contiguous().view(n, c, h, w)
 
 
+class Reduction(nn.Module):
+    """Pads, strides and cuts off what the padding made, as NASNet's reduction cells do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depthwise, self.full = nn.Conv2d(4, 4, 5, 2, 2, groups=4), nn.Conv2d(4, 8, 3, 2, 1)
+        self.pointwise, self.norm = nn.Conv2d(4, 8, 1), nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        padded = functional.pad(x, (1, 0, 1, 0))
+        left = self.norm(self.pointwise(self.depthwise(padded)[:, :, 1:, 1:]))
+        middle = self.full(padded)[:, :, 1:, 1:].relu()
+        right = functional.max_pool2d(padded, 3, 2, 1)[:, :, 1:, 1:]
+        mean = functional.avg_pool2d(padded, 3, 2, 1, count_include_pad=False)[:, :, 1:, 1:]
+        return left + middle + torch.cat([right, mean], 1)
+
+
 class UNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -125,6 +142,7 @@ VISION = [
         ),
         normal(IMAGE),
     ),
+    Case("padded and cropped", lambda: with_statistics(Reduction()), normal((1, 4, 9, 9))),
     Case("group norm", lambda: nn.Sequential(nn.Conv2d(3, 8, 1), nn.GroupNorm(2, 8), nn.SiLU()), normal(IMAGE)),
     Case("instance norm", lambda: nn.InstanceNorm2d(3, affine=True), normal(IMAGE)),
     Case(

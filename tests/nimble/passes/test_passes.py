@@ -12,6 +12,7 @@ from mlsys_nimble.operators import Convolution, Copy, Linear, MatMul, Pointwise
 from mlsys_nimble.passes import PASSES, Pass, optimise
 from mlsys_nimble.passes.affine import fold_affine
 from mlsys_nimble.passes.attention import find_attention
+from mlsys_nimble.passes.borders import fold_borders
 from mlsys_nimble.passes.constants import fold_constants
 from mlsys_nimble.passes.dead_code import remove_dead_code
 from mlsys_nimble.passes.elementwise import MAX_INPUTS, fuse_elementwise
@@ -21,7 +22,7 @@ from mlsys_nimble.passes.views import simplify_views
 from mlsys_nimble.program import Program, check_program
 from mlsys_nimble.reference import ReferenceExecutor
 from torch import nn
-from torch.nn.functional import leaky_relu, relu, silu
+from torch.nn.functional import avg_pool2d, leaky_relu, max_pool2d, pad, relu, silu
 
 
 def kinds_after(passes: tuple[Pass, ...], model: Any, *args: torch.Tensor) -> Counter[str]:
@@ -162,6 +163,26 @@ def test_a_fused_operator_has_bounded_inputs():
     program = after((fuse_elementwise,), lambda *xs: sum(xs), *(torch.randn(3) for _ in range(20)))
     assert len(program.operators) > 1
     assert max(len(operator.inputs) for operator in program.operators) <= MAX_INPUTS
+
+
+BORDERS = (fold_borders, remove_dead_code)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_borders_and_cuts_become_padding(stride: int):
+    conv, x = nn.Conv2d(3, 4, 3, stride=stride, padding=1), torch.randn(1, 3, 9, 8)
+    assert kinds_after(BORDERS, lambda x: conv(pad(x, (1, 0, 1, 0)))[:, :, 1:, 1:], x) == {"Convolution": 1}
+    assert kinds_after(BORDERS, lambda x: conv(pad(x, (2, 3, -1, 0)))[:, :, :-1, 1:2], x)["Slice"] == 0
+    assert kinds_after(BORDERS, lambda x: max_pool2d(pad(x, (1, 0, 1, 0)), 3, 2, 1)[:, :, 1:, 1:], x) == {"Pool": 1}
+    assert kinds_after(BORDERS, lambda x: avg_pool2d(x, 3, stride, 1, False, False)[:, :, 1:-1], x) == {"Pool": 1}
+
+
+def test_borders_that_a_pool_sees_stay():
+    x = torch.randn(1, 3, 9, 8)
+    assert kinds_after(BORDERS, lambda x: max_pool2d(pad(x, (1, 1, 1, 1)), 3), x) == {"Pad": 1, "Pool": 1}
+    conv = nn.Conv2d(3, 4, 3, padding=1)
+    assert kinds_after(BORDERS, lambda x: conv(pad(x, (1, 1), value=2.0)), x) == {"Pad": 1, "Convolution": 1}
+    assert kinds_after(BORDERS, lambda x: conv(pad(x, (-1, 0))), x) == {"Pad": 1, "Convolution": 1}
 
 
 def test_handwritten_silu_joins_the_convolution():

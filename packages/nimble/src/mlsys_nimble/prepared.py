@@ -51,27 +51,34 @@ class Prepared:
         self.reports: tuple[PassReport, ...] = ()
         if options.optimises:
             self.program, self.reports = optimise(captured.program)
-        self._make = lambda: make_executor(
-            options.executor,
-            self.program,
-            num_threads=options.num_threads,
-            use_multi_stream=options.use_multi_stream,
-        )
+        self._options = options
         self.executor: Executor = self._make()
-        size = 1 if self.program.mutations else options.max_concurrency  # buffers are shared: one call at a time
-        self._free: LifoQueue[Executor | None] = LifoQueue()
-        for _ in range(size - 1):
-            self._free.put(None)  # made when first needed
-        self._free.put(self.executor)
+        self._turn = threading.Lock()
+        self._free: LifoQueue[Executor | None] | None = None  # executors that nobody uses; None: to be made
+        if options.max_concurrency > 1 and not self.program.mutations:  # buffers are shared: one call at a time
+            self._free = LifoQueue()
+            for executor in (*[None] * (options.max_concurrency - 1), self.executor):
+                self._free.put(executor)
         self._is_one_tensor = captured.out_spec == tree_structure(0) and bool(captured.output_places)
+
+    def _make(self) -> Executor:
+        options = self._options
+        return make_executor(
+            options.executor, self.program, num_threads=options.num_threads, use_multi_stream=options.use_multi_stream
+        )
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Any:
         """The model's result for the tensors of a call, in flattened order."""
-        executor = self._free.get() or self._make()
-        try:
-            outputs = executor.run(inputs)
-        finally:
-            self._free.put(executor)
+        if self._free is None:
+            with self._turn:
+                outputs = self.executor.run(inputs)
+        else:
+            executor = self._free.get()
+            try:
+                executor = executor or self._make()
+                outputs = executor.run(inputs)
+            finally:
+                self._free.put(executor)
         if self._is_one_tensor:
             return outputs[0]
         captured = self.captured

@@ -146,7 +146,7 @@ def _pool(kind: kinds.Pool, inputs: tuple[ValueType, ...], result: ValueType) ->
     index = len(kind.kernel) - 1
     around = [amount for pair in reversed(kind.padding) for amount in pair]
     symmetric = all(
-        before == after <= size // 2 for (before, after), size in zip(kind.padding, kind.kernel, strict=True)
+        0 <= before == after <= size // 2 for (before, after), size in zip(kind.padding, kind.kernel, strict=True)
     )
     padding = tuple(before for before, _ in kind.padding) if symmetric else 0
     pool: Any = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[index]

@@ -28,8 +28,8 @@ def _lstm_cell(b: Builder, of_input: Ref, of_hidden: Ref, state: State) -> State
         *(Step("sigmoid", (0,)), Step("tanh", (2,)), Step("mul", (-3, -4)), Step("add", (-2, -5))),
     )
     cell = b.emit(Pointwise(steps, state[1].dtype), [i, f, g, state[1]], state[1].type)
-    steps = (Step("sigmoid", (0,)), Step("tanh", (1,)), Step("mul", (-1, -2)))
-    return b.emit(Pointwise(steps, cell.dtype), [o, cell], cell.type), cell
+    shown = (Step("sigmoid", (0,)), Step("tanh", (1,)), Step("mul", (-1, -2)))
+    return b.emit(Pointwise(shown, cell.dtype), [o, cell], cell.type), cell
 
 
 def _gru_cell(b: Builder, of_input: Ref, of_hidden: Ref, state: State) -> State:

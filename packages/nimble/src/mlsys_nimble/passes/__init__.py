@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mlsys_nimble.passes.affine import fold_affine
 from mlsys_nimble.passes.attention import find_attention
+from mlsys_nimble.passes.borders import fold_borders
 from mlsys_nimble.passes.constants import fold_constants
 from mlsys_nimble.passes.dead_code import remove_dead_code
 from mlsys_nimble.passes.elementwise import fuse_elementwise
@@ -24,6 +25,7 @@ PASSES: tuple[Pass, ...] = (  # in order; some make room for others and so appea
     share_subexpressions,
     find_attention,
     fold_affine,
+    fold_borders,
     fuse_epilogues,
     fuse_elementwise,
     fuse_epilogues,
