@@ -286,9 +286,16 @@ class Kernel:
         self._library = library
         self._keep = keep
 
-    def run(self, begin: int = 0, end: int | None = None) -> None:
-        """Units ``begin`` to ``end - 1`` on this thread, with scratch memory of this call's own; for tests."""
-        scratch = torch.empty(self.scratch_nbytes, dtype=torch.uint8)
+    def run(self, begin: int = 0, end: int | None = None, *, scratch: Tensor | None = None) -> None:
+        """Units ``begin`` to ``end - 1`` on this thread; for tests and measurements.
+
+        Args:
+            begin: The first unit.
+            end: One past the last; None: all.
+            scratch: ``scratch_nbytes`` bytes; None: of this call's own.
+        """
+        if scratch is None:
+            scratch = torch.empty(self.scratch_nbytes, dtype=torch.uint8)
         self._library.kernel_run(self.address, begin, self.units if end is None else end, scratch.data_ptr())
 
     def __del__(self) -> None:

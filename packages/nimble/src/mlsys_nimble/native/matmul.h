@@ -45,60 +45,70 @@ __attribute__((noinline)) void store_slowly(const Finish& finish, const Tile& ti
             sums + r * VECS * LANES, tile.residual + r * tile.residual_stride, tile.out + r * tile.out_stride, tile.width);
 }
 
+// f(0), ..., f(N - 1), each with its number known to the compiler: what is indexed by it stays in registers.
+#define INLINE __attribute__((always_inline))
+template <class F, int... I>
+INLINE inline void unroll(std::integer_sequence<int, I...>, F&& f) {
+    (f(std::integral_constant<int, I>()), ...);
+}
+template <int N, class F>
+INLINE inline void unroll(F&& f) {
+    unroll(std::make_integer_sequence<int, N>(), f);
+}
+
 template <int ROWS, int VECS>
 __attribute__((noinline)) void multiply(const Part& part, const Tile& tile, const Finish& finish) {
-    constexpr int PANEL = VECS * LANES;
+    constexpr int PANEL = VECS * LANES, SUMS = ROWS * VECS;
     // Few sums would wait for each other: they are kept several times over, for features in turn, and added at the end.
-    constexpr int COPIES = ROWS * VECS >= 8 ? 1 : ROWS * VECS >= 4 ? 2 : 4;
-    vf sums[COPIES][ROWS][VECS] = {};
-    for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < VECS; v++)
-            if (part.is_first) sums[0][r][v] = load(tile.bias + v * LANES);
+    constexpr int COPIES = SUMS >= 8 ? 1 : SUMS >= 4 ? 2 : 4;
+    vf sums[COPIES * SUMS];
+    unroll<COPIES * SUMS>([&](auto i) INLINE { sums[i] = vf{}; });
+    if (part.is_first) unroll<SUMS>([&](auto i) INLINE { sums[i] = load(tile.bias + i % VECS * LANES); });
 
     const float* weights = tile.weights;
+    const int64_t step = tile.step;
+    const auto add = [&](const float* const (&rows)[ROWS], int k, auto copy) INLINE {
+        vf w[VECS];
+        unroll<VECS>([&](auto v) INLINE { w[v] = load(weights + v * LANES); });
+        unroll<ROWS>([&](auto r) INLINE {
+            const vf x = splat(rows[r][k]);
+            unroll<VECS>([&](auto v) INLINE {
+                constexpr int at = decltype(copy)::value * SUMS + decltype(r)::value * VECS + decltype(v)::value;
+                sums[at] = fma(x, w[v], sums[at]);
+            });
+        });
+        weights += step;
+    };
     for (int tap = part.first_tap; tap < part.stop_tap; tap++) {
         const float* rows[ROWS];
-        for (int r = 0; r < ROWS; r++) rows[r] = tile.rows[r * tile.taps + tap] + part.first;
+        unroll<ROWS>([&](auto r) INLINE { rows[r] = tile.rows[r * tile.taps + tap] + part.first; });
         int k = 0;
         for (; k + COPIES <= part.depth; k += COPIES)
-            for (int c = 0; c < COPIES; c++) {
-                vf w[VECS];
-                for (int v = 0; v < VECS; v++) w[v] = load(weights + v * LANES);
-                for (int r = 0; r < ROWS; r++) {
-                    const vf x = splat(rows[r][k + c]);
-                    for (int v = 0; v < VECS; v++) sums[c][r][v] = fma(x, w[v], sums[c][r][v]);
-                }
-                weights += tile.step;
-            }
-        for (; COPIES > 1 && k < part.depth; k++) {
-            for (int r = 0; r < ROWS; r++)
-                for (int v = 0; v < VECS; v++)
-                    sums[0][r][v] = fma(splat(rows[r][k]), load(weights + v * LANES), sums[0][r][v]);
-            weights += tile.step;
-        }
+            unroll<COPIES>([&](auto copy) INLINE { add(rows, k + copy, copy); });
+        if constexpr (COPIES > 1)
+            for (; k < part.depth; k++) add(rows, k, std::integral_constant<int, 0>());
     }
-    for (int c = 1; c < COPIES; c++)
-        for (int r = 0; r < ROWS; r++)
-            for (int v = 0; v < VECS; v++) sums[0][r][v] += sums[c][r][v];
+    unroll<(COPIES - 1) * SUMS>([&](auto i) INLINE { sums[i % SUMS] += sums[i + SUMS]; });
     if (!part.is_first)  // parts are added whole: a long sum rounds less
-        for (int r = 0; r < ROWS; r++)
-            for (int v = 0; v < VECS; v++) sums[0][r][v] += load(tile.sums + r * PANEL + v * LANES);
+        unroll<SUMS>([&](auto i) INLINE { sums[i] += load(tile.sums + i * LANES); });
 
     if (part.is_last && finish.is_plain && tile.width == PANEL) {
-        for (int r = 0; r < ROWS; r++)
-            for (int v = 0; v < VECS; v++) {
-                vf y = sums[0][r][v];
-                if (finish.has_residual) y += load(tile.residual + r * tile.residual_stride + v * LANES);
-                store(tile.out + r * tile.out_stride + v * LANES, finish.clamp(y));
-            }
+        const vf low = splat(finish.low), high = splat(finish.high);
+        if (finish.has_residual)
+            unroll<SUMS>([&](auto i) INLINE {
+                sums[i] += load(tile.residual + i / VECS * tile.residual_stride + i % VECS * LANES);
+            });
+        unroll<SUMS>([&](auto i) INLINE {
+            store(tile.out + i / VECS * tile.out_stride + i % VECS * LANES, smaller(high, larger(low, sums[i])));
+        });
         return;
     }
-    alignas(64) float kept[ROWS * PANEL];
+    alignas(64) float kept[SUMS * LANES];
     float* to = part.is_last ? kept : tile.sums;
-    for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < VECS; v++) store(to + r * PANEL + v * LANES, sums[0][r][v]);
+    unroll<SUMS>([&](auto i) INLINE { store(to + i * LANES, sums[i]); });
     if (part.is_last) store_slowly<ROWS, VECS>(finish, tile, kept);
 }
+#undef INLINE
 
 using Multiply = void (*)(const Part&, const Tile&, const Finish&);
 

@@ -20,7 +20,7 @@ struct Winograd {
 };
 
 constexpr int64_t TRANSFORMED_NBYTES = 256 << 10;  // of a unit's pixels: half of the second-level cache
-constexpr int64_t MAX_TILES = 48, LEAST_TILES = 6;
+constexpr int64_t MAX_TILES = 48, LEAST_TILES = 12;
 
 template <int SIZE>
 class WinogradKernel : public Kernel {
