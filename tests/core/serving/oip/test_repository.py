@@ -230,7 +230,10 @@ async def test_the_repository_over_rest(make_app: Any, reference: ModuleType) ->
         assert (await post("models/add/load", {"parameters": {"config": "{}"}})).status_code == 501
         assert (await post("models/add/unload", {"parameters": {"unload_dependents": False}})).status_code == 200
         assert (await post("models/add/unload")).status_code == 404
-        assert (await post("models/nope/load")).status_code == 400
+        refused = await post("models/nope/load")
+        assert refused.status_code == 400
+        assert refused.json()["error"] == "there is no model 'nope' to load; there are: add, bad"
+        assert "nope" not in (await post("index")).text
         assert (await post("index", [])).status_code == 400
         assert (await post("index", {"ready": 1})).status_code == 400
 

@@ -117,6 +117,8 @@ class ModelRepository:
         """
         if self._source is None:
             raise ModelLoadError(f"model {name!r} cannot be loaded: this server's models are fixed")
+        if name not in self._ready and name not in (names := self._source.names()):  # nothing is kept of such names
+            raise ModelLoadError(f"there is no model {name[:200]!r} to load; there are: {', '.join(names) or 'none'}")
         async with self._locks[name]:
             self._forget(name)
             if name not in self._ready:
@@ -154,6 +156,8 @@ class ModelRepository:
         Raises:
             UnknownModelError: no version of it is ready.
         """
+        if name not in self._ready and name not in self._locks:
+            raise self._missing(name, "")
         async with self._locks[name]:
             if name not in self._ready:
                 raise self._missing(name, "")
