@@ -12,7 +12,8 @@ namespace orca {
 
 constexpr int MAX_ROWS = 6;  // of one call of `multiply`: 6 x 16 fill the registers of AVX2, 6 x 32 those of AVX-512
 constexpr int PAIR_ROWS = LANES == 16 ? MAX_ROWS : 2;  // that may meet two panels at once: more would not fit the registers
-constexpr int DIRECT_ROWS = 2 * MAX_ROWS;
+constexpr int DIRECT_ROWS = 2 * MAX_ROWS;  // that read a panel as it is; more have it decoded first
+constexpr int DIRECT_INT4_ROWS = 4;         // it takes more to decode
 constexpr int PIECE = 384;  // input features at most: 24 KiB of a decoded panel
 
 // out[r][p * 16 + c] (+)= sum over k of a[r * stride + k] * panel p's (k, c); CONTINUES: the sums go on from `out`.
@@ -101,7 +102,7 @@ inline void multiply_tile(
     const Matrix& m, int first, int rows, const float* a, int64_t stride, float* scratch, float* sums) {
     constexpr int WIDTH = NUM_PANELS * PANEL;
     const int group = m.group ? m.group : m.depth;
-    if (rows <= DIRECT_ROWS) {
+    if (rows <= (std::is_same_v<Panel, Int4Panel> ? DIRECT_INT4_ROWS : DIRECT_ROWS)) {
         in_groups(rows, [&](int row, int some) {
             alignas(64) Panel panels[NUM_PANELS] = {Panel(m, first), Panel(m, first + NUM_PANELS - 1)};
             multiply_rows<Panel, false>(
