@@ -193,14 +193,15 @@ class Engine:
             on_values: called with the results of each node as they come, in the loop's thread.
 
         Raises:
-            InvalidInputError: the request is not acceptable; nothing else is affected.
+            InvalidInputError: the request is not acceptable, or its id is in use; nothing else is affected.
             LoopClosedError: the engine is closing.
         """
         unfolded = self.model.unfold(request)
         name = f"#{next(self._numbers)}" if request_id is None else request_id
         deadline_s = None if timeout_s is None else self._clock.now() + timeout_s
         future: Future[Answer] = Future()
-        self._futures[name] = future, request
+        if self._futures.setdefault(name, (future, request))[0] is not future:
+            raise InvalidInputError(f"request id {name!r} belongs to an unfinished request: ids must be unique")
         try:
             self._loop.submit(CellRequest(name, unfolded.plan, unfolded.constants, deadline_s, on_values), name)
         except BaseException:

@@ -101,6 +101,15 @@ def test_bad_requests_are_refused_alone():
         assert good.result(30).outputs["hidden"].shape == (8,)
 
 
+def test_an_id_in_use_is_refused_and_its_owner_goes_on():
+    model = lstm_model(num_words=5, hidden_size=8)
+    with Engine(model, EngineConfig(compiler="eager")) as engine:
+        first = engine.submit({"words": np.zeros(4000, dtype=np.int64)}, request_id="a")
+        with pytest.raises(InvalidInputError, match="'a' belongs to an unfinished"):
+            engine.submit({"words": np.array([1])}, request_id="a")
+        assert first.result(60).outputs["hidden"].shape == (8,)
+
+
 def test_cancelled_and_expired_requests():
     model = lstm_model(num_words=5, hidden_size=8)
     with Engine(model, EngineConfig(compiler="eager")) as engine:
