@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from queue import LifoQueue
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -34,12 +34,15 @@ class Options:
     num_threads: int | None = None  # workers of the native executor; None: as many as torch uses
     max_schedules: int = 8  # sets of input shapes kept; the one unused for longest makes room
     max_concurrency: int = 1  # calls of one schedule that may run at once, each with memory of its own
+    winograd: int = 4  # the largest tile for 3x3 convolutions in the native executor: 0, 2 or 4 (docs/nimble-cpu.md)
     optimises: bool = True  # run the passes; without them the program is the model, operator by operator
 
     def __post_init__(self) -> None:
         for name in ("max_schedules", "max_concurrency"):
             if getattr(self, name) < 1:
                 raise InvalidInputError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.winograd not in (0, 2, 4):
+            raise InvalidInputError(f"winograd is {self.winograd}; it may be 0, 2 or 4")
 
 
 class Prepared:
@@ -54,9 +57,9 @@ class Prepared:
         self._options = options
         self.executor: Executor = self._make()
         self._turn = threading.Lock()
-        self._free: LifoQueue[Executor | None] | None = None  # executors that nobody uses; None: to be made
+        self._free: SimpleQueue[Executor | None] | None = None  # executors that nobody uses; None: to be made
         if options.max_concurrency > 1 and not self.program.mutations:  # buffers are shared: one call at a time
-            self._free = LifoQueue()
+            self._free = SimpleQueue()
             for executor in (*[None] * (options.max_concurrency - 1), self.executor):
                 self._free.put(executor)
         self._is_one_tensor = captured.out_spec == tree_structure(0) and bool(captured.output_places)
