@@ -75,6 +75,7 @@ def convolution(
     """
     library = library or load()
     assert out.strides[1] == 1 or out.shape[1] == 1, "channels of the result are not side by side"
+    assert kind.groups == 1 or x.strides[1] == 1, "channels of a grouped convolution are not side by side"
     packed = pack_convolution(weight, kind.groups, library.kernel_lanes())
     shift = pack_bias(bias, weight.shape[0], kind.groups, library.kernel_lanes())
     struct = ConvolutionStruct(
