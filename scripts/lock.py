@@ -18,10 +18,12 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from packaging.utils import parse_sdist_filename, parse_wheel_filename
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel_filename
 
 REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements"
 TORCH = "torch==2.13.0"
+NEED_TORCHVISION = {"torchvision", "timm", "onnx2torch"}  # its public wheel cannot be imported beside a CPU torch
 
 
 def workspace_requirements(model_names: set[str]) -> list[str]:
@@ -30,7 +32,10 @@ def workspace_requirements(model_names: set[str]) -> list[str]:
     for pyproject in REQUIREMENTS.parent.glob("p*/*/pyproject.toml"):
         project = tomllib.loads(pyproject.read_text())["project"]
         found.update(project["dependencies"], *project.get("optional-dependencies", {}).values())
-    return sorted(r for r in found if not r.startswith("mlsys-") and r not in model_names)
+    left_out = model_names | NEED_TORCHVISION
+    return sorted(
+        r for r in found if not r.startswith("mlsys-") and canonicalize_name(Requirement(r).name) not in left_out
+    )
 
 
 def lock_packages(*, is_kept: bool = False) -> None:
