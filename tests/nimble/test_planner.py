@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_nimble.planner import Assignment, Job, assign, candidates
@@ -46,35 +48,38 @@ def test_every_unit_runs_once_and_nothing_deadlocks(jobs: list[Job], num_workers
             )
             assert ranges[0][0] == 0
             assert ranges[-1][1] == job.units
-            assert all(end == begin for (_, end), (begin, _) in zip(ranges, ranges[1:], strict=False))
+            assert all(end == begin for (_, end), (begin, _) in pairwise(ranges))
         assert len(begun) == sum(map(len, assignment.lists))
+
+
+Spot = tuple[int, int]  # worker, position on its list
+
+
+def surely_before(assignment: Assignment, spot: Spot, known: dict[Spot, frozenset[Spot]]) -> frozenset[Spot]:
+    """From the definitions: a piece has seen its own list so far and what that waited for, and what those had seen."""
+    if spot not in known:
+        worker, position = spot
+        found: set[Spot] = set()
+        own = [(worker, position - 1)] if position else []
+        waits = [(other, count - 1) for other, count in assignment.lists[worker][position].waits]
+        for earlier in own + waits:
+            found |= {earlier} | surely_before(assignment, earlier, known)
+        known[spot] = frozenset(found)
+    return known[spot]
 
 
 @given(job_lists(), st.integers(2, 4))
 def test_waits_cover_every_dependency(jobs: list[Job], num_workers: int) -> None:
-    """From the definitions: what a piece has surely seen is its own list so far and what that waited for, onwards."""
     for assignment in candidates(jobs, num_workers):
-        seen: dict[tuple[int, int], frozenset[tuple[int, int]]] = {}  # (worker, position): pieces surely done before
-
-        def before(worker: int, position: int) -> frozenset[tuple[int, int]]:
-            key = (worker, position)
-            if key not in seen:
-                found: set[tuple[int, int]] = set()
-                own = [(worker, position - 1)] if position else []
-                waits = [(other, count - 1) for other, count in assignment.lists[worker][position].waits]  # noqa: B023
-                for at in own + waits:
-                    found |= {at} | before(*at)
-                seen[key] = frozenset(found)  # noqa: B023
-            return seen[key]  # noqa: B023
-
-        spots: dict[int, set[tuple[int, int]]] = {}
+        known: dict[Spot, frozenset[Spot]] = {}
+        spots: dict[int, set[Spot]] = {}
         for worker, pieces in enumerate(assignment.lists):
             for position, piece in enumerate(pieces):
                 spots.setdefault(piece.job, set()).add((worker, position))
         for worker, pieces in enumerate(assignment.lists):
             for position, piece in enumerate(pieces):
                 for needed in jobs[piece.job].dependencies:
-                    assert spots[needed] <= before(worker, position)
+                    assert spots[needed] <= surely_before(assignment, (worker, position), known)
 
 
 def test_a_chain_is_cut_and_branches_run_side_by_side() -> None:

@@ -31,7 +31,10 @@ NOTHING = Epilogue()
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """x [N, C, *space], weight [O, C/groups, *kernel] (constant), bias? [O]; -> [N, O, *space']; 1 to 3 dims of space."""
+    """x [N, C, *space], weight [O, C/groups, *kernel] (constant), bias? [O]; -> [N, O, *space'].
+
+    Space has one to three dims.
+    """
 
     stride: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]  # zeros before and after, per dimension of space; negative crops
