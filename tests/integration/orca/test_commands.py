@@ -36,7 +36,7 @@ def orca(*arguments: str, text: str = "", **environment: str) -> subprocess.Comp
 
 def test_generate_answers_every_line_and_goes_on_where_it_ended(tmp_path: Path):
     source, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
-    source.write_text(LINES)
+    source.write_text("\n".join(LINES) + "\n")
     options = ["--output", str(output), "--max-tokens", "8", "--threads", "1", "--dtype", "fp32"]
     assert orca("generate", str(source), *options).returncode == 0
     whole = output.read_text()
