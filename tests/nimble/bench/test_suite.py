@@ -44,6 +44,13 @@ def test_other_devices_are_refused():
         suite.run_nets(context("cuda"))
 
 
+@pytest.mark.parametrize("wrong", ["no-such-net", "missing.pt2"])
+def test_all_names_are_checked_before_the_first_race(wrong: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(suite, "race_in_child", lambda *_, **__: pytest.fail("a race has begun"))
+    with pytest.raises(InvalidInputError, match=wrong):
+        suite.run_nets(context(), nets=["mlp", wrong])
+
+
 def test_what_a_race_dies_of_is_told():
     with pytest.raises(MlsysError, match="no net is called 'no-such-net'"):
         suite.race_in_child(

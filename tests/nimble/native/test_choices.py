@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from mlsys_core.errors import InvalidInputError
+from mlsys_nimble import Nimble
 from mlsys_nimble.native.executor import NativeExecutor
 from mlsys_nimble.operators import Convolution
 from mlsys_nimble.program import Operator, Program, ValueType
@@ -62,3 +64,13 @@ def test_a_damaged_file_is_measured_again(cache_dir: Path) -> None:
     file.write_text("{")
     NativeExecutor(convolution(), num_threads=1)
     assert len(json.loads(file.read_text())) == 1
+
+
+def test_the_facade_hands_its_tile_on(cache_dir: Path) -> None:
+    net = torch.nn.Conv2d(32, 32, 3, padding=1)
+    for winograd, kept in ((0, 0), (2, 1), (4, 1)):
+        Nimble(net).prepare(torch.randn(1, 32, 14, 14), num_threads=1, winograd=winograd)
+        found = [text for file in (cache_dir / "nimble").glob("*.json") for text in json.loads(file.read_text())]
+        assert sum(text.startswith(f"{winograd} ") for text in found) == kept
+    with pytest.raises(InvalidInputError, match="winograd is 3"):
+        Nimble(net).prepare(torch.randn(1, 32, 14, 14), winograd=3)

@@ -67,7 +67,11 @@ class Prepared:
     def _make(self) -> Executor:
         options = self._options
         return make_executor(
-            options.executor, self.program, num_threads=options.num_threads, use_multi_stream=options.use_multi_stream
+            options.executor,
+            self.program,
+            num_threads=options.num_threads,
+            use_multi_stream=options.use_multi_stream,
+            winograd=options.winograd,
         )
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Any:

@@ -13,6 +13,7 @@ from mlsys_batchmaker.engine import Engine, EngineConfig
 from mlsys_batchmaker.models.sequence import lstm_model, seq2seq_model
 from mlsys_batchmaker.serve.app import make_app
 from mlsys_batchmaker.store import save_model
+from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.http import BackgroundServer
 from mlsys_core.serving.http.logs import make_logger
 from mlsys_core.serving.oip import GrpcConfig, grpc_address_of
@@ -84,3 +85,8 @@ def test_models_are_unloaded_and_loaded(served):
         assert not client.is_model_ready("lstm")
         client.load_model("lstm")
         assert client.infer("lstm", [tensor(httpclient, WORDS)]).as_numpy("hidden").shape == (8,)
+
+
+def test_a_folder_without_models_is_refused(tmp_path: Path):
+    with pytest.raises(InvalidInputError, match=r"there is no model in .*mlsys batchmaker save"):
+        make_app([tmp_path], EngineConfig())

@@ -55,11 +55,15 @@ def run_nets(context: BenchContext, *, nets: Sequence[str] = (), peers: Path | N
         peers: An environment's folder or its Python; None: :data:`PEERS` if it is there, else this interpreter.
 
     Raises:
-        InvalidInputError: the device is another, or ``peers`` has no Python.
+        InvalidInputError: the device is another, ``peers`` has no Python, or a net is not there; nothing has run.
         MlsysError: a race ended without outcomes; the message is its last words.
     """
     if context.device != "cpu":
         raise InvalidInputError(f"nimble's benchmark runs on cpu, not on {context.device!r}: leave out --device")
+    from mlsys_nimble.nets.resolve import check_model
+
+    for name in nets:
+        check_model(name)
     python = interpreter(peers)
     outcomes: dict[str, dict[str, Outcome]] = {}
     console = context.console

@@ -10,7 +10,6 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from mlsys_core.config import settings
@@ -53,7 +52,7 @@ class NativeExecutor:
         num_threads: Workers, the caller's thread among them; None: as many as torch uses.
         use_multi_stream: Whether operators may run side by side; if not, all workers share each.
         winograd: The largest tile that 3x3 convolutions may be computed by: 4, 2 (as exact as the usual way) or 0.
-            Whole nets come out 1.2 to 2 times as far from their result in float64 as eager's with 4.
+            docs/nimble-cpu.md has what each rounds.
 
     Raises:
         MissingDependencyError: there is no C++ compiler.
@@ -66,7 +65,6 @@ class NativeExecutor:
         num_threads: int | None = None,
         use_multi_stream: bool = True,
         winograd: int = 4,
-        **_: Any,
     ) -> None:
         self.num_threads = num_threads or torch.get_num_threads()
         layout = lay_out(program)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,24 @@ from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from torch import nn
 
 from mlsys_nimble.nets.blocks import Net
-from mlsys_nimble.nets.registry import net
+from mlsys_nimble.nets.registry import find_net, net
 
 FORMS = """\
 a net's name (mlsys nimble nets lists them), timm:NAME, torchvision:NAME, transformers:NAME_OR_FOLDER, a .pt2 file of
 torch.export.save, or package.module:function, a function without arguments that gives (module, example inputs)"""
 _NUM_TOKENS = 128
+
+
+def check_model(model: str) -> None:
+    """Refuse what :func:`load_model` would, as far as that can be seen without loading anything.
+
+    Raises:
+        InvalidInputError: no net is called so, or there is no such file.
+    """
+    if model.endswith(".pt2"):
+        _check_file(Path(model))
+    elif ":" not in model:
+        find_net(model)
 
 
 def load_model(model: str, *, batch: int = 1) -> Net:
@@ -42,9 +55,15 @@ def load_model(model: str, *, batch: int = 1) -> Net:
     return found
 
 
-def _exported(path: Path) -> Net:
+def _check_file(path: Path) -> None:
     if not path.is_file():
         raise InvalidInputError(f"there is no file {path}; make one with torch.export.save(program, path)")
+    if not zipfile.is_zipfile(path):  # torch would log a traceback
+        raise InvalidInputError(f"{path} is not what torch.export.save writes: it is no zip archive")
+
+
+def _exported(path: Path) -> Net:
+    _check_file(path)
     try:
         program = torch.export.load(path)
     except Exception as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import structlog
 from fastapi import FastAPI
+from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.http import HttpConfig
 from mlsys_core.serving.oip import DirectorySource, GrpcConfig, ModelRepository, create_oip_app
 from prometheus_client import CollectorRegistry
@@ -38,7 +39,7 @@ def make_app(
         logger: see ``create_oip_app``.
 
     Raises:
-        InvalidInputError: a root is no directory.
+        InvalidInputError: a root is no directory, or there is no model in any.
     """
     alive: weakref.WeakSet[OipModel] = weakref.WeakSet()
     build = build_model(engine, trust_code=trust_code)
@@ -51,4 +52,9 @@ def make_app(
     registry = CollectorRegistry()
     registry.register(EngineMetrics(lambda: [model for model in alive if not model.is_closed]))
     source = DirectorySource(roots, build=build_and_note, marker=MANIFEST)
+    if not source.names():
+        raise InvalidInputError(
+            f"there is no model in {', '.join(map(str, roots))}; write one there: "
+            f"mlsys batchmaker save g2p-en {roots[0]}/g2p-en"
+        )
     return create_oip_app(ModelRepository(source=source), config=http, grpc=grpc, registry=registry, logger=logger)
