@@ -106,7 +106,7 @@ def serve(
     compiler: Annotated[str, typer.Option(help="Of cells: a registered name, eager, or auto.")] = "auto",
     trust_code: Annotated[bool, typer.Option(help="Let manifests name architectures of other packages.")] = False,
 ) -> None:
-    """Serve models over the Open Inference Protocol: REST, and gRPC with --grpc-port.
+    """Serve models, by their folders' names, over the Open Inference Protocol: REST, and gRPC with --grpc-port.
 
     Example: mlsys batchmaker serve models/g2p-en --grpc-port 8001
     """
@@ -126,6 +126,7 @@ def serve(
     )
     grpc = None if grpc_port is None else GrpcConfig(host=host, port=grpc_port)
     served = make_app(model_dirs, config, grpc=grpc, trust_code=trust_code)
+    typer.echo(f"loading {', '.join(map(str, model_dirs))}: cells are made for every batch size, some seconds a model")
     raise typer.Exit(serve_app(served, host, port, on_ready=lambda address: typer.echo(f"serving at {address.url}/v2")))
 
 
