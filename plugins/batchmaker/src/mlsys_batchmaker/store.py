@@ -18,14 +18,16 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.lazy import resolve
 from torch import Tensor, nn
 
-from mlsys_batchmaker import cells as builtin
 from mlsys_batchmaker.cell import Cell, export
+from mlsys_batchmaker.cells import LSTMCell, StackedLSTMCell, WordLSTMCell, WordLSTMDecoderCell
+from mlsys_batchmaker.gru_cells import WordGRUCell, WordGRUDecoderCell
 from mlsys_batchmaker.model import Architecture, Model
 from mlsys_batchmaker.models.g2p import Graphemes
 from mlsys_batchmaker.models.sequence import Seq2Seq, SequenceEncoder
 from mlsys_batchmaker.models.speaker import EmbeddingHead, SpeakerEncoder
 from mlsys_batchmaker.models.tree import BinaryTree
 from mlsys_batchmaker.plan.spec import CellSpec, Port, Stop
+from mlsys_batchmaker.tree_cells import TreeInnerCell, TreeLeafCell
 
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
@@ -37,14 +39,14 @@ ARCHITECTURES: dict[str, Callable[..., Architecture]] = {
 }
 # Class -> how to make it again, from a module of it.
 _SIZES: dict[type[nn.Module], Callable[[Any], dict[str, int]]] = {
-    builtin.LSTMCell: lambda m: {"input_size": m.input_size, "hidden_size": m.hidden_size},
-    builtin.WordLSTMCell: lambda m: _word_sizes(m, m.lstm),
-    builtin.WordLSTMDecoderCell: lambda m: _word_sizes(m, m.lstm),
-    builtin.WordGRUCell: lambda m: {**_word_sizes(m, m.gru), "embedding_size": m.embedding.embedding_dim},
-    builtin.WordGRUDecoderCell: lambda m: {**_word_sizes(m, m.gru), "embedding_size": m.embedding.embedding_dim},
-    builtin.TreeLeafCell: lambda m: _word_sizes(m, m),
-    builtin.TreeInnerCell: lambda m: {"hidden_size": m.hidden_size},
-    builtin.StackedLSTMCell: lambda m: {
+    LSTMCell: lambda m: {"input_size": m.input_size, "hidden_size": m.hidden_size},
+    WordLSTMCell: lambda m: _word_sizes(m, m.lstm),
+    WordLSTMDecoderCell: lambda m: _word_sizes(m, m.lstm),
+    WordGRUCell: lambda m: {**_word_sizes(m, m.gru), "embedding_size": m.embedding.embedding_dim},
+    WordGRUDecoderCell: lambda m: {**_word_sizes(m, m.gru), "embedding_size": m.embedding.embedding_dim},
+    TreeLeafCell: lambda m: _word_sizes(m, m),
+    TreeInnerCell: lambda m: {"hidden_size": m.hidden_size},
+    StackedLSTMCell: lambda m: {
         "input_size": m.input_size,
         "hidden_size": m.hidden_size,
         "num_layers": len(m.layers),

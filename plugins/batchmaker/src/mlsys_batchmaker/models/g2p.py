@@ -16,7 +16,7 @@ from mlsys_core.errors import InvalidInputError
 from numpy.typing import ArrayLike
 
 from mlsys_batchmaker.cell import make_cell
-from mlsys_batchmaker.cells import WordGRUCell, WordGRUDecoderCell
+from mlsys_batchmaker.gru_cells import WordGRUCell, WordGRUDecoderCell
 from mlsys_batchmaker.model import Model, Payload, Tensor
 from mlsys_batchmaker.models.requests import sequence
 from mlsys_batchmaker.plan import CellGraph, Wire

@@ -10,12 +10,12 @@ import torch
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_batchmaker.cell import make_cell
-from mlsys_batchmaker.cells import TreeInnerCell, TreeLeafCell
 from mlsys_batchmaker.model import Model, Payload, Tensor
 from mlsys_batchmaker.models.requests import sequence
 from mlsys_batchmaker.plan import CellGraph
 from mlsys_batchmaker.plan.spec import DEFAULT_BATCH_SIZES
 from mlsys_batchmaker.scheduling.requests import Values
+from mlsys_batchmaker.tree_cells import TreeInnerCell, TreeLeafCell
 
 
 class BinaryTree:
