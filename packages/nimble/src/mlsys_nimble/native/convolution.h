@@ -147,7 +147,8 @@ class ConvolutionKernel : public Kernel {
             alignas(64) float sums[BESIDE * WIDTH];
             multiply_row(x, depth, c.weights + column * depth, c.bias + column, sums);
             const float* residual = finish.has_residual ? c.residual.as<const float>() + block.residual_offset + column : nullptr;
-            finish.row(sums, residual, c.out.as<float>() + block.out_offset + column, std::min<int64_t>(columns - column, BESIDE * WIDTH));
+            float* out = c.out.as<float>() + block.out_offset + column;
+            finish.rows(sums, BESIDE * WIDTH, 1, residual, 0, out, 0, std::min<int64_t>(columns - column, BESIDE * WIDTH));
         }
     }
 

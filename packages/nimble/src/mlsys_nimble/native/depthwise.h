@@ -18,8 +18,11 @@ struct Depthwise {
 };
 
 constexpr int TILE_PIXELS = 4;
-constexpr int ENOUGH_PIECES = 32;  // units to share among some workers evenly
-constexpr int SPAN_PIXELS = 64;  // of a unit at most
+constexpr int SPAN_PIXELS = 64;          // of a unit at most
+constexpr int LINE = 16;                 // floats of a line of the cache
+constexpr int LEAST_CHANNELS = 4 * LINE; // of a piece: below, lines come from memory one by one
+constexpr int ROWS_NBYTES = 24 << 10;    // of a window's rows, in the first-level cache
+constexpr int IMAGE_NBYTES = 1 << 20;    // about what the second-level cache holds
 
 // Compilers would rather read a weight again for each product than keep it; loads are what this kernel is short of.
 inline vf in_register(vf x) {
@@ -37,8 +40,12 @@ class DepthwiseKernel : public Kernel {
         reach = (TILE_PIXELS - 1) * d.stride[1] + (d.kernel[1] - 1) * d.dilation[1] + 1;
         spans = (d.out.shape[3] + SPAN_PIXELS - 1) / SPAN_PIXELS;
         units = d.out.shape[0] * d.out.shape[2] * spans;
-        // Few rows are cut along the channels, too.
-        pieces = std::clamp<int64_t>(channels / (8 * LANES), 1, (ENOUGH_PIECES + units - 1) / std::max<int64_t>(units, 1));
+        // Channels are taken in pieces, each over all rows, so that a window's rows stay in the first-level cache; an image
+        // that comes from farther than the second level is read as it lies.
+        const int64_t row_nbytes = d.kernel[0] * std::min<int64_t>(d.x.shape[3], SPAN_PIXELS * d.stride[1]) * sizeof(float);
+        const int64_t fitting = std::max<int64_t>(ROWS_NBYTES / std::max<int64_t>(row_nbytes, 1), LEAST_CHANNELS);
+        const bool is_near = channels * d.x.shape[2] * d.x.shape[3] * (int64_t)sizeof(float) <= IMAGE_NBYTES;
+        pieces = is_near ? std::max<int64_t>((channels + fitting / 2) / fitting, 1) : 1;
         units *= pieces;
         const int s = d.stride[1];
         switch (d.dilation[1] == 1 && s <= 2 && channels >= LANES ? d.kernel[1] : 0) {
@@ -52,10 +59,10 @@ class DepthwiseKernel : public Kernel {
 
     void run(int64_t begin, int64_t end, void* scratch) const override {
         for (int64_t unit = begin; unit < end; unit++) {
-            const int64_t piece = unit % pieces, vecs = (channels + LANES - 1) / LANES;
-            const Channels some{vecs * piece / pieces * LANES, std::min(channels, vecs * (piece + 1) / pieces * LANES)};
-            const int64_t row = unit / pieces / spans, n = row / d.out.shape[2], y = row % d.out.shape[2];
-            const int64_t span = unit / pieces % spans, width = d.out.shape[3];
+            const int64_t row = unit / spans % (units / pieces / spans), n = row / d.out.shape[2], y = row % d.out.shape[2];
+            const int64_t span = unit % spans, width = d.out.shape[3];
+            const int64_t piece = unit / (units / pieces), lines = (channels + LINE - 1) / LINE;
+            const Channels some{lines * piece / pieces * LINE, std::min(channels, lines * (piece + 1) / pieces * LINE)};
             const int64_t first = width * span / spans, stop = width * (span + 1) / spans;
             float* out = d.out.as<float>() + n * d.out.strides[0] + y * d.out.strides[2];
             const float* residual = nullptr;
@@ -81,11 +88,12 @@ class DepthwiseKernel : public Kernel {
         for (int64_t pixel = first; pixel < stop; pixel += TILE_PIXELS) {
             const int some = std::min<int64_t>(TILE_PIXELS, stop - pixel);
             const int64_t left = pixel * d.stride[1] - d.before[1];
+            const bool is_inside = left >= 0 && left + reach <= d.x.shape[3];
             const float** to = pointers;
             for (int ky = first_row; ky < stop_row; ky++) {
                 const float* row = image + (top + ky * d.dilation[0]) * d.x.strides[2];
                 for (int64_t j = left; j < left + reach; j++)
-                    *to++ = j >= 0 && j < d.x.shape[3] ? row + j * d.x.strides[3] : zeros.data();
+                    *to++ = is_inside || (j >= 0 && j < d.x.shape[3]) ? row + j * d.x.strides[3] : zeros.data();
             }
             const Target target{
                 out + pixel * out_stride, out_stride, residual ? residual + pixel * residual_stride : nullptr,
@@ -109,63 +117,75 @@ class DepthwiseKernel : public Kernel {
     template <int KW, int SW, bool IS_SHORT>
     static void run_tile(
         const DepthwiseKernel& k, const float* const* pointers, int first_row, int stop_row, const Target& target) {
+        int64_t next = target.channels.first;
+        if constexpr (KW != 0)  // two vectors at once: four sums alone would wait for each other
+            for (; next + 2 * LANES <= target.channels.stop; next += 2 * LANES)
+                run_channels<KW, SW, IS_SHORT, 2>(k, pointers, first_row, stop_row, target, next);
+        for (; next < target.channels.stop; next += LANES)
+            run_channels<KW, SW, IS_SHORT, 1>(k, pointers, first_row, stop_row, target, next);
+    }
+
+    template <int KW, int SW, bool IS_SHORT, int VECS>
+    static __attribute__((always_inline)) void run_channels(
+        const DepthwiseKernel& k, const float* const* pointers, int first_row, int stop_row, const Target& target, int64_t next) {
         constexpr int REACH = KW ? (TILE_PIXELS - 1) * SW + KW : 1;
         const Depthwise& d = k.d;
         const int64_t width = std::max<int64_t>(k.channels, LANES);
-        for (int64_t next = target.channels.first; next < target.channels.stop; next += LANES) {
-            // The last vector reaches back over channels that are done already; only the others are stored.
-            const int64_t c = std::clamp<int64_t>(k.channels - LANES, 0, next);
-            const int skip = next - c;
-            const auto read = [&](const float* from) {
-                if constexpr (!IS_SHORT) return load(from + c);
-                float some[LANES] = {};
-                for (int i = 0; i < k.channels; i++) some[i] = from[i];
-                return load(some);
-            };
-            vf sums[TILE_PIXELS];
-            for (vf& sum : sums) sum = load(d.bias + c);
-            const float* const* from = pointers;
-            for (int ky = first_row; ky < stop_row; ky++) {
-                const float* weights = d.weights + ky * d.kernel[1] * width + c;
-                if constexpr (KW != 0) {
+        // The last vector reaches back over channels that are done already; only the others are stored.
+        const int64_t c = VECS > 1 ? next : std::clamp<int64_t>(k.channels - LANES, 0, next);
+        const int skip = next - c;
+        const auto read = [&](const float* from) {
+            if constexpr (!IS_SHORT) return load(from + c);
+            float some[LANES] = {};
+            for (int i = 0; i < k.channels; i++) some[i] = from[i];
+            return load(some);
+        };
+        vf sums[VECS][TILE_PIXELS];
+        for (int v = 0; v < VECS; v++)
+            for (vf& sum : sums[v]) sum = load(d.bias + c + v * LANES);
+        const float* const* from = pointers;
+        for (int ky = first_row; ky < stop_row; ky++) {
+            const float* weights = d.weights + ky * d.kernel[1] * width + c;
+            if constexpr (KW != 0) {
+#pragma GCC unroll 2
+                for (int v = 0; v < VECS; v++) {
                     vf w[KW];
-                    for (int kx = 0; kx < KW; kx++) w[kx] = in_register(load(weights + kx * width));
+                    for (int kx = 0; kx < KW; kx++) w[kx] = in_register(load(weights + kx * width + v * LANES));
 #pragma GCC unroll 16
                     for (int j = 0; j < REACH; j++) {
-                        const vf x = read(from[j]);
+                        const vf x = read(from[j] + v * LANES);
                         for (int p = 0; p < TILE_PIXELS; p++)
-                            if (j - p * SW >= 0 && j - p * SW < KW) sums[p] = fma(x, w[j - p * SW], sums[p]);
+                            if (j - p * SW >= 0 && j - p * SW < KW) sums[v][p] = fma(x, w[j - p * SW], sums[v][p]);
                     }
-                    from += REACH;
-                } else {
-                    for (int kx = 0; kx < d.kernel[1]; kx++) {
-                        const vf w = load(weights + kx * width);
-                        for (int p = 0; p < TILE_PIXELS; p++)
-                            sums[p] = fma(read(from[p * d.stride[1] + kx * d.dilation[1]]), w, sums[p]);
-                    }
-                    from += k.reach;
                 }
-            }
-            if (target.pixels == TILE_PIXELS && !skip && !IS_SHORT && k.finish.is_plain) {
-                for (int p = 0; p < TILE_PIXELS; p++) {
-                    if (target.residual) sums[p] += load(target.residual + p * target.residual_stride + c);
-                    store(target.out + p * target.out_stride + c, k.finish.clamp(sums[p]));
+                from += REACH;
+            } else {
+                for (int kx = 0; kx < d.kernel[1]; kx++) {
+                    const vf w = load(weights + kx * width);
+                    for (int p = 0; p < TILE_PIXELS; p++)
+                        sums[0][p] = fma(read(from[p * d.stride[1] + kx * d.dilation[1]]), w, sums[0][p]);
                 }
-                continue;
-            }
-            for (int p = 0; p < target.pixels; p++) {
-                const float* residual = target.residual ? target.residual + p * target.residual_stride + c : nullptr;
-                float* out = target.out + p * target.out_stride + c;
-                if (!skip && !IS_SHORT) {
-                    store(out, finish_slowly(k.finish, sums[p], residual));
-                } else {
-                    float kept[LANES];
-                    store(kept, sums[p]);
-                    const int64_t some = IS_SHORT ? k.channels : LANES - skip;
-                    k.finish.row(kept + skip, residual ? residual + skip : nullptr, out + skip, some);
-                }
+                from += k.reach;
             }
         }
+        const float* residual = target.residual ? target.residual + next : nullptr;
+        float* out = target.out + next;
+        if (target.pixels == TILE_PIXELS && !skip && !IS_SHORT && k.finish.is_plain) {
+            for (int p = 0; p < TILE_PIXELS; p++)
+                for (int v = 0; v < VECS; v++) {
+                    vf y = sums[v][p];
+                    if (residual) y += load(residual + p * target.residual_stride + v * LANES);
+                    store(out + p * target.out_stride + v * LANES, k.finish.clamp(y));
+                }
+            return;
+        }
+        constexpr int STEP = VECS * LANES;
+        alignas(64) float kept[TILE_PIXELS * STEP + LANES] = {};
+        for (int p = 0; p < TILE_PIXELS; p++)
+            for (int v = 0; v < VECS; v++) store(kept + p * STEP + v * LANES, sums[v][p]);
+        k.finish.rows(
+            kept + skip, STEP, target.pixels, residual, target.residual_stride, out, target.out_stride,
+            IS_SHORT ? k.channels : STEP - skip);
     }
 
     const Depthwise d;

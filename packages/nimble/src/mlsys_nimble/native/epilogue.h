@@ -13,7 +13,14 @@ struct Epilogue {
     int32_t activates_first;
 };
 
-// The same, ready for a loop: activations that only clamp are two instructions; the others are called.
+// One activation for `vecs` vectors in place: chosen once, so that the work on one overlaps with the work on the next.
+inline __attribute__((noinline)) void activate_all(float* x, int64_t vecs, int32_t which, float slope) {
+    with_activation(which, slope, [=](auto&& f) {
+        for (int64_t i = 0; i < vecs * LANES; i += LANES) store(x + i, f(load(x + i)));
+    });
+}
+
+// The same, ready for a loop: activations that only clamp are two instructions; the others go through tiles of sums.
 struct Finish {
     float low = -INFINITY, high = INFINITY;
     int32_t activation = IDENTITY;  // where clamping is not all of it
@@ -35,36 +42,34 @@ struct Finish {
 
     vf clamp(vf x) const { return smaller(splat(high), larger(splat(low), x)); }
 
-    vf operator()(vf y) const { return clamp(activation ? activate(y, activation, slope) : y); }
-    vf operator()(vf y, vf residual) const {
-        if (activates_first) return activate(y, activation, slope) + residual;
-        return (*this)(y + residual);
+    // `count` rows of `width` sums, `step` apart (whole vectors), to where rows are `out_stride` apart. The sums are lost.
+    void rows(
+        float* sums, int64_t step, int64_t count, const float* residual, int64_t residual_stride, float* out,
+        int64_t out_stride, int64_t width) const {
+        if (residual && !activates_first)
+            for (int64_t r = 0; r < count; r++) add(sums + r * step, residual + r * residual_stride, width);
+        if (activation) activate_all(sums, count * step / LANES, activation, slope);
+        for (int64_t r = 0; r < count; r++) {
+            if (residual && activates_first) add(sums + r * step, residual + r * residual_stride, width);
+            copy(sums + r * step, out + r * out_stride, width);
+        }
     }
 
-    // `width` elements of a row from `from` to `to`; `from` may be read up to a whole vector.
-    void row(const float* from, const float* residual, float* to, int64_t width) const {
+  private:
+    static void add(float* to, const float* from, int64_t width) {
         int64_t i = 0;
-        for (; i + LANES <= width; i += LANES) {
-            const vf y = load(from + i);
-            store(to + i, has_residual ? (*this)(y, load(residual + i)) : (*this)(y));
-        }
+        for (; i + LANES <= width; i += LANES) store(to + i, load(to + i) + load(from + i));
+        for (; i < width; i++) to[i] += from[i];
+    }
+
+    void copy(const float* from, float* to, int64_t width) const {
+        int64_t i = 0;
+        for (; i + LANES <= width; i += LANES) store(to + i, clamp(load(from + i)));
         if (i == width) return;
-        float rest[LANES] = {};
-        std::memcpy(rest, from + i, (width - i) * sizeof(float));
-        vf y = load(rest);
-        if (has_residual) {
-            std::memcpy(rest, residual + i, (width - i) * sizeof(float));
-            y = (*this)(y, load(rest));
-        } else {
-            y = (*this)(y);
-        }
-        store(rest, y);
+        float rest[LANES];
+        store(rest, clamp(load(from + i)));
         std::memcpy(to + i, rest, (width - i) * sizeof(float));
     }
 };
-
-inline __attribute__((noinline)) vf finish_slowly(const Finish& finish, vf y, const float* residual) {
-    return residual ? finish(y, load(residual)) : finish(y);
-}
 
 }  // namespace nimble

@@ -134,30 +134,51 @@ enum Activation : int32_t {
     IDENTITY, RELU, RELU6, SILU, SIGMOID, TANH, GELU, GELU_TANH, HARDSWISH, HARDSIGMOID, LEAKY_RELU, ELU
 };
 
-inline vf sigmoid(vf x) { return splat(1.0f) / (splat(1.0f) + exp(-x)); }
+// 1 / (1 + e^-x), with e^-x as above but for its ends: infinite from 88.4 on (the quotient would be subnormal), and 0 added
+// to 1 below -87, so that one factor makes the power.
+inline vf sigmoid(vf x) {
+    const vf kept = clamped(-x, -87.0f, 89.0f);
+    const vf shifted = fma(kept, splat(1.44269504f), splat(12582912.0f));
+    const vf n = shifted - splat(12582912.0f);
+    const vf r = fma(n, splat(2.12194440e-4f), fma(n, splat(-0.693359375f), kept));
+    const vf p = horner(r, splat(1.97892616e-4f), 1.39457523e-3f, 8.3335042e-3f, 4.16662805e-2f, 0.166666657f, 0.5f);
+    const vf e = (fma(p, r * r, r) + splat(1.0f)) * (vf)(((vi)shifted - (0x4b400000 - 127)) << 23);
+    return splat(1.0f) / (splat(1.0f) + e);
+}
+
+inline vf gelu(vf x) { return splat(0.5f) * x * (splat(1.0f) + erf(x * splat(0.70710678f))); }
+inline vf gelu_tanh(vf x) {
+    const vf inner = splat(0.79788456f) * fma(splat(0.044715f) * x, x * x, x);
+    return splat(0.5f) * x * (splat(1.0f) + tanh(inner));
+}
+inline vf elu(vf x, float slope) {  // e^x - 1 by tanh(x / 2) near zero, where the difference would cancel
+    const vf half = tanh(x * splat(0.5f)), near = splat(2.0f) * half / (splat(1.0f) - half);
+    const vf below = chosen(x > splat(-0.5f), near, exp(x) - splat(1.0f));
+    return chosen(x > vf{}, x, below * splat(slope));
+}
+
+// Calls `use` with the function.
+template <class Use>
+inline void with_activation(int32_t which, float slope, Use&& use) {
+    switch (which) {
+        case RELU: return use([](vf x) { return larger(vf{}, x); });
+        case RELU6: return use([](vf x) { return clamped(x, 0.0f, 6.0f); });
+        case SILU: return use([](vf x) { return x * sigmoid(x); });
+        case SIGMOID: return use([](vf x) { return sigmoid(x); });
+        case TANH: return use([](vf x) { return tanh(x); });
+        case GELU: return use([](vf x) { return gelu(x); });
+        case GELU_TANH: return use([](vf x) { return gelu_tanh(x); });
+        case HARDSWISH: return use([](vf x) { return x * clamped(x + splat(3.0f), 0.0f, 6.0f) * splat(1.0f / 6.0f); });
+        case HARDSIGMOID: return use([](vf x) { return clamped(x + splat(3.0f), 0.0f, 6.0f) * splat(1.0f / 6.0f); });
+        case LEAKY_RELU: return use([slope](vf x) { return chosen(x > vf{}, x, x * splat(slope)); });
+        case ELU: return use([slope](vf x) { return elu(x, slope); });
+        default: return use([](vf x) { return x; });
+    }
+}
 
 inline vf activate(vf x, int32_t which, float slope) {
-    switch (which) {
-        case RELU: return larger(vf{}, x);
-        case RELU6: return clamped(x, 0.0f, 6.0f);
-        case SILU: return x * sigmoid(x);
-        case SIGMOID: return sigmoid(x);
-        case TANH: return tanh(x);
-        case GELU: return splat(0.5f) * x * (splat(1.0f) + erf(x * splat(0.70710678f)));
-        case GELU_TANH: {
-            const vf inner = splat(0.79788456f) * fma(splat(0.044715f) * x, x * x, x);
-            return splat(0.5f) * x * (splat(1.0f) + tanh(inner));
-        }
-        case HARDSWISH: return x * clamped(x + splat(3.0f), 0.0f, 6.0f) * splat(1.0f / 6.0f);
-        case HARDSIGMOID: return clamped(x + splat(3.0f), 0.0f, 6.0f) * splat(1.0f / 6.0f);
-        case LEAKY_RELU: return chosen(x > vf{}, x, x * splat(slope));
-        case ELU: {  // e^x - 1 by tanh(x / 2) near zero, where the difference would cancel
-            const vf half = tanh(x * splat(0.5f)), near = splat(2.0f) * half / (splat(1.0f) - half);
-            const vf below = chosen(x > splat(-0.5f), near, exp(x) - splat(1.0f));
-            return chosen(x > vf{}, x, below * splat(slope));
-        }
-        default: return x;
-    }
+    with_activation(which, slope, [&x](auto&& f) { x = f(x); });
+    return x;
 }
 
 }  // namespace nimble

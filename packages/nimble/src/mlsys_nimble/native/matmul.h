@@ -38,13 +38,6 @@ struct Tile {
     int width;  // columns to store, at most the panel's
 };
 
-template <int ROWS, int VECS>
-__attribute__((noinline)) void store_slowly(const Finish& finish, const Tile& tile, const float* sums) {
-    for (int r = 0; r < ROWS; r++)
-        finish.row(
-            sums + r * VECS * LANES, tile.residual + r * tile.residual_stride, tile.out + r * tile.out_stride, tile.width);
-}
-
 // f(0), ..., f(N - 1), each with its number known to the compiler: what is indexed by it stays in registers.
 #define INLINE __attribute__((always_inline))
 template <class F, int... I>
@@ -106,7 +99,8 @@ __attribute__((noinline)) void multiply(const Part& part, const Tile& tile, cons
     alignas(64) float kept[SUMS * LANES];
     float* to = part.is_last ? kept : tile.sums;
     unroll<SUMS>([&](auto i) INLINE { store(to + i * LANES, sums[i]); });
-    if (part.is_last) store_slowly<ROWS, VECS>(finish, tile, kept);
+    if (part.is_last)
+        finish.rows(kept, PANEL, ROWS, tile.residual, tile.residual_stride, tile.out, tile.out_stride, tile.width);
 }
 #undef INLINE
 

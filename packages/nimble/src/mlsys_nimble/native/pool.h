@@ -88,20 +88,25 @@ class PoolKernel : public Kernel {
         int64_t c = 0;
         for (; c + LANES <= channels; c += LANES) {
             const vf y = work([c](const float* from) { return load(from + c); });
-            if (finish.is_plain && !finish.has_residual)
+            if (finish.is_plain && !residual)
                 store(out + c, finish.clamp(y));
             else
-                store(out + c, finish.has_residual ? finish(y, load(residual + c)) : finish(y));
+                finish_some(y, residual, out, c, LANES);
         }
         if (c == channels) return;
         const int64_t some = channels - c;
+        const vf y = work([c, some](const float* from) {
+            float lanes[LANES] = {};
+            for (int i = 0; i < some; i++) lanes[i] = from[c + i];
+            return load(lanes);
+        });
+        finish_some(y, residual, out, c, some);
+    }
+
+    void finish_some(vf y, const float* residual, float* out, int64_t c, int64_t some) const {
         float kept[LANES];
-        store(kept, work([c, some](const float* from) {
-                  float lanes[LANES] = {};
-                  for (int i = 0; i < some; i++) lanes[i] = from[c + i];
-                  return load(lanes);
-              }));
-        finish.row(kept, residual ? residual + c : nullptr, out + c, some);
+        store(kept, y);
+        finish.rows(kept, LANES, 1, residual ? residual + c : nullptr, 0, out + c, 0, some);
     }
 
     const Pool p;

@@ -152,15 +152,11 @@ class WinogradKernel : public Kernel {
         for (int i = 0; i < inside_y; i++) {
             vf results[SIZE];
             to_results(rows + i, SIZE, results);
-            for (int j = 0; j < inside_x; j++) {
-                vf y = results[j] + bias;
-                const float* added = residual ? residual + i * w.residual.strides[2] + j * w.residual.strides[3] : nullptr;
-                if (finish.is_plain)
-                    y = finish.clamp(added ? y + load(added) : y);
-                else
-                    y = finish_slowly(finish, y, added);
-                store(out + i * w.out.strides[2] + j * w.out.strides[3], y);
-            }
+            float sums[SIZE * LANES];
+            for (int j = 0; j < SIZE; j++) store(sums + j * LANES, results[j] + bias);
+            finish.rows(
+                sums, LANES, inside_x, residual ? residual + i * w.residual.strides[2] : nullptr, w.residual.strides[3],
+                out + i * w.out.strides[2], w.out.strides[3], LANES);
         }
     }
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX2__) || defined(__AVX512F__)
+#if defined(__AVX__)
 #include <immintrin.h>
 #endif
 
@@ -115,8 +115,25 @@ inline vf load_halves(const uint16_t* from) {  // fp16
 #endif
 }
 
-inline vf larger(vf a, vf b) { return a > b ? a : b; }
-inline vf smaller(vf a, vf b) { return a < b ? a : b; }
+// a > b ? a : b and a < b ? a : b, in one instruction (compilers see constants and make two of it).
+inline vf larger(vf a, vf b) {
+#if MLSYS_LANES == 16 && defined(__AVX512F__)
+    return _mm512_max_ps(a, b);
+#elif MLSYS_LANES == 8 && defined(__AVX__)
+    return _mm256_max_ps(a, b);
+#else
+    return a > b ? a : b;
+#endif
+}
+inline vf smaller(vf a, vf b) {
+#if MLSYS_LANES == 16 && defined(__AVX512F__)
+    return _mm512_min_ps(a, b);
+#elif MLSYS_LANES == 8 && defined(__AVX__)
+    return _mm256_min_ps(a, b);
+#else
+    return a < b ? a : b;
+#endif
+}
 
 inline float sum(vf x) {  // halves onto halves: the same order whatever called
     float lanes[LANES];

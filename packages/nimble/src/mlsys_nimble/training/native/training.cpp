@@ -1,0 +1,68 @@
+// Kernels of training, and running any kernels on the thread pool that torch has already.
+//
+// torch runs its convolutions and products on the threads of its OpenMP library. Threads of our own beside them would
+// wait for the cores on which those spin, so kernels between torch's operators are run by the same pool: its entry point
+// is found in the process at the first call, and without it kernels run on the caller's thread.
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <memory>
+
+#include "batch_norm.h"
+
+using namespace nimble;
+
+namespace {
+
+using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
+using ThreadNumber = int (*)();
+
+struct Share {
+    const Kernel* kernel;
+    char* scratch;
+    int64_t scratch_step;
+    ThreadNumber thread_number;
+    int64_t threads;
+};
+
+void run_share(void* data) {
+    const Share& share = *(const Share*)data;
+    const int64_t thread = share.thread_number(), units = share.kernel->units;
+    share.kernel->run(
+        units * thread / share.threads, units * (thread + 1) / share.threads, share.scratch + thread * share.scratch_step);
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t training_lanes() { return LANES; }
+
+// Kernels one after another, each cut in as many parts as there are threads. `scratch`: `scratch_step` bytes a thread.
+void training_run(const Kernel* const* kernels, int64_t count, int64_t threads, char* scratch, int64_t scratch_step) {
+    static const Parallel parallel = (Parallel)dlsym(RTLD_DEFAULT, "GOMP_parallel");
+    static const ThreadNumber thread_number = (ThreadNumber)dlsym(RTLD_DEFAULT, "omp_get_thread_num");
+    for (int64_t i = 0; i < count; i++) {
+        Share share{kernels[i], scratch, scratch_step, thread_number, std::min(threads, kernels[i]->units)};
+        if (share.threads > 1 && parallel && thread_number)
+            parallel(run_share, &share, (unsigned)share.threads, 0);
+        else
+            kernels[i]->run(0, kernels[i]->units, scratch);
+    }
+}
+
+int64_t kernel_units(const Kernel* kernel) { return kernel->units; }
+int64_t kernel_scratch(const Kernel* kernel) { return kernel->scratch_nbytes; }
+void kernel_free(Kernel* kernel) { delete kernel; }
+
+Kernel* make_batch_norm_statistics(const BatchNorm* arguments) { return new BatchNormStatistics(*arguments); }
+Kernel* make_batch_norm_finish(const Kernel* const* of) { return new Finish<BatchNormStatistics>((const BatchNormStatistics*)*of); }
+Kernel* make_batch_norm_apply(const BatchNorm* arguments) { return new BatchNormApply(*arguments); }
+Kernel* make_batch_norm_gradient_sums(const BatchNormGradient* arguments) { return new BatchNormGradientSums(*arguments); }
+Kernel* make_batch_norm_gradient_finish(const Kernel* const* of) {
+    return new Finish<BatchNormGradientSums>((const BatchNormGradientSums*)*of);
+}
+Kernel* make_batch_norm_gradient_apply(const Kernel* const* of) {
+    return new BatchNormGradientApply((const BatchNormGradientSums*)*of);
+}
+}
