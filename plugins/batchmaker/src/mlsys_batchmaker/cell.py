@@ -15,6 +15,8 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor, nn
 
+from mlsys_batchmaker.native.form import HasForm
+from mlsys_batchmaker.native.runner import PackedCell, gives, pack_or_none
 from mlsys_batchmaker.plan.spec import DEFAULT_BATCH_SIZES, CellSpec, Port, Stop
 
 ModuleClass = TypeVar("ModuleClass", bound=type[nn.Module])
@@ -96,6 +98,17 @@ class Cell:
         inputs = [(port.dtype, port.shape) for port in self.spec.inputs]
         text = f"{export(self).graph_module.code}\0{self.weights_digest}\0{inputs}"
         return hashlib.sha256(text.encode()).hexdigest()
+
+    @cached_property
+    def packed(self) -> PackedCell | None:
+        """The cell for the compiled loops of the CPU; None where it has no form for them, or they cannot be had.
+
+        They keep no cell states but the last, so a cell whose results are among those has none either.
+        """
+        if not isinstance(self.module, HasForm):
+            return None
+        packed = pack_or_none(self.module.form(), stop=None if self.spec.stop is None else self.spec.stop.value)
+        return packed if packed is not None and all(gives(packed, each) for each in self.spec.results) else None
 
     def example(self, size: int, *, seed: int = 0, device: torch.device | str = "cpu") -> tuple[Tensor, ...]:
         """Random inputs of ``size`` rows."""

@@ -7,7 +7,6 @@ requests, at different steps, can run as one batch (BatchMaker, sections 3.1 and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from mlsys_core.errors import InvalidInputError
@@ -15,10 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mlsys_batchmaker.cell import cell
-from mlsys_batchmaker.packed import PackedLSTM, pack
+from mlsys_batchmaker.native.form import Form, LayerForm
 from mlsys_batchmaker.plan.spec import Port
-
-_UNKNOWN = object()  # not packed yet
 
 
 @cell
@@ -47,7 +44,6 @@ class LSTMCell(nn.Module):
             raise InvalidInputError(f"input_size={input_size}, hidden_size={hidden_size}: both must be at least 1")
         self.input_size = input_size
         self.hidden_size = hidden_size
-        self._packed: Any = _UNKNOWN
         # Rows: inputs, then hidden. Columns: input, forget, candidate and output gate, hidden_size each.
         self.weight = nn.Parameter(torch.empty(input_size + hidden_size, 4 * hidden_size))
         self.bias = nn.Parameter(torch.zeros(4 * hidden_size))
@@ -98,8 +94,6 @@ class LSTMCell(nn.Module):
     def run_layer(self, inputs: Tensor, hidden: Tensor, state: Tensor, sizes: Sequence[int]) -> list[list[Tensor]]:
         """Steps of this layer: the inputs' part of all steps is one multiplication.
 
-        The weights are packed on the first call, and must not change after it.
-
         Args:
             inputs: [steps, b, input].
             hidden: [b, h].
@@ -109,23 +103,24 @@ class LSTMCell(nn.Module):
         Returns:
             Hidden and cell state after each step.
         """
-        if self._packed is _UNKNOWN or inputs.device.type != "cpu":
-            on_host = inputs.device.type == "cpu"
-            object.__setattr__(self, "_packed", pack(self.weight, self.bias, self.input_size) if on_host else None)
-        packed: PackedLSTM | None = self._packed
         steps, rows, width = inputs.shape
         flat = inputs.reshape(steps * rows, width)
-        if packed is not None:
-            from_inputs = packed.from_inputs(flat).view(steps, rows, -1)
-        else:
-            from_inputs = torch.addmm(self.bias, flat, self.weight[:width]).view(steps, rows, -1)
+        from_inputs = torch.addmm(self.bias, flat, self.weight[:width]).view(steps, rows, -1)
         outputs: list[list[Tensor]] = []
         for step, size in enumerate(sizes):
-            own, before = from_inputs[step, :size], hidden[:size]
-            gates = packed.gates(own, before) if packed else torch.addmm(own, before, self.weight[width:])
+            gates = torch.addmm(from_inputs[step, :size], hidden[:size], self.weight[width:])
             hidden, state = lstm_gates_in_place(gates, state[:size])
             outputs.append([hidden, state])
         return outputs
+
+    def layer_form(self) -> LayerForm:
+        """Its weights for the compiled loops."""
+        from_input, from_hidden = self.weight[: self.input_size], self.weight[self.input_size :]
+        return LayerForm(self.hidden_size, self.bias, from_input, from_hidden)
+
+    def form(self) -> Form:
+        """See :class:`mlsys_batchmaker.native.form.HasForm`."""
+        return Form("lstm", [self.layer_form()])
 
 
 def lstm_gates(gates: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,6 +172,10 @@ class WordLSTMCell(nn.Module):
         inputs = functional.embedding(each[0], self.embedding.weight)
         return self.lstm.run_layer(inputs, first[1], first[2], sizes)
 
+    def form(self) -> Form:
+        """See :class:`mlsys_batchmaker.native.form.HasForm`."""
+        return Form("lstm", [self.lstm.layer_form()], self.embedding.weight)
+
 
 @cell
 class WordLSTMDecoderCell(nn.Module):
@@ -203,6 +202,11 @@ class WordLSTMDecoderCell(nn.Module):
         """One step: word [b], hidden and state [b, h] -> the next word, hidden, state."""
         hidden, state = self.lstm(self.embedding(word), hidden, state)
         return self.projection(hidden).argmax(dim=1), hidden, state
+
+    def form(self) -> Form:
+        """See :class:`mlsys_batchmaker.native.form.HasForm`."""
+        projection = self.projection.weight, self.projection.bias
+        return Form("lstm", [self.lstm.layer_form()], self.embedding.weight, projection)
 
 
 @cell
@@ -255,3 +259,7 @@ class StackedLSTMCell(nn.Module):
                 for step, (hidden, _) in enumerate(steps):
                     inputs[step, : sizes[step]] = hidden
         return outputs
+
+    def form(self) -> Form:
+        """See :class:`mlsys_batchmaker.native.form.HasForm`."""
+        return Form("lstm", [layer.layer_form() for layer in self.layers if isinstance(layer, LSTMCell)])

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from mlsys_core.config import settings
 from mlsys_core.models import resolve_model
 from mlsys_core.report import Figure, Section, Table
 
-from mlsys_batchmaker.bench import replay, systems
+from mlsys_batchmaker.bench import direct, replay, systems
 from mlsys_batchmaker.model import Model
 from mlsys_batchmaker.models.g2p import MAX_PHONEMES, PHONEMES, encode, g2p_model, word_of
 
@@ -46,7 +46,11 @@ def run(context: DemoContext) -> Section:
     contestants = {
         "cellular": systems.cellular(model, executor="chunk", output="phonemes"),
         "bucketed": systems.request_level(
-            bucketed(model), max_batch=64, bucket_width=4, length=lambda request: len(encode(word_of(request)))
+            bucketed(model),
+            max_batch=64,
+            bucket_width=4,
+            pads=False,
+            length=lambda request: len(encode(word_of(request))),
         ),
     }
     before = torch.get_num_threads()
@@ -118,32 +122,30 @@ def real_words(count: int) -> list[str]:
     return [*SHOWN, *(rest[place] for place in order)][:count]
 
 
-def bucketed(model: Model) -> Any:
-    """Words of one bucket: encoder steps to the bucket's bound, then decoder steps until every word has ended."""
-    encoder, decoder = (cell.module for cell in model.cells)
+def bucketed(model: Model) -> Callable[[], systems.Compute]:
+    """Words of one bucket: the encoder, then the decoder until every word has ended; on the same compiled loops.
+
+    Rows drop out at the end of their letters and of their phonemes, so nothing is computed for padding.
+    """
     end = PHONEMES.index("</s>")
 
-    def compute(requests: Sequence[replay.Request], length: int) -> list[np.ndarray]:
-        letters = [encode(word_of(request)) for request in requests]
-        table = np.zeros((length, len(requests)), dtype=np.int64)
-        for column, each in enumerate(letters):
-            table[: len(each), column] = each
-        lengths = torch.tensor([len(each) for each in letters])
-        steps = torch.from_numpy(table)
-        hidden = torch.zeros(len(requests), *model.layout.banks[1][1])
-        for step in range(length):
-            hidden = torch.where((lengths > step)[:, None], encoder(steps[step], hidden), hidden)
-        word = torch.full((len(requests),), PHONEMES.index("<s>"))
-        said: list[torch.Tensor] = []
-        ended = torch.zeros(len(requests), dtype=torch.bool)
-        while len(said) < MAX_PHONEMES and not ended.all():
-            word, hidden = decoder(word, hidden)
-            said.append(word)
-            ended |= word == end
-        rows = torch.stack(said, dim=1).numpy()
-        return [_names(row.tolist(), end) for row in rows]
+    def make() -> systems.Compute:
+        encoder = direct.Chains(model.cells[0])
+        decoder = direct.Chains(model.cells[1], {"h": encoder.banks["h"]})
 
-    return compute
+        def compute(requests: Sequence[replay.Request], _: int) -> Sequence[np.ndarray]:
+            letters = [encode(word_of(request)) for request in requests]
+            lengths = np.array([len(each) for each in letters])
+            table = np.zeros((int(lengths.max()), len(requests)), dtype=np.int64)
+            for column, each in enumerate(letters):
+                table[: len(each), column] = each
+            encoder.run(table, lengths, is_fresh=True)
+            said = direct.decode(decoder, len(requests), MAX_PHONEMES, PHONEMES.index("<s>"))
+            return [_names(row.tolist(), end) for row in said]
+
+        return compute
+
+    return make
 
 
 def require_equal_phonemes(words: Sequence[str], ours: replay.Run, theirs: replay.Run) -> None:

@@ -42,7 +42,8 @@ class EngineConfig:
     lookahead: Literal["speculative", "one"] = "speculative"
     max_waiting: int | None = None
     pool_bytes: int = DEFAULT_POOL_BYTES
-    compiler: str = AUTO  # a name of the registry, "eager", or "auto": Nimble's where it offers one
+    compiler: str = AUTO  # a name of the registry, "eager", or "auto": on the CPU this package's own loops for the
+    # cells that have a form for them, for others Nimble where a plugin offers it
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -96,7 +97,8 @@ def make_workers(model: Model, pools: Sequence[StatePool], config: EngineConfig,
     """Workers that share the state pool of their device; cells are made ready for every batch size."""
     on_gpu = config.device.startswith("cuda")
     compiler = cuda_graph if on_gpu and config.compiler == AUTO else find_compiler(config.compiler)
-    cells = [MaterialisedCell(cell, device=config.device, compiler=compiler) for cell in model.cells]
+    in_place = config.compiler == AUTO and config.device == "cpu"
+    cells = [MaterialisedCell(cell, device=config.device, compiler=compiler, in_place=in_place) for cell in model.cells]
     to_host = to_pinned if on_gpu else Tensor.cpu
     return [Worker(model.layout, cells, pools, clock=clock, to_host=to_host) for _ in range(config.num_workers)]
 

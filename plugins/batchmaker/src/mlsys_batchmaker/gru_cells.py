@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mlsys_batchmaker.cell import cell
+from mlsys_batchmaker.native.form import Form, LayerForm
 from mlsys_batchmaker.plan.spec import Port
 
 
@@ -43,6 +44,12 @@ class GRUWeights(nn.Module):
         reset, update = torch.sigmoid(from_inputs[:, :size] + from_hidden[:, :size]).chunk(2, dim=1)
         candidate = torch.tanh(from_inputs[:, size:] + reset * from_hidden[:, size:])
         return (1 - update) * candidate + update * hidden
+
+    def layer_form(self) -> LayerForm:
+        """Its weights for the compiled loops."""
+        of_candidate = torch.arange(3 * self.hidden_size) >= 2 * self.hidden_size
+        bias = self.bias_ih + torch.where(of_candidate, 0.0, self.bias_hh)
+        return LayerForm(self.hidden_size, bias, self.weight_ih.t(), self.weight_hh.t(), hidden_bias=self.bias_hh)
 
 
 @cell
@@ -86,6 +93,10 @@ class WordGRUCell(nn.Module):
             outputs.append([hidden])
         return outputs
 
+    def form(self) -> Form:
+        """See :class:`mlsys_batchmaker.native.form.HasForm`."""
+        return Form("gru", [self.gru.layer_form()], self.embedding.weight)
+
 
 @cell
 class WordGRUDecoderCell(nn.Module):
@@ -113,3 +124,8 @@ class WordGRUDecoderCell(nn.Module):
         """One step: word [b], hidden [b, h] -> the next word, hidden."""
         hidden = self.gru(self.embedding(word), hidden)
         return self.projection(hidden).argmax(dim=1), hidden
+
+    def form(self) -> Form:
+        """See :class:`mlsys_batchmaker.native.form.HasForm`."""
+        projection = self.projection.weight, self.projection.bias
+        return Form("gru", [self.gru.layer_form()], self.embedding.weight, projection)

@@ -14,6 +14,7 @@ from mlsys_core.errors import PluginError
 from torch import Tensor, nn
 
 from mlsys_batchmaker.cell import Cell
+from mlsys_batchmaker.native.runner import PackedCell
 from mlsys_batchmaker.plan.spec import CellSpec
 
 Compiler: TypeAlias = Callable[..., Callable[..., Any]]  # (module, example_inputs) -> callable
@@ -29,13 +30,22 @@ class MaterialisedCell:
         cell: what to run.
         device: where; the module's weights are moved there.
         compiler: makes a callable of the module and example inputs of one batch size; None runs the module itself.
+        in_place: run as compiled loops over the pool's rows where the cell can; ``compiler`` is for those that cannot.
     """
 
-    def __init__(self, cell: Cell, *, device: torch.device | str = "cpu", compiler: Compiler | None = None) -> None:
+    def __init__(
+        self,
+        cell: Cell,
+        *,
+        device: torch.device | str = "cpu",
+        compiler: Compiler | None = None,
+        in_place: bool = False,
+    ) -> None:
         self.spec: CellSpec = cell.spec
         self.module: nn.Module = cell.module.to(device)
+        self.packed: PackedCell | None = cell.packed if in_place else None
         self._compiled: dict[int, Callable[..., Any]] = {}
-        if compiler is not None:
+        if compiler is not None and self.packed is None:
             for size in cell.spec.batch_sizes:
                 self._compiled[size] = compiler(self.module, cell.example(size, device=device))
 

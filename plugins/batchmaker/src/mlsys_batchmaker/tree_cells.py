@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mlsys_batchmaker.cell import cell
+from mlsys_batchmaker.native.form import Form, LayerForm
 from mlsys_batchmaker.plan.spec import Port
 
 
@@ -37,6 +38,11 @@ class TreeLeafCell(nn.Module):
         state = torch.sigmoid(keep_in) * torch.tanh(candidate)
         return torch.sigmoid(keep_out) * torch.tanh(state), state
 
+    def form(self) -> Form:
+        """See :class:`mlsys_batchmaker.native.form.HasForm`."""
+        layer = LayerForm(self.hidden_size, self.gates.bias, self.gates.weight.t())
+        return Form("tree-leaf", [layer], self.embedding.weight)
+
 
 @cell
 class TreeInnerCell(nn.Module):
@@ -64,3 +70,9 @@ class TreeInnerCell(nn.Module):
         state = torch.sigmoid(keep_in) * torch.tanh(candidate)
         state = state + torch.sigmoid(forget_left) * c_left + torch.sigmoid(forget_right) * c_right
         return torch.sigmoid(keep_out) * torch.tanh(state), state
+
+    def form(self) -> Form:
+        """See :class:`mlsys_batchmaker.native.form.HasForm`."""
+        weight = self.gates.weight.t()
+        left, right = weight[: self.hidden_size], weight[self.hidden_size :]
+        return Form("tree-inner", [LayerForm(self.hidden_size, self.gates.bias, None, left, right)])

@@ -1,8 +1,8 @@
 """A worker: runs the rounds it is given, one after another, on one device (BatchMaker, sections 4.2 and 5).
 
-Inputs are gathered from the state pool into contiguous batches only when the set of requests changed; where the same
-requests go on, the last task's outputs are the next one's inputs. Its thread, task queue and completion queue are
-core's ``ThreadExecutor``.
+Cells that have compiled loops read and write the state pool's rows in place. For the others, inputs are gathered into
+contiguous batches, only when the set of requests changed: where the same requests go on, the last task's outputs are
+the next one's inputs. Its thread, task queue and completion queue are core's ``ThreadExecutor``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mlsys_batchmaker.cell import RunsSteps
 from mlsys_batchmaker.materialise import MaterialisedCell
+from mlsys_batchmaker.native.runner import Runner
 from mlsys_batchmaker.plan.layout import Layout
 from mlsys_batchmaker.pool import StatePool
 from mlsys_batchmaker.scheduling.tasks import Ints, Round, RoundOutput, Task
@@ -54,7 +55,10 @@ class Worker:
         self._clock = clock
         self._num_threads = num_threads
         self._to_host = to_host
-        self._last: list[Tensor] | None = None  # outputs of the latest task, each row after its last step
+        self._runners = [self._runner(number, cell) for number, cell in enumerate(self._cells)]
+        self._last: list[Tensor] | None = None  # outputs of the latest task, each row after its last step; None: they
+        # are in the pool alone
+        self._is_whole = True  # the latest task did not fail
 
     def __call__(self, batch: Round) -> RoundOutput:
         """Run all tasks of ``batch``.
@@ -66,16 +70,35 @@ class Worker:
             torch.set_num_threads(self._num_threads)
         started_s = self._clock.now()
         results = []
-        num_computed = 0
+        num_computed = num_skipped = 0
         with torch.inference_mode():
             for task in batch.tasks:
-                outputs, computed = self._run(task)
+                before, was_whole = self._last, self._is_whole
+                self._last, self._is_whole = None, False  # if this task fails, nothing can go on from it
+                if task.kept is not None and not was_whole:
+                    raise ServingError("the task before failed, and this one goes on from it")
+                runner = self._runners[task.cell]
+                if runner is not None and (task.steps == 1 or runner.carries(task.carry)):
+                    skipped = runner.run(task.in_rows, task.out_rows, task.lengths)
+                    computed = task.num_cells - skipped
+                    num_skipped += skipped
+                    wanted = self._cells[task.cell].spec.results
+                    outputs = tuple(runner.results(each, task.result_steps, task.result_rows) for each in wanted)
+                else:
+                    outputs, computed = self._run(task, before)
+                self._is_whole = True
                 results.append(outputs)
                 num_computed += computed
-        return RoundOutput(results, started_s, self._clock.now(), num_computed)
+        return RoundOutput(results, started_s, self._clock.now(), num_computed, num_skipped)
 
-    def _run(self, task: Task) -> tuple[tuple[NDArray[np.generic], ...], int]:
-        before, self._last = self._last, None  # if this task fails, nothing can go on from it
+    def _runner(self, number: int, cell: MaterialisedCell) -> Runner | None:
+        if cell.packed is None:
+            return None
+        inputs, outputs = self._layout.input_banks[number], self._layout.output_banks[number]
+        in_banks = [self._pool.banks[bank] for bank in inputs[: len(cell.spec.inputs)]]
+        return Runner(cell.packed, in_banks, [self._pool.banks[bank] for bank in outputs[: len(cell.spec.outputs)]])
+
+    def _run(self, task: Task, before: list[Tensor] | None) -> tuple[tuple[NDArray[np.generic], ...], int]:
         cell = self._cells[task.cell]
         sizes = _sizes(task)
         first, each = self._inputs(task, before)
@@ -86,7 +109,7 @@ class Worker:
         else:
             steps, num_computed = run_steps(cell, first, each, task.carry, sizes)
         self._last = steps[-1] if task.lengths is None else _last_of_each(steps, sizes)
-        if task.is_stored:
+        if task.is_stored or self._runners[task.cell] is not None:
             rows = torch.from_numpy(np.ascontiguousarray(task.out_rows.T)).to(self._pool.device)
             for index, values in enumerate(self._last):
                 self._pool.scatter(int(self._layout.output_banks[task.cell, index]), rows[index], values)
@@ -94,13 +117,10 @@ class Worker:
 
     def _inputs(self, task: Task, before: list[Tensor] | None) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
         """Inputs of the first step [b, ...], and of all steps [steps, b, ...] where they come from the request."""
-        if task.kept is not None and before is None:
-            raise ServingError("the task before failed, and this one goes on from it")
         first: dict[int, Tensor] = {}
         each: dict[int, Tensor] = {}
         for index in range(task.in_rows.shape[2]):
-            if task.kept is not None and task.kept[index] >= 0:
-                assert before is not None
+            if before is not None and task.kept is not None and task.kept[index] >= 0:
                 first[index] = before[task.kept[index]]
                 continue
             bank = int(self._layout.input_banks[task.cell, index])

@@ -85,14 +85,15 @@ def marks_or_names(node: ast.List) -> bool:
 
 @pytest.mark.model
 @needs_g2p
-def test_2000_words_have_the_phonemes_of_the_package():
+@pytest.mark.parametrize("compiler", ["eager", "auto"])
+def test_2000_words_have_the_phonemes_of_the_package(compiler: str):
     assert CHECKPOINT is not None
     with np.load(CHECKPOINT) as arrays:
         weights = {key: arrays[key] for key in arrays.files}
     model = g2p_model(CHECKPOINT)
     asked = words(2000)
     assert len(asked) == 2000
-    with Engine(model, EngineConfig(compiler="eager")) as engine:
+    with Engine(model, EngineConfig(compiler=compiler)) as engine:
         futures = [engine.submit({"word": np.array([word.encode()], dtype=object)}) for word in asked]
         answers = [[p.decode() for p in future.result(120).outputs["phonemes"]] for future in futures]
         assert engine.counters.effective_batch_size > 8

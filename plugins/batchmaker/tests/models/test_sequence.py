@@ -10,7 +10,8 @@ from mlsys_batchmaker.models.sequence import lstm_model, seq2seq_model
 from mlsys_core.errors import InvalidInputError
 
 CONFIGS = [
-    EngineConfig(executor=executor, lookahead=lookahead, num_workers=workers, compiler="eager")
+    EngineConfig(executor=executor, lookahead=lookahead, num_workers=workers, compiler=compiler)
+    for compiler in ("eager", "auto")
     for executor, lookahead, workers in [
         ("cell", "speculative", 1),
         ("chunk", "speculative", 1),
@@ -18,7 +19,7 @@ CONFIGS = [
         ("chunk", "speculative", 2),
     ]
 ]
-IDS = [f"{config.executor}-{config.lookahead}-{config.num_workers}" for config in CONFIGS]
+IDS = [f"{config.compiler}-{config.executor}-{config.lookahead}-{config.num_workers}" for config in CONFIGS]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=IDS)

@@ -23,7 +23,8 @@ except MissingDependencyError:
 @pytest.mark.model
 @pytest.mark.skipif(CHECKPOINT is None, reason="the wheel Resemblyzer is not installed")
 @pytest.mark.parametrize("executor", ["cell", "chunk"])
-def test_embeddings_equal_the_torch_module(executor: str):
+@pytest.mark.parametrize("compiler", ["eager", "auto"])
+def test_embeddings_equal_the_torch_module(compiler: str, executor: str):
     assert CHECKPOINT is not None
     state = torch.load(CHECKPOINT, map_location="cpu", weights_only=True)["model_state"]
     lstm, linear = nn.LSTM(40, 256, 3, batch_first=True), nn.Linear(256, 256)
@@ -31,7 +32,7 @@ def test_embeddings_equal_the_torch_module(executor: str):
     linear.load_state_dict({"weight": state["linear.weight"], "bias": state["linear.bias"]})
     rng = np.random.default_rng(0)
     mels = [np.abs(rng.standard_normal((length, 40))).astype(np.float32) for length in (1, 7, 40, 160, 23)]
-    with Engine(speaker_model(CHECKPOINT), EngineConfig(executor=executor, compiler="eager")) as engine:
+    with Engine(speaker_model(CHECKPOINT), EngineConfig(executor=executor, compiler=compiler)) as engine:
         answers = [future.result(60) for future in [engine.submit({"mels": each}) for each in mels]]
         with pytest.raises(InvalidInputError, match="finite"):
             engine.submit({"mels": np.full((3, 40), np.nan, dtype=np.float32)})

@@ -26,12 +26,13 @@ def recursive(model, request) -> np.ndarray:
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("executor", ["cell", "chunk"])
-def test_random_trees(executor: str, workers: int):
+@pytest.mark.parametrize("compiler", ["eager", "auto"])
+def test_random_trees(compiler: str, executor: str, workers: int):
     model = tree_model(num_words=30, hidden_size=16, batch_sizes=(1, 2, 4, 8, 16))
     rng = np.random.default_rng(0)
     requests = [random_tree(rng, num_leaves=int(n), num_words=30) for n in rng.integers(1, 25, 20)]
     requests.append(complete_tree(16, rng.integers(0, 30, 16)))
-    with Engine(model, EngineConfig(executor=executor, num_workers=workers, compiler="eager")) as engine:
+    with Engine(model, EngineConfig(executor=executor, num_workers=workers, compiler=compiler)) as engine:
         answers = [future.result(30) for future in [engine.submit(request) for request in requests]]
     for request, answer in zip(requests, answers, strict=True):
         np.testing.assert_allclose(answer.outputs["hidden"], recursive(model, request), rtol=0, atol=1e-6)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mlsys_core.report import Figure, Table
 
-from mlsys_batchmaker.bench import systems, workloads
+from mlsys_batchmaker.bench import direct, systems, workloads
 from mlsys_batchmaker.bench.replay import Request, Run, poisson_arrivals, require_equal, run
 from mlsys_batchmaker.knee import UNIT, knee_figure, profile_lstm_cell
 from mlsys_batchmaker.models.catalogue import batch_sizes
@@ -80,15 +81,13 @@ def peak(make: systems.Make, requests: Sequence[Request]) -> float:
 def lstm_contestants(scale: Scale, max_batch: int) -> dict[str, systems.Make]:
     """BatchMaker in both forms, and the baselines of a sequence encoder."""
     model = lstm_model(num_words=workloads.NUM_WORDS, hidden_size=scale.hidden, batch_sizes=batch_sizes(max_batch))
-    common = {"max_batch": max_batch, "length": systems.num_words}
-    same, fused = systems.lstm_same_kernel(model), systems.lstm_fused(model)
-    packed = systems.lstm_fused(model, packed=True)
+    common: dict[str, Any] = {"max_batch": max_batch, "length": systems.num_words}
     return {
         "cellular, chunk": systems.cellular(model, executor="chunk"),
         "cellular, cell": systems.cellular(model, executor="cell"),
-        "bucketed, same kernel": systems.request_level(same, bucket_width=10, **common),  # type: ignore[arg-type]
-        "bucketed, fused": systems.request_level(fused, bucket_width=10, **common),  # type: ignore[arg-type]
-        "packed": systems.request_level(packed, bucket_width=None, pads=False, **common),  # type: ignore[arg-type]
+        "bucketed": systems.request_level(direct.lstm(model), bucket_width=10, **common),
+        "bucketed, nn.LSTM": systems.request_level(systems.lstm_torch(model), bucket_width=10, **common),
+        "unpadded": systems.request_level(direct.lstm(model, pads=False), bucket_width=None, pads=False, **common),
     }
 
 
@@ -112,19 +111,22 @@ def figure7(scale: Scale, max_batch: int) -> Shown:
     """LSTM on WMT-like lengths: latency against load."""
     contestants = lstm_contestants(scale, max_batch)
     requests = workloads.sentences(scale.num_requests)
-    return _compare(f"Figure 7: LSTM, b_max = {max_batch}", contestants, requests, scale, "bucketed, fused")
+    return _compare(
+        f"Figure 7: LSTM, b_max = {max_batch}", contestants, requests, scale, ("bucketed", "bucketed, nn.LSTM")
+    )
 
 
 def figure8(scale: Scale) -> Shown:
     """The bucketed baseline with other widths."""
     model = lstm_model(num_words=workloads.NUM_WORDS, hidden_size=scale.hidden)
-    fused = systems.lstm_fused(model)
     contestants = {
-        f"width {width}": systems.request_level(fused, max_batch=64, bucket_width=width, length=systems.num_words)
+        f"width {width}": systems.request_level(
+            direct.lstm(model), max_batch=64, bucket_width=width, length=systems.num_words
+        )
         for width in scale.widths
     }
     requests = workloads.sentences(scale.num_requests)
-    return _compare("Figure 8: width of the buckets (fused)", contestants, requests, scale, "width 10")
+    return _compare("Figure 8: width of the buckets", contestants, requests, scale, ("width 10",))
 
 
 def figure9(scale: Scale) -> Shown:
@@ -133,7 +135,7 @@ def figure9(scale: Scale) -> Shown:
 
     contestants = lstm_contestants(scale, 64)
     requests = workloads.sentences(scale.num_requests)
-    rate = 0.25 * peak(contestants["bucketed, fused"], requests)
+    rate = 0.25 * peak(contestants["bucketed"], requests)
     runs = {name: each[0] for name, each in sweep(contestants, requests, [rate]).items()}
     rows = [
         (name, *(f"{_ms(values, part):.2f}" for values in (each.queue_s, each.compute_s) for part in (50, 90, 99)))
@@ -158,7 +160,7 @@ def figure11(scale: Scale, kind: str) -> Shown:
     """Sentences of equal length, or of at most 50 or 100 words."""
     contestants = lstm_contestants(scale, 64)
     requests = workloads.sentences(scale.num_requests, kind=kind)
-    return _compare(f"Figure 11: LSTM, {kind}", contestants, requests, scale, "bucketed, fused")
+    return _compare(f"Figure 11: LSTM, {kind}", contestants, requests, scale, ("bucketed", "bucketed, nn.LSTM"))
 
 
 def figure13(scale: Scale) -> Shown:
@@ -175,12 +177,11 @@ def figure13(scale: Scale) -> Shown:
         contestants[f"cellular {encoder},{decoder}"] = systems.cellular(
             model, executor="chunk", workers=2, output="words"
         )
-    compute = systems.seq2seq_same_kernel(model)
-    contestants["bucketed, same kernel"] = systems.request_level(
-        compute, max_batch=64, bucket_width=10, length=systems.num_words, workers=2
+    contestants["bucketed"] = systems.request_level(
+        direct.seq2seq(model), max_batch=64, bucket_width=10, length=systems.num_words, workers=2, pads=False
     )
     requests = workloads.pairs(max(50, scale.num_requests // 3), num_words=scale.vocabulary)
-    return _compare("Figure 13: Seq2Seq, two workers", contestants, requests, scale, "bucketed, same kernel")
+    return _compare("Figure 13: Seq2Seq, two workers", contestants, requests, scale, ("bucketed",))
 
 
 def figure14(scale: Scale, *, identical: bool) -> Shown:
@@ -188,32 +189,37 @@ def figure14(scale: Scale, *, identical: bool) -> Shown:
     model = tree_model(num_words=workloads.NUM_WORDS, hidden_size=scale.hidden)
     wide = tree_model(num_words=workloads.NUM_WORDS, hidden_size=scale.hidden, batch_sizes=batch_sizes(512))
     count = max(50, scale.num_requests // 2)
-    common = {"max_batch": 64, "bucket_width": None, "length": lambda request: 2 * len(request["words"]) - 1}
+    common: dict[str, Any] = {"max_batch": 64, "bucket_width": None, "pads": False, "length": _num_nodes}
     contestants = {
         "cellular, chunk": systems.cellular(model, executor="chunk"),
         "cellular, cell": systems.cellular(model, executor="cell"),
         "cellular, chunk, b_max 512": systems.cellular(wide, executor="chunk"),
-        "per height, 64 trees": systems.request_level(systems.tree_per_height(model), pads=False, **common),  # type: ignore[arg-type]
+        "per height, 64 trees": systems.request_level(direct.tree_per_height(model), **common),
     }
     if identical:
-        contestants["ideal"] = systems.request_level(systems.tree_ideal(model), pads=False, **common)  # type: ignore[arg-type]
+        contestants["ideal"] = systems.request_level(direct.tree_ideal(model), **common)
         requests = workloads.identical_trees(count)
-        return _compare("Figure 15: TreeLSTM, one shape", contestants, requests, scale, "ideal")
+        return _compare("Figure 15: TreeLSTM, one shape", contestants, requests, scale, ("ideal",))
     requests = workloads.trees(count, file=scale.trees)
     source = "random trees" if scale.trees is None else scale.trees.name
-    return _compare(f"Figure 14: TreeLSTM, {source}", contestants, requests, scale, "per height, 64 trees")
+    return _compare(f"Figure 14: TreeLSTM, {source}", contestants, requests, scale, ("per height, 64 trees",))
 
 
 def _compare(
-    title: str, contestants: Mapping[str, systems.Make], requests: Sequence[Request], scale: Scale, strong: str
+    title: str,
+    contestants: Mapping[str, systems.Make],
+    requests: Sequence[Request],
+    scale: Scale,
+    strong: Sequence[str],
 ) -> Shown:
-    """All contestants at once, and at parts of ``strong``'s peak."""
+    """All contestants at once, and at parts of the peak of the best of ``strong``."""
     from mlsys_core.plot import latency_vs_load
 
     for make in contestants.values():  # first calls allocate and warm up
         run("warm-up", make, requests[:10], [0.0] * 10)
     at_once = {name: each[0] for name, each in sweep(contestants, requests, [INF]).items()}
-    rates = [part * at_once[strong].throughput_rps for part in scale.loads]
+    best = max(strong, key=lambda name: at_once[name].throughput_rps)
+    rates = [part * at_once[best].throughput_rps for part in scale.loads]
     runs = sweep(contestants, requests, rates)
     rows = [
         (
@@ -249,12 +255,16 @@ def _compare(
             Table(
                 ("load", "system", "p50 (ms)", "p90 (ms)", "p99 (ms)", "rows a step", "padding"),
                 rows,
-                f"load: part of the peak of '{strong}'",
+                f"load: part of the peak of '{best}'",
             ),
             _svg(latency_vs_load(points, title=title)),
         ),
         data,
     )
+
+
+def _num_nodes(request: Request) -> int:
+    return 2 * len(request["words"]) - 1
 
 
 def _ms(values: Sequence[float], part: int) -> float:

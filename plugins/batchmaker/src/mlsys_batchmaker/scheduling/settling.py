@@ -31,6 +31,8 @@ def settle(
         finished += _settle_task(state, admission, task, results, output.started_s, now)
     num_cells = sum(task.num_cells for task in batch.tasks)
     state.counters.padded_cells += num_cells if output.num_computed is None else output.num_computed
+    state.counters.cells -= output.num_skipped
+    state.counters.discarded_cells -= output.num_skipped
     admission.free_what_left()
     return finished
 

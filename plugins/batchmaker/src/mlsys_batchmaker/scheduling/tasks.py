@@ -60,3 +60,4 @@ class RoundOutput:
     started_s: float  # on the loop's clock
     ended_s: float
     num_computed: int | None = None  # cells computed, padding included; None: nothing was padded
+    num_skipped: int = 0  # cells of the tasks that were not computed, because their chain had stopped in the same task

@@ -1,0 +1,196 @@
+"""Whole batches of requests on the very loops that cellular batching runs: the baselines' best kernel.
+
+Each function returns what makes a :data:`~mlsys_batchmaker.bench.systems.Compute` with memory of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from mlsys_core.errors import MissingDependencyError
+
+from mlsys_batchmaker.bench.replay import Request
+from mlsys_batchmaker.bench.systems import Compute, num_words, padded
+from mlsys_batchmaker.cell import Cell
+from mlsys_batchmaker.model import Model
+from mlsys_batchmaker.native.runner import Ints, PackedCell, Runner
+
+_ROOM = 1 << 16  # rows of a bank
+
+
+def packed(cell: Cell) -> PackedCell:
+    """The cell's loops.
+
+    Raises:
+        MissingDependencyError: there is no C++ compiler.
+    """
+    if cell.packed is None:
+        raise MissingDependencyError("contestants run on compiled loops, and no C++ compiler was found: install g++")
+    return cell.packed
+
+
+class Chains:
+    """Rows of one cell whose chains all begin at once; row 0 of each bank is zeros, request i has row 1 + i.
+
+    Args:
+        cell: a chain's.
+        banks: by port name, of states; others are made.
+    """
+
+    def __init__(self, cell: Cell, banks: dict[str, torch.Tensor] | None = None) -> None:
+        self.banks = {} if banks is None else banks
+        for port in (*cell.spec.inputs, *cell.spec.outputs):
+            rows = _ROOM if port.name == "word" else 1024
+            dtype = getattr(torch, port.dtype)
+            self.banks.setdefault(port.name, torch.zeros(rows, *port.shape, dtype=dtype))
+        inputs, outputs = ([self.banks[port.name] for port in ports] for ports in (cell.spec.inputs, cell.spec.outputs))
+        self._num_inputs, self._num_outputs = len(inputs), len(outputs)
+        self.runner = Runner(packed(cell), inputs, outputs)
+
+    def run(self, words: np.ndarray, lengths: Ints | None, *, is_fresh: bool) -> None:
+        """Compute words [steps, b] (a decoder: [1, b] for all its steps); fresh rows begin with zeros."""
+        steps, size = words.shape
+        self.banks["word"].numpy()[1 : 1 + words.size] = words.reshape(-1)
+        rows = np.zeros((steps, size, self._num_inputs), dtype=np.int64)
+        rows[:, :, 0] = 1 + np.arange(words.size).reshape(steps, size)
+        if not is_fresh:
+            rows[:, :, 1:] = 1 + np.arange(size)[:, None]
+        self.runner.run(rows, np.repeat(1 + np.arange(size)[:, None], self._num_outputs, axis=1), lengths)
+
+
+def lstm(model: Model, *, pads: bool = True) -> Callable[[], Compute]:
+    """A sequence encoder: all rows to the padded length, or each to its own."""
+
+    def make() -> Compute:
+        chains = Chains(model.cells[0])
+
+        def compute(requests: Sequence[Request], length: int) -> Sequence[np.ndarray]:
+            if not pads:
+                length = max(map(num_words, requests))
+            lengths = np.array([num_words(request) for request in requests])
+            chains.run(padded(requests, length), None if pads else lengths, is_fresh=True)
+            return list(chains.runner.results(0, lengths - 1, np.arange(len(requests))))
+
+        return compute
+
+    return make
+
+
+def seq2seq(model: Model) -> Callable[[], Compute]:
+    """Encoder, then decoder for as many steps as the longest; rows of the encoder drop out at their ends."""
+    go = model.architecture.config()["go"]
+
+    def make() -> Compute:
+        encoder = Chains(model.cells[0])
+        states = {name: encoder.banks[name] for name in ("h", "c")}
+        decoder = Chains(model.cells[1], states)
+
+        def compute(requests: Sequence[Request], _: int) -> Sequence[np.ndarray]:
+            lengths = np.array([num_words(request) for request in requests])
+            encoder.run(padded(requests, int(lengths.max())), lengths, is_fresh=True)
+            steps = np.array([int(request["steps"][0]) for request in requests])
+            said = decode(decoder, len(requests), int(steps.max()), go)
+            return [words[:count] for words, count in zip(said, steps.tolist(), strict=True)]
+
+        return compute
+
+    return make
+
+
+def decode(decoder: Chains, size: int, steps: int, first: int) -> np.ndarray:
+    """Words [size, steps] from the states that are there; a row that says the word that stops it drops out."""
+    decoder.run(np.full((steps, size), first), None, is_fresh=False)
+    at, rows = np.meshgrid(np.arange(steps), np.arange(size))
+    return decoder.runner.results(0, at.reshape(-1), rows.reshape(-1)).reshape(size, steps)
+
+
+class Trees:
+    """Nodes of trees: each has its own row of hidden and cell state."""
+
+    def __init__(self, model: Model) -> None:
+        leaf, inner = model.cells
+        shape = leaf.spec.outputs[0].shape
+        self.words, self.hidden, self.state = (
+            torch.zeros(_ROOM, dtype=torch.int64),
+            torch.zeros(_ROOM, *shape),
+            torch.zeros(_ROOM, *shape),
+        )
+        states = [self.hidden, self.state]
+        self._leaf = Runner(packed(leaf), [self.words], states)
+        self._inner = Runner(packed(inner), [self.hidden, self.hidden, self.state, self.state], states)
+
+    def leaves(self, rows: Ints, words: Ints) -> None:
+        """Compute leaves."""
+        self.words.numpy()[: len(words)] = words
+        self._leaf.run(np.arange(len(words))[None, :, None], np.stack([rows, rows], axis=1), None)
+
+    def nodes(self, rows: Ints, left: Ints, right: Ints) -> None:
+        """Compute inner nodes of children that are there."""
+        self._inner.run(np.stack([left, right, left, right], axis=1)[None], np.stack([rows, rows], axis=1), None)
+
+    def roots(self, rows: Ints) -> Sequence[np.ndarray]:
+        """Hidden states."""
+        return list(self.hidden.numpy()[rows])
+
+
+def tree_per_height(model: Model) -> Callable[[], Compute]:
+    """Dynamic batching as TensorFlow Fold's: all nodes of one height of all trees of the batch at once."""
+
+    def make() -> Compute:
+        trees = Trees(model)
+
+        def compute(requests: Sequence[Request], _: int) -> Sequence[np.ndarray]:
+            leaves, words, levels, roots = _merge(requests)
+            trees.leaves(leaves, words)
+            for level in levels:
+                nodes, left, right = np.array(level).T.copy()
+                trees.nodes(nodes, left, right)
+            return trees.roots(roots)
+
+        return compute
+
+    return make
+
+
+def tree_ideal(model: Model) -> Callable[[], Compute]:
+    """For trees of one shape only: the graph is fixed, each node one batch over all trees (section 7.5)."""
+
+    def make() -> Compute:
+        trees = Trees(model)
+
+        def compute(requests: Sequence[Request], _: int) -> Sequence[np.ndarray]:
+            size, count = len(requests), len(requests[0]["words"])
+            rows = np.arange(size)
+            for leaf in range(count):
+                trees.leaves(leaf * size + rows, np.array([request["words"][leaf] for request in requests]))
+            for number, (left, right) in enumerate(requests[0]["children"].tolist()):
+                trees.nodes((count + number) * size + rows, left * size + rows, right * size + rows)
+            return trees.roots((2 * count - 2) * size + rows)
+
+        return compute
+
+    return make
+
+
+def _merge(requests: Sequence[Request]) -> tuple[Ints, Ints, list[list[tuple[int, int, int]]], Ints]:
+    """Rows and words of all leaves, (node, left, right) by height, and the roots."""
+    rows: list[Ints] = []
+    levels: list[list[tuple[int, int, int]]] = []
+    roots: list[int] = []
+    base = 0
+    for request in requests:
+        count = len(request["words"])
+        rows.append(np.arange(base, base + count))
+        heights = [0] * count
+        for number, (left, right) in enumerate(request["children"].tolist()):
+            height = max(heights[left], heights[right])
+            heights.append(height + 1)
+            if height == len(levels):
+                levels.append([])
+            levels[height].append((base + count + number, base + left, base + right))
+        base += 2 * count - 1
+        roots.append(base - 1)
+    words = np.concatenate([request["words"] for request in requests])
+    return np.concatenate(rows), words, levels, np.array(roots)

@@ -1,0 +1,1 @@
+"""Recurrent cells as compiled loops over the state pool's rows; :mod:`mlsys_batchmaker.worker` uses them on the CPU."""

@@ -1,0 +1,194 @@
+"""A cell's packed weights, and the runner that computes several steps of it on rows of the state pool.
+
+No gather and no scatter: the loops read and write the pool's rows where they lie. An input word's part of the gates
+depends on the word alone, so for small vocabularies it is a table; larger ones multiply the embedding's rows in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import byref
+
+import numpy as np
+import torch
+from mlsys_core.errors import MissingDependencyError
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mlsys_batchmaker.native import library
+from mlsys_batchmaker.native.form import GATES, Form, LayerForm
+from mlsys_batchmaker.native.library import UNITS
+
+Ints = NDArray[np.int64]
+MAX_TABLE_BYTES = 64 << 20  # of what words give to the gates
+
+
+class PackedCell:
+    """Weights in the loops' order; shared by all workers, read only.
+
+    Args:
+        form: of the cell; its tensors are float32.
+        stop: a row that says this word drops out.
+        max_table_bytes: a larger table of words is not made.
+
+    Raises:
+        MissingDependencyError: there is no C++ compiler.
+    """
+
+    def __init__(self, form: Form, *, stop: int | None = None, max_table_bytes: int = MAX_TABLE_BYTES) -> None:
+        self._library = library.load()
+        self._kept: list[Tensor] = []  # what the structures point into
+        self._gates = GATES[form.kind]
+        self.kind = form.kind
+        self.hidden_sizes = [layer.hidden_size for layer in form.layers]
+        self.has_words = form.projection is not None
+        layers = [self._layer(form, layer) for layer in form.layers]
+        table = embedding = None
+        if form.embedding is not None:
+            first = form.layers[0]
+            assert first.from_input is not None
+            columns = -(-first.hidden_size // UNITS) * UNITS * self._gates
+            if len(form.embedding) * columns * 4 <= max_table_bytes:
+                with torch.no_grad():
+                    table = self._keep(self._by_block(form.embedding @ first.from_input + first.bias, first))
+                layers[0].from_input = library.Matrix()
+            else:
+                embedding = self._keep(form.embedding)
+        self._layers = (library.Layer * len(layers))(*layers)
+        projection, word_bias, num_words = library.Matrix(), None, 0
+        if form.projection is not None:
+            weight, bias = form.projection
+            num_words = len(weight)
+            projection = self._pack(weight.t(), 1, num_words)
+            padded = torch.zeros(-(-num_words // UNITS) * UNITS)
+            padded[:num_words] = bias.detach()
+            word_bias = self._keep(padded)
+        self.structure = library.Cell(
+            len(layers), num_words, self._layers, table, embedding, projection, word_bias, -1 if stop is None else stop
+        )
+
+    def _layer(self, form: Form, layer: LayerForm) -> library.Layer:
+        kinds = list(GATES)
+        matrices = [
+            library.Matrix() if weight is None else self._pack(weight, self._gates, layer.hidden_size)
+            for weight in (layer.from_input, layer.from_hidden, layer.from_other)
+        ]
+        hidden_bias = None if layer.hidden_bias is None else self._keep(self._by_block(layer.hidden_bias[None], layer))
+        bias = self._keep(self._by_block(layer.bias[None], layer))
+        return library.Layer(kinds.index(form.kind), layer.hidden_size, *matrices, bias, hidden_bias)
+
+    def _by_block(self, rows: Tensor, layer: LayerForm) -> Tensor:
+        """[n, gates * h] -> [n, blocks * gates * 16], zeros beyond the last unit."""
+        blocks = -(-layer.hidden_size // UNITS)
+        split = rows.detach().view(len(rows), self._gates, layer.hidden_size)
+        padded = torch.nn.functional.pad(split, (0, blocks * UNITS - layer.hidden_size))
+        return padded.view(len(rows), self._gates, blocks, UNITS).transpose(1, 2).reshape(len(rows), -1)
+
+    def _pack(self, weight: Tensor, gates: int, units: int) -> library.Matrix:
+        source = weight.detach().contiguous()
+        packed = torch.empty(-(-units // UNITS) * gates, len(source), UNITS)
+        self._library.batchmaker_huge_pages(packed.data_ptr(), packed.nbytes)
+        self._library.batchmaker_pack(source.data_ptr(), packed.data_ptr(), len(source), gates, units)
+        return library.Matrix(self._keep(packed), len(source))
+
+    def _keep(self, tensor: Tensor) -> int:
+        kept = tensor.detach().float().contiguous()
+        self._kept.append(kept)
+        return kept.data_ptr()
+
+
+class Runner:
+    """Computes tasks of one cell, one after another, in one thread; each worker has its own.
+
+    Args:
+        cell: packed.
+        in_banks: by input, the memory whose rows it reads: [rows, *shape], contiguous, kept by the caller.
+        out_banks: by output.
+    """
+
+    def __init__(self, cell: PackedCell, in_banks: Sequence[Tensor], out_banks: Sequence[Tensor]) -> None:
+        self.cell = cell
+        self._library = library.load()
+        self._handle = self._library.batchmaker_runner(byref(cell.structure))
+        self._banks = [library.pointers([bank.data_ptr() for bank in banks]) for banks in (in_banks, out_banks)]
+        self._task = library.Task()
+        self._task.in_banks, self._task.out_banks = map(_address, self._banks)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_handle"):
+            self._library.batchmaker_free(self._handle)
+
+    def run(self, in_rows: Ints, out_rows: Ints, lengths: Ints | None) -> int:
+        """Compute a task.
+
+        Args:
+            in_rows: [steps, b, inputs] of the banks; of states only step 0 counts.
+            out_rows: [b, outputs], written after each row's last step.
+            lengths: [b] steps of each row; None: all have every step.
+
+        Returns:
+            Steps that were not computed, because their row had said the word that stops it.
+        """
+        if in_rows.strides[2] != 8:
+            in_rows = np.ascontiguousarray(in_rows)
+        if out_rows.strides[1] != 8:
+            out_rows = np.ascontiguousarray(out_rows)
+        task = self._task
+        task.steps, task.rows, _ = in_rows.shape
+        task.in_rows = in_rows.ctypes.data
+        task.in_step, task.in_row = in_rows.strides[0] >> 3, in_rows.strides[1] >> 3
+        task.out_rows, task.out_row = out_rows.ctypes.data, out_rows.strides[0] >> 3
+        if lengths is not None:
+            lengths = np.ascontiguousarray(lengths)
+        task.lengths = None if lengths is None else lengths.ctypes.data
+        skipped: int = self._library.batchmaker_run(self._handle, byref(task))
+        return skipped
+
+    def carries(self, carry: Sequence[int]) -> bool:
+        """Whether it can run several steps of chains that carry so: input -> output of the step before, or -1."""
+        if self.cell.kind.startswith("tree"):
+            return False
+        states = len(self.cell.hidden_sizes) * (1 if self.cell.kind == "gru" else 2)
+        words = int(self.cell.has_words)
+        return tuple(carry) == (*((0,) if words else (-1,)), *range(words, words + states))
+
+    def results(self, output: int, steps: Ints, rows: Ints) -> NDArray[np.generic]:
+        """Of the latest task, output ``output`` (a word or a hidden state) after those steps of those rows."""
+        steps, rows = np.ascontiguousarray(steps), np.ascontiguousarray(rows)
+        layer = self.layer_of(output)
+        found: NDArray[np.generic]
+        if layer < 0:
+            found = np.empty(len(rows), dtype=np.int64)
+        else:
+            found = np.empty((len(rows), self.cell.hidden_sizes[layer]), dtype=np.float32)
+        self._library.batchmaker_results(
+            self._handle, layer, len(rows), steps.ctypes.data, rows.ctypes.data, found.ctypes.data
+        )
+        return found
+
+    def layer_of(self, output: int) -> int:
+        """The layer whose hidden state an output is; -1: it is the word."""
+        number = output - int(self.cell.has_words)
+        return number if number < 0 or self.cell.kind == "gru" else number // 2
+
+
+def gives(cell: PackedCell, output: int) -> bool:
+    """Whether :meth:`Runner.results` has that output at every step: words and hidden states, not cell states."""
+    return cell.kind == "gru" or output - int(cell.has_words) < 0 or (output - int(cell.has_words)) % 2 == 0
+
+
+def pack_or_none(form: Form, *, stop: int | None = None) -> PackedCell | None:
+    """The packed cell; None where there is no compiler, or the weights are not float32 on the CPU."""
+    tensors = [form.layers[0].bias, *(layer.from_hidden for layer in form.layers)]
+    if any(each is not None and (each.dtype != torch.float32 or each.device.type != "cpu") for each in tensors):
+        return None
+    try:
+        return PackedCell(form, stop=stop)
+    except MissingDependencyError:
+        return None
+
+
+def _address(array: object) -> int:
+    from ctypes import addressof
+
+    return addressof(array)  # type: ignore[arg-type]
