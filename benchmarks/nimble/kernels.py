@@ -20,7 +20,7 @@ from time import perf_counter
 import torch
 import torch.utils.mkldnn as mkldnn
 from mlsys_core.environment import describe_environment
-from mlsys_nimble.native import kernels
+from mlsys_nimble.native import convolutions
 from mlsys_nimble.native.library import Kernel, View
 from mlsys_nimble.operators import Convolution, Linear
 from torch import nn
@@ -170,7 +170,7 @@ def bench_layer(net: str, layer: Layer, seconds: float) -> Result:
         module.float()
         out = torch.empty(expected.shape)
         weight, bias = module.weight, module.bias
-        built["nimble"] = kernels.linear(Linear(has_bias=True), View.of(x), weight, bias, View.of(out))
+        built["nimble"] = convolutions.linear(Linear(has_bias=True), View.of(x), weight, bias, View.of(out))
     else:
         padding = tuple(size // 2 for size in layer.kernel)
         module = nn.Conv2d(
@@ -183,13 +183,13 @@ def bench_layer(net: str, layer: Layer, seconds: float) -> Result:
         strides = (layer.stride, layer.stride)
         kind = Convolution(strides, tuple((p, p) for p in padding), (1, 1), layer.groups, has_bias=True)
         bound = (View.of(x), module.weight, module.bias, View.of(out))
-        if kernels.is_depthwise(kind, module.weight):
-            built["nimble"] = kernels.depthwise(kind, *bound)
+        if convolutions.is_depthwise(kind, module.weight):
+            built["nimble"] = convolutions.depthwise(kind, *bound)
         else:
-            built["nimble"] = kernels.convolution(kind, *bound)
-        if kernels.is_winograd(kind, module.weight):
-            built["winograd2"] = kernels.winograd(kind, *bound, size=2)
-            built["winograd4"] = kernels.winograd(kind, *bound, size=4)
+            built["nimble"] = convolutions.convolution(kind, *bound)
+        if convolutions.is_winograd(kind, module.weight):
+            built["winograd2"] = convolutions.winograd(kind, *bound, size=2)
+            built["winograd4"] = convolutions.winograd(kind, *bound, size=4)
     contestants: dict[str, Callable[[], object]] = {}
     for name, kernel in built.items():
         contestants[name] = runner(kernel)

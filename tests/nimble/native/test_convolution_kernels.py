@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from mlsys_nimble.native import kernels
+from mlsys_nimble.native import convolutions
 from mlsys_nimble.native.library import Kernel, View
 from mlsys_nimble.operators import Activation, Convolution, Epilogue, Linear
 from torch import Tensor
@@ -100,7 +100,7 @@ def test_convolutions_are_torchs(case: str, native: Any, pieces: Pieces, error: 
     out = channels_last(tuple(expected.shape), extra=5)
     outside = out.as_strided((out.numel() // out.shape[1], 5), (out.shape[1] + 5, 1), out.shape[1])
     before = outside.clone()
-    kernel = kernels.convolution(kind, View.of(x), weight, bias, View.of(out), library=native)
+    kernel = convolutions.convolution(kind, View.of(x), weight, bias, View.of(out), library=native)
     assert error(pieces(kernel, out), expected) < TOLERANCE
     assert torch.equal(outside, before), "written beyond the channels of the result"
 
@@ -120,9 +120,9 @@ def test_epilogues_also_in_place(
     out = channels_last(tuple(convolved(x, weight, bias, without, None).shape))
     expected = convolved(x, weight, bias, kind, out)
     view = View.of(out)
-    kernel = kernels.convolution(kind, View.of(x), weight, bias, view, residual=view, library=native)
+    kernel = convolutions.convolution(kind, View.of(x), weight, bias, view, residual=view, library=native)
     assert error(pieces(kernel, out), expected) < TOLERANCE
-    kernel = kernels.convolution(without, View.of(x), weight, bias, view, library=native)
+    kernel = convolutions.convolution(without, View.of(x), weight, bias, view, library=native)
     assert error(pieces(kernel, out), convolved(x, weight, bias, without, None)) < TOLERANCE
 
 
@@ -137,7 +137,7 @@ def test_callers_tensors_are_found_at_each_run(case: str, native: Any, error: Er
     x, out = View.of(images[0]), View.of(outs[0])
     x = View(None, x.dtype, x.shape, x.strides, slot=slots.data_ptr())
     out = View(None, out.dtype, out.shape, out.strides, slot=slots.data_ptr() + 8)
-    kernel = kernels.convolution(kind, x, weight, bias, out, library=native)
+    kernel = convolutions.convolution(kind, x, weight, bias, out, library=native)
     for image, result, expected in zip(images, outs, wanted, strict=True):
         slots[0], slots[1] = image.data_ptr(), result.data_ptr()
         kernel.run()
@@ -149,7 +149,7 @@ def test_an_image_of_planes_is_taken_as_it_is(native: Any, pieces: Pieces, error
     x, weight, bias = torch.randn(shape), torch.randn(weight_shape), torch.randn(weight_shape[0])
     expected = convolved(x, weight, bias, kind, None)
     out = channels_last(tuple(expected.shape))
-    kernel = kernels.convolution(kind, View.of(x), weight, bias, View.of(out), library=native)
+    kernel = convolutions.convolution(kind, View.of(x), weight, bias, View.of(out), library=native)
     assert error(pieces(kernel, out), expected) < TOLERANCE
 
 
@@ -158,7 +158,7 @@ def test_a_window_of_rows_is_read_and_written_where_it_lies(native: Any, pieces:
     x, weight, bias = channels_last((2, 16, 12, 14))[:, :, 2:9, 3:12], torch.randn(20, 16, 1, 1), torch.randn(20)
     whole = channels_last((2, 20, 9, 11))
     out = whole[:, :, 1:8, 2:11]
-    kernel = kernels.convolution(kind, View.of(x), weight, bias, View.of(out), library=native)
+    kernel = convolutions.convolution(kind, View.of(x), weight, bias, View.of(out), library=native)
     assert error(pieces(kernel, out), convolved(x, weight, bias, kind, None)) < TOLERANCE
 
 
@@ -169,6 +169,8 @@ def test_linears_are_torchs(rows: tuple[int, ...], columns: int, native: Any, pi
     x, weight, bias = torch.randn(*rows, 355), torch.randn(columns, 355), torch.randn(columns)
     out, residual = torch.zeros(*rows, columns), torch.randn(*rows, columns)
     kind = Linear(has_bias=True, epilogue=Epilogue("gelu", has_residual=True))
-    kernel = kernels.linear(kind, View.of(x), weight, bias, View.of(out), residual=View.of(residual), library=native)
+    kernel = convolutions.linear(
+        kind, View.of(x), weight, bias, View.of(out), residual=View.of(residual), library=native
+    )
     product = functional.linear(x.double(), weight.double(), bias.double())
     assert error(pieces(kernel, out), activated(product, kind.epilogue, residual.double())) < TOLERANCE

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from mlsys_nimble.native import kernels
+from mlsys_nimble.native import convolutions
 from mlsys_nimble.native.library import Kernel, View
 from mlsys_nimble.operators import Convolution, Epilogue
 from torch import Tensor
@@ -48,7 +48,7 @@ def test_depthwise_is_torchs(
         epilogue=Epilogue("relu6" if stride == 1 else "silu", has_residual=True),
     )
     view = View.of(out)
-    kernel = kernels.depthwise(kind, View.of(x), weight, bias, view, residual=view, library=native)
+    kernel = convolutions.depthwise(kind, View.of(x), weight, bias, view, residual=view, library=native)
     activated = (functional.relu6 if stride == 1 else functional.silu)(expected + residual.double())
     assert error(pieces(kernel, out), activated) < 2e-6
 
@@ -57,6 +57,6 @@ def test_a_line_of_samples(native: Any, pieces: Pieces, error: Error):
     x, weight = pixels_apart((2, 20, 150), 0), torch.randn(20, 1, 5)
     kind = Convolution((1,), ((2, 2),), (1,), 20, has_bias=False)
     out = pixels_apart((2, 20, 150), 0)
-    kernel = kernels.depthwise(kind, View.of(x), weight, None, View.of(out), library=native)
+    kernel = convolutions.depthwise(kind, View.of(x), weight, None, View.of(out), library=native)
     expected = functional.conv1d(x.double(), weight.double(), padding=2, groups=20)
     assert error(pieces(kernel, out), expected) < 2e-6

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from mlsys_nimble.native import kernels
+from mlsys_nimble.native import convolutions
 from mlsys_nimble.native.library import Kernel, View
 from mlsys_nimble.operators import Convolution, Epilogue
 from torch import Tensor
@@ -53,15 +53,15 @@ def test_winograd_is_torchs(
     epilogue = Epilogue(activation, has_residual=True)
     expected = getattr(functional, activation)(product + out.double())
     kind, view = Convolution((1, 1), padding, (1, 1), 1, has_bias=True, epilogue=epilogue), View.of(out)
-    kernel = kernels.winograd(kind, View.of(x), weight, bias, view, size=size, residual=view, library=native)
+    kernel = convolutions.winograd(kind, View.of(x), weight, bias, view, size=size, residual=view, library=native)
     assert error(pieces(kernel, out), expected) < (5e-6 if size == 4 else 2e-6)
     assert torch.equal(outside, before), "written beyond the channels of the result"
 
 
 def test_what_it_does_not_take(native: Any):
     kind = Convolution((1, 1), ((1, 1), (1, 1)), (1, 1), 1, has_bias=False)
-    assert kernels.is_winograd(kind, torch.zeros(32, 16, 3, 3), library=native)
-    assert not kernels.is_winograd(kind, torch.zeros(33, 16, 3, 3), library=native)
-    assert not kernels.is_winograd(kind, torch.zeros(32, 16, 1, 1), library=native)
+    assert convolutions.is_winograd(kind, torch.zeros(32, 16, 3, 3), library=native)
+    assert not convolutions.is_winograd(kind, torch.zeros(33, 16, 3, 3), library=native)
+    assert not convolutions.is_winograd(kind, torch.zeros(32, 16, 1, 1), library=native)
     strided = Convolution((2, 2), ((1, 1), (1, 1)), (1, 1), 1, has_bias=False)
-    assert not kernels.is_winograd(strided, torch.zeros(32, 16, 3, 3), library=native)
+    assert not convolutions.is_winograd(strided, torch.zeros(32, 16, 3, 3), library=native)

@@ -29,12 +29,13 @@ _CAPTURE_LOCK = threading.Lock()  # a trace sets flags of the whole process
 class Options:
     """How models are prepared."""
 
-    executor: str = "auto"  # "native", "reference", or "auto": native where it can be built
+    executor: str = "auto"  # "native", "cuda", "reference", or "auto": what the device has
     use_multi_stream: bool = True  # independent operators side by side
     num_threads: int | None = None  # workers of the native executor; None: as many as torch uses
     max_schedules: int = 8  # sets of input shapes kept; the one unused for longest makes room
     max_concurrency: int = 1  # calls of one schedule that may run at once, each with memory of its own
     winograd: int = 4  # the largest tile for 3x3 convolutions in the native executor: 0, 2 or 4 (docs/nimble-cpu.md)
+    rematerialises: bool = True  # training: what is cheap is computed again in the backward pass, not saved (min-cut)
     optimises: bool = True  # run the passes; without them the program is the model, operator by operator
 
     def __post_init__(self) -> None:
@@ -126,11 +127,12 @@ class PreparedCalls:
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Replay the call, preparing it first if its like has not been met."""
         signature, inputs = self._read(args, kwargs)
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
-            raise InvalidInputError(
-                "an input requires a gradient, and what Nimble replays has none. Call under torch.no_grad(), "
-                "or pass input.detach()."
-            )
+        for tensor in inputs:
+            if tensor.requires_grad and torch.is_grad_enabled():
+                raise InvalidInputError(
+                    "an input requires a gradient, and what Nimble replays has none. Call under torch.no_grad(), "
+                    "or pass input.detach()."
+                )
         prepared = self._by_signature.get(signature) or self._prepare(signature, args, kwargs)
         if prepared is not self.latest:
             with self._lock:
@@ -145,7 +147,7 @@ class PreparedCalls:
 
     def _read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Sequence[torch.Tensor]]:
         """What the call looks like, and the tensors a replay takes."""
-        if not kwargs and not self._fixed_places and all(type(argument) is torch.Tensor for argument in args):
+        if not kwargs and not self._fixed_places and {*map(type, args)} == {torch.Tensor}:
             return tuple([(tensor.shape, tensor.dtype, tensor.device) for tensor in args]), args
         leaves, spec = tree_flatten((args, dict(kwargs)))
         if self._fixed_places:

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "gemv.h"
 #include "matmul.h"
 
 namespace nimble {
@@ -87,8 +86,6 @@ class ConvolutionKernel : public Kernel {
             int64_t pixels = 1;
             for (int d : {0, 2, 3, 4}) pixels *= c.x.shape[d];
             by_panels = depth * columns > pixels * channels;
-            is_row = is_direct && c.groups == 1 && panels >= BESIDE && blocks.size() == 1 && blocks[0].rows == 1;
-            if (is_row) units = (panels + BESIDE - 1) / BESIDE;
             sums_nbytes = parts.size() > 1 ? (int64_t)most_rows * MAX_VECS * LANES * sizeof(float) : 0;
             scratch_nbytes = sums_nbytes;
             if (!is_direct && !c.x.data) scratch_nbytes += most_rows * taps * sizeof(float*);
@@ -97,7 +94,6 @@ class ConvolutionKernel : public Kernel {
 
     void run(int64_t begin, int64_t end, void* scratch) const override {
         if (bands) return run_bands(begin, end, scratch);
-        if (is_row) return run_row(begin, end, (float*)scratch);
         const float* x = c.x.as<const float>();
         const float** made = (const float**)((char*)scratch + sums_nbytes);
         int64_t made_for = -1;
@@ -129,27 +125,6 @@ class ConvolutionKernel : public Kernel {
         const int64_t all = c.groups * panels, some = (int64_t)blocks.size();
         if (by_panels) return {unit % some, unit / some};
         return {unit / all, unit % all};
-    }
-
-    // One pixel: units are groups of panels.
-    void run_row(int64_t begin, int64_t end, float* scratch) const {
-        constexpr int WIDTH = 2 * LANES;
-        const Block& block = blocks[0];
-        const float* x = c.x.as<const float>() + block.x_offset;
-        const int64_t whole = vecs % 2 ? panels - 1 : panels;  // the last panel of an odd number of vectors is wider
-        for (int64_t unit = begin; unit < end; unit++) {
-            const int64_t panel = unit * BESIDE, column = panel * WIDTH;
-            if (panel + BESIDE > whole) {
-                for (int64_t p = panel; p < std::min<int64_t>(panel + BESIDE, panels); p++)
-                    multiply_block(block, nullptr, x, taps, 0, p, scratch);
-                continue;
-            }
-            alignas(64) float sums[BESIDE * WIDTH];
-            multiply_row(x, depth, c.weights + column * depth, c.bias + column, sums);
-            const float* residual = finish.has_residual ? c.residual.as<const float>() + block.residual_offset + column : nullptr;
-            float* out = c.out.as<float>() + block.out_offset + column;
-            finish.rows(sums, BESIDE * WIDTH, 1, residual, 0, out, 0, std::min<int64_t>(columns - column, BESIDE * WIDTH));
-        }
     }
 
     struct Block {
@@ -356,7 +331,7 @@ class ConvolutionKernel : public Kernel {
     const Finish finish;
     int64_t channels, columns, vecs, panels, taps, depth;  // of a group
     int64_t out_stride, residual_stride, direct_stride = 0;
-    bool is_direct = false, bands = false, fused = false, by_panels = false, is_row = false;
+    bool is_direct = false, bands = false, fused = false, by_panels = false;
     std::vector<Block> blocks;
     std::vector<Part> parts;
     std::vector<const float*> pointers;  // [pixels][taps]

@@ -20,6 +20,7 @@ from mlsys_nimble.layout import lay_out
 from mlsys_nimble.native.choices import Choices
 from mlsys_nimble.native.library import Kernel, View
 from mlsys_nimble.native.lowering import kernel_for, other_kernels
+from mlsys_nimble.native.packing import shared_weights
 from mlsys_nimble.native.replay import Plan, Team
 from mlsys_nimble.native.slots import Slots
 from mlsys_nimble.planner import Assignment, Job, candidates
@@ -83,18 +84,18 @@ class NativeExecutor:
         self._fixed = {value: tensor for value, tensor in self._program.constants.items() if value not in changed}
         self._kernels: dict[int, Kernel] = {}
         self._torch: dict[int, tuple[Run, Operator]] = {}
-        for index, operator in enumerate(self._program.operators):
-            if index in layout.in_place:
-                continue
-            kernel = kernel_for(operator, self._views, self._fixed)
-            if kernel is not None:
-                self._kernels[index] = kernel
-            else:
-                self._torch[index] = (compile_operator(operator, self._program.values), operator)
         self._team = Team(self.num_threads)
         self._tensors: dict[ValueId, Tensor] = {}
         self._plans: list[Plan] = []
-        with torch.no_grad():
+        with shared_weights(), torch.no_grad():
+            for index, operator in enumerate(self._program.operators):
+                if index in layout.in_place:
+                    continue
+                kernel = kernel_for(operator, self._views, self._fixed)
+                if kernel is not None:
+                    self._kernels[index] = kernel
+                else:
+                    self._torch[index] = (compile_operator(operator, self._program.values), operator)
             self.schedule = self._schedule(needed, use_multi_stream, winograd)
             self._plans = [self._plan(stretch, stretch.assignment) for stretch in self.schedule.stretches]
 
@@ -110,6 +111,8 @@ class NativeExecutor:
             self._run_mixed(kept, outputs)
         if program.mutations:
             self._write_back(inputs, kept, outputs)
+        if slots.makes_all:
+            return list(outputs.values())
         return [
             inputs[program.inputs.index(value)]
             if value in slots.inputs

@@ -1,29 +1,85 @@
-// One row against packed weights: the time is that of reading them, so that several panels are read side by side, whose
-// sums do not wait for each other.
+// One row against packed weights: the time is that of reading them, in one stream, from wherever they are.
 #pragma once
+
+#include <algorithm>
 
 #include "epilogue.h"
 
 namespace nimble {
 
-constexpr int BESIDE = 4;  // panels of two vectors
+struct Gemv {
+    View x, residual, out;  // x [depth]; residual, out [columns]; all side by side
+    const float* weights;   // [panels][depth][panel]; the last panel has as many vectors as it takes
+    const float* bias;      // [columns], zeros to whole vectors
+    Epilogue epilogue;
+};
 
-// The sums of `BESIDE` panels, each [depth][2 vectors], that lie one after another from `weights`; `sums` [8 vectors].
-inline void multiply_row(const float* x, int64_t depth, const float* weights, const float* bias, float* sums) {
-    constexpr int WIDTH = 2 * LANES;
-    vf total[BESIDE][2];
-    for (int p = 0; p < BESIDE; p++)
-        for (int v = 0; v < 2; v++) total[p][v] = load(bias + p * WIDTH + v * LANES);
-    const float* from[BESIDE];
-    for (int p = 0; p < BESIDE; p++) from[p] = weights + p * depth * WIDTH;
-    for (int64_t k = 0; k < depth; k++) {
-        const vf feature = splat(x[k]);
-        for (int p = 0; p < BESIDE; p++)
-            for (int v = 0; v < 2; v++)
-                total[p][v] = fma(feature, load(from[p] + k * WIDTH + v * LANES), total[p][v]);
+constexpr int ROW_VECS = 8;              // of a panel, packing.py: ROW_VECS; as many sums as the pipes want in flight
+constexpr int AHEAD = (4 << 10) / sizeof(float);  // that much of the weights is asked for before it is wanted
+
+class GemvKernel : public Kernel {
+  public:
+    explicit GemvKernel(const Gemv& g) : g(g), finish(g.epilogue) {
+        depth = g.x.shape[0];
+        columns = g.out.shape[0];
+        vecs = (columns + LANES - 1) / LANES;
+        units = (vecs + ROW_VECS - 1) / ROW_VECS;
     }
-    for (int p = 0; p < BESIDE; p++)
-        for (int v = 0; v < 2; v++) store(sums + p * WIDTH + v * LANES, total[p][v]);
-}
+
+    void run(int64_t begin, int64_t end, void*) const override {
+        const float* x = g.x.as<const float>();
+        const float* residual = finish.has_residual ? g.residual.as<const float>() : nullptr;
+        float* out = g.out.as<float>();
+        for (int64_t unit = begin; unit < end; unit++) {
+            const int64_t column = unit * ROW_VECS * LANES, some = std::min<int64_t>(ROW_VECS, vecs - unit * ROW_VECS);
+            alignas(64) float sums[ROW_VECS * LANES];
+            multiply_panel(some, x, g.weights + column * depth, g.bias + column, sums);
+            finish.rows(
+                sums, some * LANES, 1, residual ? residual + column : nullptr, 0, out + column, 0,
+                std::min(columns - column, some * LANES));
+        }
+    }
+
+  private:
+    void multiply_panel(int64_t some, const float* x, const float* weights, const float* bias, float* sums) const {
+        switch (some) {
+            case 1: return multiply<1>(x, weights, bias, sums);
+            case 2: return multiply<2>(x, weights, bias, sums);
+            case 3: return multiply<3>(x, weights, bias, sums);
+            case 4: return multiply<4>(x, weights, bias, sums);
+            case 5: return multiply<5>(x, weights, bias, sums);
+            case 6: return multiply<6>(x, weights, bias, sums);
+            case 7: return multiply<7>(x, weights, bias, sums);
+            default: return multiply<8>(x, weights, bias, sums);
+        }
+    }
+
+    // Panels of few vectors keep several sums of each, for features in turn, which are added at the end.
+    template <int VECS>
+    void multiply(const float* x, const float* weights, const float* bias, float* sums) const {
+        constexpr int COPIES = ROW_VECS / VECS;
+        vf total[COPIES][VECS] = {};
+        for (int v = 0; v < VECS; v++) total[0][v] = load(bias + v * LANES);
+        int64_t k = 0;
+        for (; k + COPIES <= depth; k += COPIES)
+            for (int copy = 0; copy < COPIES; copy++) {
+                const vf feature = splat(x[k + copy]);
+                for (int v = 0; v < VECS; v++, weights += LANES) {
+                    if (v % (64 / sizeof(vf)) == 0) __builtin_prefetch(weights + AHEAD);
+                    total[copy][v] = fma(feature, load(weights), total[copy][v]);
+                }
+            }
+        for (; k < depth; k++)
+            for (int v = 0; v < VECS; v++, weights += LANES) total[0][v] = fma(splat(x[k]), load(weights), total[0][v]);
+        for (int v = 0; v < VECS; v++) {
+            for (int copy = 1; copy < COPIES; copy++) total[0][v] += total[copy][v];
+            store(sums + v * LANES, total[0][v]);
+        }
+    }
+
+    const Gemv g;
+    const Finish finish;
+    int64_t depth, columns, vecs;
+};
 
 }  // namespace nimble

@@ -3,6 +3,7 @@
 #include "convolution.h"
 #include "copy.h"
 #include "depthwise.h"
+#include "gemv.h"
 #include "pointwise.h"
 #include "pool.h"
 #include "rows.h"
@@ -22,6 +23,7 @@ Kernel* make_convolution(const Convolution* arguments) { return new ConvolutionK
 Kernel* make_depthwise(const Depthwise* arguments) { return new DepthwiseKernel(*arguments); }
 Kernel* make_winograd2(const Winograd* arguments) { return new WinogradKernel<2>(*arguments); }
 Kernel* make_winograd4(const Winograd* arguments) { return new WinogradKernel<4>(*arguments); }
+Kernel* make_gemv(const Gemv* arguments) { return new GemvKernel(*arguments); }
 Kernel* make_copy(const Copy* arguments) { return new CopyKernel(*arguments); }
 Kernel* make_pad(const Pad* arguments) { return new PadKernel(*arguments); }
 Kernel* make_pointwise(const Pointwise* arguments) {

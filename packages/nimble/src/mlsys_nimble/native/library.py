@@ -24,7 +24,7 @@ ACTIVATIONS = (  # math.h: Activation
     *("hardswish", "hardsigmoid", "leaky_relu", "elu"),
 )
 MAKERS = (  # kernels.cpp
-    *("convolution", "depthwise", "winograd2", "winograd4", "copy", "pad", "pointwise", "pool"),
+    *("convolution", "depthwise", "winograd2", "winograd4", "gemv", "copy", "pad", "pointwise", "pool"),
     *("reduce", "softmax", "layer_norm", "matmul", "attention", "embedding"),
 )
 # Square roots and roundings become single instructions; comparisons and sums stay as they are written.
@@ -126,6 +126,19 @@ class WinogradStruct(Structure):
         ("weights", c_void_p),
         ("bias", c_void_p),
         ("before", c_int32 * 2),
+        ("epilogue", EpilogueStruct),
+    ]
+
+
+class GemvStruct(Structure):
+    """gemv.h: Gemv."""
+
+    _fields_ = [
+        ("x", ViewStruct),
+        ("residual", ViewStruct),
+        ("out", ViewStruct),
+        ("weights", c_void_p),
+        ("bias", c_void_p),
         ("epilogue", EpilogueStruct),
     ]
 

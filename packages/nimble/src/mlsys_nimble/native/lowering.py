@@ -12,7 +12,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from mlsys_nimble import operators as kinds
-from mlsys_nimble.native import kernels
+from mlsys_nimble.native import convolutions, kernels
+from mlsys_nimble.native.images import SPACE
 from mlsys_nimble.native.library import DTYPES, MAX_RANK, Kernel, View
 from mlsys_nimble.program import Operator, ValueId
 from mlsys_nimble.strides import dense, row_major
@@ -60,14 +61,14 @@ def other_kernels(
     Only for an operator that :func:`kernel_for` has a kernel for. ``winograd`` is the largest tile allowed.
     """
     kind, weight = operator.kind, constants.get(operator.inputs[1]) if len(operator.inputs) > 1 else None
-    if not isinstance(kind, kinds.Convolution) or weight is None or not kernels.is_winograd(kind, weight):
+    if not isinstance(kind, kinds.Convolution) or weight is None or not convolutions.is_winograd(kind, weight):
         return {}
     inputs, out = [views[value] for value in operator.inputs], views[operator.outputs[0]]
     bias = constants[operator.inputs[2]] if kind.has_bias else None
     residual = inputs[-1] if kind.epilogue.has_residual else None
 
     def by_tiles(size: Literal[2, 4]) -> Kernel:
-        return kernels.winograd(kind, inputs[0], weight, bias, out, size=size, residual=residual)
+        return convolutions.winograd(kind, inputs[0], weight, bias, out, size=size, residual=residual)
 
     found: dict[str, Callable[[], Kernel]] = {"winograd 2": lambda: by_tiles(2), "winograd 4": lambda: by_tiles(4)}
     return {name: make for name, make in found.items() if int(name.split()[1]) <= winograd}
@@ -75,12 +76,12 @@ def other_kernels(
 
 def _convolution(call: _Call) -> Kernel | None:
     weight, bias = call.weights[1], call.weights[2] if call.kind.has_bias else None
-    if weight is None or (call.kind.has_bias and bias is None) or len(call.out.shape) > kernels.SPACE + 2:
+    if weight is None or (call.kind.has_bias and bias is None) or len(call.out.shape) > SPACE + 2:
         return None
     residual = call.inputs[-1] if call.kind.epilogue.has_residual else None
-    if kernels.is_depthwise(call.kind, weight):
-        return kernels.depthwise(call.kind, call.inputs[0], weight, bias, call.out, residual=residual)
-    return kernels.convolution(call.kind, call.inputs[0], weight, bias, call.out, residual=residual)
+    if convolutions.is_depthwise(call.kind, weight):
+        return convolutions.depthwise(call.kind, call.inputs[0], weight, bias, call.out, residual=residual)
+    return convolutions.convolution(call.kind, call.inputs[0], weight, bias, call.out, residual=residual)
 
 
 def _linear(call: _Call) -> Kernel | None:
@@ -88,7 +89,7 @@ def _linear(call: _Call) -> Kernel | None:
     if weight is None or (call.kind.has_bias and bias is None):
         return None
     residual = _rows(call.inputs[-1]) if call.kind.epilogue.has_residual else None
-    return kernels.linear(call.kind, _rows(call.inputs[0]), weight, bias, _rows(call.out), residual=residual)
+    return convolutions.linear(call.kind, _rows(call.inputs[0]), weight, bias, _rows(call.out), residual=residual)
 
 
 def _copy(call: _Call) -> Kernel:
@@ -110,7 +111,7 @@ def _pointwise(call: _Call) -> Kernel:
 
 
 def _pool(call: _Call) -> Kernel | None:
-    if len(call.out.shape) > kernels.SPACE + 2:
+    if len(call.out.shape) > SPACE + 2:
         return None
     return kernels.pool(
         call.kind, call.inputs[0], call.out, residual=call.inputs[-1] if call.kind.epilogue.has_residual else None

@@ -2,10 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
 from math import prod
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor
+
+P = ParamSpec("P")
+_SHARED: ContextVar[dict[Hashable, tuple[Tensor, Any]] | None] = ContextVar("shared", default=None)
+
+
+@contextmanager
+def shared_weights() -> Iterator[None]:
+    """In it, one weight is packed once: the steps of a recurrent layer read the same memory, which stays in the cache.
+
+    Nobody may write to a weight meanwhile, or free it.
+    """
+    token = _SHARED.set({})
+    try:
+        yield
+    finally:
+        _SHARED.reset(token)
+
+
+def _shared(pack: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    @wraps(pack)
+    def packed_once(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        known = _SHARED.get()
+        if known is None:
+            return pack(*args, **kwargs)
+        key = (pack.__name__, *map(_place, args), *kwargs.items())
+        if key not in known:
+            known[key] = pack(*args, **kwargs), args  # these, too: nothing else shall come to lie where they do
+        return known[key][0]
+
+    return packed_once
+
+
+def _place(argument: Any) -> Any:
+    if isinstance(argument, Tensor):
+        return argument.data_ptr(), argument.dtype, argument.shape, argument.stride()
+    return argument
 
 
 def pack_columns(weight: Tensor, lanes: int) -> Tensor:
@@ -23,6 +64,20 @@ def pack_columns(weight: Tensor, lanes: int) -> Tensor:
     return torch.cat([padded[:, start:stop].reshape(-1) for start, stop in zip(starts, stops, strict=True)])
 
 
+ROW_VECS = 8  # gemv.h
+
+
+@_shared
+def pack_gemv(weight: Tensor, lanes: int) -> Tensor:
+    """A linear's weight [O, K] for a single row: panels of 8 vectors of columns, each [K, width], flat."""
+    columns, depth = weight.shape
+    padded = torch.zeros(depth, -(-columns // lanes) * lanes)
+    padded[:, :columns] = weight.detach().float().T
+    panels = torch.split(padded, ROW_VECS * lanes, dim=1)
+    return torch.cat([panel.reshape(-1) for panel in panels])
+
+
+@_shared
 def pack_convolution(weight: Tensor, groups: int, lanes: int) -> Tensor:
     """A weight [O, C/groups, *kernel] as [groups][panels][taps * C/groups][width], flat."""
     rows = weight.detach().float().reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
@@ -30,6 +85,7 @@ def pack_convolution(weight: Tensor, groups: int, lanes: int) -> Tensor:
     return torch.cat([pack_columns(matrix, lanes) for matrix in matrices])
 
 
+@_shared
 def pack_bias(bias: Tensor | None, num_columns: int, groups: int, lanes: int) -> Tensor:
     """A bias [O] (None: zeros) as [groups][columns, filled up with zeros to whole vectors]."""
     columns = num_columns // groups
@@ -39,6 +95,7 @@ def pack_bias(bias: Tensor | None, num_columns: int, groups: int, lanes: int) ->
     return padded
 
 
+@_shared
 def pack_depthwise(weight: Tensor, lanes: int) -> Tensor:
     """A weight [C, 1, *kernel] as [taps][C], with zeros where there are fewer channels than lanes."""
     channels = weight.shape[0]
@@ -62,6 +119,7 @@ def _filter_points(size: int) -> Tensor:
     return torch.tensor([*rows, [0.0, 0.0, 1.0]], dtype=torch.float64)
 
 
+@_shared
 def pack_winograd(weight: Tensor, size: int, lanes: int) -> Tensor:
     """A weight [O, C, 3, 3] transformed for tiles of size x size, as [points][panels][C][width], flat."""
     points = _filter_points(size)
