@@ -71,7 +71,7 @@ def assert_equal_runs(program: Program, *, times: int = 5, num_threads: int = 2,
     reference = ReferenceExecutor(program)
     earlier: list[tuple[list[Tensor], list[Tensor]]] = []
     for seed in range(times):
-        executor._arena.buffer.fill_(0xFF)  # whoever reads what this call has not written gets NaN
+        executor.poison()  # whoever reads what this call has not written gets NaN
         inputs = inputs_of(program, seed)
         earlier.append((executor.run(inputs), reference.run(inputs)))
     for ours, theirs in earlier:  # after all runs: a later call leaves results alone

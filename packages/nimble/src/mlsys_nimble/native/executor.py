@@ -122,6 +122,10 @@ class NativeExecutor:
             for value in program.outputs
         ]
 
+    def poison(self) -> None:
+        """Fill the memory of all intermediate results with NaN (integers: -1): no replay may read what another left."""
+        self._arena.buffer.fill_(0xFF)
+
     def trace(self, inputs: Sequence[Tensor]) -> list[TaskTime]:
         """One replay, and when each native task of it ran."""
         kept, outputs = self._slots.bind(inputs), self._slots.results()
