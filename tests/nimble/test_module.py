@@ -146,8 +146,6 @@ def test_misuse_is_explained():
     x = torch.zeros(2, 4)
     with pytest.raises(InvalidInputError, match="call prepare"):
         Nimble(Net())(x)
-    with pytest.raises(InvalidInputError, match="training=True"):
-        prepared(Net(), x, training=True)
     with pytest.raises(InvalidInputError, match="no option 'streams'"):
         prepared(Net(), x, streams=3)
     with pytest.raises(InvalidInputError, match="max_schedules is 0"):

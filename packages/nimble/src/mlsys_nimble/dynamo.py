@@ -25,7 +25,8 @@ def nimble(
 ) -> Callable[..., Any]:
     """The backend; ``torch.compile(..., options={...})`` takes the fields of :class:`~mlsys_nimble.prepared.Options`.
 
-    A graph whose gradients are wanted, or that Nimble cannot take, runs as it is, with a warning.
+    A graph whose gradients are wanted is replayed forward and backward; one that Nimble cannot take runs as it is, with
+    a warning.
     """
     compiled: Callable[..., Any] = backend(make_options(options or {}))(graph, example_inputs)
     return compiled
@@ -37,13 +38,30 @@ def backend(options: Options) -> Callable[..., Any]:
     def compile_graph(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
         tensors = [item for item in example_inputs if isinstance(item, torch.Tensor)]
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-            _LOG.warning("gradients are wanted: a graph runs eagerly. Call under torch.no_grad() to have it scheduled.")
-            return graph
+            return _trained(graph, example_inputs, options)
         if not any(node.op.startswith("call") for node in graph.graph.nodes):
             return graph
         return _ScheduledGraph(graph, [index for index, item in enumerate(example_inputs) if _is_owned(item)], options)
 
     return compile_graph
+
+
+def _trained(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+    """The graph as a forward and a backward graph, both replayed."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+
+    from mlsys_nimble.training.calls import executor_maker
+    from mlsys_nimble.training.graphs import ReplayedGraph
+
+    def compile_graph(part: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        return ReplayedGraph(part, executor_maker(options)).as_function()
+
+    partition = min_cut_rematerialization_partition if options.rematerialises else default_partition
+    compiled: Callable[..., Any] = aot_autograd(
+        fw_compiler=compile_graph, bw_compiler=compile_graph, partition_fn=partition
+    )(graph, example_inputs)
+    return compiled
 
 
 def _is_owned(item: Any) -> bool:

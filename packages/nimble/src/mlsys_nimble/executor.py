@@ -29,6 +29,7 @@ class Executor(Protocol):
 
 _FACTORIES = {
     "native": "mlsys_nimble.native.executor:NativeExecutor",
+    "training": "mlsys_nimble.training.executor:TensorExecutor",
     "reference": "mlsys_nimble.reference:ReferenceExecutor",
 }
 
@@ -40,12 +41,16 @@ def make_executor(name: str, program: Program, **options: Any) -> Executor:
         InvalidInputError: no executor has that name.
         MissingDependencyError: ``native`` was asked for by name and cannot be built here.
     """
-    if name == "auto":
+    if name in ("auto", "training"):
         try:
-            return make_executor("native", program, **options)
+            return _make("native" if name == "auto" else name, program, **options)
         except MissingDependencyError:
-            return make_executor("reference", program, **options)
+            return _make("reference", program, **options)
     if name not in _FACTORIES:
         raise InvalidInputError(f"no executor is called {name!r}; there are auto, {', '.join(_FACTORIES)}")
+    return _make(name, program, **options)
+
+
+def _make(name: str, program: Program, **options: Any) -> Executor:
     factory: Callable[..., Executor] = resolve(_FACTORIES[name])
     return factory(program, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from mlsys_core.errors import InvalidInputError
@@ -13,14 +13,17 @@ from torch import nn
 from mlsys_nimble.errors import CaptureError
 from mlsys_nimble.prepared import Options, Prepared, PreparedCalls, eval_mode
 
+if TYPE_CHECKING:
+    from mlsys_nimble.training.calls import TrainedModel, TrainingCalls
+
 _LOG = logging.getLogger("mlsys_nimble")
 
 
 class Nimble(nn.Module):
     """A model with schedules made ahead of time.
 
-    Weights are read when a schedule is made: after changing them, prepare again. Results carry no gradients. Calls from
-    several threads take turns, unless ``max_concurrency`` was raised.
+    Weights are read when a schedule is made: after changing them, prepare again. Results carry no gradients, unless it
+    was prepared with ``training=True``. Calls from several threads take turns, unless ``max_concurrency`` was raised.
 
     Example:
         >>> model = Nimble(nn.Sequential(nn.Linear(4, 2), nn.ReLU())).prepare(torch.zeros(1, 4), executor="reference")
@@ -32,6 +35,7 @@ class Nimble(nn.Module):
         super().__init__()
         self.model = model
         self._calls: PreparedCalls | None = None
+        self._training_calls: TrainingCalls | None = None
         self._eager: Callable[..., Any] | None = None
 
     def prepare(
@@ -48,7 +52,8 @@ class Nimble(nn.Module):
         Args:
             example_inputs: The positional arguments of a call, in a tuple or list; or its only one.
             example_kwargs: Its keyword arguments.
-            training: Must be False: schedules of backward passes are not there yet.
+            training: Schedule forward and backward passes: results carry gradients, parameters and buffers are read at
+                every call, and the model's own modes (``train()``, ``eval()``) decide what is computed.
             fallback: What happens to a model that no schedule can hold: ``"error"`` says which operator and line;
                 ``"eager"`` runs just that part eagerly, through the graph breaks of torch.compile.
             **options: See :class:`~mlsys_nimble.prepared.Options`: ``executor``, ``use_multi_stream``, ``num_threads``,
@@ -58,23 +63,30 @@ class Nimble(nn.Module):
             CaptureError: the model cannot be fixed ahead of time, and ``fallback`` is ``"error"``.
             InvalidInputError: an option that does not exist or has no such value.
         """
-        if training:
-            raise InvalidInputError(
-                "training=True: Nimble schedules inference only, so far. Prepare with training=False."
-            )
         if fallback not in ("error", "eager"):
             raise InvalidInputError(f"fallback is {fallback!r}; it must be 'error' or 'eager'")
         chosen = make_options(options)
         args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
-        self._eager = None
-        self._calls = PreparedCalls(self.model, chosen, in_eval_mode=True)
+        self._eager = self._calls = self._training_calls = None
         try:
-            self._calls.prepare(args, example_kwargs or {})
+            if training:
+                from mlsys_nimble.training.calls import TrainingCalls  # autograd's tracer takes a second to import
+
+                self._training_calls = TrainingCalls(self.train().model, chosen)
+                self._training_calls.prepare(args, example_kwargs or {})
+            else:
+                self._calls = PreparedCalls(self.model, chosen, in_eval_mode=True)
+                self._calls.prepare(args, example_kwargs or {})
         except CaptureError as error:
             if fallback == "error":
                 raise
             self._fall_back(error, chosen)
         return self
+
+    @property
+    def trained(self) -> TrainedModel | None:
+        """The training graphs used last, and their executors."""
+        return self._training_calls.latest if self._training_calls else None
 
     @property
     def prepared(self) -> Prepared | None:
@@ -83,6 +95,9 @@ class Nimble(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result, in its own structure."""
+        if self._training_calls is not None:
+            call = self._training_calls.call_as_module if self._eager is None else self._eager
+            return call(*args, **kwargs)
         if self._eager is not None:
             with torch.no_grad(), eval_mode(self.model):
                 return self._eager(*args, **kwargs)

@@ -115,6 +115,23 @@ class Softmax:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchNormTraining:
+    """x [N, C, *space], weight [C], bias [C], running mean [C], running var [C], residual?; -> y and its statistics.
+
+    These are the batch's mean [C], 1 / its standard deviation [C], the new running mean [C] and variance [C].
+    """
+
+    momentum: float
+    eps: float
+    epilogue: Epilogue = NOTHING  # of y: a residual, relu, or both
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNormGradient:
+    """dy, x, weight [C], mean [C], 1 / standard deviation [C]; -> dx, dweight [C], dbias [C]."""
+
+
+@dataclass(frozen=True, slots=True)
 class LayerNorm:
     """x, weight?, bias? (constants over the last ``num_dims`` dims); -> x normalised over those dims."""
 
@@ -209,6 +226,8 @@ Kind: TypeAlias = (
     | Reduce
     | Softmax
     | LayerNorm
+    | BatchNormTraining
+    | BatchNormGradient
     | Reshape
     | Permute
     | Slice

@@ -196,6 +196,27 @@ def _layer_norm(kind: kinds.LayerNorm, inputs: tuple[ValueType, ...], result: Va
 
 
 @_compile.register
+def _batch_norm_training(kind: kinds.BatchNormTraining, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
+    finish = _with_epilogue(kind.epilogue, lambda y: y)
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *residual: Tensor) -> Any:
+        normalise = torch.ops.aten._native_batch_norm_legit_functional.default
+        y, *statistics = normalise(x, weight, bias, mean, var, True, kind.momentum, kind.eps)
+        return (finish(y, *residual), *statistics)
+
+    return run
+
+
+@_compile.register
+def _batch_norm_gradient(kind: kinds.BatchNormGradient, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
+    def run(dy: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor) -> Any:
+        gradient = torch.ops.aten.native_batch_norm_backward.default
+        return gradient(dy, x, weight, None, None, mean, rstd, True, 0.0, [True] * 3)
+
+    return run
+
+
+@_compile.register
 def _reshape(kind: kinds.Reshape, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
     return lambda x: x.reshape(result.shape)
 
@@ -262,7 +283,8 @@ def _aten(kind: kinds.Aten, inputs: tuple[ValueType, ...], result: ValueType) ->
         return [fill(part, tensors) for part in item] if isinstance(item, tuple) else item
 
     def run(*tensors: Tensor) -> Any:
-        return function(*(fill(a, tensors) for a in kind.arguments), **{k: fill(v, tensors) for k, v in kind.keywords})
+        made = function(*(fill(a, tensors) for a in kind.arguments), **{k: fill(v, tensors) for k, v in kind.keywords})
+        return made if isinstance(made, Tensor) else [part for part in made if part is not None]
 
     return run
 

@@ -19,6 +19,7 @@ Rule = Callable[..., Any]
 
 FAMILIES = (
     "attention",
+    "backward",
     "convolution",
     "creation",
     "matmul",

@@ -111,7 +111,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, name: str, rule: Any, result: Any, refs: tuple[Any, Any], tensors: list[torch.Tensor]
     ) -> None:
         single = isinstance(result, torch.Tensor)
-        results = [result] if single else list(result)
+        results = [result] if single else [part for part in result if part is not None]  # a gradient nobody asked for
         if not all(isinstance(tensor, torch.Tensor) for tensor in results):
             raise refuse(f"{name} returns more than tensors", self.builder.site.source, "Keep it out of the model.")
         made = self._emit(func, name, rule, [type_of(t, self.builder.site.source) for t in results], refs, single)

@@ -48,5 +48,5 @@ class Recycled:
 
 def _count(handle: int) -> int:
     """Who holds a storage: tensors, and Python's own object for it."""
-    count: int = torch._C._storage_Use_Count(handle)  # type: ignore[attr-defined]
+    count: int = torch._C._storage_Use_Count(handle)
     return count

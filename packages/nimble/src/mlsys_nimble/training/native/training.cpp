@@ -5,9 +5,6 @@
 // is found in the process at the first call, and without it kernels run on the caller's thread.
 #include <dlfcn.h>
 
-#include <cstdlib>
-#include <memory>
-
 #include "batch_norm.h"
 
 using namespace nimble;
@@ -21,15 +18,13 @@ struct Share {
     const Kernel* kernel;
     char* scratch;
     int64_t scratch_step;
-    ThreadNumber thread_number;
-    int64_t threads;
+    ThreadNumber thread_number, num_threads;
 };
 
 void run_share(void* data) {
     const Share& share = *(const Share*)data;
-    const int64_t thread = share.thread_number(), units = share.kernel->units;
-    share.kernel->run(
-        units * thread / share.threads, units * (thread + 1) / share.threads, share.scratch + thread * share.scratch_step);
+    const int64_t thread = share.thread_number(), threads = share.num_threads(), units = share.kernel->units;
+    share.kernel->run(units * thread / threads, units * (thread + 1) / threads, share.scratch + thread * share.scratch_step);
 }
 
 }  // namespace
@@ -42,10 +37,12 @@ int32_t training_lanes() { return LANES; }
 void training_run(const Kernel* const* kernels, int64_t count, int64_t threads, char* scratch, int64_t scratch_step) {
     static const Parallel parallel = (Parallel)dlsym(RTLD_DEFAULT, "GOMP_parallel");
     static const ThreadNumber thread_number = (ThreadNumber)dlsym(RTLD_DEFAULT, "omp_get_thread_num");
+    static const ThreadNumber num_threads = (ThreadNumber)dlsym(RTLD_DEFAULT, "omp_get_num_threads");
     for (int64_t i = 0; i < count; i++) {
-        Share share{kernels[i], scratch, scratch_step, thread_number, std::min(threads, kernels[i]->units)};
-        if (share.threads > 1 && parallel && thread_number)
-            parallel(run_share, &share, (unsigned)share.threads, 0);
+        Share share{kernels[i], scratch, scratch_step, thread_number, num_threads};
+        const int64_t wanted = std::min(threads, kernels[i]->units);
+        if (wanted > 1 && parallel && thread_number && num_threads)
+            parallel(run_share, &share, (unsigned)wanted, 0);
         else
             kernels[i]->run(0, kernels[i]->units, scratch);
     }

@@ -1,0 +1,119 @@
+"""Which operators of a training graph have kernels here, how their results lie, and what torch runs the others by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlsys_nimble import operators as kinds
+from mlsys_nimble.native.library import DTYPES, MAX_RANK, Kernel, View
+from mlsys_nimble.native.lowering import kernel_for
+from mlsys_nimble.operators import BatchNormGradient, BatchNormTraining
+from mlsys_nimble.program import Operator, ValueType
+from mlsys_nimble.reference import Run, aten_function, compile_operator
+from mlsys_nimble.strides import Strides, dense, order_of, row_major
+from mlsys_nimble.training import kernels
+
+_BY_KERNEL = (kinds.Pointwise, kinds.Reduce, kinds.Copy, kinds.Cast, kinds.Pad)
+_NORMS = (BatchNormTraining, BatchNormGradient)
+_CONVOLUTION = "aten.convolution_backward.default"
+
+
+def torch_run(operator: Operator, values: Sequence[ValueType]) -> Run:
+    """What torch does for an operator. Convolutions take their images channels last, as oneDNN is fastest with."""
+    kind = operator.kind
+    if isinstance(kind, kinds.Aten):
+        run = _aten_run(kind) or compile_operator(operator, values)
+        return _with_channels_last(run, 2) if kind.target == _CONVOLUTION else run
+    run = compile_operator(operator, values)
+    return _with_channels_last(run, 1) if isinstance(kind, kinds.Convolution) else run
+
+
+def _aten_run(kind: kinds.Aten) -> Run | None:
+    """A call with the tensors' places found ahead of time; None where tensors lie deeper in the arguments."""
+    places = [index for index, argument in enumerate(kind.arguments) if isinstance(argument, kinds.Input)]
+    if kind.keywords or [kind.arguments[index].index for index in places] != list(range(len(places))):
+        return None
+    if any(isinstance(a, tuple) and any(isinstance(part, kinds.Input | tuple) for part in a) for a in kind.arguments):
+        return None
+    function = aten_function(kind.target)
+    template: list[Any] = [list(a) if isinstance(a, tuple) else a for a in kind.arguments]
+
+    def run(*tensors: Tensor) -> Any:
+        arguments = template.copy()
+        for place, tensor in zip(places, tensors, strict=True):
+            arguments[place] = tensor
+        made = function(*arguments)
+        return made if isinstance(made, Tensor) else [part for part in made if part is not None]
+
+    return run
+
+
+def _with_channels_last(run: Run, num_images: int) -> Run:
+    def run_laid_out(*tensors: Tensor) -> Any:
+        if tensors[0].dim() != 4:
+            return run(*tensors)
+        images = [image.contiguous(memory_format=torch.channels_last) for image in tensors[:num_images]]
+        return run(*images, *tensors[num_images:])
+
+    return run_laid_out
+
+
+def strides_by_kernel(
+    operator: Operator, values: Sequence[ValueType], inputs: Sequence[Tensor]
+) -> list[Strides] | None:
+    """How the results of an operator lie if kernels make them; None: torch runs it.
+
+    Args:
+        operator: Any.
+        values: Types of the program's values.
+        inputs: Its inputs as the pre-run has them.
+    """
+    results = [values[value] for value in operator.outputs]
+    views = [View.of(tensor) for tensor in inputs]
+    if isinstance(operator.kind, _NORMS):
+        images = [view for view in views if len(view.shape) > 1]
+        if not all(map(kernels.takes, images)) or any(view.strides != (1,) for view in views if len(view.shape) == 1):
+            return None
+        return [images[0].strides if len(result.shape) > 1 else (1,) for result in results]
+    if not isinstance(operator.kind, _BY_KERNEL) or results[0].numel == 0:
+        return None
+    strides = _like_the_largest(results[0], views)
+    outs = [View(0, results[0].dtype, results[0].shape, strides)]
+    return [strides] if _has_kernel(operator, views, outs) else None
+
+
+def _has_kernel(operator: Operator, inputs: Sequence[View], outputs: Sequence[View]) -> bool:
+    if any(view.dtype not in DTYPES or len(view.shape) > MAX_RANK for view in (*inputs, *outputs)):
+        return False
+    return bool(make_kernels(operator, inputs, outputs))
+
+
+def _like_the_largest(result: ValueType, inputs: Sequence[View]) -> Strides:
+    """The strides of the first input of the result's shape that has no gaps, else row by row."""
+    for view in inputs:
+        if view.shape == result.shape and view.strides == dense(view.shape, order_of(view.shape, view.strides)):
+            return view.strides
+    return dense(result.shape, row_major(len(result.shape)))
+
+
+def image_inputs(operator: Operator, inputs: Sequence[Tensor]) -> list[int]:
+    """Which inputs of a batch norm lie otherwise than its kernels take them, while its ``x`` lies well."""
+    x = inputs[isinstance(operator.kind, BatchNormGradient)] if isinstance(operator.kind, _NORMS) else None
+    if x is None or x.dim() != 4 or not kernels.takes(View.of(x)):
+        return []
+    return [index for index, tensor in enumerate(inputs) if tensor.dim() == 4 and tensor.stride() != x.stride()]
+
+
+def make_kernels(operator: Operator, inputs: Sequence[View], outputs: Sequence[View]) -> list[Kernel]:
+    """The kernels that make an operator's results; none: it has none."""
+    if isinstance(operator.kind, BatchNormTraining):
+        return kernels.batch_norm(operator.kind, inputs, outputs)
+    if isinstance(operator.kind, BatchNormGradient):
+        return kernels.batch_norm_gradient(inputs, outputs)
+    views = dict(zip((*operator.inputs, *operator.outputs), (*inputs, *outputs), strict=True))
+    kernel = kernel_for(operator, views, {})
+    return [kernel] if kernel is not None else []

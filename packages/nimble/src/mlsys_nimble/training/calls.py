@@ -1,0 +1,164 @@
+"""Training calls of one model: forward and backward graphs for each set of shapes and modes, made when first met."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._functorch.aot_autograd import aot_module
+from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+)
+from torch.utils._pytree import tree_flatten, tree_leaves
+
+from mlsys_nimble.errors import refuse
+from mlsys_nimble.executor import Executor, make_executor
+from mlsys_nimble.prepared import Options
+from mlsys_nimble.program import Program
+from mlsys_nimble.training.graphs import ReplayedGraph
+
+_LOG = logging.getLogger("mlsys_nimble")
+_REFUSED = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)
+_ADVICE = "A schedule is fixed ahead of time; prepare with fallback='eager' to run that part eagerly."
+
+
+class TrainedModel:
+    """A model for arguments of one kind: a module whose forward and backward graphs are replayed."""
+
+    def __init__(self, model: nn.Module, options: Options) -> None:
+        self._options = options
+        self.forward: ReplayedGraph | None = None
+        self.backward: ReplayedGraph | None = None
+        partition = min_cut_rematerialization_partition if options.rematerialises else default_partition
+        self.call: Callable[..., Any] = aot_module(
+            model, fw_compiler=self._take_forward, bw_compiler=self._take_backward, partition_fn=partition
+        )
+
+    def _take_forward(self, graph: torch.fx.GraphModule, examples: Any) -> Callable[[list[Any]], Any]:
+        self.forward = ReplayedGraph(graph, executor_maker(self._options))
+        return self.forward.as_function()
+
+    def _take_backward(self, graph: torch.fx.GraphModule, examples: Any) -> Callable[[list[Any]], Any]:
+        self.backward = ReplayedGraph(graph, executor_maker(self._options))
+        return self.backward.as_function()
+
+
+def executor_maker(options: Options) -> Callable[[Program, torch.device], Executor]:
+    """What makes the executor of a training graph on a device."""
+
+    def make(program: Program, device: torch.device) -> Executor:
+        name = options.executor
+        if name == "auto":
+            name = "cuda" if device.type == "cuda" else "training"
+        return make_executor(
+            name, program, num_threads=options.num_threads, use_multi_stream=options.use_multi_stream, device=device
+        )
+
+    return make
+
+
+class TrainingCalls:
+    """The training calls of one model; the counterpart of :class:`~mlsys_nimble.prepared.PreparedCalls`.
+
+    Args:
+        model: Its parameters and buffers are read, and buffers written, at every call.
+        options: ``max_schedules`` bounds the kinds of arguments that are kept.
+    """
+
+    def __init__(self, model: nn.Module, options: Options) -> None:
+        self._model = model
+        self._options = options
+        self._models: OrderedDict[Any, TrainedModel] = OrderedDict()
+        self._lock = threading.Lock()
+        self.latest: TrainedModel | None = None
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The model's result, with its place in autograd's graph."""
+        signature = self._signature(args, kwargs)
+        with self._lock:
+            found = self._models.get(signature)
+            if found is None:
+                found = self._models[signature] = TrainedModel(self._model, self._options)
+                if len(self._models) > self._options.max_schedules:
+                    self._models.popitem(last=False)
+            self._models.move_to_end(signature)
+            self.latest = found
+        try:
+            return found.call(*args, **kwargs)
+        except _REFUSED as error:
+            del self._models[signature]
+            raise refuse(f"the model asks for what depends on values: {error}", "", _ADVICE) from error
+
+    def call_as_module(self, *args: Any, **kwargs: Any) -> Any:
+        """:meth:`call`, with arguments as the model takes them."""
+        return self.call(args, kwargs)
+
+    def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TrainedModel:
+        """One step on the example, forward and backward; buffers, gradients and random generators stay as they were."""
+        begin = time.perf_counter()
+        devices = sorted({leaf.device for leaf in tree_leaves((args, kwargs)) if _is_cuda(leaf)}, key=str)
+        with torch.random.fork_rng(devices), _buffers_restored(self._model):
+            results = [leaf for leaf in tree_leaves(self.call(args, kwargs)) if _has_gradient(leaf)]
+            wanted = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+            wanted += [leaf for leaf in tree_leaves((args, kwargs)) if _has_gradient(leaf)]
+            if results and wanted and torch.is_grad_enabled():
+                ones = [torch.ones_like(result) for result in results]
+                torch.autograd.grad(results, wanted, ones, allow_unused=True)
+        assert self.latest is not None
+        counts = [
+            len(graph.program.operators)
+            for graph in (self.latest.forward, self.latest.backward)
+            if graph is not None and graph.program is not None
+        ]
+        _LOG.info("prepared training: %s operators, %.2f s", " + ".join(map(str, counts)), time.perf_counter() - begin)
+        return self.latest
+
+    def _signature(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What decides whether graphs fit: the arguments, what wants gradients, and the modes that change operators."""
+        leaves, spec = tree_flatten((args, dict(kwargs)))
+        modes = tuple([module.training for module in self._model.modules()])
+        wanted = tuple([parameter.requires_grad for parameter in self._model.parameters()])
+        autocast = tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
+        return spec, tuple(map(_looks, leaves)), modes, wanted, autocast, torch.is_grad_enabled()
+
+
+def _looks(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad
+    try:
+        hash(leaf)
+    except TypeError:
+        return type(leaf), id(leaf)
+    return type(leaf), leaf
+
+
+def _is_cuda(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.is_cuda
+
+
+def _has_gradient(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.requires_grad
+
+
+@contextmanager
+def _buffers_restored(model: nn.Module) -> Iterator[None]:
+    before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, saved in before:
+                buffer.copy_(saved)

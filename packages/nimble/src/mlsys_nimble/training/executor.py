@@ -1,0 +1,219 @@
+"""Replays a training graph on the CPU: kernels of ours on memory of ours, torch's operators between them.
+
+Unlike the native executor of inference it copies neither inputs nor results: weights and saved activations are read
+where they are, which kernels find through a pointer that each call sets. Temporaries lie in one arena by a plan; what
+outlives the call is recycled (recycle.py); what torch makes is torch's.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from ctypes import addressof, c_void_p
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from mlsys_core.memory import Lifetime, plan_offsets
+from torch import Tensor
+
+from mlsys_nimble.native.library import Kernel, View
+from mlsys_nimble.operators import VIEWS
+from mlsys_nimble.program import Operator, Program, ValueId
+from mlsys_nimble.reference import Run
+from mlsys_nimble.training.binding import make_kernels
+from mlsys_nimble.training.kernels import KernelList, load
+from mlsys_nimble.training.prerun import Prerun, prerun
+from mlsys_nimble.training.recycle import Recycled
+
+MAX_REPLAYS = 4  # ways in which the inputs may lie that are kept
+
+
+class TensorExecutor:
+    """See :class:`mlsys_nimble.executor.Executor`.
+
+    Args:
+        program: After the passes of training.
+        num_threads: Of the kernels; None: as many as torch uses.
+
+    Raises:
+        MissingDependencyError: there is no C++ compiler.
+    """
+
+    def __init__(self, program: Program, *, num_threads: int | None = None, **_: Any) -> None:
+        load()
+        self._program = program
+        self._num_threads = num_threads or torch.get_num_threads()
+        self._replays: OrderedDict[Any, _Replay] = OrderedDict()
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """See :class:`~mlsys_nimble.executor.Executor`. Inputs may lie as they like; each way is bound once."""
+        with torch.no_grad():
+            key = tuple([tensor.stride() for tensor in inputs])
+            replay = self._replays.get(key)
+            if replay is None:
+                replay = self._replays[key] = _Replay(prerun(self._program, inputs), self._num_threads)
+                if len(self._replays) > MAX_REPLAYS:
+                    self._replays.popitem(last=False)
+            return replay.run(inputs)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held between calls: arenas, and recycled memory."""
+        return sum(replay.nbytes for replay in self._replays.values())
+
+
+@dataclass(slots=True)
+class _Step:
+    """Kernels in a row, or one operator of torch's."""
+
+    run: Any
+    inputs: tuple[ValueId, ...] = ()
+    outputs: tuple[ValueId, ...] = ()
+    pointers: tuple[tuple[int, ValueId], ...] = ()  # which of the outputs kernels will look for, and where
+    done: tuple[ValueId, ...] = ()  # what nobody reads any more
+    is_kernels: bool = False
+    kernels: list[Kernel] = field(default_factory=list)
+
+
+class _Replay:
+    """A program bound to memory, for inputs that lie in one way."""
+
+    def __init__(self, found: Prerun, num_threads: int) -> None:
+        self._found = found
+        self._program = program = found.program
+        self._values: list[Tensor | None] = [None] * len(program.values)
+        self._by_kernels = {value for operator, run in self._pairs() if run is None for value in operator.outputs}
+        kept = {found.root[value] for value in program.kept()}
+        self._pools = [
+            (value, Recycled(program.values[value].shape, found.strides[value], _dtype(program, value)))
+            for value in sorted(self._by_kernels & kept)
+        ]
+        self._place_temporaries(self._by_kernels - kept)
+        self._slots: dict[ValueId, int] = {}
+        self._pointers = (c_void_p * max(len(program.values), 1))()
+        self._steps = self._make_steps(num_threads)
+        self._input_slots = [
+            (number, self._slots[value]) for number, value in enumerate(program.inputs) if value in self._slots
+        ]
+        self._pool_slots = [(value, pool, self._slots.get(value)) for value, pool in self._pools]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held between calls."""
+        return self._arena.nbytes + sum(pool.nbytes for _, pool in self._pools)
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The outputs; the caller's memory is read where it is."""
+        program, pointers = self._program, self._pointers
+        values = self._values.copy()
+        for value, tensor in zip(program.inputs, inputs, strict=True):
+            values[value] = tensor
+        for number, at in self._input_slots:
+            pointers[at] = inputs[number].data_ptr()
+        for value, pool, slot in self._pool_slots:
+            values[value] = tensor = pool.take()
+            if slot is not None:
+                pointers[slot] = tensor.data_ptr()
+        for step in self._steps:
+            if step.is_kernels:
+                step.run()
+            else:
+                made = step.run(*[values[value] for value in step.inputs])
+                if len(step.outputs) == 1:
+                    values[step.outputs[0]] = made if isinstance(made, Tensor) else made[0]
+                else:
+                    for value, result in zip(step.outputs, made, strict=True):
+                        values[value] = result
+                for slot, value in step.pointers:
+                    pointers[slot] = values[value].data_ptr()  # type: ignore[union-attr]
+            for value in step.done:
+                values[value] = None
+        outputs = [values[value] for value in program.outputs]
+        if program.mutations:
+            news = [values[new].clone() for _, new in program.mutations]  # type: ignore[union-attr]
+            for (old, _), new in zip(program.mutations, news, strict=True):
+                values[old].copy_(new)  # type: ignore[union-attr]
+        return outputs  # type: ignore[return-value]
+
+    # Making
+
+    def _pairs(self) -> list[tuple[Operator, Run | None]]:
+        return list(zip(self._program.operators, self._found.runs, strict=True))
+
+    def _place_temporaries(self, temporaries: set[ValueId]) -> None:
+        """One arena for what kernels make and only this call reads; views of it are made once."""
+        program, found = self._program, self._found
+        first: dict[ValueId, int] = {}
+        last: dict[ValueId, int] = {}
+        for index, operator in enumerate(program.operators):
+            for value in (*operator.inputs, *operator.outputs):
+                root = found.root[value]
+                if root in temporaries:
+                    first.setdefault(root, index)
+                    last[root] = index
+        roots = sorted(first)
+        plan = plan_offsets([Lifetime(program.values[r].nbytes, first[r], last[r] + 1) for r in roots], alignment=64)
+        self._arena = torch.empty(plan.peak_nbytes + 4096, dtype=torch.uint8)
+        base = -self._arena.data_ptr() % 4096
+        for root, offset in zip(roots, plan.offsets, strict=True):
+            type_ = program.values[root]
+            flat = self._arena[base + offset : base + offset + type_.nbytes].view(_dtype(program, root))
+            self._values[root] = flat.as_strided(type_.shape, found.strides[root], flat.storage_offset())
+        self._values_of_constants()
+        self._is_view = [False] * len(program.operators)
+        for index, (operator, run) in enumerate(self._pairs()):
+            sources = [self._values[value] for value in operator.inputs]
+            if run is None or not isinstance(operator.kind, VIEWS) or any(source is None for source in sources):
+                continue
+            if found.root[operator.outputs[0]] in temporaries:
+                self._values[operator.outputs[0]] = run(*sources)
+                self._is_view[index] = True
+
+    def _values_of_constants(self) -> None:
+        for value, tensor in self._program.constants.items():
+            self._values[value] = tensor
+
+    def _make_steps(self, num_threads: int) -> list[_Step]:
+        program = self._program
+        steps: list[_Step] = []
+        made_at: dict[ValueId, _Step] = {}
+        reads: dict[ValueId, int] = {}  # the last step that reads a value, kernels through pointers too
+        for index, (operator, run) in enumerate(self._pairs()):
+            if self._is_view[index]:
+                continue
+            if run is None:
+                if not steps or not steps[-1].is_kernels:
+                    steps.append(_Step(None, is_kernels=True))
+                views = [[self._view(value) for value in group] for group in (operator.inputs, operator.outputs)]
+                steps[-1].kernels += make_kernels(operator, views[0], views[1])
+            else:
+                steps.append(_Step(run, operator.inputs, operator.outputs))
+                made_at.update(dict.fromkeys(operator.outputs, steps[-1]))
+            for value in (*operator.inputs, *operator.outputs):
+                reads[value] = len(steps) - 1
+        for value, slot in self._slots.items():
+            if value in made_at:
+                made_at[value].pointers += ((slot, value),)
+        kept = program.kept() | {old for old, _ in program.mutations}
+        for value, at in reads.items():
+            if value not in kept and self._values[value] is None:
+                steps[at].done += (value,)
+        for step in steps:
+            if step.is_kernels:
+                step.run = KernelList(step.kernels, num_threads).run
+        return steps
+
+    def _view(self, value: ValueId) -> View:
+        """Where a value lies: a fixed address, or a pointer that each call sets."""
+        known = self._values[value]
+        if known is not None:
+            return View.of(known)
+        slot = self._slots.setdefault(value, len(self._slots))
+        type_, strides = self._program.values[value], self._found.strides[value]
+        return View(None, type_.dtype, type_.shape, strides, addressof(self._pointers) + 8 * slot)
+
+
+def _dtype(program: Program, value: ValueId) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, program.values[value].dtype)
+    return dtype

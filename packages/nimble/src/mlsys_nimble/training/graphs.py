@@ -1,0 +1,70 @@
+"""One graph that AOTAutograd has cut out, forward or backward: captured when first called, then replayed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_unflatten
+
+from mlsys_nimble.capture import Captured, capture
+from mlsys_nimble.executor import Executor
+from mlsys_nimble.passes import optimise
+from mlsys_nimble.program import Program
+from mlsys_nimble.training.passes import TRAINING_PASSES
+
+MakeExecutor = Callable[[Program, torch.device], Executor]
+_CAPTURE_LOCK = threading.Lock()  # a trace sets flags of the whole process
+
+
+class ReplayedGraph:
+    """A graph as AOTAutograd calls it: with a list of arguments, which it empties.
+
+    Args:
+        graph: Of ATen operators, without side effects.
+        make_executor: Of a program, for the device that it was captured on.
+    """
+
+    def __init__(self, graph: torch.fx.GraphModule, make_executor: MakeExecutor) -> None:
+        self._graph: torch.fx.GraphModule | None = graph
+        self._make_executor = make_executor
+        self._turn = threading.Lock()
+        self._captured: Captured | None = None
+        self.program: Program | None = None
+        self.executor: Executor | None = None
+
+    def __call__(self, arguments: list[Any]) -> Any:
+        """The graph's results."""
+        with self._turn:
+            if self.executor is None:
+                self._prepare(arguments)
+            assert self._captured is not None
+            assert self.executor is not None
+            inputs = [arguments[place] for place in self._captured.tensor_places]
+            arguments.clear()
+            outputs = self.executor.run(inputs)
+        leaves = list(self._captured.out_leaves)
+        for place, tensor in zip(self._captured.output_places, outputs, strict=True):
+            leaves[place] = tensor
+        return tree_unflatten(leaves, self._captured.out_spec)
+
+    def as_function(self) -> Callable[[list[Any]], Any]:
+        """The graph as a function that says that it takes a list; dynamo's wrappers keep what a function says."""
+
+        def call(arguments: list[Any]) -> Any:
+            return self(arguments)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+    def _prepare(self, arguments: Sequence[Any]) -> None:
+        assert self._graph is not None
+        with _CAPTURE_LOCK:
+            self._captured = capture(self._graph, arguments)
+        self.program, _ = optimise(self._captured.program, TRAINING_PASSES)
+        tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+        device = tensors[0].device if tensors else torch.device("cpu")
+        self.executor = self._make_executor(self.program, device)
+        self._graph = None

@@ -1,0 +1,91 @@
+"""Passes over graphs of training: weights are inputs there, so nothing folds, and batch norms use the batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mlsys_nimble.operators import Aten, BatchNormGradient, BatchNormTraining, Epilogue, Input, Pointwise, Step
+from mlsys_nimble.passes import Pass
+from mlsys_nimble.passes.dead_code import remove_dead_code
+from mlsys_nimble.passes.elementwise import fuse_elementwise
+from mlsys_nimble.passes.subexpressions import share_subexpressions
+from mlsys_nimble.passes.views import simplify_views
+from mlsys_nimble.program import Operator, Program, ValueId
+
+_FORWARD = "aten._native_batch_norm_legit_functional.default"
+_BACKWARD = "aten.native_batch_norm_backward.default"
+_ALL = tuple(Input(index) for index in range(7))
+
+
+def find_batch_norms(program: Program) -> Program:
+    """Batch norms of float32 images in training, and their gradients, become operators with kernels of their own."""
+    return replace(program, operators=tuple(_found(program, operator) for operator in program.operators))
+
+
+def _found(program: Program, operator: Operator) -> Operator:
+    kind = operator.kind
+    if not isinstance(kind, Aten) or any(program.values[value].dtype != "float32" for value in operator.inputs):
+        return operator
+    arguments = kind.arguments
+    if kind.target == _FORWARD and arguments[:5] == _ALL[:5] and arguments[5] is True:
+        return replace(operator, kind=BatchNormTraining(momentum=arguments[6], eps=arguments[7]))
+    if kind.target == _BACKWARD and arguments[7] is True and arguments[9] == (True, True, True):
+        if arguments[:7] == _ALL:  # the running statistics are not looked at
+            return replace(operator, kind=BatchNormGradient(), inputs=operator.inputs[:3] + operator.inputs[5:])
+        if arguments[:7] == (*_ALL[:3], None, None, *_ALL[3:5]):
+            return replace(operator, kind=BatchNormGradient())
+    return operator
+
+
+def fuse_norm_epilogues(program: Program) -> Program:
+    """``relu(norm(x) + residual)``, or parts of it, becomes one operator, where nobody else reads the norm's result."""
+    consumers, kept = program.consumers(), program.kept()
+    operators: list[Operator | None] = list(program.operators)
+    producers = program.producers()
+    for index, operator in enumerate(program.operators):
+        if not isinstance(operator.kind, BatchNormTraining):
+            continue
+        y = operator.outputs[0]
+        readers = consumers.get(y, [])
+        if len(readers) != 1 or y in kept:
+            continue
+        reader = program.operators[readers[0]]
+        found = _epilogue(program, reader, y)
+        if found is None or any(producers.get(value, -1) > index for value in found[1]):
+            continue  # what is added comes later than the statistics may be wanted
+        epilogue, residual = found
+        operators[index] = replace(
+            operator,
+            kind=replace(operator.kind, epilogue=epilogue),
+            inputs=operator.inputs + residual,
+            outputs=(reader.outputs[0], *operator.outputs[1:]),
+        )
+        operators[readers[0]] = None
+    return replace(program, operators=tuple(operator for operator in operators if operator is not None))
+
+
+def _epilogue(program: Program, reader: Operator, y: ValueId) -> tuple[Epilogue, tuple[ValueId, ...]] | None:
+    """What ``reader`` does to ``y`` as an epilogue, and the residual that it adds."""
+    kind = reader.kind
+    types = {program.values[value] for value in (*reader.inputs, *reader.outputs)}
+    if not isinstance(kind, Pointwise) or kind.dtype != "float32" or len(types) != 1:
+        return None
+    if kind.steps == (Step("relu", (0,)),):
+        return Epilogue("relu"), ()
+    add, *rest = kind.steps
+    if add not in (Step("add", (0, 1)), Step("add", (1, 0))) or rest not in ([], [Step("relu", (-1,))]):
+        return None
+    residual = tuple(value for value in reader.inputs if value != y)
+    return (Epilogue("relu" if rest else None, has_residual=True), residual) if len(residual) == 1 else None
+
+
+TRAINING_PASSES: tuple[Pass, ...] = (
+    remove_dead_code,
+    simplify_views,
+    share_subexpressions,
+    find_batch_norms,
+    fuse_elementwise,
+    fuse_norm_epilogues,
+    simplify_views,
+    remove_dead_code,
+)

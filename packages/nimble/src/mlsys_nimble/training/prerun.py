@@ -1,0 +1,71 @@
+"""The pre-run of a training graph (section 3.3.1): run once, operator by operator, and see how every value lies.
+
+What torch makes, and which results share memory, is found by watching; what kernels make is laid out as they like it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from mlsys_nimble.operators import Copy
+from mlsys_nimble.program import Operator, Program, ValueId
+from mlsys_nimble.reference import Run
+from mlsys_nimble.strides import Strides
+from mlsys_nimble.training.binding import image_inputs, strides_by_kernel, torch_run
+
+
+@dataclass(frozen=True, slots=True)
+class Prerun:
+    """What a pre-run has found."""
+
+    program: Program  # with the copies that kernels need
+    runs: tuple[Run | None, ...]  # for each operator what torch does; None: kernels make its results
+    strides: dict[ValueId, Strides]
+    root: dict[ValueId, ValueId]  # the value whose memory this one lies in; itself, if it is its own
+
+
+def prerun(program: Program, inputs: Sequence[Tensor]) -> Prerun:
+    """Run the program once on inputs that lie as they will; they are not written to."""
+    values = list(program.values)
+    tensors: dict[ValueId, Tensor] = dict(zip(program.inputs, inputs, strict=True))
+    tensors.update(program.constants)
+    root = {value: value for value in tensors}
+    operators: list[Operator] = []
+    runs: list[Run | None] = []
+
+    def visit(operator: Operator, run: Run, strides: list[Strides] | None) -> None:
+        arguments = [tensors[value] for value in operator.inputs]
+        made = run(*arguments)
+        results = [made] if isinstance(made, Tensor) else list(made)
+        for place, (value, result) in enumerate(zip(operator.outputs, results, strict=True)):
+            root[value] = value
+            if strides is not None:
+                result = torch.empty_strided(result.shape, strides[place], dtype=result.dtype).copy_(result)
+            else:
+                for name, argument in zip(operator.inputs, arguments, strict=True):
+                    if result.untyped_storage()._cdata == argument.untyped_storage()._cdata:
+                        root[value] = root[name]
+            tensors[value] = result
+        operators.append(operator)
+        runs.append(run if strides is None else None)
+
+    for operator in program.operators:
+        lies_badly = image_inputs(operator, [tensors[value] for value in operator.inputs])
+        for index in lies_badly:
+            value = operator.inputs[index]
+            copied = len(values)
+            values.append(values[value])
+            visit(Operator(f"{operator.name}_input{index}", Copy(), (value,), (copied,)), _channels_last, None)
+            operator = replace(operator, inputs=(*operator.inputs[:index], copied, *operator.inputs[index + 1 :]))
+        strides = strides_by_kernel(operator, values, [tensors[value] for value in operator.inputs])
+        visit(operator, torch_run(operator, values), strides)
+    found = replace(program, values=tuple(values), operators=tuple(operators))
+    return Prerun(found, tuple(runs), {value: tensor.stride() for value, tensor in tensors.items()}, root)
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
