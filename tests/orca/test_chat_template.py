@@ -29,6 +29,10 @@ def test_the_environment_is_what_templates_expect() -> None:
     assert render("{% generation %}{{ messages[0].content }}{% endgeneration %}!") == "Hi!"
     assert render("{% set ns = namespace(n=1) %}{% set ns.n = ns.n + 1 %}{{ ns.n }}") == "2"
     assert render("{{ add_generation_prompt }} {{ tools }} {{ thinking }}", variables={"thinking": 3}) == "True None 3"
+    with pytest.raises(InvalidInputError, match="no variable 'thinking' that could be set"):
+        render("{% if depth %}{% endif %}{{ tools }}", variables={"thinking": 3})
+    with pytest.raises(InvalidInputError, match="no variable 'messages'"):
+        render("{{ messages }}", variables={"messages": []})
     assert render("{{ add_generation_prompt }}", add_generation_prompt=False) == "False"
     assert render("{{ tools[0].name }}", tools=[{"name": "f"}]) == "f"
     template = ChatTemplate("{{ bos_token }}{{ eos_token }}", special_tokens={"bos_token": "<s>"})

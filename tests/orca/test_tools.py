@@ -8,8 +8,10 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.openai.tools import ToolCall, ToolParser, need_notation, notation_of
+from mlsys_orca.guides import Grammar
+from mlsys_orca.openai.tools import ToolCall, ToolParser, call_grammar, need_notation, notation_of
 
 ARGUMENTS = {"city": "Rome </tool", "n": [1, {"x": None}]}
 ONE = {"name": "f", "arguments": ARGUMENTS}
@@ -65,3 +67,44 @@ def test_notations_are_found_in_templates_that_take_tools():
     assert notation_of("<tool_call> but nobody names them") is None
     with pytest.raises(InvalidInputError, match="--chat-template"):
         need_notation("{{ messages }}")
+
+
+FUNCTION = {
+    "name": "f",
+    "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}, "additionalProperties": False},
+}
+FITS, FITS_NOT = '{"name": "f", "ARGS": {"x": 1}}', '{"name": "f", "ARGS": {"y": 1}}'
+WRITTEN = {
+    "hermes": ("<tool_call>\n", "\n</tool_call>", "arguments"),
+    "mistral": ("[TOOL_CALLS][", "]", "arguments"),
+    "llama3": ("", "", "parameters"),
+}
+ANSWER = {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"], "additionalProperties": False}
+
+
+def accepts(grammar: Grammar, text: str) -> bool:
+    matcher = LLMatcher(LLTokenizer("byte"), grammar.source, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    return matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("notation", list(WRITTEN))
+def test_grammars_of_calls_that_must_come_and_of_calls_or_a_format(notation):
+    begin, end, arguments = WRITTEN[notation]
+    fits, fits_not = (begin + call.replace("ARGS", arguments) + end for call in (FITS, FITS_NOT))
+    must = call_grammar(notation, [FUNCTION], only_one=True)
+    assert [accepts(must, text) for text in (fits, fits_not, '{"a": null}', "Well.")] == [True, False, False, False]
+    may = call_grammar(notation, [FUNCTION], only_one=True, otherwise=ANSWER)
+    assert [accepts(may, text) for text in (fits, fits_not, '{"a": null}', "Well.")] == [True, False, True, False]
+    any_object = call_grammar(notation, [FUNCTION], only_one=True, otherwise=True)
+    assert accepts(any_object, '{"b": 1}')
+
+
+def test_a_call_that_may_come_fits_and_text_is_free():
+    grammar = call_grammar("hermes", [FUNCTION], only_one=False, otherwise="text")
+    call, wrong = (f"<tool_call>\n{c.replace('ARGS', 'arguments')}\n</tool_call>" for c in (FITS, FITS_NOT))
+    assert all(accepts(grammar, text) for text in ("", "Well.", "a <tool_c", call, f"Well. {call}\n{call} So."))
+    assert not any(accepts(grammar, text) for text in (wrong, f"{call}{wrong}", "x <tool_call> y"))
+    assert not accepts(call_grammar("hermes", [FUNCTION], only_one=True, otherwise="text"), call + call)
+    with pytest.raises(InvalidInputError, match="'strict'"):
+        call_grammar("llama3", [FUNCTION], only_one=True, otherwise="text")

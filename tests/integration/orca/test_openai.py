@@ -241,6 +241,17 @@ def test_serve_command_needs_its_key_and_drains_on_sigterm():
         process.stderr.close()
 
 
+def test_sigterm_while_the_model_loads_ends_serve_with_one_line():
+    command = [sys.executable, "-m", "mlsys_core", "orca", "serve", MODEL, "--port", "0", "--threads", "1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while "settings:" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=60)[1].strip()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert said == "mlsys: stopped by SIGTERM before it was ready"
+
+
 def test_chat_command_answers_one_prompt():
     command = [sys.executable, "-m", "mlsys_core", "orca", "chat", MODEL, "--prompt", "Why do plants need sunlight?"]
     result = subprocess.run(

@@ -141,6 +141,27 @@ def test_a_streamed_call_is_the_whole_one(tool_client):
     ]
 
 
+def test_with_a_format_an_answer_is_a_call_or_fits(tool_client):
+    city = {"type": "json_schema", "json_schema": {"name": "city", "schema": PERSON}}
+    choice = call(tool_client, tools=[WEATHER], response_format=city, max_completion_tokens=120).choices[0]
+    if choice.message.tool_calls:
+        jsonschema.validate(
+            json.loads(choice.message.tool_calls[0].function.arguments), WEATHER["function"]["parameters"]
+        )
+    else:
+        jsonschema.validate(json.loads(choice.message.content), PERSON)
+
+
+def test_a_strict_function_leaves_text_free(tool_client):
+    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+    choice = call(tool_client, tools=[strict]).choices[0]
+    for made in choice.message.tool_calls or []:
+        jsonschema.validate(json.loads(made.function.arguments), WEATHER["function"]["parameters"])
+    assert choice.message.tool_calls or choice.message.content
+    with pytest.raises(openai.BadRequestError, match="structured_outputs"):
+        call(tool_client, tools=[WEATHER], extra_body={"structured_outputs": {"regex": "a"}})
+
+
 def test_a_call_and_its_result_are_part_of_the_conversation(tool_client):
     asked = call(tool_client, tools=[WEATHER], tool_choice="required", parallel_tool_calls=False).choices[0].message
     result = {"role": "tool", "tool_call_id": asked.tool_calls[0].id, "content": "It rains."}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -22,6 +22,7 @@ from mlsys_orca.tokenizer import Tokenizer
 
 # Noncharacters (never in exchanged text) that fence a control token's text in a message; dropped from messages first.
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+_OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})  # variables that no client gives
 # What a template run on odd messages may raise: whatever its expressions do.
 _RENDER_ERRORS = (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
@@ -60,6 +61,7 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda pattern: clock().strftime(pattern)
         try:
             self._template = environment.from_string(source)
+            self._variables = meta.find_undeclared_variables(environment.parse(source)) - {*_OURS, *environment.globals}
         except TemplateError as error:
             raise InvalidInputError(f"the model's chat template cannot be parsed: {error}") from error
 
@@ -80,7 +82,8 @@ class ChatTemplate:
             variables: Further values the template knows by name.
 
         Raises:
-            InvalidInputError: there is no message, one has no role or is no JSON value, or the template refuses them.
+            InvalidInputError: there is no message, one has no role or is no JSON value, the template has no such
+                variable, or refuses the messages.
         """
         if isinstance(messages, (str, Mapping)) or not messages:
             raise InvalidInputError("a chat needs at least one message, in a list")
@@ -89,6 +92,11 @@ class ChatTemplate:
                 raise InvalidInputError(
                     f"message {index} is {message!r}: it must be an object with a 'role' that is text"
                 )
+        if unknown := sorted(set(variables or ()) - self._variables):
+            raise InvalidInputError(
+                f"the model's chat template has no variable {unknown[0]!r} that could be set (there are: "
+                f"{', '.join(sorted(self._variables)) or 'none'})"
+            )
         known = {
             **self._special_tokens,
             **_json_only(variables or {}),

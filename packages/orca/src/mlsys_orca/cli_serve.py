@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,33 +112,49 @@ def serve(
         log_format="json" if log_format == "json" else "console",
         validation_status=400,  # as the protocol's own server answers
     )
-    typer.echo(_settings_line(context), err=True)
-    loaded = load(model, dtype, device=device, weights=weights, adapters=adapter, chat_template=chat_template)
-    from mlsys_orca.engine import EngineConfig
-    from mlsys_orca.server import find_encoder, make_app, make_service, model_name
+    with _ended_by_sigterm():
+        typer.echo(_settings_line(context), err=True)
+        loaded = load(model, dtype, device=device, weights=weights, adapters=adapter, chat_template=chat_template)
+        from mlsys_orca.engine import EngineConfig
+        from mlsys_orca.server import find_encoder, make_app, make_service, model_name
 
-    options: dict[str, Any] = {}
-    if max_batch_tokens is not None or policy == "chunked":
-        options["max_batch_tokens"] = max_batch_tokens or 128
-    engine_config = EngineConfig(
-        max_batch_size=max_batch_size,
-        num_kv_tokens=kv_tokens,
-        max_model_len=max_model_len,
-        num_threads=num_threads_of(threads),
-        policy=policy,
-        policy_options=options,
-        batch_invariant=batch_invariant,
-        max_waiting=max_waiting,
-        num_draft_tokens=speculate,
-    )
-    service = make_service(
-        loaded, name or model_name(model), engine_config, encoder=None if encoder is None else find_encoder(encoder)
-    )
+        options: dict[str, Any] = {}
+        if max_batch_tokens is not None or policy == "chunked":
+            options["max_batch_tokens"] = max_batch_tokens or 128
+        engine_config = EngineConfig(
+            max_batch_size=max_batch_size,
+            num_kv_tokens=kv_tokens,
+            max_model_len=max_model_len,
+            num_threads=num_threads_of(threads),
+            policy=policy,
+            policy_options=options,
+            batch_invariant=batch_invariant,
+            max_waiting=max_waiting,
+            num_draft_tokens=speculate,
+        )
+        found = None if encoder is None else find_encoder(encoder)
+        service = make_service(loaded, name or model_name(model), engine_config, encoder=found)
 
-    def banner(address: ServerAddress) -> None:
-        typer.echo("\n".join(["", *_banner(service, address), ""]), err=True)
+        def banner(address: ServerAddress) -> None:
+            typer.echo("\n".join(["", *_banner(service, address), ""]), err=True)
 
-    raise typer.Exit(serve_http(make_app(service, http), host, port, on_ready=banner))
+        code = serve_http(make_app(service, http), host, port, on_ready=banner)
+    raise typer.Exit(code)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """While the model loads, SIGTERM ends the process with a line; a server that runs has a handler of its own."""
+
+    def leave(number: int, _: object) -> None:
+        typer.echo("mlsys: stopped by SIGTERM before it was ready", err=True)
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _settings_line(context: typer.Context) -> str:

@@ -24,7 +24,7 @@ from mlsys_orca.tokenizer import Tokenizer
 
 GrammarKind = Literal["json_schema", "regex", "lark", "gbnf"]
 # No white space but these, or a small model never leaves it.
-_JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _log = logging.getLogger(__name__)
 _worker = ThreadPoolExecutor(1, thread_name_prefix="orca-guides")  # starts its thread with the first mask
 
@@ -55,7 +55,7 @@ def grammar_of(kind: GrammarKind, spec: Any) -> Grammar:
         match kind:
             case "json_schema":
                 schema = {"type": "object"} if spec is True else spec
-                return Grammar(LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_STYLE))
+                return Grammar(LLMatcher.grammar_from_json_schema(schema, overrides=JSON_STYLE))
             case "regex":
                 return Grammar(LLMatcher.grammar_from_regex(spec))
             case "lark":

@@ -217,6 +217,9 @@ def test_a_signal_while_the_app_starts_ends_it_and_its_lifespan_cleans_up(start:
     process.send(signal.SIGTERM)
     assert process.exit_code() == 128 + signal.SIGTERM
     assert (tmp_path / "lifespan-left").exists()
+    said = process.popen.stderr.read()
+    assert "stopped while starting" in said
+    assert "Traceback" not in said
 
 
 class FakeRequest:

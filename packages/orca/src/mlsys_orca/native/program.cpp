@@ -18,6 +18,7 @@ namespace orca {
 
 constexpr int TILE_PANELS = 2;            // a product's tile is two panels wide: 32 columns, or 16 gated ones
 constexpr int MIN_TILE_ROWS = 48, MAX_TILE_ROWS = 512, TILES_PER_THREAD = 8;
+constexpr int ROWS_NBYTES = 256 << 10;    // of a tile's rows, in the second-level cache
 constexpr int FEW_ROWS = 4;               // rows that each thread rather prepares for itself than waits for
 constexpr int TILE_QUERIES = 24;          // rows of one attention task
 
@@ -155,19 +156,23 @@ class Program {
     }
 
     // A tile is a pair of panels against as many rows as leave every thread several tiles: the more rows, the less often
-    // a panel is read and decoded.
-    int rows_of_tile(int rows, int across) const {
-        const int down = std::max((rows + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS, (TILES_PER_THREAD * team.size + across - 1) / across);
-        return std::max((rows + down - 1) / down, std::min(rows, MIN_TILE_ROWS));
+    // a panel is read and decoded. What is not decoded takes fewer rows: they stay in the second-level cache while all
+    // panels pass over them.
+    int rows_of_tile(const Matrix& m, int rows, int across) const {
+        const int fitting = ROWS_NBYTES / (4 * m.depth) / MAX_ROWS * MAX_ROWS;
+        const int limit = m.kind == F32 ? std::clamp<int>(fitting, MIN_TILE_ROWS, MAX_TILE_ROWS) : MAX_TILE_ROWS;
+        const int down = std::max((rows + limit - 1) / limit, (TILES_PER_THREAD * team.size + across - 1) / across);
+        const int even = ((rows + down - 1) / down + MAX_ROWS - 1) / MAX_ROWS * MAX_ROWS;
+        return std::min(std::max(even, MIN_TILE_ROWS), std::min(rows, MAX_TILE_ROWS));
     }
 
     template <class Panel>
     void run_tiles(const Product& op, int rows, const float* input, float* scratch) {
         const int depth = op.matrix.depth, width = widths[op.target];
         const int across = (op.matrix.panels() + TILE_PANELS - 1) / TILE_PANELS;
-        const int block = rows_of_tile(rows, across), down = (rows + block - 1) / block;
+        const int block = rows_of_tile(op.matrix, rows, across), down = (rows + block - 1) / block;
         team.for_each(across * down, [&](int i) {
-            const int panel = i / down * TILE_PANELS, first = i % down * block;
+            const int panel = i % across * TILE_PANELS, first = i / across * block;
             float* target = registers[op.target] + (int64_t)first * width;
             float* sums = scratch + (int64_t)depth * PANEL;
             const int some = std::min(block, rows - first);
@@ -176,32 +181,35 @@ class Program {
                 multiply_tile_of_pairs(op.matrix, panel, some, (const uint32_t*)from, depth, sums);
             else
                 multiply_tile<Panel, TILE_PANELS>(op.matrix, panel, some, from, depth, scratch, sums);
-            for (int r = 0; r < some; r++)
-                finish(op, panel, sums + r * TILE_PANELS * PANEL, target + (int64_t)r * width, width);
+            finish(op, panel, some, sums, target, width);
         });
     }
 
-    // One row of a tile: bias, activation or gate, and the sum with what is there.
-    static void finish(const Product& op, int panel, float* sums, float* target, int width) {
+    // The rows of a tile: bias, activation or gate, and the sum with what is there.
+    static void finish(const Product& op, int panel, int rows, float* sums, float* target, int width) {
         constexpr int COLUMNS = TILE_PANELS * PANEL;
-        if (op.bias)
+        const int first = panel * PANEL / (op.is_gated ? 2 : 1), columns = op.is_gated ? PANEL : COLUMNS;
+        for (int r = 0; op.bias && r < rows; r++)
             for (int c = 0; c < COLUMNS; c += LANES)
-                store(sums + c, load(sums + c) + load(op.bias + panel * PANEL + c));
-        int first = panel * PANEL, columns = COLUMNS;
-        if (op.is_gated) {
-            first /= 2;
-            columns /= 2;
-            for (int c = 0; c < PANEL; c += LANES)
-                store(sums + c, activate(load(sums + c), op.activation) * load(sums + PANEL + c));
-        } else if (op.activation != IDENTITY) {
-            for (int c = 0; c < COLUMNS; c += LANES) store(sums + c, activate(load(sums + c), op.activation));
+                store(sums + r * COLUMNS + c, load(sums + r * COLUMNS + c) + load(op.bias + panel * PANEL + c));
+        if (op.is_gated || op.activation != IDENTITY)
+            with_activation(op.activation, [&](auto&& f) {
+                for (int r = 0; r < rows; r++)
+                    for (int c = 0; c < columns; c += LANES) {
+                        float* at = sums + r * COLUMNS + c;
+                        const vf x = f(load(at));
+                        store(at, op.is_gated ? x * load(at + PANEL) : x);
+                    }
+            });
+        const int some = std::min(columns, width - first);
+        for (int r = 0; r < rows; r++) {
+            const float* from = sums + r * COLUMNS;
+            float* to = target + (int64_t)r * width + first;
+            int c = 0;
+            for (; c + LANES <= some; c += LANES)
+                store(to + c, op.accumulates ? load(to + c) + load(from + c) : load(from + c));
+            for (; c < some; c++) to[c] = op.accumulates ? to[c] + from[c] : from[c];
         }
-        columns = std::min(columns, width - first);
-        target += first;
-        if (op.accumulates)
-            for (int c = 0; c < columns; c++) target[c] += sums[c];
-        else
-            for (int c = 0; c < columns; c++) target[c] = sums[c];
     }
 
     // --- attention ---

@@ -29,16 +29,19 @@ inline vf erf(vf x) {  // Abramowitz and Stegun, 7.1.26: an absolute error of 1.
 
 enum Activation : int32_t { IDENTITY, SILU, GELU, GELU_TANH, RELU };
 
-inline vf activate(vf x, int32_t which) {
+// Calls `use` with the function: chosen once, so that the work on one vector overlaps with the work on the next.
+template <class Use>
+inline void with_activation(int32_t which, Use&& use) {
     switch (which) {
-        case SILU: return x / (splat(1.0f) + exp(-x));
-        case GELU: return splat(0.5f) * x * (splat(1.0f) + erf(x * splat(0.70710678f)));
-        case GELU_TANH: {
-            vf inner = splat(0.79788456f) * fma(splat(0.044715f) * x, x * x, x);
-            return splat(0.5f) * x * (splat(1.0f) + tanh(inner));
-        }
-        case RELU: return larger(x, vf{});
-        default: return x;
+        case SILU: return use([](vf x) { return x / (splat(1.0f) + exp(-x)); });
+        case GELU: return use([](vf x) { return splat(0.5f) * x * (splat(1.0f) + erf(x * splat(0.70710678f))); });
+        case GELU_TANH:
+            return use([](vf x) {
+                const vf inner = splat(0.79788456f) * fma(splat(0.044715f) * x, x * x, x);
+                return splat(0.5f) * x * (splat(1.0f) + tanh(inner));
+            });
+        case RELU: return use([](vf x) { return larger(x, vf{}); });
+        default: return use([](vf x) { return x; });
     }
 }
 

@@ -13,6 +13,7 @@ from mlsys_core.serving.http import Router, cancel_on_disconnect
 from pydantic import Field, model_validator
 
 from mlsys_orca.batch import MAX_LOGPROBS
+from mlsys_orca.guides import Grammar
 from mlsys_orca.openai.answers import STREAMED, streamed
 from mlsys_orca.openai.chat_answer import ChatCompletion, chat_completion, chat_events
 from mlsys_orca.openai.fields import Body, Generating, Neutral, ResponseFormat, grammar_from
@@ -97,7 +98,7 @@ class Function(Body):
     name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
     description: str | None = None
     parameters: dict[str, Any] | None = None  # a JSON schema
-    strict: bool | None = None  # arguments of a call that must come always fit
+    strict: bool | None = None  # arguments fit; those of a call that must come fit in any case
 
 
 class Tool(Body):
@@ -132,6 +133,7 @@ class ChatCompletionRequest(Generating):
         "moderation": (None,),
         "prediction": (None,),
         "prompt_cache_key": (None,),
+        "prompt_cache_options": (None,),
         "prompt_cache_retention": (None,),
         "reasoning_effort": (None, "none"),
         "safety_identifier": (None,),
@@ -169,6 +171,13 @@ class ChatCompletionRequest(Generating):
                 "a 'tool_choice' that asks for a call says what the answer is: leave out 'response_format', "
                 "'structured_outputs', 'ignore_eos' and 'min_tokens'"
             )
+        if self.may_call and self.structured_outputs:
+            raise ValueError(
+                "'structured_outputs' says all that an answer may be: leave out 'tools', give 'response_format' "
+                "instead, or set 'tool_choice' to 'none'"
+            )
+        if self.are_calls_strict and (self.ignore_eos or self.min_tokens):
+            raise ValueError("a function that is 'strict' goes neither with 'ignore_eos' nor with 'min_tokens'")
         if self.response_format is not None and (self.ignore_eos or self.min_tokens):
             raise ValueError("'response_format' ends where its text does: not with 'ignore_eos' or 'min_tokens'")
         return self
@@ -182,6 +191,16 @@ class ChatCompletionRequest(Generating):
     def must_call(self) -> bool:
         """Whether the answer has to be a call."""
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
+    @property
+    def may_call(self) -> bool:
+        """Whether the answer may be a call or not."""
+        return bool(self.offered) and not self.must_call
+
+    @property
+    def are_calls_strict(self) -> bool:
+        """Whether a call, if one comes, has to fit."""
+        return self.may_call and any(tool.function.strict for tool in self.offered)
 
     @property
     def offered(self) -> list[Tool]:
@@ -200,11 +219,8 @@ def ask_of(body: ChatCompletionRequest, service: ModelService) -> tuple[Ask, Not
     speaks_of_tools = body.offered or any(message.role == "tool" or message.tool_calls for message in body.messages)
     notation = need_notation(None if template is None else template.source) if speaks_of_tools else None
     grammar = grammar_from(body.structured_outputs, body.response_format)
-    if body.must_call and notation is not None:
-        wanted = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
-        functions = [tool.function.model_dump() for tool in body.offered if wanted in (None, tool.function.name)]
-        only_one = wanted is not None or body.parallel_tool_calls is False
-        grammar = call_grammar(notation, functions, only_one=only_one)
+    if notation is not None:
+        grammar = _grammar_with_calls(body, notation) or grammar
     tools = [tool.model_dump(exclude_none=True) for tool in body.offered]
     prompt = service.encode_chat(
         [message.for_template() for message in body.messages],
@@ -227,6 +243,21 @@ def ask_of(body: ChatCompletionRequest, service: ModelService) -> tuple[Ask, Not
         text=options,
     )
     return ask, notation if body.offered else None
+
+
+def _grammar_with_calls(body: ChatCompletionRequest, notation: Notation) -> Grammar | None:
+    """What answers that must be calls, may be if they fit, or fit a format otherwise; None: nothing bounds them."""
+    wanted = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
+    functions = [tool.function.model_dump() for tool in body.offered if wanted in (None, tool.function.name)]
+    only_one = wanted is not None or body.parallel_tool_calls is False
+    schema = None if body.response_format is None else body.response_format.wanted_schema
+    if body.must_call:
+        return call_grammar(notation, functions, only_one=only_one)
+    if body.may_call and schema is not None:
+        return call_grammar(notation, functions, only_one=only_one, otherwise=schema)
+    if body.are_calls_strict:
+        return call_grammar(notation, functions, only_one=only_one, otherwise="text")
+    return None
 
 
 def add_routes(router: Router, service: ModelService) -> None:

@@ -111,11 +111,16 @@ class ResponseFormat(Body):
             raise ValueError("'json_schema' goes with the type 'json_schema', and with no other")
         return self
 
+    @property
+    def wanted_schema(self) -> dict[str, Any] | bool | None:
+        """The JSON schema of the answer, True for any object; None: any text."""
+        if self.json_schema is not None:
+            return self.json_schema.schema_
+        return None if self.type == "text" else True
+
     def to_grammar(self) -> Grammar | None:
         """The grammar; None: any text."""
-        if self.json_schema is not None:
-            return grammar_of("json_schema", self.json_schema.schema_)
-        return None if self.type == "text" else grammar_of("json_schema", True)
+        return None if self.wanted_schema is None else grammar_of("json_schema", self.wanted_schema)
 
 
 class Sampled(Body):

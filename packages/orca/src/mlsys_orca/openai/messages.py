@@ -44,12 +44,21 @@ class MessagesRequest(Sampled):
     """``POST /v1/messages``."""
 
     neutral: ClassVar[Neutral] = {
+        "cache_control": (None,),
         "container": (None,),
+        "context_management": (None,),
+        "diagnostics": (None,),
+        "inference_geo": (None,),
         "mcp_servers": (None, []),
+        "output_config": (None, {}),
+        "output_format": (None,),
         "service_tier": (None, "auto", "standard_only"),
+        "speed": (None, "standard"),
         "thinking": (None, {"type": "disabled"}),
         "tool_choice": (None, {"type": "none"}),
         "tools": (None, []),
+        "user_profile_id": (None,),
+        "workspace_id": (None,),
     }
     temperature: float = Field(default=1.0, ge=0, le=1, description="0 is greedy.")
     max_tokens: int = Field(ge=1, le=2**31, description="New tokens at most.")

@@ -2,7 +2,8 @@
 
 A template that knows tools shows how the model was taught to call them. Three notations cover most of them; where a
 template has none, ``tools`` is refused by name. With ``tool_choice`` "required", or a function's name, a grammar sees
-to it that the answer is a call with arguments that fit; with "auto" the answer is read for what it is.
+to it that the answer is a call with arguments that fit. With "auto" the answer is read for what it is; a grammar sees
+to it that calls fit where a function is strict, and that the answer is a call or fits where it has a format.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Literal
 
 from mlsys_core.errors import InvalidInputError
 
-from mlsys_orca.guides import Grammar, grammar_of
+from mlsys_orca.guides import JSON_STYLE, Grammar, grammar_of
 
 Notation = Literal["hermes", "mistral", "llama3"]
 # Notation -> the text that a call begins with, what ends it, and what the arguments are called.
@@ -48,11 +49,24 @@ class ToolCall:
     arguments: str  # JSON
 
 
-def call_grammar(notation: Notation, functions: list[dict[str, Any]], *, only_one: bool) -> Grammar:
-    """A grammar of answers that call some of ``functions`` (``name``, ``parameters``) and say nothing else.
+def call_grammar(
+    notation: Notation,
+    functions: list[dict[str, Any]],
+    *,
+    only_one: bool,
+    otherwise: dict[str, Any] | bool | Literal["text"] | None = None,
+) -> Grammar:
+    """A grammar of answers that call some of ``functions``.
+
+    Args:
+        notation: The template's.
+        functions: Each with a ``name`` and its ``parameters``, a JSON schema.
+        only_one: Whether one call is all.
+        otherwise: What else an answer may be: JSON of this schema (True: any object), or with ``"text"`` any text, also
+            before calls and after. None: a call is a must.
 
     Raises:
-        InvalidInputError: a schema cannot be read.
+        InvalidInputError: a schema cannot be read, or in this notation text cannot be told from calls.
     """
     begin, end, arguments = _MARKS[notation]
     calls = [
@@ -67,20 +81,40 @@ def call_grammar(notation: Notation, functions: list[dict[str, Any]], *, only_on
         }
         for function in functions
     ]
-    schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
-    style = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
-    several = "" if only_one else "+"
+    called: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    if otherwise == "text":
+        if notation != "hermes":
+            raise InvalidInputError(
+                "'strict' of a function the model may call or not is implemented for templates with <tool_call> alone: "
+                "leave it out, or ask for a call with 'tool_choice'"
+            )
+        rules = [
+            f"start: (said call){'?' if only_one else '*'} REST",
+            f"said[lazy]: /(?s:.*){begin}/",  # ends where a call begins
+            f"REST: /(?s:.*)/ & ~/(?s:.*){begin}(?s:.*)/",
+            f'call: "\\n" object "\\n{end}"',
+            _json_rule("object", called),
+        ]
+        return grammar_of("lark", "\n".join(rules))
     match notation:
         case "hermes":
-            body = f'start: call{several}\ncall: "{begin}\\n" object "\\n{end}"\n'
-            body += f"object: %json {json.dumps(schema | style)}"
+            rules = [f'call: "{begin}\\n" object "\\n{end}"', _json_rule("object", called)]
         case "mistral":
             bound = {"minItems": 1} | ({"maxItems": 1} if only_one else {})
-            items = {"type": "array", "items": schema} | bound | style
-            body = f'start: "{begin}" list\nlist: %json {json.dumps(items)}'
+            rules = [f'call: "{begin}" list', _json_rule("list", {"type": "array", "items": called} | bound)]
         case "llama3":
-            body = f"start: object\nobject: %json {json.dumps(schema | style)}"
-    return grammar_of("lark", body)
+            rules = [_json_rule("call", called if otherwise is None else {"anyOf": [called, otherwise]})]
+    several = "+" if notation == "hermes" and not only_one else ""
+    start = f"start: call{several}"
+    if otherwise is not None and notation != "llama3":
+        start += " | answer"
+        rules.append(_json_rule("answer", otherwise))
+    return grammar_of("lark", "\n".join([start, *rules]))
+
+
+def _json_rule(name: str, schema: Any) -> str:
+    whole = {"type": "object"} if schema is True else schema or {"not": {}}  # what True and False stand for
+    return f"{name}: %json {json.dumps(whole | {'x-guidance': JSON_STYLE})}"
 
 
 class ToolParser:

@@ -57,11 +57,14 @@ def _encoder(default: Callable[[Any], Any]) -> json.JSONEncoder:
 class _Forward(logging.Handler):
     """Standard-library records to a structlog logger."""
 
-    def __init__(self, logger: structlog.typing.FilteringBoundLogger) -> None:
+    def __init__(self, logger: structlog.typing.FilteringBoundLogger, is_wanted: Callable[[], bool]) -> None:
         super().__init__(logging.WARNING)
         self._logger = logger
+        self._is_wanted = is_wanted
 
     def emit(self, record: logging.LogRecord) -> None:
+        if not self._is_wanted():
+            return
         fields: dict[str, Any] = {"source": "uvicorn", "message": record.getMessage().strip()}
         if record.exc_info:
             fields["exc_info"] = record.exc_info
@@ -69,9 +72,11 @@ class _Forward(logging.Handler):
 
 
 @contextmanager
-def forwarded_uvicorn_log(logger: structlog.typing.FilteringBoundLogger) -> Iterator[None]:
-    """While open, warnings of uvicorn come out of ``logger``."""
-    uvicorn, forward = logging.getLogger(_UVICORN), _Forward(logger)
+def forwarded_uvicorn_log(
+    logger: structlog.typing.FilteringBoundLogger, *, is_wanted: Callable[[], bool] = lambda: True
+) -> Iterator[None]:
+    """While open, warnings of uvicorn come out of ``logger``, those that come when they are wanted."""
+    uvicorn, forward = logging.getLogger(_UVICORN), _Forward(logger, is_wanted)
     propagate, uvicorn.propagate = uvicorn.propagate, False
     uvicorn.addHandler(forward)
     try:

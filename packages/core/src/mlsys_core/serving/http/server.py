@@ -64,7 +64,8 @@ def serve(
         )
     listener, address = listen(host, port)
     server = _Server(app, runtime, address, on_ready)
-    with listener, forwarded_uvicorn_log(runtime.logger):
+    # What uvicorn says when its start is broken off by a signal, a traceback, is no news.
+    with listener, forwarded_uvicorn_log(runtime.logger, is_wanted=lambda: server.started or not server.should_exit):
         _run(server, listener)
     return server.exit_code
 
@@ -226,6 +227,7 @@ class _Server(uvicorn.Server):
         self.exit_code = 128 + sig
         self.should_exit = self.force_exit = True
         if not self.started and self._loop is not None and self._main_task is not None:
+            self.runtime.logger.info("stopped while starting", signal=sig)
             self._loop.call_soon_threadsafe(self._main_task.cancel)  # the app's lifespan is cancelled, and cleans up
         # Nothing that hangs, neither a lifespan nor a worker thread, outlives this.
         timer = threading.Timer(_FORCED_EXIT_S, os._exit, [self.exit_code])
