@@ -120,13 +120,18 @@ inline void multiply_tile(
         for (int k = 0; k < m.depth; k += piece) {
             const int some_depth = std::min(piece, m.depth - k);
             in_groups(rows, [&](int row, int some) {
-                F32Panel panel(decoded + (int64_t)k * PANEL);
+                if constexpr (std::is_same_v<Panel, F32Panel>) {  // the piece after this one comes from memory meanwhile
+                    const float* soon = decoded + (int64_t)(k + piece) * PANEL;
+                    for (int line = piece * row / rows; line < piece * (row + some) / rows; line++)
+                        __builtin_prefetch(soon + line * PANEL, 0, 2);
+                }
+                NearPanel panel(decoded + (int64_t)k * PANEL);
                 const float* from = a + row * stride + k;
                 float* to = sums + row * WIDTH + p * PANEL;
                 if (k)
-                    multiply_rows<F32Panel, true>(some, from, stride, &panel, 1, some_depth, some_depth, to, WIDTH);
+                    multiply_rows<NearPanel, true>(some, from, stride, &panel, 1, some_depth, some_depth, to, WIDTH);
                 else
-                    multiply_rows<F32Panel, false>(some, from, stride, &panel, 1, some_depth, some_depth, to, WIDTH);
+                    multiply_rows<NearPanel, false>(some, from, stride, &panel, 1, some_depth, some_depth, to, WIDTH);
             });
         }
     }

@@ -18,7 +18,6 @@ namespace orca {
 
 constexpr int TILE_PANELS = 2;            // a product's tile is two panels wide: 32 columns, or 16 gated ones
 constexpr int MIN_TILE_ROWS = 48, MAX_TILE_ROWS = 512, TILES_PER_THREAD = 8;
-constexpr int ROWS_NBYTES = 256 << 10;    // of a tile's rows, in the second-level cache
 constexpr int FEW_ROWS = 4;               // rows that each thread rather prepares for itself than waits for
 constexpr int TILE_QUERIES = 24;          // rows of one attention task
 
@@ -156,23 +155,19 @@ class Program {
     }
 
     // A tile is a pair of panels against as many rows as leave every thread several tiles: the more rows, the less often
-    // a panel is read and decoded. What is not decoded takes fewer rows: they stay in the second-level cache while all
-    // panels pass over them.
-    int rows_of_tile(const Matrix& m, int rows, int across) const {
-        const int fitting = ROWS_NBYTES / (4 * m.depth) / MAX_ROWS * MAX_ROWS;
-        const int limit = m.kind == F32 ? std::clamp<int>(fitting, MIN_TILE_ROWS, MAX_TILE_ROWS) : MAX_TILE_ROWS;
-        const int down = std::max((rows + limit - 1) / limit, (TILES_PER_THREAD * team.size + across - 1) / across);
-        const int even = ((rows + down - 1) / down + MAX_ROWS - 1) / MAX_ROWS * MAX_ROWS;
-        return std::min(std::max(even, MIN_TILE_ROWS), std::min(rows, MAX_TILE_ROWS));
+    // a panel is read and decoded.
+    int rows_of_tile(int rows, int across) const {
+        const int down = std::max((rows + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS, (TILES_PER_THREAD * team.size + across - 1) / across);
+        return std::max((rows + down - 1) / down, std::min(rows, MIN_TILE_ROWS));
     }
 
     template <class Panel>
     void run_tiles(const Product& op, int rows, const float* input, float* scratch) {
         const int depth = op.matrix.depth, width = widths[op.target];
         const int across = (op.matrix.panels() + TILE_PANELS - 1) / TILE_PANELS;
-        const int block = rows_of_tile(op.matrix, rows, across), down = (rows + block - 1) / block;
+        const int block = rows_of_tile(rows, across), down = (rows + block - 1) / block;
         team.for_each(across * down, [&](int i) {
-            const int panel = i % across * TILE_PANELS, first = i / across * block;
+            const int panel = i / down * TILE_PANELS, first = i % down * block;
             float* target = registers[op.target] + (int64_t)first * width;
             float* sums = scratch + (int64_t)depth * PANEL;
             const int some = std::min(block, rows - first);

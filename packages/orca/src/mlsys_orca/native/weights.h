@@ -44,6 +44,10 @@ struct FloatPanel {
     }
 };
 using F32Panel = FloatPanel<float>;
+struct NearPanel : F32Panel {  // in the first-level cache already
+    using F32Panel::F32Panel;
+    void prefetch(int) const {}
+};
 using Bf16Panel = FloatPanel<uint16_t>;
 
 // Two rows beside each other, [depth / 2][16][2]: for the instruction that multiplies pairs of bf16 by pairs. The input's
