@@ -112,8 +112,9 @@ def test_every_cell_runs_once_in_order(requests, num_workers, forming, max_tasks
     cancelled = set()
     waiting = deque(todo)
     for _ in range(10_000):
-        if not waiting and not scheduler.num_unfinished and not any(checker.in_flight.values()):
-            break
+        is_idle = not waiting and not scheduler.num_unfinished and not any(checker.in_flight.values())
+        if is_idle and not any(checker.submit(worker) for worker in range(num_workers)):
+            break  # nor is there anything formed that was not handed out
         act = data.draw(st.integers(0, 2 * num_workers), label="act")
         if act == 0 and waiting:
             request_id, kind, sizes = waiting.popleft()

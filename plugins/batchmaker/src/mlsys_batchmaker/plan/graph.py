@@ -2,14 +2,16 @@
 
 A model's ``unfold`` builds one with :meth:`CellGraph.add`, :meth:`CellGraph.add_many` and :meth:`CellGraph.chain`.
 Structure (which cell, what feeds it) and constants (the request's own numbers) are kept apart, so that what the planner
-makes of a structure is made once for all requests that share it.
+makes of a structure is made once for all requests that share it; until then a structure is what was asked for, not yet
+numbers for each node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from mlsys_core.errors import InvalidInputError
@@ -64,9 +66,14 @@ class CellGraph:
         self.num_nodes = 0
         self.constants: list[list[NDArray[np.generic]]] = [[] for _ in layout.banks]  # by bank, in order of their rows
         self._num_constants = [0] * len(layout.banks)
-        self._cells: list[NDArray[np.int64]] = []
-        self._codes: list[Codes] = []
-        self._results: list[NDArray[np.int64]] = []
+        self._parts: list[_Part] = []
+        self._starts: list[int] = []  # by part: its first node
+        self._results: list[tuple[int, int]] = []  # (first node, one above the last)
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for graphs of one structure."""
+        return tuple(self._parts), tuple(self._results)
 
     def add(self, cell: str, inputs: Mapping[str, Wire | ArrayLike]) -> int:
         """Add one node; an input that is not named reads zeros.
@@ -81,10 +88,9 @@ class CellGraph:
         Raises:
             InvalidInputError: there is no such cell or input, the numbers do not fit it, or nodes are too many.
         """
-        number, codes = self._new(cell, 1)
-        for name, value in inputs.items():
-            codes[0, self._input(number, name)] = self._code(number, name, value)
-        return self._keep(number, codes)
+        number = self._number(cell, 1)
+        first = tuple((self._input(number, name), self._code(number, name, value)) for name, value in inputs.items())
+        return self._keep(_Part(number, 1, first=first))
 
     def add_many(
         self,
@@ -108,15 +114,15 @@ class CellGraph:
         Raises:
             InvalidInputError: as :meth:`add`, or there are not ``count`` of something.
         """
-        number, codes = self._new(cell, count)
-        for name, rows in (each or {}).items():
-            codes[:, self._input(number, name)] = self._constant_codes(number, name, rows, count)
+        number = self._number(cell, count)
+        constants = self._constants(number, each, count)
+        arrays = []
         for name, (nodes, output) in (wires or {}).items():
             sources = np.asarray(nodes, dtype=np.int64)
             if sources.shape != (count,):
                 raise InvalidInputError(f"{cell}.{name}: {count} nodes must feed it, got {sources.shape}")
-            codes[:, self._input(number, name)] = self._wire_codes(sources, output)
-        return self._keep(number, codes)
+            arrays.append((self._input(number, name), self._wire_codes(sources, output).tobytes()))
+        return self._keep(_Part(number, count, constants, arrays=tuple(arrays)))
 
     def chain(
         self,
@@ -142,37 +148,39 @@ class CellGraph:
         Raises:
             InvalidInputError: as :meth:`add`.
         """
-        number, codes = self._new(cell, length)
-        for name, rows in (each or {}).items():
-            codes[:, self._input(number, name)] = self._constant_codes(number, name, rows, length)
-        before = np.arange(self.num_nodes, self.num_nodes + length - 1)
+        number = self._number(cell, length)
+        constants = self._constants(number, each, length)
         spec = self.layout.cells[number]
-        for name, output in carry.items():
-            index = self._input(number, name)
-            codes[1:, index] = 1 + before * self.layout.num_outputs + spec.output_index(output)
-        for name, value in (first or {}).items():
-            codes[0, self._input(number, name)] = self._code(number, name, value)
-        return Chain(self._keep(number, codes), length)
+        carried = tuple((self._input(number, name), spec.output_index(output)) for name, output in carry.items())
+        begins = tuple(
+            (self._input(number, name), self._code(number, name, value)) for name, value in (first or {}).items()
+        )
+        return Chain(self._keep(_Part(number, length, constants, carried, begins)), length)
 
     def result(self, what: Wire | Chain | int) -> None:
         """The request gets the results (``CellSpec.results``) of a node, or of every node of a chain."""
         if isinstance(what, Chain):
-            nodes = np.arange(what.start, what.start + what.length)
+            first, stop = what.start, what.start + what.length
         else:
-            nodes = np.array([what.node if isinstance(what, Wire) else what])
-        if nodes[0] < 0 or nodes[-1] >= self.num_nodes:
-            raise InvalidInputError(f"a result is asked of node {nodes[-1]}: there are {self.num_nodes} nodes")
-        self._results.append(nodes)
+            first = what.node if isinstance(what, Wire) else int(what)
+            stop = first + 1
+        if first < 0 or stop > self.num_nodes:
+            raise InvalidInputError(f"a result is asked of node {stop - 1}: there are {self.num_nodes} nodes")
+        self._results.append((first, stop))
 
     def structure(self) -> tuple[NDArray[np.int64], Codes, NDArray[np.int64]]:
         """Cell numbers [n], codes [n, num_inputs], and the nodes that give results, in the order asked for."""
-        if not self._cells:
+        if not self._parts:
             raise InvalidInputError("the request's cell graph is empty: it needs at least one node")
         if not self._results:
             raise InvalidInputError("the request's cell graph gives no result: ask for one with result()")
-        return np.concatenate(self._cells), np.concatenate(self._codes), np.concatenate(self._results)
+        codes = np.zeros((self.num_nodes, self.layout.num_inputs), dtype=np.int64)
+        for part, start in zip(self._parts, self._starts, strict=True):
+            part.write(codes[start : start + part.size], start, self.layout.num_outputs)
+        cells = np.repeat([part.cell for part in self._parts], [part.size for part in self._parts])
+        return cells, codes, np.concatenate([np.arange(first, stop) for first, stop in self._results])
 
-    def _new(self, cell: str, count: int) -> tuple[int, Codes]:
+    def _number(self, cell: str, count: int) -> int:
         number = self.layout.cell_number(cell)
         if count < 1:
             raise InvalidInputError(f"{cell}: at least one node is needed, got {count}")
@@ -180,13 +188,13 @@ class CellGraph:
             raise InvalidInputError(
                 f"the request unfolds to {self.num_nodes + count} cells or more: at most {self.max_nodes} are served"
             )
-        return number, np.zeros((count, self.layout.num_inputs), dtype=np.int64)
+        return number
 
-    def _keep(self, number: int, codes: Codes) -> int:
+    def _keep(self, part: _Part) -> int:
         start = self.num_nodes
-        self._cells.append(np.full(len(codes), number, dtype=np.int64))
-        self._codes.append(codes)
-        self.num_nodes += len(codes)
+        self._parts.append(part)
+        self._starts.append(start)
+        self.num_nodes += part.size
         return start
 
     def _input(self, number: int, name: str) -> int:
@@ -194,31 +202,59 @@ class CellGraph:
 
     def _code(self, number: int, name: str, value: Wire | ArrayLike) -> int:
         if isinstance(value, Wire):
-            return int(self._wire_codes(np.array([value.node]), value.output)[0])
-        return int(self._constant_codes(number, name, np.asarray(value)[None], 1)[0])
+            return 1 + value.node * self.layout.num_outputs + self._place_of_output(value.node, value.output)
+        ((_, row),) = self._constants(number, {name: np.asarray(value)[None]}, 1)
+        return -1 - row
 
     def _wire_codes(self, nodes: NDArray[np.int64], output: str) -> Codes:
         """Codes of wires; nodes that are added later are checked by the planner."""
-        number = self._number_of_output(nodes, output)
-        return 1 + nodes * self.layout.num_outputs + number
-
-    def _number_of_output(self, nodes: NDArray[np.int64], output: str) -> NDArray[np.int64]:
-        """Where ``output`` stands among the outputs of each node's cell, or of the only cell that has it."""
         places = self.layout.places_of_output(output)
         if len(set(places.values())) == 1:
-            return np.full(len(nodes), next(iter(places.values())), dtype=np.int64)
-        known = np.concatenate([*self._cells, np.empty(0, dtype=np.int64)])
-        at_last = next(reversed(places.values()))  # of nodes to come: the planner checks that it fits
-        cells = [int(known[node]) if 0 <= node < len(known) else None for node in nodes.tolist()]
-        return np.array([at_last if cell is None else places.get(cell, at_last) for cell in cells], dtype=np.int64)
+            return 1 + nodes * self.layout.num_outputs + next(iter(places.values()))
+        numbers = np.array([self._place_of_output(node, output) for node in nodes.tolist()], dtype=np.int64)
+        return 1 + nodes * self.layout.num_outputs + numbers
 
-    def _constant_codes(self, number: int, name: str, rows: ArrayLike, count: int) -> Codes:
-        port = self.layout.cells[number].inputs[self._input(number, name)]
-        checked = port.check(np.asarray(rows))
-        if len(checked) != count:
-            raise InvalidInputError(f"{name}: {count} rows are needed, one for each node, got {len(checked)}")
-        bank = int(self.layout.input_banks[number, self._input(number, name)])
-        start = self._num_constants[bank]
-        self._num_constants[bank] += count
-        self.constants[bank].append(checked)
-        return -1 - np.arange(start, start + count)
+    def _place_of_output(self, node: int, output: str) -> int:
+        """Where ``output`` stands among the outputs of a node's cell, or of the last cell that has it."""
+        places = self.layout.places_of_output(output)
+        at_last = next(reversed(places.values()))  # of nodes to come: the planner checks that it fits
+        if not 0 <= node < self.num_nodes:
+            return at_last
+        return places.get(self._parts[bisect_right(self._starts, node) - 1].cell, at_last)
+
+    def _constants(self, number: int, each: Mapping[str, ArrayLike] | None, count: int) -> tuple[tuple[int, int], ...]:
+        """Take the rows of each input; returns (input, first row)."""
+        found = []
+        for name, rows in (each or {}).items():
+            index = self._input(number, name)
+            checked = self.layout.cells[number].inputs[index].check(np.asarray(rows))
+            if len(checked) != count:
+                raise InvalidInputError(f"{name}: {count} rows are needed, one for each node, got {len(checked)}")
+            bank = self.layout.bank_of_input[number][index]
+            found.append((index, self._num_constants[bank]))
+            self._num_constants[bank] += count
+            self.constants[bank].append(checked)
+        return tuple(found)
+
+
+class _Part(NamedTuple):
+    """Nodes added at once. Hashable: plans are found by it."""
+
+    cell: int
+    size: int  # nodes
+    each: tuple[tuple[int, int], ...] = ()  # (input, first row of its constants)
+    carried: tuple[tuple[int, int], ...] = ()  # (input, output of the node before)
+    first: tuple[tuple[int, int], ...] = ()  # (input, code of the first node)
+    arrays: tuple[tuple[int, bytes], ...] = ()  # (input, codes)
+
+    def write(self, codes: Codes, start: int, num_outputs: int) -> None:
+        """Write the codes [count, inputs] of its nodes, the first of which has the number ``start``."""
+        for index, row in self.each:
+            codes[:, index] = -1 - np.arange(row, row + self.size)
+        before = np.arange(start, start + self.size - 1)
+        for index, output in self.carried:
+            codes[1:, index] = 1 + before * num_outputs + output
+        for index, code in self.first:
+            codes[0, index] = code
+        for index, array in self.arrays:
+            codes[:, index] = np.frombuffer(array, dtype=np.int64)

@@ -52,6 +52,7 @@ class Layout:
         self.num_outputs = max(len(cell.outputs) for cell in self.cells)
         self.none = len(banks)  # the bank of a port that a cell does not have
         self.input_banks = self._table(banks, self.num_inputs, "inputs")  # [cells, num_inputs]
+        self.bank_of_input = self.input_banks.tolist()
         self.output_banks = self._table(banks, self.num_outputs, "outputs")  # [cells, num_outputs]
 
     def cell_number(self, name: str) -> int:

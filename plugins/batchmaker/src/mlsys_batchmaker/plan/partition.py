@@ -12,6 +12,7 @@ in its subgraph that nobody else reads: a chain has one row per output however l
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,10 +24,13 @@ from mlsys_batchmaker.plan.layout import Layout
 from mlsys_batchmaker.plan.subgraphs import group
 
 Ints = NDArray[np.int64]
-SUB, NEXT, GIVES, COLUMNS = range(4)  # of a node: its subgraph, first successor in it or -1, whether it gives results
+SUB, NEXT, SLOT, COLUMNS = range(4)  # of a node: its subgraph, first successor in it or -1, slot of its results or -1
+SUB_COLUMNS = 10  # of a subgraph: see ``Plan.subs``
+UNPINNED = -1
+NEVER = np.iinfo(np.int64).max // 2
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Kind:
     """What the subgraphs of one cell type are like in a structure."""
 
@@ -37,6 +41,16 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Release:
+    """Subgraphs of one cell type that are released together."""
+
+    cell: int
+    subs: Ints  # [k]
+    nodes: Ints  # their first nodes, those that are ready at once, subgraph by subgraph
+    ranks: Ints  # of those nodes: the place of their subgraph in ``subs``
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """What the scheduler needs of a structure; shared by all requests that have it, so read only.
 
@@ -44,15 +58,25 @@ class Plan:
 
     ``nodes`` holds relative numbers: added to ``bases[node_bases]`` they are a request's rows of the scheduler's table,
     where ``bases`` are the starts of its blocks in each bank, a 0 for what stands by itself (:attr:`Layout.none`; so an
-    input without a source reads row 0, which is zeros), the start of its nodes and the start of its subgraphs.
+    input without a source reads row 0, which is zeros), the starts of its nodes, of its subgraphs and of its slots.
     """
 
     origin: Ints  # [n] the node's number in the cell graph
-    nodes: Ints  # [n, COLUMNS + num_inputs + num_outputs]: SUB, NEXT, GIVES, rows it reads, rows it writes
+    nodes: Ints  # [n, COLUMNS + num_inputs + num_outputs]: SUB, NEXT, SLOT, rows it reads, rows it writes
     node_bases: Ints  # of the same shape
     more: tuple[tuple[int, int], ...]  # (node, successor) for further successors in the same subgraph
     waiting: Ints  # [n] predecessors in the same subgraph
     result_nodes: Ints  # nodes whose results the request gets, in the order asked for
+    result_slots: Ints  # by result asked for: where its values are kept, from the request's first slot on
+    result_cells: Ints  # by result asked for: the cell of its node
+    num_result_cells: int  # how many different ones
+    num_slots: int
+    # What the scheduler notes of a subgraph when its request comes: the request; the worker it is pinned to; nodes not
+    # submitted; nodes not completed, of which those beyond the unsubmitted are in flight; subgraphs that must be
+    # finished before; the first subgraph that waits for this one, or -1; its first node; one above its last; the order
+    # of its release; the node that gave the stop value, or NEVER.
+    subs: Ints  # [s, SUB_COLUMNS]
+    sub_bases: Ints  # of the same shape: to be added are 0, the start of its nodes, of its subgraphs, or its index
     sub_cell: Ints  # [s]
     sub_start: Ints  # [s] first node
     sub_size: Ints  # [s] number of nodes
@@ -63,6 +87,7 @@ class Plan:
     sub_carry: tuple[tuple[int, ...] | None, ...]  # [s] a chain's input -> output of the node before, -1 for others;
     # None if it is no chain; () if it is of one node, which carries nothing
     kinds: tuple[Kind, ...]  # one for each cell type that occurs
+    released: tuple[Release, ...]  # what waits for nothing: one for each cell type that has such subgraphs
     num_rows: tuple[int, ...]  # rows needed in each bank, constants first
 
     @property
@@ -87,7 +112,7 @@ class Planner:
     def __init__(self, layout: Layout, *, max_plans: int = 4096) -> None:
         self._layout = layout
         self._max_plans = max_plans
-        self._plans: OrderedDict[tuple[bytes, bytes, bytes], Plan] = OrderedDict()
+        self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
 
     def plan(self, graph: CellGraph) -> Plan:
         """The plan of ``graph``. Not for several threads at once.
@@ -95,11 +120,10 @@ class Planner:
         Raises:
             InvalidInputError: the graph has a cycle, is not connected, or wires what does not fit together.
         """
-        cells, codes, results = graph.structure()
-        key = cells.tobytes(), codes.tobytes(), results.tobytes()
+        key = graph.key
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = make_plan(self._layout, cells, codes, results)
+            plan = self._plans[key] = make_plan(self._layout, *graph.structure())
             if len(self._plans) > self._max_plans:
                 self._plans.popitem(last=False)
         else:
@@ -126,8 +150,8 @@ def make_plan(layout: Layout, cells: Ints, codes: Ints, results: Ints) -> Plan:
     out_rows, num_rows = _place_outputs(layout, cells[order], groups.inherits, num_constants)
     in_rows = np.where(codes < 0, -1 - codes, 0)
     in_rows[is_wire] = out_rows[sources[is_wire], outputs[is_wire]]
-    gives_result = np.zeros(len(order), dtype=np.bool_)
-    gives_result[place[results]] = True
+    slots = np.full(len(order), -1)
+    slots[place[results]] = np.arange(len(results))
     sub_start = np.array(groups.sub_start, dtype=np.int64)
     sub_size = np.diff(np.append(sub_start, len(order)))
     sub_carry = tuple(
@@ -135,19 +159,21 @@ def make_plan(layout: Layout, cells: Ints, codes: Ints, results: Ints) -> Plan:
         for start, size in zip(sub_start.tolist(), sub_size.tolist(), strict=True)
     )
     waiting = np.array(groups.waiting, dtype=np.int64)
+    sub_cell = cells[order][sub_start]
+    sub_ready = np.array(groups.sub_ready, dtype=np.int64)
+    sub_waiting = np.array(groups.sub_waiting, dtype=np.int64)
     following = np.array(groups.next, dtype=np.int64)
-    none, of_nodes, of_subs = layout.none, layout.none + 1, layout.none + 2
+    subs, sub_bases = _sub_columns(sub_start, sub_size, sub_waiting, np.array(groups.sub_next, dtype=np.int64))
+    none, of_nodes, of_subs, of_slots = range(layout.none, layout.none + 4)
     count = len(order)
     return Plan(
         origin=order,
-        nodes=np.column_stack(
-            [np.repeat(np.arange(len(sub_start)), sub_size), following, gives_result, in_rows, out_rows]
-        ),
+        nodes=np.column_stack([np.repeat(np.arange(len(sub_start)), sub_size), following, slots, in_rows, out_rows]),
         node_bases=np.column_stack(
             [
                 np.full(count, of_subs),
                 np.where(following >= 0, of_nodes, none),
-                np.full(count, none),
+                np.where(slots >= 0, of_slots, none),
                 in_banks[order],
                 layout.output_banks[cells[order]],
             ]
@@ -155,17 +181,47 @@ def make_plan(layout: Layout, cells: Ints, codes: Ints, results: Ints) -> Plan:
         more=tuple(groups.more),
         waiting=waiting,
         result_nodes=place[results],
-        sub_cell=cells[order][sub_start],
+        result_slots=slots[place[results]],
+        result_cells=cells[results],
+        num_result_cells=len(set(cells[results].tolist())),
+        num_slots=len(results),
+        subs=subs,
+        sub_bases=sub_bases,
+        sub_cell=sub_cell,
         sub_start=sub_start,
         sub_size=sub_size,
-        sub_ready=np.array(groups.sub_ready, dtype=np.int64),
-        sub_waiting=np.array(groups.sub_waiting, dtype=np.int64),
+        sub_ready=sub_ready,
+        sub_waiting=sub_waiting,
         sub_next=np.array(groups.sub_next, dtype=np.int64),
         sub_more=tuple(groups.sub_more),
         sub_carry=sub_carry,
-        kinds=_kinds(cells[order], cells[order][sub_start], sub_carry, waiting, np.array(groups.sub_next)),
+        kinds=_kinds(cells[order], sub_cell, sub_carry, waiting, np.array(groups.sub_next)),
+        released=_released(sub_cell, sub_start, sub_ready, np.flatnonzero(sub_waiting == 0)),
         num_rows=num_rows,
     )
+
+
+def _sub_columns(start: Ints, size: Ints, waiting: Ints, following: Ints) -> tuple[Ints, Ints]:
+    """``Plan.subs`` and ``Plan.sub_bases``."""
+    zeros = np.zeros_like(start)
+    subs = [zeros, zeros + UNPINNED, size, size, waiting, following, start, start + size, zeros, zeros + NEVER]
+    nothing, of_nodes, of_subs, index = range(4)
+    bases = np.full((len(start), SUB_COLUMNS), nothing)
+    bases[:, 0] = index
+    bases[following >= 0, 5] = of_subs
+    bases[:, 6:8] = of_nodes
+    return np.column_stack(subs), bases
+
+
+def _released(sub_cell: Ints, sub_start: Ints, sub_ready: Ints, subs: Ints) -> tuple[Release, ...]:
+    found = []
+    for cell in sorted(set(sub_cell[subs].tolist())):
+        own = subs[sub_cell[subs] == cell]
+        counts = sub_ready[own]
+        ranks = np.repeat(np.arange(len(own)), counts)
+        first = np.cumsum(counts) - counts
+        found.append(Release(cell, own, sub_start[own][ranks] + np.arange(len(ranks)) - first[ranks], ranks))
+    return tuple(found)
 
 
 def _check_wires(layout: Layout, cells: Ints, is_wire: NDArray[np.bool_], sources: Ints, outputs: Ints) -> None:

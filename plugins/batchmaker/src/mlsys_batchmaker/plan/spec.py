@@ -61,7 +61,7 @@ class Port:
             if not np.can_cast(rows.dtype, self.dtype, casting="same_kind"):
                 raise InvalidInputError(f"{self.name}: {self.dtype} is needed, got {rows.dtype}")
             rows = rows.astype(self.dtype)
-        if self.high is not None and rows.size and (rows.min() < 0 or rows.max() >= self.high):
+        if self.high is not None and rows.size and not 0 <= int(rows.min()) <= int(rows.max()) < self.high:
             raise InvalidInputError(
                 f"{self.name}: numbers must lie in [0, {self.high}), got {rows.min()} to {rows.max()}"
             )

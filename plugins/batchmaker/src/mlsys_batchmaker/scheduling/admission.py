@@ -12,7 +12,6 @@ from mlsys_core.serving import FinishReason, QueueFullError
 from mlsys_batchmaker.scheduling.blocks import Blocks
 from mlsys_batchmaker.scheduling.requests import CellRequest, Live, ValueStore
 from mlsys_batchmaker.scheduling.state import State
-from mlsys_batchmaker.scheduling.tables import NEVER, UNPINNED
 
 _RETRY_AFTER_S = 1.0
 
@@ -29,7 +28,7 @@ class Admission:
     def __init__(self, state: State, num_rows: Sequence[int], store: ValueStore) -> None:
         self._state = state
         self._store = store
-        self._nodes, self._subs, self._indices = Blocks(), Blocks(), Blocks()
+        self._nodes, self._subs, self._slots, self._indices = (Blocks() for _ in range(4))
         self._rows = [Blocks(first=1, capacity=max(2, rows)) for rows in num_rows]
         self._waiting: deque[tuple[CellRequest, float]] = deque()
         self.by_id: dict[str, Live] = {}
@@ -116,43 +115,36 @@ class Admission:
                 return False
             starts.append(start)
         node_start, sub_start = self._nodes.take(plan.num_nodes), self._subs.take(plan.num_subgraphs)
-        index = self._indices.take(1)
+        first_slot, index = self._slots.take(plan.num_slots), self._indices.take(1)
         assert node_start is not None  # these have no bound
         assert sub_start is not None
+        assert first_slot is not None
         assert index is not None
-        live = Live(request, index, node_start, sub_start, tuple(starts), now)
+        live = Live(request, index, node_start, sub_start, tuple(starts), now, first_slot=first_slot)
+        self._state.results.reserve(self._slots.top)
+        self._state.num_streaming += request.on_values is not None
         self._state.tables.reserve(self._nodes.top, self._subs.top, self._indices.top)
         self._write(live)
         self._store.load(starts, request.constants)
         self.by_id[request.request_id] = self.by_index[index] = live
-        for sub in (plan.sub_waiting == 0).nonzero()[0].tolist():
-            self._state.release(sub_start + sub, int(plan.sub_cell[sub]), int(plan.sub_ready[sub]))
+        self._state.release_first(plan, node_start, sub_start)
         return True
 
     def _write(self, live: Live) -> None:
         """The request's rows of the tables."""
         plan, tables, state = live.request.plan, self._state.tables, self._state
         n, s = live.node_start, live.sub_start
-        bases = np.array([*live.row_starts, 0, n, s])
+        bases = np.array([*live.row_starts, 0, n, s, live.first_slot])
         nodes, subs = slice(n, n + plan.num_nodes), slice(s, s + plan.num_subgraphs)
         tables.node_fixed[nodes] = plan.nodes + bases[plan.node_bases]
         tables.node_waiting[nodes] = plan.waiting
-        tables.sub_request[subs] = live.index
-        tables.sub_pinned[subs] = UNPINNED
-        tables.sub_unsubmitted[subs] = plan.sub_size
-        tables.sub_unfinished[subs] = plan.sub_size
-        tables.sub_waiting[subs] = plan.sub_waiting
-        tables.sub_next[subs] = plan.sub_next + (plan.sub_next >= 0) * s
-        tables.sub_start[subs] = plan.sub_start + n
-        tables.sub_end[subs] = plan.sub_start + plan.sub_size + n
-        tables.sub_stop[subs] = NEVER
+        tables.subs[subs] = plan.subs + np.array([0, n, s, live.index])[plan.sub_bases]
         tables.request_unfinished[live.index] = plan.num_subgraphs
         for node, successor in plan.more:
             state.more.setdefault(n + node, []).append(n + successor)
         for sub, successor in plan.sub_more:
             state.sub_more.setdefault(s + sub, []).append(s + successor)
-        for kind in plan.kinds:
-            state.note_subgraphs(kind.cell, kind.carries, joins=kind.joins, is_awaited=kind.is_awaited)
+        state.note_subgraphs(plan.kinds)
         if state.homes is not None:
             for homes, start, count in zip(state.homes, live.row_starts, plan.num_rows, strict=True):
                 homes[start : start + count] = -1
@@ -166,7 +158,9 @@ class Admission:
                 state.sub_more.pop(live.sub_start + sub, None)
         self._nodes.give_back(live.node_start, plan.num_nodes)
         self._subs.give_back(live.sub_start, plan.num_subgraphs)
+        self._slots.give_back(live.first_slot, plan.num_slots)
         self._indices.give_back(live.index, 1)
+        state.num_streaming -= live.request.on_values is not None
         for blocks, start, count in zip(self._rows, live.row_starts, plan.num_rows, strict=True):
             blocks.give_back(start, count)
         del self.by_index[live.index]

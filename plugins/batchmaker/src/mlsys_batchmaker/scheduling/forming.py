@@ -13,10 +13,9 @@ import numpy as np
 from mlsys_core.serving import WorkerId
 from numpy.typing import NDArray
 
-from mlsys_batchmaker.plan.partition import COLUMNS, GIVES, NEXT, SUB
+from mlsys_batchmaker.plan.partition import COLUMNS, NEXT, SLOT, SUB, UNPINNED
 from mlsys_batchmaker.plan.spec import CellSpec
 from mlsys_batchmaker.scheduling.state import Ints, State
-from mlsys_batchmaker.scheduling.tables import UNPINNED
 from mlsys_batchmaker.scheduling.tasks import Task
 
 _WINDOW = 4  # ready nodes looked at for each one wanted, where some are pinned to other workers
@@ -146,10 +145,13 @@ def _single_step(
     if not releases:
         release_successors(state, cell, nodes, following, ranks)
     num_inputs = len(state.layout.cells[cell].inputs)
-    gives = rows[:, GIVES].nonzero()[0]
+    slots = rows[:, SLOT]
+    gives = (slots >= 0).nonzero()[0]
     in_rows = rows[None, :, COLUMNS : COLUMNS + num_inputs]
     steps = np.zeros(len(gives), dtype=np.int64)
-    return _task(state, cell, worker, nodes, ranks, rows, in_rows, None, nodes, steps, gives, releases=releases)
+    return _task(
+        state, cell, worker, nodes, ranks, rows, in_rows, None, nodes, steps, gives, slots[gives], releases=releases
+    )
 
 
 def _chunk(state: State, cell: int, worker: WorkerId, nodes: Ints, ranks: Ints, subs: Ints, lengths: Ints) -> Task:
@@ -166,7 +168,8 @@ def _chunk(state: State, cell: int, worker: WorkerId, nodes: Ints, ranks: Ints, 
     grid = np.minimum(nodes + np.arange(steps)[:, None], last)  # [steps, b] nodes; beyond a row's end its last one
     fixed = tables.node_fixed[grid]
     num_inputs = len(state.layout.cells[cell].inputs)
-    gives = fixed[:, :, GIVES] != 0
+    slots = fixed[:, :, SLOT]
+    gives = slots >= 0
     if by_length is not None:
         gives &= np.arange(steps)[:, None] < by_length
     result_steps, result_rows = gives.nonzero()
@@ -183,6 +186,7 @@ def _chunk(state: State, cell: int, worker: WorkerId, nodes: Ints, ranks: Ints, 
         last,
         result_steps,
         result_rows,
+        slots[gives],
         releases=False,
     )
 
@@ -233,6 +237,7 @@ def _task(
     last: Ints,
     result_steps: Ints,
     result_rows: Ints,
+    slots: Ints,
     *,
     releases: bool,
 ) -> Task:
@@ -262,6 +267,7 @@ def _task(
         releases=releases,
         result_steps=result_steps,
         result_rows=result_rows,
+        slots=slots,
     )
 
 

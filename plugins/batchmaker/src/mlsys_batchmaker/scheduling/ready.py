@@ -16,7 +16,7 @@ class ReadyNodes:
     many wait behind them.
 
     Args:
-        rank_of: [nodes] -> ranks of their subgraphs, which only rise from one :meth:`append` to the next.
+        room: places to begin with.
     """
 
     def __init__(self, room: int = 256) -> None:
@@ -27,13 +27,13 @@ class ReadyNodes:
     def __len__(self) -> int:
         return self._tail - self._head
 
-    def append(self, nodes: Ints, rank: int) -> None:
-        """Nodes of a subgraph just released: behind all others."""
+    def append(self, nodes: Ints, ranks: Ints | int) -> None:
+        """Nodes of subgraphs just released, ``ranks`` rising: behind all others."""
         if self._tail + len(nodes) > len(self._nodes):
             self._make_room(len(nodes))
         end = self._tail + len(nodes)
         self._nodes[self._tail : end] = nodes
-        self._ranks[self._tail : end] = rank
+        self._ranks[self._tail : end] = ranks
         self._tail = end
 
     def peek(self, limit: int) -> tuple[Ints, Ints]:

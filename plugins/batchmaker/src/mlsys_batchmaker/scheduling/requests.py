@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -65,16 +65,10 @@ class Live:
     added_s: float
     started_s: float | None = None
     num_cells: int = 0
-    results: list[tuple[int, Values]] = field(default_factory=list)  # (node of the plan, its values)
+    first_slot: int = 0
     reason: FinishReason | None = None  # it has left; its blocks are free once nothing of it is in flight
     is_cut: bool = False  # a chain of it has stopped, so some results do not exist
 
-    def result(self, now: float) -> CellResult:
-        """Its results in the order asked for."""
-        wanted = self.request.plan.result_nodes
-        if self.is_cut or len(self.results) > 1:
-            by_node = dict(self.results)
-            values = [by_node[node] for node in wanted.tolist() if node in by_node]
-        else:
-            values = [values for _, values in self.results]
+    def result(self, values: list[Values], now: float) -> CellResult:
+        """What it gets."""
         return CellResult(values, self.num_cells, self.added_s, now if self.started_s is None else self.started_s, now)

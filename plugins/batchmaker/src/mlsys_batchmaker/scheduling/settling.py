@@ -7,12 +7,11 @@ from mlsys_core.errors import ServingError
 from mlsys_core.serving import Finished, FinishReason
 from numpy.typing import NDArray
 
-from mlsys_batchmaker.plan.partition import NEXT
+from mlsys_batchmaker.plan.partition import NEVER, NEXT, SUB, UNPINNED
 from mlsys_batchmaker.scheduling.admission import Admission
 from mlsys_batchmaker.scheduling.forming import release_successors
-from mlsys_batchmaker.scheduling.requests import CellResult, Live, Values
+from mlsys_batchmaker.scheduling.requests import CellResult, Live
 from mlsys_batchmaker.scheduling.state import Ints, State
-from mlsys_batchmaker.scheduling.tables import NEVER, UNPINNED
 from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput, Task
 
 
@@ -61,7 +60,7 @@ def _land(state: State, task: Task) -> Ints:
     tables, subs = state.tables, task.subs
     counts = task.steps if task.lengths is None else task.lengths
     if state.is_chain[task.cell]:  # each row is of another subgraph
-        left = tables.sub_unfinished[subs] - counts
+        left: Ints = tables.sub_unfinished[subs] - counts
         tables.sub_unfinished[subs] = left
     else:
         np.subtract.at(tables.sub_unfinished, subs, counts)
@@ -133,25 +132,18 @@ def _settle_stopping(
 def _hand_out(
     state: State, admission: Admission, task: Task, results: tuple[NDArray[np.generic], ...], stops: Ints | None
 ) -> None:
-    """Give each request what its nodes gave; with ``stops``, up to where its chain stopped."""
-    if not len(task.result_rows):
+    """Keep what the nodes gave, and tell who listens; with ``stops``, up to where each chain stopped."""
+    if not len(task.slots):
         return
-    nodes = task.nodes[task.result_rows] + task.result_steps
-    owners = task.subs[task.result_rows]
-    indices = state.tables.sub_request[owners]
-    rows: list[Values] = list(zip(*results, strict=True))
-    if stops is not None:
-        is_known = nodes <= stops[owners]
-        if not is_known.all():
-            rows = [rows[place] for place in np.flatnonzero(is_known).tolist()]
-            nodes, indices = nodes[is_known], indices[is_known]
-    by_index = admission.by_index
-    for node, index, values in zip(nodes.tolist(), indices.tolist(), rows, strict=True):
-        live = by_index[index]
-        if live.reason is None:
-            live.results.append((node - live.node_start, values))
-            if live.request.on_values is not None:
-                live.request.on_values(values)
+    state.results.write(task.cell, task.slots, results)
+    if not state.num_streaming:
+        return
+    nodes, owners = task.nodes[task.result_rows] + task.result_steps, task.subs[task.result_rows]
+    is_known = nodes >= 0 if stops is None else nodes <= stops[owners]
+    for place in is_known.nonzero()[0].tolist():
+        live = admission.by_index[int(state.tables.sub_request[owners[place]])]
+        if live.reason is None and live.request.on_values is not None:
+            live.request.on_values(tuple(column[place] for column in results))
 
 
 def _end_subgraphs(state: State, admission: Admission, ended: Ints, now: float) -> list[Finished[CellResult]]:
@@ -177,9 +169,20 @@ def _end_subgraphs(state: State, admission: Admission, ended: Ints, now: float) 
     for index in sorted(set(owners[tables.request_unfinished[owners] == 0].tolist())):
         live = admission.by_index[index]
         live.num_cells = _num_cells(state, live)
-        finished.append(Finished(live.request.request_id, FinishReason.DONE, live.result(now)))
+        values = state.results.read(live.request.plan, live.first_slot, _is_there(state, live))
+        finished.append(Finished(live.request.request_id, FinishReason.DONE, live.result(values, now)))
         admission.finish(live)
     return finished
+
+
+def _is_there(state: State, live: Live) -> NDArray[np.bool_] | None:
+    """Which of its results there are: those of a chain that stopped only up to the stop; None: all."""
+    if not live.is_cut:
+        return None
+    plan = live.request.plan
+    stops = state.tables.sub_stop[live.sub_start + plan.nodes[plan.result_nodes, SUB]]
+    is_there: NDArray[np.bool_] = live.node_start + plan.result_nodes <= stops
+    return is_there
 
 
 def _num_cells(state: State, live: Live) -> int:

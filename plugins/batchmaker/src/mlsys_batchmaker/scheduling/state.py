@@ -11,7 +11,9 @@ from mlsys_core.errors import InvalidInputError
 from numpy.typing import NDArray
 
 from mlsys_batchmaker.plan.layout import Layout
+from mlsys_batchmaker.plan.partition import Kind, Plan
 from mlsys_batchmaker.scheduling.ready import ReadyNodes
+from mlsys_batchmaker.scheduling.results import Results
 from mlsys_batchmaker.scheduling.tables import Tables
 
 Ints = NDArray[np.int64]
@@ -85,9 +87,12 @@ class State:
     homes: list[NDArray[np.int8]] | None  # by bank: the device of each row, -1: all devices; None: there is one device
     last_nodes: list[tuple[int, Ints, Ints] | None]  # by worker: of its latest task the cell, and by row the last node
     # and the rank of its subgraph; None if nothing of it can be kept
+    results: Results
+    num_streaming: int = 0  # requests here that hear of values as they come
     more: dict[int, list[int]] = field(default_factory=dict)  # further successors of a node in its subgraph
     sub_more: dict[int, list[int]] = field(default_factory=dict)  # further subgraphs that wait for one
     counters: Counters = field(default_factory=Counters)
+    known: set[tuple[Kind, ...]] = field(default_factory=set)  # of the plans admitted so far
     num_released: int = 0  # gives each released subgraph its rank
     last_rank: list[int] = field(default_factory=list)  # by cell: the latest subgraph of which a node was submitted
 
@@ -110,6 +115,7 @@ class State:
             homes=[np.full(rows, -1, dtype=np.int8) for rows in num_rows] if several else None,
             last_nodes=[None] * len(devices),
             last_rank=[-1] * count,
+            results=Results(layout),
         )
 
     def release(self, sub: int, cell: int, num_ready: int) -> None:
@@ -119,6 +125,15 @@ class State:
         self.ready[cell].append(np.arange(start, start + num_ready), self.num_released)
         self.num_released += 1
 
+    def release_first(self, plan: Plan, node_start: int, sub_start: int) -> None:
+        """Pass the subgraphs of a request just admitted that wait for nothing."""
+        for group in plan.released:
+            self.tables.sub_rank[sub_start + group.subs] = np.arange(
+                self.num_released, self.num_released + len(group.subs)
+            )
+            self.ready[group.cell].append(node_start + group.nodes, self.num_released + group.ranks)
+            self.num_released += len(group.subs)
+
     def is_blind(self, cell: int) -> bool:
         """Whether a node's successor becomes ready only when the node's outcome is known.
 
@@ -127,16 +142,19 @@ class State:
         may_stop = self.layout.cells[cell].stop is not None
         return may_stop and (self.config.lookahead == "one" or self.is_awaited[cell])
 
-    def note_subgraphs(
-        self, cell: int, carries: Sequence[tuple[int, ...] | None], *, joins: bool, is_awaited: bool
-    ) -> None:
-        """Learn what the subgraphs of a cell type are like: only chains that all carry the same can run as chunks."""
-        self.has_joins[cell] = self.has_joins[cell] or joins
-        self.is_awaited[cell] = self.is_awaited[cell] or is_awaited
-        for carry in carries:
-            if carry is None:
-                self.is_chain[cell] = False
-            elif carry and self.carry[cell] is None:
-                self.carry[cell] = carry
-            elif carry and self.carry[cell] != carry:
-                self.is_chain[cell] = False
+    def note_subgraphs(self, kinds: tuple[Kind, ...]) -> None:
+        """Learn what the subgraphs of the cell types are like: only chains that all carry the same run as chunks."""
+        if kinds in self.known:
+            return
+        self.known.add(kinds)
+        for kind in kinds:
+            cell = kind.cell
+            self.has_joins[cell] = self.has_joins[cell] or kind.joins
+            self.is_awaited[cell] = self.is_awaited[cell] or kind.is_awaited
+            for carry in kind.carries:
+                if carry is None:
+                    self.is_chain[cell] = False
+                elif carry and self.carry[cell] is None:
+                    self.carry[cell] = carry
+                elif carry and self.carry[cell] != carry:
+                    self.is_chain[cell] = False

@@ -8,11 +8,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mlsys_batchmaker.plan.partition import COLUMNS
+from mlsys_batchmaker.plan.partition import COLUMNS, SUB_COLUMNS
 
 Ints = NDArray[np.int64]
-UNPINNED = -1
-NEVER = np.iinfo(np.int64).max // 2
 
 
 class Tables:
@@ -24,33 +22,30 @@ class Tables:
     """
 
     def __init__(self, num_inputs: int, num_outputs: int) -> None:
-        empty = np.empty(0, dtype=np.int64)
         self.node_fixed: Ints = np.empty((0, COLUMNS + num_inputs + num_outputs), dtype=np.int64)  # as ``Plan.nodes``
-        self.node_waiting: Ints = empty  # predecessors in its subgraph that are not submitted
-        self.sub_request: Ints = empty
-        self.sub_pinned: Ints = empty  # worker, or UNPINNED
-        self.sub_unsubmitted: Ints = empty  # nodes not submitted
-        self.sub_unfinished: Ints = empty  # nodes not completed; those beyond the unsubmitted are in flight
-        self.sub_waiting: Ints = empty  # subgraphs that must be finished before
-        self.sub_next: Ints = empty  # the first subgraph that waits for this one, or -1
-        self.sub_start: Ints = empty
-        self.sub_end: Ints = empty  # one above its last node
-        self.sub_rank: Ints = empty  # order of release
-        self.sub_stop: Ints = empty  # the node that gave the stop value, or NEVER
-        self.request_unfinished: Ints = empty  # subgraphs not finished
+        self.node_waiting: Ints = np.empty(0, dtype=np.int64)  # predecessors in its subgraph that are not submitted
+        self.request_unfinished: Ints = np.empty(0, dtype=np.int64)  # subgraphs not finished
+        self._set_subs(np.empty((0, SUB_COLUMNS), dtype=np.int64))
 
     def reserve(self, num_nodes: int, num_subs: int, num_requests: int) -> None:
         """Room for that many rows."""
-        for have, want, prefix in (
-            (len(self.node_waiting), num_nodes, "node_"),
-            (len(self.sub_request), num_subs, "sub_"),
-            (len(self.request_unfinished), num_requests, "request_"),
-        ):
-            if want > have:
-                self._grow(prefix, max(want, 2 * have, 256) - have)
+        if num_nodes > len(self.node_waiting):
+            self.node_fixed, self.node_waiting = (
+                _grown(self.node_fixed, num_nodes),
+                _grown(self.node_waiting, num_nodes),
+            )
+        if num_subs > len(self.subs):
+            self._set_subs(_grown(self.subs, num_subs))
+        if num_requests > len(self.request_unfinished):
+            self.request_unfinished = _grown(self.request_unfinished, num_requests)
 
-    def _grow(self, prefix: str, by: int) -> None:
-        for name, column in list(vars(self).items()):
-            if name.startswith(prefix):
-                added = np.zeros((by, *column.shape[1:]), dtype=column.dtype)
-                setattr(self, name, np.concatenate([column, added]))
+    def _set_subs(self, subs: Ints) -> None:
+        """Take the subgraphs' rows, written whole as ``Plan.subs``, and name their columns."""
+        self.subs = subs
+        self.sub_request, self.sub_pinned, self.sub_unsubmitted, self.sub_unfinished = subs.T[:4]
+        self.sub_waiting, self.sub_next, self.sub_start, self.sub_end, self.sub_rank, self.sub_stop = subs.T[4:]
+
+
+def _grown(column: Ints, count: int) -> Ints:
+    added = max(count, 2 * len(column), 256) - len(column)
+    return np.concatenate([column, np.zeros((added, *column.shape[1:]), dtype=column.dtype)])

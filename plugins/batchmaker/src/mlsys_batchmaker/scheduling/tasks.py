@@ -32,6 +32,7 @@ class Task:
     releases: bool  # its rows' successors become ready when it is completed, not already now
     result_steps: Ints  # [r] where a request gets the results: the step ...
     result_rows: Ints  # [r] ... and the row of the batch
+    slots: Ints  # [r] where the manager keeps them
 
     @property
     def size(self) -> int:

@@ -1,0 +1,63 @@
+"""What nodes gave to their requests, by slot: written a task at a time, read by each request at its end."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlsys_batchmaker.plan.layout import Layout
+from mlsys_batchmaker.plan.partition import Plan
+from mlsys_batchmaker.scheduling.requests import Values
+
+Ints = NDArray[np.int64]
+
+
+class Results:
+    """A table for each result that cells give: by its place among ``CellSpec.results``, dtype and shape.
+
+    Args:
+        layout: of the model's cells.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        keys: dict[tuple[int, str, tuple[int, ...]], int] = {}
+        self._of_cell: list[list[int]] = []
+        for cell in layout.cells:
+            ports = [cell.outputs[output] for output in cell.results]
+            own = [(place, *port.signature) for place, port in enumerate(ports)]
+            self._of_cell.append([keys.setdefault(key, len(keys)) for key in own])
+        self._tables: list[NDArray[np.generic]] = [np.empty((0, *shape), dtype=dtype) for _, dtype, shape in keys]
+        self._room = 0
+
+    def reserve(self, count: int) -> None:
+        """Room for slots below ``count``."""
+        if count > self._room:
+            self._room = max(count, 2 * self._room, 256)
+            for number, table in enumerate(self._tables):
+                grown = np.empty((self._room, *table.shape[1:]), dtype=table.dtype)
+                grown[: len(table)] = table
+                self._tables[number] = grown
+
+    def write(self, cell: int, slots: Ints, columns: tuple[NDArray[np.generic], ...]) -> None:
+        """What a task of ``cell`` gave, by ``CellSpec.results``."""
+        for number, column in zip(self._of_cell[cell], columns, strict=True):
+            self._tables[number][slots] = column
+
+    def read(self, plan: Plan, first: int, is_there: NDArray[np.bool_] | None) -> list[Values]:
+        """What a request asked for, in its order; its slots begin with ``first``.
+
+        Args:
+            plan: of the request.
+            first: its first slot.
+            is_there: by result asked for; None: all are.
+        """
+        slots, cells = first + plan.result_slots, plan.result_cells
+        if is_there is not None:
+            slots, cells = slots[is_there], cells[is_there]
+        if plan.num_result_cells == 1:
+            columns = [self._tables[number][slots] for number in self._of_cell[int(plan.result_cells[0])]]
+            return list(zip(*columns, strict=True))
+        return [
+            tuple(self._tables[number][slot] for number in self._of_cell[cell])
+            for slot, cell in zip(slots.tolist(), cells.tolist(), strict=True)
+        ]
