@@ -12,7 +12,7 @@ from mlsys_core.serving import Collector, FinishReason, ServeRequest
 from mlsys_dvabatch.activations import Padded
 from mlsys_dvabatch.engine import Engine
 from mlsys_dvabatch.executors import StreamExecutor
-from mlsys_dvabatch.policies.base import Policy
+from mlsys_dvabatch.policies.base import Mode, Policy
 from mlsys_dvabatch.policies.load import EarlyExitPolicy, LoadPolicy
 from mlsys_dvabatch.policies.operator import OperatorPolicy
 from mlsys_dvabatch.runner import StageRunner
@@ -51,15 +51,19 @@ class Adds:
         return exits, skip_to
 
 
+@pytest.mark.parametrize("mode", ["literal", "cost-aware"])
 @pytest.mark.parametrize("policy", [Policy, OperatorPolicy, LoadPolicy])
-def test_an_engine_answers_each_with_its_own(policy: type[Policy]):
+def test_an_engine_answers_each_with_its_own(policy: type[Policy], mode: Mode):
     model, collector = Adds(), Collector[Any, Any]()
-    with Engine(model, COSTS, policy(), listener=collector, num_threads=1) as engine:
+    with Engine(model, COSTS, policy(mode=mode), listener=collector, num_threads=1) as engine:
         for number in range(40):
             engine.loop.submit(ServeRequest(str(number), torch.tensor(float(number))), str(number))
         assert engine.loop.drain(20)
     assert {name: float(f.result) for name, f in collector.finished.items()} == {str(n): n + 3 for n in range(40)}
-    assert model.threads == {stage: {f"stage-{stage}"} for stage in range(3)}
+    if mode == "literal":
+        assert model.threads == {stage: {f"stage-{stage}"} for stage in range(3)}
+    else:  # a run of several stages is its first executor's
+        assert all(f"stage-{later}" not in model.threads[0] for later in (1, 2))
     assert sum(meter.num_rows for meter in engine.runner.meters) == 120
     assert engine.runner.num_kept <= 2
 
@@ -89,7 +93,7 @@ def test_early_exits_and_skips_of_a_real_run():
 
 def task(number: int, stage: int, pair: int, *, sources: tuple[Source, ...] = (), is_last: bool = False) -> StageTask:
     request = ServeRequest("a", torch.tensor(1.0))
-    return StageTask(number, stage, Part(0, 0, ("a",)), (request,), 1, pair, sources, is_last=is_last)
+    return StageTask(number, stage, stage, Part(0, 0, ("a",)), (request,), 1, pair, sources, is_last=is_last)
 
 
 def test_the_runner_gathers_and_drops():
@@ -98,6 +102,7 @@ def test_the_runner_gathers_and_drops():
     runner.run(task(1, 0, 0))
     merged = StageTask(
         2,
+        1,
         1,
         Part(0, 0, ("a", "b")),
         (ServeRequest("a", None), ServeRequest("b", None)),
@@ -108,10 +113,19 @@ def test_the_runner_gathers_and_drops():
     assert merged.gathers
     runner.run(merged)
     assert runner.num_kept == 3
-    last = StageTask(3, 2, merged.part, merged.requests, 1, 0, (Source(2, (0, 1)),), drops=(0, 1), is_last=True)
+    last = StageTask(3, 2, 2, merged.part, merged.requests, 1, 0, (Source(2, (0, 1)),), drops=(0, 1), is_last=True)
     assert not last.gathers
     assert [float(value) for value in runner.run(last).results] == [4.0, 4.0]
     assert runner.num_kept == 1
+
+
+def test_a_run_of_several_stages_is_metered_by_stage():
+    runner = StageRunner(Adds())
+    request = ServeRequest("a", torch.tensor(1.0))
+    whole = StageTask(0, 0, 2, Part(0, 0, ("a",)), (request,), 1, 0, (), is_last=True)
+    assert [float(value) for value in runner.run(whole).results] == [4.0]
+    assert [meter.num_tasks for meter in runner.meters] == [1, 1, 1]
+    assert runner.num_kept == 0
 
 
 class Recorder:

@@ -26,6 +26,7 @@ class Model:
         self.writing: set[tuple[int, int]] = set()
         self.gone: set[str] = set()
         self.faults = faults  # cancellations and failures left
+        self.last = 0  # stage of the run under way, if there is one
 
     def key(self) -> object:
         pipeline = self.pipeline
@@ -35,7 +36,15 @@ class Model:
             return row.follows - first if row.follows in pipeline.table.rows else None
 
         rows = tuple(
-            (r.batch_id - first, tuple(r.progress.items()), r.can_stretch, r.held_after, r.pair, follows(r))
+            (
+                r.batch_id - first,
+                tuple(r.progress.items()),
+                r.can_stretch,
+                r.held_after,
+                r.is_passing,
+                r.pair,
+                follows(r),
+            )
             for r in pipeline.table.rows.values()
         )
         name = lambda part: None if part is None else (part.batch_id - first, part.requests)  # noqa: E731
@@ -52,6 +61,7 @@ class Model:
             tuple(sorted(pairs.reserved.items())),
             tuple(self.to_come),
             self.faults,
+            self.last,
         )
 
     def moves(self) -> Iterator[tuple[object, ...]]:
@@ -63,8 +73,15 @@ class Model:
         for stage in range(pipeline.num_stages):
             if pipeline.can_start(stage):
                 yield ("start", stage)
+                if pipeline.longest_run(stage) > stage:
+                    yield ("run", stage)
             part = pipeline.working[stage]
             if part is None:
+                continue
+            if pipeline.table[part.batch_id].is_passing:
+                yield ("pass_on", stage)
+                if part.num > 1 and self.faults:
+                    yield ("retry", stage)
                 continue
             yield ("finish", stage, False)
             if part.num > 1:
@@ -105,6 +122,28 @@ class Model:
         self.reading.add(source)
         self.writing.add(target)
 
+    def do_run(self, stage: int) -> None:
+        """Two stages or more in one go, decided when it starts."""
+        self.last = self.pipeline.longest_run(stage)
+        self.do_start(stage)
+        self.pipeline.table[self.pipeline.working[stage].batch_id].is_passing = True
+
+    def do_pass_on(self, stage: int) -> None:
+        """The whole run has ended: through its stages at once, as the scheduler does."""
+        row = self.pipeline.table[self.pipeline.working[stage].batch_id]
+        for at in range(stage, self.last):
+            source, target, requests = self._end(at)
+            alive = {r for r in self.pipeline.working[at].requests if r in self.pipeline.table.batch_of}
+            went_on = self.pipeline.pass_on(at)
+            self.rows[source] = self.rows.get(source, frozenset()) - requests
+            self.rows[target] = self.rows.get(target, frozenset()) | alive
+            assert went_on == bool(alive)
+            if not went_on:
+                return
+            self.reading.add((at + 1, row.pair))
+            self.writing.add((at + 2, row.pair))
+        row.is_passing = False
+
     def _end(self, stage: int) -> tuple[tuple[int, int], tuple[int, int], set[str]]:
         part = self.pipeline.working[stage]
         pair = self.pipeline.table[part.batch_id].pair
@@ -134,6 +173,7 @@ class Model:
     def do_retry(self, stage: int) -> None:
         source, _, requests = self._end(stage)
         self.faults -= 1
+        self.pipeline.table[self.pipeline.working[stage].batch_id].is_passing = False
         self.pipeline.retry(stage)
         dead = requests - self.pipeline.table.batch_of.keys()
         self.rows[source] = self.rows.get(source, frozenset()) - dead

@@ -17,11 +17,11 @@ from mlsys_dvabatch.bench.subjects import Costed
 from mlsys_dvabatch.bench.workloads import GLUE_LIKE, lengths_like, poisson_trace
 from mlsys_dvabatch.costs import TableCosts, remaining_s, unit_name
 from mlsys_dvabatch.policies.base import Policy
-from mlsys_dvabatch.policies.decisions import cluster, cluster_by_bounds, sizes_by_cost, stretch_pays
+from mlsys_dvabatch.policies.decisions import cluster, cluster_by_bounds, sizes_by_cost
 from mlsys_dvabatch.policies.load import LoadOperatorPolicy, LoadPolicy
 from mlsys_dvabatch.policies.registry import Diversities, choose, comp_wait_s, make_policy, policy_names
 from mlsys_dvabatch.profile import OperatorProfile
-from mlsys_dvabatch.stages import LinearStage, StagedModel, parse_stages
+from mlsys_dvabatch.stages import parse_stages
 
 
 class ByTokens:
@@ -77,14 +77,6 @@ def test_a_later_split_is_foreseen():
     model = parse_stages("4+0,0+1")
     assert sizes_by_cost(model, 0, 4, num_behind=0) == [4]
     assert sizes_by_cost(model, 1, 4, num_behind=0) == [1, 1, 1, 1]
-
-
-def test_stretching_pays_when_weights_are_all_that_costs():
-    flat = StagedModel((LinearStage(1.0, 0.0),) * 4)
-    assert stretch_pays(flat, 0, 1, 1)
-    assert not stretch_pays(flat, 0, 8, 1)  # eight would wait for one
-    linear = StagedModel((LinearStage(0.0, 1.0),) * 4)
-    assert not stretch_pays(linear, 0, 1, 1)
 
 
 @pytest.mark.parametrize("load", [0.25, 0.6, 0.9])

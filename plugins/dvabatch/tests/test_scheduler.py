@@ -15,7 +15,7 @@ from mlsys_dvabatch.policies.base import New, Policy, State, Stretch
 from mlsys_dvabatch.policies.input import InputPolicy
 from mlsys_dvabatch.policies.load import EarlyExitPolicy, LoadOperatorPolicy, LoadPolicy
 from mlsys_dvabatch.policies.operator import FavouredSizePolicy, OperatorPolicy
-from mlsys_dvabatch.scheduler import DvaScheduler, simulated_output
+from mlsys_dvabatch.scheduler import DvaScheduler, simulated_output, task_s
 from mlsys_dvabatch.stages import LinearStage, StagedModel, parse_stages
 from mlsys_dvabatch.table import Row
 from mlsys_dvabatch.tasks import StageOutput, StageTask
@@ -33,7 +33,7 @@ def serve(
     **options: Any,
 ) -> tuple[Simulation[StageTask], DvaScheduler]:
     def cost(task: StageTask) -> float:
-        return costs.stage_s(task.stage, task.num, task.padded_length)
+        return task_s(costs, task)
 
     scheduler = DvaScheduler(policy, costs, **options)
     workers = [SimulatedExecutor(cost, output) for _ in range(costs.num_stages)]

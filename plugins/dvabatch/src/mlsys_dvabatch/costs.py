@@ -42,6 +42,14 @@ def catch_up_s(costs: StageCosts, stages: int, num: int, length: int = 1) -> flo
     return sum(costs.stage_s(index, num, length) for index in range(stages))
 
 
+@lru_cache(maxsize=1 << 12)
+def least_request_s(costs: StageCosts, max_batch_size: int, length: int = 1) -> float:
+    """Seconds of work that a request costs at the best batch size: its inverse is the model's peak throughput."""
+    sizes = {max_batch_size, *(2**power for power in range(max_batch_size.bit_length()))}
+    costs_s: list[float] = [remaining_s(costs, 0, size, length) / size for size in sizes if size <= max_batch_size]
+    return min(costs_s)
+
+
 def unit_name(stage: int, length: int) -> str:
     """The unit of a profile table that holds ``stage`` at ``length``."""
     return f"stage {stage} at {length}"

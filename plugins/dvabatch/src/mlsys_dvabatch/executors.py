@@ -126,13 +126,13 @@ class StreamExecutor(StageExecutor):
 
     def _launch(self, task: StageTask) -> StageOutput:
         outputs: list[StageOutput] = []
-        for neighbour in (task.stage - 1, task.stage + 1):  # who wrote what is read; who read what is overwritten
+        for neighbour in (task.stage - 1, task.last_stage + 1):  # who wrote what is read; who read what is overwritten
             event = self._events.get((neighbour, task.pair))
             if event is not None:
                 self._stream.wait(event)
         self._stream.submit(lambda: outputs.append(self._launch_task(task)))
-        event = self._events.setdefault((task.stage, task.pair), self._device.event())
-        self._stream.record(event)
+        for stage in range(task.stage, task.last_stage + 1):
+            self._stream.record(self._events.setdefault((stage, task.pair), self._device.event()))
         if task.is_last or self._waits_always or not outputs:
             self._stream.synchronize()
         return outputs[0]

@@ -49,7 +49,7 @@ class Pipeline:
     def stretchable(self) -> Row | None:
         """The latest batch, if requests may join it: no split is foreseen, and it is not in its last stage."""
         row = self.table.latest
-        if row is None or not row.can_stretch:
+        if row is None or not row.can_stretch or row.is_passing:
             return None
         if row.held_after is None and self._stage_at_work(row) == self.num_stages - 1:
             return None
@@ -78,6 +78,23 @@ class Pipeline:
 
     # -- executors --------------------------------------------------------------------------------------------------
 
+    def is_at_work(self, row: Row) -> bool:
+        """Whether an executor runs a part of ``row``."""
+        return self._stage_at_work(row) is not None
+
+    def pass_on(self, stage: int) -> bool:
+        """``stage`` has run its part and the next stage goes straight on with it, in one run of several stages.
+
+        No other part may wait for that stage. A run is not to be stretched (``row.is_passing``) until it ends.
+
+        Returns:
+            Whether there is anything to go on with: all may have been cancelled.
+        """
+        pushed = self.finish(stage)
+        part = self.start(stage + 1) if pushed else None
+        assert not pushed or part is pushed[0]
+        return part is not None
+
     def can_start(self, stage: int) -> bool:
         """Whether :meth:`start` would hand out a part; changes nothing."""
         if self.working[stage] is not None or not self.queues[stage]:
@@ -87,6 +104,17 @@ class Pipeline:
             return False
         pair = self.pairs.free_pair() if row.pair is None else row.pair
         return pair is not None and self.pairs.is_legitimate(stage, pair)
+
+    def longest_run(self, stage: int) -> int:
+        """The last stage to which the next part of ``stage`` may run in one go.
+
+        The stage itself if any part is further on, which may use the same buffers; and no further than where its batch
+        is held.
+        """
+        if any(self.queues[stage + 1 :]) or any(part is not None for part in self.working[stage + 1 :]):
+            return stage
+        held_after = self.table[self.queues[stage][0].batch_id].held_after
+        return self.num_stages - 1 if held_after is None or held_after < stage else held_after
 
     def start(self, stage: int) -> Part | None:
         """The oldest part waiting for ``stage``, now at work; None if there is none or it may not run yet."""

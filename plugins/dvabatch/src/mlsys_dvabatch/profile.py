@@ -17,10 +17,10 @@ from mlsys_core.serving import ServeRequest, SimulatedExecutor, simulate
 from mlsys_core.workload import Poisson
 
 from mlsys_dvabatch.activations import StageModel
-from mlsys_dvabatch.costs import StageCosts, TableCosts, remaining_s, unit_name
+from mlsys_dvabatch.costs import StageCosts, TableCosts, least_request_s, unit_name
 from mlsys_dvabatch.policies.load import LoadOperatorPolicy
 from mlsys_dvabatch.policies.registry import Diversities
-from mlsys_dvabatch.scheduler import DvaScheduler, simulated_output
+from mlsys_dvabatch.scheduler import DvaScheduler, simulated_output, task_s
 from mlsys_dvabatch.slicing.partition import even_cuts
 from mlsys_dvabatch.slicing.program import Program
 
@@ -192,7 +192,7 @@ def simulated_mean_s(
     costs: StageCosts, *, max_batch_size: int, load: float, num_requests: int, overhead_s: float
 ) -> float:
     """Average latency under Policies II and III on one device."""
-    rate = load * max_batch_size / remaining_s(costs, 0, max_batch_size)
+    rate = load / least_request_s(costs, max_batch_size)
     times = Poisson(rate).times(num_requests, np.random.default_rng(0))
     cost = partial(_task_s, costs, overhead_s)
     workers = [SimulatedExecutor(cost, simulated_output) for _ in range(costs.num_stages)]
@@ -202,7 +202,7 @@ def simulated_mean_s(
 
 
 def _task_s(costs: StageCosts, overhead_s: float, task: Any) -> float:
-    return costs.stage_s(task.stage, task.num, task.padded_length) + overhead_s
+    return task_s(costs, task) + overhead_s
 
 
 def diversities_of(*, has_lengths: bool, profile: OperatorProfile | None) -> Diversities:

@@ -57,19 +57,29 @@ class StageRunner:
     def run(self, task: StageTask) -> StageOutput:
         """Run ``task``; what its model raises is its failure."""
         start_s = self._clock()
-        with self._lock:
-            for number in task.drops:
-                self._store.pop(number, None)
+        if task.drops:
+            with self._lock:
+                for number in task.drops:
+                    self._store.pop(number, None)
         with torch.inference_mode():
             values = self._inputs(task)
+            for stage in range(task.stage, task.last_stage):
+                values = self.model.run(stage, values)
+                start_s = self._note(stage, task, start_s)
             values = self._stage(task, values)
             output = self._output(task, values)
-        meter = self.meters[task.stage]
+        self.meters[task.stage].num_gathered += task.num if task.gathers else 0
+        self._note(task.last_stage, task, start_s)
+        return output
+
+    def _note(self, stage: int, task: StageTask, start_s: float) -> float:
+        """What ``stage`` did since ``start_s``; returns the time."""
+        now_s = self._clock()
+        meter = self.meters[stage]
         meter.num_tasks += 1
         meter.num_rows += task.num
-        meter.num_gathered += task.num if task.gathers else 0
-        meter.busy_s += self._clock() - start_s
-        return output
+        meter.busy_s += now_s - start_s
+        return now_s
 
     def run_whole(self, batch: RequestBatch[Any]) -> list[Any]:
         """All stages on a batch of whole requests, for the request-level baselines."""
@@ -89,7 +99,7 @@ class StageRunner:
 
     def _stage(self, task: StageTask, values: Any) -> Any:
         if not task.skips:
-            return self.model.run(task.stage, values)
+            return self.model.run(task.last_stage, values)
         runs = [position for position in range(task.num) if position not in task.skips]
         if not runs:
             return values
@@ -105,7 +115,7 @@ class StageRunner:
             self._store[task.number] = values
         if self._inspect is None:
             return StageOutput()
-        exits, skip_to = self._inspect(task.stage, values)
+        exits, skip_to = self._inspect(task.last_stage, values)
         return StageOutput(exits=exits, skip_to=skip_to)
 
 

@@ -44,7 +44,7 @@ class DvaScheduler:
         >>> from mlsys_core.serving import SimulatedExecutor, simulate
         >>> from mlsys_dvabatch.stages import parse_stages
         >>> model = parse_stages("1+0,1+0")
-        >>> workers = [SimulatedExecutor(lambda t: model.stage_s(t.stage, t.num), simulated_output) for _ in range(2)]
+        >>> workers = [SimulatedExecutor(lambda task: task_s(model, task), simulated_output) for _ in range(2)]
         >>> run = simulate(DvaScheduler(Policy(), model), workers, [(0.0, ServeRequest("a", None))])
         >>> run["a"].latency_s
         0.002
@@ -133,15 +133,18 @@ class DvaScheduler:
         room = self.concurrency - sum(part is not None for part in pipeline.working)
         if room <= sum(pipeline.can_start(other) for other in later if pipeline.queues[other]):
             return None  # later stages go first
+        last_stage = self._run_to(stage)
         part = pipeline.start(stage)
         assert part is not None
         row = pipeline.table[part.batch_id]
         assert row.pair is not None
+        row.is_passing = last_stage > stage
         drops = tuple(self._drops)
         self._drops.clear()
         task = StageTask(
             number=self._next_task,
             stage=stage,
+            last_stage=last_stage,
             part=part,
             requests=tuple(self._active[request] for request in part.requests),
             padded_length=row.padded_length,
@@ -149,7 +152,7 @@ class DvaScheduler:
             sources=self._sources(part.requests) if stage else (),
             skips=frozenset(i for i, r in enumerate(part.requests) if self._skip_to.get(r, 0) > stage),
             drops=drops,
-            is_last=stage == pipeline.num_stages - 1,
+            is_last=last_stage == pipeline.num_stages - 1,
         )
         self._next_task += 1
         if task.gathers:
@@ -161,6 +164,7 @@ class DvaScheduler:
         if batch.is_last and len(output.results) != batch.num:
             mismatch = f"the last stage gave {len(output.results)} results for {batch.num} requests"
             return self.fail(batch, ServingError(mismatch), now)
+        stage = self._pass_on(batch)
         finished: list[Finished[Any]] = []
         leaving: list[str] = []
         for position, request in enumerate(batch.requests):
@@ -177,13 +181,15 @@ class DvaScheduler:
                 if position in output.skip_to:
                     self._skip_to[request_id] = output.skip_to[position]
                 self._move(request_id, batch.number, position)
+        if stage is None:
+            return finished
         groups: Sequence[Sequence[str]] = ()
         row = self.pipeline.table[batch.part.batch_id]
         if not batch.is_last and row.size > len(leaving) + 1:
-            groups = self.policy.split(row, batch.stage, self.state, now)
+            groups = self.policy.split(row, stage, self.state, now)
             if len(groups) > 1:
                 self.counters["split"] += 1
-        self.pipeline.finish(batch.stage, leaving=leaving, groups=groups, serial=self.policy.splits_serially)
+        self.pipeline.finish(stage, leaving=leaving, groups=groups, serial=self.policy.splits_serially)
         return finished
 
     def fail(self, batch: StageTask, error: BaseException, now: float) -> Sequence[Finished[Any]]:
@@ -193,6 +199,7 @@ class DvaScheduler:
             for r in batch.requests
             if r.request_id in self._leaving
         ]
+        self.pipeline.table[batch.part.batch_id].is_passing = False
         alive = [r for r in batch.requests if r.request_id in self._active]
         if batch.num > 1 and alive:
             self.counters["retried parts"] += 1
@@ -223,6 +230,25 @@ class DvaScheduler:
                 can_stretch = operation.can_stretch if isinstance(operation, New) else True
                 self.pipeline.new(ids, now, padded_length=longest, can_stretch=can_stretch)
             self.state.last_admission_s = now
+
+    def _run_to(self, stage: int) -> int:
+        """The last stage of the run that begins in ``stage``: several stages where nobody has to be asked."""
+        if self.concurrency > 1 or self.policy.wants_exits:
+            return stage
+        longest = self.pipeline.longest_run(stage)
+        if longest == stage:
+            return stage
+        row = self.pipeline.table[self.pipeline.queues[stage][0].batch_id]
+        return min(longest, self.policy.run_to(row, stage, self.state))
+
+    def _pass_on(self, batch: StageTask) -> int | None:
+        """Bring the pipeline to the last stage that ``batch`` has run; None if nobody is left to bring there."""
+        row = self.pipeline.table[batch.part.batch_id]
+        for stage in range(batch.stage, batch.last_stage):
+            if not self.pipeline.pass_on(stage):
+                return None
+        row.is_passing = False
+        return batch.last_stage
 
     def _withdraw(self, request_id: str, reason: FinishReason) -> list[Finished[Any]]:
         if request_id not in self._active or request_id in self._leaving:
@@ -272,6 +298,12 @@ class DvaScheduler:
                 sources.append((task, []))
             sources[-1][1].append(row)
         return tuple(Source(task, tuple(rows)) for task, rows in sources)
+
+
+def task_s(costs: StageCosts, task: StageTask) -> float:
+    """Seconds of a task: of all stages that it runs."""
+    stages = range(task.stage, task.last_stage + 1)
+    return sum(costs.stage_s(stage, task.num, task.padded_length) for stage in stages)
 
 
 def simulated_output(task: StageTask) -> StageOutput:

@@ -76,6 +76,7 @@ def prepare(
     costs = profiled(loaded, cache_dir, max_batch_size=max_batch_size, progress=progress)
     if isinstance(made, LoadPolicy):
         made.comp_wait_s = comp_wait_s(costs, qos_s, max_batch_size, loaded.lengths[-1])
+        made.qos_s = qos_s
     return Prepared(loaded, costs, made, chosen)
 
 

@@ -42,6 +42,7 @@ class Row:
     can_stretch: bool = True  # False once a split is foreseen; children of a split inherit it
     held_after: int | None = None  # the stage after which the earlier part waits for those that catch up
     follows: int | None = None  # the sibling that must have left before this one runs: the serial manner of a split
+    is_passing: bool = False  # at work in several stages in one go
     pair: int | None = None  # the buffer pair it moves through; None until its first part starts
 
     @property

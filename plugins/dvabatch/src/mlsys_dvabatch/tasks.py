@@ -1,4 +1,4 @@
-"""What crosses from the scheduler to the executors and back: one part of a batch in one stage."""
+"""What crosses from the scheduler to the executors and back: one part of a batch in one stage, or several in one go."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class StageTask:
     """What an executor runs at once. Its output is a :class:`StageOutput`."""
 
     number: int  # counts from 0; names what the task leaves behind
-    stage: int
+    stage: int  # the first it runs, whose executor runs it
+    last_stage: int  # the last; the same unless several are run in one go
     part: Part  # which requests, as the batch queue had it
     requests: tuple[ServeRequest[Any], ...]
     padded_length: int  # units to which each is padded

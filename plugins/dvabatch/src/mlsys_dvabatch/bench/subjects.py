@@ -14,7 +14,7 @@ from mlsys_core.serving.baselines import RequestBatch
 
 from mlsys_dvabatch.costs import StageCosts, remaining_s
 from mlsys_dvabatch.runner import StageRunner
-from mlsys_dvabatch.scheduler import simulated_output
+from mlsys_dvabatch.scheduler import simulated_output, task_s
 from mlsys_dvabatch.tasks import StageOutput, StageTask
 
 
@@ -44,7 +44,7 @@ class Subject(Protocol):
 
 
 class Costed:
-    """A model of which only the measured costs are used; ``overhead_s`` comes on top of each task."""
+    """A model of which only the measured costs are used; ``overhead_s`` comes on top of each task and whole batch."""
 
     def __init__(self, costs: StageCosts, overhead_s: float = 0.0) -> None:
         self.costs = costs
@@ -52,7 +52,7 @@ class Costed:
 
     def task_s(self, task: StageTask) -> float:
         """From the table."""
-        return self.costs.stage_s(task.stage, task.num, task.padded_length) + self._overhead_s
+        return task_s(self.costs, task) + self._overhead_s
 
     def task_output(self, task: StageTask) -> StageOutput:
         """Nothing for each request."""
@@ -60,7 +60,7 @@ class Costed:
 
     def whole_s(self, batch: RequestBatch[Any]) -> float:
         """From the table."""
-        return remaining_s(self.costs, 0, batch.size, batch.padded_length)
+        return remaining_s(self.costs, 0, batch.size, batch.padded_length) + self._overhead_s
 
     def whole_output(self, batch: RequestBatch[Any]) -> list[Any]:
         """Nothing for each request."""

@@ -17,14 +17,15 @@ from mlsys_dvabatch.bench import encoder, vision
 from mlsys_dvabatch.bench.arms import Outcome, delay_batch
 from mlsys_dvabatch.bench.overhead import closed_loop_s
 from mlsys_dvabatch.policies.load import LoadOperatorPolicy
+from mlsys_dvabatch.policies.planner import TASK_S
 from mlsys_dvabatch.profile import profile_operators
 
 _NOTE = (
     "One core. Encoder: every batch of every contestant is run, its answers compared, and it takes the processor time "
     "that it took, in virtual time with Poisson arrivals. Vision models: stages are measured so at each batch size, "
-    "and the schedulers that serve run on those costs; a task of DVABatch costs "
-    f"{vision.TASK_OVERHEAD_S * 1e6:.0f} us more, for loop and threads. Loads of vision models are parts of "
-    "DelayBatch's peak."
+    "and the schedulers that serve run on those costs; every task, of a stage or of a whole batch, costs "
+    f"{TASK_S * 1e6:.0f} us more, for loop and threads. Loads of vision models are parts of what batches of the best "
+    "size can do."
 )
 Body = list[str | Table | Figure | Dialogue]
 

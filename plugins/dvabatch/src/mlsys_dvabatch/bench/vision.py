@@ -10,9 +10,10 @@ import torch
 from mlsys_dvabatch.bench.arms import Arm, Outcome, best_static, delay_batch, run_arm, zero_batch
 from mlsys_dvabatch.bench.subjects import Costed
 from mlsys_dvabatch.bench.workloads import poisson_trace
-from mlsys_dvabatch.costs import StageCosts, TableCosts, remaining_s
+from mlsys_dvabatch.costs import StageCosts, TableCosts, least_request_s, remaining_s
 from mlsys_dvabatch.policies.load import LazyPolicy, LoadOperatorPolicy, LoadPolicy
 from mlsys_dvabatch.policies.operator import OperatorPolicy
+from mlsys_dvabatch.policies.planner import TASK_S
 from mlsys_dvabatch.policies.registry import comp_wait_s
 from mlsys_dvabatch.profile import OperatorProfile, profile_stages
 from mlsys_dvabatch.slicing.partition import even_cuts
@@ -21,7 +22,6 @@ from mlsys_dvabatch.slicing.sliced import SlicedModel
 from mlsys_dvabatch.zoo import open_program
 
 QOS_S = 0.2
-TASK_OVERHEAD_S = 100e-6  # of loop and threads for one task, docs/serving-loop.md
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class VisionBench:
 
     @property
     def peak_rps(self) -> float:
-        """Full batches back to back: DelayBatch's peak."""
-        return 64 / remaining_s(self.costs, 0, 64)
+        """Batches of the best size back to back: what the machine can do at most with whole batches."""
+        return 1 / least_request_s(self.costs, 64)
 
 
 def measure_model(name: str, *, is_quick: bool, num_stages: int = 4) -> VisionBench:
@@ -59,16 +59,16 @@ def policies(costs: StageCosts) -> list[Arm]:
         Arm("split only", OperatorPolicy),
         Arm("LazyBatch", lambda: LazyPolicy(comp_wait_s=wait_s)),
         Arm("DVABatch, literal", lambda: LoadOperatorPolicy(mode="literal", comp_wait_s=wait_s)),
-        Arm("DVABatch", lambda: LoadOperatorPolicy(comp_wait_s=wait_s)),
-        Arm("DVABatch, III alone", lambda: LoadPolicy(comp_wait_s=wait_s)),
+        Arm("DVABatch", lambda: LoadOperatorPolicy(qos_s=QOS_S)),
+        Arm("DVABatch, III alone", lambda: LoadPolicy(qos_s=QOS_S)),
     ]
 
 
 def tuned_window_s(bench: VisionBench, num: int) -> float:
     """DelayBatch's window with the lowest average latency at high load, of parts of a full batch's time."""
-    subject = Costed(bench.costs)
+    subject = Costed(bench.costs, TASK_S)
     trace = poisson_trace(0.9 * bench.peak_rps, [1] * num, lambda _: None)
-    windows = [remaining_s(bench.costs, 0, 64) / divisor for divisor in (4, 16, 64)]
+    windows = [remaining_s(bench.costs, 0, 64) / divisor for divisor in (4, 16, 64, 256)]
     return min(windows, key=lambda window_s: run_arm(delay_batch(window_s), subject, trace).mean_s)
 
 
@@ -76,17 +76,17 @@ def at_load(bench: VisionBench, load: float, *, num: int, window_s: float) -> li
     """All contestants at a part of the peak; the best static size comes third."""
     rate = load * bench.peak_rps
     trace = poisson_trace(rate, [1] * num, lambda _: None)
-    whole, staged = Costed(bench.costs), Costed(bench.costs, TASK_OVERHEAD_S)
-    outcomes = [run_arm(arm, whole, trace, offered_rps=rate) for arm in (zero_batch(), delay_batch(window_s))]
-    outcomes.append(best_static(whole, trace, offered_rps=rate))
-    outcomes += [run_arm(arm, staged, trace, offered_rps=rate) for arm in policies(bench.costs)]
+    subject = Costed(bench.costs, TASK_S)
+    outcomes = [run_arm(arm, subject, trace, offered_rps=rate) for arm in (zero_batch(), delay_batch(window_s))]
+    outcomes.append(best_static(subject, trace, offered_rps=rate))
+    outcomes += [run_arm(arm, subject, trace, offered_rps=rate) for arm in policies(bench.costs)]
     return outcomes
 
 
 def buffer_pairs(bench: VisionBench, *, num: int) -> dict[int, float]:
     """Average latency at high load by number of buffer pairs (Figure 19)."""
     trace = poisson_trace(0.9 * bench.peak_rps, [1] * num, lambda _: None)
-    subject = Costed(bench.costs, TASK_OVERHEAD_S)
+    subject = Costed(bench.costs, TASK_S)
     arms = {pairs: Arm(f"{pairs} pairs", LoadPolicy, num_pairs=pairs) for pairs in (1, 2, 3, 4)}
     return {pairs: run_arm(arm, subject, trace).mean_s for pairs, arm in arms.items()}
 
@@ -100,14 +100,14 @@ def stage_counts(bench: VisionBench, operators: OperatorProfile, *, num: int) ->
         if count > len(allowed) + 1:
             continue
         costs: TableCosts = operators.costs(even_cuts(times, allowed, count))
-        trace = poisson_trace(0.9 * 64 / remaining_s(costs, 0, 64), [1] * num, lambda _: None)
-        found[count] = run_arm(Arm("DVABatch", LoadOperatorPolicy), Costed(costs, TASK_OVERHEAD_S), trace).mean_s
+        trace = poisson_trace(0.9 / least_request_s(costs, 64), [1] * num, lambda _: None)
+        found[count] = run_arm(Arm("DVABatch", LoadOperatorPolicy), Costed(costs, TASK_S), trace).mean_s
     return found
 
 
 def stepping_peak_rps(bench: VisionBench, arm: Arm, *, num_per_step: int, qos_s: float) -> float:
     """The highest load, in steps of a twentieth of the peak, at which 99 of 100 requests stay within ``qos_s``."""
-    subject = Costed(bench.costs, TASK_OVERHEAD_S if arm.name.startswith("DVA") else 0.0)
+    subject = Costed(bench.costs, TASK_S)
     highest = 0.0
     for step in range(1, 22):
         rate = bench.peak_rps * step / 20

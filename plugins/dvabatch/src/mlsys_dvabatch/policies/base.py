@@ -14,8 +14,9 @@ from typing import Any, ClassVar, Literal
 from mlsys_core.serving.queue import RequestQueue
 from mlsys_core.serving.request import ServeRequest
 
-from mlsys_dvabatch.costs import StageCosts, remaining_s
+from mlsys_dvabatch.costs import StageCosts, least_request_s
 from mlsys_dvabatch.pipeline import Pipeline
+from mlsys_dvabatch.policies.planner import Planner, planner_for
 from mlsys_dvabatch.table import Row
 
 Mode = Literal["literal", "cost-aware"]  # the paper's rules to the letter, or only where the costs say that it pays
@@ -56,7 +57,7 @@ class State:
         self.last_admission_s: float | None = None
         self.is_draining = False  # nobody else will come: wait for no company
         self.mean_length = 1.0  # of recent requests, in units
-        self._arrivals_s: deque[float] = deque(maxlen=64)
+        self._arrivals_s: deque[float] = deque(maxlen=512)
 
     @property
     def num_waiting(self) -> int:
@@ -77,20 +78,30 @@ class State:
         """A request has come."""
         self._arrivals_s.append(now)
 
-    def num_behind(self, others: int, batch_s: float) -> float:
+    def utilisation(self, length: int = 1) -> float:
+        """The load, at the rate of the last 512 arrivals, as a part of what the model's best batch size can do."""
+        arrivals = self._arrivals_s
+        if len(arrivals) < 8 or arrivals[-1] <= arrivals[0]:
+            return 0.3
+        rate = (len(arrivals) - 1) / (arrivals[-1] - arrivals[0])
+        return rate * least_request_s(self.costs, self.max_batch_size, length) / self.concurrency
+
+    def num_behind(self, others: int) -> float:
         """How many requests pay for a second that a batch takes longer.
 
-        Those ``others`` that are behind it, and those who will come before the backlog is worked off: at the rate of
-        the last 64 arrivals, lambda * backlog / (1 - utilisation).
+        The ``others`` that are behind it, and those who will come before the backlog is worked off.
         """
-        arrivals = self._arrivals_s
-        if len(arrivals) < 2 or arrivals[-1] <= arrivals[0]:
-            return float(others)
-        rate = (len(arrivals) - 1) / (arrivals[-1] - arrivals[0])
-        length = max(1, round(self.mean_length))
-        request_s = remaining_s(self.costs, 0, self.max_batch_size, length) / self.max_batch_size
-        idle = max(1 - rate * request_s, 0.02)
-        return others + rate * (batch_s + others * request_s) / idle
+        load = min(self.utilisation(self._usual_length), 0.95)
+        return others + others * load / (1 - load)
+
+    def planner(self, length: int = 1) -> Planner:
+        """What is best by the costs, at the present load."""
+        nearest = round(min(max(self.utilisation(length), 0.1), 0.95), 1)
+        return planner_for(self.costs, self.max_batch_size, nearest, length)
+
+    @property
+    def _usual_length(self) -> int:
+        return max(1, round(self.mean_length))
 
     def can_begin(self) -> bool:
         """Whether a new batch would start at once: the first executor, a pair, and the device have room."""
@@ -137,6 +148,10 @@ class Policy:
     def splits_serially(self) -> bool:
         """Whether the children of a split run one after another."""
         return True
+
+    def run_to(self, row: Row, stage: int, state: State) -> int:
+        """The last stage that ``row`` may run from ``stage`` on without being asked in between; asked on one device."""
+        return stage
 
     def wake_at(self, state: State, now: float) -> float | None:
         """When :meth:`admit` may answer differently without an event; None if only events matter."""

@@ -1,4 +1,4 @@
-"""The arithmetic behind the policies: when splitting or stretching pays, and how inputs are clustered. Pure functions.
+"""The arithmetic behind the policies: when splitting pays, and how inputs are clustered. Pure functions.
 
 All weigh seconds of waiting, summed over requests; a decision must gain ``HYSTERESIS`` of what is at stake, as measured
 times are a few percent off.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from mlsys_dvabatch.costs import StageCosts, catch_up_s, remaining_s
+from mlsys_dvabatch.costs import StageCosts, remaining_s
 
 HYSTERESIS = 0.05
 
@@ -27,6 +27,12 @@ def sizes_by_cost(costs: StageCosts, stage: int, num: int, *, num_behind: float,
     taken into account.
     """
     return list(_plan(costs, stage, num, _rounded(num_behind), length)[0])
+
+
+def planned_split(costs: StageCosts, stage: int, num: int, num_behind: int, length: int = 1) -> tuple[float, float]:
+    """What ``num`` requests wait from ``stage`` on, summed, and their work, both in seconds, if split as is best."""
+    _, waiting_s, work_s = _plan(costs, stage, num, num_behind, length)
+    return waiting_s, work_s
 
 
 @lru_cache(maxsize=1 << 16)
@@ -57,20 +63,6 @@ def _rounded(num: float) -> int:
     whole = int(num)
     shift = max(0, whole.bit_length() - 4)
     return whole >> shift << shift
-
-
-def stretch_pays(costs: StageCosts, held_after: int, earlier: int, late: int, *, length: int = 1) -> bool:
-    """Whether ``late`` requests had better join a batch of ``earlier`` than run behind it.
-
-    Joining costs the earlier ones the catch-up, and the larger batch from then on; running behind costs the late ones
-    the rest of the batch before them. Those who come later still do not count: behind it they run together with the
-    late ones. One batch at a time is assumed.
-    """
-    rest_s = remaining_s(costs, held_after + 1, earlier, length)
-    apart_s = earlier * rest_s + late * (rest_s + remaining_s(costs, 0, late, length))
-    merged_s = catch_up_s(costs, held_after + 1, late, length)
-    merged_s += remaining_s(costs, held_after + 1, earlier + late, length)
-    return (earlier + late) * merged_s < (1 - HYSTERESIS) * apart_s
 
 
 def cluster(costs: StageCosts, lengths: Sequence[int], *, num_behind: float = 0.0) -> list[list[int]]:

@@ -46,7 +46,7 @@ class InputPolicy(Policy):
         if self.mode == "literal":
             clusters = cluster_by_bounds(lengths, self.bounds)
         else:
-            clusters = cluster(state.costs, lengths, num_behind=state.num_behind(state.num_waiting, 0.0))
+            clusters = cluster(state.costs, lengths, num_behind=state.num_behind(state.num_waiting))
         return [New([requests[position] for position in positions], can_stretch=False) for positions in clusters]
 
     def wake_at(self, state: State, now: float) -> float | None:

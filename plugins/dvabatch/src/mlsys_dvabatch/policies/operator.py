@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from mlsys_dvabatch.costs import remaining_s
 from mlsys_dvabatch.policies.base import New, Policy, State, Stretch
-from mlsys_dvabatch.policies.decisions import halves_literally, sizes_by_cost
+from mlsys_dvabatch.policies.decisions import halves_literally
 from mlsys_dvabatch.table import Row
 
 
@@ -27,7 +26,7 @@ class OperatorPolicy(Policy):
             return ()
         num = min(state.num_waiting, state.max_batch_size)
         if self.mode == "cost-aware":
-            num = self.sizes(0, num, state.num_waiting - num, max(1, round(state.mean_length)), state)[0]
+            num = state.planner(max(1, round(state.mean_length))).begin(state.num_waiting)
         return [New(state.take(num, now))]
 
     def split(self, row: Row, stage: int, state: State, now: float) -> Sequence[Sequence[str]]:
@@ -38,14 +37,17 @@ class OperatorPolicy(Policy):
                 return ()
             middle = (row.size + 1) // 2
             return [requests[:middle], requests[middle:]]
-        sizes = self.sizes(stage + 1, row.size, state.num_waiting + state.num_active - row.size, length, state)
+        behind = state.num_waiting + state.num_active - row.size
+        sizes = state.planner(length).split(stage + 1, row.size, behind)
         starts = [sum(sizes[:position]) for position in range(len(sizes))]
         return [requests[start : start + size] for start, size in zip(starts, sizes, strict=True)]
 
-    def sizes(self, stage: int, num: int, others: int, length: int, state: State) -> list[int]:
-        """How the cost-aware mode splits ``num`` requests before ``stage``, with ``others`` behind them."""
-        num_behind = state.num_behind(others, remaining_s(state.costs, stage, num, length))
-        return sizes_by_cost(state.costs, stage, num, num_behind=num_behind, length=length)
+    def run_to(self, row: Row, stage: int, state: State) -> int:
+        """Up to the next split."""
+        if self.mode == "literal":
+            return stage
+        behind = state.num_waiting + state.num_active - row.size
+        return state.planner(row.padded_length).run_to(stage, row.size, behind)
 
 
 class FavouredSizePolicy(OperatorPolicy):

@@ -1,0 +1,213 @@
+"""The best next step by measured costs: how many to begin with, who joins, where to split, when to ask again. Pure.
+
+A server that takes batches from a queue under Poisson arrivals is a semi-Markov decision process. Policy iteration
+(Howard) on the costs of whole batches gives the average waiting ``g`` of the best batch sizes, and the value ``V(q)``
+of ``q`` requests waiting: the seconds of waiting, summed over all requests to come, by which that state is worse than
+an empty one. A choice in mid-course - go on, let some join, split - is then worth the waiting of those it is about, and
+``V`` of what will be waiting when it is over. Taking the best of them is one step of policy improvement over whole
+batches, so by these costs it is never worse than the best sizes of whole batches.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import lgamma
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlsys_dvabatch.costs import StageCosts, catch_up_s, least_request_s, remaining_s
+from mlsys_dvabatch.policies.decisions import HYSTERESIS, planned_split, sizes_by_cost
+
+TASK_S = 100e-6  # of the loop and its threads for one task, docs/serving-loop.md
+LONGEST_RUN_S = 0.02  # a run of stages that nobody is asked in between: cancelled requests leave after it
+_PRICES = (0, 8, 32, 128, 1024)  # numbers of requests behind a batch, for which its splits are planned
+_NUM_STATES = 193  # numbers of requests waiting that are told apart, 0 included
+_LOG_FACTORIALS = np.array([lgamma(number + 1) for number in range(_NUM_STATES)])
+
+Vector = NDArray[np.float64]
+
+
+class Planner:
+    """What is best at one load.
+
+    Args:
+        costs: seconds of each stage; one batch at a time.
+        max_batch_size: most requests in a batch.
+        rate: requests per second that come.
+        length: units to which each is padded.
+
+    Example:
+        >>> from mlsys_dvabatch.stages import parse_stages
+        >>> planner = Planner(parse_stages("4+0.1,4+0.1"), max_batch_size=16, rate=100)
+        >>> planner.begin(5), planner.join(stages_done=1, earlier=1, waiting=4)
+        (5, 4)
+    """
+
+    def __init__(self, costs: StageCosts, max_batch_size: int, rate: float, length: int = 1) -> None:
+        self.costs = costs
+        self.max_batch_size = max_batch_size
+        self.rate = rate
+        self.length = length
+        small = range(1, min(16, max_batch_size) + 1)
+        self._sizes = sorted({*small, *range(20, max_batch_size + 1, 4), max_batch_size})
+        self._ways = [
+            (size, waiting_s, work_s)
+            for size in self._sizes
+            for waiting_s, work_s in {self._rest(0, size, price) for price in _PRICES}
+        ]
+        self._values, self._gain, self._best = self._solve()
+        self._go_on = lru_cache(maxsize=1 << 16)(self._go_on_now)
+        self.begin = lru_cache(maxsize=1 << 10)(self._begin)
+        self.join = lru_cache(maxsize=1 << 16)(self._join)
+        self.split = lru_cache(maxsize=1 << 14)(self._split)
+        self.run_to = lru_cache(maxsize=1 << 14)(self._run_to)
+
+    @property
+    def mean_s(self) -> float:
+        """Average latency with the best sizes of whole batches."""
+        return self._gain / self.rate
+
+    def _begin(self, waiting: int) -> int:
+        """How many of those ``waiting`` had best start together."""
+        waiting = min(waiting, _NUM_STATES - 1)
+        size = self._ways[self._best[waiting]][0]
+        following = next((other for other in self._sizes if other > size), self.max_batch_size + 1)
+        return min(waiting, self.max_batch_size) if waiting < following else size
+
+    def _join(self, stages_done: int, earlier: int, waiting: int) -> int:
+        """How many of those ``waiting`` had best catch up with a batch of ``earlier`` that is between two stages."""
+        return self._joined(stages_done, earlier, waiting)[0]
+
+    def _split(self, stage: int, num: int, waiting: int) -> list[int]:
+        """Sizes into which a batch of ``num`` is best split before ``stage``, with ``waiting`` behind it."""
+        _, price = self._go_on(stage, num, waiting)
+        return sizes_by_cost(self.costs, stage, num, num_behind=price, length=self.length)
+
+    def _run_to(self, stage: int, num: int, waiting: int) -> int:
+        """The last stage that a batch of ``num`` had best run from ``stage`` on without being asked in between.
+
+        To ask costs a task more for all that wait; it may gain what a split or a stretch would, by who comes meanwhile.
+        """
+        run_s, last = 0.0, stage
+        while last < self.costs.num_stages - 1:
+            run_s += self.costs.stage_s(last, num, self.length)
+            if run_s > LONGEST_RUN_S or len(self.split(last + 1, num, waiting)) > 1:
+                break
+            coming = poisson(self.rate * run_s)[:16]
+            gained_s = sum(
+                chance * self._joined(last + 1, num, waiting + number)[1]
+                for number, chance in enumerate(coming)
+                if chance > 1e-3
+            )
+            if gained_s > TASK_S * (num + waiting + self.rate * self._slope(waiting)):
+                break
+            last += 1
+        return last
+
+    # -- below ------------------------------------------------------------------------------------------------------
+
+    def _joined(self, stages_done: int, earlier: int, waiting: int) -> tuple[int, float]:
+        """How many had best join, and the seconds of waiting that it gains."""
+        room = min(waiting, self.max_batch_size - earlier)
+        apart_s, _ = self._go_on(stages_done, earlier, waiting)
+        best, gained_s = 0, 0.0
+        for late in [*(size for size in self._sizes if size < room), *([room] if room > 0 else [])]:
+            catch_s = catch_up_s(self.costs, stages_done, late, self.length) + 2 * TASK_S
+            coming = self.rate * catch_s
+            fewer = int(coming)
+            together = [self._go_on(stages_done, earlier + late, waiting - late + fewer + more)[0] for more in (0, 1)]
+            joined_s = (earlier + waiting + coming / 2 - self._gain) * catch_s
+            joined_s += together[0] + (coming - fewer) * (together[1] - together[0])
+            stake_s = (earlier + late) * remaining_s(self.costs, stages_done, earlier + late, self.length)
+            if apart_s - joined_s > max(gained_s, HYSTERESIS * stake_s):
+                best, gained_s = late, apart_s - joined_s
+        return best, gained_s
+
+    def _go_on_now(self, stage: int, num: int, waiting: int) -> tuple[float, int]:
+        """What it is worth that ``num`` go on from ``stage``, and the price by which their splits are planned."""
+        options = ((self._after(waiting, *self._rest(stage, num, price)), price) for price in _PRICES)
+        return min(options)
+
+    def _rest(self, stage: int, num: int, price: int) -> tuple[float, float]:
+        """Waiting, summed, and work of ``num`` requests from ``stage`` on, in one piece there if it is the first."""
+        if stage:
+            return planned_split(self.costs, stage, num, price, self.length)
+        waiting_s, work_s = planned_split(self.costs, 1, num, price, self.length)
+        stage_s = self.costs.stage_s(0, num, self.length)
+        return num * stage_s + waiting_s, stage_s + work_s
+
+    def _after(self, waiting: int, own_s: float, work_s: float) -> float:
+        """What it is worth that ``waiting`` wait for ``work_s``, while ``own_s`` is waited by those at work."""
+        coming = self.rate * work_s
+        waiting = min(waiting, _NUM_STATES - 1)
+        left = self._values[waiting : waiting + _NUM_STATES]
+        return float(own_s + (waiting + coming / 2 - self._gain) * work_s + poisson(coming) @ left)
+
+    def _slope(self, waiting: int) -> float:
+        waiting = min(waiting, _NUM_STATES - 1)
+        return float(self._values[waiting + 1] - self._values[waiting])
+
+    def _solve(self) -> tuple[Vector, float, list[int]]:
+        """Values of 0, 1, ... requests waiting, the average waiting, and the best way for each: policy iteration."""
+        top, rate = _NUM_STATES - 1, self.rate
+        chances = [poisson(rate * work_s) for _, _, work_s in self._ways]
+        cheapest = min(self._ways, key=lambda way: way[2] / way[0])[0]
+        chosen = [0] * (top + 1)
+        for index, (size, _, _) in enumerate(self._ways):  # to begin with: what waits, but not more than is cheapest
+            if size <= cheapest:
+                chosen[size:] = [index] * (top + 1 - size)
+        for _ in range(50):
+            moves, waits_s, takes_s = np.zeros((top + 1, top + 1)), np.zeros(top + 1), np.zeros(top + 1)
+            moves[0, 1], takes_s[0] = 1.0, 1 / rate
+            for waiting in range(1, top + 1):
+                size, own_s, work_s = self._ways[chosen[waiting]]
+                left = waiting - size
+                moves[waiting, left:] = chances[chosen[waiting]][: top + 1 - left]
+                moves[waiting, top] += 1 - moves[waiting].sum()
+                takes_s[waiting] = work_s
+                waits_s[waiting] = own_s + (left + rate * work_s / 2) * work_s
+            system = np.hstack([(np.eye(top + 1) - moves)[:, 1:], takes_s[:, None]])
+            solution = np.linalg.solve(system, waits_s)
+            gain = float(solution[-1])
+            values = _extended(np.concatenate([[0.0], solution[:-1]]))
+            better = self._improved(values, gain, chances, chosen)
+            if better == chosen:
+                break
+            chosen = better
+        return values, gain, chosen
+
+    def _improved(self, values: Vector, gain: float, chances: list[Vector], chosen: list[int]) -> list[int]:
+        top = _NUM_STATES - 1
+        best, better = np.full(top + 1, np.inf), list(chosen)
+        for index, ((size, own_s, work_s), chance) in enumerate(zip(self._ways, chances, strict=True)):
+            left = np.arange(top + 1 - size)
+            later = np.correlate(values, chance, "valid")[: len(left)]
+            worth = own_s + (left + self.rate * work_s / 2 - gain) * work_s + later
+            for waiting in np.flatnonzero(worth < best[size:] - 1e-12):
+                best[size + waiting] = worth[waiting]
+                better[size + waiting] = index
+        return better
+
+
+def poisson(mean: float) -> Vector:
+    """Chances of 0, 1, ... arrivals; those beyond the largest number count as it."""
+    numbers = np.arange(_NUM_STATES)
+    if mean <= 0:
+        return (numbers == 0).astype(np.float64)
+    chances: Vector = np.exp(-mean + numbers * np.log(mean) - _LOG_FACTORIALS)
+    chances[-1] += max(0.0, 1 - float(chances.sum()))
+    return chances
+
+
+def _extended(values: Vector) -> Vector:
+    """``values`` and as many beyond, growing on as at the end: what is left after a choice may be that many."""
+    slope = values[-1] - values[-2]
+    extended: Vector = np.concatenate([values, values[-1] + slope * np.arange(1, len(values))])
+    return extended
+
+
+@lru_cache(maxsize=64)
+def planner_for(costs: StageCosts, max_batch_size: int, utilisation: float, length: int) -> Planner:
+    """The planner for a load, as a part of the peak. Made once for each, in about 0.1 s."""
+    return Planner(costs, max_batch_size, utilisation / least_request_s(costs, max_batch_size, length), length)
