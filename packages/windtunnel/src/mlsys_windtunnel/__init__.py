@@ -13,6 +13,8 @@ from mlsys_windtunnel.load import load_estimator
 from mlsys_windtunnel.parse import parse_pipeline
 
 if TYPE_CHECKING:
+    from mlsys_windtunnel.finetune.estimators import WindTunnelClassifier, WindTunnelRegressor
+    from mlsys_windtunnel.finetune.tune import fine_tune
     from mlsys_windtunnel.module import WindTunnelModule
     from mlsys_windtunnel.translation import translate
 
@@ -23,13 +25,22 @@ __all__ = [
     "Operator",
     "PipelineGraph",
     "Value",
+    "WindTunnelClassifier",
     "WindTunnelModule",
+    "WindTunnelRegressor",
+    "fine_tune",
     "load_estimator",
     "parse_pipeline",
     "translate",
 ]
 
-_MODULES = {"WindTunnelModule": "module", "translate": "translation"}
+_MODULES = {
+    "WindTunnelClassifier": "finetune.estimators",
+    "WindTunnelModule": "module",
+    "WindTunnelRegressor": "finetune.estimators",
+    "fine_tune": "finetune.tune",
+    "translate": "translation",
+}
 
 
 def __getattr__(name: str) -> Any:

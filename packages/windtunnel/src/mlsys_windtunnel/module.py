@@ -58,9 +58,11 @@ class WindTunnelModule(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the network computes in."""
+        """What the network computes in: float64 if a part does (soft trees round for themselves)."""
         tensors = chain(self.network.parameters(), self.network.buffers())  # lazily: each prediction asks
-        return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float64)
+        kinds = (tensor.dtype for tensor in tensors if tensor.is_floating_point())
+        first = next(kinds, torch.float64)
+        return torch.float64 if first == torch.float64 or torch.float64 in kinds else first
 
     def encode(self, x: Table) -> npt.NDArray[np.float64]:
         """Raw input (numpy, pandas, sparse) to the packed float64 table that :meth:`forward` takes.

@@ -1,0 +1,83 @@
+"""How a translated pipeline is trained: plain data, checked where it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from mlsys_core.errors import InvalidInputError
+from torch import Tensor
+
+Schedule = Literal["onecycle", "cosine", "linear", "constant"]
+RowLoss = Callable[[Tensor, Tensor], Tensor]  # margins [rows, k] and targets to losses [rows]
+ClassWeight = Mapping[Any, float] | Literal["balanced"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """How a network is trained.
+
+    Attributes:
+        epochs: Passes over the training rows.
+        lr: AdamW's highest rate; embeddings learn at ``embedding_rate`` times it.
+        batch_size: Rows a step, over all processes together.
+        schedule: How the rate changes over the steps: see :func:`~.schedules.rate`.
+        loss: A name (see :mod:`.losses`), "auto", or a function of margins ``[rows, k]`` and targets to ``[rows]``.
+        metric: What the best epoch is chosen by: a name (see :mod:`.metrics`) or "auto".
+        class_weight: As in scikit-learn.
+        patience: Epochs without a better score after which training stops; None never stops early. The best epoch is
+            kept in either case, and the start is among them.
+        ema: Decay a step of a moving average of the parameters, which is then what is scored and kept; None: none.
+        weight_decay: Of AdamW.
+        embedding_rate: See ``lr``.
+        chunk_rows: Rows that go through the network at once; a batch's gradients are their sum. Smaller chunks stay in
+            caches. None: 512.
+        random_state: Seed of shuffling, dropout and the random start.
+        n_threads: Of each process; None leaves torch's.
+        n_processes: Data-parallel processes on this machine.
+        launcher: What starts them: ``local`` or ``ray``.
+        checkpoint_dir: Where the state is kept after each epoch, and resumed from if it is there.
+        verbose: Shows a progress bar on the error stream.
+    """
+
+    epochs: int = 10
+    lr: float = 2e-3
+    batch_size: int = 1024
+    schedule: Schedule = "onecycle"
+    loss: str | RowLoss = "auto"
+    metric: str = "auto"
+    class_weight: ClassWeight = None
+    patience: int | None = None
+    ema: float | None = None
+    weight_decay: float = 1e-6
+    embedding_rate: float = 2.5
+    chunk_rows: int | None = None
+    random_state: int = 0
+    n_threads: int | None = None
+    n_processes: int = 1
+    launcher: Literal["local", "ray"] = "local"
+    checkpoint_dir: Path | str | None = field(default=None, compare=False)
+    verbose: bool = field(default=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "n_processes"):
+            _check(name, getattr(self, name), low=1)
+        for name in ("patience", "chunk_rows", "n_threads"):
+            if getattr(self, name) is not None:
+                _check(name, getattr(self, name), low=1)
+        if not 0 < self.lr < float("inf"):
+            raise InvalidInputError(f"lr is {self.lr}; it must be above 0 and finite")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise InvalidInputError(f"ema is {self.ema}; a decay lies between 0 and 1, such as .999")
+        if self.weight_decay < 0 or self.embedding_rate <= 0:
+            raise InvalidInputError("weight_decay must be 0 or more, and embedding_rate above 0")
+        for name, kind in (("schedule", Schedule), ("launcher", Literal["local", "ray"])):
+            if getattr(self, name) not in get_args(kind):
+                raise InvalidInputError(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(get_args(kind))}")
+
+
+def _check(name: str, value: Any, *, low: int) -> None:
+    if not isinstance(value, int) or value < low:
+        raise InvalidInputError(f"{name} is {value!r}; it must be a whole number, {low} or more")

@@ -1,0 +1,48 @@
+"""Who trains together: each process takes its share of a batch's rows, and gradients are added up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, distributed
+
+
+class Processes:
+    """Those of torch.distributed's default group, if it was started (torchrun, Ray, :mod:`.launch`); else this one."""
+
+    def __init__(self) -> None:
+        self.is_alone = not (distributed.is_available() and distributed.is_initialized())
+        self.rank = 0 if self.is_alone else distributed.get_rank()
+        self.count = 1 if self.is_alone else distributed.get_world_size()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this one writes what is written once."""
+        return self.rank == 0
+
+    def share(self, num_rows: int) -> tuple[int, int]:
+        """From which row to which is this process's part of a batch; parts differ by a row at most."""
+        return num_rows * self.rank // self.count, num_rows * (self.rank + 1) // self.count
+
+    def add_gradients(self, parameters: Sequence[Tensor]) -> None:
+        """Each parameter's gradient becomes the sum over all processes; what has none counts as 0."""
+        if self.is_alone:
+            return
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        for dtype in sorted({parameter.dtype for parameter in parameters}, key=str):
+            gradients = [each.grad for each in parameters if each.dtype == dtype and each.grad is not None]
+            flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+            distributed.all_reduce(flat)
+            for gradient, total in zip(gradients, torch.split(flat, [each.numel() for each in gradients]), strict=True):
+                gradient.copy_(total.view_as(gradient))
+
+    def sum_of(self, value: float) -> float:
+        """Over all processes."""
+        if self.is_alone:
+            return value
+        total = torch.tensor(value, dtype=torch.float64)
+        distributed.all_reduce(total)
+        return total.item()

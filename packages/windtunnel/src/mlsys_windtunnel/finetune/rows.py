@@ -1,0 +1,189 @@
+"""Training rows as the network reads them, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from mlsys_core.errors import InvalidInputError
+from torch import Tensor
+
+from mlsys_windtunnel.finetune.losses import is_classifier
+from mlsys_windtunnel.finetune.options import ClassWeight
+from mlsys_windtunnel.frontend import Frontend
+from mlsys_windtunnel.modules.base import PredictorModule
+from mlsys_windtunnel.raw_table import Table
+from mlsys_windtunnel.soft.residual import Tunable
+
+ROWS_PER_CHUNK = 4_096  # of what is computed without gradients
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows with what is asked of them."""
+
+    x: Tensor  # [rows, width], as the network reads them
+    target: Tensor  # [rows] class indices int64, or [rows, outputs] numbers
+    weight: Tensor  # [rows]
+    offset: Tensor | None  # [rows, scores] added to the soft scores; None: nothing is
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def slice(self, start: int, end: int) -> Batch:
+        """Some of the rows."""
+        offset = None if self.offset is None else self.offset[start:end]
+        return Batch(self.x[start:end], self.target[start:end], self.weight[start:end], offset)
+
+
+class Rows(Protocol):
+    """Where batches come from; each epoch gives all rows once, in an order that follows from the seed and the epoch."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of an epoch."""
+        ...
+
+    def batches(self, batch_size: int, *, seed: int, epoch: int) -> Iterator[Batch]:
+        """Batches of ``batch_size`` rows, the last of an epoch smaller."""
+        ...
+
+    def sample(self, most: int) -> Tensor:
+        """At most so many rows ``[rows, width]``, for statistics."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """Rows in memory."""
+
+    rows: Batch
+
+    @property
+    def num_rows(self) -> int:
+        """All of them."""
+        return len(self.rows)
+
+    def batches(self, batch_size: int, *, seed: int, epoch: int) -> Iterator[Batch]:
+        """See :class:`Rows`."""
+        rows = self.rows
+        for places in torch.split(torch.randperm(len(rows), generator=generator_of(seed, epoch)), batch_size):
+            offset = None if rows.offset is None else rows.offset[places]
+            yield Batch(rows.x[places], rows.target[places], rows.weight[places], offset)
+
+    def sample(self, most: int) -> Tensor:
+        """See :class:`Rows`."""
+        return self.rows.x[:: max(1, -(-len(self.rows) // most))]
+
+
+def generator_of(seed: int, epoch: int) -> torch.Generator:
+    """For one epoch: a run that is resumed shuffles as one that was not interrupted."""
+    return torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
+
+
+def encode_rows(
+    frontend: Frontend,
+    head: PredictorModule,
+    x: Table,
+    y: Any,
+    *,
+    weight: Any = None,
+    classes: Mapping[Any, float] = {},
+) -> Batch:
+    """Raw rows as a batch without offset.
+
+    Args:
+        frontend: Of the pipeline.
+        head: Its last operator.
+        x: Raw input.
+        y: Labels or numbers, ``[rows]`` or ``[rows, outputs]``.
+        weight: ``[rows]``, or None.
+        classes: Weights of classes.
+
+    Raises:
+        InvalidInputError: other lengths, labels that the pipeline does not know, weights that are no numbers of 0 or
+            more.
+    """
+    packed = torch.from_numpy(np.ascontiguousarray(frontend.encode(x)))
+    target = encode_target(head, y)
+    if len(target) != len(packed):
+        raise InvalidInputError(f"there are {len(packed)} rows in X and {len(target)} in y")
+    weights = np.ones(len(packed)) if weight is None else np.asarray(weight, np.float64).reshape(-1)
+    if len(weights) != len(packed) or not np.isfinite(weights).all() or (weights < 0).any() or not weights.any():
+        raise InvalidInputError(f"sample_weight must hold {len(packed)} finite numbers, 0 or more, not all 0")
+    if classes:
+        of_class = np.array([classes.get(label, 1.0) for label in head.classes])
+        weights = weights * of_class[target.numpy()]
+    return Batch(packed, target, torch.from_numpy(weights), None)
+
+
+def encode_target(head: PredictorModule, y: Any) -> Tensor:
+    """Class indices int64, or numbers ``[rows, outputs]`` float64; errors as :func:`encode_rows`."""
+    values = np.asarray(y)
+    if not is_classifier(head):
+        try:
+            numbers = values.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise InvalidInputError(f"y holds what is no number ({error})") from error
+        if not np.isfinite(numbers).all():
+            raise InvalidInputError("y holds missing or infinite values")
+        return torch.from_numpy(numbers.reshape(len(numbers), -1))
+    labels = values.reshape(-1).tolist()
+    code_of = {label: code for code, label in enumerate(head.classes)}
+    unknown = sorted({repr(label) for label in labels if label not in code_of})
+    if unknown:
+        raise InvalidInputError(
+            f"y holds {', '.join(unknown[:5])}, which the pipeline does not know; it answers {list(head.classes)[:10]}"
+        )
+    return torch.tensor([code_of[label] for label in labels], dtype=torch.int64)
+
+
+def class_weights(option: ClassWeight, classes: Sequence[object], y: Any) -> dict[Any, float]:
+    """Weights by label; as in scikit-learn, ``balanced`` divides by how often a class comes.
+
+    Raises:
+        InvalidInputError: a label is no class, or a weight is below 0.
+    """
+    if option is None:
+        return {}
+    if option == "balanced":
+        labels, counts = np.unique(np.asarray(y), return_counts=True)
+        return {
+            label: len(np.asarray(y)) / (len(labels) * count)
+            for label, count in zip(labels.tolist(), counts.tolist(), strict=True)
+        }
+    if not isinstance(option, Mapping):
+        raise InvalidInputError(f"class_weight is {option!r}; give a dictionary, 'balanced' or None")
+    weights = {_plain(label): float(weight) for label, weight in option.items()}
+    strange = [label for label, weight in weights.items() if label not in classes or not 0 <= weight < float("inf")]
+    if strange:
+        raise InvalidInputError(f"class_weight names {strange[:5]}: each must be a class, its weight 0 or more")
+    return weights
+
+
+def _plain(label: Any) -> Any:
+    return label.item() if isinstance(label, np.generic) else label
+
+
+def with_offset(tunable: Tunable, rows: Batch) -> Batch:
+    """The rows with what the exact network adds to the soft scores."""
+    residual = tunable.residual
+    if residual is None or tunable.exact is None or tunable.start is None:
+        return rows
+    chunks = torch.split(rows.x, ROWS_PER_CHUNK)
+    with torch.no_grad():
+        parts = [residual.offset(tunable.exact(x), tunable.start(x)) for x in chunks]
+    return Batch(rows.x, rows.target, rows.weight, torch.cat(parts))
+
+
+def scores_of(tunable: Tunable, rows: Batch) -> Tensor:
+    """Scores of the whole, trained parts and untrained."""
+    scores: Tensor = tunable.soft(rows.x)
+    if rows.offset is None:
+        return scores
+    residual = tunable.residual
+    assert residual is not None
+    return residual.joined(scores, rows.offset)

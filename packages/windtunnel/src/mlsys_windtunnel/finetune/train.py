@@ -1,0 +1,227 @@
+"""The training loop: epochs of batches, a score after each, the best kept."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from mlsys_core.errors import InvalidInputError
+from torch import Tensor
+
+from mlsys_windtunnel.finetune import checkpoint
+from mlsys_windtunnel.finetune.checkpoint import Progress, fingerprint_of
+from mlsys_windtunnel.finetune.losses import margins, row_loss
+from mlsys_windtunnel.finetune.metrics import metric_of
+from mlsys_windtunnel.finetune.options import TrainingOptions
+from mlsys_windtunnel.finetune.processes import Processes
+from mlsys_windtunnel.finetune.rows import ROWS_PER_CHUNK, Batch, Rows, scores_of
+from mlsys_windtunnel.finetune.schedules import rate, sharpness
+from mlsys_windtunnel.finetune.steps import Optimizer
+from mlsys_windtunnel.soft.residual import Tunable
+from mlsys_windtunnel.soft.trees import SoftTrees
+
+CHUNK_ROWS = 512
+SAMPLE_ROWS = 20_000
+
+OnEpoch = Callable[[dict[str, float]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run came to; the network holds the parameters of the best epoch."""
+
+    history: list[dict[str, float]]
+    best_epoch: int
+    best_score: float
+    metric: str
+
+
+class Trainer:
+    """One process's part of a run.
+
+    Args:
+        tunable: What is trained; its soft network is changed.
+        rows: To train on; all processes give the same.
+        evaluation: To choose the best epoch by; None keeps the last.
+        options: See :class:`TrainingOptions`.
+        final_sharpness: What inverse temperatures of soft trees are multiplied with in the end.
+        processes: Who else trains.
+    """
+
+    def __init__(
+        self,
+        tunable: Tunable,
+        rows: Rows,
+        evaluation: Batch | None,
+        options: TrainingOptions,
+        *,
+        final_sharpness: float = 1.0,
+        processes: Processes | None = None,
+    ) -> None:
+        self.tunable, self.rows, self.evaluation, self.options = tunable, rows, evaluation, options
+        self.network, self.head = tunable.soft, tunable.head
+        self.loss = row_loss(options.loss, self.head)
+        self.metric_name = options.metric
+        if evaluation is not None:
+            self.metric_name, self.metric = metric_of(options.metric, self.head, evaluation.target)
+        self.processes = processes or Processes()
+        self.trees = [part for part in self.network.modules() if isinstance(part, SoftTrees)]
+        self.final_sharpness = final_sharpness
+        self.num_steps = options.epochs * math.ceil(rows.num_rows / options.batch_size)
+        sample = rows.sample(SAMPLE_ROWS)
+        self.optimizer = Optimizer(
+            self.network,
+            sample,
+            lr=options.lr,
+            embedding_rate=options.embedding_rate,
+            weight_decay=options.weight_decay,
+        )
+        if not self.optimizer.parameters:
+            raise InvalidInputError("nothing of this pipeline is trained; with scope='trees' it must have trees")
+        self.fingerprint = fingerprint_of(options, final_sharpness, rows.num_rows, sample, str(self.network))
+
+    def run(self, on_epoch: OnEpoch | None = None) -> Outcome:
+        """Train; the network is left as it was in the best epoch, in evaluation mode.
+
+        Raises:
+            InvalidInputError: the loss is no longer finite, or the checkpoint is another run's.
+        """
+        progress = self._resumed() or self._begun()
+        patience = self.options.patience
+        while progress.epoch < self.options.epochs:
+            if patience is not None and progress.epoch - progress.best_epoch >= patience:
+                break
+            self._epoch(progress)
+            if self.options.checkpoint_dir is not None and self.processes.is_first:
+                checkpoint.save(progress, Path(self.options.checkpoint_dir), self.fingerprint)
+            if on_epoch is not None:
+                on_epoch(progress.history[-1])
+        self.network.load_state_dict(progress.best)
+        self._sharpen(progress.best_sharpness)
+        self.network.eval()
+        return Outcome(progress.history, progress.best_epoch, progress.best_score, self.metric_name)
+
+    def _begun(self) -> Progress:
+        score, loss = self._evaluate()
+        first = {
+            "epoch": 0.0,
+            "train_loss": math.nan,
+            "valid_loss": loss,
+            "valid_score": score,
+            "lr": 0.0,
+            "seconds": 0.0,
+        }
+        ema = [parameter.detach().clone() for parameter in self.optimizer.parameters] if self.options.ema else None
+        return Progress(0, {}, {}, ema, self._state(), self._sharpness(), 0, score, [first])
+
+    def _resumed(self) -> Progress | None:
+        if self.options.checkpoint_dir is None:
+            return None
+        progress = checkpoint.load(Path(self.options.checkpoint_dir), self.fingerprint)
+        if progress is not None:
+            self.network.load_state_dict(progress.network)
+            self.optimizer.adamw.load_state_dict(progress.optimizer)
+        return progress
+
+    def _epoch(self, progress: Progress) -> None:
+        started = time.perf_counter()
+        options = self.options
+        step = progress.epoch * math.ceil(self.rows.num_rows / options.batch_size)
+        total, weight, factor = 0.0, 0.0, 0.0
+        self.network.train()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed((options.random_state * 7_919 + progress.epoch) * 1_009 + self.processes.rank)
+            for batch in self.rows.batches(options.batch_size, seed=options.random_state, epoch=progress.epoch):
+                factor = rate(options.schedule, step, self.num_steps)
+                self._sharpen(sharpness(self.final_sharpness, step, self.num_steps))
+                loss, batch_weight = self._step(batch, factor)
+                total, weight, step = total + loss, weight + batch_weight, step + 1
+                if progress.ema is not None and options.ema is not None:
+                    torch._foreach_lerp_(
+                        progress.ema, [each.detach() for each in self.optimizer.parameters], 1 - options.ema
+                    )
+        self.network.eval()
+        seconds = time.perf_counter() - started
+        mean = self.processes.sum_of(total) / weight
+        if not math.isfinite(mean):
+            raise InvalidInputError(
+                f"the loss is {mean} in epoch {progress.epoch + 1}: take an lr below {options.lr:g}"
+            )
+        progress.network, progress.optimizer = self._state(), self.optimizer.adamw.state_dict()
+        progress.epoch += 1
+        with self._averaged(progress.ema):
+            score, loss = self._evaluate()
+            if score > progress.best_score or self.evaluation is None:
+                progress.best, progress.best_sharpness = self._state(), self._sharpness()
+                progress.best_epoch, progress.best_score = progress.epoch, score
+        progress.history.append(
+            {
+                "epoch": float(progress.epoch),
+                "train_loss": mean,
+                "valid_loss": loss,
+                "valid_score": score,
+                "lr": options.lr * factor,
+                "seconds": seconds,
+            }
+        )
+
+    def _step(self, batch: Batch, factor: float) -> tuple[float, float]:
+        """Train on this process's share of a batch; the sum of its weighted losses, and the whole batch's weight."""
+        weight = float(batch.weight.sum()) or 1.0
+        start, end = self.processes.share(len(batch))
+        total = 0.0
+        chunk_rows = self.options.chunk_rows or CHUNK_ROWS
+        for at in range(start, end, chunk_rows):
+            chunk = batch.slice(at, min(at + chunk_rows, end))
+            losses = self.loss(margins(self.head, scores_of(self.tunable, chunk)), chunk.target)
+            loss = (losses * chunk.weight).sum()
+            torch.autograd.backward(loss / weight)
+            total += loss.item()
+        self.processes.add_gradients(self.optimizer.parameters)
+        self.optimizer.step(factor)
+        return total, weight
+
+    def _evaluate(self) -> tuple[float, float]:
+        """Score and loss on the evaluation rows; NaN without any."""
+        if self.evaluation is None:
+            return math.nan, math.nan
+        rows = self.evaluation
+        chunks = [rows.slice(at, at + ROWS_PER_CHUNK) for at in range(0, len(rows), ROWS_PER_CHUNK)]
+        self.network.eval()
+        with torch.no_grad():
+            margin = torch.cat([margins(self.head, scores_of(self.tunable, chunk)) for chunk in chunks])
+            loss = (self.loss(margin, rows.target) * rows.weight).sum() / rows.weight.sum()
+        if not margin.isfinite().all():
+            return -math.inf, math.inf
+        return self.metric(margin, rows.target, rows.weight), float(loss)
+
+    def _state(self) -> dict[str, Tensor]:
+        return {name: value.detach().clone() for name, value in self.network.state_dict().items()}
+
+    def _sharpness(self) -> float:
+        return self.trees[0].sharpness if self.trees else 1.0
+
+    def _sharpen(self, factor: float) -> None:
+        for trees in self.trees:
+            trees.sharpness = factor
+
+    @contextmanager
+    def _averaged(self, ema: list[Tensor] | None) -> Iterator[None]:
+        """With the moving averages in place of the parameters."""
+        if ema is None:
+            yield
+            return
+        parameters = [parameter.data for parameter in self.optimizer.parameters]
+        kept = [parameter.clone() for parameter in parameters]
+        for parameter, average in zip(parameters, ema, strict=True):
+            parameter.copy_(average)
+        try:
+            yield
+        finally:
+            for parameter, value in zip(parameters, kept, strict=True):
+                parameter.copy_(value)

@@ -1,0 +1,184 @@
+"""``fine_tune``: a translated pipeline, trained further end to end (section 5.2.4)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from mlsys_core.errors import InvalidInputError
+
+from mlsys_windtunnel.finetune.options import TrainingOptions
+from mlsys_windtunnel.finetune.rows import (
+    Batch,
+    Rows,
+    TableRows,
+    class_weights,
+    encode_rows,
+    with_offset,
+)
+from mlsys_windtunnel.finetune.train import OnEpoch, Trainer
+from mlsys_windtunnel.frontend import Frontend
+from mlsys_windtunnel.module import WindTunnelModule
+from mlsys_windtunnel.modules.base import PredictorModule
+from mlsys_windtunnel.raw_table import Table
+from mlsys_windtunnel.soft.options import SoftOptions
+from mlsys_windtunnel.soft.residual import Tunable
+from mlsys_windtunnel.soft.soften import soften
+
+
+@dataclass(frozen=True, slots=True)
+class FineTuned:
+    """A trained module and how it came about."""
+
+    module: WindTunnelModule  # in evaluation mode; the source's exact translation where the start was the best
+    history: list[dict[str, float]]  # an epoch each, the first before training
+    best_epoch: int  # 0: the start
+    best_score: float  # NaN without evaluation rows
+    metric: str
+
+
+def fine_tune(
+    module: WindTunnelModule,
+    X: Table,  # noqa: N803 - scikit-learn's name
+    y: Any,
+    *,
+    eval_set: tuple[Table, Any] | None = None,
+    sample_weight: Any = None,
+    eval_sample_weight: Any = None,
+    soft: SoftOptions | None = None,
+    options: TrainingOptions | None = None,
+    **changes: Any,
+) -> FineTuned:
+    """Train a translated pipeline further, on its own training data, on new data, or towards another objective.
+
+    Args:
+        module: What :func:`~mlsys_windtunnel.translate` gave, or an earlier run; it is left as it is.
+        X: Raw training rows, as the source takes them.
+        y: Labels that the source knows, or numbers.
+        eval_set: Rows by which the best epoch is chosen, the start among them; without, the last is kept.
+        sample_weight: Of the training rows.
+        eval_sample_weight: Of the evaluation rows.
+        soft: How the trees become smooth; of an earlier run's module they stay as they are.
+        options: How to train.
+        changes: Fields of either options by name, in place of what ``soft`` and ``options`` hold: ``level="L4"``,
+            ``epochs=3``, ``loss=my_loss``.
+
+    Raises:
+        InvalidInputError: an option is out of range, labels that the source does not know, a pipeline that answers
+            neither classes nor numbers, training that diverged.
+
+    Example:
+        >>> tuned = fine_tune(translate(source), X, y, eval_set=(X_val, y_val), level="L4")  # doctest: +SKIP
+        >>> tuned.module.predict_proba(X_test)  # doctest: +SKIP
+    """
+    soft, options = with_changes(soft or SoftOptions(), options or TrainingOptions(), changes)
+    head = head_of(module)
+    weights = class_weights(options.class_weight, head.classes, y)
+    train = encode_rows(module.frontend, head, X, y, weight=sample_weight, classes=weights)
+    evaluation = None
+    if eval_set is not None:
+        evaluation = encode_rows(module.frontend, head, *eval_set, weight=eval_sample_weight)
+    with threads(options.n_threads):
+        tunable = tunable_of(module, TableRows(train), soft, seed=options.random_state)
+        train = with_offset(tunable, train)
+        evaluation = None if evaluation is None else with_offset(tunable, evaluation)
+        return run(module, tunable, TableRows(train), evaluation, soft, options)
+
+
+def run(
+    module: WindTunnelModule,
+    tunable: Tunable,
+    rows: Rows,
+    evaluation: Batch | None,
+    soft: SoftOptions,
+    options: TrainingOptions,
+) -> FineTuned:
+    """Train what was made ready."""
+    trainer = Trainer(tunable, rows, evaluation, options, final_sharpness=soft.final_sharpness)
+    with progress_bar(options, trainer.metric_name) as on_epoch:
+        outcome = trainer.run(on_epoch)
+    is_source = outcome.best_epoch == 0 and tunable.exact is not None
+    if is_source:
+        best = WindTunnelModule(tunable.frontend, copy.deepcopy(module.network)).eval()
+    else:
+        best = tunable.module()
+    return FineTuned(best, outcome.history, outcome.best_epoch, outcome.best_score, outcome.metric)
+
+
+def with_changes(
+    soft: SoftOptions, options: TrainingOptions, changes: dict[str, Any]
+) -> tuple[SoftOptions, TrainingOptions]:
+    """Options with some fields replaced.
+
+    Raises:
+        InvalidInputError: a name that neither has.
+    """
+    from dataclasses import replace
+
+    names = (SoftOptions.__dataclass_fields__, TrainingOptions.__dataclass_fields__)
+    unknown = [name for name in changes if not any(name in fields for fields in names)]
+    if unknown:
+        raise InvalidInputError(f"there is no option {unknown[0]}; there are {', '.join([*names[0], *names[1]])}")
+    of_soft, of_training = ({name: changes[name] for name in changes if name in fields} for fields in names)
+    return replace(soft, **of_soft), replace(options, **of_training)
+
+
+def head_of(module: WindTunnelModule) -> PredictorModule:
+    """The module's last operator.
+
+    Raises:
+        InvalidInputError: it predicts nothing.
+    """
+    if module.predictor is None:
+        raise InvalidInputError("the pipeline ends in a transformer; fine-tuning needs a predictor to compare with y")
+    return module.predictor
+
+
+def tunable_of(module: WindTunnelModule, rows: Rows, soft: SoftOptions, *, seed: int) -> Tunable:
+    """A soft copy of an exact module, or a copy of the parts of one that was fine-tuned before."""
+    known = Tunable.of(module)
+    if known is not None:
+        return copy.deepcopy(known)
+    network = soften(module.network, rows.sample(100_000), soft, seed=seed)
+    if soft.init != "residual":
+        return Tunable(_copied(module.frontend), network)
+    start = copy.deepcopy(network).eval().requires_grad_(False)
+    exact = copy.deepcopy(module.network).eval().requires_grad_(False)
+    return Tunable(_copied(module.frontend), network, exact, start)
+
+
+def _copied(frontend: Frontend) -> Frontend:
+    return copy.deepcopy(frontend)
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """With so many threads of torch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def progress_bar(options: TrainingOptions, metric: str) -> Iterator[OnEpoch | None]:
+    """A bar over epochs on the error stream, if it is wanted."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), disable=not options.verbose) as progress:
+        task = progress.add_task("fine-tuning", total=options.epochs)
+
+        def on_epoch(epoch: dict[str, float]) -> None:
+            score = "" if epoch["valid_score"] != epoch["valid_score"] else f", {metric} {epoch['valid_score']:.5f}"
+            progress.update(
+                task, completed=epoch["epoch"], description=f"fine-tuning: loss {epoch['train_loss']:.5f}{score}"
+            )
+
+        yield on_epoch
