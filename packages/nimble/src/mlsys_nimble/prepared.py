@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_structure, tree_unflatten
 from mlsys_nimble.capture import Captured, capture
 from mlsys_nimble.executor import Executor, make_executor
 from mlsys_nimble.passes import PassReport, optimise
+from mlsys_nimble.passes.precision import round_weights
 from mlsys_nimble.program import Program
 
 _LOG = logging.getLogger("mlsys_nimble")
@@ -35,13 +36,17 @@ class Options:
     max_schedules: int = 8  # sets of input shapes kept; the one unused for longest makes room
     max_concurrency: int = 1  # calls of one schedule that may run at once, each with memory of its own
     winograd: int = 4  # the largest tile for 3x3 convolutions in the native executor: 0, 2 or 4 (docs/nimble-cpu.md)
+    kernels: str = "triton"  # of the CUDA executor: "triton", "inductor" or "aten" (docs/nimble-cuda.md)
     rematerialises: bool = True  # training: what is cheap is computed again in the backward pass, not saved (min-cut)
+    precision: str = "fp32"  # "bf16" rounds the weights of linears and convolutions to it (docs/nimble-cpu.md)
     optimises: bool = True  # run the passes; without them the program is the model, operator by operator
 
     def __post_init__(self) -> None:
         for name in ("max_schedules", "max_concurrency"):
             if getattr(self, name) < 1:
                 raise InvalidInputError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.precision not in ("fp32", "bf16"):
+            raise InvalidInputError(f"precision is {self.precision!r}; it may be 'fp32' or 'bf16'")
         if self.winograd not in (0, 2, 4):
             raise InvalidInputError(f"winograd is {self.winograd}; it may be 0, 2 or 4")
 
@@ -55,6 +60,8 @@ class Prepared:
         self.reports: tuple[PassReport, ...] = ()
         if options.optimises:
             self.program, self.reports = optimise(captured.program)
+        if options.precision == "bf16":
+            self.program = round_weights(self.program)
         self._options = options
         self.executor: Executor = self._make()
         self._turn = threading.Lock()
@@ -67,12 +74,16 @@ class Prepared:
 
     def _make(self) -> Executor:
         options = self._options
+        is_cuda = options.executor == "auto" and self.captured.device.type == "cuda"
         return make_executor(
-            options.executor,
+            "cuda" if is_cuda else options.executor,
             self.program,
             num_threads=options.num_threads,
             use_multi_stream=options.use_multi_stream,
             winograd=options.winograd,
+            device=self.captured.device,
+            kernels=options.kernels,
+            shares_pool=options.max_concurrency == 1,
         )
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Any:

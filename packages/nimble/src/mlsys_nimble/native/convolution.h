@@ -16,7 +16,7 @@ constexpr int SPACE = 3;  // depth, height, width
 
 struct Convolution {
     View x, residual, out;  // [N, C, D, H, W]
-    const float* weights;   // [groups][panels][taps][C / groups][panel]
+    const Weight* weights;  // [groups][panels][taps][C / groups][panel]
     const float* bias;      // [groups][columns of the panels], zeros if there is none
     int32_t kernel[SPACE], stride[SPACE], before[SPACE], dilation[SPACE];
     int32_t groups;
@@ -140,7 +140,7 @@ class ConvolutionKernel : public Kernel {
         const int wide = panel + 1 < panels || vecs == 1 ? std::min<int>(vecs, 2) : vecs - 2 * (panels - 1);
         const int width = wide * LANES, limit = max_rows(wide);
         const int64_t column = panel * 2 * LANES;
-        const float* weights = c.weights + (group * vecs * LANES + column) * depth;
+        const Weight* weights = c.weights + (group * vecs * LANES + column) * depth;
         float* out = c.out.as<float>() + block.out_offset + group * columns + column;
         const float* residual =
             finish.has_residual ? c.residual.as<const float>() + block.residual_offset + group * columns + column : nullptr;

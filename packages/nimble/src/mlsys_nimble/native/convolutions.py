@@ -1,7 +1,8 @@
 """The kernels of convolutions and linears, one function for each way of computing them; kernels.py has the rest.
 
 What lies where is settled by the caller, who passes a :class:`View` for each tensor; results are written where ``out``
-says. ``residual`` may be the same view as ``out``. A handle keeps its packed weights alive, and nothing else.
+says. ``residual`` may be the same view as ``out``. A handle keeps its packed weights alive, and nothing else. Those of
+:func:`convolution` and :func:`linear` are kept in bf16 by the library that :func:`~.library.load_bf16` gives.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def convolution(
         return gemv(kind.epilogue, x, weight.flatten(1), bias, out, residual=residual, library=library)
     assert out.strides[1] == 1 or out.shape[1] == 1, "channels of the result are not side by side"
     assert kind.groups == 1 or x.strides[1] == 1, "channels of a grouped convolution are not side by side"
-    packed = pack_convolution(weight, kind.groups, library.kernel_lanes())
+    packed = pack_convolution(weight, kind.groups, library.kernel_lanes(), library.weight_dtype)
     shift = pack_bias(bias, weight.shape[0], kind.groups, library.kernel_lanes())
     struct = ConvolutionStruct(
         x=view_struct(image(x)),
@@ -81,7 +82,7 @@ def gemv(
 ) -> Kernel:
     """A linear of one row: weight [O, K]; x has K elements, residual and out have O, side by side in any dimensions."""
     library = library or load()
-    packed = pack_gemv(weight, library.kernel_lanes())
+    packed = pack_gemv(weight, library.kernel_lanes(), library.weight_dtype)
     shift = pack_bias(bias, weight.shape[0], 1, library.kernel_lanes())
     x_row, out_row = x.reshaped((weight.shape[1],), (1,)), out.reshaped((weight.shape[0],), (1,))
     residual_row = None if residual is None else residual.reshaped(out_row.shape, (1,))

@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from mlsys_core.config import settings
@@ -66,6 +67,7 @@ class NativeExecutor:
         num_threads: int | None = None,
         use_multi_stream: bool = True,
         winograd: int = 4,
+        **_: Any,
     ) -> None:
         self.num_threads = num_threads or torch.get_num_threads()
         layout = lay_out(program)
@@ -217,7 +219,10 @@ class NativeExecutor:
             if (found := other_kernels(self._program.operators[index], self._views, self._fixed, winograd=winograd))
         }
         usual = {index: self._kernels[index] for index in others}
-        texts = {index: f"{winograd} {choices.text(self._program.operators[index], self._views)}" for index in others}
+        texts = {
+            index: f"{', '.join(found)}: {choices.text(self._program.operators[index], self._views)}"
+            for index, found in others.items()
+        }
         unknown = {index for index in others if texts[index] not in choices.known}
         best = {index: ("usual", seconds[index]) for index in unknown}
         for name in dict.fromkeys(name for index in unknown for name in others[index]):

@@ -3,19 +3,19 @@
 
 #include <algorithm>
 
-#include "epilogue.h"
+#include "weight.h"
 
 namespace nimble {
 
 struct Gemv {
     View x, residual, out;  // x [depth]; residual, out [columns]; all side by side
-    const float* weights;   // [panels][depth][panel]; the last panel has as many vectors as it takes
+    const Weight* weights;  // [panels][depth][panel]; the last panel has as many vectors as it takes
     const float* bias;      // [columns], zeros to whole vectors
     Epilogue epilogue;
 };
 
 constexpr int ROW_VECS = 8;              // of a panel, packing.py: ROW_VECS; as many sums as the pipes want in flight
-constexpr int AHEAD = (4 << 10) / sizeof(float);  // that much of the weights is asked for before it is wanted
+constexpr int AHEAD = (4 << 10) / sizeof(Weight);  // that much of the weights is asked for before it is wanted
 
 class GemvKernel : public Kernel {
   public:
@@ -41,7 +41,7 @@ class GemvKernel : public Kernel {
     }
 
   private:
-    void multiply_panel(int64_t some, const float* x, const float* weights, const float* bias, float* sums) const {
+    void multiply_panel(int64_t some, const float* x, const Weight* weights, const float* bias, float* sums) const {
         switch (some) {
             case 1: return multiply<1>(x, weights, bias, sums);
             case 2: return multiply<2>(x, weights, bias, sums);
@@ -56,7 +56,7 @@ class GemvKernel : public Kernel {
 
     // Panels of few vectors keep several sums of each, for features in turn, which are added at the end.
     template <int VECS>
-    void multiply(const float* x, const float* weights, const float* bias, float* sums) const {
+    void multiply(const float* x, const Weight* weights, const float* bias, float* sums) const {
         constexpr int COPIES = ROW_VECS / VECS;
         vf total[COPIES][VECS] = {};
         for (int v = 0; v < VECS; v++) total[0][v] = load(bias + v * LANES);
@@ -65,7 +65,7 @@ class GemvKernel : public Kernel {
             for (int copy = 0; copy < COPIES; copy++) {
                 const vf feature = splat(x[k + copy]);
                 for (int v = 0; v < VECS; v++, weights += LANES) {
-                    if (v % (64 / sizeof(vf)) == 0) __builtin_prefetch(weights + AHEAD);
+                    if (v % (64 / (LANES * sizeof(Weight))) == 0) __builtin_prefetch(weights + AHEAD);
                     total[copy][v] = fma(feature, load(weights), total[copy][v]);
                 }
             }

@@ -4,6 +4,7 @@
 #include "copy.h"
 #include "depthwise.h"
 #include "gemv.h"
+#include "handle.h"
 #include "pointwise.h"
 #include "pool.h"
 #include "rows.h"
@@ -12,13 +13,6 @@
 using namespace nimble;
 
 extern "C" {
-
-int32_t kernel_lanes() { return LANES; }
-int64_t kernel_units(const Kernel* kernel) { return kernel->units; }
-int64_t kernel_scratch(const Kernel* kernel) { return kernel->scratch_nbytes; }
-void kernel_run(const Kernel* kernel, int64_t begin, int64_t end, void* scratch) { kernel->run(begin, end, scratch); }
-void kernel_free(Kernel* kernel) { delete kernel; }
-
 Kernel* make_convolution(const Convolution* arguments) { return new ConvolutionKernel(*arguments); }
 Kernel* make_depthwise(const Depthwise* arguments) { return new DepthwiseKernel(*arguments); }
 Kernel* make_winograd2(const Winograd* arguments) { return new WinogradKernel<2>(*arguments); }

@@ -266,11 +266,13 @@ def epilogue_struct(epilogue: operators.Epilogue) -> EpilogueStruct:
 
 
 @cache
-def load(flags: tuple[str, ...] = ()) -> Any:
-    """The library, compiled for this machine on the first call ever.
+def load(flags: tuple[str, ...] = (), *, source: str = "kernels.cpp", makers: tuple[str, ...] = MAKERS) -> Any:
+    """A library of kernels, compiled for this machine on the first call ever; all but bf16's are in ``kernels.cpp``.
 
     Args:
         flags: For the compiler, beside the usual ones: a test may ask for another machine's paths.
+        source: The file beside this one.
+        makers: The kernels in it.
 
     Raises:
         MissingDependencyError: there is no C++ compiler.
@@ -278,13 +280,23 @@ def load(flags: tuple[str, ...] = ()) -> Any:
     """
     here = Path(__file__).parent
     headers = sorted(here.glob("*.h"))
-    library = load_kernel(here / "kernels.cpp", cache_dir=settings().cache_dir, flags=(*FLAGS, *flags), headers=headers)
+    options = (*FLAGS, *flags)
+    library: Any = load_kernel(here / source, cache_dir=settings().cache_dir, flags=options, headers=headers)
     library.kernel_units.argtypes = library.kernel_scratch.argtypes = library.kernel_free.argtypes = [c_void_p]
     library.kernel_units.restype = library.kernel_scratch.restype = c_int64
     library.kernel_run.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
-    for name in MAKERS:
+    for name in makers:
         make = getattr(library, f"make_{name}")
         make.restype, make.argtypes = c_void_p, [c_void_p]
+    library.weight_dtype = torch.float32
+    return library
+
+
+@cache
+def load_bf16(flags: tuple[str, ...] = ()) -> Any:
+    """The library whose linears and convolutions keep their weights in bf16; as :func:`load`."""
+    library = load(flags, source="kernels_bf16.cpp", makers=("convolution", "gemv"))
+    library.weight_dtype = torch.bfloat16
     return library
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from mlsys_nimble import operators as kinds
 from mlsys_nimble.native import convolutions, kernels
 from mlsys_nimble.native.images import SPACE
-from mlsys_nimble.native.library import DTYPES, MAX_RANK, Kernel, View
+from mlsys_nimble.native.library import DTYPES, MAX_RANK, Kernel, View, load_bf16
 from mlsys_nimble.program import Operator, ValueId
 from mlsys_nimble.strides import dense, row_major
 
@@ -25,6 +25,7 @@ class _Call:
     inputs: Sequence[View]
     weights: Sequence[Tensor | None]  # per input: the constant, if it is one
     out: View
+    library: Any = None  # None: the usual one
 
 
 def kernel_for(operator: Operator, views: Mapping[ValueId, View], constants: Mapping[ValueId, Tensor]) -> Kernel | None:
@@ -61,17 +62,33 @@ def other_kernels(
     Only for an operator that :func:`kernel_for` has a kernel for. ``winograd`` is the largest tile allowed.
     """
     kind, weight = operator.kind, constants.get(operator.inputs[1]) if len(operator.inputs) > 1 else None
-    if not isinstance(kind, kinds.Convolution) or weight is None or not convolutions.is_winograd(kind, weight):
+    if not isinstance(kind, kinds.Convolution | kinds.Linear) or weight is None:
         return {}
     inputs, out = [views[value] for value in operator.inputs], views[operator.outputs[0]]
     bias = constants[operator.inputs[2]] if kind.has_bias else None
     residual = inputs[-1] if kind.epilogue.has_residual else None
+    found: dict[str, Callable[[], Kernel]] = {}
+    if _is_bf16(weight):
+        call = _Call(kind, inputs, [constants.get(value) for value in operator.inputs], out, load_bf16())
+        found["bf16 weights"] = lambda: _made(_RULES[type(kind)](call))
+    if isinstance(kind, kinds.Convolution) and convolutions.is_winograd(kind, weight):
 
-    def by_tiles(size: Literal[2, 4]) -> Kernel:
-        return convolutions.winograd(kind, inputs[0], weight, bias, out, size=size, residual=residual)
+        def by_tiles(size: Literal[2, 4]) -> Kernel:
+            return convolutions.winograd(kind, inputs[0], weight, bias, out, size=size, residual=residual)
 
-    found: dict[str, Callable[[], Kernel]] = {"winograd 2": lambda: by_tiles(2), "winograd 4": lambda: by_tiles(4)}
-    return {name: make for name, make in found.items() if int(name.split()[1]) <= winograd}
+        tiles: dict[int, Callable[[], Kernel]] = {2: lambda: by_tiles(2), 4: lambda: by_tiles(4)}
+        found |= {f"winograd {size}": make for size, make in tiles.items() if size <= winograd}
+    return found
+
+
+def _is_bf16(weight: Tensor) -> bool:
+    """Whether bf16 holds it exactly, and it is no depthwise convolution's (those are small)."""
+    return weight.shape[1] > 1 and bool((weight.bfloat16() == weight).all())
+
+
+def _made(kernel: Kernel | None) -> Kernel:
+    assert kernel is not None, "no kernel with other weights where there is one with the usual"
+    return kernel
 
 
 def _convolution(call: _Call) -> Kernel | None:
@@ -81,7 +98,9 @@ def _convolution(call: _Call) -> Kernel | None:
     residual = call.inputs[-1] if call.kind.epilogue.has_residual else None
     if convolutions.is_depthwise(call.kind, weight):
         return convolutions.depthwise(call.kind, call.inputs[0], weight, bias, call.out, residual=residual)
-    return convolutions.convolution(call.kind, call.inputs[0], weight, bias, call.out, residual=residual)
+    return convolutions.convolution(
+        call.kind, call.inputs[0], weight, bias, call.out, residual=residual, library=call.library
+    )
 
 
 def _linear(call: _Call) -> Kernel | None:
@@ -89,7 +108,9 @@ def _linear(call: _Call) -> Kernel | None:
     if weight is None or (call.kind.has_bias and bias is None):
         return None
     residual = _rows(call.inputs[-1]) if call.kind.epilogue.has_residual else None
-    return convolutions.linear(call.kind, _rows(call.inputs[0]), weight, bias, _rows(call.out), residual=residual)
+    return convolutions.linear(
+        call.kind, _rows(call.inputs[0]), weight, bias, _rows(call.out), residual=residual, library=call.library
+    )
 
 
 def _copy(call: _Call) -> Kernel:

@@ -7,7 +7,7 @@
 
 #include <utility>
 
-#include "epilogue.h"
+#include "weight.h"
 
 namespace nimble {
 
@@ -27,7 +27,7 @@ struct Part {
 struct Tile {
     const float* const* rows;  // row r's tap t is rows[r * taps + t]
     int64_t taps;
-    const float* weights;      // of the part, [taps][depth][panel]
+    const Weight* weights;     // of the part, [taps][depth][panel]
     int64_t step;              // from one feature's weights to the next: the panel's width, where they are packed
     const float* bias;         // [panel]
     float* sums;               // between parts, [rows][panel]
@@ -58,7 +58,7 @@ __attribute__((noinline)) void multiply(const Part& part, const Tile& tile, cons
     unroll<COPIES * SUMS>([&](auto i) INLINE { sums[i] = vf{}; });
     if (part.is_first) unroll<SUMS>([&](auto i) INLINE { sums[i] = load(tile.bias + i % VECS * LANES); });
 
-    const float* weights = tile.weights;
+    const Weight* weights = tile.weights;
     const int64_t step = tile.step;
     const auto add = [&](const float* const (&rows)[ROWS], int k, auto copy) INLINE {
         vf w[VECS];

@@ -68,21 +68,21 @@ ROW_VECS = 8  # gemv.h
 
 
 @_shared
-def pack_gemv(weight: Tensor, lanes: int) -> Tensor:
+def pack_gemv(weight: Tensor, lanes: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """A linear's weight [O, K] for a single row: panels of 8 vectors of columns, each [K, width], flat."""
     columns, depth = weight.shape
     padded = torch.zeros(depth, -(-columns // lanes) * lanes)
     padded[:, :columns] = weight.detach().float().T
     panels = torch.split(padded, ROW_VECS * lanes, dim=1)
-    return torch.cat([panel.reshape(-1) for panel in panels])
+    return torch.cat([panel.reshape(-1) for panel in panels]).to(dtype)
 
 
 @_shared
-def pack_convolution(weight: Tensor, groups: int, lanes: int) -> Tensor:
+def pack_convolution(weight: Tensor, groups: int, lanes: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """A weight [O, C/groups, *kernel] as [groups][panels][taps * C/groups][width], flat."""
     rows = weight.detach().float().reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
     matrices = rows.permute(0, 3, 2, 1).reshape(groups, -1, rows.shape[1])  # [groups, taps * C/groups, columns]
-    return torch.cat([pack_columns(matrix, lanes) for matrix in matrices])
+    return torch.cat([pack_columns(matrix, lanes) for matrix in matrices]).to(dtype)
 
 
 @_shared

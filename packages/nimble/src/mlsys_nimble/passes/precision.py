@@ -1,0 +1,33 @@
+"""The explicit loss of precision: weights of linears and convolutions as bf16 holds them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mlsys_nimble.operators import Convolution, Linear
+from mlsys_nimble.passes.dead_code import remove_dead_code
+from mlsys_nimble.program import Program, ValueId
+
+
+def round_weights(program: Program) -> Program:
+    """Round the constant weights of linears and convolutions to bf16, to the nearest, ties to even; they stay float32.
+
+    Sums, biases and all that lies between operators keep their precision. An executor may then keep the weights in
+    half the memory without a further loss.
+    """
+    changed = {buffer for buffer, _ in program.mutations}
+    values, constants, operators = list(program.values), dict(program.constants), list(program.operators)
+    number: dict[ValueId, ValueId] = {}  # of the rounded weight; others may still read the weight as it is
+    for index, operator in enumerate(operators):
+        if not isinstance(operator.kind, Convolution | Linear):
+            continue
+        x, weight, *rest = operator.inputs
+        if weight not in program.constants or weight in changed or values[weight].dtype != "float32":
+            continue
+        if weight not in number:
+            number[weight] = len(values)
+            values.append(values[weight])
+            constants[number[weight]] = constants[weight].detach().bfloat16().float()
+        operators[index] = replace(operator, inputs=(x, number[weight], *rest))
+    made = replace(program, values=tuple(values), operators=tuple(operators), constants=constants)
+    return remove_dead_code(made)
