@@ -55,7 +55,7 @@ def _trained(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], options
     from mlsys_nimble.training.graphs import ReplayedGraph
 
     def compile_graph(part: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-        return ReplayedGraph(part, executor_maker(options)).as_function()
+        return ReplayedGraph(part, executor_maker(options, saves=True)).as_function()
 
     partition = min_cut_rematerialization_partition if options.rematerialises else default_partition
     compiled: Callable[..., Any] = aot_autograd(

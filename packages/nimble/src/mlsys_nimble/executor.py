@@ -29,6 +29,7 @@ class Executor(Protocol):
 
 _FACTORIES = {
     "native": "mlsys_nimble.native.executor:NativeExecutor",
+    "cuda": "mlsys_nimble.cuda.executor:CudaExecutor",
     "training": "mlsys_nimble.training.executor:TensorExecutor",
     "reference": "mlsys_nimble.reference:ReferenceExecutor",
 }

@@ -155,6 +155,7 @@ def _pool(kind: kinds.Pool, inputs: tuple[ValueType, ...], result: ValueType) ->
     if kind.op == "average" and not symmetric and not kind.counts_padding:
         ones = torch.ones((1, 1, *inputs[0].shape[2:]), dtype=_dtype(result))
         shares = average(F.pad(ones, around), kind.kernel, kind.stride)  # of each window, what is not padding
+    shares_on: dict[torch.device, Tensor] = {}  # copied to a device by its first call: none may be while captured
 
     def run_max(x: Tensor) -> Tensor:
         x = x if symmetric else F.pad(x, around, value=float("-inf"))
@@ -164,7 +165,11 @@ def _pool(kind: kinds.Pool, inputs: tuple[ValueType, ...], result: ValueType) ->
         if symmetric:
             return average(x, kind.kernel, kind.stride, padding, False, kind.counts_padding)  # type: ignore[no-any-return]
         y: Tensor = average(F.pad(x, around), kind.kernel, kind.stride)
-        return y if shares is None else y / shares.to(y.device)
+        if shares is None:
+            return y
+        if y.device not in shares_on:
+            shares_on[y.device] = shares.to(y.device)
+        return y / shares_on[y.device]
 
     return _with_epilogue(kind.epilogue, run_max if kind.op == "max" else run_average)
 

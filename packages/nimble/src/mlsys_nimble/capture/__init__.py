@@ -27,6 +27,7 @@ class Captured:
     out_spec: TreeSpec
     out_leaves: tuple[Any, ...]  # leaves of the result; None where the next of the program's outputs goes ...
     output_places: tuple[int, ...]  # ... which are these
+    device: torch.device
 
 
 def capture(
@@ -86,7 +87,7 @@ def capture(
         constants=builder.constants,
         mutations=tuple((old.value, new.value) for old, new in tracer.mutations()),
     )
-    return Captured(program, in_spec, places, out_spec, tuple(out_leaves), output_places)
+    return Captured(program, in_spec, places, out_spec, tuple(out_leaves), output_places, device)
 
 
 def _single_device(model: Any, tensors: Sequence[torch.Tensor]) -> torch.device:

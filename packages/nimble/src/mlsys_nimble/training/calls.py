@@ -45,23 +45,34 @@ class TrainedModel:
         )
 
     def _take_forward(self, graph: torch.fx.GraphModule, examples: Any) -> Callable[[list[Any]], Any]:
-        self.forward = ReplayedGraph(graph, executor_maker(self._options))
+        self.forward = ReplayedGraph(graph, executor_maker(self._options, saves=True))
         return self.forward.as_function()
 
     def _take_backward(self, graph: torch.fx.GraphModule, examples: Any) -> Callable[[list[Any]], Any]:
-        self.backward = ReplayedGraph(graph, executor_maker(self._options))
+        self.backward = ReplayedGraph(graph, executor_maker(self._options, saves=False))
         return self.backward.as_function()
 
 
-def executor_maker(options: Options) -> Callable[[Program, torch.device], Executor]:
-    """What makes the executor of a training graph on a device."""
+def executor_maker(options: Options, *, saves: bool) -> Callable[[Program, torch.device], Executor]:
+    """What makes the executor of a training graph on a device.
+
+    Args:
+        options: As given to ``prepare``.
+        saves: Whether among its results is what a backward pass needs, which had better not be copied.
+    """
 
     def make(program: Program, device: torch.device) -> Executor:
         name = options.executor
         if name == "auto":
             name = "cuda" if device.type == "cuda" else "training"
         return make_executor(
-            name, program, num_threads=options.num_threads, use_multi_stream=options.use_multi_stream, device=device
+            name,
+            program,
+            num_threads=options.num_threads,
+            use_multi_stream=options.use_multi_stream,
+            device=device,
+            kernels=options.kernels,
+            shares_pool=not saves,
         )
 
     return make

@@ -15,7 +15,7 @@ from mlsys_nimble.passes import optimise
 from mlsys_nimble.program import Program
 from mlsys_nimble.training.passes import TRAINING_PASSES
 
-MakeExecutor = Callable[[Program, torch.device], Executor]
+MakeExecutor = Callable[..., Executor]
 _CAPTURE_LOCK = threading.Lock()  # a trace sets flags of the whole process
 
 
@@ -24,7 +24,7 @@ class ReplayedGraph:
 
     Args:
         graph: Of ATen operators, without side effects.
-        make_executor: Of a program, for the device that it was captured on.
+        make_executor: Of a program and the device that it was captured on.
     """
 
     def __init__(self, graph: torch.fx.GraphModule, make_executor: MakeExecutor) -> None:
@@ -64,7 +64,5 @@ class ReplayedGraph:
         with _CAPTURE_LOCK:
             self._captured = capture(self._graph, arguments)
         self.program, _ = optimise(self._captured.program, TRAINING_PASSES)
-        tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
-        device = tensors[0].device if tensors else torch.device("cpu")
-        self.executor = self._make_executor(self.program, device)
+        self.executor = self._make_executor(self.program, self._captured.device)
         self._graph = None

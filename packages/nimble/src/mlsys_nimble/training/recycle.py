@@ -38,15 +38,20 @@ class Recycled:
     def take(self) -> Tensor:
         """A tensor that shares memory with no other that is alive; its elements are whatever they were."""
         for tensor, handle, free in self._kept:
-            if _count(handle) == free:
+            if not is_held(handle, free):
                 return torch.empty(0, dtype=self.dtype).set_(tensor)  # type: ignore[call-overload,no-any-return]
         tensor = torch.empty_strided(self.shape, self.strides, dtype=self.dtype)
         handle = tensor.untyped_storage()._cdata
-        self._kept.append((tensor, handle, _count(handle)))
+        self._kept.append((tensor, handle, count_of(handle)))
         return torch.empty(0, dtype=self.dtype).set_(tensor)  # type: ignore[call-overload,no-any-return]
 
 
-def _count(handle: int) -> int:
-    """Who holds a storage: tensors, and Python's own object for it."""
+def count_of(handle: int) -> int:
+    """Who holds a storage (``storage._cdata``): tensors, and Python's own object for it."""
     count: int = torch._C._storage_Use_Count(handle)
     return count
+
+
+def is_held(handle: int, free: int) -> bool:
+    """Whether more hold a storage than the ``free`` that did when nobody was given it."""
+    return count_of(handle) > free
