@@ -39,6 +39,7 @@ class EngineConfig:
     num_workers: int = 1  # each a thread of its own with one thread of torch
     executor: Literal["cell", "chunk"] = "chunk"  # a step a task (the paper), or a round's steps in one call
     max_tasks_to_submit: int = 5
+    round_s: float = 0.001  # chunks of cheap cells take more steps, as long as a round lasts no longer
     lookahead: Literal["speculative", "one"] = "speculative"
     max_waiting: int | None = None
     pool_bytes: int = DEFAULT_POOL_BYTES
@@ -49,7 +50,17 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.num_workers < 1:
             raise InvalidInputError(f"num_workers={self.num_workers}: at least 1 is needed")
-        SchedulerConfig(self.max_tasks_to_submit, self.executor, self.lookahead, self.max_waiting)  # checks them
+        self.scheduling()  # checks the others
+
+    def scheduling(self) -> SchedulerConfig:
+        """What the scheduler needs to know."""
+        return SchedulerConfig(
+            max_tasks_to_submit=self.max_tasks_to_submit,
+            forming=self.executor,
+            round_s=self.round_s,
+            lookahead=self.lookahead,
+            max_waiting=self.max_waiting,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +91,7 @@ def make_scheduler(model: Model, config: EngineConfig) -> tuple[CellularSchedule
     pools = [StatePool(model.layout, rows, config.device)]
     scheduler = CellularScheduler(
         model.layout,
-        config=SchedulerConfig(
-            max_tasks_to_submit=config.max_tasks_to_submit,
-            forming=config.executor,
-            lookahead=config.lookahead,
-            max_waiting=config.max_waiting,
-        ),
+        config=config.scheduling(),
         devices=[0] * config.num_workers,
         num_rows=rows,
         store=SeveralPools(pools),

@@ -285,3 +285,17 @@ def test_requests_wait_for_rows_and_are_refused_beyond_the_bound():
     while checker.submit(0):
         checker.complete(0)
     assert list(checker.finished) == ["a", "b"]
+
+
+def test_cheap_steps_fill_a_round():
+    of = layout()
+    scheduler = CellularScheduler(of, config=SchedulerConfig(forming="chunk", round_s=0.01))
+    scheduler.add(chain(of, "a", 100), 0.0)
+    now, steps = 0.0, []
+    while (batch := scheduler.next_batch(WorkerId(0), now)) is not None:
+        steps.append(batch.tasks[0].steps)
+        now += 0.0005 * steps[-1] if len(steps) < 3 else 0.004 * steps[-1]  # from the third round on, a step is dear
+        scheduler.complete(batch, outputs(batch, of), now)
+    assert steps == [5, 20, 20, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5]
+    with pytest.raises(InvalidInputError, match="round_s"):
+        SchedulerConfig(round_s=-1.0)

@@ -22,9 +22,16 @@ Make = Callable[[VirtualClock], System]
 Compute = Callable[[Sequence[Request], int], Sequence[np.ndarray]]  # (requests, padded length) -> their outputs
 
 
-def cellular(model: Model, *, executor: Literal["cell", "chunk"], workers: int = 1, output: str = "hidden") -> Make:
+def cellular(
+    model: Model,
+    *,
+    round_s: float = 0.001,
+    executor: Literal["cell", "chunk"],
+    workers: int = 1,
+    output: str = "hidden",
+) -> Make:
     """BatchMaker itself."""
-    config = EngineConfig(num_workers=workers, executor=executor, pool_bytes=_POOL_BYTES)
+    config = EngineConfig(round_s=round_s, num_workers=workers, executor=executor, pool_bytes=_POOL_BYTES)
 
     def make(clock: VirtualClock) -> System:
         scheduler, pools = make_scheduler(model, config)

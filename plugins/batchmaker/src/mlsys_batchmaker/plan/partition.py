@@ -70,6 +70,7 @@ class Plan:
     result_slots: Ints  # by result asked for: where its values are kept, from the request's first slot on
     result_cells: Ints  # by result asked for: the cell of its node
     num_result_cells: int  # how many different ones
+    first_result_cell: int
     num_slots: int
     # What the scheduler notes of a subgraph when its request comes: the request; the worker it is pinned to; nodes not
     # submitted; nodes not completed, of which those beyond the unsubmitted are in flight; subgraphs that must be
@@ -184,6 +185,7 @@ def make_plan(layout: Layout, cells: Ints, codes: Ints, results: Ints) -> Plan:
         result_slots=slots[place[results]],
         result_cells=cells[results],
         num_result_cells=len(set(cells[results].tolist())),
+        first_result_cell=int(cells[results[0]]),
         num_slots=len(results),
         subs=subs,
         sub_bases=sub_bases,

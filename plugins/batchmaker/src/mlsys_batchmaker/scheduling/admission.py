@@ -82,27 +82,30 @@ class Admission:
         subs = slice(live.sub_start, live.sub_start + plan.num_subgraphs)
         if tables.sub_unsubmitted[subs].any():  # it leaves early: none of its other nodes may run any more
             for cell in set(plan.sub_cell.tolist()):
-                self._state.ready[cell].remove(live.node_start, live.node_start + plan.num_nodes)
+                self._state.ready[cell].remove(tables.sub_rank[subs][plan.sub_cell == cell])
 
     def finish(self, live: Live) -> None:
-        """``live`` has its results. All its nodes are completed, unless a chain of it has stopped."""
-        if live.is_cut:
-            self.leave(live, FinishReason.DONE)
+        """``live`` has its results; no node of it is ready, but some may run in vain if a chain of it has stopped."""
+        live.reason = FinishReason.DONE
+        del self.by_id[live.request.request_id]
+        if live.is_cut and self._is_in_flight(live):
+            self.leaving[live.index] = live
         else:
-            live.reason = FinishReason.DONE
-            del self.by_id[live.request.request_id]
             self._free(live)
 
     def free_what_left(self) -> None:
         """Free the blocks of requests that have left, and admit those who waited for them."""
-        tables = self._state.tables
         for index, live in list(self.leaving.items()) if self.leaving else ():
-            subs = slice(live.sub_start, live.sub_start + live.request.plan.num_subgraphs)
-            if (tables.sub_unfinished[subs] == tables.sub_unsubmitted[subs]).all():  # nothing is in flight
+            if not self._is_in_flight(live):
                 del self.leaving[index]
                 self._free(live)
         while self._waiting and self._admit(*self._waiting[0]):
             self._waiting.popleft()
+
+    def _is_in_flight(self, live: Live) -> bool:
+        tables = self._state.tables
+        subs = slice(live.sub_start, live.sub_start + live.request.plan.num_subgraphs)
+        return bool((tables.sub_unfinished[subs] != tables.sub_unsubmitted[subs]).any())
 
     def _admit(self, request: CellRequest, now: float) -> bool:
         plan = request.plan

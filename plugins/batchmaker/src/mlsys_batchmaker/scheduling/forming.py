@@ -36,10 +36,10 @@ def schedule(state: State, worker: WorkerId) -> list[Task]:
 
 
 def _batch(state: State, cell: int, worker: WorkerId) -> list[Task]:
-    """``Batch(ct, worker)``: up to MaxTasksToSubmit steps; the first task always goes, later ones from Bsizes.Min()."""
+    """``Batch(ct, worker)``: up to `State.max_steps`; the first task always goes, later ones from Bsizes.Min()."""
     spec = state.layout.cells[cell]
     tasks: list[Task] = []
-    steps_left = state.config.max_tasks_to_submit
+    steps_left = state.max_steps(cell)
     while steps_left:
         if tasks and _count_ready(state, cell, worker, spec.min_batch_size) < spec.min_batch_size:
             break
@@ -250,12 +250,14 @@ def _task(
         state.counters.gathers += 1
     state.last_nodes[worker] = (cell, last, ranks) if state.is_chain[cell] else None
     no_carry = (-1,) * len(spec.inputs)
-    fresh = (ranks > state.last_rank[cell]).nonzero()[0]
+    fresh = None
+    if (ranks[-1] if lengths is None else ranks.max()) > state.last_rank[cell]:
+        fresh = (ranks > state.last_rank[cell]).nonzero()[0]
     return Task(
         cell=cell,
         nodes=nodes,
         subs=last_rows[:, SUB],
-        fresh=fresh if len(fresh) else None,
+        fresh=fresh,
         steps=len(in_rows),
         lengths=lengths,
         in_rows=in_rows,

@@ -63,17 +63,16 @@ class ReadyNodes:
         self._ranks[start : self._head] = ranks
         self._head = start
 
-    def remove(self, first: int, last: int) -> None:
-        """Forget the nodes in [first, last): those of a request that leaves."""
-        nodes = self._nodes[self._head : self._tail]
-        keep = (nodes < first) | (nodes >= last)
+    def remove(self, ranks: Ints) -> None:
+        """Forget the nodes of the subgraphs of those ranks: their chains have stopped, or their request leaves."""
+        own = self._ranks[self._head : self._tail]
+        keep = np.isin(own, ranks, invert=True)
         if keep.all():
             return
-        ranks = self._ranks[self._head : self._tail][keep]
-        nodes = nodes[keep]
+        nodes, own = self._nodes[self._head : self._tail][keep], own[keep]
         self._tail = self._head + len(nodes)
         self._nodes[self._head : self._tail] = nodes
-        self._ranks[self._head : self._tail] = ranks
+        self._ranks[self._head : self._tail] = own
 
     def _make_room(self, count: int) -> None:
         """At least ``count`` free places at both ends."""

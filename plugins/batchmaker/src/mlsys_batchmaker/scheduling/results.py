@@ -51,13 +51,15 @@ class Results:
             first: its first slot.
             is_there: by result asked for; None: all are.
         """
+        if plan.num_slots == 1 and is_there is None:
+            return [tuple(self._tables[number][first].copy() for number in self._of_cell[plan.first_result_cell])]
         slots, cells = first + plan.result_slots, plan.result_cells
         if is_there is not None:
             slots, cells = slots[is_there], cells[is_there]
         if plan.num_result_cells == 1:
-            columns = [self._tables[number][slots] for number in self._of_cell[int(plan.result_cells[0])]]
+            columns = [self._tables[number][slots] for number in self._of_cell[plan.first_result_cell]]
             return list(zip(*columns, strict=True))
         return [
-            tuple(self._tables[number][slot] for number in self._of_cell[cell])
+            tuple(self._tables[number][slot].copy() for number in self._of_cell[cell])
             for slot, cell in zip(slots.tolist(), cells.tolist(), strict=True)
         ]

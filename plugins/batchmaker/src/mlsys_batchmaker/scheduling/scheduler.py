@@ -63,6 +63,7 @@ class CellularScheduler:
         self._admission = Admission(self._state, rows, NoValues() if store is None else store)
         self._formed: list[deque[Round]] = [deque() for _ in devices]  # by worker: not handed out yet
         self._num_out = [0] * len(devices)  # by worker: rounds handed out and not back
+        self._handed_s = [0.0] * len(devices)  # by worker: when the latest was
         self._deadlines: list[tuple[float, str, int]] = []  # heap of (deadline, request id, order of arrival)
         self._ids: dict[str, int] = {}  # unfinished requests with a deadline -> their order of arrival
         self._num_added = 0
@@ -112,11 +113,15 @@ class CellularScheduler:
             else:
                 formed.extend(Round(worker, (task,)) for task in tasks)
         self._num_out[worker] += 1
+        self._handed_s[worker] = now
         return formed.popleft()
 
     def complete(self, batch: Round, output: RoundOutput, now: float) -> Sequence[Finished[CellResult]]:
         """Take the output of a round."""
         self._num_out[batch.worker] -= 1
+        if self.config.forming == "chunk":
+            num_steps = sum(task.steps for task in batch.tasks)
+            self._state.step_s[batch.tasks[0].cell] = (now - self._handed_s[batch.worker]) / num_steps
         return self._forget(settle(self._state, self._admission, batch, output, now))
 
     def fail(self, batch: Round, error: BaseException, now: float) -> Sequence[Finished[CellResult]]:

@@ -116,9 +116,10 @@ def _settle_stopping(
     stopped = np.flatnonzero(is_over & ~was_over)
     in_vain = task.nodes[stopped] + counts[stopped] - 1 - tables.sub_stop[subs[stopped]]
     state.counters.discarded_cells += int(counts[was_over].sum() + in_vain.sum())
-    for sub in subs[stopped].tolist():
-        admission.by_index[int(tables.sub_request[sub])].is_cut = True
-        state.ready[task.cell].remove(int(tables.sub_start[sub]), int(tables.sub_end[sub]))
+    if len(stopped):
+        for index in tables.sub_request[subs[stopped]].tolist():
+            admission.by_index[index].is_cut = True
+        state.ready[task.cell].remove(tables.sub_rank[subs[stopped]])
     if task.releases:
         goes_on = ~is_over & (left > 0)
         if admission.leaving:

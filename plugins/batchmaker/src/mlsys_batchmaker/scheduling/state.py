@@ -17,6 +17,7 @@ from mlsys_batchmaker.scheduling.results import Results
 from mlsys_batchmaker.scheduling.tables import Tables
 
 Ints = NDArray[np.int64]
+_MAX_STEPS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class SchedulerConfig:
     max_tasks_to_submit: int = 5  # MaxTasksToSubmit of Algorithm 1
     forming: Literal["cell", "chunk"] = "cell"  # "cell": a step a task, as in the paper; "chunk": the steps of a round
     # as one task where cells form chains, so that they can run as one multi-step call
+    round_s: float = 0.0  # chunks take more steps than ``max_tasks_to_submit`` where that lasts no longer than this
     lookahead: Literal["speculative", "one"] = "speculative"  # chains that may stop: "speculative" submits steps beyond
     # what is known and drops what comes after a stop; "one" waits for each step's outcome
     max_waiting: int | None = None  # requests that wait for room; beyond it a request is refused; None: no bound
@@ -37,6 +39,8 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         if self.max_tasks_to_submit < 1 or (self.max_waiting is not None and self.max_waiting < 0):
             raise InvalidInputError("max_tasks_to_submit must be at least 1, and max_waiting at least 0")
+        if not 0 <= self.round_s < 60:
+            raise InvalidInputError(f"round_s={self.round_s}: seconds, at least 0 and far below a minute")
         if self.forming not in ("cell", "chunk"):
             raise InvalidInputError(f"forming={self.forming!r}: 'cell' or 'chunk'")
         if self.lookahead not in ("speculative", "one"):
@@ -87,6 +91,7 @@ class State:
     homes: list[NDArray[np.int8]] | None  # by bank: the device of each row, -1: all devices; None: there is one device
     last_nodes: list[tuple[int, Ints, Ints] | None]  # by worker: of its latest task the cell, and by row the last node
     # and the rank of its subgraph; None if nothing of it can be kept
+    step_s: list[float]  # by cell: how long a step of the latest chunk took, with what surrounds it; inf: not known
     results: Results
     num_streaming: int = 0  # requests here that hear of values as they come
     more: dict[int, list[int]] = field(default_factory=dict)  # further successors of a node in its subgraph
@@ -115,6 +120,7 @@ class State:
             homes=[np.full(rows, -1, dtype=np.int8) for rows in num_rows] if several else None,
             last_nodes=[None] * len(devices),
             last_rank=[-1] * count,
+            step_s=[float("inf")] * count,
             results=Results(layout),
         )
 
@@ -133,6 +139,13 @@ class State:
             )
             self.ready[group.cell].append(node_start + group.nodes, self.num_released + group.ranks)
             self.num_released += len(group.subs)
+
+    def max_steps(self, cell: int) -> int:
+        """Steps of a round: MaxTasksToSubmit, or of cheap cells as many as fill ``round_s``."""
+        least = self.config.max_tasks_to_submit
+        if self.config.forming == "cell" or self.step_s[cell] == 0.0:
+            return least
+        return max(least, min(_MAX_STEPS, int(self.config.round_s / self.step_s[cell])))
 
     def is_blind(self, cell: int) -> bool:
         """Whether a node's successor becomes ready only when the node's outcome is known.
