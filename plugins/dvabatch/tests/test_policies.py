@@ -48,7 +48,7 @@ def waiting_s(costs: ByTokens, lengths: list[int], batches: list[list[int]], beh
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=7), st.integers(0, 40), st.integers(0, 9))
 def test_clusters_are_the_best_intervals(lengths: list[int], start_s: int, behind: int):
     costs = ByTokens(float(start_s))
-    found = cluster(costs, lengths, num_behind=behind)
+    found = cluster(lambda num, longest, _: costs.stage_s(0, num, longest), lengths, num_behind=behind)
     assert sorted(position for batch in found for position in batch) == list(range(len(lengths)))
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     best = min(

@@ -164,6 +164,7 @@ def profile(
 @app.command()
 def bench(
     quick: Annotated[bool, typer.Option("--quick", help="A few minutes: fewer models, loads and requests.")] = False,
+    part: Annotated[str, typer.Option(help="all, encoder or vision.")] = "all",
     output: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("report/dvabatch"),
 ) -> None:
     """The paper's Figures 14 to 21 on this machine: tables, figures and data.
@@ -172,13 +173,16 @@ def bench(
     """
     import torch
     from mlsys_core.bench import BenchContext, print_section, write_results
+    from mlsys_core.errors import InvalidInputError
     from rich.console import Console
 
     from mlsys_dvabatch.bench.suite import run
 
     console = Console()
     context = BenchContext(console, quick, "cpu", torch.get_num_threads())
-    section = run(context)
+    if part not in ("all", "encoder", "vision"):
+        raise InvalidInputError(f"--part {part!r}: give all, encoder or vision")
+    section = run(context, part=part)  # type: ignore[arg-type]
     print_section(section, console)
     for path in write_results("dvabatch", section, context, output):
         console.print(f"wrote {path}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Generic, NamedTuple
 
 from mlsys_core.errors import InvalidInputError, ServingError
@@ -125,6 +125,10 @@ class RequestQueue(Generic[Payload]):
                 self._departures_s.append(now)
                 return self._remove(request_id)
         return None
+
+    def waiting(self) -> Iterator[tuple[ServeRequest[Payload], float]]:
+        """The requests that wait, with the time since when, in order of admission; :meth:`cancel` takes one out."""
+        return ((entry.request, entry.admitted_s) for entry in self._entries.values())
 
     def cancel(self, request_id: str) -> ServeRequest[Payload] | None:
         """Take a request out; None if it does not wait here."""

@@ -86,22 +86,10 @@ class State:
         rate = (len(arrivals) - 1) / (arrivals[-1] - arrivals[0])
         return rate * least_request_s(self.costs, self.max_batch_size, length) / self.concurrency
 
-    def num_behind(self, others: int) -> float:
-        """How many requests pay for a second that a batch takes longer.
-
-        The ``others`` that are behind it, and those who will come before the backlog is worked off.
-        """
-        load = min(self.utilisation(self._usual_length), 0.95)
-        return others + others * load / (1 - load)
-
     def planner(self, length: int = 1) -> Planner:
         """What is best by the costs, at the present load."""
         nearest = round(min(max(self.utilisation(length), 0.1), 0.95), 1)
         return planner_for(self.costs, self.max_batch_size, nearest, length)
-
-    @property
-    def _usual_length(self) -> int:
-        return max(1, round(self.mean_length))
 
     def can_begin(self) -> bool:
         """Whether a new batch would start at once: the first executor, a pair, and the device have room."""
@@ -119,6 +107,13 @@ class State:
             taken.append(request)
             self.mean_length += (request.length - self.mean_length) * 0.05
         return taken
+
+    def take_these(self, requests: Sequence[ServeRequest[Any]]) -> list[ServeRequest[Any]]:
+        """Some of the waiting requests, whatever their order."""
+        for request in requests:
+            self.waiting.cancel(request.request_id)
+            self.mean_length += (request.length - self.mean_length) * 0.05
+        return list(requests)
 
 
 class Policy:

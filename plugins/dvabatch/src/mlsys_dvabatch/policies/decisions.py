@@ -6,8 +6,9 @@ times are a few percent off.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import accumulate
 
 from mlsys_dvabatch.costs import StageCosts, remaining_s
 
@@ -65,8 +66,11 @@ def _rounded(num: float) -> int:
     return whole >> shift << shift
 
 
-def cluster(costs: StageCosts, lengths: Sequence[int], *, num_behind: float = 0.0) -> list[list[int]]:
-    """Positions of ``lengths`` in batches, each padded to its longest, with the least waiting in all.
+BatchCost = Callable[[int, int, int], float]  # requests, units of the longest, units in all -> seconds
+
+
+def cluster(batch_s: BatchCost, lengths: Sequence[int], *, num_behind: float = 0.0) -> list[list[int]]:
+    """Positions of ``lengths`` in batches with the least waiting in all.
 
     The batches run one after another, short requests first; every batch is paid for by its own requests, by those of
     the batches after it, and by the ``num_behind`` that come later. Of the sorted lengths an optimal partition is made
@@ -74,12 +78,17 @@ def cluster(costs: StageCosts, lengths: Sequence[int], *, num_behind: float = 0.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     num = len(order)
+    units = [0, *accumulate(lengths[position] for position in order)]
     best: list[tuple[float, int]] = [(0.0, 0)]  # of the first n: waiting, and where their last batch begins
     for end in range(1, num + 1):
         longest = lengths[order[end - 1]]
         best.append(
             min(
-                (best[begin][0] + remaining_s(costs, 0, end - begin, longest) * (num - begin + num_behind), begin)
+                (
+                    best[begin][0]
+                    + batch_s(end - begin, longest, units[end] - units[begin]) * (num - begin + num_behind),
+                    begin,
+                )
                 for begin in range(end)
             )
         )

@@ -194,7 +194,7 @@ def poisson(mean: float) -> Vector:
     """Chances of 0, 1, ... arrivals; those beyond the largest number count as it."""
     numbers = np.arange(_NUM_STATES)
     if mean <= 0:
-        return (numbers == 0).astype(np.float64)
+        mean = 1e-12
     chances: Vector = np.exp(-mean + numbers * np.log(mean) - _LOG_FACTORIALS)
     chances[-1] += max(0.0, 1 - float(chances.sum()))
     return chances
