@@ -1,4 +1,5 @@
-// Windows over channels-last images: the maximum or the average, vectors over channels.
+// Windows over channels-last images: the maximum or the average, vectors over channels. Small windows in a plane, the usual
+// ones, slide: a tile of pixels first has its columns combined, which neighbours share.
 #pragma once
 
 #include <algorithm>
@@ -23,6 +24,7 @@ class PoolKernel : public Kernel {
         units = p.out.shape[0] * p.out.shape[2] * p.out.shape[3];
         taps = (int64_t)p.kernel[0] * p.kernel[1] * p.kernel[2];
         scratch_nbytes = taps * sizeof(float*);
+        if (p.kernel[0] == 1 && p.x.shape[2] == 1 && p.dilation[2] == 1 && p.before[0] == 0) slide = sliding();
     }
 
     void run(int64_t begin, int64_t end, void* scratch) const override {
@@ -31,6 +33,10 @@ class PoolKernel : public Kernel {
             const int64_t y = unit % p.out.shape[3], slice = unit / p.out.shape[3];
             const int64_t z = slice % p.out.shape[2], n = slice / p.out.shape[2];
             const float* image = p.x.as<const float>() + n * p.x.strides[0];
+            if (slide) {
+                slide(*this, image, n, y);
+                continue;
+            }
             for (int64_t w = 0; w < p.out.shape[4]; w++) {
                 const int count = find(image, z, y, w, inside);
                 float* out = p.out.as<float>() + at(p.out, n, z, y, w);
@@ -41,6 +47,98 @@ class PoolKernel : public Kernel {
     }
 
   private:
+    using Slide = void (*)(const PoolKernel&, const float* image, int64_t n, int64_t y);
+
+    Slide sliding() const {
+        const int width = p.kernel[2], stride = p.stride[2];
+        if (width == 3 && stride == 1) return p.is_average ? slide_row<3, 1, true> : slide_row<3, 1, false>;
+        if (width == 3 && stride == 2) return p.is_average ? slide_row<3, 2, true> : slide_row<3, 2, false>;
+        if (width == 2 && stride == 2) return p.is_average ? slide_row<2, 2, true> : slide_row<2, 2, false>;
+        return nullptr;
+    }
+
+    template <bool IS_AVERAGE>
+    static vf combined(vf a, vf b) {
+        return IS_AVERAGE ? a + b : maximum(a, b);
+    }
+
+    static vf load_some(const float* from, int64_t count) {
+        if (count >= LANES) return load(from);
+        float lanes[LANES] = {};
+        for (int i = 0; i < count; i++) lanes[i] = from[i];
+        return load(lanes);
+    }
+
+    // `count` rows, `step` apart, of one column.
+    template <bool IS_AVERAGE>
+    static vf column(const float* from, int64_t step, int count, int64_t channels) {
+        vf y = splat(IS_AVERAGE ? 0.0f : -INFINITY);
+        for (int r = 0; r < count; r++) y = combined<IS_AVERAGE>(y, load_some(from + r * step, channels));
+        return y;
+    }
+
+    // A row of results, windows WIDTH wide and STRIDE apart.
+    template <int WIDTH, int STRIDE, bool IS_AVERAGE>
+    static void slide_row(const PoolKernel& k, const float* image, int64_t n, int64_t y) {
+        constexpr int PIXELS = 4, REACH = (PIXELS - 1) * STRIDE + WIDTH;
+        const Pool& p = k.p;
+        const int64_t top = y * p.stride[1] - p.before[1], step = p.dilation[1] * p.x.strides[3];
+        int first = 0, stop = p.kernel[1];  // rows of the window within the image
+        while (first < stop && top + first * p.dilation[1] < 0) first++;
+        while (first < stop && top + (stop - 1) * p.dilation[1] >= p.x.shape[3]) stop--;
+        const float* row = image + (top + first * p.dilation[1]) * p.x.strides[3];
+        for (int64_t w = 0; w < p.out.shape[4]; w += PIXELS) {
+            const int some = std::min<int64_t>(PIXELS, p.out.shape[4] - w);
+            const int64_t left = w * STRIDE - p.before[2];
+            const float* columns[REACH];  // null: outside
+            int inside[PIXELS] = {};
+            for (int j = 0; j < REACH; j++) {
+                const bool is_inside = left + j >= 0 && left + j < p.x.shape[4];
+                columns[j] = is_inside ? row + (left + j) * p.x.strides[4] : nullptr;
+                for (int i = 0; i < PIXELS; i++) inside[i] += is_inside && j >= i * STRIDE && j < i * STRIDE + WIDTH;
+            }
+            float share[PIXELS];
+            for (int i = 0; i < PIXELS; i++)
+                share[i] = 1.0f / (p.counts_padding ? k.taps : std::max(inside[i] * (stop - first), 1));
+            const float* residual = k.finish.has_residual ? p.residual.as<const float>() + at(p.residual, n, 0, y, w) : nullptr;
+            float* out = p.out.as<float>() + at(p.out, n, 0, y, w);
+            for (int64_t next = 0; next < k.channels; next += LANES) {
+                // The last vector reaches back over channels that are done already, if that does no harm.
+                const bool reaches_back = next + LANES > k.channels && k.channels >= LANES && !residual;
+                const int64_t c = reaches_back ? k.channels - LANES : next;
+                vf sums[REACH];
+                for (int j = 0; j < REACH; j++) {
+                    const float* from = columns[j] ? columns[j] + c : nullptr;
+                    if (!from)
+                        sums[j] = splat(IS_AVERAGE ? 0.0f : -INFINITY);
+                    else if (stop - first == 3 && c + LANES <= k.channels)  // the usual window
+                        sums[j] = combined<IS_AVERAGE>(combined<IS_AVERAGE>(load(from), load(from + step)), load(from + 2 * step));
+                    else
+                        sums[j] = column<IS_AVERAGE>(from, step, stop - first, k.channels - c);
+                }
+                vf results[PIXELS];
+                for (int i = 0; i < PIXELS; i++) {
+                    vf y = sums[i * STRIDE];
+                    for (int j = 1; j < WIDTH; j++) y = combined<IS_AVERAGE>(y, sums[i * STRIDE + j]);
+                    results[i] = IS_AVERAGE ? y * splat(share[i]) : y;
+                }
+                if (k.finish.is_plain && some == PIXELS && c + LANES <= k.channels) {
+                    for (int i = 0; i < PIXELS; i++) {
+                        vf y = results[i];
+                        if (residual) y += load(residual + i * p.residual.strides[4] + c);
+                        store(out + i * p.out.strides[4] + c, k.finish.clamp(y));
+                    }
+                    continue;
+                }
+                float kept[PIXELS * LANES];
+                for (int i = 0; i < PIXELS; i++) store(kept + i * LANES, results[i]);
+                k.finish.rows(
+                    kept, LANES, some, residual ? residual + c : nullptr, p.residual.strides[4], out + c, p.out.strides[4],
+                    std::min<int64_t>(LANES, k.channels - c));
+            }
+        }
+    }
+
     static int64_t at(const View& view, int64_t n, int64_t z, int64_t y, int64_t w) {
         return n * view.strides[0] + z * view.strides[2] + y * view.strides[3] + w * view.strides[4];
     }
@@ -112,6 +210,7 @@ class PoolKernel : public Kernel {
     const Pool p;
     const Finish finish;
     int64_t channels, taps;
+    Slide slide = nullptr;
 };
 
 }  // namespace nimble
