@@ -11,6 +11,7 @@ import joblib
 import numpy as np
 import pytest
 import skops.io
+from lightgbm import LGBMClassifier
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel import load_estimator
 from sklearn.ensemble import RandomForestClassifier
@@ -69,15 +70,21 @@ def test_a_malicious_pickle_does_not_run(tmp_path: Path):
 def test_untrusted_types_are_listed(tmp_path: Path):
     model = make_pipeline(FunctionTransformer(halve), RandomForestClassifier(2)).fit(X, y)
     skops.io.dump(model, tmp_path / "model.skops")
-    with pytest.raises(InvalidInputError, match=r"sklearn\.tree\._tree\.Tree, .*halve; .*--trust"):
+    with pytest.raises(InvalidInputError, match=r"not trusted.*: [\w.]*halve; .*--trust"):
         load_estimator(tmp_path / "model.skops")
 
 
 def test_trust_loads_untrusted_types(tmp_path: Path):
-    model = RandomForestClassifier(2).fit(X, y)
+    model = make_pipeline(FunctionTransformer(halve), RandomForestClassifier(2)).fit(X, y)
     skops.io.dump(model, tmp_path / "model.skops")
     loaded = load_estimator(tmp_path / "model.skops", trust=True)
     np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
+
+
+def test_a_native_model_in_skops_needs_trust(tmp_path: Path):
+    skops.io.dump(LGBMClassifier(n_estimators=2, verbose=-1).fit(X, y), tmp_path / "model.skops")
+    with pytest.raises(InvalidInputError, match=r"native code: lightgbm\.basic\.Booster, .*--trust"):
+        load_estimator(tmp_path / "model.skops")
 
 
 @pytest.mark.parametrize("suffix", [".skops", ".joblib"])

@@ -18,6 +18,8 @@ from mlsys_windtunnel.modules.linear import Affine
 from mlsys_windtunnel.translation import translate
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.compose import ColumnTransformer
+from sklearn.decomposition import TruncatedSVD
+from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
@@ -76,6 +78,41 @@ def test_a_foreign_width_that_is_unknown_asks_for_an_example(frame, target):
     source = make_pipeline(columns, LogisticRegression()).fit(frame, target)
     with pytest.raises(InvalidInputError, match="pass X_example"):
         translate(source)
+
+
+TEXTS = ["good day", "bad night", "fine day", "bad day"] * 30
+
+
+@pytest.mark.parametrize("tokeniser", [TfidfVectorizer(), CountVectorizer(binary=True)])
+def test_a_tokeniser_of_one_column_runs_on_the_host(same_answers, frame, target, tokeniser):
+    frame = frame.assign(text=TEXTS)
+    columns = ColumnTransformer([("t", tokeniser, "text"), ("n", StandardScaler(), ["a", "b"])])
+    source = make_pipeline(columns, LogisticRegression()).fit(frame, target)
+    module = same_answers(source, frame)
+    assert module.frontend.foreign == (f"sklearn.feature_extraction.text.{type(tokeniser).__name__}",)
+    columns = {name: frame[name].to_numpy() for name in frame}
+    np.testing.assert_allclose(module.predict_proba(columns), source.predict_proba(frame), atol=1e-12)
+
+
+def test_a_tokeniser_of_one_column_of_an_array_runs_on_the_host(same_answers, frame, target):
+    x = frame[["a", "b"]].assign(text=TEXTS).to_numpy(object)
+    columns = ColumnTransformer([("t", TfidfVectorizer(), 2), ("n", StandardScaler(), [0, 1])])
+    same_answers(make_pipeline(columns, LogisticRegression()).fit(x, target), x)
+
+
+@pytest.mark.parametrize("given", [list, np.array, pd.Series])
+def test_a_pipeline_of_texts_takes_texts(same_answers, target, given):
+    texts = given(TEXTS)
+    module = same_answers(
+        make_pipeline(TfidfVectorizer(), TruncatedSVD(2), LogisticRegression()).fit(texts, target), texts
+    )
+    assert module.predict(texts[:1]).shape == (1,)
+
+
+def test_the_width_of_a_pipeline_that_begins_with_nothing_is_known(same_answers, frame, target):
+    union = FeatureUnion([("dropped", "drop"), ("scaled", StandardScaler())])
+    x = frame[["a", "b"]].to_numpy()
+    same_answers(Pipeline([("none", None), ("union", union), ("model", LogisticRegression())]).fit(x, target), x)
 
 
 def test_a_foreign_last_operator_is_refused_by_name(frame):

@@ -96,4 +96,5 @@ def _print_table(graph: PipelineGraph) -> None:
     console.print(table)
     total = graph.size
     trees = f", {total.num_trees:,} trees with {total.num_leaves:,} leaves" if total.num_trees else ""
-    console.print(f"{len(graph.operators)} operators, {total.num_parameters:,} parameters{trees}")
+    plural = "" if len(graph.operators) == 1 else "s"
+    console.print(f"{len(graph.operators)} operator{plural}, {total.num_parameters:,} parameters{trees}")

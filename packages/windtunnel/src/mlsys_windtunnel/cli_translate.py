@@ -11,6 +11,7 @@ from mlsys_core.errors import InvalidInputError, MlsysError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import pandas as pd
     from rich.console import Console
 
     from mlsys_windtunnel.graph import Operator, PipelineGraph
@@ -56,20 +57,28 @@ def translate(
     for path in (check, example):
         if path is not None:
             check_table_path(path)
+            if not path.is_file():
+                raise InvalidInputError(f"{path} is not a file")
     _check_targets(output, pt2, onnx)
     source = load_pipeline(pipeline_file, trust=trust, then=lambda fitted: fitted)
-    rows = None if example is None else read_table(example)
-    module, graph = _translated(source, rows, float32=float32)
+    module, graph = _translated(source, None if example is None else read_table(example), float32=float32)
     print_operators(graph, module, Console())
     x = None
     if check is not None:
         frame = read_table(check, module.frontend)
-        x = frame if module.frontend.columns is not None else frame.to_numpy()
+        x = _rows_for(module, frame)
         _compare(source, module, x, limit=None if float32 else TOLERANCE, against="the source")
     for path, loaded in _write(module, output, pt2, onnx):
         typer.echo(f"wrote {path}")
         if x is not None and loaded is not None:
             _compare(source, loaded, x, limit=None if float32 else TOLERANCE, against=f"the source, from {path.name}")
+
+
+def _rows_for(module: WindTunnelModule, frame: pd.DataFrame) -> Any:
+    """Rows as the source was given them: by name, as texts, or as an array."""
+    if module.frontend.columns is not None:
+        return frame
+    return frame.iloc[:, 0] if module.frontend.takes_rows and frame.shape[1] == 1 else frame.to_numpy()
 
 
 def _check_targets(output: Path | None, pt2: Path | None, onnx: Path | None) -> None:
@@ -188,7 +197,12 @@ def print_operators(graph: PipelineGraph, module: WindTunnelModule, console: Con
 
 
 def differences(source: Any, answering: Any, x: Any) -> dict[str, tuple[float, int]]:
-    """For each method that both have the maximum |difference| and the number of rows whose labels differ."""
+    """For each method that both have the maximum |difference| and the number of rows whose labels differ.
+
+    Raises:
+        InvalidInputError: the source itself refuses ``x``.
+        MlsysError: an answer has another shape than the source's.
+    """
     import numpy as np
 
     from mlsys_windtunnel.module import METHODS
@@ -197,7 +211,14 @@ def differences(source: Any, answering: Any, x: Any) -> dict[str, tuple[float, i
     for method in METHODS:
         if not hasattr(source, method) or not hasattr(answering, method):
             continue
-        expected, got = getattr(source, method)(x), getattr(answering, method)(x)
+        try:
+            expected = getattr(source, method)(x)
+        except Exception as error:  # foreign code
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise InvalidInputError(
+                f"the source itself does not answer {method} for these rows: {reason:.200}"
+            ) from error
+        got = getattr(answering, method)(x)
         if isinstance(expected, list):  # probabilities of several outputs
             expected, got = np.concatenate(expected, axis=1), np.concatenate(got, axis=1)
         expected = np.asarray(expected.toarray() if hasattr(expected, "toarray") else expected)

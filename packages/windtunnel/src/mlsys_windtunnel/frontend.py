@@ -136,7 +136,14 @@ class Frontend:
         assert isinstance(value.lookup, CategoryLookup)
         return value.lookup.of_columns(x.cells(value.columns or ()))
 
+    @property
+    def takes_rows(self) -> bool:
+        """Whether the input may be one text, or another object, a row: only foreign operators read it as it is."""
+        return self.width is None and all(self._input not in value.reads for value in self.frontier)
+
     def _checked(self, x: Table) -> Table:
+        if self.takes_rows and len(getattr(x, "shape", ((),))) == 1:
+            return x
         if not hasattr(x, "shape"):
             x = array_of(x)
         if len(x.shape) != 2 or (self.width is not None and x.shape[1] != self.width):
@@ -178,7 +185,8 @@ def _run(operator: Operator, inputs: list[Table]) -> Table:
     if operator.kind is Kind.SELECT:
         columns = list(operator.columns or ())
         table = _array(inputs[0]) if operator.drops_names else inputs[0]
-        return table.iloc[:, columns] if hasattr(table, "iloc") else table[:, columns]
+        wanted = columns[0] if operator.is_flat else columns
+        return table.iloc[:, wanted] if hasattr(table, "iloc") else table[:, wanted]
     if operator.kind is Kind.CONCATENATE:
         return _side_by_side(inputs)
     if operator.kind is Kind.SCALE:

@@ -64,6 +64,7 @@ class Operator:
     columns: tuple[int, ...] | None = None  # SELECT: places in the input
     weight: float | None = None  # SCALE: the constant
     drops_names: bool = False  # SELECT: what is selected becomes an array, as the meta-estimator hands it on
+    is_flat: bool = False  # SELECT: one column as [rows], which is how tokenisers take it, not as a table of one column
     methods: tuple[str, ...] = ()  # PREDICT, COMBINE within the graph: the answers that flow on, side by side
     estimator: object | None = field(default=None, repr=False, compare=False)  # fitted; the caller's own
 

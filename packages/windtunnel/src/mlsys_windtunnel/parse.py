@@ -8,6 +8,7 @@ is run on data.
 from __future__ import annotations
 
 from itertools import count
+from numbers import Integral
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
@@ -39,9 +40,9 @@ def parse_pipeline(estimator: object) -> PipelineGraph:
         )
     _check_fitted(estimator, type(estimator).__name__)
     names = _column_names(as_fitted(estimator))
-    width = _attribute(as_fitted(estimator), "n_features_in_")
+    width = _width_of_input(as_fitted(estimator))
     parser = _Parser()
-    source = Value("input", None if width is None else int(width))
+    source = Value("input", width)
     output = parser.parse(estimator, source, "", is_last=True)
     return PipelineGraph(
         input=source,
@@ -109,12 +110,15 @@ class _Parser:
     def _parse_columns(self, estimator: Any, source: Value, path: str) -> Value:
         places: dict[str, Any] = estimator._transformer_to_input_indices  # scikit-learn keeps the resolved columns here
         branches = []
-        for name, part, _ in estimator.transformers_:
+        for name, part, wanted in estimator.transformers_:
             columns = tuple(int(place) for place in places[name])
             if part == "drop" or not columns:
                 continue
             branch = join(path, name)
-            selected = self.add(join(branch, "select"), Kind.SELECT, (source,), len(columns), columns=columns)
+            is_flat = isinstance(wanted, str | Integral)  # "text", not ["text"]
+            selected = self.add(
+                join(branch, "select"), Kind.SELECT, (source,), len(columns), columns=columns, is_flat=is_flat
+            )
             value = self.parse(part, selected, branch, is_last=False)
             branches.append(self._weighted(estimator, name, value, path))
         return self._concatenate(branches, source, path)
@@ -163,6 +167,18 @@ def _attribute(estimator: object, name: str) -> Any:
         return getattr(estimator, name, None)
     except Exception:  # noqa: BLE001  foreign code
         return None
+
+
+def _width_of_input(estimator: Any) -> int | None:
+    """Columns; None where the first operators do not tell, as tokenisers, whose input is no table."""
+    width = _attribute(estimator, "n_features_in_")
+    if width is not None:
+        return int(width)
+    if hasattr(estimator, "X_thresholds_"):  # isotonic regression, which may be fitted on numbers alone
+        return 1
+    parts: Any = getattr(estimator, "steps", None) or getattr(estimator, "transformer_list", None) or ()
+    first = next((part for _, part in parts if part is not None and not isinstance(part, str)), None)
+    return None if first is None else _width_of_input(as_fitted(first))
 
 
 def _column_names(estimator: object) -> Any:

@@ -150,7 +150,7 @@ def _widths(frontend: Frontend, example: Table | None) -> list[tuple[str, int]]:
     for value in frontend.frontier:
         if value.width is None:
             raise InvalidInputError(
-                f"{value.name} does not tell its number of columns: pass X_example, a few input rows"
+                f"{value.name} does not tell its number of columns: pass X_example (--example), a few input rows"
             )
         widths.append((value.name, value.width))
     return widths
