@@ -29,6 +29,8 @@ constexpr int LEAST_ROWS = 24;    // below, weights would be read too often
 constexpr int ENOUGH_UNITS = 32;  // to share among some workers evenly
 constexpr int BLOCK_NBYTES = 192 << 10;  // of their features, in the second-level cache
 constexpr int BAND_CHANNELS = 7;  // up to here by bands
+constexpr int NEAR_NBYTES = 256 << 10;  // of weights that stay in the second-level cache
+constexpr int LINE_NBYTES = 64;
 
 // How many pixels, counted from the innermost dimension, lie one stride apart.
 inline int64_t collapsed(const View& view) {
@@ -86,6 +88,7 @@ class ConvolutionKernel : public Kernel {
             int64_t pixels = 1;
             for (int d : {0, 2, 3, 4}) pixels *= c.x.shape[d];
             by_panels = depth * columns > pixels * channels;
+            from_afar = depth * columns * (int64_t)sizeof(Weight) > NEAR_NBYTES;
             sums_nbytes = parts.size() > 1 ? (int64_t)most_rows * MAX_VECS * LANES * sizeof(float) : 0;
             scratch_nbytes = sums_nbytes;
             if (!is_direct && !c.x.data) scratch_nbytes += most_rows * taps * sizeof(float*);
@@ -156,8 +159,13 @@ class ConvolutionKernel : public Kernel {
             tile.out_stride = out_stride;
             tile.residual_stride = residual_stride;
             tile.width = std::min<int64_t>(width, columns - column);
+            const int64_t part_size = (int64_t)whole.depth * (whole.stop_tap - whole.first_tap) * width;
+            const char* soon = (const char*)(tile.weights + part_size);
+            const int lines = from_afar ? part_size * sizeof(Weight) / LINE_NBYTES : 0;
             for (int g = 0, row = 0; g < groups; g++) {
                 const int some = (block.rows - row + groups - g - 1) / (groups - g);
+                for (int line = lines * g / groups; line < lines * (g + 1) / groups; line++)
+                    __builtin_prefetch(soon + line * LINE_NBYTES, 0, 2);
                 const float* spaced_rows[MAX_ROWS];
                 if (rows) {
                     tile.rows = rows + row * row_taps;
@@ -332,6 +340,7 @@ class ConvolutionKernel : public Kernel {
     int64_t channels, columns, vecs, panels, taps, depth;  // of a group
     int64_t out_stride, residual_stride, direct_stride = 0;
     bool is_direct = false, bands = false, fused = false, by_panels = false;
+    bool from_afar = false;  // weights are asked for a part ahead
     std::vector<Block> blocks;
     std::vector<Part> parts;
     std::vector<const float*> pointers;  // [pixels][taps]

@@ -131,8 +131,10 @@ class DepthwiseKernel : public Kernel {
         constexpr int REACH = KW ? (TILE_PIXELS - 1) * SW + KW : 1;
         const Depthwise& d = k.d;
         const int64_t width = std::max<int64_t>(k.channels, LANES);
-        // The last vector reaches back over channels that are done already; only the others are stored.
+        // The last vector reaches back over channels that are done already. They are stored again if these are this call's
+        // own and nothing is added to them, else left out.
         const int64_t c = VECS > 1 ? next : std::clamp<int64_t>(k.channels - LANES, 0, next);
+        if (!IS_SHORT && !target.residual && c >= target.channels.first) next = c;
         const int skip = next - c;
         const auto read = [&](const float* from) {
             if constexpr (!IS_SHORT) return load(from + c);
