@@ -102,6 +102,11 @@ class Model:
         with self._planning:
             return Unfolded(self._planner.plan(graph), graph.constants)
 
+    def forget_plans(self) -> None:
+        """Every structure is new again; benchmarks of structures that nobody sends twice ask for it."""
+        with self._planning:
+            self._planner = Planner(self.layout)
+
     def _merge_equal_types(self) -> None:
         """Names of equal types lead to one number, so that their nodes are batched together."""
         seen: dict[str, list[int]] = {}

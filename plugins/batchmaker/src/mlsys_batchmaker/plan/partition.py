@@ -20,8 +20,8 @@ from mlsys_core.errors import InvalidInputError
 from numpy.typing import NDArray
 
 from mlsys_batchmaker.plan.graph import CellGraph
+from mlsys_batchmaker.plan.grouping import group_nodes
 from mlsys_batchmaker.plan.layout import Layout
-from mlsys_batchmaker.plan.subgraphs import group
 
 Ints = NDArray[np.int64]
 SUB, NEXT, SLOT, COLUMNS = range(4)  # of a node: its subgraph, first successor in it or -1, slot of its results or -1
@@ -139,80 +139,75 @@ def make_plan(layout: Layout, cells: Ints, codes: Ints, results: Ints) -> Plan:
     outputs = (codes - 1) % layout.num_outputs
     in_banks = np.where(codes == 0, layout.none, layout.input_banks[cells])
     _check_wires(layout, cells, is_wire, sources, outputs)
-    groups = group(cells.tolist(), sources.tolist(), set(results.tolist()))
-    order = np.array(groups.order, dtype=np.int64)
+    gives = np.zeros(len(cells), dtype=np.bool_)
+    gives[results] = True
+    groups = group_nodes(cells, sources, gives)
+    order, following, sub_start = groups.order, groups.next, groups.sub_start
     place = np.empty_like(order)  # node of the graph -> node of the plan
     place[order] = np.arange(len(order))
 
-    is_wire, outputs, codes = is_wire[order], outputs[order], codes[order]
+    is_wire, outputs, codes, cells, in_banks = (each[order] for each in (is_wire, outputs, codes, cells, in_banks))
     sources = np.where(is_wire, place[sources[order]], -1)
-    own_banks = np.where(codes < 0, in_banks[order], -1)
+    own_banks = np.where(codes < 0, in_banks, -1)
     num_constants = [int((-codes[own_banks == bank]).max(initial=0)) for bank in range(layout.none)]
-    out_rows, num_rows = _place_outputs(layout, cells[order], groups.inherits, num_constants)
+    out_rows, num_rows = _place_outputs(layout, cells, groups.owner, num_constants)
     in_rows = np.where(codes < 0, -1 - codes, 0)
     in_rows[is_wire] = out_rows[sources[is_wire], outputs[is_wire]]
     slots = np.full(len(order), -1)
     slots[place[results]] = np.arange(len(results))
-    sub_start = np.array(groups.sub_start, dtype=np.int64)
     sub_size = np.diff(np.append(sub_start, len(order)))
     sub_carry = tuple(
         _carry(start, start + size, sources, outputs, is_wire, out_rows)
         for start, size in zip(sub_start.tolist(), sub_size.tolist(), strict=True)
     )
-    waiting = np.array(groups.waiting, dtype=np.int64)
-    sub_cell = cells[order][sub_start]
-    sub_ready = np.array(groups.sub_ready, dtype=np.int64)
-    sub_waiting = np.array(groups.sub_waiting, dtype=np.int64)
-    following = np.array(groups.next, dtype=np.int64)
-    subs, sub_bases = _sub_columns(sub_start, sub_size, sub_waiting, np.array(groups.sub_next, dtype=np.int64))
+    sub_cell = cells[sub_start]
+    subs, sub_bases = _sub_columns(sub_start, sub_size, groups.sub_waiting, groups.sub_next)
     none, of_nodes, of_subs, of_slots = range(layout.none, layout.none + 4)
-    count = len(order)
+    first_output = COLUMNS + layout.num_inputs
+    nodes = np.empty((len(order), first_output + layout.num_outputs), dtype=np.int64)
+    node_bases = np.empty_like(nodes)
+    nodes[:, SUB], node_bases[:, SUB] = np.repeat(np.arange(len(sub_start)), sub_size), of_subs
+    nodes[:, NEXT], node_bases[:, NEXT] = following, np.where(following >= 0, of_nodes, none)
+    nodes[:, SLOT], node_bases[:, SLOT] = slots, np.where(slots >= 0, of_slots, none)
+    nodes[:, COLUMNS:first_output], node_bases[:, COLUMNS:first_output] = in_rows, in_banks
+    nodes[:, first_output:], node_bases[:, first_output:] = out_rows, layout.output_banks[cells]
     return Plan(
         origin=order,
-        nodes=np.column_stack([np.repeat(np.arange(len(sub_start)), sub_size), following, slots, in_rows, out_rows]),
-        node_bases=np.column_stack(
-            [
-                np.full(count, of_subs),
-                np.where(following >= 0, of_nodes, none),
-                np.where(slots >= 0, of_slots, none),
-                in_banks[order],
-                layout.output_banks[cells[order]],
-            ]
-        ),
-        more=tuple(groups.more),
-        waiting=waiting,
+        nodes=nodes,
+        node_bases=node_bases,
+        more=groups.more,
+        waiting=groups.waiting,
         result_nodes=place[results],
         result_slots=slots[place[results]],
-        result_cells=cells[results],
-        num_result_cells=len(set(cells[results].tolist())),
-        first_result_cell=int(cells[results[0]]),
+        result_cells=cells[place[results]],
+        num_result_cells=len(set(cells[place[results]].tolist())),
+        first_result_cell=int(cells[place[results[0]]]),
         num_slots=len(results),
         subs=subs,
         sub_bases=sub_bases,
         sub_cell=sub_cell,
         sub_start=sub_start,
         sub_size=sub_size,
-        sub_ready=sub_ready,
-        sub_waiting=sub_waiting,
-        sub_next=np.array(groups.sub_next, dtype=np.int64),
-        sub_more=tuple(groups.sub_more),
+        sub_ready=groups.sub_ready,
+        sub_waiting=groups.sub_waiting,
+        sub_next=groups.sub_next,
+        sub_more=groups.sub_more,
         sub_carry=sub_carry,
-        kinds=_kinds(cells[order], sub_cell, sub_carry, waiting, np.array(groups.sub_next)),
-        released=_released(sub_cell, sub_start, sub_ready, np.flatnonzero(sub_waiting == 0)),
+        kinds=_kinds(cells, sub_cell, sub_carry, groups.waiting, groups.sub_next),
+        released=_released(sub_cell, sub_start, groups.sub_ready, np.flatnonzero(groups.sub_waiting == 0)),
         num_rows=num_rows,
     )
 
 
 def _sub_columns(start: Ints, size: Ints, waiting: Ints, following: Ints) -> tuple[Ints, Ints]:
     """``Plan.subs`` and ``Plan.sub_bases``."""
-    zeros = np.zeros_like(start)
-    subs = [zeros, zeros + UNPINNED, size, size, waiting, following, start, start + size, zeros, zeros + NEVER]
-    nothing, of_nodes, of_subs, index = range(4)
-    bases = np.full((len(start), SUB_COLUMNS), nothing)
-    bases[:, 0] = index
-    bases[following >= 0, 5] = of_subs
-    bases[:, 6:8] = of_nodes
-    return np.column_stack(subs), bases
+    columns = np.zeros((SUB_COLUMNS, len(start)), dtype=np.int64)
+    columns[1], columns[2:4], columns[4], columns[5], columns[6] = UNPINNED, size, waiting, following, start
+    columns[7], columns[9] = start + size, NEVER
+    _, of_nodes, of_subs, index = range(4)
+    bases = np.zeros_like(columns)
+    bases[0], bases[5], bases[6:8] = index, np.where(following >= 0, of_subs, 0), of_nodes
+    return columns.T.copy(), bases.T.copy()
 
 
 def _released(sub_cell: Ints, sub_start: Ints, sub_ready: Ints, subs: Ints) -> tuple[Release, ...]:
@@ -242,26 +237,21 @@ def _check_wires(layout: Layout, cells: Ints, is_wire: NDArray[np.bool_], source
         raise InvalidInputError(f"{node.name}.{port.name} takes rows {port.signature}, but {source.name} gives {got}")
 
 
-def _place_outputs(
-    layout: Layout, cells: Ints, inherits: list[int], num_constants: list[int]
-) -> tuple[Ints, tuple[int, ...]]:
+def _place_outputs(layout: Layout, cells: Ints, owner: Ints, num_constants: list[int]) -> tuple[Ints, tuple[int, ...]]:
     """Rows of the nodes' outputs [n, num_outputs], and how many rows each bank needs with the constants.
 
-    A node that inherits takes over the rows of an earlier node of its subgraph.
+    A node has the rows of its owner, an earlier node of its subgraph, or rows of its own.
     """
-    num_rows = [*num_constants, 0]
-    rows: list[list[int]] = []
-    banks = layout.output_banks.tolist()
-    for cell, inherited in zip(cells.tolist(), inherits, strict=True):
-        if inherited >= 0:
-            rows.append(rows[inherited])
-            continue
-        own = []
-        for bank in banks[cell]:
-            own.append(num_rows[bank])
-            num_rows[bank] += bank != layout.none
-        rows.append(own)
-    return np.array(rows, dtype=np.int64), tuple(num_rows[:-1])
+    banks = layout.output_banks[cells]
+    banks[owner != np.arange(len(cells))] = layout.none
+    rows = np.zeros_like(banks)
+    num_rows = list(num_constants)
+    for bank, first in enumerate(num_constants):
+        own = banks == bank
+        count = int(np.count_nonzero(own))
+        rows[own] = np.arange(first, first + count)
+        num_rows[bank] += count
+    return rows[owner], tuple(num_rows)
 
 
 def _carry(

@@ -1,6 +1,7 @@
 """The order of nodes and their grouping into subgraphs; the graph half of :mod:`mlsys_batchmaker.plan.partition`.
 
-Plain lists and one pass per question: for graphs of some dozens of nodes that is faster than arrays.
+Plain lists and one pass per question. ``group.cpp`` does the same some thirty times as fast; this is what runs where
+there is no compiler, and what it is tested against.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class Groups:
     next: list[int] = field(default_factory=list)
     more: list[tuple[int, int]] = field(default_factory=list)
     waiting: list[int] = field(default_factory=list)
-    inherits: list[int] = field(default_factory=list)  # the node whose output rows it takes over, or -1
+    owner: list[int] = field(default_factory=list)  # the node whose output rows it takes over; itself: it has its own
     sub_start: list[int] = field(default_factory=list)
     sub_ready: list[int] = field(default_factory=list)
     sub_waiting: list[int] = field(default_factory=list)
@@ -142,16 +143,16 @@ def _link_nodes(groups: Groups, preds: list[list[int]], internal: list[list[int]
     for node in groups.order:
         here = place[node]
         groups.waiting.append(len(internal[node]))
-        inherits = -1
+        owner = here
         for pred in internal[node]:
             there = place[pred]
             if groups.next[there] < 0:
                 groups.next[there] = here
             else:
                 groups.more.append((there, here))
-            if inherits < 0 and num_readers[pred] == 1:
-                inherits = there
-        groups.inherits.append(inherits)
+            if owner == here and num_readers[pred] == 1:
+                owner = groups.owner[there]
+        groups.owner.append(owner)
 
 
 def _link_subgraphs(
