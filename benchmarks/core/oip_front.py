@@ -157,6 +157,15 @@ def check_http(response: bytes, wire: str, x: Any) -> None:
         raise SystemExit(f"a wrong answer to {x}: {y}")
 
 
+def joined(chunks: bytearray) -> bytes:
+    """The body of an answer in chunks: after each line with a length, so many bytes."""
+    body, at = b"", chunks.index(b"\r\n\r\n") + 4
+    while (end := chunks.index(b"\r\n", at)) and (length := int(chunks[at:end], 16)):
+        body += chunks[end + 2 : end + 2 + length]
+        at = end + 4 + length
+    return body
+
+
 class HttpClient(asyncio.Protocol):
     """One keep-alive connection: as thin as Python allows, so that the server is what is measured."""
 
@@ -176,10 +185,14 @@ class HttpClient(asyncio.Protocol):
         if end < 0:
             return
         head = bytes(self._buffer[:end]).lower()
-        length = int(head.split(b"content-length:")[1].split(b"\r\n")[0])
-        if len(self._buffer) >= end + 4 + length and self._answer is not None:
+        _, has_length, rest = head.partition(b"content-length:")
+        if has_length:
+            is_whole = len(self._buffer) >= end + 4 + int(rest.split(b"\r\n")[0])
+        else:  # in chunks, the last of which is empty
+            is_whole = self._buffer.endswith(b"\r\n0\r\n\r\n")
+        if is_whole and self._answer is not None:
             waiting, self._answer = self._answer, None
-            answer = bytes(self._buffer)
+            answer = bytes(self._buffer) if has_length else bytes(self._buffer[: end + 4]) + joined(self._buffer[end:])
             self._buffer.clear()
             waiting.set_result(answer)
 
@@ -247,6 +260,7 @@ def measure(servers: list[Server], options: argparse.Namespace) -> list[Row]:
         for model in ("unbatched", "batched")
         for wire in ("binary", "json", "grpc")
         for server in servers
+        if wire == "json" or server.grpc != "-"
     ]
     latencies: list[list[float]] = [[] for _ in contestants]
     rates: list[list[float]] = [[] for _ in contestants]
@@ -283,7 +297,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="of each contestant in each round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--peer", nargs=4, action="append", default=[], metavar=("NAME", "HTTP", "GRPC", "PID"))
+    parser.add_argument(
+        "--peer",
+        nargs=4,
+        action="append",
+        default=[],
+        metavar=("NAME", "HTTP", "GRPC", "PID"),
+        help="GRPC is - for a server that speaks only JSON",
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--quiet", action="store_true", help="our server logs no requests")

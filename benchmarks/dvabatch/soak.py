@@ -30,11 +30,13 @@ from mlsys_dvabatch.policies.operator import OperatorPolicy
 from mlsys_dvabatch.scheduler import DvaScheduler
 from mlsys_dvabatch.stages import LinearStage, StagedModel
 
-STAGE_S = LinearStage(0.002, 0.0003)
+STAGE_S = LinearStage(0.010, 0.0015)  # slow enough that a small machine keeps up with 120 % of it
 POLICIES: dict[str, Callable[[], Policy]] = {
     "input": InputPolicy,
+    "input, literal": lambda: InputPolicy(mode="literal"),
     "operator, literal": lambda: OperatorPolicy(mode="literal"),
     "operator": OperatorPolicy,
+    "load": LoadPolicy,
     "load, literal": lambda: LoadPolicy(mode="literal"),
     "load-operator, literal": lambda: LoadOperatorPolicy(mode="literal"),
     "load-operator": LoadOperatorPolicy,
@@ -98,14 +100,14 @@ def soak(name: str, seconds: float, *, load: float, seed: int) -> bool:
             time.sleep(max(0.0, due_s - engine.clock.now()))
             request_id = str(len(sent))
             value = float(-1 if rng.random() < 0.01 else len(sent) % 100_000)
-            deadline_s = due_s + rng.uniform(0.01, 0.5) if rng.random() < 0.2 else None
+            deadline_s = due_s + rng.uniform(0.05, 2.5) if rng.random() < 0.2 else None
             sent[request_id] = value
             engine.loop.submit(
                 ServeRequest(request_id, torch.tensor(value), length=rng.randint(1, 60), deadline_s=deadline_s),
                 request_id,
             )
             if rng.random() < 0.1:
-                doomed.append((due_s + rng.uniform(0, 0.3), request_id))
+                doomed.append((due_s + rng.uniform(0, 1.5), request_id))
             for at, other in [each for each in doomed if each[0] <= due_s]:
                 doomed.remove((at, other))
                 engine.loop.cancel(other)

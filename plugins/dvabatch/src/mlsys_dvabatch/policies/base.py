@@ -87,9 +87,10 @@ class State:
         return rate * least_request_s(self.costs, self.max_batch_size, length) / self.concurrency
 
     def planner(self, length: int = 1) -> Planner:
-        """What is best by the costs, at the present load."""
-        nearest = round(min(max(self.utilisation(length), 0.1), 0.95), 1)
-        return planner_for(self.costs, self.max_batch_size, nearest, length)
+        """What is best by the costs, at the present load; lengths that a power of two covers are taken together."""
+        covering = 1 << max(0, length - 1).bit_length()
+        nearest = round(min(max(self.utilisation(covering), 0.1), 0.95), 1)
+        return planner_for(self.costs, self.max_batch_size, nearest, covering)
 
     def can_begin(self) -> bool:
         """Whether a new batch would start at once: the first executor, a pair, and the device have room."""

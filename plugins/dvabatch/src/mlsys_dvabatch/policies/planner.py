@@ -57,7 +57,7 @@ class Planner:
             for waiting_s, work_s in {self._rest(0, size, price) for price in _PRICES}
         ]
         self._values, self._gain, self._best = self._solve()
-        self._go_on = lru_cache(maxsize=1 << 16)(self._go_on_now)
+        self._going_on = lru_cache(maxsize=1 << 14)(self._worth_of_going_on)
         self.begin = lru_cache(maxsize=1 << 10)(self._begin)
         self.join = lru_cache(maxsize=1 << 16)(self._join)
         self.split = lru_cache(maxsize=1 << 14)(self._split)
@@ -70,7 +70,7 @@ class Planner:
 
     def _begin(self, waiting: int) -> int:
         """How many of those ``waiting`` had best start together."""
-        waiting = min(waiting, _NUM_STATES - 1)
+        waiting = _capped(waiting)
         size = self._ways[self._best[waiting]][0]
         following = next((other for other in self._sizes if other > size), self.max_batch_size + 1)
         return min(waiting, self.max_batch_size) if waiting < following else size
@@ -81,7 +81,7 @@ class Planner:
 
     def _split(self, stage: int, num: int, waiting: int) -> list[int]:
         """Sizes into which a batch of ``num`` is best split before ``stage``, with ``waiting`` behind it."""
-        _, price = self._go_on(stage, num, waiting)
+        price = _PRICES[int(self._going_on(stage, num)[1][_capped(waiting)])]
         return sizes_by_cost(self.costs, stage, num, num_behind=price, length=self.length)
 
     def _run_to(self, stage: int, num: int, waiting: int) -> int:
@@ -109,25 +109,27 @@ class Planner:
 
     def _joined(self, stages_done: int, earlier: int, waiting: int) -> tuple[int, float]:
         """How many had best join, and the seconds of waiting that it gains."""
+        waiting = _capped(waiting)
         room = min(waiting, self.max_batch_size - earlier)
-        apart_s, _ = self._go_on(stages_done, earlier, waiting)
+        apart_s = float(self._going_on(stages_done, earlier)[0][waiting])
         best, gained_s = 0, 0.0
         for late in [*(size for size in self._sizes if size < room), *([room] if room > 0 else [])]:
             catch_s = catch_up_s(self.costs, stages_done, late, self.length) + 2 * TASK_S
             coming = self.rate * catch_s
             fewer = int(coming)
-            together = [self._go_on(stages_done, earlier + late, waiting - late + fewer + more)[0] for more in (0, 1)]
+            worth, _ = self._going_on(stages_done, earlier + late)
+            left = _capped(waiting - late + fewer)
             joined_s = (earlier + waiting + coming / 2 - self._gain) * catch_s
-            joined_s += together[0] + (coming - fewer) * (together[1] - together[0])
+            joined_s += float(worth[left] + (coming - fewer) * (worth[_capped(left + 1)] - worth[left]))
             stake_s = (earlier + late) * remaining_s(self.costs, stages_done, earlier + late, self.length)
             if apart_s - joined_s > max(gained_s, HYSTERESIS * stake_s):
                 best, gained_s = late, apart_s - joined_s
         return best, gained_s
 
-    def _go_on_now(self, stage: int, num: int, waiting: int) -> tuple[float, int]:
-        """What it is worth that ``num`` go on from ``stage``, and the price by which their splits are planned."""
-        options = ((self._after(waiting, *self._rest(stage, num, price)), price) for price in _PRICES)
-        return min(options)
+    def _worth_of_going_on(self, stage: int, num: int) -> tuple[Vector, NDArray[np.intp]]:
+        """What it is worth that ``num`` go on from ``stage``, by how many wait, and the price by which to split."""
+        options = np.stack([self._after(*self._rest(stage, num, price)) for price in _PRICES])
+        return options.min(0), options.argmin(0)
 
     def _rest(self, stage: int, num: int, price: int) -> tuple[float, float]:
         """Waiting, summed, and work of ``num`` requests from ``stage`` on, in one piece there if it is the first."""
@@ -137,15 +139,14 @@ class Planner:
         stage_s = self.costs.stage_s(0, num, self.length)
         return num * stage_s + waiting_s, stage_s + work_s
 
-    def _after(self, waiting: int, own_s: float, work_s: float) -> float:
-        """What it is worth that ``waiting`` wait for ``work_s``, while ``own_s`` is waited by those at work."""
+    def _after(self, own_s: float, work_s: float) -> Vector:
+        """What it is worth that 0, 1, ... wait for ``work_s``, while ``own_s`` is waited by those at work."""
         coming = self.rate * work_s
-        waiting = min(waiting, _NUM_STATES - 1)
-        left = self._values[waiting : waiting + _NUM_STATES]
-        return float(own_s + (waiting + coming / 2 - self._gain) * work_s + poisson(coming) @ left)
+        worth: Vector = np.correlate(self._values, poisson(coming), "valid")[:_NUM_STATES]
+        return own_s + (np.arange(_NUM_STATES) + coming / 2 - self._gain) * work_s + worth
 
     def _slope(self, waiting: int) -> float:
-        waiting = min(waiting, _NUM_STATES - 1)
+        waiting = _capped(waiting)
         return float(self._values[waiting + 1] - self._values[waiting])
 
     def _solve(self) -> tuple[Vector, float, list[int]]:
@@ -190,6 +191,10 @@ class Planner:
         return better
 
 
+def _capped(waiting: int) -> int:
+    return min(waiting, _NUM_STATES - 1)
+
+
 def poisson(mean: float) -> Vector:
     """Chances of 0, 1, ... arrivals; those beyond the largest number count as it."""
     numbers = np.arange(_NUM_STATES)
@@ -203,11 +208,11 @@ def poisson(mean: float) -> Vector:
 def _extended(values: Vector) -> Vector:
     """``values`` and as many beyond, growing on as at the end: what is left after a choice may be that many."""
     slope = values[-1] - values[-2]
-    extended: Vector = np.concatenate([values, values[-1] + slope * np.arange(1, len(values))])
+    extended: Vector = np.concatenate([values, values[-1] + slope * np.arange(1, len(values) + 1)])
     return extended
 
 
 @lru_cache(maxsize=64)
 def planner_for(costs: StageCosts, max_batch_size: int, utilisation: float, length: int) -> Planner:
-    """The planner for a load, as a part of the peak. Made once for each, in about 0.1 s."""
+    """The planner for a load, as a part of the peak. Made once for each, in some 20 ms."""
     return Planner(costs, max_batch_size, utilisation / least_request_s(costs, max_batch_size, length), length)

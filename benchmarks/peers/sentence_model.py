@@ -1,0 +1,35 @@
+"""The encoder that the peers serve: all-MiniLM-L6-v2 with the very code and weights that DVABatch serves.
+
+For servers in environments of their own: they need torch, safetensors, tokenizers and pluggy there, and this repository
+in PYTHONPATH (`packages/core/src:plugins/dvabatch/src`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mlsys_core.serving.request import ServeRequest
+from mlsys_dvabatch.models.bert import load_bert
+from tokenizers import Tokenizer
+
+
+def embedder(folder: Path) -> Callable[[Sequence[str]], np.ndarray[Any, Any]]:
+    """A function from texts to unit vectors [texts, features]; one padded batch, one thread."""
+    torch.set_num_threads(1)
+    model = load_bert(folder, num_stages=1)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(256)
+
+    def embed(texts: Sequence[str]) -> np.ndarray[Any, Any]:
+        tokens = [torch.tensor(encoded.ids) for encoded in tokenizer.encode_batch(list(texts))]
+        requests: list[ServeRequest[Any]] = [ServeRequest(str(n), ids) for n, ids in enumerate(tokens)]
+        with torch.inference_mode():
+            values = model.run(0, model.collate(requests, 1))
+            return torch.stack(model.results(values)).numpy()
+
+    return embed
