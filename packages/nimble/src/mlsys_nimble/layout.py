@@ -28,6 +28,7 @@ from mlsys_nimble.operators import (
     MatMul,
     Permute,
     Pool,
+    Separable,
     Slice,
 )
 from mlsys_nimble.program import Operator, Program, ValueId, ValueType
@@ -170,7 +171,7 @@ class _Walk:
     def _result_order(self, operator: Operator, value: ValueId) -> Order:
         rank = len(self.values[value].shape)
         match operator.kind:
-            case Convolution() | Pool():
+            case Convolution() | Separable() | Pool():
                 return channels_last(rank)
             case Attention():  # heads are put side by side next
                 return (0, 2, 1, 3)
@@ -193,7 +194,7 @@ def _input_order(program: Program, value: ValueId) -> Order:
     while front:
         for index in consumers.get(front.pop(), ()):
             operator = program.operators[index]
-            if isinstance(operator.kind, Convolution | Pool):
+            if isinstance(operator.kind, Convolution | Separable | Pool):
                 return channels_last(rank)
             if isinstance(operator.kind, (*VIEWS, Aten, Linear, MatMul, Attention, LayerNorm, Embedding)):
                 continue
@@ -208,6 +209,8 @@ def _need(operator: Operator, index: int, shape: Shape) -> tuple[Test, Order] | 
     kind, rank = operator.kind, len(shape)
     match kind:
         case Convolution() if index == 0 or index > 1 + kind.has_bias:
+            return lambda shape, strides: is_inner(1, shape, strides), channels_last(rank)
+        case Separable() if index == 0 or index > kind.num_weights:
             return lambda shape, strides: is_inner(1, shape, strides), channels_last(rank)
         case Pool():
             return lambda shape, strides: is_inner(1, shape, strides), channels_last(rank)

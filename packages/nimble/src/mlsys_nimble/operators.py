@@ -45,6 +45,27 @@ class Convolution:
 
 
 @dataclass(frozen=True, slots=True)
+class Separable:
+    """x [N, C, H, W], weight [C, 1, *kernel], bias? [C], weight [O, C, 1, 1], bias? [O], constants; -> [N, O, H', W'].
+
+    Two convolutions, one filter a channel and then 1x1; what the first gives is never stored whole.
+    """
+
+    depthwise: Convolution  # without a residual
+    pointwise: Convolution  # its residual is the last input
+
+    @property
+    def epilogue(self) -> Epilogue:
+        """Of the whole."""
+        return self.pointwise.epilogue
+
+    @property
+    def num_weights(self) -> int:
+        """How many constants follow x."""
+        return 2 + self.depthwise.has_bias + self.pointwise.has_bias
+
+
+@dataclass(frozen=True, slots=True)
 class Linear:
     """x [*, K], weight [O, K] (constant), bias? [O]; -> [*, O]."""
 
@@ -218,6 +239,7 @@ class Aten:
 
 Kind: TypeAlias = (
     Convolution
+    | Separable
     | Linear
     | MatMul
     | Attention

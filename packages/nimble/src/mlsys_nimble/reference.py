@@ -123,6 +123,19 @@ def _convolution(kind: kinds.Convolution, inputs: tuple[ValueType, ...], result:
 
 
 @_compile.register
+def _separable(kind: kinds.Separable, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
+    first = _convolution(kind.depthwise, inputs, result)
+    second = _convolution(kind.pointwise, inputs, result)
+    cut = 1 + kind.depthwise.has_bias
+
+    def run(x: Tensor, *others: Tensor) -> Tensor:
+        made: Tensor = second(first(x, *others[:cut]), *others[cut:])
+        return made
+
+    return run
+
+
+@_compile.register
 def _linear(kind: kinds.Linear, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
     return _with_epilogue(kind.epilogue, F.linear)
 

@@ -10,20 +10,6 @@ namespace nimble {
 
 constexpr int PAIR = 2 * LANES;  // columns of a panel here
 
-// The product of `rows` rows with one panel, in groups as even as can be.
-inline void multiply_rows(const float* const* rows, int count, int64_t depth, Tile tile, const Finish& finish, int wide) {
-    const Part part{0, 1, 0, (int)depth, true, true};
-    const int limit = max_rows(wide), groups = (count + limit - 1) / limit;
-    float* out = tile.out;
-    for (int g = 0, row = 0; g < groups; g++) {
-        const int some = (count - row + groups - g - 1) / (groups - g);
-        tile.rows = rows + row;
-        tile.out = out + row * tile.out_stride;
-        multiply_of(some, wide)(part, tile, finish);
-        row += some;
-    }
-}
-
 struct MatMul {
     View a, b, out;  // [B0, B1, M, K], [B0, B1, K, N], [B0, B1, M, N]; the result's columns side by side
     float scale;

@@ -7,6 +7,7 @@ says. ``residual`` may be the same view as ``out``. A handle keeps its packed we
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from mlsys_nimble.native.library import (
     DepthwiseStruct,
     GemvStruct,
     Kernel,
+    SeparableStruct,
     View,
     WinogradStruct,
     epilogue_struct,
@@ -178,6 +180,37 @@ def _depthwise_struct(
         epilogue=epilogue_struct(kind.epilogue),
     )
     return struct, packed, shift
+
+
+def separable(
+    kind: operators.Separable,
+    x: View,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    out: View,
+    *,
+    residual: View | None = None,
+    library: Any = None,
+) -> Kernel:
+    """X [N, C, H, W]; weights and biases of the depthwise and of the 1x1 convolution; residual and out [N, O, H', W'].
+
+    Channels of all tensors are side by side.
+    """
+    library = library or load()
+    assert all(view is None or view.shape[1] == 1 or view.strides[1] == 1 for view in (x, out, residual))
+    between = View(None, "float32", (x.shape[0], x.shape[1], *out.shape[2:]), (0, 1, 0, 0))
+    first, *kept = _depthwise_struct(kind.depthwise, x, weights[0], biases[0], between, None, library)
+    packed = pack_convolution(weights[1], 1, library.kernel_lanes())
+    shift = pack_bias(biases[1], weights[1].shape[0], 1, library.kernel_lanes())
+    struct = SeparableStruct(
+        depthwise=first,
+        residual=view_struct(residual),
+        out=view_struct(out),
+        weights=packed.data_ptr(),
+        bias=shift.data_ptr(),
+        epilogue=epilogue_struct(kind.epilogue),
+    )
+    return Kernel(library, "separable", struct, packed, shift, *kept)
 
 
 def _plane(view: View | None) -> View | None:

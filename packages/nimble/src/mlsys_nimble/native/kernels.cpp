@@ -8,6 +8,7 @@
 #include "pointwise.h"
 #include "pool.h"
 #include "rows.h"
+#include "separable.h"
 #include "winograd.h"
 
 using namespace nimble;
@@ -15,6 +16,7 @@ using namespace nimble;
 extern "C" {
 Kernel* make_convolution(const Convolution* arguments) { return new ConvolutionKernel(*arguments); }
 Kernel* make_depthwise(const Depthwise* arguments) { return new DepthwiseKernel(*arguments); }
+Kernel* make_separable(const Separable* arguments) { return new SeparableKernel(*arguments); }
 Kernel* make_winograd2(const Winograd* arguments) { return new WinogradKernel<2>(*arguments); }
 Kernel* make_winograd4(const Winograd* arguments) { return new WinogradKernel<4>(*arguments); }
 Kernel* make_gemv(const Gemv* arguments) { return new GemvKernel(*arguments); }

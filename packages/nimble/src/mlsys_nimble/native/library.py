@@ -24,7 +24,7 @@ ACTIVATIONS = (  # math.h: Activation
     *("hardswish", "hardsigmoid", "leaky_relu", "elu"),
 )
 MAKERS = (  # kernels.cpp
-    *("convolution", "depthwise", "winograd2", "winograd4", "gemv", "copy", "pad", "pointwise", "pool"),
+    *("convolution", "depthwise", "separable", "winograd2", "winograd4", "gemv", "copy", "pad", "pointwise", "pool"),
     *("reduce", "softmax", "layer_norm", "matmul", "attention", "embedding"),
 )
 # Square roots and roundings become single instructions; comparisons and sums stay as they are written.
@@ -112,6 +112,19 @@ class DepthwiseStruct(Structure):
         ("stride", c_int32 * 2),
         ("before", c_int32 * 2),
         ("dilation", c_int32 * 2),
+        ("epilogue", EpilogueStruct),
+    ]
+
+
+class SeparableStruct(Structure):
+    """separable.h: Separable."""
+
+    _fields_ = [
+        ("depthwise", DepthwiseStruct),
+        ("residual", ViewStruct),
+        ("out", ViewStruct),
+        ("weights", c_void_p),
+        ("bias", c_void_p),
         ("epilogue", EpilogueStruct),
     ]
 

@@ -103,6 +103,21 @@ def _convolution(call: _Call) -> Kernel | None:
     )
 
 
+def _separable(call: _Call) -> Kernel:
+    constants = iter(call.weights[1:])
+    weights, biases = [], []
+    for kind in (call.kind.depthwise, call.kind.pointwise):
+        weights.append(_known(next(constants)))
+        biases.append(next(constants) if kind.has_bias else None)
+    residual = call.inputs[-1] if call.kind.epilogue.has_residual else None
+    return convolutions.separable(call.kind, call.inputs[0], weights, biases, call.out, residual=residual)
+
+
+def _known(constant: Tensor | None) -> Tensor:
+    assert constant is not None, "fuse_separables takes constants only"
+    return constant
+
+
 def _linear(call: _Call) -> Kernel | None:
     weight, bias = call.weights[1], call.weights[2] if call.kind.has_bias else None
     if weight is None or (call.kind.has_bias and bias is None):
@@ -184,11 +199,12 @@ def _rows(view: View) -> View:
 
 
 _EXACT_ONLY = (  # computed in single precision
-    *(kinds.Convolution, kinds.Linear, kinds.MatMul, kinds.Attention, kinds.Pool, kinds.Reduce),
+    *(kinds.Convolution, kinds.Separable, kinds.Linear, kinds.MatMul, kinds.Attention, kinds.Pool, kinds.Reduce),
     *(kinds.Softmax, kinds.LayerNorm, kinds.Pointwise),
 )
 _RULES: dict[type, Callable[[_Call], Kernel | None]] = {
     kinds.Convolution: _convolution,
+    kinds.Separable: _separable,
     kinds.Linear: _linear,
     kinds.Copy: _copy,
     kinds.Cast: _copy,

@@ -12,6 +12,7 @@ from mlsys_nimble.passes.constants import fold_constants
 from mlsys_nimble.passes.dead_code import remove_dead_code
 from mlsys_nimble.passes.elementwise import fuse_elementwise
 from mlsys_nimble.passes.epilogues import fuse_epilogues
+from mlsys_nimble.passes.separable import fuse_separables
 from mlsys_nimble.passes.subexpressions import share_subexpressions
 from mlsys_nimble.passes.views import simplify_views
 from mlsys_nimble.program import Program
@@ -29,6 +30,7 @@ PASSES: tuple[Pass, ...] = (  # in order; some make room for others and so appea
     fuse_epilogues,
     fuse_elementwise,
     fuse_epilogues,
+    fuse_separables,
     simplify_views,
     remove_dead_code,
 )

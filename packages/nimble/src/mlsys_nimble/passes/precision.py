@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mlsys_nimble.operators import Convolution, Linear
+from mlsys_nimble.operators import Convolution, Kind, Linear, Separable
 from mlsys_nimble.passes.dead_code import remove_dead_code
 from mlsys_nimble.program import Program, ValueId
 
@@ -19,15 +19,23 @@ def round_weights(program: Program) -> Program:
     values, constants, operators = list(program.values), dict(program.constants), list(program.operators)
     number: dict[ValueId, ValueId] = {}  # of the rounded weight; others may still read the weight as it is
     for index, operator in enumerate(operators):
-        if not isinstance(operator.kind, Convolution | Linear):
-            continue
-        x, weight, *rest = operator.inputs
-        if weight not in program.constants or weight in changed or values[weight].dtype != "float32":
-            continue
-        if weight not in number:
-            number[weight] = len(values)
-            values.append(values[weight])
-            constants[number[weight]] = constants[weight].detach().bfloat16().float()
-        operators[index] = replace(operator, inputs=(x, number[weight], *rest))
+        inputs = list(operator.inputs)
+        for place in _weights(operator.kind):
+            weight = inputs[place]
+            if weight not in program.constants or weight in changed or values[weight].dtype != "float32":
+                continue
+            if weight not in number:
+                number[weight] = len(values)
+                values.append(values[weight])
+                constants[number[weight]] = constants[weight].detach().bfloat16().float()
+            inputs[place] = number[weight]
+        operators[index] = replace(operator, inputs=tuple(inputs))
     made = replace(program, values=tuple(values), operators=tuple(operators), constants=constants)
     return remove_dead_code(made)
+
+
+def _weights(kind: Kind) -> tuple[int, ...]:
+    """Which inputs are weights of linears and convolutions."""
+    if isinstance(kind, Separable):
+        return 1, 2 + kind.depthwise.has_bias
+    return (1,) if isinstance(kind, Convolution | Linear) else ()
