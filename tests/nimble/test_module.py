@@ -167,3 +167,15 @@ def test_compile_is_the_compiler_registered_with_core():
     assert resolve(spec.factory) is mlsys_nimble.compile
     model, x = Net().eval(), torch.randn(2, 4)
     torch.testing.assert_close(mlsys_nimble.compile(model, x, executor="reference")(x), model(x).detach())
+
+
+def test_autocast_has_a_schedule_of_its_own():
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1), nn.Linear(8, 4)), torch.randn(3, 8)
+    nimble = prepared(model, x)
+    for _ in range(2):
+        with torch.no_grad():
+            torch.testing.assert_close(nimble(x), model(x))
+            with torch.autocast("cpu", torch.bfloat16):
+                made, wanted = nimble(x), model(x)
+        assert made.dtype == wanted.dtype == torch.bfloat16
+        torch.testing.assert_close(made, wanted, rtol=0.02, atol=0.02)

@@ -144,12 +144,18 @@ class PreparedCalls:
                     "an input requires a gradient, and what Nimble replays has none. Call under torch.no_grad(), "
                     "or pass input.detach()."
                 )
+        is_autocast = torch._C._is_any_autocast_enabled()
+        if is_autocast:
+            signature = signature, autocast_state()
         prepared = self._by_signature.get(signature) or self._prepare(signature, args, kwargs)
         if prepared is not self.latest:
             with self._lock:
                 if signature in self._by_signature:
                     self._by_signature.move_to_end(signature)
                 self.latest = prepared
+        if is_autocast:  # what it casts is in the schedule
+            with torch._C._DisableAutocast():
+                return prepared.run(inputs)
         return prepared.run(inputs)
 
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
@@ -189,6 +195,11 @@ class PreparedCalls:
                 ", the one unused for longest was dropped" if dropped else "",
             )
             return prepared
+
+
+def autocast_state() -> tuple[tuple[bool, torch.dtype], ...]:
+    """For CPU and CUDA: whether autocast is on, and what it casts to."""
+    return tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
 
 
 @contextmanager

@@ -42,7 +42,14 @@ PEERS = Path(".peers/nimble")  # where benchmarks/peers/nimble/requirements.txt 
 
 
 def run(context: BenchContext) -> Section:
-    """The nets of chapter 3, with the peers of ``.peers/nimble`` if they are there, else those that we can import."""
+    """The nets of chapter 3, with the peers of ``.peers/nimble`` if they are there, else those that we can import.
+
+    On a CUDA device: the nets of figures 3.8 and 3.9 and table 3.1, with what torch itself has.
+    """
+    if context.device != "cpu":
+        from mlsys_nimble.bench.gpu import run_on_gpu
+
+        return run_on_gpu(context)
     return run_nets(context)
 
 

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from mlsys_nimble.errors import refuse
 from mlsys_nimble.executor import Executor, make_executor
-from mlsys_nimble.prepared import Options
+from mlsys_nimble.prepared import Options, autocast_state
 from mlsys_nimble.program import Program
 from mlsys_nimble.training.graphs import ReplayedGraph
 
@@ -142,8 +142,7 @@ class TrainingCalls:
         leaves, spec = tree_flatten((args, dict(kwargs)))
         modes = tuple([module.training for module in self._model.modules()])
         wanted = tuple([parameter.requires_grad for parameter in self._model.parameters()])
-        autocast = tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
-        return spec, tuple(map(_looks, leaves)), modes, wanted, autocast, torch.is_grad_enabled()
+        return spec, tuple(map(_looks, leaves)), modes, wanted, autocast_state(), torch.is_grad_enabled()
 
 
 def _looks(leaf: Any) -> Any:

@@ -1,0 +1,175 @@
+"""The races of ``make bench-gpu``: the nets of figure 3.8, figure 3.9 and table 3.1 on a CUDA device.
+
+Contestants take turns on one net at a time; answers, and gradients of training, are compared with eager's before times
+count. A call is timed by the host's clock, with the device idle before and after. Everything is float32 without TF32,
+as on the paper's V100.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from mlsys_core.errors import InvalidInputError
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils._pytree import tree_leaves
+
+from mlsys_nimble.bench.gpu_report import Race, report
+from mlsys_nimble.bench.race import Outcome, take_turns
+from mlsys_nimble.module import Nimble
+from mlsys_nimble.nets.registry import net as net_of
+
+if TYPE_CHECKING:
+    from mlsys_core.bench import BenchContext
+    from mlsys_core.report import Section
+
+INFERENCE = (  # figure 3.8 and table 3.1
+    *("resnet50", "resnet101", "inception-v3", "mobilenet-v2", "nasnet-mobile", "nasnet-large"),
+    *("efficientnet-b0", "efficientnet-b5", "darts", "amoebanet"),
+)
+TRAINING = (  # figure 3.9: the net, and the size of its images (0: as it comes)
+    *(("resnet50", 224), ("resnet50", 32), ("resnet101", 32), ("mobilenet-v2", 32)),
+    *(("efficientnet-b0", 32), ("bert-base", 0)),
+)
+TRAINING_BATCH = 32
+TOLERANCE = 1e-3  # of the largest number, beside eager: algorithms of convolutions differ
+SECONDS, QUICK_SECONDS = 20.0, 4.0  # of turns for each net
+
+Maker = Callable[[nn.Module, Sequence[Tensor]], Callable[..., Any]]
+
+
+def compiled(mode: str) -> Maker:
+    """torch.compile in one of its modes."""
+    return lambda module, _: torch.compile(module, mode=mode)
+
+
+def nimble(*, use_multi_stream: bool, training: bool = False) -> Maker:
+    """Nimble, as a user calls it."""
+
+    def make(module: nn.Module, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+        return Nimble(module).prepare(tuple(inputs), training=training, use_multi_stream=use_multi_stream)
+
+    return make
+
+
+def makers(*, training: bool, is_quick: bool) -> dict[str, Maker]:
+    """The contestants, eager first; ``max-autotune`` takes minutes a net and is left out of quick runs."""
+    found: dict[str, Maker] = {"eager": lambda module, _: module, "reduce-overhead": compiled("reduce-overhead")}
+    if not is_quick:
+        found["max-autotune"] = compiled("max-autotune")
+    found["Nimble, one stream"] = nimble(use_multi_stream=False, training=training)
+    found["Nimble"] = nimble(use_multi_stream=True, training=training)
+    return found
+
+
+def run_on_gpu(context: BenchContext) -> Section:
+    """All races.
+
+    Raises:
+        InvalidInputError: the context's device is not a CUDA device that torch sees.
+    """
+    if not torch.cuda.is_available() or not context.device.startswith("cuda"):
+        raise InvalidInputError(f"nimble's benchmark runs on cpu or cuda, and torch sees no {context.device!r} here")
+    device, seconds = torch.device(context.device), QUICK_SECONDS if context.is_quick else SECONDS
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    races: list[Race] = []
+    for name in INFERENCE:
+        context.console.print(f"{name} ...")
+        races.append(Race(name, is_training=False, outcomes=infer(name, device, seconds, context.is_quick)))
+    for name, size in TRAINING:
+        title = f"{name}, {size} x {size}" if size else name
+        context.console.print(f"training {title} ...")
+        races.append(Race(title, is_training=True, outcomes=train(name, size, device, seconds, context.is_quick)))
+    return report(races, device=torch.cuda.get_device_name(device))
+
+
+def infer(name: str, device: torch.device, seconds: float, is_quick: bool) -> dict[str, Outcome]:
+    """One net at batch 1."""
+    module, inputs = net_of(name)
+    module.to(device)
+    data = tuple(x.to(device) for x in inputs)
+
+    def ready(make: Maker) -> Callable[[], list[Tensor]]:
+        call = make(copy.deepcopy(module), data)
+
+        def answer() -> list[Tensor]:
+            with torch.inference_mode():
+                return tree_leaves(call(*data))
+
+        return answer
+
+    return race({key: partial(ready, make) for key, make in makers(training=False, is_quick=is_quick).items()}, seconds)
+
+
+def train(name: str, size: int, device: torch.device, seconds: float, is_quick: bool) -> dict[str, Outcome]:
+    """A step of one net at batch 32, forward and backward; answers are all gradients."""
+    module, inputs = net_of(name, batch=TRAINING_BATCH)
+    module.to(device).train().requires_grad_(True)
+    data = tuple(x.to(device) for x in inputs)
+    if size:
+        data = (torch.randn(TRAINING_BATCH, 3, size, size, device=device),)
+
+    def ready(make: Maker) -> Callable[[], list[Tensor]]:
+        own = copy.deepcopy(module)
+        call = make(own, data)
+
+        def step() -> list[Tensor]:
+            for parameter in own.parameters():
+                parameter.grad = None
+            result = tree_leaves(call(*data))[-1]
+            functional.cross_entropy(result, torch.zeros(len(result), dtype=torch.int64, device=device)).backward()  # type: ignore[no-untyped-call]
+            return [parameter.grad for parameter in own.parameters() if parameter.grad is not None]
+
+        return step
+
+    return race({key: partial(ready, make) for key, make in makers(training=True, is_quick=is_quick).items()}, seconds)
+
+
+def race(
+    contestants: dict[str, Callable[[], Callable[[], list[Tensor]]]],
+    seconds: float,
+    *,
+    synchronize: Callable[[], None] = torch.cuda.synchronize,
+) -> dict[str, Outcome]:
+    """Answers first, then times; the first contestant's answers are what others are compared with."""
+    outcomes: dict[str, Outcome] = {}
+    calls: dict[str, Callable[[], object]] = {}
+    wanted: list[Tensor] | None = None
+    prepared: dict[str, tuple[float, float]] = {}
+    for name, make in contestants.items():
+        begin = time.perf_counter()
+        try:
+            call = make()
+            answers = [answer.detach().clone() for answer in call()]
+            synchronize()
+        except Exception as error:  # noqa: BLE001 - a contestant that does not run is an outcome
+            outcomes[name] = Outcome("does not run", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            continue
+        wanted = answers if wanted is None else wanted
+        prepared[name] = difference(answers, wanted), time.perf_counter() - begin
+        if prepared[name][0] > TOLERANCE:
+            outcomes[name] = Outcome("differs", difference=prepared[name][0], prepare_s=prepared[name][1])
+            continue
+
+        def timed(call: Callable[[], object] = call) -> None:
+            call()
+            synchronize()
+
+        calls[name] = timed
+    samples = take_turns(calls, budget_s=seconds, turn_s=0.3, clock=time.perf_counter, sleep=time.sleep)
+    for name, times in samples.items():
+        outcomes[name] = Outcome("timed", "", *prepared[name], tuple(times))
+    return {name: outcomes[name] for name in contestants}
+
+
+def difference(answers: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+    """The largest difference over the largest number."""
+    pairs = list(zip(answers, wanted, strict=True))
+    largest = max((b.double().abs().max().item() for _, b in pairs if b.numel()), default=0.0)
+    apart = max(((a.double() - b.double()).abs().max().item() for a, b in pairs if b.numel()), default=0.0)
+    return apart / largest if largest else apart

@@ -1,0 +1,90 @@
+"""The report of the GPU's races: ours beside what the paper measured on a V100."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mlsys_core.report import Section, Table
+
+from mlsys_nimble.bench.race import Outcome
+
+OVER_EAGER = {"nasnet-mobile": 22.34}  # section 3.4.1; the text of the dissertation gives no other bar of figure 3.8
+OVER_SINGLE = {"inception-v3": 1.09, "darts": 1.37, "amoebanet": 1.45, "nasnet-mobile": 1.88, "nasnet-large": 1.31}
+BEST_TRAINING = 3.61  # section 3.4.3: the most of any net at CIFAR's size
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """What became of each contestant on one net."""
+
+    net: str
+    is_training: bool
+    outcomes: dict[str, Outcome]
+
+    def ratio(self, contestant: str, over: str) -> float | None:
+        """How many times faster one is than another; None if one of them was not timed."""
+        times = [self.outcomes[name].median_s if name in self.outcomes else None for name in (contestant, over)]
+        return times[1] / times[0] if times[0] and times[1] else None
+
+
+def report(races: Sequence[Race], *, device: str) -> Section:
+    """Three tables, who could not be timed, and everything as data."""
+    inference = [race for race in races if not race.is_training]
+    training = [race for race in races if race.is_training]
+    body: list[Any] = [
+        _table("Inference at batch 1 (figure 3.8)", inference, {net: f"{value}x" for net, value in OVER_EAGER.items()}),
+        _streams(inference),
+        _table(f"Training at batch 32 (figure 3.9; the paper's best is {BEST_TRAINING}x)", training, {}),
+    ]
+    body += [
+        f"{race.net}: {name}: {one.status} {one.note}".strip()
+        for race in races
+        for name, one in race.outcomes.items()
+        if one.status != "timed"
+    ]
+    is_wrong = any(one.status == "differs" for race in races for name, one in race.outcomes.items() if "Nimble" in name)
+    data = {"device": device, "races": [_data(race) for race in races]}
+    return Section(f"Nimble on {device}", body, status="failed" if is_wrong else "ok", data=data)
+
+
+def _table(caption: str, races: Sequence[Race], paper: dict[str, str]) -> Table:
+    names = list(dict.fromkeys(name for race in races for name in race.outcomes))
+    columns = ["net", *(f"{name}, ms" for name in names), "over eager", "over reduce-overhead", "the paper, over eager"]
+    rows = [
+        [
+            race.net,
+            *(_ms(race.outcomes.get(name)) for name in names),
+            _times(race.ratio("Nimble", "eager")),
+            _times(race.ratio("Nimble", "reduce-overhead")),
+            paper.get(race.net, ""),
+        ]
+        for race in races
+    ]
+    return Table(columns, rows, caption)
+
+
+def _streams(races: Sequence[Race]) -> Table:
+    rows = [
+        [race.net, _times(race.ratio("Nimble", "Nimble, one stream")), f"{OVER_SINGLE[race.net]}x"]
+        for race in races
+        if race.net in OVER_SINGLE
+    ]
+    return Table(["net", "several streams over one", "the paper"], rows, "Several streams (table 3.1)")
+
+
+def _ms(one: Outcome | None) -> str:
+    return "-" if one is None or one.median_s is None else f"{one.median_s * 1e3:.3f}"
+
+
+def _times(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}x"
+
+
+def _data(race: Race) -> dict[str, Any]:
+    outcomes = {
+        name: {key: value for key, value in asdict(one).items() if key != "samples_s"} | {"median_s": one.median_s}
+        for name, one in race.outcomes.items()
+    }
+    return {"net": race.net, "is_training": race.is_training, "outcomes": outcomes}

@@ -1,0 +1,59 @@
+"""What ``make bench-gpu`` reports, from outcomes that need no GPU; and that it refuses where there is none."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.report import Table
+from mlsys_nimble.bench import gpu
+from mlsys_nimble.bench.gpu_report import Race, report
+from mlsys_nimble.bench.race import Outcome
+from mlsys_nimble.bench.suite import run
+
+
+def timed(seconds: float) -> Outcome:
+    return Outcome("timed", "", 0.0, 1.0, (seconds,) * 3)
+
+
+def test_ratios_stand_beside_the_papers():
+    outcomes = {"eager": timed(0.02), "Nimble, one stream": timed(0.002), "Nimble": timed(0.001)}
+    races = [Race("nasnet-mobile", False, outcomes), Race("resnet50, 32 x 32", True, {"eager": timed(0.01)})]
+    section = report(races, device="some GPU")
+    inference, streams, training = (item for item in section.body if isinstance(item, Table))
+    assert list(inference.rows[0])[-3:] == ["20.00x", "-", "22.34x"]
+    assert list(streams.rows[0]) == ["nasnet-mobile", "2.00x", "1.88x"]
+    assert list(training.rows[0])[-3:] == ["-", "-", ""]
+    assert json.loads(json.dumps(dict(section.data)))["races"][0]["outcomes"]["Nimble"]["median_s"] == 0.001
+    assert section.status == "ok"
+
+
+def test_a_wrong_answer_fails_the_section():
+    section = report(
+        [Race("darts", False, {"eager": timed(1.0), "Nimble": Outcome("differs", difference=1.0)})], device=""
+    )
+    assert section.status == "failed"
+    assert "darts: Nimble: differs" in section.body
+
+
+def test_a_race_compares_before_it_times_and_goes_on_without_who_fails():
+    def broken() -> Any:
+        raise RuntimeError("no kernel\nat all")
+
+    x = torch.ones(3)
+    contestants = {"eager": lambda: lambda: [x], "late": lambda: lambda: [x * 2], "broken": broken}
+    outcomes = gpu.race(contestants, 0.0, synchronize=lambda: None)
+    assert [outcomes[name].status for name in contestants] == ["timed", "differs", "does not run"]
+    assert outcomes["broken"].note == "RuntimeError: no kernel"
+    assert outcomes["eager"].median_s is not None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_is_refused():
+    context: Any = SimpleNamespace(device="cuda", is_quick=True, console=None)
+    with pytest.raises(InvalidInputError, match="torch sees no 'cuda'"):
+        run(context)
