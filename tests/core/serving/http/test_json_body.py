@@ -32,6 +32,7 @@ def test_every_json_value_passes_unchanged(value: object, ensure_ascii: bool) ->
         (b"[" + b"9" * 5000 + b"]", "malformed_json", "digits"),
         (b'"\\ud83d"', "malformed_json", "surrogate"),
         (b'{"\\uDC00": 1}', "malformed_json", "surrogate"),
+        (b'[{"a": 1, "b": 2, "a": 3}]', "malformed_json", "'a' comes twice"),
         (b"[" * 100_000, "malformed_json", "nested"),
         (b'{"a":' * (MAX_DEPTH + 1) + b"1" + b"}" * (MAX_DEPTH + 1), "malformed_json", "nested"),
         (b'"\xff"', "invalid_encoding", "byte 1"),

@@ -22,6 +22,14 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
+class NotImplementedFieldError(ValueError):
+    """A field has a value that asks for what this server has not."""
+
+    def __init__(self, param: str) -> None:
+        super().__init__(f"{param!r} is not implemented by this server; leave it out")
+        self.param = param
+
+
 class Body(BaseModel):
     """A request's body: no unknown fields, no values of another type; ``neutral`` names fields that ask for nothing."""
 
@@ -38,7 +46,7 @@ class Body(BaseModel):
             if name in rest:
                 given = rest.pop(name)
                 if not any(_is_same(given, value) for value in allowed):
-                    raise ValueError(f"{name!r} is not implemented by this server; leave it out")
+                    raise NotImplementedFieldError(name)
         return rest
 
 

@@ -18,6 +18,7 @@ from mlsys_core.serving.http.errors import ClientDisconnectedError, ErrorInfo, H
 MAX_MESSAGE_CHARS = 1000
 _MAX_FIELDS = 5  # problems named in one message
 _MAX_FIELD_CHARS = 120  # of one problem's place, and of its reason: both may hold text the client sent
+_MAX_OWN_CHARS = 300  # of a reason that a validator of ours gives
 
 # HTTP status: (type, code). OpenAI's vocabulary where it has one.
 _KINDS: dict[int, tuple[str, str]] = {
@@ -132,12 +133,29 @@ def _from_validation(errors: Sequence[Any], status: int) -> ErrorInfo:
         return _info(
             400, f"the body is not valid JSON: {_cut(str(reason), _MAX_FIELD_CHARS)}{where}", code="malformed_json"
         )
-    named = [f"{_place(tuple(e.get('loc', ())))}: {_reason(e)}" for e in errors[:_MAX_FIELDS]]
+    named = [_problem(e) for e in errors[:_MAX_FIELDS]]
     more = f"; and {len(errors) - _MAX_FIELDS} more" if len(errors) > _MAX_FIELDS else ""
-    return _info(status, "; ".join(named) + more, code="invalid_value", param=_dotted(loc[1:]) or None)
+    param = getattr(_own(first), "param", None)  # of a validator that knows the field, beside the object it is in
+    dotted = _dotted((*loc[1:], param) if isinstance(param, str) else loc[1:])
+    return _info(status, "; ".join(named) + more, code="invalid_value", param=dotted or None)
+
+
+def _problem(error: Mapping[str, Any]) -> str:
+    loc = tuple(error.get("loc", ()))
+    is_of_the_body = loc == ("body",) and _own(error) is not None
+    return _reason(error) if is_of_the_body else f"{_place(loc)}: {_reason(error)}"
+
+
+def _own(error: Mapping[str, Any]) -> Any:
+    """The exception that a validator raised; None: the schema itself found the problem."""
+    return (error.get("ctx") or {}).get("error") if error.get("type") == "value_error" else None
 
 
 def _reason(error: Mapping[str, Any]) -> str:
+    if (own := _own(error)) is not None:
+        return _cut(str(own), _MAX_OWN_CHARS)
+    if error.get("type") == "extra_forbidden":
+        return "there is no such field"
     reason = _cut(str(error.get("msg", "")), _MAX_FIELD_CHARS)
     if isinstance(error.get("input"), bytes):
         reason += " (JSON is only read as such with 'content-type: application/json')"

@@ -21,7 +21,7 @@ def parse_json(body: bytes, *, check_floats: bool = True) -> Any:
 
     Raises:
         HttpError: 400; ``invalid_encoding`` if it is not UTF-8, else ``malformed_json``: bad syntax, NaN or Infinity, a
-            number out of range, a lone surrogate, more than 64 levels.
+            number out of range, a lone surrogate, a key that comes twice in its object, more than 64 levels.
 
     Example:
         >>> parse_json(b'{"prompt": "hello"}')
@@ -80,9 +80,18 @@ def _refuse_constant(name: str) -> NoReturn:
     raise _malformed(f"{name} is not a JSON value")
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):  # the parser would keep the last, and say nothing of the others
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in value if keys.count(key) > 1)
+        raise _malformed(f"the key {twice[:40]!r} comes twice in one object")
+    return value
+
+
 def _malformed(reason: str) -> HttpError:
     return HttpError(f"the body is not valid JSON: {reason}", http_status=400, error_code="malformed_json")
 
 
-_STRICT = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite_float)
-_QUICK = json.JSONDecoder(parse_constant=_refuse_constant)
+_STRICT = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite_float, object_pairs_hook=_unique)
+_QUICK = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_unique)
