@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from mlsys_windtunnel.cli_bench import bench
 from mlsys_windtunnel.cli_inspect import inspect
 from mlsys_windtunnel.cli_predict import predict
 from mlsys_windtunnel.cli_translate import translate
@@ -19,3 +20,4 @@ def windtunnel() -> None:
 app.command()(inspect)
 app.command()(translate)
 app.command()(predict)
+app.command()(bench)

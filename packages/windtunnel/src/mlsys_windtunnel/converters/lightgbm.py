@@ -16,9 +16,9 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.converters.linear import class_labels
 from mlsys_windtunnel.converters.registry import Converted
 from mlsys_windtunnel.converters.trees_lookup import MixedLookup
-from mlsys_windtunnel.modules.base import PredictorModule, Regressor
+from mlsys_windtunnel.modules.base import OperatorModule, Regressor
 from mlsys_windtunnel.modules.tree_ensemble import Tree, TreeEnsemble, bitset_codes, join_trees
-from mlsys_windtunnel.modules.tree_heads import Mapped, Output, TreeClassifier
+from mlsys_windtunnel.modules.tree_heads import LeafIndicators, Mapped, Output, TreeClassifier
 from mlsys_windtunnel.modules.trees import Trees
 
 _CATEGORICAL, _DEFAULT_LEFT = 1, 2  # bits of decision_type; the two after them say what is missing
@@ -83,6 +83,14 @@ def lgbm_classifier(estimator: Any) -> Converted | None:
         decides="likeliest",
     )
     return _converted(head, model, estimator.booster_)
+
+
+def leaf_encoder(estimator: Any) -> Converted | None:
+    """Leaves as features (our own estimator)."""
+    model = read_model(estimator.estimator_.booster_)
+    if model is None:
+        return None
+    return _converted(LeafIndicators(Trees(model.ensemble)), model, estimator.estimator_.booster_)
 
 
 def read_model(booster: Any) -> Model | None:
@@ -153,7 +161,7 @@ def _tree(block: dict[str, str], zero_is_missing: dict[int, bool]) -> Tree:
     )
 
 
-def _converted(module: PredictorModule, model: Model, booster: Any) -> Converted:
+def _converted(module: OperatorModule, model: Model, booster: Any) -> Converted:
     """With a look-up if the model was fitted on pandas categories, whose codes are what the trees compare."""
     lists = booster.pandas_categorical or []
     if not lists:

@@ -217,6 +217,12 @@ ENTRIES: tuple[Entry, ...] = (
         "mlsys_windtunnel.estimators.matrix_factorization",
         {"MatrixFactorizationRegressor": "matrix_factorization"},
     ),
+    Entry(
+        "mlsys_windtunnel.estimators.leaves.LeafEncoder",
+        "mlsys_windtunnel.converters.lightgbm:leaf_encoder",
+        is_trainable=False,
+        note="trainable once the trees are soft",
+    ),
     *_family("isotonic", "sklearn.isotonic", {"IsotonicRegression": "isotonic_regression"}),
     *_family(
         "decompose",

@@ -1,6 +1,7 @@
 """Estimators with the scikit-learn interface that WindTunnel's source has and scikit-learn lacks.
 
-Categorical encoders (hash, binary, two-hot: dissertation, sections 5.2.3 and 5.4.1) and factorisation models. They
+Categorical encoders (hash, binary, two-hot: dissertation, sections 5.2.3 and 5.4.1), leaves of trees as features, and
+factorisation models. They
 stand in any scikit-learn pipeline, and ``translate`` makes trainable modules of them. Importing this package alone
 imports neither scikit-learn nor torch.
 """
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
         FactorizationMachineClassifier,
         FactorizationMachineRegressor,
     )
+    from mlsys_windtunnel.estimators.leaves import LeafEncoder
     from mlsys_windtunnel.estimators.matrix_factorization import MatrixFactorizationRegressor
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "FactorizationMachineClassifier",
     "FactorizationMachineRegressor",
     "HashEncoder",
+    "LeafEncoder",
     "MatrixFactorizationRegressor",
     "TwoHotEncoder",
 ]
@@ -31,6 +34,7 @@ _MODULES = {
     "FactorizationMachineClassifier": "factorization_machine",
     "FactorizationMachineRegressor": "factorization_machine",
     "HashEncoder": "categories",
+    "LeafEncoder": "leaves",
     "MatrixFactorizationRegressor": "matrix_factorization",
     "TwoHotEncoder": "categories",
 }

@@ -136,6 +136,22 @@ class Margin(OperatorModule):
         return scores[:, 1:] - scores[:, :1]
 
 
+class LeafIndicators(OperatorModule):
+    """How much of each leaf of all trees a row gets, ``[rows, leaves]``: 1 or 0 while the trees are exact.
+
+    Args:
+        trees: Exact; softening puts soft ones in their place.
+    """
+
+    def __init__(self, trees: Trees) -> None:
+        super().__init__()
+        self.trees = trees
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        return self.trees.leaf_weights(x)
+
+
 class IsolationScores(OperatorModule):
     """Decision values of an isolation forest: ``-2 ** (-length / longest) - offset``.
 

@@ -122,6 +122,10 @@ class Trees(OperatorModule):
         leaves: Tensor = self.finder.find(self.finder.columns(self._clean(x)), self.threshold)
         return leaves if self.finder.tree_dim == 1 else leaves.t()
 
+    def leaf_weights(self, x: Tensor) -> Tensor:
+        """1 for each leaf that a row reaches, 0 for others: ``[rows, leaves]``."""
+        return x.new_zeros(len(x), len(self.leaf_value)).scatter(1, self.leaves(x), 1.0)
+
     def tree_values(self, x: Tensor) -> Tensor:
         """What each tree answers, ``[rows, trees, outputs]``."""
         return self._values(self.leaves(x))

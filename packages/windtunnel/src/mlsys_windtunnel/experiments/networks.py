@@ -1,0 +1,150 @@
+"""Outside models, networks: an MLP with embeddings, and TabM with piecewise-linear numbers.
+
+The MLP is what the field calls the plain baseline. TabM (Gorishniy et al., 2024) is an ensemble of ``k`` MLPs that
+share their weights but for a scale of each input and output (BatchEnsemble), trained side by side; each number is
+written as how far it lies within each of its quantile bins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from mlsys_windtunnel.experiments.codes import Coded
+
+NUM_BINS = 24
+
+
+class Columns(nn.Module):
+    """Numbers and embedded categories side by side, ``[rows, width]``.
+
+    Args:
+        train: Rows that numbers are scaled by.
+        cardinalities: Of the codes.
+        num_bins: Quantile bins that each number is written in; None standardises numbers instead.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, train: Coded, cardinalities: Sequence[int], *, num_bins: int | None) -> None:
+        super().__init__()
+        self.embeddings = nn.ModuleList(nn.Embedding(size, min(16, round(1.6 * size**0.4))) for size in cardinalities)
+        for embedding in self.embeddings:
+            assert isinstance(embedding, nn.Embedding)
+            nn.init.normal_(embedding.weight, std=0.1)
+        self.register_buffer("mean", torch.from_numpy(train.numbers.mean(axis=0)).float())
+        self.register_buffer("deviation", torch.from_numpy(train.numbers.std(axis=0)).float().clamp(min=1e-9))
+        self.num_bins = num_bins
+        self.edges: list[Tensor] = []
+        if num_bins is not None:
+            for place, column in enumerate(train.numbers.T):
+                edges = np.unique(np.quantile(column, np.linspace(0, 1, num_bins + 1)))
+                if len(edges) < 2:
+                    edges = np.array([edges[0], edges[0] + 1])
+                self.register_buffer(f"edges{place}", torch.from_numpy(edges).float())
+                self.edges.append(getattr(self, f"edges{place}"))
+        of_numbers = sum(len(edges) - 1 for edges in self.edges) if num_bins is not None else train.numbers.shape[1]
+        self.width = of_numbers + sum(embedding.embedding_dim for embedding in self._embeddings)
+
+    @property
+    def _embeddings(self) -> Sequence[nn.Embedding]:
+        return self.embeddings  # type: ignore[return-value]
+
+    def forward(self, numbers: Tensor, codes: Tensor) -> Tensor:
+        """See the class."""
+        parts = [embedding(codes[:, place]) for place, embedding in enumerate(self._embeddings)]
+        if self.num_bins is None:
+            return torch.cat([(numbers - self.mean) / self.deviation, *parts], dim=1)
+        written = [bin_shares(numbers[:, place], edges) for place, edges in enumerate(self.edges)]
+        return torch.cat([*written, *parts], dim=1)
+
+
+def bin_shares(column: Tensor, edges: Tensor) -> Tensor:
+    """How far each number lies within each bin, ``[rows, bins]``: 1 below it, 0 above; outer bins go on linearly."""
+    shares = (column.unsqueeze(1) - edges[:-1]) / (edges[1:] - edges[:-1])
+    num_bins = len(edges) - 1
+    low = torch.zeros(num_bins, device=column.device)
+    high = torch.ones(num_bins, device=column.device)
+    low[0], high[-1] = -math.inf, math.inf
+    return shares.clamp(min=low, max=high)
+
+
+class Mlp(nn.Module):
+    """Two hidden layers on standardised numbers and embeddings; answers ``[rows, 1]``."""
+
+    def __init__(self, train: Coded, cardinalities: Sequence[int], *, width: int = 192, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.columns = Columns(train, cardinalities, num_bins=None)
+        layers: list[nn.Module] = []
+        for before in (self.columns.width, width):
+            layers += [nn.Linear(before, width), nn.ReLU(), nn.Dropout(dropout)]
+        self.layers = nn.Sequential(*layers, nn.Linear(width, 1))
+
+    def forward(self, numbers: Tensor, codes: Tensor) -> Tensor:
+        """See the class."""
+        scores: Tensor = self.layers(self.columns(numbers, codes))
+        return scores
+
+
+class SharedLinear(nn.Module):
+    """``k`` linear layers of one weight: member i has scales of its own for inputs and outputs, and a bias.
+
+    Args:
+        before: Width of the input.
+        after: Width of the output.
+        members: ``k``.
+        has_signs: Whether input scales start as random signs, which sets the members apart; else all start at 1.
+    """
+
+    def __init__(self, before: int, after: int, members: int, *, has_signs: bool = False) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(before)
+        self.weight = nn.Parameter(torch.empty(after, before).uniform_(-bound, bound))
+        scale = torch.randint(0, 2, (members, before)).float() * 2 - 1 if has_signs else torch.ones(members, before)
+        self.scale_in = nn.Parameter(scale)
+        self.scale_out = nn.Parameter(torch.ones(members, after))
+        self.bias = nn.Parameter(torch.empty(members, after).uniform_(-bound, bound))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[rows, members, after]`` from ``[rows, members, before]``."""
+        return nn.functional.linear(x * self.scale_in, self.weight) * self.scale_out + self.bias
+
+
+class TabM(nn.Module):
+    """``members`` MLPs that share weights; answers ``[rows, members]``, a score of each."""
+
+    def __init__(
+        self, train: Coded, cardinalities: Sequence[int], *, members: int = 8, width: int = 128, dropout: float = 0.1
+    ) -> None:
+        super().__init__()
+        self.members = members
+        self.columns = Columns(train, cardinalities, num_bins=NUM_BINS)
+        layers: list[nn.Module] = []
+        for place, before in enumerate((self.columns.width, width)):
+            layers += [SharedLinear(before, width, members, has_signs=place == 0), nn.ReLU(), nn.Dropout(dropout)]
+        self.layers = nn.Sequential(*layers)
+        self.head = nn.Parameter(torch.randn(members, width) / math.sqrt(width))
+        self.bias = nn.Parameter(torch.zeros(members))
+
+    def forward(self, numbers: Tensor, codes: Tensor) -> Tensor:
+        """See the class."""
+        x = self.columns(numbers, codes).unsqueeze(1).expand(-1, self.members, -1)
+        return (self.layers(x) * self.head).sum(2) + self.bias
+
+
+def tensors(part: Coded) -> tuple[Tensor, Tensor]:
+    """Numbers in float32 and codes."""
+    return torch.from_numpy(part.numbers.astype(np.float32)), torch.from_numpy(part.codes)
+
+
+def probabilities(scores: Tensor) -> npt.NDArray[np.float64]:
+    """The members' mean probability, ``[rows]``."""
+    return scores.sigmoid().mean(dim=1).double().numpy(force=True)

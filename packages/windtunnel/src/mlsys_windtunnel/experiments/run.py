@@ -1,0 +1,225 @@
+"""Runs cells, one after another, and keeps a journal: a JSON line for each finished one, so that a restart goes on."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mlsys_core.environment import describe_environment
+from mlsys_core.errors import InvalidInputError
+
+from mlsys_windtunnel.experiments.codes import code_task
+from mlsys_windtunnel.experiments.data import Part, Task, load_task
+from mlsys_windtunnel.experiments.outside import OUTSIDE, Budget
+from mlsys_windtunnel.experiments.plan import Cell, NumCandidates, Result, Row, Setting, next_cells
+from mlsys_windtunnel.experiments.sources import make_source
+from mlsys_windtunnel.experiments.windtunnel import TRANSLATIONS
+
+BLOCK_ROWS = 4096  # answered at once: the leaves of 100 trees are a table of 6,400 columns
+
+
+def candidates(row: Row) -> Sequence[Mapping[str, Any]]:
+    """Sets of options that a row's model chooses between by validation."""
+    if row.model in OUTSIDE:
+        return OUTSIDE[row.model].candidates
+    return TRANSLATIONS[row.model].candidates(row.dataset) if row.model in TRANSLATIONS else ({},)
+
+
+def counter(setting: Setting) -> NumCandidates:
+    """How many candidates each row runs: the first alone when quick."""
+    return lambda row: 1 if setting.is_quick else len(candidates(row))
+
+
+class Journal:
+    """Finished cells, in a file of JSON lines that begins with the setting.
+
+    Args:
+        path: Made, with its folder, where it is not there.
+        setting: Of all cells.
+
+    Raises:
+        InvalidInputError: the file was written with another setting, or is no journal.
+    """
+
+    def __init__(self, path: Path, setting: Setting) -> None:
+        self.path = path
+        self.finished: dict[str, Result] = {}
+        head = json.loads(json.dumps(asdict(setting)))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            path.write_text(json.dumps({"setting": head, "environment": describe_environment()}) + "\n")
+        lines = path.read_text().splitlines(keepends=True)
+        if lines and not lines[-1].endswith("\n"):  # a run ended within it
+            lines.pop()
+            path.write_text("".join(lines))
+        try:
+            records = [json.loads(line) for line in lines]
+            known = records[0]["setting"]
+            self.finished = {record["cell"]: Result(**record) for record in records[1:]}
+        except (ValueError, LookupError, TypeError) as error:
+            raise InvalidInputError(f"{path} is no journal of these experiments: {error!r}") from error
+        if known != head:
+            raise InvalidInputError(
+                f"{path} holds cells of another setting, {known}; this run has {head}. Name another file, or delete it."
+            )
+
+    def add(self, result: Result) -> None:
+        """Write a line, at once."""
+        self.finished[result.cell] = result
+        with self.path.open("a") as file:
+            file.write(json.dumps(asdict(result), allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def missing_packages(rows: Sequence[Row]) -> dict[str, str]:
+    """Outside models among the rows whose package is not installed, with its name."""
+    wanted = {row.model: OUTSIDE[row.model].package for row in rows if row.model in OUTSIDE}
+    return {
+        model: package
+        for model, package in wanted.items()
+        if package is not None and importlib.util.find_spec(package) is None
+    }
+
+
+def run_cells(
+    rows: Sequence[Row],
+    seeds: Sequence[int],
+    journal: Journal,
+    setting: Setting,
+    *,
+    num_threads: int,
+    on_cell: Callable[[Cell, int], None] | None = None,
+) -> Iterator[Result]:
+    """Run what the journal lacks; each result is in the journal before it is given.
+
+    Args:
+        rows: See :func:`~.plan.next_cells`; rows of packages that are not installed are passed over.
+        seeds: Likewise.
+        journal: Is added to.
+        setting: See :class:`Setting`.
+        num_threads: Of each fit.
+        on_cell: Called with a cell before it runs, and how many are known to be left after it.
+    """
+    import torch
+
+    absent = missing_packages(rows)
+    rows = [row for row in rows if row.model not in absent]
+    torch.set_num_threads(num_threads)
+    while cells := next_cells(rows, seeds, journal.finished, counter(setting)):
+        if on_cell is not None:
+            on_cell(cells[0], len(cells) - 1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = run_cell(cells[0], setting, num_threads=num_threads)
+        journal.add(result)
+        yield result
+
+
+def run_cell(cell: Cell, setting: Setting, *, num_threads: int) -> Result:
+    """Fit one cell and score it on validation and test rows."""
+    row = cell.row
+    sizes = setting.sizes if row.dataset == "flights-3m" or setting.is_quick else None
+    task = _task(row.dataset, cell.seed, sizes, row.fraction)
+    started = time.perf_counter()
+    note: dict[str, Any] = {}
+    if row.model in OUTSIDE:
+        options = candidates(row)[cell.candidate]
+        budget = Budget(epochs=setting.epochs, num_threads=num_threads, seed=cell.seed)
+        valid, test = OUTSIDE[row.model].fit(code_task(task), options, budget)
+        note = {"options": dict(options)}
+    else:
+        source = _source(row.dataset, cell.seed, sizes, row.fraction, row.pre, row.pipe, setting.num_trees, num_threads)
+        if row.model == "source":
+            valid, test = (answers(source, part, task.metric) for part in (task.valid, task.test))
+        else:
+            valid, test, note = _translated(source, task, cell, setting, num_threads)
+    return Result(
+        cell=cell.key,
+        valid=score(task.metric, task.valid, valid),
+        test=score(task.metric, task.test, test),
+        seconds=round(time.perf_counter() - started, 1),
+        rows=len(task.train.target),
+        note=note,
+    )
+
+
+def _translated(
+    source: Any, task: Task, cell: Cell, setting: Setting, num_threads: int
+) -> tuple[Any, Any, dict[str, Any]]:
+    from mlsys_windtunnel.finetune.tune import fine_tune
+    from mlsys_windtunnel.translation import translate
+
+    translation = TRANSLATIONS[cell.row.model]
+    options = candidates(cell.row)[cell.candidate]
+    target, valid_target = (
+        part.target if task.metric == "rmse" else part.target.astype(np.int64) for part in (task.train, task.valid)
+    )
+    tuned = fine_tune(
+        translate(source),
+        task.train.frame,
+        target,
+        eval_set=(task.valid.frame, valid_target),
+        epochs=setting.epochs,
+        random_state=cell.seed,
+        n_threads=num_threads,
+        **translation.options,
+        **options,
+    )
+    note = {
+        "options": {**translation.options, **options},
+        "best_epoch": tuned.best_epoch,
+        "valid_by_epoch": [round(epoch["valid_score"], 5) for epoch in tuned.history],
+        "seconds_by_epoch": [round(epoch["seconds"], 1) for epoch in tuned.history],
+    }
+    valid, test = (answers(tuned.module, part, task.metric) for part in (task.valid, task.test))
+    return valid, test, note
+
+
+def answers(model: Any, part: Part, metric: str) -> Any:
+    """Probabilities of the second class, or ratings, ``[rows]``."""
+    blocks = (part.frame.iloc[at : at + BLOCK_ROWS] for at in range(0, len(part.frame), BLOCK_ROWS))
+    if metric == "rmse":
+        return np.concatenate([model.predict(block) for block in blocks])
+    return np.concatenate([model.predict_proba(block)[:, 1] for block in blocks])
+
+
+def score(metric: str, part: Part, answer: Any) -> float:
+    """AUC, or the root of the mean squared error."""
+    from sklearn.metrics import roc_auc_score
+
+    if metric == "rmse":
+        return float(np.sqrt(np.mean((np.asarray(answer) - part.target) ** 2)))
+    return float(roc_auc_score(part.target, answer))
+
+
+@lru_cache(maxsize=1)
+def _task(dataset: str, seed: int, sizes: Any, fraction: float) -> Task:
+    return load_task(dataset, seed=seed, sizes=sizes, fraction=fraction)
+
+
+@lru_cache(maxsize=2)
+def _source(
+    dataset: str, seed: int, sizes: Any, fraction: float, pre: Any, pipe: Any, num_trees: int, num_threads: int
+) -> Any:
+    """The fitted source; neighbouring cells share it."""
+    task = _task(dataset, seed, sizes, fraction)
+    source = make_source(task, pre, pipe, seed=seed, num_threads=num_threads, num_trees=num_trees)
+    target = task.train.target if task.metric == "rmse" else task.train.target.astype(np.int64)
+    return source.fit(task.train.frame, target)
+
+
+def best_of(results: Mapping[int, Result]) -> tuple[float, float | None]:
+    """Mean and standard error of the test scores over seeds; the latter needs two."""
+    values = np.array([result.test for result in results.values()])
+    error = float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
+    return float(values.mean()), error

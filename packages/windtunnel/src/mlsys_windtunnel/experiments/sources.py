@@ -1,0 +1,128 @@
+"""The source pipelines of section 5.4.1: three ways to prepare columns, three models behind them.
+
+Pre1 encodes categories in binary digits, Pre2 by two hot elements; both leave out those that come fewer than 25 times.
+Pre3 leaves out the rarest that hold a hundredth of the rows together and those below 10, adds each number's bin of 32
+as a category, and gives each category its mean of the target beside its two-hot code. Numbers are standardised
+throughout, which trees do not mind.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+from mlsys_core.errors import InvalidInputError
+
+from mlsys_windtunnel.experiments.data import Task
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Pre = Literal["pre1", "pre2", "pre3"]
+Pipe = Literal["pipe1", "pipe2", "pipe3", "mf", "fm"]
+
+NUM_TREES, NUM_LEAVES, BOOSTING_RATE = 100, 64, 0.25
+NUM_FACTORS = 20
+LEAST_COUNT, LEAST_COUNT_PRE3, RARE_SHARE = 25, 10, 0.01
+NUM_BINS = 32
+
+
+def make_source(task: Task, pre: str, pipe: str, *, seed: int, num_threads: int, num_trees: int = NUM_TREES) -> Any:
+    """An unfitted scikit-learn pipeline.
+
+    Args:
+        task: Whose columns it takes; Pre3 looks at the training rows to tell which categories are rare.
+        pre: How columns are prepared; films' raters (``mf``, ``fm``) have nothing to prepare and ignore it.
+        pipe: ``pipe1`` logistic regression; ``pipe2`` LightGBM, 100 trees of 64 leaves at rate 0.25; ``pipe3`` a
+            factorisation machine of the leaves of such trees, 20 factors; ``mf`` matrix factorisation and ``fm`` a
+            factorisation machine of one-hot ids, both for ratings.
+        seed: Of the models.
+        num_threads: Of LightGBM.
+        num_trees: Of LightGBM.
+
+    Raises:
+        InvalidInputError: no such preparation or model.
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder
+
+    from mlsys_windtunnel.estimators import FactorizationMachineRegressor, MatrixFactorizationRegressor
+
+    if pipe not in get_args(Pipe) or (pipe.startswith("pipe") and pre not in get_args(Pre)):
+        raise InvalidInputError(f"{pre}/{pipe} is none of {get_args(Pre)} with one of {get_args(Pipe)}")
+    if pipe == "mf":
+        return MatrixFactorizationRegressor(NUM_FACTORS, max_iter=30, alpha=1e-4, random_state=seed)
+    if pipe == "fm":
+        machine = FactorizationMachineRegressor(NUM_FACTORS, learning_rate=1e-3, max_iter=30, random_state=seed)
+        return make_pipeline(OneHotEncoder(handle_unknown="ignore"), machine)
+    columns = make_columns(task, pre)
+    if pipe == "pipe1":
+        return make_pipeline(columns, LogisticRegression(max_iter=1000))
+    trees = make_trees(seed=seed, num_threads=num_threads, num_trees=num_trees)
+    return make_pipeline(columns, trees) if pipe == "pipe2" else make_pipeline(columns, *_leaves(trees, seed))
+
+
+def make_trees(*, seed: int, num_threads: int, num_trees: int = NUM_TREES) -> Any:
+    """LightGBM as Pipe2 has it."""
+    from lightgbm import LGBMClassifier
+
+    return LGBMClassifier(
+        n_estimators=num_trees,
+        num_leaves=NUM_LEAVES,
+        learning_rate=BOOSTING_RATE,
+        n_jobs=num_threads,
+        random_state=seed,
+        verbose=-1,
+    )
+
+
+def make_columns(task: Task, pre: str) -> Any:
+    """The column transformer of a preparation."""
+    from sklearn.compose import ColumnTransformer
+    from sklearn.model_selection import StratifiedKFold
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import KBinsDiscretizer, StandardScaler, TargetEncoder
+
+    from mlsys_windtunnel.estimators import BinaryEncoder, TwoHotEncoder
+
+    numbers, words = list(task.numbers), list(task.words)
+    steps: list[tuple[str, Any, list[str]]] = [("numbers", StandardScaler(), numbers)]
+    if pre != "pre3":
+        encoder = BinaryEncoder if pre == "pre1" else TwoHotEncoder
+        steps.append(("words", encoder(min_frequency=LEAST_COUNT), words))
+        return ColumnTransformer(steps)
+    folds = StratifiedKFold(5, shuffle=True, random_state=0)
+    bins = KBinsDiscretizer(NUM_BINS, encode="ordinal", quantile_method="averaged_inverted_cdf", subsample=None)
+    steps.append(("bins", make_pipeline(bins, TwoHotEncoder(min_frequency=LEAST_COUNT_PRE3)), numbers))
+    for name in words:
+        least = least_count(task.train.frame[name], share=RARE_SHARE, least=LEAST_COUNT_PRE3)
+        steps.append((name, TwoHotEncoder(min_frequency=least), [name]))
+    steps.append(("means", TargetEncoder(target_type="binary", cv=folds), words))
+    return ColumnTransformer(steps)
+
+
+def least_count(column: pd.Series[Any], *, share: float, least: int) -> int:
+    """How often a category must come so that those that come less often hold at most ``share`` of the rows together.
+
+    Example:
+        >>> import pandas as pd
+        >>> least_count(pd.Series(["a"] * 90 + ["b"] * 8 + ["c"] * 2), share=0.05, least=1)
+        3
+    """
+    counts = np.sort(column.value_counts().to_numpy())
+    num_rare = int(np.searchsorted(np.cumsum(counts), share * len(column), side="right"))
+    # categories that come equally often are kept or left out together: the last rare one decides
+    bound = int(counts[num_rare - 1]) + 1 if num_rare else 1
+    if num_rare and num_rare < len(counts) and counts[num_rare] < bound:
+        bound = int(counts[num_rare])
+    return max(least, bound)
+
+
+def _leaves(trees: Any, seed: int) -> tuple[Any, Any]:
+    from mlsys_windtunnel.estimators import FactorizationMachineClassifier, LeafEncoder
+
+    machine = FactorizationMachineClassifier(
+        NUM_FACTORS, learning_rate=1e-3, batch_size=1024, max_iter=3, alpha=1e-6, random_state=seed
+    )
+    return LeafEncoder(trees), machine

@@ -1,0 +1,185 @@
+"""The report: a table for each of the dissertation's, figures, and which cells are missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from mlsys_core.report import Figure, Section, Table
+
+from mlsys_windtunnel.experiments.plan import CLASSIFIED, Result, Row, Setting, results_of, rows_of
+from mlsys_windtunnel.experiments.run import best_of, counter
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TITLES = {
+    "5.3": "source pipelines and WindTunnel (table 5.3)",
+    "5.4": "scope of translation: the source, trees alone (GBDT2NN), the whole pipeline (table 5.4)",
+    "5.5": "cold and warm start, each with its best rate (table 5.5)",
+    "5.6": "levels and shares of the training rows (table 5.6)",
+    "outside": "models that are no translation",
+    "ratings": "factorisations on MovieLens-100k",
+}
+
+
+def report(
+    tables: Sequence[str],
+    datasets: Sequence[str],
+    seeds: Sequence[int],
+    finished: Mapping[str, Result],
+    setting: Setting,
+    *,
+    absent: Mapping[str, str],
+) -> Section:
+    """All tables of the finished cells.
+
+    Args:
+        tables: See :func:`~.plan.rows_of`.
+        datasets: Likewise.
+        seeds: Over which means and standard errors are taken; those not yet run are left out, and counted.
+        finished: The journal.
+        setting: Of the run.
+        absent: Models whose package is not installed.
+    """
+    body: list[str | Table | Figure] = [*_method(setting, seeds)]
+    rows = {table: rows_of(table, datasets) for table in tables}
+    done = {row: results_of(row, seeds, finished, counter(setting)) for part in rows.values() for row in part}
+    body += [_table(table, part, done, len(seeds)) for table, part in rows.items() if part]
+    body += [Figure(svg, caption) for svg, caption in _figures(done)]
+    for model, package in absent.items():
+        body.append(f"{model} is not installed (pip install {package}): its cells were not run.")
+    missing = sum(len(seeds) - len(results) for results in done.values())
+    if missing:
+        body.append(f"{missing} of {len(done) * len(seeds)} cells (rows times seeds) have not been run.")
+    data = {
+        "setting": asdict(setting),
+        "seeds": list(seeds),
+        "rows": [
+            asdict(row) | {"mean": mean, "standard_error": error, "seeds_run": sorted(results)}
+            for row, results in done.items()
+            if results
+            for mean, error in [best_of(results)]
+        ],
+        "cells": [asdict(result) for results in done.values() for result in results.values()],
+    }
+    return Section("WindTunnel: the experiments of section 5.4", body, data=json.loads(json.dumps(data)))
+
+
+def _method(setting: Setting, seeds: Sequence[int]) -> Iterator[str]:
+    sizes = setting.sizes
+    counts = ", ".join(
+        f"{'all' if size is None else f'{size:,}'} {name}"
+        for name, size in (("training", sizes.train), ("validation", sizes.valid), ("test", sizes.test))
+    )
+    yield (
+        f"AUC on test rows (the root of the mean squared error for ratings), mean and standard error over up to "
+        f"{len(seeds)} seeds. flights-3m: {counts} rows; whether a flight is late is foretold from what is known at "
+        f"take-off. Everybody gets the same rows, up to three candidates of options of which the first seed's "
+        f"validation chooses, and networks {setting.epochs} epochs. Sources have {setting.num_trees} trees."
+    )
+
+
+def _table(table: str, rows: Sequence[Row], done: Mapping[Row, Mapping[int, Result]], num_seeds: int) -> Table:
+    lines = []
+    for row in rows:
+        results = done[row]
+        change = _change(row, rows, done)
+        lines.append([row.dataset, row.pre, row.pipe, row.model, f"{row.fraction:.0%}", *_score(results), change])
+    columns = ["data", "columns", "model", "row", "rows", "test", "s.e.", "seeds", "over source"]
+    caption = f"Of {num_seeds} seeds: {TITLES[table]}"
+    return Table(columns, lines, caption=caption)
+
+
+def _score(results: Mapping[int, Result]) -> list[str]:
+    if not results:
+        return ["not run", "", "0"]
+    mean, error = best_of(results)
+    return [f"{mean:.4f}", "" if error is None else f"{error:.4f}", str(len(results))]
+
+
+def _change(row: Row, rows: Sequence[Row], done: Mapping[Row, Mapping[int, Result]]) -> str:
+    """Mean difference from the source with the same seeds, and on how many of them the model was below it."""
+    base = next(
+        (done[other] for other in rows if other.model == "source" and _place(other) == _place(row) and other != row), {}
+    )
+    pairs = [(result.test, base[seed].test) for seed, result in done[row].items() if seed in base]
+    if not pairs:
+        return ""
+    sign = -1 if row.dataset == "movielens-100k" else 1
+    below = sum(sign * own < sign * other for own, other in pairs)
+    mean = sum(own - other for own, other in pairs) / len(pairs)
+    return f"{mean:+.4f}" + (f", worse on {below}" if below else "")
+
+
+def _place(row: Row) -> tuple[str, str, str, float]:
+    return row.dataset, row.pre, row.pipe, row.fraction
+
+
+def _figures(done: Mapping[Row, Mapping[int, Result]]) -> Iterator[tuple[str, str]]:
+    """For each data set, all rows with all training rows; and where there are shares, AUC against these."""
+    from mlsys_core.plot import to_svg
+
+    for name in CLASSIFIED:
+        whole = {
+            row: best_of(results)
+            for row, results in done.items()
+            if results and row.dataset == name and row.fraction == 1
+        }
+        if whole:
+            yield to_svg(_bars(whole)), f"{name}: test AUC, bars of one standard error"
+        shares = {
+            row: best_of(results)
+            for row, results in done.items()
+            if results and row.dataset == name and (row.pre, row.pipe) == ("pre2", "pipe2")
+        }
+        if len({row.fraction for row in shares}) > 1:
+            yield to_svg(_lines(shares)), f"{name}: test AUC by share of the training rows, Pre2, Pipe2"
+
+
+def _axes(height: float) -> tuple[Any, Axes]:
+    from matplotlib.figure import Figure as MplFigure
+
+    figure = MplFigure(figsize=(6.4, height), layout="constrained")
+    axes = figure.subplots()
+    axes.grid(alpha=0.35)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _bars(scores: Mapping[Row, tuple[float, float | None]]) -> Any:
+    from mlsys_core.plot import PALETTE
+
+    ordered = sorted(scores.items(), key=lambda item: item[1][0])
+    figure, axes = _axes(0.9 + 0.22 * len(ordered))
+    for place, (row, (mean, error)) in enumerate(ordered):
+        color = PALETTE[6] if row.model == "source" else PALETTE[1] if row.pre == "-" else PALETTE[0]
+        axes.errorbar(mean, place, xerr=error or 0, fmt="o", color=color, capsize=3)
+    labels = [row.model if row.pre == "-" else f"{row.model} ({row.pre}, {row.pipe})" for row, _ in ordered]
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_xlabel("test AUC")
+    return figure
+
+
+def _lines(scores: Mapping[Row, tuple[float, float | None]]) -> Any:
+    from mlsys_core.plot import PALETTE
+
+    figure, axes = _axes(4.0)
+    for color, model in zip(PALETTE, dict.fromkeys(row.model for row in scores), strict=False):
+        points = sorted((row.fraction, *value) for row, value in scores.items() if row.model == model)
+        shares, means, errors = zip(*points, strict=True)
+        axes.errorbar(
+            [100 * share for share in shares],
+            means,
+            yerr=[error or 0 for error in errors],
+            label=model,
+            color=color,
+            marker="o",
+            capsize=3,
+        )
+    axes.set_xscale("log")
+    axes.set(xlabel="training rows (%)", ylabel="test AUC")
+    axes.legend()
+    return figure

@@ -1,0 +1,38 @@
+"""WindTunnel's own rows: translations by level, scope and start, with their candidates of options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# Rates of a fine-tuned translation, from which validation chooses.
+RATES: dict[str, tuple[Mapping[str, Any], ...]] = {
+    "flights-3m": ({"lr": 2e-3}, {"lr": 4e-3}, {"lr": 1e-3}),
+    "adult": ({"lr": 5e-4, "batch_size": 512}, {"lr": 2e-3, "batch_size": 512}, {"lr": 2e-4, "batch_size": 512}),
+    "nycflights13": ({"lr": 5e-4}, {"lr": 2e-3}, {"lr": 2e-4}),
+    "movielens-100k": ({"lr": 2e-3}, {"lr": 5e-4}, {"lr": 5e-3}),
+}
+COLD_RATES: tuple[Mapping[str, Any], ...] = ({"lr": 1e-3}, {"lr": 3e-3}, {"lr": 1e-2})
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """A way to train a translated source further."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)  # of soft mode, as fine_tune takes them
+    is_cold: bool = False
+
+    def candidates(self, dataset: str) -> tuple[Mapping[str, Any], ...]:
+        """Options to choose between by validation: the same number for each start."""
+        return COLD_RATES if self.is_cold else RATES[dataset]
+
+
+TRANSLATIONS: dict[str, Translation] = {
+    "windtunnel": Translation({"level": "L4"}),
+    "L1": Translation({"level": "L1"}),
+    "L2": Translation({"level": "L2"}),
+    "L3": Translation({"level": "L3"}),
+    "gbdt2nn": Translation({"level": "L4", "scope": "trees"}),
+    "cold": Translation({"level": "L4", "init": "random", "temperature": 1.0}, is_cold=True),
+}

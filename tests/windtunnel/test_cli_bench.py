@@ -1,0 +1,41 @@
+"""``mlsys windtunnel bench`` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from mlsys_core.cli.main import run
+from mlsys_core.config import settings
+from mlsys_core.models import find_entry
+
+
+def test_names_cells_and_runs_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    command = ["windtunnel", "bench", "5.4", "--data", "adult", "--only", "source", "--dry-run", "-o", str(tmp_path)]
+    assert run(command) == 0
+    assert capsys.readouterr().out.split() == [
+        "adult/pre2/pipe2/source/1/candidate0/seed0",
+        "adult/pre3/pipe2/source/1/candidate0/seed0",
+        *(f"adult/{pre}/pipe2/source/1/candidate0/seed{seed}" for seed in range(1, 5) for pre in ("pre2", "pre3")),
+    ]
+
+
+def test_refuses_what_it_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert run(["windtunnel", "bench", "5.9", "-o", str(tmp_path)]) != 0
+    assert "5.9" in capsys.readouterr().err
+    assert run(["windtunnel", "bench", "--only", "transformer", "-o", str(tmp_path)]) != 0
+    assert "no row" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(find_entry("adult").source.locate(settings().cache_dir) is None, reason="adult is not here")
+def test_writes_a_journal_and_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    command = ["windtunnel", "bench", "5.4", "--data", "adult", "--only", "source", "--quick", "--seeds", "1"]
+    for _ in range(2):  # the second time there is nothing left to run
+        assert run([*command, "-o", str(tmp_path)]) == 0
+        assert "AUC on test rows" in capsys.readouterr().out
+    lines = (tmp_path / "windtunnel-tables-quick.jsonl").read_text().splitlines()
+    assert len(lines) == 1 + 2
+    data = json.loads((tmp_path / "windtunnel-tables-quick.json").read_text())
+    assert {row["pre"]: row["seeds_run"] for row in data["results"]["rows"]} == {"pre2": [0], "pre3": [0]}
+    assert (tmp_path / "windtunnel-tables-quick.svg").exists()
