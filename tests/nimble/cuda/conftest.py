@@ -23,6 +23,7 @@ class RecordingDriver:
         self.log: list[tuple[Any, ...]] = []
         self.stream = "caller"
         self.num_replays = 0
+        self.times: list[float] = []  # what measurements are to find, in their order; then always 1
         self._counts = {"stream": 0, "event": 0, "pool": 0}
         self._graph: list[tuple[Callable[..., Any], list[Tensor], list[Tensor]]] | None = None
 
@@ -88,6 +89,14 @@ class RecordingDriver:
     def random_kept(self) -> Iterator[None]:
         with torch.random.fork_rng([]):
             yield
+
+    @contextmanager
+    def tuned(self) -> Iterator[None]:
+        yield
+
+    def seconds(self, work: Callable[[], Any]) -> float:
+        work()
+        return self.times.pop(0) if self.times else 1.0
 
     def reserved_nbytes(self) -> int:
         return 0

@@ -10,6 +10,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from mlsys_nimble.cuda.convolutions import SelectedConvolution
 from mlsys_nimble.cuda.driver import Driver, Handle
 from mlsys_nimble.cuda.memory import Released, plan_releases
 from mlsys_nimble.cuda.plan import ORIGIN, Record, Run, StreamPlan, Wait
@@ -101,14 +102,17 @@ class Recorder:
         begin = driver.new_event()
         driver.record(begin, driver.current_stream())
         driver.wait(begin, origin)
-        with driver.random_kept():
-            looked = self._run(read, Released(((),) * len(self._program.operators), ()))[0]
-        if self._released is None:
-            self._released = self._plan_releases(looked)
+        with driver.random_kept(), driver.tuned():
+            looked = self._look(read)
+            if self._released is None:
+                driver.synchronize()
+                self._select(looked)
+                looked = self._look(read)
+                self._released = self._plan_releases(looked)
         results = {value: torch.empty_like(looked[value]) for value in self._kept} if self._copies_results else {}
         driver.synchronize()
         del looked
-        with driver.capturing(pool, origin) as graph:
+        with driver.tuned(), driver.capturing(pool, origin) as graph:
             values, held = self._run(read, self._released)
             for value, to in results.items():
                 driver.run(origin, torch.Tensor.copy_, [to, values[value]])
@@ -119,6 +123,21 @@ class Recorder:
         captured.counts = [(handle, count_of(handle)) for handle in handles]
         _LIVE.add(captured)
         return captured
+
+    def _look(self, inputs: Sequence[Tensor]) -> dict[ValueId, Tensor]:
+        """The pre-run, on the assigned streams: kernels are compiled, libraries choose, and all values are kept."""
+        return self._run(inputs, Released(((),) * len(self._program.operators), ()))[0]
+
+    def _select(self, looked: dict[ValueId, Tensor]) -> None:
+        """Measure the ways to compute each convolution; equal ones on tensors that lie alike share the choice."""
+        known: dict[Any, str] = {}
+        for operator, function in zip(self._program.operators, self._functions, strict=True):
+            if isinstance(function, SelectedConvolution):
+                tensors = [looked[value] for value in operator.inputs]
+                key = (repr(operator.kind), tuple((t.shape, t.stride(), t.dtype) for t in tensors))
+                if key not in known:
+                    function.select(self._driver.seconds, tensors)
+                function.way = known.setdefault(key, function.way)
 
     def run_now(self, inputs: Sequence[Tensor]) -> dict[ValueId, Tensor]:
         """The results without a graph: one operator after another on the caller's stream, in fresh memory."""

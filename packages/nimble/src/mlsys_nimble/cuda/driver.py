@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 Handle = Any  # a stream, an event, a graph or a pool
+WARM_UPS, TIMED = 3, 10  # calls of what is measured
 
 
 class Driver(Protocol):
@@ -66,6 +67,14 @@ class Driver(Protocol):
 
     def random_kept(self) -> AbstractContextManager[None]:
         """The device's random generator is afterwards as it was before."""
+        ...
+
+    def tuned(self) -> AbstractContextManager[None]:
+        """Libraries try their algorithms on what they have not met before, and keep the fastest."""
+        ...
+
+    def seconds(self, work: Callable[[], Any]) -> float:
+        """Of what ``work`` puts on the caller's stream; it is called several times."""
         ...
 
     def reserved_nbytes(self) -> int:
@@ -132,6 +141,28 @@ class TorchDriver:
         """See :class:`Driver`."""
         with torch.random.fork_rng([self.device.index or 0]):
             yield
+
+    @contextmanager
+    def tuned(self) -> Iterator[None]:
+        """See :class:`Driver`."""
+        cudnn = torch.backends.cudnn
+        before, cudnn.benchmark = cudnn.benchmark, True
+        try:
+            yield
+        finally:
+            cudnn.benchmark = before
+
+    def seconds(self, work: Callable[[], Any]) -> float:
+        """See :class:`Driver`."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        for _ in range(WARM_UPS):
+            work()
+        begin.record()
+        for _ in range(TIMED):
+            work()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / TIMED * 1e-3
 
     def reserved_nbytes(self) -> int:
         """See :class:`Driver`."""

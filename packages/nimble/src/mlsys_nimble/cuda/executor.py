@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mlsys_nimble.cuda.captured import CapturedSchedule, Place, Recorder, is_result, place_of
+from mlsys_nimble.cuda.convolutions import fastest, layouts_of
 from mlsys_nimble.cuda.driver import Driver, TorchDriver
 from mlsys_nimble.cuda.functions import make_functions
 from mlsys_nimble.cuda.plan import plan_streams
@@ -54,8 +56,17 @@ class CudaExecutor:
         self._shares_pool = shares_pool
         self._program = program
         self.plan = plan_streams(program.graph(), use_multi_stream=use_multi_stream)
-        functions = make_functions(program, kernels)
-        self._recorder = Recorder(program, self.plan, functions, self._driver, copies_results=shares_pool)
+        self._recorders = {
+            layout: Recorder(
+                program,
+                self.plan,
+                make_functions(program, kernels, layout=layout),
+                self._driver,
+                copies_results=shares_pool,
+            )
+            for layout in layouts_of(program)
+        }
+        self.layout = next(iter(self._recorders))  # of images between convolutions; measured by the first call
         self._copied: set[int] = set()  # inputs that came from several addresses
         self._captures: list[CapturedSchedule] = []
         self.reserved_nbytes = 0  # what the allocator had to add for all captures
@@ -65,7 +76,7 @@ class CudaExecutor:
         with torch.no_grad(), self._pool.turn():
             capture = self._capture_for(inputs)
             if capture is None:
-                results = self._recorder.run_now(inputs)
+                results = self._recorders[self.layout].run_now(inputs)
             else:
                 for number, own in capture.copies.items():
                     if own.data_ptr() != inputs[number].data_ptr():
@@ -88,11 +99,25 @@ class CudaExecutor:
             _LOG.warning("results of %d captures are held: a call runs without a graph", MAX_CAPTURES)
             return None
         before = self._driver.reserved_nbytes()
-        capture = self._recorder.record(inputs, sorted(self._copied), self._pool.handle)
+        capture = self._record(inputs)
         self.reserved_nbytes += self._driver.reserved_nbytes() - before
         self._captures.append(capture)
         _LOG.info("captured %d operators on %d streams", len(self._program.operators), self.plan.num_streams)
         return capture
+
+    def _record(self, inputs: Sequence[Tensor]) -> CapturedSchedule:
+        """A capture; the first time one for each layout, of which the fastest is kept."""
+        copied, driver = sorted(self._copied), self._driver
+        if len(self._recorders) == 1:
+            return self._recorders[self.layout].record(inputs, copied, self._pool.handle)
+        found = {
+            layout: recorder.record(inputs, copied, self._pool.handle) for layout, recorder in self._recorders.items()
+        }
+        with driver.random_kept():
+            seconds = {name: driver.seconds(partial(driver.replay, one.graph)) for name, one in found.items()}
+        self.layout = fastest(seconds)
+        self._recorders = {self.layout: self._recorders[self.layout]}
+        return found[self.layout]
 
     def _learn(self, places: Sequence[Place], inputs: Sequence[Tensor]) -> None:
         """Inputs that moved are copied from now on, but for what other schedules write: that has few addresses."""

@@ -8,7 +8,16 @@ from typing import Any
 import torch
 from mlsys_core.errors import InvalidInputError
 
-from mlsys_nimble.operators import BatchNormGradient, BatchNormTraining, LayerNorm, Pointwise, Reduce, Softmax
+from mlsys_nimble.cuda.convolutions import LAYOUTS, SelectedConvolution
+from mlsys_nimble.operators import (
+    BatchNormGradient,
+    BatchNormTraining,
+    Convolution,
+    LayerNorm,
+    Pointwise,
+    Reduce,
+    Softmax,
+)
 from mlsys_nimble.program import Program
 from mlsys_nimble.reference import Run, compile_operator
 
@@ -16,13 +25,14 @@ KERNELS = ("triton", "inductor", "aten")
 _FUSABLE = (Pointwise, Reduce, Softmax, LayerNorm, BatchNormTraining, BatchNormGradient)
 
 
-def make_functions(program: Program, kernels: str) -> list[Run]:
+def make_functions(program: Program, kernels: str, *, layout: str = LAYOUTS[0]) -> list[Run]:
     """A function for each operator of a program.
 
     Args:
         program: Any.
         kernels: ``"triton"``: elementwise chains are kernels of ours; ``"inductor"``: chains, reductions and norms are
             what Inductor makes of them; ``"aten"``: neither.
+        layout: Of images between convolutions, one of :data:`~mlsys_nimble.cuda.convolutions.LAYOUTS`.
 
     Raises:
         InvalidInputError: ``kernels`` is none of these.
@@ -31,12 +41,15 @@ def make_functions(program: Program, kernels: str) -> list[Run]:
         raise InvalidInputError(f"kernels is {kernels!r}; there are {', '.join(KERNELS)}")
     compiled: dict[tuple[Any, ...], Run] = {}  # equal operators share what was compiled for them
     functions: list[Run] = []
+    fixed = set(program.constants) - {old for old, _ in program.mutations}
     for operator in program.operators:
         kind = operator.kind
         inputs = tuple(program.values[value] for value in operator.inputs)
         result = program.values[operator.outputs[0]]
         run = compile_operator(operator, program.values)
-        if kernels == "inductor" and isinstance(kind, _FUSABLE):
+        if isinstance(kind, Convolution):
+            run = SelectedConvolution(run, has_constant_weight=operator.inputs[1] in fixed, layout=layout)
+        elif kernels == "inductor" and isinstance(kind, _FUSABLE):
             run = compiled.setdefault((repr(kind), inputs, result), _by_inductor(run))
         elif kernels == "triton" and isinstance(kind, Pointwise):
             from mlsys_nimble.cuda.pointwise import make_pointwise
