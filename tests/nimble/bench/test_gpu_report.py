@@ -24,7 +24,7 @@ def test_ratios_stand_beside_the_papers():
     outcomes = {"eager": timed(0.02), "Nimble, one stream": timed(0.002), "Nimble": timed(0.001)}
     races = [Race("nasnet-mobile", False, outcomes), Race("resnet50, 32 x 32", True, {"eager": timed(0.01)})]
     section = report(races, device="some GPU")
-    inference, streams, training = (item for item in section.body if isinstance(item, Table))
+    inference, streams, training, _ = (item for item in section.body if isinstance(item, Table))
     assert list(inference.rows[0])[-3:] == ["20.00x", "-", "22.34x"]
     assert list(streams.rows[0]) == ["nasnet-mobile", "2.00x", "1.88x"]
     assert list(training.rows[0])[-3:] == ["-", "-", ""]
@@ -46,7 +46,7 @@ def test_a_race_compares_before_it_times_and_goes_on_without_who_fails():
 
     x = torch.ones(3)
     contestants = {"eager": lambda: lambda: [x], "late": lambda: lambda: [x * 2], "broken": broken}
-    outcomes = gpu.race(contestants, 0.0, synchronize=lambda: None)
+    outcomes = gpu.race(contestants, 0.0, synchronize=lambda: None, reserved=lambda: 0)
     assert [outcomes[name].status for name in contestants] == ["timed", "differs", "does not run"]
     assert outcomes["broken"].note == "RuntimeError: no kernel"
     assert outcomes["eager"].median_s is not None

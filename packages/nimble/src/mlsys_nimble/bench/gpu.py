@@ -135,14 +135,24 @@ def race(
     seconds: float,
     *,
     synchronize: Callable[[], None] = torch.cuda.synchronize,
+    reserved: Callable[[], int] | None = None,
 ) -> dict[str, Outcome]:
-    """Answers first, then times; the first contestant's answers are what others are compared with."""
+    """Answers first, then times; the first contestant's answers are what others are compared with.
+
+    Args:
+        contestants: What makes each call.
+        seconds: Of turns.
+        synchronize: Waits until the device is idle.
+        reserved: Bytes that the device's allocator holds, with nothing kept that is free; None: of torch.cuda.
+    """
+    reserved = reserved or _reserved_nbytes
     outcomes: dict[str, Outcome] = {}
     calls: dict[str, Callable[[], object]] = {}
     wanted: list[Tensor] | None = None
     prepared: dict[str, tuple[float, float]] = {}
+    added: dict[str, int] = {}  # bytes that a contestant added to the reserve
     for name, make in contestants.items():
-        begin = time.perf_counter()
+        before, begin = reserved(), time.perf_counter()
         try:
             call = make()
             answers = [answer.detach().clone() for answer in call()]
@@ -152,6 +162,7 @@ def race(
             continue
         wanted = answers if wanted is None else wanted
         prepared[name] = difference(answers, wanted), time.perf_counter() - begin
+        added[name] = reserved() - before
         if prepared[name][0] > TOLERANCE:
             outcomes[name] = Outcome("differs", difference=prepared[name][0], prepare_s=prepared[name][1])
             continue
@@ -163,8 +174,13 @@ def race(
         calls[name] = timed
     samples = take_turns(calls, budget_s=seconds, turn_s=0.3, clock=time.perf_counter, sleep=time.sleep)
     for name, times in samples.items():
-        outcomes[name] = Outcome("timed", "", *prepared[name], tuple(times))
+        outcomes[name] = Outcome("timed", f"{added[name] / 2**20:.0f} MiB reserved", *prepared[name], tuple(times))
     return {name: outcomes[name] for name in contestants}
+
+
+def _reserved_nbytes() -> int:
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
 
 
 def difference(answers: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:

@@ -44,6 +44,7 @@ def report(races: Sequence[Race], *, device: str) -> Section:
         for name, one in race.outcomes.items()
         if one.status != "timed"
     ]
+    body.insert(3, _memory(races))
     is_wrong = any(one.status == "differs" for race in races for name, one in race.outcomes.items() if "Nimble" in name)
     data = {"device": device, "races": [_data(race) for race in races]}
     return Section(f"Nimble on {device}", body, status="failed" if is_wrong else "ok", data=data)
@@ -72,6 +73,14 @@ def _streams(races: Sequence[Race]) -> Table:
         if race.net in OVER_SINGLE
     ]
     return Table(["net", "several streams over one", "the paper"], rows, "Several streams (table 3.1)")
+
+
+def _memory(races: Sequence[Race]) -> Table:
+    names = list(dict.fromkeys(name for race in races for name in race.outcomes))
+    rows = [
+        [race.net, *(race.outcomes[name].note if name in race.outcomes else "-" for name in names)] for race in races
+    ]
+    return Table(["net", *names], rows, "What each added to the device's reserved memory, beside the net's own copy")
 
 
 def _ms(one: Outcome | None) -> str:
