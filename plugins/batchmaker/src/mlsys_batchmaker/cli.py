@@ -74,7 +74,9 @@ def knee(
 
 @app.command()
 def save(
-    model: Annotated[str, typer.Argument(help="g2p-en, resemblyzer (trained), lstm, seq2seq or tree-lstm (random).")],
+    model: Annotated[
+        str, typer.Argument(help="g2p-en, resemblyzer (trained), lstm, seq2seq, tree-lstm, beam (random).")
+    ],
     directory: Annotated[Path, typer.Argument(help="Folder to write; it is made.")],
     hidden: Annotated[int, typer.Option(help="Hidden size of a model of random weights.", min=1)] = 1024,
     max_batch: Annotated[int, typer.Option(help="Largest batch of cells; powers of two up to it.", min=1)] = 64,

@@ -211,7 +211,8 @@ class Engine:
         if self._futures.setdefault(name, (future, request))[0] is not future:
             raise InvalidInputError(f"request id {name!r} belongs to an unfinished request: ids must be unique")
         try:
-            self._loop.submit(CellRequest(name, unfolded.plan, unfolded.constants, deadline_s, on_values), name)
+            parts = unfolded.plan, unfolded.constants
+            self._loop.submit(CellRequest(name, *parts, deadline_s, on_values, unfolded.grow), name)
         except BaseException:
             del self._futures[name]
             raise

@@ -129,3 +129,35 @@ class WordGRUDecoderCell(nn.Module):
         """See :class:`mlsys_batchmaker.native.form.HasForm`."""
         projection = self.projection.weight, self.projection.bias
         return Form("gru", [self.gru.layer_form()], self.embedding.weight, projection)
+
+
+@cell
+class WordGRUBeamCell(nn.Module):
+    """A decoder step of a beam search: the best next words and their log probabilities, for one hypothesis a row.
+
+    Args:
+        num_words: of the vocabulary.
+        embedding_size: of a word.
+        hidden_size: of the state.
+        width: how many words.
+    """
+
+    def __init__(self, num_words: int, embedding_size: int, hidden_size: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(num_words, embedding_size)
+        self.gru = GRUWeights(embedding_size, hidden_size)
+        self.projection = nn.Linear(hidden_size, num_words)
+        self.width = width
+
+    def ports(self) -> tuple[Sequence[Port], Sequence[Port]]:
+        """See :class:`mlsys_batchmaker.cell.HasPorts`."""
+        hidden = Port("h", "float32", (self.gru.hidden_size,))
+        word = Port("word", "int64", high=self.embedding.num_embeddings)
+        best = [Port("scores", "float32", (self.width,)), Port("words", "int64", (self.width,))]
+        return [word, hidden], [*best, hidden]
+
+    def forward(self, word: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """One step: word [b], hidden [b, h] -> log probabilities [b, width], falling, their words, hidden."""
+        hidden = self.gru(self.embedding(word), hidden)
+        scores, words = torch.log_softmax(self.projection(hidden), dim=1).topk(self.width, dim=1)
+        return scores, words, hidden

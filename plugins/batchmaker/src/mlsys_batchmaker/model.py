@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from mlsys_core.errors import InvalidInputError
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mlsys_batchmaker.cell import Cell
 from mlsys_batchmaker.plan import CellGraph, Layout, Plan, Planner
-from mlsys_batchmaker.scheduling.requests import Values
+from mlsys_batchmaker.scheduling.requests import Constants, Grow, Values
 
 Payload: TypeAlias = Mapping[str, NDArray[np.generic]]  # a request's tensors by name
 
@@ -56,12 +56,34 @@ class Architecture(Protocol):
         ...
 
 
+@runtime_checkable
+class Grows(Protocol):
+    """An architecture whose next cells depend on what earlier ones gave, as a beam search's do (section 4.2)."""
+
+    def extend(self, request: Payload, parts: Sequence[Sequence[Values]], graph: CellGraph) -> bool:
+        """Add the next cells to ``graph`` and ask for their results; False: the request is done.
+
+        Called in the loop's thread when all cells added so far are computed, so it should be quick. What the new cells
+        need of earlier ones are constants, taken from their results.
+
+        Args:
+            request: its tensors.
+            parts: results of ``unfold``'s cells, then of each call's, in the order asked for.
+            graph: empty.
+
+        Raises:
+            InvalidInputError: the request fails with it.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Unfolded:
     """A request as the scheduler takes it."""
 
     plan: Plan
     constants: list[list[NDArray[np.generic]]]
+    grow: Grow | None = None
 
 
 class Model:
@@ -100,7 +122,22 @@ class Model:
         graph = CellGraph(self.layout, max_nodes=self.max_cells)
         self.architecture.unfold(request, graph)
         with self._planning:
-            return Unfolded(self._planner.plan(graph), graph.constants)
+            plan = self._planner.plan(graph)
+        if not isinstance(self.architecture, Grows):
+            return Unfolded(plan, graph.constants)
+        return Unfolded(plan, graph.constants, self._grow(request, self.architecture, graph.num_nodes))
+
+    def _grow(self, request: Payload, architecture: Grows, num_nodes: int) -> Grow:
+        def grow(parts: Sequence[Sequence[Values]]) -> tuple[Plan, Constants] | None:
+            nonlocal num_nodes
+            graph = CellGraph(self.layout, max_nodes=self.max_cells - num_nodes, must_connect=False)
+            if not architecture.extend(request, parts, graph):
+                return None
+            num_nodes += graph.num_nodes
+            with self._planning:
+                return self._planner.plan(graph), graph.constants
+
+        return grow
 
     def forget_plans(self) -> None:
         """Every structure is new again; benchmarks of structures that nobody sends twice ask for it."""

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from mlsys_batchmaker.cell import Cell, export
 from mlsys_batchmaker.cells import LSTMCell, StackedLSTMCell, WordLSTMCell, WordLSTMDecoderCell
-from mlsys_batchmaker.gru_cells import WordGRUCell, WordGRUDecoderCell
+from mlsys_batchmaker.gru_cells import WordGRUBeamCell, WordGRUCell, WordGRUDecoderCell
 from mlsys_batchmaker.model import Architecture, Model
+from mlsys_batchmaker.models.beam import BeamSearch
 from mlsys_batchmaker.models.g2p import Graphemes
 from mlsys_batchmaker.models.sequence import Seq2Seq, SequenceEncoder
 from mlsys_batchmaker.models.speaker import EmbeddingHead, SpeakerEncoder
@@ -35,7 +36,7 @@ FORMAT = "mlsys-batchmaker"
 _TOLERANCE = 1e-4
 
 ARCHITECTURES: dict[str, Callable[..., Architecture]] = {
-    each.name: each for each in (SequenceEncoder, Seq2Seq, BinaryTree, Graphemes, SpeakerEncoder)
+    each.name: each for each in (SequenceEncoder, Seq2Seq, BinaryTree, Graphemes, SpeakerEncoder, BeamSearch)
 }
 # Class -> how to make it again, from a module of it.
 _SIZES: dict[type[nn.Module], Callable[[Any], dict[str, int]]] = {
@@ -44,6 +45,11 @@ _SIZES: dict[type[nn.Module], Callable[[Any], dict[str, int]]] = {
     WordLSTMDecoderCell: lambda m: _word_sizes(m, m.lstm),
     WordGRUCell: lambda m: {**_word_sizes(m, m.gru), "embedding_size": m.embedding.embedding_dim},
     WordGRUDecoderCell: lambda m: {**_word_sizes(m, m.gru), "embedding_size": m.embedding.embedding_dim},
+    WordGRUBeamCell: lambda m: {
+        **_word_sizes(m, m.gru),
+        "embedding_size": m.embedding.embedding_dim,
+        "width": m.width,
+    },
     TreeLeafCell: lambda m: _word_sizes(m, m),
     TreeInnerCell: lambda m: {"hidden_size": m.hidden_size},
     StackedLSTMCell: lambda m: {

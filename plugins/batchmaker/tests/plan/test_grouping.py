@@ -14,8 +14,14 @@ from mlsys_core.errors import InvalidInputError, MissingDependencyError
 
 
 @settings(max_examples=300, deadline=None)
-@given(count=st.integers(1, 24), seed=st.integers(0, 10_000), num_cells=st.integers(1, 3), shuffled=st.booleans())
-def test_as_in_python(count: int, seed: int, num_cells: int, shuffled: bool):
+@given(
+    count=st.integers(1, 24),
+    seed=st.integers(0, 10_000),
+    num_cells=st.integers(1, 3),
+    shuffled=st.booleans(),
+    must_connect=st.booleans(),
+)
+def test_as_in_python(count: int, seed: int, num_cells: int, shuffled: bool, must_connect: bool):
     rng = np.random.default_rng(seed)
     sources = np.full((count, 3), -1)
     for node in range(1, count):
@@ -34,12 +40,12 @@ def test_as_in_python(count: int, seed: int, num_cells: int, shuffled: bool):
     if not gives.any():
         gives[-1] = True
     try:
-        expected = grouping._in_python(cells, sources, gives)
+        expected = grouping._in_python(cells, sources, gives, must_connect)
     except InvalidInputError as error:
         with pytest.raises(InvalidInputError, match=re.escape(str(error))):
-            grouping.group_nodes(cells, sources, gives)
+            grouping.group_nodes(cells, sources, gives, must_connect=must_connect)
         return
-    got = grouping.group_nodes(cells, sources, gives)
+    got = grouping.group_nodes(cells, sources, gives, must_connect=must_connect)
     for each in fields(grouping.GroupArrays):
         ours, theirs = getattr(got, each.name), getattr(expected, each.name)
         if each.name in ("more", "sub_more"):

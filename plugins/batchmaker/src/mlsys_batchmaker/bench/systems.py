@@ -38,7 +38,7 @@ def cellular(
 
         def request(number: str, tensors: Request) -> CellRequest:
             unfolded = model.unfold(tensors)
-            return CellRequest(number, unfolded.plan, unfolded.constants)
+            return CellRequest(number, unfolded.plan, unfolded.constants, grow=unfolded.grow)
 
         def unpack(result: Any, tensors: Request) -> Served:
             return Served(model.architecture.finish(tensors, result.values)[output], result.started_s)

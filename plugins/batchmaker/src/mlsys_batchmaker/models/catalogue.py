@@ -8,7 +8,7 @@ from mlsys_core.models import resolve_model
 
 from mlsys_batchmaker.model import Model
 
-NAMES = ("g2p-en", "resemblyzer", "lstm", "seq2seq", "tree-lstm")
+NAMES = ("g2p-en", "resemblyzer", "lstm", "seq2seq", "tree-lstm", "beam")
 
 
 def batch_sizes(max_batch: int) -> tuple[int, ...]:
@@ -44,4 +44,8 @@ def make_model(name: str, *, hidden: int = 1024, max_batch: int = 64, seed: int 
         from mlsys_batchmaker.models.tree import tree_model
 
         return tree_model(hidden_size=hidden, batch_sizes=sizes, seed=seed)
+    if name == "beam":
+        from mlsys_batchmaker.models.beam import beam_model
+
+        return beam_model(hidden_size=hidden, batch_sizes=sizes, seed=seed)
     raise InvalidInputError(f"there is no model {name!r}: {', '.join(NAMES)}")

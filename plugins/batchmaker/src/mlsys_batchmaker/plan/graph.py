@@ -49,6 +49,7 @@ class CellGraph:
     Args:
         layout: of the model's cells.
         max_nodes: more are refused.
+        must_connect: all nodes must hang together; those that a request grows by later need not.
 
     Example:
         >>> from mlsys_batchmaker.plan.spec import CellSpec, Port
@@ -60,8 +61,9 @@ class CellGraph:
         3
     """
 
-    def __init__(self, layout: Layout, *, max_nodes: int = 4096) -> None:
+    def __init__(self, layout: Layout, *, max_nodes: int = 4096, must_connect: bool = True) -> None:
         self.layout = layout
+        self.must_connect = must_connect
         self.max_nodes = max_nodes
         self.num_nodes = 0
         self.constants: list[list[NDArray[np.generic]]] = [[] for _ in layout.banks]  # by bank, in order of their rows
@@ -73,7 +75,7 @@ class CellGraph:
     @property
     def key(self) -> Hashable:
         """Equal for graphs of one structure."""
-        return tuple(self._parts), tuple(self._results)
+        return tuple(self._parts), tuple(self._results), self.must_connect
 
     def add(self, cell: str, inputs: Mapping[str, Wire | ArrayLike]) -> int:
         """Add one node; an input that is not named reads zeros.

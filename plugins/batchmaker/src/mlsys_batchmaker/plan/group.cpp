@@ -20,11 +20,11 @@ extern "C" {
 
 enum Problem : int64_t { CYCLE = -1, DISCONNECTED = -2, NO_RESULT = -3 };
 
-// Nodes [count], their cells, and what feeds each input: sources [count, inputs], -1: nothing. The other arrays are
+// Nodes [count], which must hang together or need not, their cells, and what feeds each input: sources [count, inputs], -1: nothing. The other arrays are
 // written: by new number the old one, next, waiting and whose output rows it has; by subgraph start, ready, waiting and next; the pairs
 // of further successors, at most count * inputs of each, and how many there are of both.
 // Returns the number of subgraphs or a problem; then `order` has the nodes that are concerned, `num_more[0]` of them.
-int64_t batchmaker_group(int64_t count, int64_t inputs, const int64_t* cells, const int64_t* sources,
+int64_t batchmaker_group(int64_t count, int64_t inputs, int64_t must_connect, const int64_t* cells, const int64_t* sources,
                          const uint8_t* gives, int64_t* order, int64_t* next, int64_t* waiting, int64_t* owner,
                          int64_t* sub_start, int64_t* sub_ready, int64_t* sub_waiting, int64_t* sub_next,
                          int64_t* more, int64_t* sub_more, int64_t* num_more) {
@@ -65,8 +65,8 @@ int64_t batchmaker_group(int64_t count, int64_t inputs, const int64_t* cells, co
     for (int64_t node = 0; node < count; node++)
         for (int64_t pred : preds[node]) root[find(root, pred)] = find(root, node);
     // With a single result, all that lead to it hang together.
-    bool has_several = std::count(gives, gives + count, 1) > 1;
-    for (int64_t node = 0; has_several && node < count; node++)
+    bool is_open = must_connect && std::count(gives, gives + count, 1) > 1;
+    for (int64_t node = 0; is_open && node < count; node++)
         if (find(root, node) != find(root, 0)) return DISCONNECTED;
     std::vector<uint8_t> leads(gives, gives + count);
     for (int64_t at = count - 1; at >= 0; at--)

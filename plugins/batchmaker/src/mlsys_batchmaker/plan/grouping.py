@@ -35,13 +35,14 @@ class GroupArrays:
     sub_more: tuple[tuple[int, int], ...]
 
 
-def group_nodes(cells: Ints, sources: Ints, gives: NDArray[np.bool_]) -> GroupArrays:
+def group_nodes(cells: Ints, sources: Ints, gives: NDArray[np.bool_], *, must_connect: bool = True) -> GroupArrays:
     """Order the nodes and group them.
 
     Args:
         cells: [n] the cell of each node.
         sources: [n, inputs] the node that feeds each input, or -1.
         gives: [n] whether a node gives a result.
+        must_connect: all nodes hang together.
 
     Raises:
         InvalidInputError: there is a cycle, or nodes that are not connected with the rest.
@@ -49,16 +50,16 @@ def group_nodes(cells: Ints, sources: Ints, gives: NDArray[np.bool_]) -> GroupAr
     try:
         library = _load()
     except MissingDependencyError:
-        return _in_python(cells, sources, gives)
+        return _in_python(cells, sources, gives, must_connect)
     count, inputs = sources.shape
     by_node, by_sub = np.empty((4, count), dtype=np.int64), np.empty((4, count), dtype=np.int64)
     pairs = np.empty((2, count * inputs, 2), dtype=np.int64)
     num_pairs = np.zeros(2, dtype=np.int64)
     given = [np.ascontiguousarray(each) for each in (cells, sources, gives)]
     arrays = [*given, *by_node, *by_sub, *pairs, num_pairs]
-    subs = library.batchmaker_group(count, inputs, *(each.ctypes.data for each in arrays))
+    subs = library.batchmaker_group(count, inputs, must_connect, *(each.ctypes.data for each in arrays))
     if subs < 0:
-        _in_python(cells, sources, gives)  # raises, and says what is wrong
+        _in_python(cells, sources, gives, must_connect)  # raises, and says what is wrong
         raise AssertionError(f"group.cpp found problem {subs} where subgraphs.py finds none")
     more, sub_more = (
         tuple(map(tuple, each[:number].tolist())) for each, number in zip(pairs, num_pairs.tolist(), strict=True)
@@ -66,8 +67,9 @@ def group_nodes(cells: Ints, sources: Ints, gives: NDArray[np.bool_]) -> GroupAr
     return GroupArrays(*by_node, *by_sub[:, :subs], more, sub_more)
 
 
-def _in_python(cells: Ints, sources: Ints, gives: NDArray[np.bool_]) -> GroupArrays:
-    groups = group(cells.tolist(), sources.tolist(), set(np.flatnonzero(gives).tolist()))
+def _in_python(cells: Ints, sources: Ints, gives: NDArray[np.bool_], must_connect: bool) -> GroupArrays:
+    results = set(np.flatnonzero(gives).tolist())
+    groups = group(cells.tolist(), sources.tolist(), results, must_connect=must_connect)
     names = ("order", "next", "waiting", "owner", "sub_start", "sub_ready", "sub_waiting", "sub_next")
     arrays = [np.array(getattr(groups, name), dtype=np.int64) for name in names]
     return GroupArrays(*arrays, tuple(groups.more), tuple(groups.sub_more))
@@ -77,5 +79,5 @@ def _in_python(cells: Ints, sources: Ints, gives: NDArray[np.bool_]) -> GroupArr
 def _load() -> Any:
     library = load_kernel(Path(__file__).with_name("group.cpp"), cache_dir=settings().cache_dir)
     library.batchmaker_group.restype = ctypes.c_int64
-    library.batchmaker_group.argtypes = [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 14
+    library.batchmaker_group.argtypes = [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 14
     return library

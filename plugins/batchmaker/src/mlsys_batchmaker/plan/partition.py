@@ -124,7 +124,7 @@ class Planner:
         key = graph.key
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = make_plan(self._layout, *graph.structure())
+            plan = self._plans[key] = make_plan(self._layout, *graph.structure(), must_connect=graph.must_connect)
             if len(self._plans) > self._max_plans:
                 self._plans.popitem(last=False)
         else:
@@ -132,7 +132,7 @@ class Planner:
         return plan
 
 
-def make_plan(layout: Layout, cells: Ints, codes: Ints, results: Ints) -> Plan:
+def make_plan(layout: Layout, cells: Ints, codes: Ints, results: Ints, *, must_connect: bool = True) -> Plan:
     """Check a structure and plan it; see :meth:`Planner.plan`."""
     is_wire = codes > 0
     sources = np.where(is_wire, (codes - 1) // layout.num_outputs, -1)  # [n, inputs] node
@@ -141,12 +141,13 @@ def make_plan(layout: Layout, cells: Ints, codes: Ints, results: Ints) -> Plan:
     _check_wires(layout, cells, is_wire, sources, outputs)
     gives = np.zeros(len(cells), dtype=np.bool_)
     gives[results] = True
-    groups = group_nodes(cells, sources, gives)
+    groups = group_nodes(cells, sources, gives, must_connect=must_connect)
     order, following, sub_start = groups.order, groups.next, groups.sub_start
     place = np.empty_like(order)  # node of the graph -> node of the plan
     place[order] = np.arange(len(order))
 
-    is_wire, outputs, codes, cells, in_banks = (each[order] for each in (is_wire, outputs, codes, cells, in_banks))
+    is_wire, outputs, codes = is_wire[order], outputs[order], codes[order]
+    cells, in_banks = cells[order], in_banks[order]
     sources = np.where(is_wire, place[sources[order]], -1)
     own_banks = np.where(codes < 0, in_banks, -1)
     num_constants = [int((-codes[own_banks == bank]).max(initial=0)) for bank in range(layout.none)]

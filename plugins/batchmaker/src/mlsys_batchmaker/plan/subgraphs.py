@@ -28,20 +28,23 @@ class Groups:
     sub_more: list[tuple[int, int]] = field(default_factory=list)
 
 
-def group(cells: Sequence[int], sources: Sequence[Sequence[int]], results: set[int]) -> Groups:
+def group(
+    cells: Sequence[int], sources: Sequence[Sequence[int]], results: set[int], *, must_connect: bool = True
+) -> Groups:
     """Order the nodes and group them.
 
     Args:
         cells: [n] the cell of each node.
         sources: [n, inputs] the node that feeds each input, or -1.
         results: nodes that give a result.
+        must_connect: all nodes hang together.
 
     Raises:
         InvalidInputError: there is a cycle, or nodes that are not connected with the rest.
     """
     preds = [sorted({source for source in row if source >= 0}) for row in sources]
     order = _topological(preds)
-    _check_connected(preds, results)
+    _check_connected(preds, results, must_connect=must_connect)
     subgraph = _subgraphs(cells, preds, order)
     return _number(subgraph, preds, order)
 
@@ -66,9 +69,9 @@ def _topological(preds: list[list[int]]) -> list[int]:
     return order
 
 
-def _check_connected(preds: list[list[int]], results: set[int]) -> None:
+def _check_connected(preds: list[list[int]], results: set[int], *, must_connect: bool) -> None:
     """All nodes hang together, and each leads to a result."""
-    if len(results) > 1:  # with a single result, all that lead to it hang together
+    if must_connect and len(results) > 1:  # with a single result, all that lead to it hang together
         root = list(range(len(preds)))
         for node, before in enumerate(preds):
             for pred in before:

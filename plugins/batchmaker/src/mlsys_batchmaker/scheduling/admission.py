@@ -9,6 +9,7 @@ import numpy as np
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving import FinishReason, QueueFullError
 
+from mlsys_batchmaker.plan.partition import Plan
 from mlsys_batchmaker.scheduling.blocks import Blocks
 from mlsys_batchmaker.scheduling.requests import CellRequest, Live, ValueStore
 from mlsys_batchmaker.scheduling.state import State
@@ -52,18 +53,23 @@ class Admission:
             InvalidInputError: it can never have the rows it needs.
             QueueFullError: too many wait.
         """
-        for bank, count in enumerate(request.plan.num_rows):
-            if count and not self._rows[bank].fits(count):
-                dtype, shape = self._state.layout.banks[bank]
-                raise InvalidInputError(
-                    f"the request needs {count} rows of {dtype}{list(shape)} at once, more than the state pool has; "
-                    "send a smaller one, or give the server a larger pool"
-                )
+        self._check_fits(request.plan)
         if self._waiting or not self._admit(request, now):
             bound = self._state.config.max_waiting
             if bound is not None and len(self._waiting) >= bound:
                 raise QueueFullError(f"{bound} requests wait already: try again later", retry_after_s=_RETRY_AFTER_S)
             self._waiting.append((request, now))
+
+    def go_on(self, live: Live, request: CellRequest) -> None:
+        """``live`` has computed a part and goes on as ``request``, its next one: before all that wait, if it must wait.
+
+        Raises:
+            InvalidInputError: it can never have the rows it needs; ``live`` is as it was.
+        """
+        self._check_fits(request.plan)
+        self.finish(live)
+        if not self._admit(request, live.added_s):
+            self._waiting.appendleft((request, live.added_s))
 
     def drop_waiting(self, request_id: str) -> bool:
         """Forget a request that waits for room; False if none of that id does."""
@@ -102,6 +108,15 @@ class Admission:
         while self._waiting and self._admit(*self._waiting[0]):
             self._waiting.popleft()
 
+    def _check_fits(self, plan: Plan) -> None:
+        for bank, count in enumerate(plan.num_rows):
+            if count and not self._rows[bank].fits(count):
+                dtype, shape = self._state.layout.banks[bank]
+                raise InvalidInputError(
+                    f"the request needs {count} rows of {dtype}{list(shape)} at once, more than the state pool has; "
+                    "send a smaller one, or give the server a larger pool"
+                )
+
     def _is_in_flight(self, live: Live) -> bool:
         tables = self._state.tables
         subs = slice(live.sub_start, live.sub_start + live.request.plan.num_subgraphs)
@@ -124,6 +139,8 @@ class Admission:
         assert first_slot is not None
         assert index is not None
         live = Live(request, index, node_start, sub_start, tuple(starts), now, first_slot=first_slot)
+        if request.earlier is not None:
+            live.added_s, live.started_s = request.earlier.added_s, request.earlier.started_s
         self._state.results.reserve(self._slots.top)
         self._state.num_streaming += request.on_values is not None
         self._state.tables.reserve(self._nodes.top, self._subs.top, self._indices.top)

@@ -16,6 +16,20 @@ Constants: TypeAlias = Sequence[Sequence[NDArray[np.generic]]]  # by bank, in th
 Values: TypeAlias = tuple[NDArray[np.generic] | np.generic, ...]  # a node's results, by ``CellSpec.results``
 
 
+# What follows from the values of all parts so far: the next part's plan and constants, or None: there is no other.
+Grow: TypeAlias = Callable[[Sequence[Sequence["Values"]]], tuple[Plan, Constants] | None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Earlier:
+    """Parts of a growing request that were computed before this one."""
+
+    values: tuple[list[Values], ...]
+    num_cells: int
+    added_s: float
+    started_s: float | None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CellRequest:
     """An unfolded request."""
@@ -25,13 +39,16 @@ class CellRequest:
     constants: Constants  # of its cell graph
     deadline_s: float | None = None  # seconds of the loop's clock
     on_values: Callable[[Values], None] | None = None  # called with a node's results as they come, in the loop's thread
+    grow: Grow | None = None  # asked when all cells are computed, in the loop's thread; None: it does not grow
+    earlier: Earlier | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
     """What a finished request gets. Times are seconds of the loop's clock."""
 
-    values: list[Values]  # of the nodes it asked for, in that order; a chain that stopped has no more after its stop
+    values: list[Values]  # of the nodes it asked for, in that order, part by part; a chain that stopped has no more
+    # after its stop
     num_cells: int  # computed for it, without what was computed in vain after a stop
     added_s: float
     started_s: float  # its first task began to run

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from mlsys_core.errors import ServingError
 from mlsys_core.serving import Finished, FinishReason
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 from mlsys_batchmaker.plan.partition import NEVER, NEXT, SUB, UNPINNED
 from mlsys_batchmaker.scheduling.admission import Admission
 from mlsys_batchmaker.scheduling.forming import release_successors
-from mlsys_batchmaker.scheduling.requests import CellResult, Live
+from mlsys_batchmaker.scheduling.requests import CellResult, Earlier, Live
 from mlsys_batchmaker.scheduling.state import Ints, State
 from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput, Task
 
@@ -168,12 +170,34 @@ def _end_subgraphs(state: State, admission: Admission, ended: Ints, now: float) 
     np.subtract.at(tables.request_unfinished, owners, 1)
     finished: list[Finished[CellResult]] = []
     for index in sorted(set(owners[tables.request_unfinished[owners] == 0].tolist())):
-        live = admission.by_index[index]
-        live.num_cells = _num_cells(state, live)
-        values = state.results.read(live.request.plan, live.first_slot, _is_there(state, live))
-        finished.append(Finished(live.request.request_id, FinishReason.DONE, live.result(values, now)))
-        admission.finish(live)
+        done = _end_request(state, admission, admission.by_index[index], now)
+        if done is not None:
+            finished.append(done)
     return finished
+
+
+def _end_request(state: State, admission: Admission, live: Live, now: float) -> Finished[CellResult] | None:
+    """All cells of ``live`` are computed: it goes on with its next part (None), or is done."""
+    request = live.request
+    live.num_cells = _num_cells(state, live)
+    values = state.results.read(request.plan, live.first_slot, _is_there(state, live))
+    earlier = request.earlier
+    if earlier is not None:
+        live.num_cells += earlier.num_cells
+    if request.grow is not None:
+        parts = (*(earlier.values if earlier is not None else ()), values)
+        try:
+            following = request.grow(parts)
+            if following is not None:
+                so_far = Earlier(parts, live.num_cells, live.added_s, live.started_s)
+                admission.go_on(live, replace(request, plan=following[0], constants=following[1], earlier=so_far))
+                return None
+        except Exception as error:  # noqa: BLE001 - a request boundary: it cannot go on, others do
+            admission.finish(live)
+            return Finished(request.request_id, FinishReason.FAILED, error=error)
+        values = [each for part in parts for each in part]
+    admission.finish(live)
+    return Finished(request.request_id, FinishReason.DONE, live.result(values, now))
 
 
 def _is_there(state: State, live: Live) -> NDArray[np.bool_] | None:
