@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
+import warnings
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_core.serving import ServeRequest
 from mlsys_dvabatch.activations import Packed, Padded
 from mlsys_dvabatch.models.vision import VGG19, LinkNet, ResNet152, UNet
+from mlsys_dvabatch.slicing.onnx_file import _inline_copies
 from mlsys_dvabatch.slicing.partition import diversity_cuts, even_cuts
 from mlsys_dvabatch.slicing.program import load_program, program_of
 from mlsys_dvabatch.slicing.sliced import SlicedModel, slice_evenly
@@ -135,10 +138,56 @@ def test_bad_files_are_refused(tmp_path: Path, name: str, content: bytes | None,
         load_program(tmp_path / name)
 
 
-def test_onnx_names_what_it_needs(tmp_path: Path):
+def test_onnx_needs_a_shape_and_a_converter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "a.onnx").write_bytes(b"")
-    with pytest.raises((MissingDependencyError, InvalidInputError), match=r"onnx2torch|shape of one request"):
+    with pytest.raises(InvalidInputError, match="shape of one request"):
         load_program(tmp_path / "a.onnx")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError, match="pip install onnx2torch"):
+        load_program(tmp_path / "a.onnx", (torch.ones(1, 4),))
+
+
+def onnx_file(module: nn.Module, path: Path) -> Path:
+    export = {
+        "dynamo": False,
+        "opset_version": 17,
+        "input_names": ["x"],
+        "output_names": ["y"],
+        "dynamic_axes": {"x": {0: "n"}},
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(module, (torch.randn(2, 3, 32, 32),), str(path), **export)
+    return path
+
+
+def test_an_onnx_file_is_cut(tmp_path: Path):
+    pytest.importorskip("onnx")
+    if importlib.util.find_spec("onnx2torch") is None:
+        pytest.skip("onnx2torch is not installed")
+    torch.manual_seed(0)
+    module = UNet(4).eval()
+    program = load_program(onnx_file(module, tmp_path / "unet.onnx"), (torch.randn(1, 3, 32, 32),))
+    model = slice_evenly(program, 4)
+    image = torch.randn(3, 3, 32, 32)
+    (got,) = run_all(model, model.collate([ServeRequest(str(n), (image[n],)) for n in range(3)], 1))
+    with torch.inference_mode():
+        torch.testing.assert_close(got, module(image), rtol=1e-4, atol=1e-4)
+    (tmp_path / "damaged.onnx").write_bytes(b"no model")
+    with pytest.raises(InvalidInputError, match="cannot be converted"):
+        load_program(tmp_path / "damaged.onnx", (torch.randn(1, 3, 32, 32),))
+
+
+def test_equal_weights_are_used_themselves(tmp_path: Path):
+    """Exporters write one of several equal weights, and an Identity of it for each other: converters want weights."""
+    onnx = pytest.importorskip("onnx")
+    graph = onnx.load(str(onnx_file(UNet(4).eval(), tmp_path / "unet.onnx"))).graph
+    weights = {weight.name for weight in graph.initializer}
+    assert any(node.op_type == "Identity" and node.input[0] in weights for node in graph.node)
+    _inline_copies(graph)
+    assert not any(node.op_type == "Identity" and node.input[0] in weights for node in graph.node)
+    made = weights | {"x"} | {name for node in graph.node for name in node.output}
+    assert all(name in made for node in graph.node for name in node.input if name)
 
 
 def test_a_compiler_that_changes_answers_is_refused():

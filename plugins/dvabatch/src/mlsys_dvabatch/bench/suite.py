@@ -91,7 +91,7 @@ def encoder_workloads() -> list[str]:
 
 def _vision(context: BenchContext, body: Body, data: dict[str, object]) -> None:
     names = ["unet", "linknet", "vgg19-weights"] + ([] if context.is_quick else ["vgg19", "resnet152"])
-    num = 1200 if context.is_quick else 4000
+    num = 800 if context.is_quick else 1200
     averages: dict[str, dict[str, float | None]] = {}
     pairs, peaks, stages = {}, {}, {}
     for name in names:

@@ -37,7 +37,8 @@ def best_batch(
 
     overdue = now - waiting[0][1] > patience_s
     best = next(each for each in clusters if 0 in each) if overdue else min(clusters, key=seconds_each)
-    taken, units = [], 0
+    taken: list[ServeRequest[Any]] = []
+    units = 0
     for position in sorted(best):  # in order of arrival
         units += lengths[position]
         if taken and max_units is not None and units > max_units:

@@ -6,7 +6,6 @@ then requests can join and leave there. Which values do is found by running the 
 
 from __future__ import annotations
 
-import importlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,8 @@ from typing import Any
 import torch
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from torch import Tensor, fx, nn
+
+from mlsys_dvabatch.slicing.onnx_file import load_onnx
 
 _PROBES = (2, 3)  # batch sizes by which rows are told from other dimensions
 
@@ -143,17 +144,11 @@ def load_program(path: Path, example: tuple[Tensor, ...] | None = None) -> Progr
             example = tuple(value[:1] for value in args)
         return program_of(exported, example)
     if path.suffix == ".onnx":
-        try:
-            onnx2torch = importlib.import_module("onnx2torch")
-        except ImportError as error:
-            raise MissingDependencyError(
-                f"{path}: cutting ONNX files needs onnx2torch: pip install onnx2torch; a .pt2 file needs nothing"
-            ) from error
         if example is None:
             raise InvalidInputError(f"{path}: give the shape of one request, ONNX files keep none")
         try:
-            return program_of(onnx2torch.convert(str(path)).eval(), example)
-        except InvalidInputError:
+            return program_of(load_onnx(path), example)
+        except (InvalidInputError, MissingDependencyError):
             raise
         except Exception as error:
             raise InvalidInputError(f"{path} cannot be converted: {_first_line(error)}") from error
