@@ -7,6 +7,7 @@ from math import prod
 
 import pytest
 import torch
+from mlsys_nimble import Nimble
 from mlsys_nimble.native.executor import NativeExecutor
 from mlsys_nimble.operators import Aten, Concat, Convolution, Copy, Input, Kind, Linear, Permute, Reshape, Slice
 from mlsys_nimble.program import Operator, Program, ValueType, check_program
@@ -201,3 +202,13 @@ def test_two_executors_in_two_threads() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_an_index_out_of_range_is_an_error_and_the_next_call_is_none():
+    table = torch.nn.Embedding(7, 4)
+    nimble = Nimble(table).prepare(torch.tensor([1, 2]), executor="native", num_threads=2)
+    with pytest.raises(IndexError, match="embedding: an index is out of range"):
+        nimble(torch.tensor([6, 7]))
+    with pytest.raises(IndexError):
+        nimble(torch.tensor([-1, 0]))
+    assert torch.equal(nimble(torch.tensor([6, 0])), table.weight[[6, 0]])

@@ -99,10 +99,16 @@ class NativeExecutor:
                 else:
                     self._torch[index] = (compile_operator(operator, self._program.values), operator)
             self.schedule = self._schedule(needed, use_multi_stream, winograd)
+            self._faults = [(k.fault, index) for index, k in self._kernels.items() if k.fault is not None]
+            self._clear_faults()  # measured with zeros, which an empty table has no row for
             self._plans = [self._plan(stretch, stretch.assignment) for stretch in self.schedule.stretches]
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """See :class:`~mlsys_nimble.executor.Executor`."""
+        """See :class:`~mlsys_nimble.executor.Executor`.
+
+        Raises:
+            IndexError: an index of an embedding is out of range, as in eager.
+        """
         program, slots = self._program, self._slots
         kept = slots.bind(inputs)
         outputs = slots.results()
@@ -111,6 +117,8 @@ class NativeExecutor:
                 self._team.run(plan)
         else:
             self._run_mixed(kept, outputs)
+        if self._faults:
+            self._raise_faults()
         if program.mutations:
             self._write_back(inputs, kept, outputs)
         if slots.makes_all:
@@ -137,7 +145,20 @@ class NativeExecutor:
             with torch.no_grad():
                 for index in stretch.then_torch:
                     self._run_torch(index, kept, outputs)
+        self._raise_faults()
         return found
+
+    def _raise_faults(self) -> None:
+        found = [index for fault, index in self._faults if fault.value]
+        self._clear_faults()
+        if found:
+            operator = self._program.operators[found[0]]
+            where = f" ({operator.source})" if operator.source else ""
+            raise IndexError(f"{operator.name}: an index is out of range{where}")
+
+    def _clear_faults(self) -> None:
+        for fault, _ in self._faults:
+            fault.value = 0
 
     def _write_back(self, inputs: Sequence[Tensor], kept: Sequence[Tensor], outputs: dict[ValueId, Tensor]) -> None:
         """Every new value to its buffer. All are read before any is written: one may look at another's buffer."""

@@ -217,9 +217,11 @@ def attention(
 
 
 def embedding(table: Tensor, indices: View, out: View, *, library: Any = None) -> Kernel:
-    """Table [V, D], indices [*] int64 or int32, out [*, D], features side by side; an index outside gives NaN."""
+    """Table [V, D], indices [*] int64 or int32, out [*, D], features side by side; an index outside sets ``fault``."""
     assert indices.dtype in ("int64", "int32"), f"indices of {indices.dtype}"
     rows = table.detach().float().contiguous()
     starts = out.reshaped(out.shape[:-1], out.strides[:-1])
-    struct = EmbeddingStruct(rows.data_ptr(), *rows.shape, view_struct(indices), view_struct(starts))
-    return Kernel(library or load(), "embedding", struct, rows)
+    fault = ctypes.c_int32(0)
+    places = view_struct(indices), view_struct(starts), ctypes.addressof(fault)
+    struct = EmbeddingStruct(rows.data_ptr(), *rows.shape, *places)
+    return Kernel(library or load(), "embedding", struct, rows, fault=fault)

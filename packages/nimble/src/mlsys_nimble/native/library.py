@@ -256,6 +256,7 @@ class EmbeddingStruct(Structure):
         ("width", c_int64),
         ("indices", ViewStruct),
         ("out", ViewStruct),
+        ("fault", c_void_p),
     ]
 
 
@@ -314,13 +315,20 @@ def load_bf16(flags: tuple[str, ...] = ()) -> Any:
 
 
 class Kernel:
-    """One operator with its arguments bound; freed with this object, which keeps alive what it was made of."""
+    """One operator with its arguments bound; freed with this object, which keeps alive what it was made of.
 
-    def __init__(self, library: Any, name: str, arguments: Structure, *keep: object) -> None:
+    Attributes:
+        fault: Set by a run that met values it cannot compute with; None: there are none.
+    """
+
+    def __init__(
+        self, library: Any, name: str, arguments: Structure, *keep: object, fault: c_int32 | None = None
+    ) -> None:
         self.address: int = getattr(library, f"make_{name}")(ctypes.byref(arguments))
         self.units: int = library.kernel_units(self.address)
         self.scratch_nbytes: int = library.kernel_scratch(self.address)
         self.name = name
+        self.fault = fault
         self._library = library
         self._keep = keep
 
