@@ -101,6 +101,15 @@ def test_results_are_the_callers_while_it_holds_them(driver: Any):
     assert driver.num_replays == replays + len(xs)
 
 
+def test_a_schedule_made_in_inference_mode_serves_outside_of_it(driver: Any):
+    model = Branches()
+    executor = executor_for(model, driver, torch.randn(2, 8))
+    for in_inference_mode in (True, True, False, True):
+        with torch.inference_mode(in_inference_mode):
+            x = torch.randn(2, 8)
+            torch.testing.assert_close(executor.run([x])[0], model(x)[0])
+
+
 def test_inputs_that_are_returned_are_themselves(driver: Any):
     x = torch.randn(2, 8)
     assert executor_for(Branches(), driver, x).run([x])[1] is x

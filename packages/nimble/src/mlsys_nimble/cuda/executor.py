@@ -73,7 +73,8 @@ class CudaExecutor:
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """See :class:`~mlsys_nimble.executor.Executor`. Returns when all is put on the caller's current stream."""
-        with torch.no_grad(), self._pool.turn():
+        # Memory made in inference mode could not be written to outside of it.
+        with torch.inference_mode(False), torch.no_grad(), self._pool.turn():
             capture = self._capture_for(inputs)
             if capture is None:
                 results = self._recorders[self.layout].run_now(inputs)
