@@ -12,7 +12,7 @@ from mlsys_core.serving import FinishReason, ServeRequest, SimulatedExecutor, Si
 from mlsys_core.serving.baselines import ZeroBatch
 from mlsys_dvabatch.costs import StageCosts
 from mlsys_dvabatch.policies.base import New, Policy, State, Stretch
-from mlsys_dvabatch.policies.input import InputPolicy
+from mlsys_dvabatch.policies.input import InputPolicy, PackedPolicy
 from mlsys_dvabatch.policies.load import EarlyExitPolicy, LoadOperatorPolicy, LoadPolicy
 from mlsys_dvabatch.policies.operator import FavouredSizePolicy, OperatorPolicy
 from mlsys_dvabatch.scheduler import DvaScheduler, simulated_output, task_s
@@ -279,3 +279,31 @@ def test_nothing_is_lost_doubled_or_cross_wired(data: st.DataObject):
     assert scheduler.num_unfinished == 0
     assert not scheduler.pipeline.table.rows
     assert not scheduler._held_rows
+
+
+def test_policy_i_begins_with_who_is_quick_but_not_for_ever():
+    """A long request among many short ones waits for them, until it has waited for ``patience_s``."""
+    costs = ByTokens()
+    trace = arrivals(*(0.0, 0.0, *(0.5 * n for n in range(1, 40))), lengths=[1, 10, *[1] * 39])
+    for patience_s, earliest, latest in ((100.0, 30.0, 60.0), (5.0, 15.0, 20.0)):
+        run, _ = serve(InputPolicy(patience_s=patience_s), costs, trace, concurrency=1)
+        assert earliest <= run["2"].latency_s <= latest
+    urgent = [(0.0, ServeRequest(str(n), None, length=n, priority=-n)) for n in (1, 2, 3)]
+    run, _ = serve(InputPolicy(), costs, urgent, concurrency=1)
+    assert run["3"].latency_s < run["2"].latency_s < run["1"].latency_s
+
+
+class ByTokens:
+    """A batch takes as long as its padded units."""
+
+    num_stages = 1
+
+    def stage_s(self, stage: int, num: int, length: int = 1) -> float:
+        return float(num * length)
+
+
+def test_packed_batches_hold_what_their_tokens_allow():
+    trace = [(0.0, ServeRequest(str(n), None, length=30)) for n in range(10)]
+    flat = parse_stages("1000+0")  # the more in a batch the better
+    run, _ = serve(PackedPolicy(max_tokens=100), flat, trace, concurrency=1)
+    assert [batch.batch.num for batch in run.runs] == [3, 3, 3, 1]

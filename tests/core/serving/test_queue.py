@@ -138,3 +138,12 @@ def test_requests_are_checked_before_they_get_anywhere(fields: dict[str, Any], p
 def test_a_queue_needs_room_for_one() -> None:
     with pytest.raises(InvalidInputError, match="max_size=0"):
         RequestQueue[None](max_size=0)
+
+
+def test_what_waits_is_seen_in_order_of_admission():
+    queue = RequestQueue[None]()
+    for at, (name, priority) in enumerate((("a", 0), ("b", -1), ("c", 0))):
+        queue.push(ServeRequest(name, None, priority=priority), now=float(at))
+    queue.cancel("a")
+    assert [(request.request_id, since_s) for request, since_s in queue.waiting()] == [("b", 1.0), ("c", 2.0)]
+    assert len(queue) == 2

@@ -67,7 +67,7 @@ def _encoder(context: BenchContext, body: Body, data: dict[str, object]) -> None
         peak = next(outcome for outcome in by_workload[workload] if outcome.arm == arm).throughput_rps
         for load in loads[workload]:
             context.console.print(f"{bench.name}, lengths like {workload}, load {load:g} of {arm}'s peak")
-            outcomes = encoder.at_load(bench, workload, 200, load=load, peak_rps=peak)
+            outcomes = encoder.at_load(bench, workload, 120, load=load, peak_rps=peak)
             caption = f"{bench.name}, lengths like {workload}, load {load:g} of {arm}'s peak, {load * peak:.1f} req/s"
             body.append(_latencies(f"{caption} (Figures 14, 16)", outcomes))
             data[f"encoder_latency_{workload}_at_{load:g}_of_{arm}"] = _figures(outcomes)
