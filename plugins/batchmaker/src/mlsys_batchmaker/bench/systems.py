@@ -17,7 +17,7 @@ from mlsys_batchmaker.engine import EngineConfig, make_scheduler, make_workers
 from mlsys_batchmaker.model import Model
 from mlsys_batchmaker.scheduling.requests import CellRequest
 
-_POOL_BYTES = 1 << 30
+_POOL_BYTES = 256 << 20
 Make = Callable[[VirtualClock], System]
 Compute = Callable[[Sequence[Request], int], Sequence[np.ndarray]]  # (requests, padded length) -> their outputs
 

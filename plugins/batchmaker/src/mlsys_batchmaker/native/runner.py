@@ -154,8 +154,12 @@ class Runner:
 
     def results(self, output: int, steps: Ints, rows: Ints) -> NDArray[np.generic]:
         """Of the latest task, output ``output`` (a word or a hidden state) after those steps of those rows."""
-        steps, rows = np.ascontiguousarray(steps), np.ascontiguousarray(rows)
         layer = self.layer_of(output)
+        if not len(rows):
+            return np.empty(
+                (0, self.cell.hidden_sizes[layer]) if layer >= 0 else 0, np.float32 if layer >= 0 else np.int64
+            )
+        steps, rows = np.ascontiguousarray(steps), np.ascontiguousarray(rows)
         found: NDArray[np.generic]
         if layer < 0:
             found = np.empty(len(rows), dtype=np.int64)

@@ -6,7 +6,7 @@ import ctypes
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from mlsys_core.config import settings
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from mlsys_batchmaker.plan.subgraphs import group
 
 Ints = NDArray[np.int64]
+Pairs: TypeAlias = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,8 +32,8 @@ class GroupArrays:
     sub_ready: Ints
     sub_waiting: Ints
     sub_next: Ints
-    more: tuple[tuple[int, int], ...]
-    sub_more: tuple[tuple[int, int], ...]
+    more: Pairs
+    sub_more: Pairs
 
 
 def group_nodes(cells: Ints, sources: Ints, gives: NDArray[np.bool_], *, must_connect: bool = True) -> GroupArrays:
@@ -62,9 +63,10 @@ def group_nodes(cells: Ints, sources: Ints, gives: NDArray[np.bool_], *, must_co
         _in_python(cells, sources, gives, must_connect)  # raises, and says what is wrong
         raise AssertionError(f"group.cpp found problem {subs} where subgraphs.py finds none")
     more, sub_more = (
-        tuple(map(tuple, each[:number].tolist())) for each, number in zip(pairs, num_pairs.tolist(), strict=True)
+        tuple((first, second) for first, second in each[:number].tolist())
+        for each, number in zip(pairs, num_pairs.tolist(), strict=True)
     )
-    return GroupArrays(*by_node, *by_sub[:, :subs], more, sub_more)
+    return _arrays([*by_node, *by_sub[:, :subs]], more, sub_more)
 
 
 def _in_python(cells: Ints, sources: Ints, gives: NDArray[np.bool_], must_connect: bool) -> GroupArrays:
@@ -72,7 +74,14 @@ def _in_python(cells: Ints, sources: Ints, gives: NDArray[np.bool_], must_connec
     groups = group(cells.tolist(), sources.tolist(), results, must_connect=must_connect)
     names = ("order", "next", "waiting", "owner", "sub_start", "sub_ready", "sub_waiting", "sub_next")
     arrays = [np.array(getattr(groups, name), dtype=np.int64) for name in names]
-    return GroupArrays(*arrays, tuple(groups.more), tuple(groups.sub_more))
+    return _arrays(arrays, tuple(groups.more), tuple(groups.sub_more))
+
+
+def _arrays(arrays: list[Ints], more: Pairs, sub_more: Pairs) -> GroupArrays:
+    order, following, waiting, owner, sub_start, sub_ready, sub_waiting, sub_next = arrays
+    return GroupArrays(
+        order, following, waiting, owner, sub_start, sub_ready, sub_waiting, sub_next, more=more, sub_more=sub_more
+    )
 
 
 @cache

@@ -1,0 +1,55 @@
+"""BatchMaker needs core and nothing else of this repository: its own tests, where only these two are installed."""
+
+from __future__ import annotations
+
+import os
+import site
+import subprocess
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DISTRIBUTIONS = ("packages/core", "plugins/batchmaker")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with this one's third-party packages, core and the plugin; needs no index."""
+    root = tmp_path_factory.mktemp("alone")
+    venv.create(root, with_pip=False, symlinks=True)
+    python = root / "bin" / "python"
+    script = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    purelib = Path(subprocess.run([python, "-c", script], capture_output=True, text=True, check=True).stdout.strip())
+    for parent in site.getsitepackages():
+        for entry in Path(parent).iterdir():
+            is_ours = "mlsys" in entry.name.lower()
+            if not is_ours and entry.suffix != ".pth" and not (purelib / entry.name).exists():
+                (purelib / entry.name).symlink_to(entry)
+    command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
+    subprocess.run([*command, *(str(ROOT / path) for path in DISTRIBUTIONS)], check=True)
+    return python
+
+
+def run(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("MLSYS_", "PYTEST_"))}
+    command = [str(python), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=800)
+
+
+def test_there_is_only_core_and_the_plugin(python: Path):
+    script = (
+        "import importlib.metadata as m; print(sorted(d.name for d in m.distributions() if d.name.startswith('mlsys')))"
+    )
+    assert run(python, "-c", script).stdout.strip() == "['mlsys-batchmaker', 'mlsys-core']"
+    listed = run(python, "-m", "mlsys_core", "plugins", "list")
+    assert listed.returncode == 0, listed.stderr
+    assert "batchmaker" in listed.stdout
+
+
+def test_its_own_tests_pass(python: Path):
+    tested = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "plugins/batchmaker/tests")
+    assert tested.returncode == 0, tested.stdout[-3000:]
+    assert " passed" in tested.stdout
