@@ -72,8 +72,8 @@ def plan_streams(graph: OperatorGraph, *, use_multi_stream: bool = True, max_str
         >>> for command in plan_streams(join).commands:
         ...     print(command)
         Record(event=0, stream=0)
-        Wait(event=0, stream=1)
         Run(operator=0, stream=0)
+        Wait(event=0, stream=1)
         Run(operator=1, stream=1)
         Record(event=1, stream=1)
         Wait(event=1, stream=0)
