@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mlsys_core.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from mlsys_windtunnel.graph import Operator, PipelineGraph, Value
@@ -17,15 +18,29 @@ def inspect(
         bool, typer.Option(help="Load types that could run foreign code; only for files whose maker you trust.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Write a picture: the operators, and what they become.")
+    ] = None,
 ) -> None:
     """Print a fitted pipeline as a graph of operators: inputs, outputs, parameters, trees and leaves.
 
     Example: mlsys windtunnel inspect churn.skops
+
+    Example: mlsys windtunnel inspect churn.skops --html churn.html
     """
     from mlsys_windtunnel.cli_data import load_pipeline
     from mlsys_windtunnel.parse import parse_pipeline
 
-    graph = load_pipeline(pipeline_file, trust=trust, then=parse_pipeline)
+    if html is not None and (html.suffix != ".html" or not html.absolute().parent.is_dir()):
+        raise InvalidInputError(f"{html}: give a name that ends in .html, in a folder that exists")
+    source = load_pipeline(pipeline_file, trust=trust, then=lambda fitted: fitted)
+    graph = parse_pipeline(source)
+    if html is not None:
+        from mlsys_windtunnel.picture import picture
+        from mlsys_windtunnel.translation import translate
+
+        html.write_text(picture(graph, translate(source)), encoding="utf-8")
+        typer.echo(f"wrote {html}", err=True)
     if as_json:
         _print_json(graph)
     else:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from mlsys_core.errors import InvalidInputError
 
+from mlsys_windtunnel.finetune.launch import processes
 from mlsys_windtunnel.finetune.options import TrainingOptions
 from mlsys_windtunnel.finetune.rows import (
     Batch,
@@ -98,9 +99,10 @@ def run(
     options: TrainingOptions,
 ) -> FineTuned:
     """Train what was made ready."""
-    trainer = Trainer(tunable, rows, evaluation, options, final_sharpness=soft.final_sharpness)
-    with progress_bar(options, trainer.metric_name) as on_epoch:
-        outcome = trainer.run(on_epoch)
+    with processes((tunable, rows, evaluation, options, soft.final_sharpness)):
+        trainer = Trainer(tunable, rows, evaluation, options, final_sharpness=soft.final_sharpness)
+        with progress_bar(options, trainer.metric_name) as on_epoch:
+            outcome = trainer.run(on_epoch)
     is_source = outcome.best_epoch == 0 and tunable.exact is not None
     if is_source:
         best = WindTunnelModule(tunable.frontend, copy.deepcopy(module.network)).eval()

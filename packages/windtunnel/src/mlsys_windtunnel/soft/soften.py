@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from mlsys_windtunnel.modules.embedding import CategoryEmbedding
 from mlsys_windtunnel.modules.factorization import FactorizationMachine, IdFactorization
 from mlsys_windtunnel.modules.linear import Affine
-from mlsys_windtunnel.modules.tree_heads import LeafIndicators
 from mlsys_windtunnel.modules.trees import Trees
 from mlsys_windtunnel.network import Network
 from mlsys_windtunnel.soft.options import SoftOptions
@@ -61,20 +60,27 @@ def sample_rows(num_rows: int, most: int) -> slice:
 def tree_inputs(network: Network, x: Tensor) -> dict[str, Tensor]:
     """By the name of each :class:`Trees` in the network, the table that it reads for these rows."""
     reads: dict[str, Tensor] = {}
+    parts = [(path, part) for path, part in network.named_modules() if isinstance(part, Trees)]
     handles = []
-    for path, part in network.named_modules():
-        if isinstance(part, Trees | LeafIndicators):  # the latter asks its trees for leaves and does not call them
+    for path, part in parts:  # what calls a method of the trees passes hooks by, but not what cleans their inputs
 
-            def keep(part: nn.Module, inputs: tuple[Tensor, ...], path: str = path) -> None:
-                reads[path if isinstance(part, Trees) else f"{path}.trees"] = inputs[0].detach()
+        def keep(_: nn.Module, inputs: tuple[Tensor, ...], path: str = path) -> None:
+            reads[path] = inputs[0].detach()
 
-            handles.append(part.register_forward_pre_hook(keep))
+        def clean(x: Tensor, path: str = path, part: Trees = part) -> Tensor:
+            reads[path] = x.detach()
+            return type(part)._clean(part, x)
+
+        handles.append(part.register_forward_pre_hook(keep))
+        vars(part)["_clean"] = clean
     try:
         with torch.no_grad():
             network(x)
     finally:
         for handle in handles:
             handle.remove()
+        for _, part in parts:
+            del vars(part)["_clean"]
     return reads
 
 

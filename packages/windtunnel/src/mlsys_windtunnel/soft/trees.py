@@ -19,6 +19,7 @@ from mlsys_windtunnel.modules.base import OperatorModule
 from mlsys_windtunnel.modules.trees import Trees
 from mlsys_windtunnel.soft.columns import SoftColumns
 from mlsys_windtunnel.soft.gates import leaf_weights
+from mlsys_windtunnel.soft.native import is_native, sums
 from mlsys_windtunnel.soft.options import SoftOptions
 from mlsys_windtunnel.soft.plan import NONE, ColumnStatistics, SoftGroup, group_trees, recentred
 
@@ -41,6 +42,9 @@ class SoftGroupParameters(nn.Module):
     path: Tensor  # [trees, leaves, splits]
     count: Tensor  # [trees, leaves]
     trees: Tensor  # [trees]: places in the ensemble
+    left: Tensor  # [trees, splits] int32: child of a split, a split of the tree or ~leaf
+    right: Tensor
+    num_splits: Tensor  # [trees] int32
 
     def __init__(self, group: SoftGroup, leaf_value: npt.NDArray[np.float64], *, trains_paths: bool) -> None:
         super().__init__()
@@ -56,6 +60,10 @@ class SoftGroupParameters(nn.Module):
             else:
                 self.register_buffer(name, torch.from_numpy(table))
         self.register_buffer("trees", torch.from_numpy(group.trees))
+        for name, children in (("left", group.left), ("right", group.right)):
+            self.register_buffer(name, torch.from_numpy(children.astype(np.int32)))
+        num_splits = (group.splits != NONE).sum(axis=1)
+        self.register_buffer("num_splits", torch.from_numpy(num_splits.astype(np.int32)))
 
 
 class SoftTrees(OperatorModule):
@@ -135,9 +143,8 @@ class SoftTrees(OperatorModule):
             weight[torch.arange(num_splits), self.feature] = self.scale
             self.weight = nn.Parameter(weight)
 
-    def arguments(self, x: Tensor) -> Tensor:
-        """What ``tanh`` is taken of, ``[splits, rows]``, from ``[rows, columns]``."""
-        columns, missing = self.columns(x)
+    def arguments(self, columns: Tensor, missing: Tensor | None) -> Tensor:
+        """What ``tanh`` is taken of, ``[splits, rows]``, from what :class:`SoftColumns` gives."""
         if self.weight is not None:
             result = torch.addmm(-self.threshold.unsqueeze(1), self.weight, columns)
         else:
@@ -148,13 +155,14 @@ class SoftTrees(OperatorModule):
                 result = result + self.left @ (self.right @ columns)
         if missing is not None:
             result = torch.where(missing.index_select(0, self.feature), self.missing.unsqueeze(1), result)
-        return result * self.sharpness if self.sharpness != 1 else result
+        return result
 
     def weights(self, x: Tensor) -> Iterator[tuple[SoftGroupParameters, Tensor]]:
         """Each group with how much of its leaves each row gets, ``[trees, leaves, rows]``."""
-        arguments = self.arguments(x)
-        sizes = [group.path.shape[0] * group.path.shape[2] for group in self._groups]
-        for group, part in zip(self._groups, torch.split(arguments, sizes), strict=True):
+        arguments = self.arguments(*self.columns(x))
+        if self.sharpness != 1:
+            arguments = arguments * self.sharpness
+        for group, part in zip(self._groups, torch.split(arguments, self._sizes), strict=True):
             yield (
                 group,
                 leaf_weights(
@@ -169,15 +177,31 @@ class SoftTrees(OperatorModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[rows, outputs]`` in the dtype of ``x`` ``[rows, columns]``."""
-        columns: list[Tensor | None] = [None] * (self.width if self._groups[0].output is not None else 1)
-        for group, weights in self.weights(x):
-            num_outputs = group.leaf.shape[2]
-            part = group.leaf.reshape(-1, num_outputs).t() @ weights.flatten(0, 1)  # [outputs, rows]
-            place = group.output or 0
-            known = columns[place]
-            columns[place] = part if known is None else known + part
-        scores = torch.cat([column for column in columns if column is not None]).t() + self.bias
+        outputs: list[Tensor | None] = [None] * (self.width if self._groups[0].output is not None else 1)
+        for group, part in self._sums(x):
+            known = outputs[group.output or 0]
+            outputs[group.output or 0] = part if known is None else known + part
+        scores = torch.cat([output for output in outputs if output is not None]).t() + self.bias
         return scores.to(x.dtype)
+
+    def _sums(self, x: Tensor) -> Iterator[tuple[SoftGroupParameters, Tensor]]:
+        """Each group with its part of the scores, ``[outputs, rows]``."""
+        if not is_native(x, self):
+            for group, weights in self.weights(x):
+                yield group, group.leaf.reshape(-1, group.leaf.shape[2]).t() @ weights.flatten(0, 1)
+            return
+        columns, missing = self.columns(x)
+        splits = {"feature": self.feature, "scale": self.scale, "threshold": self.threshold}
+        shared: dict[str, Tensor | None] = {"columns": columns, "missing": missing}
+        if self.level >= 3:
+            splits, shared = {"arguments": self.arguments(columns, missing)}, {}
+        else:
+            splits["missing_value"] = self.missing
+        is_one = len(self.groups) == 1  # then splitting would copy gradients for nothing
+        parts = [[each] if is_one else torch.split(each, self._sizes) for each in splits.values()]
+        for group, *own in zip(self._groups, *parts, strict=True):
+            inputs = {**shared, **dict(zip(splits, own, strict=True))}
+            yield group, sums(self, group, inputs, trains_columns=columns.requires_grad)
 
     def leaf_weights(self, x: Tensor) -> Tensor:
         """How much of each leaf of the ensemble a row gets, ``[rows, leaves]`` in the dtype of ``x``."""
@@ -214,6 +238,11 @@ class SoftTrees(OperatorModule):
                     draw(group.path, 1 / math.sqrt(group.path.shape[2]))
                     group.count.masked_fill_(group.count < ABSENT, 0.0)
             self.bias.zero_()
+
+    @property
+    def _sizes(self) -> list[int]:
+        """Splits of each group."""
+        return [group.path.shape[0] * group.path.shape[2] for group in self._groups]
 
     @property
     def _groups(self) -> Sequence[SoftGroupParameters]:

@@ -1,0 +1,394 @@
+// Soft trees, fused: from what splits compare to the sum of leaves, and back, a tree and 64 rows at a time in the cache.
+//
+// Forward and backward compute the same splits and leaf weights; the backward pass computes them again, since that takes
+// less time than keeping them in memory. Trees are shared out to threads in a fixed way and each thread adds up its own,
+// so that the same number of threads gives the same bits. A tree whose literals are not trained adds its path sums from
+// parents to children: two additions a split where a product with the literals takes as many as there are leaves.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+namespace {
+
+constexpr int64_t kRows = 64;  // rows at a time
+constexpr int64_t kLanes = 8;
+constexpr int64_t kVectors = kRows / kLanes;
+typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
+typedef int32_t Integers __attribute__((vector_size(kLanes * sizeof(float))));
+
+struct Group {
+  const float* arguments;      // [trees, splits, rows], what tanh is taken of; null: made of the columns
+  const float* columns;        // [columns, rows]
+  const int64_t* feature;      // [trees, splits]: columns
+  const float* scale;          // [trees, splits]
+  const float* threshold;      // [trees, splits]: argument = column * scale - threshold
+  const uint8_t* missing;      // [columns, rows]; null: nothing is
+  const float* missing_value;  // [trees, splits]: the argument then
+  const float* path;           // [trees, leaves, splits]; null: follow the children
+  const int32_t* left;         // [trees, splits]: a split, or ~leaf
+  const int32_t* right;
+  const int32_t* num_splits;   // [trees]
+  const float* count;          // [trees, leaves]: taken off path sums
+  const float* leaf;           // [trees, leaves, outputs]
+  int64_t num_trees, splits, leaves, outputs, rows, num_columns;
+  float split_scale, leaf_scale;
+  int32_t is_tanh;
+  int32_t num_threads;
+};
+
+struct Gradients {  // null where not wanted; all but `arguments` are added to
+  const float* outputs;  // [outputs, rows]
+  float* arguments;      // [trees, splits, rows]
+  float* columns;        // [columns, rows]
+  float* threshold;      // [trees, splits]
+  float* path;           // [trees, leaves, splits]
+  float* count;          // [trees, leaves]
+  float* leaf;           // [trees, leaves, outputs]
+};
+
+inline Vector all(float value) { return Vector{} + value; }
+inline Vector smaller(Vector a, Vector b) { return a < b ? a : b; }
+inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
+
+inline Vector exponential(Vector x) {  // relative error 2e-7
+  x = larger(smaller(x, all(87.0f)), all(-87.0f));
+  const Vector shifted = x * 1.44269504f + 12582912.0f;  // rounds: 1.5 * 2^23
+  const Vector whole = shifted - 12582912.0f;
+  const Vector rest = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
+  Vector series = all(1.9875691500e-4f);
+  series = series * rest + 1.3981999507e-3f;
+  series = series * rest + 8.3334519073e-3f;
+  series = series * rest + 4.1665795894e-2f;
+  series = series * rest + 1.6666665459e-1f;
+  series = series * rest + 5.0000001201e-1f;
+  series = series * rest * rest + rest + 1.0f;
+  Integers bits;
+  std::memcpy(&bits, &shifted, sizeof bits);
+  bits = (bits << 23) + (127 << 23);
+  Vector power;
+  std::memcpy(&power, &bits, sizeof power);
+  return series * power;
+}
+
+inline Vector tangent(Vector x) { return 1.0f - 2.0f / (exponential(x + x) + 1.0f); }
+
+inline float total(Vector v) {
+  float sum = 0;
+  for (int64_t lane = 0; lane < kLanes; ++lane) sum += v[lane];
+  return sum;
+}
+
+inline float total_of_rows(const Vector* a) {
+  Vector sum = a[0];
+  for (int64_t v = 1; v < kVectors; ++v) sum += a[v];
+  return total(sum);
+}
+
+// out[i, :] (+)= sum over j of table[i * row + j * column] * in[j, :]; four by two vectors at a time.
+void product(const float* table, int64_t row, int64_t column, int64_t num_out, int64_t num_in, const Vector* in,
+             Vector* out) {
+  for (int64_t i = 0; i < num_out; i += 4) {  // sizes are multiples of 8
+    for (int64_t v = 0; v < kVectors; v += 2) {
+      Vector sums[4][2] = {};
+      for (int64_t j = 0; j < num_in; ++j) {
+        const Vector first = in[j * kVectors + v], second = in[j * kVectors + v + 1];
+        const float* entry = table + i * row + j * column;
+        for (int64_t k = 0; k < 4; ++k) {
+          const float factor = entry[k * row];
+          sums[k][0] += factor * first;
+          sums[k][1] += factor * second;
+        }
+      }
+      for (int64_t k = 0; k < 4; ++k) {
+        out[(i + k) * kVectors + v] = sums[k][0];
+        out[(i + k) * kVectors + v + 1] = sums[k][1];
+      }
+    }
+  }
+}
+
+// table[i, j] += a[i, :] . b[j, :]
+void add_outer(const Vector* a, const Vector* b, int64_t num_a, int64_t num_b, float* table) {
+  for (int64_t i = 0; i < num_a; i += 4) {
+    for (int64_t j = 0; j < num_b; j += 2) {
+      Vector sums[4][2] = {};
+      for (int64_t v = 0; v < kVectors; ++v) {
+        const Vector first = b[j * kVectors + v], second = b[(j + 1) * kVectors + v];
+        for (int64_t k = 0; k < 4; ++k) {
+          sums[k][0] += a[(i + k) * kVectors + v] * first;
+          sums[k][1] += a[(i + k) * kVectors + v] * second;
+        }
+      }
+      for (int64_t k = 0; k < 4; ++k) {
+        table[(i + k) * num_b + j] += total(sums[k][0]);
+        table[(i + k) * num_b + j + 1] += total(sums[k][1]);
+      }
+    }
+  }
+}
+
+// What one thread works with: a tree's tables for 64 rows, [splits or leaves, kVectors].
+struct Work {
+  std::vector<Vector> split, sum, weight, upstream, split_gradient, output;
+  Work(const Group& g)
+      : split(g.splits * kVectors), sum(std::max(g.splits, g.leaves) * kVectors), weight(g.leaves * kVectors),
+        upstream(g.leaves * kVectors), split_gradient(g.splits * kVectors), output(g.outputs * kVectors) {}
+};
+
+void load(const float* from, int64_t num_rows, Vector* to) {
+  if (num_rows == kRows) {
+    std::memcpy(to, from, sizeof(float) * kRows);
+  } else {
+    std::memset(to, 0, sizeof(float) * kRows);
+    std::memcpy(to, from, sizeof(float) * num_rows);
+  }
+}
+
+// Outputs of a tree's splits in `split`.
+void find_splits(const Group& g, int64_t tree, int64_t start, int64_t num_rows, Work& work) {
+  const int64_t used = g.path ? g.splits : g.num_splits[tree];
+  for (int64_t s = 0; s < used; ++s) {
+    const int64_t place = tree * g.splits + s;
+    Vector* out = &work.split[s * kVectors];
+    if (g.arguments) {
+      load(g.arguments + place * g.rows + start, num_rows, out);
+    } else {
+      load(g.columns + g.feature[place] * g.rows + start, num_rows, out);
+      const float scale = g.scale[place], threshold = g.threshold[place];
+      for (int64_t v = 0; v < kVectors; ++v) out[v] = out[v] * scale - threshold;
+      if (g.missing) {
+        const uint8_t* missing = g.missing + g.feature[place] * g.rows + start;
+        float* values = reinterpret_cast<float*>(out);
+        for (int64_t row = 0; row < num_rows; ++row)
+          if (missing[row]) values[row] = g.missing_value[place];
+      }
+    }
+    for (int64_t v = 0; v < kVectors; ++v) out[v] = tangent(out[v] * g.split_scale);
+  }
+}
+
+// Path sums of a tree's leaves, times the scale, in `weight`, from `split`.
+void find_sums(const Group& g, int64_t tree, Work& work) {
+  const float* count = g.count + tree * g.leaves;
+  if (g.path) {
+    product(g.path + tree * g.leaves * g.splits, g.splits, 1, g.leaves, g.splits, work.split.data(),
+            work.weight.data());
+  } else {
+    std::fill(work.weight.begin(), work.weight.end(), Vector{});
+    std::fill_n(work.sum.begin(), kVectors, Vector{});
+    for (int64_t s = 0; s < g.num_splits[tree]; ++s) {
+      const Vector *above = &work.sum[s * kVectors], *own = &work.split[s * kVectors];
+      const int32_t left = g.left[tree * g.splits + s], right = g.right[tree * g.splits + s];
+      Vector* to_left = left >= 0 ? &work.sum[left * kVectors] : &work.weight[~left * kVectors];
+      Vector* to_right = right >= 0 ? &work.sum[right * kVectors] : &work.weight[~right * kVectors];
+      for (int64_t v = 0; v < kVectors; ++v) {
+        const Vector sum = above[v], output = own[v];
+        to_left[v] = sum - output;
+        to_right[v] = sum + output;
+      }
+    }
+  }
+  const float shift = g.is_tanh ? 1.0f : 0.0f;
+  for (int64_t l = 0; l < g.leaves; ++l)
+    for (int64_t v = 0; v < kVectors; ++v)
+      work.weight[l * kVectors + v] = (work.weight[l * kVectors + v] - (count[l] - shift)) * g.leaf_scale;
+}
+
+// From scaled sums to weights, in place.
+void choose(const Group& g, Work& work) {
+  Vector* weight = work.weight.data();
+  if (g.is_tanh) {
+    for (int64_t i = 0; i < g.leaves * kVectors; ++i) weight[i] = tangent(weight[i]) * 0.5f + 0.5f;
+    return;
+  }
+  for (int64_t v = 0; v < kVectors; ++v) {
+    Vector most = weight[v], sum = {};
+    for (int64_t l = 1; l < g.leaves; ++l) most = larger(most, weight[l * kVectors + v]);
+    for (int64_t l = 0; l < g.leaves; ++l) {
+      const Vector share = exponential(weight[l * kVectors + v] - most);
+      weight[l * kVectors + v] = share;
+      sum += share;
+    }
+    const Vector inverse = 1.0f / sum;
+    for (int64_t l = 0; l < g.leaves; ++l) weight[l * kVectors + v] *= inverse;
+  }
+}
+
+void forward_trees(const Group& g, int64_t first, int64_t last, float* out) {
+  Work work(g);
+  for (int64_t start = 0; start < g.rows; start += kRows) {
+    const int64_t num_rows = std::min(kRows, g.rows - start);
+    std::fill(work.output.begin(), work.output.end(), Vector{});
+    for (int64_t tree = first; tree < last; ++tree) {
+      find_splits(g, tree, start, num_rows, work);
+      find_sums(g, tree, work);
+      choose(g, work);
+      const float* leaf = g.leaf + tree * g.leaves * g.outputs;
+      for (int64_t l = 0; l < g.leaves; ++l)
+        for (int64_t k = 0; k < g.outputs; ++k)
+          for (int64_t v = 0; v < kVectors; ++v)
+            work.output[k * kVectors + v] += leaf[l * g.outputs + k] * work.weight[l * kVectors + v];
+    }
+    for (int64_t k = 0; k < g.outputs; ++k)
+      std::memcpy(out + k * g.rows + start, &work.output[k * kVectors], sizeof(float) * num_rows);
+  }
+}
+
+// Gradients of the scaled sums, in `upstream`, and of leaf values.
+void leaf_gradients(const Group& g, int64_t tree, const Gradients& to, Work& work) {
+  const float* leaf = g.leaf + tree * g.leaves * g.outputs;
+  for (int64_t l = 0; l < g.leaves; ++l) {
+    Vector* upstream = &work.upstream[l * kVectors];
+    const Vector* weight = &work.weight[l * kVectors];
+    std::fill_n(upstream, kVectors, Vector{});
+    for (int64_t k = 0; k < g.outputs; ++k) {
+      const Vector* output = &work.output[k * kVectors];
+      const float value = leaf[l * g.outputs + k];
+      Vector sum = {};
+      for (int64_t v = 0; v < kVectors; ++v) {
+        upstream[v] += value * output[v];
+        sum += weight[v] * output[v];
+      }
+      if (to.leaf) to.leaf[(tree * g.leaves + l) * g.outputs + k] += total(sum);
+    }
+  }
+}
+
+void sum_gradients(const Group& g, Work& work) {
+  Vector *upstream = work.upstream.data(), *weight = work.weight.data();
+  if (g.is_tanh) {  // weight = (1 + tanh) / 2, so its slope is 2 weight (1 - weight)
+    for (int64_t i = 0; i < g.leaves * kVectors; ++i)
+      upstream[i] *= 2.0f * g.leaf_scale * weight[i] * (1.0f - weight[i]);
+    return;
+  }
+  for (int64_t v = 0; v < kVectors; ++v) {
+    Vector mean = {};
+    for (int64_t l = 0; l < g.leaves; ++l) mean += weight[l * kVectors + v] * upstream[l * kVectors + v];
+    for (int64_t l = 0; l < g.leaves; ++l)
+      upstream[l * kVectors + v] = g.leaf_scale * weight[l * kVectors + v] * (upstream[l * kVectors + v] - mean);
+  }
+}
+
+// Gradients of splits' outputs in `split_gradient`, from those of sums.
+void split_gradients(const Group& g, int64_t tree, const Gradients& to, Work& work) {
+  if (g.path) {
+    product(g.path + tree * g.leaves * g.splits, 1, g.splits, g.splits, g.leaves, work.upstream.data(),
+            work.split_gradient.data());
+    if (to.path)
+      add_outer(work.upstream.data(), work.split.data(), g.leaves, g.splits, to.path + tree * g.leaves * g.splits);
+    if (to.count)
+      for (int64_t l = 0; l < g.leaves; ++l) to.count[tree * g.leaves + l] -= total_of_rows(&work.upstream[l * kVectors]);
+    return;
+  }
+  for (int64_t s = g.num_splits[tree] - 1; s >= 0; --s) {
+    const int32_t left = g.left[tree * g.splits + s], right = g.right[tree * g.splits + s];
+    const Vector* from_left = left >= 0 ? &work.sum[left * kVectors] : &work.upstream[~left * kVectors];
+    const Vector* from_right = right >= 0 ? &work.sum[right * kVectors] : &work.upstream[~right * kVectors];
+    for (int64_t v = 0; v < kVectors; ++v) {
+      const Vector of_left = from_left[v], of_right = from_right[v];
+      work.split_gradient[s * kVectors + v] = of_right - of_left;
+      work.sum[s * kVectors + v] = of_left + of_right;
+    }
+  }
+}
+
+// From gradients of splits' outputs to those of arguments, thresholds and columns.
+void argument_gradients(const Group& g, int64_t tree, int64_t start, int64_t num_rows, const Gradients& to,
+                        float* columns, Work& work) {
+  const int64_t used = g.path ? g.splits : g.num_splits[tree];
+  for (int64_t s = 0; s < g.splits; ++s) {
+    const int64_t place = tree * g.splits + s;
+    Vector* gradient = &work.split_gradient[s * kVectors];
+    if (s >= used) {
+      if (to.arguments) std::memset(to.arguments + place * g.rows + start, 0, sizeof(float) * num_rows);
+      continue;
+    }
+    const Vector* output = &work.split[s * kVectors];
+    for (int64_t v = 0; v < kVectors; ++v) gradient[v] *= g.split_scale * (1.0f - output[v] * output[v]);
+    if (to.arguments) {
+      std::memcpy(to.arguments + place * g.rows + start, gradient, sizeof(float) * num_rows);
+      continue;
+    }
+    if (g.missing) {
+      const uint8_t* missing = g.missing + g.feature[place] * g.rows + start;
+      float* values = reinterpret_cast<float*>(gradient);
+      for (int64_t row = 0; row < num_rows; ++row)
+        if (missing[row]) values[row] = 0;
+    }
+    if (to.threshold) to.threshold[place] -= total_of_rows(gradient);
+    if (columns) {
+      float* column = columns + g.feature[place] * g.rows + start;
+      const float* values = reinterpret_cast<const float*>(gradient);
+      const float scale = g.scale[place];
+      if (num_rows == kRows)
+        for (int64_t row = 0; row < kRows; ++row) column[row] += scale * values[row];
+      else
+        for (int64_t row = 0; row < num_rows; ++row) column[row] += scale * values[row];
+    }
+  }
+}
+
+void backward_trees(const Group& g, int64_t first, int64_t last, const Gradients& to, float* columns) {
+  Work work(g);
+  const bool is_deep = to.arguments || to.threshold || columns || to.path || to.count;
+  for (int64_t start = 0; start < g.rows; start += kRows) {
+    const int64_t num_rows = std::min(kRows, g.rows - start);
+    for (int64_t k = 0; k < g.outputs; ++k) load(to.outputs + k * g.rows + start, num_rows, &work.output[k * kVectors]);
+    for (int64_t tree = first; tree < last; ++tree) {
+      find_splits(g, tree, start, num_rows, work);
+      find_sums(g, tree, work);
+      choose(g, work);
+      leaf_gradients(g, tree, to, work);
+      if (!is_deep) continue;
+      sum_gradients(g, work);
+      split_gradients(g, tree, to, work);
+      argument_gradients(g, tree, start, num_rows, to, columns, work);
+    }
+  }
+}
+
+// Calls work(thread, first tree, last tree) on as many threads as are wanted and worth it.
+template <typename Function>
+int64_t share_out(const Group& g, Function work) {
+  const int64_t most = std::max<int64_t>(1, g.num_trees * g.leaves * g.rows / (256 * 1024));
+  const int64_t count = std::min<int64_t>({g.num_threads, g.num_trees, most});
+  std::vector<std::thread> threads;
+  for (int64_t thread = 1; thread < count; ++thread)
+    threads.emplace_back([=] { work(thread, g.num_trees * thread / count, g.num_trees * (thread + 1) / count); });
+  work(0, 0, g.num_trees / count);
+  for (auto& thread : threads) thread.join();
+  return count;
+}
+
+}  // namespace
+
+extern "C" {
+
+// out [outputs, rows] = sum over trees and leaves of weight * leaf.
+void mlsys_soft_forward(const Group* group, float* out) {
+  const Group& g = *group;
+  const int64_t size = g.outputs * g.rows;
+  std::vector<float> parts(size * g.num_threads);
+  const int64_t count = share_out(g, [&](int64_t thread, int64_t first, int64_t last) {
+    forward_trees(g, first, last, thread ? &parts[thread * size] : out);
+  });
+  for (int64_t thread = 1; thread < count; ++thread)
+    for (int64_t i = 0; i < size; ++i) out[i] += parts[thread * size + i];
+}
+
+void mlsys_soft_backward(const Group* group, const Gradients* gradients) {
+  const Group& g = *group;
+  const Gradients& to = *gradients;
+  const int64_t size = to.columns ? g.num_columns * g.rows : 0;
+  std::vector<float> parts(size * (g.num_threads - 1));
+  const int64_t count = share_out(g, [&](int64_t thread, int64_t first, int64_t last) {
+    float* columns = !to.columns ? nullptr : thread ? &parts[(thread - 1) * size] : to.columns;
+    backward_trees(g, first, last, to, columns);
+  });
+  for (int64_t thread = 1; thread < count; ++thread)
+    for (int64_t i = 0; i < size; ++i) to.columns[i] += parts[(thread - 1) * size + i];
+}
+}

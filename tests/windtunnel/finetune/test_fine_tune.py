@@ -1,0 +1,214 @@
+"""Fine-tuning: epoch 0 is the source, runs resume bit for bit, processes add up to one, streams are like tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lightgbm import LGBMClassifier, LGBMRegressor
+from mlsys_core.errors import InvalidInputError
+from mlsys_windtunnel import fine_tune, translate
+from mlsys_windtunnel.artifact import load, save
+from mlsys_windtunnel.estimators import FactorizationMachineClassifier, MatrixFactorizationRegressor
+from mlsys_windtunnel.finetune.train import Trainer
+from mlsys_windtunnel.soft.residual import Tunable
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import LinearSVC
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(400, 4)) * [1, 10, 0.01, 1] + [0, 100, 0, 0]
+Y = (X[:, 0] + 0.1 * (X[:, 1] - 100) + X[:, 3] ** 2 + RNG.normal(0, 0.5, 400) > 1).astype(int)
+LIGHT = {"n_estimators": 5, "num_leaves": 9, "verbose": -1, "n_jobs": 1}
+SOURCE = make_pipeline(StandardScaler(), LGBMClassifier(**LIGHT)).fit(X[:200], Y[:200])
+MODULE = translate(SOURCE)
+EVALUATION = (X[200:], Y[200:])
+
+
+def tuned(module: Any = MODULE, **changes: Any) -> Any:
+    changes = {"epochs": 2, "batch_size": 64, "eval_set": EVALUATION, **changes}
+    return fine_tune(module, X[:200], Y[:200], **changes)
+
+
+@given(
+    level=st.sampled_from(["L1", "L2", "L3", "L4"]),
+    gate=st.sampled_from(["softmax", "tanh"]),
+    temperature=st.floats(0.01, 3),
+    kind=st.sampled_from(["boosted", "three classes", "forest", "regression"]),
+)
+@settings(max_examples=20, deadline=None)
+def test_epoch_0_is_the_source(level: str, gate: str, temperature: float, kind: str) -> None:
+    source = KINDS[kind]
+    module = translate(source)
+    result = fine_tune(
+        module,
+        X,
+        source.predict(X),
+        epochs=1,
+        lr=1e-12,
+        level=level,
+        gate=gate,
+        temperature=temperature,
+        weight_decay=0,
+    )
+    joined = Tunable.of(result.module)
+    assert joined is not None
+    method = "predict" if kind == "regression" else "predict_proba"
+    expected = getattr(source, method)(X)
+    start = Tunable(joined.frontend, joined.start, joined.exact, joined.start).module()
+    np.testing.assert_allclose(getattr(start, method)(X), expected, rtol=0, atol=3e-6 if kind == "forest" else 1e-12)
+    np.testing.assert_allclose(getattr(result.module, method)(X), expected, rtol=0, atol=1e-4)
+
+
+KINDS = {
+    "boosted": LGBMClassifier(**LIGHT).fit(X, Y),
+    "three classes": LGBMClassifier(**LIGHT).fit(X, Y + (X[:, 2] > 0)),
+    "forest": RandomForestClassifier(4, max_leaf_nodes=9, random_state=0).fit(X, Y),
+    "regression": LGBMRegressor(**LIGHT, objective="poisson").fit(X, Y + 0.5),
+}
+
+
+def test_the_start_is_kept_where_training_only_harms() -> None:
+    result = fine_tune(MODULE, X[:200], 1 - Y[:200], eval_set=EVALUATION, epochs=2, lr=0.05)
+    assert result.best_epoch == 0
+    np.testing.assert_array_equal(result.module.predict_proba(X), MODULE.predict_proba(X))
+
+
+def test_training_gets_better_and_leaves_the_module_as_it_is() -> None:
+    before = {name: value.clone() for name, value in MODULE.state_dict().items()}
+    result = tuned(level="L4", epochs=8, lr=0.01)
+    assert result.best_epoch > 0
+    assert result.best_score > result.history[0]["valid_score"] + 0.005
+    assert result.history[-1]["train_loss"] < result.history[1]["train_loss"]
+    assert all(torch.equal(value, before[name]) for name, value in MODULE.state_dict().items())
+
+
+def test_a_trained_module_is_saved_loaded_and_trained_further(tmp_path: Path) -> None:
+    first = tuned(level="L4", epochs=3, lr=0.01)
+    loaded = load(save(first.module, tmp_path / "tuned"))
+    np.testing.assert_array_equal(loaded.predict_proba(X), first.module.predict_proba(X))
+    second = tuned(loaded, epochs=3, lr=0.01)
+    assert second.history[0]["valid_score"] == pytest.approx(first.best_score)
+    assert Tunable.of(second.module).exact is not None
+
+
+@pytest.mark.parametrize("changes", [{}, {"ema": 0.9, "dropout": 0.2, "final_sharpness": 3.0, "level": "L4"}])
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    changes = {**changes, "eval_set": None}  # so that the last epoch is kept
+    whole = tuned(epochs=4, **changes)
+    epoch = Trainer._epoch
+
+    def interrupted(self: Trainer, progress: Any) -> None:
+        if progress.epoch == 2:
+            raise KeyboardInterrupt
+        epoch(self, progress)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_epoch", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            tuned(epochs=4, checkpoint_dir=tmp_path, **changes)
+    torch.manual_seed(123)
+    resumed = tuned(epochs=4, checkpoint_dir=tmp_path, **changes)
+    for name, value in whole.module.state_dict().items():
+        assert torch.equal(value, resumed.module.state_dict()[name]), name
+    assert whole.best_epoch == resumed.best_epoch == 4
+    losses = [[entry["train_loss"] for entry in run.history[1:]] for run in (whole, resumed)]
+    assert losses[0] == losses[1]
+
+
+def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    tuned(epochs=1, checkpoint_dir=tmp_path)
+    with pytest.raises(InvalidInputError, match="another run"):
+        tuned(epochs=1, lr=0.5, checkpoint_dir=tmp_path)
+    (tmp_path / "checkpoint.pt").write_bytes(b"no checkpoint")
+    with pytest.raises(InvalidInputError, match="cannot be read"):
+        tuned(epochs=1, checkpoint_dir=tmp_path)
+
+
+def test_two_processes_come_to_what_one_does() -> None:
+    one = tuned(level="L4", epochs=2, lr=0.01, n_threads=1)
+    two = tuned(level="L4", epochs=2, lr=0.01, n_threads=1, n_processes=2)
+    np.testing.assert_allclose(two.module.predict_proba(X), one.module.predict_proba(X), atol=2e-4)
+    assert two.history[-1]["train_loss"] == pytest.approx(one.history[-1]["train_loss"], rel=1e-4)
+    assert np.abs(one.module.predict_proba(X) - MODULE.predict_proba(X)).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        make_pipeline(StandardScaler(), LogisticRegression()),
+        make_pipeline(StandardScaler(), MLPClassifier((8,), max_iter=20, random_state=0)),
+        make_pipeline(StandardScaler(), FactorizationMachineClassifier(max_iter=10, random_state=0)),
+        make_pipeline(StandardScaler(), LinearSVC()),
+    ],
+    ids=lambda pipeline: type(pipeline[-1]).__name__,
+)
+def test_what_is_no_tree_is_trained_as_it_is(source: Any) -> None:
+    module = translate(source.fit(X[:60], Y[:60]))
+    result = fine_tune(module, X, Y, epochs=10, lr=0.01, batch_size=50)
+    assert result.history[-1]["train_loss"] < result.history[1]["train_loss"]
+    assert result.module.predict(X).shape == (400,)
+
+
+def test_ratings_are_fine_tuned() -> None:
+    ids = np.array([[user, item] for user in range(12) for item in range(9)])
+    ratings = np.sin(ids[:, 0]) * np.cos(ids[:, 1]) + ids[:, 0] * 0.1
+    module = translate(MatrixFactorizationRegressor(3, max_iter=5, random_state=0).fit(ids, ratings))
+    result = fine_tune(module, ids, ratings, epochs=20, lr=0.02, batch_size=27, init="source")
+    assert result.history[-1]["train_loss"] < 0.7 * result.history[1]["train_loss"]
+
+
+def test_another_objective_changes_what_is_learnt() -> None:
+    """The second scenario of section 5.2.4: a loss of one's own, here one that only punishes missed positives."""
+
+    def missed(margin: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return target * torch.nn.functional.softplus(-margin[:, 0])
+
+    result = fine_tune(MODULE, X, Y, loss=missed, epochs=10, lr=0.02, metric="accuracy")
+    assert result.module.predict(X).mean() > SOURCE.predict(X).mean()
+
+
+def test_weights_of_classes_and_rows_move_predictions() -> None:
+    heavy = tuned(class_weight={0: 1.0, 1: 30.0}, epochs=6, lr=0.02, eval_set=None)
+    assert heavy.module.predict(X).mean() > SOURCE.predict(X).mean()
+    by_row = tuned(sample_weight=np.where(Y[:200] == 1, 30.0, 1.0), epochs=6, lr=0.02, eval_set=None)
+    np.testing.assert_allclose(by_row.module.predict_proba(X), heavy.module.predict_proba(X), atol=1e-6)
+
+
+def test_patience_stops_early() -> None:
+    result = fine_tune(MODULE, X[:200], 1 - Y[:200], eval_set=EVALUATION, epochs=50, lr=0.05, patience=2)
+    assert len(result.history) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epochs": 0}, "epochs"),
+        ({"lr": -1.0}, "lr"),
+        ({"ema": 1.5}, "ema"),
+        ({"nonsense": 1}, "no option nonsense"),
+        ({"class_weight": {"cat": 2}}, "class_weight"),
+        ({"sample_weight": [1.0]}, "sample_weight"),
+        ({"loss": "poisson"}, "log_loss"),
+        ({"metric": "r2"}, "roc_auc"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_bad_options_are_refused_before_work(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        tuned(**changes)
+
+
+def test_labels_that_the_source_does_not_know_are_named() -> None:
+    with pytest.raises(InvalidInputError, match="7"):
+        fine_tune(MODULE, X, np.where(Y == 1, 7, 0))
