@@ -105,7 +105,7 @@ def test_text_is_imputed_on_the_host_before_its_encoder(same_answers):
 
 
 def test_text_alone_is_refused():
-    with pytest.raises(InvalidInputError, match="SimpleImputer declines an option"):
+    with pytest.raises(InvalidInputError, match="SimpleImputer declines columns of text"):
         translate(SimpleImputer(strategy="most_frequent").fit(np.array([["a"], [NAN]], dtype=object)))
 
 

@@ -32,3 +32,26 @@ def test_extremes():
     expected = [[np.nan, np.nan], [0, 1], [1, 0], [0, 1], [1, 0], [0.5, 0.5]]
     np.testing.assert_array_equal(linear(x, slope=1.0), expected)
     assert linear(x[:0], slope=1.0).shape == (0, 2)
+
+
+def test_a_row_has_the_same_bits_alone_and_in_any_layout():
+    rng = np.random.default_rng(0)
+    for width in (1, 3, 4, 7, 28):
+        x = rng.normal(size=(37, width))
+        linear = NativeLinear(kernel(), [Weights(rng.normal(size=width))], bias=0.3)
+        for slope in (0.0, 1.0):
+            together = linear(x, slope=slope)
+            np.testing.assert_array_equal(linear(np.asfortranarray(x), slope=slope), together)
+            np.testing.assert_array_equal(linear(np.repeat(x, 2, axis=1)[:, ::2], slope=slope), together)
+            alone = np.concatenate([linear(x[row : row + 1], slope=slope) for row in range(len(x))])
+            np.testing.assert_array_equal(alone, together)
+
+
+def test_the_logistic_function_is_exact_over_the_range_of_doubles():
+    linear = NativeLinear(kernel(), [Weights(np.array([1.0]))], bias=0.0)
+    x = np.concatenate([np.linspace(-760, 760, 20_001), np.linspace(-40, 40, 20_001), [-0.0, 5e-324, -1e-17]])
+    answer = linear(x[:, None], slope=1.0)
+    small = np.exp(-np.abs(x))
+    second = np.where(x < 0, small, 1) / (1 + small)
+    np.testing.assert_allclose(answer[:, 1], second, rtol=5e-16, atol=1e-323)
+    np.testing.assert_array_equal(answer[:, 0], 1 - answer[:, 1])

@@ -129,6 +129,7 @@ def where_it_runs(graph: PipelineGraph, module: WindTunnelModule) -> dict[str, s
     """For each operator "network", or "host: " and why."""
     from mlsys_windtunnel.converters.registry import default_registry
     from mlsys_windtunnel.graph import Kind
+    from mlsys_windtunnel.translation import convert_operator
 
     registry = default_registry()
     wires = {wire.name for wire in module.network.wires}
@@ -139,16 +140,16 @@ def where_it_runs(graph: PipelineGraph, module: WindTunnelModule) -> dict[str, s
     coded = {name for value in module.frontend.frontier if value.lookup is not None for name in value.reads}
 
     def reason(operator: Operator) -> str:
-        if operator.kind in (Kind.TRANSFORM, Kind.PREDICT) and registry.find(operator.source) is None:
-            return f"no converter for {operator.source}"
+        if operator.kind in (Kind.TRANSFORM, Kind.PREDICT):
+            converted = convert_operator(operator, registry)
+            if isinstance(converted, str):
+                return converted
         on_host = [reader.name for reader in readers.get(operator.output.name, ()) if reader.output.name not in wires]
         if on_host:
             return f"{on_host[0]} reads it there"
         if operator.output.name in coded:
             return "its categories are looked up there"
-        if operator.kind is Kind.SELECT:
-            return "picks columns of the raw table"
-        return "its converter declines an option"
+        return "picks columns of the raw table"
 
     return {
         operator.name: "network" if operator.output.name in wires else f"host: {reason(operator)}"

@@ -142,7 +142,9 @@ class CategoryLookup:
             result = np.concatenate(codes, dtype=np.float64).reshape(len(codes), num_rows).T
             has_unknown = bool(result.min() == UNKNOWN)
         else:  # for which lists are quicker than arrays
-            cells = [np.asarray(column).tolist() for column in columns]
+            cells = [
+                column.tolist() if type(column) is np.ndarray else np.asarray(column).tolist() for column in columns
+            ]
             rows = [vocabulary.codes_of_cells(each) for vocabulary, each in zip(self.vocabularies, cells, strict=True)]
             result = np.array(rows, np.float64).reshape(len(rows), num_rows).T
             has_unknown = any(UNKNOWN in row for row in rows)

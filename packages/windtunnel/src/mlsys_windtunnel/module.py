@@ -46,7 +46,9 @@ class WindTunnelModule(nn.Module):
     @property
     def predictor(self) -> PredictorModule | None:
         """The last operator if it answers more than ``transform``; None for a transformer."""
-        last = self.network.output
+        network = self._modules["network"]
+        assert isinstance(network, Network)
+        last = network.output
         return last if isinstance(last, PredictorModule) else None
 
     @property

@@ -46,7 +46,9 @@ class Network(nn.Module):
     @property
     def output(self) -> OperatorModule:
         """The last operator."""
-        last = self.operators[-1]
+        operators = self._modules["operators"]  # each prediction asks, and as an attribute it takes a microsecond
+        assert operators is not None
+        last = next(reversed(operators._modules.values()))
         assert isinstance(last, OperatorModule)
         return last
 

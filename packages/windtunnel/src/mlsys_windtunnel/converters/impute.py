@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from mlsys_windtunnel.converters.registry import Converted
+from mlsys_windtunnel.converters.registry import Converted, Declined
 from mlsys_windtunnel.lookup import MissingLookup, is_missing
 from mlsys_windtunnel.modules.base import OperatorModule
 from mlsys_windtunnel.modules.impute import Given, Impute
 
 
-def simple_imputer(estimator: Any) -> OperatorModule | None:
+def simple_imputer(estimator: Any) -> OperatorModule | Declined:
     """Any strategy, on numbers."""
     marker = estimator.missing_values
     if estimator._fit_dtype.kind == "O" or not (isinstance(marker, Real) or is_missing(marker)):
-        return None
+        return Declined("columns of text or other objects, which it answers as such")
     if is_missing(marker):  # pandas' NA becomes NaN with the rest of its frame
         marker = np.nan
     elif estimator._fit_dtype == np.float32:  # the source compares in the values' precision

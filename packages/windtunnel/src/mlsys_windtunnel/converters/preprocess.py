@@ -8,6 +8,7 @@ import numpy as np
 from torch import nn
 
 from mlsys_windtunnel.converters.linear import nested_network
+from mlsys_windtunnel.converters.registry import Declined
 from mlsys_windtunnel.converters.scale import inverse_of
 from mlsys_windtunnel.modules.base import OperatorModule, Regressor
 from mlsys_windtunnel.modules.preprocess import Binarize, BSplines, Elementwise, NormalizeRows, Products
@@ -63,9 +64,11 @@ def spline_transformer(estimator: Any) -> OperatorModule | None:
     )
 
 
-def function_transformer(estimator: Any) -> OperatorModule | None:
+def function_transformer(estimator: Any) -> OperatorModule | Declined:
     """Functions of numpy and scipy that torch has too; declines any other, and any further arguments."""
-    return None if estimator.kw_args else _elementwise(estimator.func)
+    if estimator.kw_args:
+        return Declined("arguments of the function (kw_args)")
+    return _elementwise(estimator.func) or Declined(f"the function {getattr(estimator.func, '__name__', 'given')}")
 
 
 def transformed_target_regressor(estimator: Any) -> OperatorModule | None:

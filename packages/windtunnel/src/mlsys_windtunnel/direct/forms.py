@@ -134,9 +134,12 @@ def _rescale(module: Rescale) -> Form:
 def _impute(module: Impute) -> Form:
     fill, marker = _array(module.fill), module.marker.item()
     kept, indicated = module.kept.numpy(), module.indicated.numpy()
+    keeps_first = bool((kept == np.arange(len(kept))).all())
 
     def run(x: Floats) -> Floats:
         is_missing = np.isnan(x) if module.is_marked_by_nan else x == marker
+        if keeps_first and x.shape[1] == len(kept) and not len(indicated):
+            return np.where(is_missing, fill, x)
         filled = np.where(is_missing.take(kept, axis=1), fill, x.take(kept, axis=1))
         return np.concatenate([filled, is_missing.take(indicated, axis=1)], axis=1) if len(indicated) else filled
 

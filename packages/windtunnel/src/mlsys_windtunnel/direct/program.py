@@ -141,19 +141,23 @@ class _Watch:
     """Tells whether a module has the parts and the parameters that it had."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._parts = list(_parts(module))
-        self._tensors = [part for _, _, part in self._parts if isinstance(part, Tensor)]
-        self._state = self._now()
+        parts = list(_parts(module))
+        self._modules = [part for part in parts if not isinstance(part[2], Tensor)]
+        self._tensors = [
+            (owner, name, part, part._version, part.data_ptr())
+            for owner, name, part in parts
+            if isinstance(part, Tensor)
+        ]
 
     def is_same(self) -> bool:
         """See the class."""
-        for owner, name, part in self._parts:
+        for owner, name, part in self._modules:
             if owner.get(name) is not part:
                 return False
-        return self._now() == self._state
-
-    def _now(self) -> list[tuple[int, int]]:
-        return [(tensor._version, tensor.data_ptr()) for tensor in self._tensors]
+        for owner, name, tensor, version, address in self._tensors:
+            if owner.get(name) is not tensor or tensor._version != version or tensor.data_ptr() != address:
+                return False
+        return True
 
 
 def _parts(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, object]]:

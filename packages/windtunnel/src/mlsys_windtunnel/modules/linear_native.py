@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,11 +26,7 @@ class Weights:
 class _Piece(ctypes.Structure):
     """As in models.cpp."""
 
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("row_stride", "column_stride", "num_columns")),
-        *((name, ctypes.c_void_p) for name in ("weight", "first")),
-    )
+    _fields_ = (("num_columns", ctypes.c_int64), ("weight", ctypes.c_void_p), ("first", ctypes.c_void_p))
 
 
 class NativeLinear:
@@ -50,7 +47,8 @@ class NativeLinear:
             piece.num_columns = len(of if each.first is None else each.first)
             piece.weight = of.ctypes.data
             piece.first = None if each.first is None else each.first.ctypes.data
-        self._pieces = pieces
+        self._pieces = pieces, ctypes.addressof(pieces)
+        self._tables = struct.Struct(f"{3 * len(weights)}q")  # as in models.cpp: of each an address and two strides
         self._bias = bias
         self._linear = library.mlsys_linear
 
@@ -63,10 +61,11 @@ class NativeLinear:
                 values times this number, after what they lack to 1.
         """
         num_rows = len(tables[0])
-        pieces = type(self._pieces).from_buffer_copy(self._pieces)  # other threads may be here too
-        for piece, table in zip(pieces, tables, strict=True):
-            row_stride, column_stride = table.strides
-            piece.data, piece.row_stride, piece.column_stride = address(table), row_stride // 8, column_stride // 8
+        places: list[int] = []
+        for table in tables:
+            places.append(address(table))
+            places += table.strides
         out = np.empty((num_rows, 2 if slope else 1))
-        self._linear(ctypes.addressof(pieces), len(tables), self._bias, num_rows, slope, address(out))
+        where = self._tables.pack(*places)
+        self._linear(self._pieces[1], where, len(tables), self._bias, num_rows, slope, address(out))
         return out

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <thread>
 #include <vector>
@@ -194,41 +195,109 @@ void run_block(const Ensemble& e, const double* x, int64_t stride, int64_t num_r
   }
 }
 
+// e to the power of x, which is from -746 to 0, to the last bit or the next: 2^k times Taylor's series of the rest, which
+// is 0.35 at most (the next term is below 1e-17). Without a branch, so that compilers compute several at once.
+inline double exp_of_negative(double x) {
+  constexpr double kRounds = 6755399441055744.0;  // 1.5 * 2^52: what is added to it is rounded to a whole number
+  const double shifted = x * 1.4426950408889634 + kRounds, k = shifted - kRounds;
+  const double rest = (x - k * 6.93147180369123816490e-01) - k * 1.90821492927058770002e-10;  // ln 2 in two parts
+  double sum = 1.0 / 6227020800;
+  sum = sum * rest + 1.0 / 479001600;
+  sum = sum * rest + 1.0 / 39916800;
+  sum = sum * rest + 1.0 / 3628800;
+  sum = sum * rest + 1.0 / 362880;
+  sum = sum * rest + 1.0 / 40320;
+  sum = sum * rest + 1.0 / 5040;
+  sum = sum * rest + 1.0 / 720;
+  sum = sum * rest + 1.0 / 120;
+  sum = sum * rest + 1.0 / 24;
+  sum = sum * rest + 1.0 / 6;
+  sum = sum * rest + 0.5;
+  sum = sum * rest + 1.0;
+  sum = sum * rest + 1.0;
+  int64_t bits;
+  std::memcpy(&bits, &shifted, sizeof bits);
+  bits = static_cast<int64_t>((static_cast<uint64_t>(bits) + 1023 + 64) << 52);
+  double power;
+  std::memcpy(&power, &bits, sizeof power);
+  return sum * power * 0x1p-64;  // by a detour, since the smallest powers have no such form
+}
+
 // Probabilities of two classes, [rows, 2], from margins times `slope`, which may be the second half of `out`.
 void logistic(const double* margin, int64_t num_rows, double slope, double* out) {
-  for (int64_t row = 0; row < num_rows; ++row) {
-    const double score = slope * margin[row], small = std::exp(-std::fabs(score));
-    const double second = (score < 0 ? small : 1.0) / (1.0 + small);
-    out[2 * row] = 1.0 - second;
-    out[2 * row + 1] = second;
+  double score[kTile], small[kTile], second[kTile];  // loops apart, since compilers make nothing of mixed ones
+  for (int64_t start = 0; start < num_rows; start += kTile) {
+    const int64_t count = std::min(kTile, num_rows - start);
+    for (int64_t row = 0; row < count; ++row) score[row] = slope * margin[start + row];
+    for (int64_t row = 0; row < count; ++row) {
+      small[row] = std::fabs(score[row]) > 746.0 ? -746.0 : -std::fabs(score[row]);  // e^-746 is 0
+    }
+    for (int64_t row = 0; row < count; ++row) small[row] = exp_of_negative(small[row]);
+    for (int64_t row = 0; row < count; ++row) second[row] = (score[row] < 0 ? small[row] : 1.0) / (1.0 + small[row]);
+    for (int64_t row = 0; row < count; ++row) {
+      out[2 * (start + row)] = 1.0 - second[row];
+      out[2 * (start + row) + 1] = second[row];
+    }
   }
 }
 
 struct Piece {  // of what a linear map of one output reads: numbers, or codes that select rows of tables
-  const double* data;
-  int64_t row_stride, column_stride;  // of `data`, in numbers
   int64_t num_columns;
   const double* weight;  // [columns]; of codes the rows of all tables, [rows]
   const int64_t* first;  // [columns] of codes: where a column's rows begin; null for numbers
 };
 
-template <bool is_whole>
-void add_numbers(const Piece& piece, int64_t row, int64_t num_rows, double* sum) {
-  const int64_t lanes = is_whole ? kLanes : num_rows;
-  double sums[kLanes];  // of rows side by side, since each adds in order
-  std::copy_n(sum, lanes, sums);
-  for (int64_t column = 0; column < piece.num_columns; ++column) {
-    const double* x = piece.data + row * piece.row_stride + column * piece.column_stride;
-    for (int64_t lane = 0; lane < lanes; ++lane) sums[lane] += x[lane * piece.row_stride] * piece.weight[column];
-  }
-  std::copy_n(sums, lanes, sum);
+struct Table {  // of one call
+  const char* data;
+  int64_t row_bytes, column_bytes;  // from one row, or column, to the next
+  const double* row(int64_t place) const { return reinterpret_cast<const double*>(data + place * row_bytes); }
+};
+
+// Columns are added in four turns, whatever the strides, so that a row's answer is the same to the last bit alone, among
+// others and in any layout; a compiler adds four columns, or rows, at once.
+constexpr int64_t kTurns = 4;
+
+inline double total(double first, double second, double third, double fourth) {
+  return (first + third) + (second + fourth);
 }
 
-void add_codes(const Piece& piece, int64_t row, int64_t num_rows, double* sum) {
+double dot(const double* x, const double* weight, int64_t num_columns) {
+  double turn[kTurns] = {};
+  int64_t column = 0;
+  for (; column + kTurns <= num_columns; column += kTurns) {
+    for (int64_t place = 0; place < kTurns; ++place) turn[place] += x[column + place] * weight[column + place];
+  }
+  for (; column < num_columns; ++column) turn[column % kTurns] += x[column] * weight[column];
+  return total(turn[0], turn[1], turn[2], turn[3]);
+}
+
+void add_rows(const Piece& piece, const Table& table, int64_t row, int64_t num_rows, double* sum) {
   for (int64_t lane = 0; lane < num_rows; ++lane) {
-    const double* codes = piece.data + (row + lane) * piece.row_stride;
+    sum[lane] += dot(table.row(row + lane), piece.weight, piece.num_columns);
+  }
+}
+
+template <bool is_whole>
+void add_columns(const Piece& piece, const Table& table, int64_t row, int64_t num_rows, double* sum) {
+  const int64_t lanes = is_whole ? kLanes : num_rows;
+  const int64_t row_stride = table.row_bytes / 8, column_stride = table.column_bytes / 8;
+  double turn[kTurns][kLanes] = {};
+  const double* x = table.row(row);
+  for (int64_t column = 0; column < piece.num_columns; ++column, x += column_stride) {
+    double* sums = turn[column % kTurns];
+    for (int64_t lane = 0; lane < lanes; ++lane) sums[lane] += x[lane * row_stride] * piece.weight[column];
+  }
+  for (int64_t lane = 0; lane < lanes; ++lane) {
+    sum[lane] += total(turn[0][lane], turn[1][lane], turn[2][lane], turn[3][lane]);
+  }
+}
+
+void add_codes(const Piece& piece, const Table& table, int64_t row, int64_t num_rows, double* sum) {
+  const int64_t column_stride = table.column_bytes / 8;
+  for (int64_t lane = 0; lane < num_rows; ++lane) {
+    const double* codes = table.row(row + lane);
     for (int64_t column = 0; column < piece.num_columns; ++column) {
-      sum[lane] += piece.weight[piece.first[column] + static_cast<int64_t>(codes[column * piece.column_stride])];
+      sum[lane] += piece.weight[piece.first[column] + static_cast<int64_t>(codes[column * column_stride])];
     }
   }
 }
@@ -285,15 +354,20 @@ void mlsys_sum_trees(const void* ensemble, const double* x, int64_t num_rows, in
 }
 
 // out: with slope 0 the map's values, [rows]; else probabilities of two classes, [rows, 2].
-void mlsys_linear(const void* pieces, int64_t num_pieces, double bias, int64_t num_rows, double slope, double* out) {
-  const Piece* begin = static_cast<const Piece*>(pieces);
+void mlsys_linear(const void* pieces, const void* tables, int64_t num_pieces, double bias, int64_t num_rows,
+                  double slope, double* out) {
+  const Piece* piece = static_cast<const Piece*>(pieces);
+  const Table* table = static_cast<const Table*>(tables);
   double* sum = slope == 0.0 ? out : out + num_rows;
   std::fill_n(sum, num_rows, bias);
   for (int64_t row = 0; row < num_rows; row += kLanes) {
     const int64_t count = std::min(kLanes, num_rows - row);
-    for (const Piece* piece = begin; piece < begin + num_pieces; ++piece) {
-      const auto add = piece->first ? add_codes : count == kLanes ? add_numbers<true> : add_numbers<false>;
-      add(*piece, row, count, sum + row);
+    for (int64_t place = 0; place < num_pieces; ++place) {
+      const auto add = piece[place].first                  ? add_codes
+                       : table[place].column_bytes == 8 ? add_rows
+                       : count == kLanes                ? add_columns<true>
+                                                        : add_columns<false>;
+      add(piece[place], table[place], row, count, sum + row);
     }
   }
   if (slope != 0.0) logistic(sum, num_rows, slope, out);
