@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from mlsys_nimble.capture import capture
-from mlsys_nimble.operators import BatchNormGradient, BatchNormTraining, Epilogue, Pointwise
+from mlsys_nimble.operators import BatchNormGradient, BatchNormTraining, Concat, Epilogue, Pad, Pointwise
 from mlsys_nimble.passes import optimise
 from mlsys_nimble.program import Program, check_program
 from mlsys_nimble.reference import ReferenceExecutor
@@ -99,3 +99,26 @@ def test_gradients_of_elementwise_operators_are_elementwise(name: str):
     program = optimised(lambda dy, x: (function(dy, x),), torch.randn(64), torch.randn(64))
     (operator,) = program.operators
     assert isinstance(operator.kind, Pointwise)
+
+
+def test_gradients_of_all_parts_are_joined():
+    def backward(*parts: Tensor) -> tuple[Tensor, ...]:
+        sizes = [3, *parts[0].shape]
+        made = [ATEN.select_backward(part, sizes, 0, index) for index, part in zip((2, -2, 0), parts, strict=True)]
+        return (made[0] + made[1] + made[2],)
+
+    program = optimised(backward, *(torch.randn(2, 4) for _ in range(3)))
+    assert Concat(0) in [operator.kind for operator in program.operators]
+    assert not any(isinstance(operator.kind, Pad) for operator in program.operators)
+
+
+def test_gradients_of_some_parts_or_of_parts_that_overlap_are_added():
+    def backward(one: Tensor, other: Tensor) -> tuple[Tensor, ...]:
+        apart = ATEN.slice_backward(one, [2, 9], 1, 0, 4, 1) + ATEN.slice_backward(other, [2, 9], 1, 4, 8, 1)
+        over = ATEN.slice_backward(one, [2, 6], -1, 0, 4, 1) + ATEN.slice_backward(other, [2, 6], -1, -4, 6, 1)
+        whole = ATEN.slice_backward(one, [2, 8], 1, 0, 4, 1) + ATEN.slice_backward(other, [2, 8], 1, 4, 8, 1)
+        return apart, over, whole
+
+    program = optimised(backward, torch.randn(2, 4), torch.randn(2, 4))
+    assert sum(isinstance(operator.kind, Pad) for operator in program.operators) == 4
+    assert sum(isinstance(operator.kind, Concat) for operator in program.operators) == 1

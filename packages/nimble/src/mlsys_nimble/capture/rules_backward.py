@@ -1,4 +1,4 @@
-"""Gradients of elementwise operators: elementwise operators too, so that they fuse with their neighbours."""
+"""Gradients of elementwise operators, elementwise too, and of parts of a tensor: zeros around."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from mlsys_nimble.capture.builder import Builder, Ref
 from mlsys_nimble.capture.rules import rule
-from mlsys_nimble.operators import Pointwise, Step
+from mlsys_nimble.operators import Pad, Pointwise, Step
 from mlsys_nimble.program import ValueType
 
 _FLOATS = ("float32", "float64")  # the half-width ones are computed in single precision by torch
@@ -81,3 +81,24 @@ def _gelu(b: Builder, result: ValueType, dy: Ref, x: Ref, *, approximate: str = 
         Step("add", (-4, -9)),
         Step("mul", (-10, 0)),
     )
+
+
+def _within(b: Builder, result: ValueType, part: Ref, dim: int, start: int) -> Any:
+    after = result.shape[dim] - start - part.shape[dim]
+    amounts = tuple((start, after) if d == dim else (0, 0) for d in range(len(result.shape)))
+    return b.emit(Pad(amounts), [part], result)
+
+
+@rule("aten.select_backward.default")
+def _select(b: Builder, result: ValueType, dy: Ref, sizes: list[int], dim: int, index: int) -> Any:
+    dim %= len(result.shape)
+    part = b.reshape(dy, (*result.shape[:dim], 1, *result.shape[dim + 1 :]))
+    return _within(b, result, part, dim, index % result.shape[dim])
+
+
+@rule("aten.slice_backward.default")
+def _slice(b: Builder, result: ValueType, dy: Ref, sizes: list[int], dim: int, start: int, end: int, step: int) -> Any:
+    dim %= len(result.shape)
+    size = result.shape[dim]
+    start = min(max(start + size if start < 0 else start, 0), size)
+    return _within(b, result, dy, dim, start) if step == 1 else NotImplemented

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mlsys_nimble.operators import Aten, BatchNormGradient, BatchNormTraining, Epilogue, Input, Pointwise, Step
+from mlsys_nimble.operators import (
+    Aten,
+    BatchNormGradient,
+    BatchNormTraining,
+    Concat,
+    Epilogue,
+    Input,
+    Pad,
+    Pointwise,
+    Step,
+)
 from mlsys_nimble.passes import Pass
 from mlsys_nimble.passes.dead_code import remove_dead_code
 from mlsys_nimble.passes.elementwise import fuse_elementwise
@@ -79,12 +89,51 @@ def _epilogue(program: Program, reader: Operator, y: ValueId) -> tuple[Epilogue,
     return (Epilogue("relu" if rest else None, has_residual=True), residual) if len(residual) == 1 else None
 
 
+def join_parts(program: Program) -> Program:
+    """A sum of parts, each with zeros around, becomes a concatenation where the parts make up the whole."""
+    producers, consumers, kept = program.producers(), program.consumers(), program.kept()
+    operators = list(program.operators)
+    for index, operator in enumerate(program.operators):
+        if not isinstance(operator.kind, Pointwise) or not _is_sum(operator.kind, len(operator.inputs)):
+            continue
+        parts: list[tuple[int, int, ValueId]] = []  # where it begins, its size, itself
+        dims: set[int] = set()
+        for value in operator.inputs:
+            source = program.operators[producers[value]] if value in producers else None
+            is_shared = value in kept or len(consumers[value]) > 1
+            if source is None or is_shared or not isinstance(source.kind, Pad) or source.kind.value != 0:
+                break
+            padded = [dim for dim, amounts in enumerate(source.kind.amounts) if amounts != (0, 0)]
+            if len(padded) != 1:
+                break
+            dims.add(padded[0])
+            size = program.values[source.inputs[0]].shape[padded[0]]
+            parts.append((source.kind.amounts[padded[0]][0], size, source.inputs[0]))
+        whole = program.values[operator.outputs[0]]
+        parts.sort()
+        ends = [start + size for start, size, _ in parts]
+        if len(parts) != len(operator.inputs) or len(dims) != 1:
+            continue
+        if [0, *ends] == [*(start for start, _, _ in parts), whole.shape[min(dims)]]:
+            inputs = tuple(value for _, _, value in parts)
+            operators[index] = replace(operator, kind=Concat(min(dims)), inputs=inputs)
+    return replace(program, operators=tuple(operators))
+
+
+def _is_sum(kind: Pointwise, num_inputs: int) -> bool:
+    """Whether the steps add up all inputs, each once."""
+    arguments = [argument for step in kind.steps for argument in step.arguments]
+    wanted = [*range(num_inputs), *range(-1, -len(kind.steps), -1)]
+    return all(step.op == "add" for step in kind.steps) and sorted(arguments) == sorted(wanted)
+
+
 TRAINING_PASSES: tuple[Pass, ...] = (
     remove_dead_code,
     simplify_views,
     share_subexpressions,
     find_batch_norms,
     fuse_elementwise,
+    join_parts,
     fuse_norm_epilogues,
     simplify_views,
     remove_dead_code,
