@@ -22,14 +22,20 @@ def mlsys_register_commands() -> Iterable[CommandSpec]:
 
 @hookimpl
 def mlsys_register_demo_steps() -> Iterable[DemoStepSpec]:
-    """A LightGBM pipeline on real flights, translated."""
+    """A LightGBM pipeline on real flights, translated; and such a pipeline trained further."""
     return [
         DemoStepSpec(
             name="windtunnel",
             help="WindTunnel: a LightGBM pipeline on real flights, as a network",
             run="mlsys_windtunnel.demo:run",
             order=30,
-        )
+        ),
+        DemoStepSpec(
+            name="windtunnel-fine-tune",
+            help="WindTunnel: the pipeline trained further as a whole, AUC before and after",
+            run="mlsys_windtunnel.demo_fine_tune:run",
+            order=31,
+        ),
     ]
 
 

