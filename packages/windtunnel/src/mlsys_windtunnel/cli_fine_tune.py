@@ -112,6 +112,7 @@ def fine_tune(
     head = head_of(module)
     row_loss(loss, head)
     x, y = _split(read_table(data), target, data, module)
+    held_out: tuple[Any, Any] | None
     if evaluate is not None:
         held_out = _split(read_table(evaluate), target, evaluate, module)
     else:

@@ -64,7 +64,7 @@ def is_native(columns: Tensor, trees: SoftTrees) -> bool:
     """Whether the kernel can do it."""
     if columns.device.type != "cpu" or (trees.dropout and trees.training) or torch.compiler.is_compiling():
         return False
-    is_traced = torch.jit.is_tracing() or type(columns) is not Tensor  # type: ignore[no-untyped-call]
+    is_traced = torch.jit.is_tracing() or type(columns) is not Tensor  # type: ignore[attr-defined, no-untyped-call]
     return not is_traced and kernel() is not None
 
 
