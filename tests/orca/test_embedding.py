@@ -124,3 +124,44 @@ def test_the_command_writes_a_line_per_text(directory: Path, encoder: TextEncode
         torch.tensor([line["embedding"] for line in lines]), encoder.embed(["plants need light", "so do we"])
     )
     assert piped.stdout == result.stdout
+
+
+@pytest.mark.parametrize("kind", ["Bert", "Roberta", "DistilBert", "MPNet"])
+def test_a_cross_encoder_scores_pairs_as_transformers_does(directory: Path, tmp_path: Path, kind: str) -> None:
+    import transformers
+
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    if kind == "DistilBert":
+        sizes = {"dim": 16, "hidden_dim": 24, "n_layers": 2, "n_heads": 2}
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=len(WORDS), max_position_embeddings=24, pad_token_id=1, num_labels=1, initializer_range=0.5, **sizes
+    )
+    model = getattr(transformers, f"{kind}ForSequenceClassification")(config).eval()
+    model.save_pretrained(tmp_path)
+    backend = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    encoder = load_encoder(tmp_path, dtype="fp32")
+    query, documents = "so do plants", ["we need light", "plants", "light light do we need so do we"]
+    scores, num_tokens = encoder.score(query, documents, max_batch_tokens=20)
+    pairs = [backend.encode(query, document) for document in documents]
+    assert num_tokens == sum(len(pair.ids) for pair in pairs)
+    for score, pair in zip(scores, pairs, strict=True):
+        types = {"token_type_ids": torch.tensor([pair.type_ids])} if kind == "Bert" else {}
+        with torch.inference_mode():
+            expected = model(torch.tensor([pair.ids]), **types).logits[0, 0].sigmoid()
+        assert score == pytest.approx(float(expected), abs=1e-5)
+    assert len(set(scores.tolist())) == 3
+    long = "light " * 30
+    with pytest.raises(InvalidInputError, match="have it truncated"):
+        encoder.score(query, [long])
+    assert encoder.score(query, [long], truncate=True)[1] == encoder.max_tokens
+
+
+def test_an_encoder_without_such_a_head_scores_no_pairs(encoder: TextEncoder) -> None:
+    with pytest.raises(InvalidInputError, match="no cross-encoder"):
+        encoder.score("so", ["do"])

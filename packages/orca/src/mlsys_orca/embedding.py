@@ -11,9 +11,10 @@ does not depend on the texts beside it, but for rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from mlsys_core.errors import InvalidInputError
@@ -141,14 +142,69 @@ class TextEncoder:
                 f"{self.config.vocab_size} tokens"
             )
 
+    @property
+    def scores_pairs(self) -> bool:
+        """Whether it is a cross-encoder: it scores pairs of texts, and its vectors mean nothing."""
+        return self.config.scores_pairs
+
+    def score(
+        self,
+        first: str,
+        others: Sequence[str],
+        *,
+        truncate: bool = False,
+        max_batch_tokens: int = DEFAULT_BATCH_TOKENS,
+    ) -> tuple[Tensor, int]:
+        """How well ``first`` fits each of ``others``, by the head of a cross-encoder (Nogueira and Cho, 2019).
+
+        Args:
+            first: A query.
+            others: Documents.
+            truncate: Whether a document loses its end where the pair is too long.
+            max_batch_tokens: As :meth:`embed`'s.
+
+        Returns:
+            fp32 [len(others)] from 0 to 1, the sigmoid of the head's logit; and the tokens of all pairs.
+
+        Raises:
+            InvalidInputError: a pair is too long, or the encoder has no such head.
+        """
+        if not self.scores_pairs:
+            raise InvalidInputError(f"{self.name} is no cross-encoder: compare its vectors")
+        limit = self.max_tokens if truncate else None
+        pairs = [self._tokenizer.encode_pair(first, other, max_tokens=limit) for other in others]
+        for token_ids, _ in pairs:
+            self._check(token_ids)
+        scores = torch.empty(len(pairs))
+        for batch in pack([len(token_ids) for token_ids, _ in pairs], max_batch_tokens):
+            scores[batch.start : batch.stop] = self._run_pairs(pairs[batch.start : batch.stop])
+        return scores, sum(len(token_ids) for token_ids, _ in pairs)
+
     @torch.inference_mode()
-    def _run(self, texts: Sequence[Sequence[int]]) -> Tensor:
+    def _run_pairs(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Tensor:
+        head = self._encoder.head
+        assert head is not None
+        # The position table has the rows of tokens of the second type below those of the first.
+        second = self.config.num_position_rows if self.config.has_second_type else 0
+        states, starts, _ = self._states(
+            [token_ids for token_ids, _ in pairs],
+            torch.cat([torch.arange(len(types)) + second * torch.tensor(types) for _, types in pairs]),
+        )
+        scores: Tensor = head(states[starts.to(states.device)]).sigmoid().cpu()
+        return scores
+
+    def _states(self, texts: Sequence[Sequence[int]], positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The states of all tokens, where the texts start, and how long they are."""
         lengths = torch.tensor([len(text) for text in texts])
         token_ids = torch.tensor([token_id for text in texts for token_id in text])
-        positions = torch.cat([torch.arange(len(text)) for text in texts])
         device = self._encoder.embedding.table.device
-        states = self._encoder(token_ids.to(device), positions.to(device), spans_of(lengths.tolist())).float().cpu()
-        starts = lengths.cumsum(0) - lengths
+        states = self._encoder(token_ids.to(device), positions.to(device), spans_of(lengths.tolist())).float()
+        return states, lengths.cumsum(0) - lengths, lengths
+
+    @torch.inference_mode()
+    def _run(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        states, starts, lengths = self._states(texts, torch.cat([torch.arange(len(text)) for text in texts]))
+        states = states.cpu()
         if self.pooling.mode == "cls":
             vectors = states[starts]
         else:
@@ -199,7 +255,7 @@ def load_encoder(
     files = where / steps.encoder
     raw = read_json(files / "config.json")
     family = encoder_family(str(raw.get("model_type")))
-    config = family.from_huggingface(raw)
+    config = replace(family.from_huggingface(raw), scores_pairs=_scores_pairs(raw))
     target = usable_device(device)
     return TextEncoder(
         where.name,
@@ -214,3 +270,9 @@ def load_encoder(
         tokenizer=read_tokenizer(files, read_json(files / "tokenizer_config.json", optional=True)),
         pooling=steps,
     )
+
+
+def _scores_pairs(raw: Mapping[str, Any]) -> bool:
+    """Whether ``config.json`` is that of a classifier with one number for an answer."""
+    is_classifier = any(str(name).endswith("ForSequenceClassification") for name in raw.get("architectures") or ())
+    return is_classifier and len(raw.get("id2label") or range(raw.get("num_labels", 2))) == 1

@@ -113,6 +113,30 @@ class Tokenizer:
         except (UnicodeError, TypeError) as error:
             raise InvalidInputError(f"the text cannot be encoded: {error}; send valid Unicode") from error
 
+    def encode_pair(self, first: str, second: str, *, max_tokens: int | None = None) -> tuple[list[int], list[int]]:
+        """Two texts with the model's marks around and between them.
+
+        Args:
+            first: Any text.
+            second: Any text; what is too long in all loses the end of this one.
+            max_tokens: Of both and the marks.
+
+        Returns:
+            Token ids, and each token's type: 0 in the first text, 1 in the second where the model tells them apart.
+
+        Raises:
+            InvalidInputError: a text is no valid Unicode.
+        """
+        try:
+            before, after = (self._plain.encode(text, add_special_tokens=False) for text in (first, second))
+        except (UnicodeError, TypeError) as error:
+            raise InvalidInputError(f"the text cannot be encoded: {error}; send valid Unicode") from error
+        if max_tokens is not None:
+            num_marks = self._plain.num_special_tokens_to_add(is_pair=True)
+            after.truncate(max(0, max_tokens - len(before) - num_marks))
+        whole = self._plain.post_process(before, after, add_special_tokens=True)
+        return whole.ids, whole.type_ids
+
     def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of ``token_ids``; bytes that make no character become U+FFFD.
 

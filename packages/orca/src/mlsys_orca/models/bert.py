@@ -13,8 +13,10 @@ from mlsys_orca.models.encoder_family import EncoderConfig, EncoderFamily
 from mlsys_orca.models.huggingface_config import refuse_common, require
 
 
-def _stems(prefix: str) -> dict[str, str]:
+def _stems(prefix: str, *, pool: str, score: str) -> dict[str, str]:
     return {
+        "pool": pool,
+        "score": score,
         "embedding": f"{prefix}.embeddings.word_embeddings",
         "positions": f"{prefix}.embeddings.position_embeddings",
         "types": f"{prefix}.embeddings.token_type_embeddings",
@@ -56,11 +58,11 @@ def _from_huggingface(raw: Mapping[str, Any]) -> EncoderConfig:
 
 FAMILY = EncoderFamily(
     from_huggingface=_from_huggingface,
-    stems=_stems("bert"),
+    stems=_stems("bert", pool="bert.pooler.dense", score="classifier"),
     ignorable_prefixes=("bert.pooler.", "pooler.", "cls.", "classifier."),
 )
 ROBERTA = EncoderFamily(
     from_huggingface=_from_huggingface,
-    stems=_stems("roberta"),
+    stems=_stems("roberta", pool="classifier.dense", score="classifier.out_proj"),
     ignorable_prefixes=("roberta.pooler.", "pooler.", "lm_head.", "classifier."),
 )

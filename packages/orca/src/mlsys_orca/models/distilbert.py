@@ -21,6 +21,8 @@ _STEMS = {
     "up": "distilbert.transformer.layer.{}.ffn.lin1",
     "down": "distilbert.transformer.layer.{}.ffn.lin2",
     "mlp_norm": "distilbert.transformer.layer.{}.output_layer_norm",
+    "pool": "pre_classifier",
+    "score": "classifier",
 }
 
 
@@ -44,4 +46,5 @@ FAMILY = EncoderFamily(
     from_huggingface=_from_huggingface,
     stems=_STEMS,
     ignorable_prefixes=("vocab_transform.", "vocab_layer_norm.", "vocab_projector.", "pre_classifier.", "classifier."),
+    head_activation="relu",
 )

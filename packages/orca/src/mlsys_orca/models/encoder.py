@@ -96,6 +96,29 @@ class EncoderLayer(nn.Module):
         return out
 
 
+class PairHead(nn.Module):
+    """A first token's state to the logit of how well the two texts behind it fit.
+
+    Args:
+        pool: hidden_size -> hidden_size.
+        score: hidden_size -> 1.
+        activation: Between them: a name of torch's.
+        dtype: Of what enters the products.
+    """
+
+    def __init__(self, pool: nn.Module, score: nn.Module, *, activation: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.pool = pool
+        self.score = score
+        self.activation = getattr(torch, activation)
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` [num_texts, hidden_size] -> fp32 [num_texts]."""
+        out: Tensor = self.score(self.activation(self.pool(x.to(self.dtype)))).float().squeeze(-1)
+        return out
+
+
 class Encoder(nn.Module):
     """Embedding, layers, and a norm at either end.
 
@@ -104,6 +127,7 @@ class Encoder(nn.Module):
         layers: Each (states, spans) -> states.
         first_norm: Of what is embedded; None: it enters the first layer as it is.
         last_norm: Of what leaves the last layer; None: that is the result.
+        head: For whoever scores pairs; no part of the forward.
     """
 
     def __init__(
@@ -113,8 +137,10 @@ class Encoder(nn.Module):
         layers: Iterable[EncoderLayer],
         first_norm: nn.Module | None = None,
         last_norm: nn.Module | None = None,
+        head: PairHead | None = None,
     ) -> None:
         super().__init__()
+        self.head = head
         self.embedding = embedding
         self.first_norm = first_norm or nn.Identity()
         self.layers = nn.ModuleList(layers)

@@ -18,7 +18,7 @@ from mlsys_orca.loading.weights import WeightReader
 from mlsys_orca.models.attention import AttentionOptions
 from mlsys_orca.models.blocks import MLP
 from mlsys_orca.models.config import RelativePositions
-from mlsys_orca.models.encoder import Encoder, EncoderLayer, RowAttention
+from mlsys_orca.models.encoder import Encoder, EncoderLayer, PairHead, RowAttention
 from mlsys_orca.models.layers import Embedding
 from mlsys_orca.models.operator_reader import OperatorReader
 from mlsys_orca.models.relative_positions import bias_by_distance
@@ -40,6 +40,17 @@ class EncoderConfig:
     norm_eps: float  # added to the variance
     activation: str = "gelu"  # of the MLP; a name of layers.ACTIVATIONS
     relative_positions: RelativePositions | None = None  # beside the learned ones, one table for all layers
+    scores_pairs: bool = False  # a head gives a pair of texts one number: a cross-encoder
+
+    @property
+    def num_position_rows(self) -> int:
+        """Rows of the position table for one type of token."""
+        return self.max_positions + self.position_offset
+
+    @property
+    def has_second_type(self) -> bool:
+        """Whether the second text of a pair has tokens of a type of its own."""
+        return self.scores_pairs and self.architecture == "bert" and self.num_token_types > 1  # RoBERTa has a table too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +60,7 @@ class EncoderFamily:
     from_huggingface: Callable[[Mapping[str, Any]], EncoderConfig]  # of a config.json
     stems: Mapping[str, str]  # for OperatorReader
     ignorable_prefixes: tuple[str, ...]  # of tensors behind the encoder: heads that other tasks put on it
+    head_activation: str = "tanh"  # between the two products of a head that scores pairs, "pool" and "score"
 
     def load(
         self,
@@ -74,29 +86,40 @@ class EncoderFamily:
         reader = WeightReader(checkpoint, progress=progress)
         with torch.inference_mode():
             read = OperatorReader(reader, self.stems, dtype=dtype, device=device, eps=config.norm_eps)
-            encoder = _build(config, read)
+            encoder = _build(config, read, self.head_activation)
         reader.finish(lambda name: name.startswith(self.ignorable_prefixes) or name.endswith(".position_ids"))
         return encoder
 
 
-def _build(config: EncoderConfig, read: OperatorReader) -> Encoder:
+def _build(config: EncoderConfig, read: OperatorReader, head_activation: str) -> Encoder:
     table = read.tensor("embedding", (config.vocab_size, config.hidden_size))
     options = AttentionOptions(is_causal=False, bias=_bias(config, read))
     return Encoder(
         embedding=Embedding(table, positions=_positions(config, read), offset=config.position_offset),
         first_norm=read.layer_norm("norm", config.hidden_size, dtype=torch.float32),
         layers=(_layer(config, read, options, index) for index in range(config.num_layers)),
+        head=_head(config, read, head_activation) if config.scores_pairs else None,
     )
 
 
 def _positions(config: EncoderConfig, read: OperatorReader) -> Tensor:
-    """The position table, with what a token's type adds, since that is the same for all tokens of a text alone."""
+    """The position table with what a token's type adds: rows of type 0, and for pairs those of type 1 below them."""
     hidden = config.hidden_size
-    rows = config.max_positions + config.position_offset
-    positions = read.tensor("positions", (rows, hidden), dtype=torch.float32)
-    if config.num_token_types:
-        positions += read.tensor("types", (config.num_token_types, hidden), dtype=torch.float32)[0]
-    return positions
+    positions = read.tensor("positions", (config.num_position_rows, hidden), dtype=torch.float32)
+    if not config.num_token_types:
+        return positions
+    types = read.tensor("types", (config.num_token_types, hidden), dtype=torch.float32)
+    return torch.cat([positions + row for row in types[: 2 if config.has_second_type else 1]])
+
+
+def _head(config: EncoderConfig, read: OperatorReader, activation: str) -> PairHead:
+    hidden = config.hidden_size
+    return PairHead(
+        read.linear({"pool": hidden}, hidden, bias=True),
+        read.linear({"score": 1}, hidden, bias=True),
+        activation=activation,
+        dtype=read.dtype,
+    )
 
 
 def _bias(config: EncoderConfig, read: OperatorReader) -> Tensor | None:

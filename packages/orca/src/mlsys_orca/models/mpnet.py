@@ -23,6 +23,8 @@ _STEMS = {
     "up": "mpnet.encoder.layer.{}.intermediate.dense",
     "down": "mpnet.encoder.layer.{}.output.dense",
     "mlp_norm": "mpnet.encoder.layer.{}.output.LayerNorm",
+    "pool": "classifier.dense",
+    "score": "classifier.out_proj",
 }
 _MAX_DISTANCE = 128  # no configuration states another
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import uuid
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
 from mlsys_core.errors import InvalidInputError
@@ -90,7 +91,7 @@ class RerankResult(BaseModel):
     """One document's place."""
 
     index: int  # among the request's documents
-    relevance_score: float  # the cosine between query and document
+    relevance_score: float  # a cross-encoder's, from 0 to 1; else the cosine between query and document
     document: RerankDocument | None = None
 
 
@@ -107,29 +108,28 @@ def add_routes(router: Router, service: ModelService) -> None:
     """``/v1/embeddings`` and ``/v1/rerank``."""
     lock = asyncio.Lock()  # an encoder has one caller at a time
 
-    async def embed(
-        model: str, texts: list[str | list[int]], *, truncate: bool
-    ) -> tuple[TextEncoder, Tensor, EncoderUsage]:
+    def encoder_of(model: str) -> TextEncoder:
         encoder = service.encoder
         if encoder is None or model != encoder.name:
             if model in service.names:
                 raise InvalidInputError(f"{model!r} generates text; vectors come from an encoder: serve --encoder NAME")
             raise unknown_model(model, [] if encoder is None else [encoder.name])
+        return encoder
 
-        def run() -> tuple[Tensor, int]:
-            ids = [encoder.tokenize(text, truncate=truncate) if isinstance(text, str) else text for text in texts]
-            return encoder.embed(ids), sum(map(len, ids))
-
+    async def run(work: Callable[[], tuple[Tensor, int]]) -> tuple[Tensor, EncoderUsage]:
         async with lock:
-            vectors, num_tokens = await asyncio.to_thread(run)
-        return encoder, vectors, EncoderUsage(prompt_tokens=num_tokens, total_tokens=num_tokens)
+            result, num_tokens = await asyncio.to_thread(work)
+        return result, EncoderUsage(prompt_tokens=num_tokens, total_tokens=num_tokens)
 
     @router.post("/v1/embeddings")
     async def embeddings(body: EmbeddingRequest) -> EmbeddingList:
         """The vectors of texts."""
-        encoder, vectors, usage = await embed(body.model, body.texts, truncate=body.truncate)
+        encoder = encoder_of(body.model)
+        if encoder.scores_pairs:
+            raise InvalidInputError(f"{body.model!r} is a cross-encoder, which has no vectors: use /v1/rerank")
         if body.dimensions not in (None, encoder.dimension):
             raise InvalidInputError(f"dimensions is {body.dimensions}; this model's vectors have {encoder.dimension}")
+        vectors, usage = await run(lambda: _vectors(encoder, body.texts, truncate=body.truncate))
         data = [
             Embedding(
                 index=index,
@@ -143,9 +143,11 @@ def add_routes(router: Router, service: ModelService) -> None:
 
     @router.post("/v1/rerank")
     async def rerank(body: RerankRequest) -> RerankAnswer:
-        """Documents by how near they are to a query: the cosine of their vectors."""
-        _, vectors, usage = await embed(body.model, [body.query, *body.documents], truncate=body.truncate)
-        scores = functional.cosine_similarity(vectors[:1], vectors[1:]).tolist()
+        """Documents by how well they fit a query: what a cross-encoder says, or the cosine of an encoder's vectors."""
+        encoder = encoder_of(body.model)
+        score = _scores if encoder.scores_pairs else _cosines
+        found, usage = await run(lambda: score(encoder, body.query, body.documents, truncate=body.truncate))
+        scores = found.tolist()
         order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
         results = [
             RerankResult(
@@ -156,3 +158,17 @@ def add_routes(router: Router, service: ModelService) -> None:
             for index in order
         ]
         return RerankAnswer(id=f"rerank-{uuid.uuid4().hex}", model=body.model, results=results, usage=usage)
+
+
+def _vectors(encoder: TextEncoder, texts: Sequence[str | list[int]], *, truncate: bool) -> tuple[Tensor, int]:
+    ids = [encoder.tokenize(text, truncate=truncate) if isinstance(text, str) else text for text in texts]
+    return encoder.embed(ids), sum(map(len, ids))
+
+
+def _cosines(encoder: TextEncoder, query: str, documents: Sequence[str], *, truncate: bool) -> tuple[Tensor, int]:
+    vectors, num_tokens = _vectors(encoder, [query, *documents], truncate=truncate)
+    return functional.cosine_similarity(vectors[:1], vectors[1:]), num_tokens
+
+
+def _scores(encoder: TextEncoder, query: str, documents: Sequence[str], *, truncate: bool) -> tuple[Tensor, int]:
+    return encoder.score(query, documents, truncate=truncate)
