@@ -14,10 +14,9 @@ from mlsys_core.models import find_entry
 def test_names_cells_and_runs_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     command = ["windtunnel", "bench", "5.4", "--data", "adult", "--only", "source", "--dry-run", "-o", str(tmp_path)]
     assert run(command) == 0
+    # the other seeds follow when the first has chosen between candidates
     assert capsys.readouterr().out.split() == [
-        "adult/pre2/pipe2/source/1/candidate0/seed0",
-        "adult/pre3/pipe2/source/1/candidate0/seed0",
-        *(f"adult/{pre}/pipe2/source/1/candidate0/seed{seed}" for seed in range(1, 5) for pre in ("pre2", "pre3")),
+        f"adult/{pre}/pipe2/source/1/candidate0/seed0" for pre in ("pre2", "pre3")
     ]
 
 

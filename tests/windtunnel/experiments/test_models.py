@@ -92,7 +92,7 @@ def test_outside_models_learn(task: Task, name: str):
     if model.package is not None and importlib.util.find_spec(model.package) is None:
         pytest.skip(f"{model.package} is not installed")
     options = SMALL.get(name, {"lr": 1e-2})
-    valid, test = model.fit(code_task(task), options, Budget(epochs=12, num_threads=1, seed=0))
+    valid, test = model.fit(code_task(task), options, Budget(epochs=60, num_threads=1, seed=0))
     assert len(valid) == len(test) == 400
     assert ((test >= 0) & (test <= 1)).all()
     assert roc_auc_score(task.test.target, test) > 0.9

@@ -120,7 +120,7 @@ def _flights(path: Path) -> _Table:
     month = table.date.dt.month.to_numpy()
     frame = pd.DataFrame(
         {
-            "weekday": table.date.dt.dayofweek,
+            "weekday": table.date.dt.day_of_week,
             "day": table.date.dt.day,
             "minute": table.date.dt.hour * 60 + table.date.dt.minute,
             "distance": table.distance,
@@ -142,7 +142,7 @@ def _new_york(path: Path) -> _Table:
     frame = pd.DataFrame(
         {
             "day": table.day,
-            "weekday": pd.to_datetime(table[["year", "month", "day"]]).dt.dayofweek,
+            "weekday": pd.to_datetime(table[["year", "month", "day"]]).dt.day_of_week,
             "departs": departs,
             "arrives": arrives,
             "takes": (arrives - departs) % (24 * 60),

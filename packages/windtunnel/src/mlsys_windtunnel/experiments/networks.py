@@ -137,7 +137,8 @@ class TabM(nn.Module):
     def forward(self, numbers: Tensor, codes: Tensor) -> Tensor:
         """See the class."""
         x = self.columns(numbers, codes).unsqueeze(1).expand(-1, self.members, -1)
-        return (self.layers(x) * self.head).sum(2) + self.bias
+        scores: Tensor = (self.layers(x) * self.head).sum(2) + self.bias
+        return scores
 
 
 def tensors(part: Coded) -> tuple[Tensor, Tensor]:

@@ -125,7 +125,7 @@ def train(
     best, state = -np.inf, copy.deepcopy(model.state_dict())
     for _ in range(budget.epochs):
         model.train()
-        for rows in torch.randperm(len(codes), generator=generator).split(BATCH_ROWS):
+        for rows in torch.split(torch.randperm(len(codes), generator=generator), BATCH_ROWS):
             optimizer.zero_grad()
             torch.autograd.backward(loss(rows, (numbers[rows], codes[rows])))
             optimizer.step()
