@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--chunk", type=int, default=512, help="rows that go through the network at once")
+    parser.add_argument("--chunk", type=int, default=1024, help="rows that go through the network at once")
     parser.add_argument("--gate", choices=["softmax", "tanh"], default="softmax")
     parser.add_argument("--torch", action="store_true", help="time torch's form of the trees as well as the kernel")
     parser.add_argument("--profile", action="store_true", help="print the operators that take the time")

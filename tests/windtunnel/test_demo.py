@@ -155,6 +155,6 @@ def test_the_step_is_registered():
     from mlsys_core.lazy import resolve
     from mlsys_windtunnel import _plugin
 
-    (spec,) = _plugin.mlsys_register_demo_steps()
+    spec, _ = _plugin.mlsys_register_demo_steps()
     assert (spec.name, spec.order) == ("windtunnel", 30)
     assert resolve(spec.run) is demo.run

@@ -30,7 +30,7 @@ EXPECTED = {"check_sample_weight_equivalence_on_dense_data": "training is stocha
 @parametrize_with_checks(
     [
         WindTunnelClassifier(HistGradientBoostingClassifier(max_iter=2), **SMALL),
-        WindTunnelRegressor(HistGradientBoostingRegressor(max_iter=2), **SMALL),
+        WindTunnelRegressor(HistGradientBoostingRegressor(max_iter=5), **SMALL),
     ],
     expected_failed_checks=lambda estimator: EXPECTED,
 )

@@ -15,6 +15,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel import fine_tune, translate
 from mlsys_windtunnel.artifact import load, save
 from mlsys_windtunnel.estimators import FactorizationMachineClassifier, MatrixFactorizationRegressor
+from mlsys_windtunnel.export.pt2 import export_pt2, load_pt2
 from mlsys_windtunnel.finetune.train import Trainer
 from mlsys_windtunnel.soft.residual import Tunable
 from sklearn.ensemble import RandomForestClassifier
@@ -98,6 +99,13 @@ def test_a_trained_module_is_saved_loaded_and_trained_further(tmp_path: Path) ->
     second = tuned(loaded, epochs=3, lr=0.01)
     assert second.history[0]["valid_score"] == pytest.approx(first.best_score)
     assert Tunable.of(second.module).exact is not None
+
+
+def test_a_trained_module_is_exported(tmp_path: Path) -> None:
+    module = tuned(level="L4", eval_set=None).module
+    export_pt2(module, tmp_path / "tuned.pt2", methods=["predict_proba"])
+    exported = load_pt2(tmp_path / "tuned.pt2")
+    np.testing.assert_allclose(exported.predict_proba(X), module.predict_proba(X), atol=1e-5)
 
 
 @pytest.mark.parametrize("changes", [{}, {"ema": 0.9, "dropout": 0.2, "final_sharpness": 3.0, "level": "L4"}])

@@ -33,7 +33,7 @@ class TrainingOptions:
         weight_decay: Of AdamW.
         embedding_rate: See ``lr``.
         chunk_rows: Rows that go through the network at once; a batch's gradients are their sum. Smaller chunks stay in
-            caches. None: 512.
+            caches. None: 1,024.
         random_state: Seed of shuffling, dropout and the random start.
         n_threads: Of each process; None leaves torch's.
         n_processes: Data-parallel processes on this machine.

@@ -111,7 +111,7 @@ def encode_rows(
     target = encode_target(head, y)
     if len(target) != len(packed):
         raise InvalidInputError(f"there are {len(packed)} rows in X and {len(target)} in y")
-    weights = np.ones(len(packed)) if weight is None else np.asarray(weight, np.float64).reshape(-1)
+    weights = np.ones(len(packed)) if weight is None else np.array(weight, np.float64).reshape(-1)
     if len(weights) != len(packed) or not np.isfinite(weights).all() or (weights < 0).any() or not weights.any():
         raise InvalidInputError(f"sample_weight must hold {len(packed)} finite numbers, 0 or more, not all 0")
     if classes:

@@ -25,7 +25,7 @@ from mlsys_windtunnel.finetune.steps import Optimizer
 from mlsys_windtunnel.soft.residual import Tunable
 from mlsys_windtunnel.soft.trees import SoftTrees
 
-CHUNK_ROWS = 512
+CHUNK_ROWS = 1024
 SAMPLE_ROWS = 20_000
 
 OnEpoch = Callable[[dict[str, float]], None]
