@@ -124,7 +124,7 @@ class Trees(OperatorModule):
 
     def leaf_weights(self, x: Tensor) -> Tensor:
         """1 for each leaf that a row reaches, 0 for others: ``[rows, leaves]``."""
-        return x.new_zeros(len(x), len(self.leaf_value)).scatter(1, self.leaves(x), 1.0)
+        return x.new_zeros(x.shape[0], len(self.leaf_value)).scatter(1, self.leaves(x), 1.0)
 
     def tree_values(self, x: Tensor) -> Tensor:
         """What each tree answers, ``[rows, trees, outputs]``."""
