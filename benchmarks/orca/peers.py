@@ -200,7 +200,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peers", type=Path, default=ROOT / ".peers", help="folder of the peers' environments")
     parser.add_argument("--output", type=Path, default=ROOT / "report" / "orca-peers", help="folder to write to")
     options = parser.parse_args()
-    options.tuning_requests = 12 if options.quick else 32
+    options.tuning_requests = 12 if options.quick else 64
     options.requests = options.requests or (24 if options.quick else 96 if options.mode == "offline" else 200)
     options.repetitions = options.repetitions or (1 if options.quick else 3)
     return options

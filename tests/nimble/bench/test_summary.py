@@ -37,8 +37,9 @@ def test_the_report_has_every_contestant_and_every_reason():
     section = report({"darts": RACE, "mlp": {**RACE, "Nimble": timed(8)}}, num_threads=2)
     table, everybody = (item for item in section.body if isinstance(item, Table))
     assert table.rows[0] == ["darts", "8", "OpenVINO", "2.5", "2", "1.50x", "4.00x"]
-    assert everybody.columns == ["median ms", "darts", "mlp"]
-    assert [row[1] for row in everybody.rows] == ["8", "does not run", "4", "3", "2.5", "2"]
+    assert everybody.columns[0] == "median ms"
+    assert everybody.columns[1:] == list(RACE)
+    assert everybody.rows[0] == ["darts", "8", "does not run", "4", "3", "2.5", "2"]
     text = " ".join(item for item in section.body if isinstance(item, str))
     assert "torch.compile: does not run (RuntimeError: no compiler) on darts, mlp" in text
     assert "2.00x eager's" in text  # of 4 and 1

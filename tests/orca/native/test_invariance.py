@@ -97,6 +97,17 @@ def test_a_request_gets_the_same_bits_under_any_policy_and_in_any_batch(make_ggu
             assert torch.equal(row, alone[key]), key
 
 
+def test_an_iteration_of_many_rows_is_cut_without_a_trace(make_gguf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model(make_gguf(), dtype="fp32", weights="float", backend="native").model
+    assert isinstance(model, NativeDecoder)
+    whole = serve(model, "orca", some_requests(), num_blocks=30).heard
+    monkeypatch.setattr("mlsys_orca.native.decoder._MOST_ROWS", 7)
+    cut = serve(model, "orca", some_requests(), num_blocks=30).heard
+    assert cut.keys() == whole.keys()
+    for key, rows in cut.items():
+        assert all(map(torch.equal, rows, whole[key])), key
+
+
 def test_an_engine_that_must_be_invariant_refuses_a_model_that_is_not(make_gguf: Any) -> None:
     config = EngineConfig(batch_invariant=True, max_batch_size=1)
     assert Engine(load_model(make_gguf()), config, available_nbytes=2**30).is_batch_invariant

@@ -67,11 +67,11 @@ def _table(outcomes: Outcomes) -> Table:
 
 
 def _everybody(outcomes: Outcomes) -> Table:
+    names = list(dict.fromkeys(name for race in outcomes.values() for name in race))
     rows = [
-        [name, *(_milliseconds(race[name]) if name in race else "-" for race in outcomes.values())]
-        for name in dict.fromkeys(name for race in outcomes.values() for name in race)
+        [net, *(_milliseconds(race[name]) if name in race else "-" for name in names)] for net, race in outcomes.items()
     ]
-    return Table(["median ms", *outcomes], rows)
+    return Table(["median ms", *names], rows)
 
 
 def _milliseconds(outcome: Outcome) -> str:

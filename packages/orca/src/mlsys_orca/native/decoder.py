@@ -29,6 +29,7 @@ from mlsys_orca.native.packing import PackedLinear, pack
 from mlsys_orca.native.plan import Attend, Normalise, Operator, Product
 
 _log = logging.getLogger(__name__)
+_MOST_ROWS = 512  # that go through all layers at once: what lies between two operators stays in the caches
 _SPINS = 2000  # pauses before a waiting thread sleeps: some 20 microseconds, an operator of a small batch
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -140,17 +141,43 @@ class NativeDecoder:
             tables.extend(request.block_table)
         states = self.embedding(inputs.token_ids, inputs.positions).contiguous()
         turned = [rotary(inputs.positions) for rotary in self._rotaries] or [(None, None)]
-        factors = [(c_void_p * len(turned))(*map(address, each)) for each in zip(*turned, strict=True)]
         logits = torch.empty(len(inputs.wanted), self.config.vocab_size)
         arrays = [np.array(values, dtype=np.int32) for values in (spans, tables, inputs.wanted)]
+        for first, stop in _even_parts(inputs.batch.num_tokens):
+            self._run_rows(first, stop, arrays, states, turned, logits, kv_cache)
+        cap = self.config.logit_softcap
+        return logits if cap is None else (logits / cap).tanh_().mul_(cap)
+
+    def _run_rows(
+        self,
+        first: int,
+        stop: int,
+        arrays: Sequence[NDArray[np.int32]],
+        states: Tensor,
+        turned: Sequence[tuple[Tensor | None, Tensor | None]],
+        logits: Tensor,
+        kv_cache: NativeKVCache,
+    ) -> None:
+        """Rows ``first`` to ``stop`` of the iteration through all layers; those before them have been run.
+
+        ``arrays`` are of the iteration: spans [n, 4], block tables one after another, the sampled rows, ascending.
+        """
+        spans, tables, wanted = arrays
+        own = spans[(spans[:, 0] < stop) & (spans[:, 1] > first)]
+        own[:, 2] -= np.maximum(own[:, 1] - stop, 0)  # the context that the last of these rows sees
+        own[:, :2] = own[:, :2].clip(first, stop) - first
+        begin, end = np.searchsorted(wanted, [first, stop]).tolist()
+        sampled = wanted[begin:end] - first
+        parts = [[None if part is None else part[first:stop] for part in pair] for pair in turned]
+        factors = [(c_void_p * len(parts))(*map(address, each)) for each in zip(*parts, strict=True)]
         batch = library.Batch(
-            inputs.batch.num_tokens,
-            len(spans),
-            len(inputs.wanted),
-            *(array.ctypes.data for array in arrays),
+            stop - first,
+            len(own),
+            len(sampled),
+            *(array.ctypes.data for array in (own, tables, sampled)),
             *(ctypes.addressof(factor) for factor in factors),
-            states.data_ptr(),
-            logits.data_ptr(),
+            states[first:stop].data_ptr(),
+            logits[begin:end].data_ptr(),
             kv_cache.keys.data_ptr(),
             kv_cache.values.data_ptr(),
             kv_cache.num_blocks,
@@ -158,8 +185,6 @@ class NativeDecoder:
             None if self.seconds is None else self.seconds.ctypes.data,
         )
         self._native.orca_run(self._program, byref(batch))
-        cap = self.config.logit_softcap
-        return logits if cap is None else (logits / cap).tanh_().mul_(cap)
 
     def _new_program(self, num_threads: int) -> _Program:
         widths = list(self.plan.widths.values())
@@ -264,3 +289,9 @@ def new_kv_cache(model: DecoderModel, *, num_blocks: int, block_size: int = PANE
             raise InvalidInputError(f"a native model's K/V blocks hold {PANEL} tokens, not {block_size}")
         return NativeKVCache(model.config, num_blocks=num_blocks, dtype=model.dtype)
     return KVCache(model.config, num_blocks=num_blocks, block_size=block_size, dtype=model.dtype, device=model.device)
+
+
+def _even_parts(num_rows: int) -> list[tuple[int, int]]:
+    """Ranges of at most :data:`_MOST_ROWS` rows, as even as can be."""
+    parts = max(1, -(-num_rows // _MOST_ROWS))
+    return [(num_rows * part // parts, num_rows * (part + 1) // parts) for part in range(parts)]
