@@ -265,3 +265,22 @@ def test_activations_select_and_join():
     joined = packed.select([2, 0]).join([packed.select([1])])
     assert joined.lengths == (2, 1, 3)
     assert joined.tokens[:, 0].tolist() == [4, 5, 0, 1, 2, 3]
+
+
+class Missing(nn.Module):
+    """Takes the mean where a number is missing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(x.isnan(), torch.tensor(0.5), x).cumsum(1) * 2.0
+
+
+@pytest.mark.parametrize("num_cuts", [0, 1])
+def test_a_model_that_takes_nan_for_missing_may_be_asked_so(num_cuts: int):
+    program = program_of(Missing().eval(), (torch.randn(1, 3),))
+    model = SlicedModel(program, program.allowed_cuts[:num_cuts])
+    assert model.takes_missing
+    assert model.check((torch.tensor([0.0, torch.nan, 1.0]),)) == 1
+    with pytest.raises(InvalidInputError, match="infinity"):
+        model.check((torch.tensor([0.0, torch.inf, 1.0]),))
+    linear = program_of(nn.Linear(3, 2).eval(), (torch.randn(1, 3),))
+    assert not SlicedModel(linear, []).takes_missing

@@ -134,8 +134,11 @@ class ServedModel:
             inputs = (ids, mask, text) if self._tokenizer is not None else (ids, mask)
             outputs = (TensorSpec("embedding", DataType.FP32, (-1, self._model.config.hidden_size)),)
         else:
+            is_finite = not self._model.takes_missing
             inputs = tuple(
-                TensorSpec(name, _type(value), (-1, *value.shape[1:]), finite_only=value.is_floating_point())
+                TensorSpec(
+                    name, _type(value), (-1, *value.shape[1:]), finite_only=is_finite and value.is_floating_point()
+                )
                 for name, value in zip(self._model.input_names, self._model.program.example, strict=True)
             )
             outputs = tuple(

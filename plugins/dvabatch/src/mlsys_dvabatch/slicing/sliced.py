@@ -30,6 +30,9 @@ class SlicedModel:
         compile_stage: a compiler of the registry, given each stage and example inputs; None runs them as they are.
         tolerance: by how much the stages may differ from the whole; compilers reorder sums.
 
+    Attributes:
+        takes_missing: whether requests may hold NaN: the model, tried with nothing else, answers finite numbers.
+
     Raises:
         InvalidInputError: a cut is not allowed, or the stages do not give what the whole model gives.
     """
@@ -59,6 +62,7 @@ class SlicedModel:
         if compile_stage is not None:
             self._compile(compile_stage)
         self._check_equal(tolerance)
+        self.takes_missing = self._answers_missing()
 
     def collate(self, requests: Sequence[ServeRequest[Any]], padded_length: int) -> Padded:
         """One row for each request."""
@@ -92,13 +96,33 @@ class SlicedModel:
             if not isinstance(value, Tensor) or value.dtype != like.dtype or value.shape != like.shape[1:]:
                 got = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
                 raise InvalidInputError(f"input {name!r} takes {like.dtype} {list(like.shape[1:])}, got {got}")
-            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            if not value.is_floating_point():
+                continue
+            if self.takes_missing:
+                if bool(torch.isinf(value).any()):
+                    raise InvalidInputError(
+                        f"input {name!r} holds infinity: finite values are taken, and NaN if missing"
+                    )
+            elif not bool(torch.isfinite(value).all()):
                 raise InvalidInputError(f"input {name!r} holds NaN or infinity: only finite values are taken")
         return 1
 
     def example_inputs(self, num: int) -> Padded:
         """The example, ``num`` times."""
         return Padded({n: torch.cat([v] * num) for n, v in zip(self.input_names, self.program.example, strict=True)})
+
+    def _answers_missing(self) -> bool:
+        """Whether NaN means a missing value to the model, as it does to trees: its answers are finite numbers."""
+        example = self.program.example
+        if not any(value.is_floating_point() for value in example):
+            return False
+        missing = [torch.full_like(value, torch.nan) if value.is_floating_point() else value for value in example]
+        with torch.no_grad():
+            values = Padded(dict(zip(self.input_names, missing, strict=True)))
+            for stage in range(self.num_stages):
+                values = self.run(stage, values)
+        numbers = [value for value in values.tensors.values() if value.is_floating_point()]
+        return bool(numbers) and all(bool(torch.isfinite(value).all()) for value in numbers)
 
     def _stage(self, begin: int, end: int) -> fx.GraphModule:
         """Operators ``begin`` to ``end`` as a module of their own."""
