@@ -134,12 +134,15 @@ class ServedModel:
             inputs = (ids, mask, text) if self._tokenizer is not None else (ids, mask)
             outputs = (TensorSpec("embedding", DataType.FP32, (-1, self._model.config.hidden_size)),)
         else:
-            is_finite = not self._model.takes_missing
+            columns = zip(self._model.input_names, self._model.program.example, self._model.may_be_missing, strict=True)
             inputs = tuple(
                 TensorSpec(
-                    name, _type(value), (-1, *value.shape[1:]), finite_only=is_finite and value.is_floating_point()
+                    name,
+                    _type(value),
+                    (-1, *value.shape[1:]),
+                    finite_only=value.is_floating_point() and not bool(missing.any()),
                 )
-                for name, value in zip(self._model.input_names, self._model.program.example, strict=True)
+                for name, value, missing in columns
             )
             outputs = tuple(
                 TensorSpec(f"output_{number}", _type(value), (-1, *value.shape[1:]))

@@ -15,6 +15,8 @@ from mlsys_dvabatch.activations import Padded
 from mlsys_dvabatch.slicing.partition import even_cuts
 from mlsys_dvabatch.slicing.program import Program
 
+MOST_TRIED = 256
+
 Compile = Callable[[fx.GraphModule, tuple[Tensor, ...]], Callable[..., Any]]
 
 
@@ -31,7 +33,8 @@ class SlicedModel:
         tolerance: by how much the stages may differ from the whole; compilers reorder sums.
 
     Attributes:
-        takes_missing: whether requests may hold NaN: the model, tried with nothing else, answers finite numbers.
+        may_be_missing: for each input, which elements of a row may be NaN: tried with it, the model answers finite
+            numbers. Inputs of more than :data:`MOST_TRIED` numbers a row are not tried.
 
     Raises:
         InvalidInputError: a cut is not allowed, or the stages do not give what the whole model gives.
@@ -62,7 +65,7 @@ class SlicedModel:
         if compile_stage is not None:
             self._compile(compile_stage)
         self._check_equal(tolerance)
-        self.takes_missing = self._answers_missing()
+        self.may_be_missing = self._find_missing()
 
     def collate(self, requests: Sequence[ServeRequest[Any]], padded_length: int) -> Padded:
         """One row for each request."""
@@ -92,37 +95,41 @@ class SlicedModel:
         expected = self.program.example
         if not isinstance(payload, tuple) or len(payload) != len(expected):
             raise InvalidInputError(f"a request is a tuple of {len(expected)} tensors, got {type(payload).__name__}")
-        for name, value, like in zip(self.input_names, payload, expected, strict=True):
+        for name, value, like, missing in zip(self.input_names, payload, expected, self.may_be_missing, strict=True):
             if not isinstance(value, Tensor) or value.dtype != like.dtype or value.shape != like.shape[1:]:
                 got = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
                 raise InvalidInputError(f"input {name!r} takes {like.dtype} {list(like.shape[1:])}, got {got}")
-            if not value.is_floating_point():
-                continue
-            if self.takes_missing:
-                if bool(torch.isinf(value).any()):
-                    raise InvalidInputError(
-                        f"input {name!r} holds infinity: finite values are taken, and NaN if missing"
-                    )
-            elif not bool(torch.isfinite(value).all()):
-                raise InvalidInputError(f"input {name!r} holds NaN or infinity: only finite values are taken")
+            if value.is_floating_point() and not bool((torch.isfinite(value) | (value.isnan() & missing)).all()):
+                what = "NaN where it means no missing value" if bool(missing.any()) else "NaN"
+                raise InvalidInputError(f"input {name!r} holds {what}, or infinity: only finite values are taken")
         return 1
 
     def example_inputs(self, num: int) -> Padded:
         """The example, ``num`` times."""
         return Padded({n: torch.cat([v] * num) for n, v in zip(self.input_names, self.program.example, strict=True)})
 
-    def _answers_missing(self) -> bool:
-        """Whether NaN means a missing value to the model, as it does to trees: its answers are finite numbers."""
+    def _find_missing(self) -> list[Tensor]:
+        """Per input, where NaN means a missing value, as it does to trees: with it alone, answers are finite."""
         example = self.program.example
-        if not any(value.is_floating_point() for value in example):
+        found = [torch.zeros(value.shape[1:], dtype=torch.bool) for value in example]
+        for number, value in enumerate(example):
+            if not value.is_floating_point() or value[0].numel() > MOST_TRIED:
+                continue
+            for place in range(value[0].numel()):
+                tried = [one[:1].clone() for one in example]
+                tried[number].view(-1)[place] = torch.nan
+                found[number].view(-1)[place] = self._answers_finite(tried)
+        return found
+
+    def _answers_finite(self, example: Sequence[Tensor]) -> bool:
+        try:
+            with torch.no_grad():
+                results = self.program.module(*example)
+        except Exception:  # noqa: BLE001 - whatever it is, the model does not take such values
             return False
-        missing = [torch.full_like(value, torch.nan) if value.is_floating_point() else value for value in example]
-        with torch.no_grad():
-            values = Padded(dict(zip(self.input_names, missing, strict=True)))
-            for stage in range(self.num_stages):
-                values = self.run(stage, values)
-        numbers = [value for value in values.tensors.values() if value.is_floating_point()]
-        return bool(numbers) and all(bool(torch.isfinite(value).all()) for value in numbers)
+        tensors = results if isinstance(results, (tuple, list)) else (results,)
+        numbers = [one for one in tensors if isinstance(one, Tensor) and one.is_floating_point()]
+        return bool(numbers) and all(bool(torch.isfinite(one).all()) for one in numbers)
 
     def _stage(self, begin: int, end: int) -> fx.GraphModule:
         """Operators ``begin`` to ``end`` as a module of their own."""
