@@ -18,6 +18,7 @@ def test_names_cells_and_runs_none(tmp_path: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.split() == [
         f"adult/{pre}/pipe2/source/1/candidate0/seed0" for pre in ("pre2", "pre3")
     ]
+    assert not list(tmp_path.iterdir())
 
 
 def test_refuses_what_it_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -40,7 +40,7 @@ def test_journal_goes_on_after_a_torn_line(tmp_path: Path):
 
 def test_journal_of_another_setting_is_refused(tmp_path: Path):
     path = tmp_path / "cells.jsonl"
-    Journal(path, SETTING)
+    Journal(path, SETTING).begin()
     with pytest.raises(InvalidInputError, match="another setting"):
         Journal(path, replace(SETTING, epochs=2))
     path.write_text("what is this\n")

@@ -79,6 +79,7 @@ def bench(
         for cell in cells:
             console.print(cell.key, highlight=False)
         return
+    journal.begin()
     try:
         _run(wanted, range(seeds), journal, setting, threads, console)
     finally:

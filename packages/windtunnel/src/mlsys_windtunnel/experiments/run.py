@@ -43,7 +43,7 @@ class Journal:
     """Finished cells, in a file of JSON lines that begins with the setting.
 
     Args:
-        path: Made, with its folder, where it is not there.
+        path: Made, with its folder, by :meth:`begin` where it is not there.
         setting: Of all cells.
 
     Raises:
@@ -53,10 +53,9 @@ class Journal:
     def __init__(self, path: Path, setting: Setting) -> None:
         self.path = path
         self.finished: dict[str, Result] = {}
-        head = json.loads(json.dumps(asdict(setting)))
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._head = head = json.loads(json.dumps(asdict(setting)))
         if not path.exists():
-            path.write_text(json.dumps({"setting": head, "environment": describe_environment()}) + "\n")
+            return
         lines = path.read_text().splitlines(keepends=True)
         if lines and not lines[-1].endswith("\n"):  # a run ended within it
             lines.pop()
@@ -72,8 +71,15 @@ class Journal:
                 f"{path} holds cells of another setting, {known}; this run has {head}. Name another file, or delete it."
             )
 
+    def begin(self) -> None:
+        """Make the file, before any work is done for it."""
+        if not self.path.exists():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(json.dumps({"setting": self._head, "environment": describe_environment()}) + "\n")
+
     def add(self, result: Result) -> None:
         """Write a line, at once."""
+        self.begin()
         self.finished[result.cell] = result
         with self.path.open("a") as file:
             file.write(json.dumps(asdict(result), allow_nan=False) + "\n")
