@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 
@@ -52,8 +53,9 @@ def test_codes_of_categories_are_distinct_and_of_the_least_width(num_categories)
     assert binary.any(axis=1).all(), "all zeros is for what is unseen"
     assert 2 ** (binary.shape[1] - 1) <= num_categories < 2 ** binary.shape[1]
     assert (two_hot.sum(axis=1) == 2).all()
-    width = two_hot.shape[1]
-    assert (width - 1) * (width - 2) // 2 < num_categories <= width * (width - 1) // 2
+    side = math.isqrt(num_categories - 1) + 1
+    assert two_hot.shape[1] == side + -(-num_categories // side), "a row and a column of the least square"
+    assert (two_hot[:, -side:].sum(axis=1) == 1).all()
 
 
 def test_binary_digits_come_highest_first():

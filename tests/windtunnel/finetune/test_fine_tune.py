@@ -20,6 +20,7 @@ from mlsys_windtunnel.finetune.train import Trainer
 from mlsys_windtunnel.soft.residual import Tunable
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -77,9 +78,11 @@ KINDS = {
 }
 
 
-def test_the_start_is_kept_where_training_only_harms() -> None:
-    result = fine_tune(MODULE, X[:200], 1 - Y[:200], eval_set=EVALUATION, epochs=2, lr=0.05)
+@pytest.mark.parametrize("start", [{"init": "residual"}, {"init": "source", "temperature": 3.0}], ids=["exact", "soft"])
+def test_the_source_is_kept_where_training_only_harms(start: dict[str, Any]) -> None:
+    result = fine_tune(MODULE, X[:200], 1 - Y[:200], eval_set=EVALUATION, epochs=2, lr=0.05, **start)
     assert result.best_epoch == 0
+    assert result.best_score == pytest.approx(roc_auc_score(Y[200:], MODULE.predict_proba(X[200:])[:, 1]), abs=1e-3)
     np.testing.assert_array_equal(result.module.predict_proba(X), MODULE.predict_proba(X))
 
 

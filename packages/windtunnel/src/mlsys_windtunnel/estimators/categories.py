@@ -6,6 +6,7 @@ Fitting leaves a table per column, a row for each category and more for those it
 
 from __future__ import annotations
 
+import math
 from typing import Any, Self
 
 import numpy as np
@@ -146,20 +147,20 @@ class BinaryEncoder(TableEncoder):
 
 
 class TwoHotEncoder(TableEncoder):
-    """Two hot elements per category: about the root of twice the categories in columns.
+    """Two hot elements per category: about twice the root of the categories in columns.
 
     The dissertation (section 5.4.1) says only that "there are two 'hot' elements (value of 1) in the resulting vector"
-    and (5.4.2) that its width is "roughly the root of C", C being the categories. Here, therefore, each category has a
-    pair of places of its own among the fewest d with d (d - 1) / 2 >= C: pairs (0, 1), (0, 2), (1, 2), (0, 3), ... in
-    sorted order of categories. Unseen and infrequent categories are all zeros. Numbers go through
-    ``KBinsDiscretizer(encode="ordinal")`` first.
+    and (5.4.2) that its width is "roughly the root of C", C being the categories. Here the frequent categories, in
+    sorted order, fill a square row by row; the first hot element tells a category's row, the second its column. So
+    neighbours in the order, such as routes from one airport, share an element. Unseen and infrequent categories are
+    all zeros. Numbers go through ``KBinsDiscretizer(encode="ordinal")`` first.
 
     Args:
         min_frequency: Categories that come less often in the fitted rows are encoded as unseen ones are.
 
     Example:
         >>> TwoHotEncoder().fit_transform([["a"], ["b"], ["c"]]).tolist()
-        [[1.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 1.0, 1.0]]
+        [[1.0, 0.0, 1.0, 0.0], [1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 1.0, 0.0]]
     """
 
     def __init__(self, min_frequency: int = 1) -> None:
@@ -167,13 +168,12 @@ class TwoHotEncoder(TableEncoder):
 
     def _table(self, categories: npt.NDArray[Any], counts: npt.NDArray[np.int64]) -> Rows:
         frequent = np.flatnonzero(counts >= self.min_frequency)
-        width = 2
-        while width * (width - 1) // 2 < len(frequent):
-            width += 1
-        upper, lower = np.tril_indices(width, -1)  # row by row: (1, 0), (2, 0), (2, 1), ...
-        table = np.zeros((len(categories) + 1, width))
-        table[frequent, upper[: len(frequent)]] = 1
-        table[frequent, lower[: len(frequent)]] = 1
+        side = max(1, math.ceil(math.sqrt(len(frequent))))
+        num_rows = max(1, math.ceil(len(frequent) / side))
+        row, column = np.divmod(np.arange(len(frequent)), side)
+        table = np.zeros((len(categories) + 1, num_rows + side))
+        table[frequent, row] = 1
+        table[frequent, num_rows + column] = 1
         return table
 
 

@@ -187,14 +187,17 @@ class Trainer:
         return total, weight
 
     def _evaluate(self) -> tuple[float, float]:
-        """Score and loss on the evaluation rows; NaN without any."""
+        self.network.eval()
+        return self.evaluate(self.tunable)
+
+    def evaluate(self, tunable: Tunable) -> tuple[float, float]:
+        """Score and loss of networks in evaluation mode on the evaluation rows; NaN without any."""
         if self.evaluation is None:
             return math.nan, math.nan
         rows = self.evaluation
         chunks = [rows.slice(at, at + ROWS_PER_CHUNK) for at in range(0, len(rows), ROWS_PER_CHUNK)]
-        self.network.eval()
         with torch.no_grad():
-            margin = torch.cat([margins(self.head, scores_of(self.tunable, chunk)) for chunk in chunks])
+            margin = torch.cat([margins(self.head, scores_of(tunable, chunk)) for chunk in chunks])
             loss = (self.loss(margin, rows.target) * rows.weight).sum() / rows.weight.sum()
         if not margin.isfinite().all():
             return -math.inf, math.inf

@@ -37,7 +37,7 @@ class FineTuned:
 
     module: WindTunnelModule  # in evaluation mode; the source's exact translation where the start was the best
     history: list[dict[str, float]]  # an epoch each, the first before training
-    best_epoch: int  # 0: the start
+    best_epoch: int  # 0: the start, or the source where init="source" starts at another place
     best_score: float  # NaN without evaluation rows
     metric: str
 
@@ -103,12 +103,16 @@ def run(
         trainer = Trainer(tunable, rows, evaluation, options, final_sharpness=soft.final_sharpness)
         with progress_bar(options, trainer.metric_name) as on_epoch:
             outcome = trainer.run(on_epoch)
+    score = outcome.best_score
     is_source = outcome.best_epoch == 0 and tunable.exact is not None
-    if is_source:
-        best = WindTunnelModule(tunable.frontend, copy.deepcopy(module.network)).eval()
-    else:
-        best = tunable.module()
-    return FineTuned(best, outcome.history, outcome.best_epoch, outcome.best_score, outcome.metric)
+    if soft.init == "source" and Tunable.of(module) is None and evaluation is not None:
+        of_source, _ = trainer.evaluate(Tunable(tunable.frontend, module.network))  # the soft start is not quite it
+        if of_source >= score:
+            is_source, score = True, of_source
+    if not is_source:
+        return FineTuned(tunable.module(), outcome.history, outcome.best_epoch, score, outcome.metric)
+    source = WindTunnelModule(tunable.frontend, copy.deepcopy(module.network)).eval()
+    return FineTuned(source, outcome.history, 0, score, outcome.metric)
 
 
 def with_changes(
