@@ -107,6 +107,7 @@ class Model:
         self.layout = Layout([cell.spec for cell in self.cells])
         self._merge_equal_types()
         self._planner = Planner(self.layout)
+        self._grows = architecture if isinstance(architecture, Grows) else None  # asking it of a protocol is slow
         self._planning = threading.Lock()
         try:
             self.unfold(architecture.example())
@@ -123,9 +124,9 @@ class Model:
         self.architecture.unfold(request, graph)
         with self._planning:
             plan = self._planner.plan(graph)
-        if not isinstance(self.architecture, Grows):
+        if self._grows is None:
             return Unfolded(plan, graph.constants)
-        return Unfolded(plan, graph.constants, self._grow(request, self.architecture, graph.num_nodes))
+        return Unfolded(plan, graph.constants, self._grow(request, self._grows, graph.num_nodes))
 
     def _grow(self, request: Payload, architecture: Grows, num_nodes: int) -> Grow:
         def grow(parts: Sequence[Sequence[Values]]) -> tuple[Plan, Constants] | None:
@@ -142,7 +143,7 @@ class Model:
     def forget_plans(self) -> None:
         """Every structure is new again; benchmarks of structures that nobody sends twice ask for it."""
         with self._planning:
-            self._planner = Planner(self.layout)
+            self._planner.forget()
 
     def _merge_equal_types(self) -> None:
         """Names of equal types lead to one number, so that their nodes are batched together."""

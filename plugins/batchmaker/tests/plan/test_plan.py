@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from mlsys_batchmaker.plan import CellGraph, CellSpec, Layout, Planner, Port
+from mlsys_batchmaker.plan.plan import READY, UNFINISHED, WAITING
 from mlsys_batchmaker.plan.spec import Stop
 from mlsys_core.errors import InvalidInputError
 
@@ -34,9 +35,10 @@ def complete_tree(leaves: int) -> CellGraph:
 
 def test_a_tree_of_16_leaves_has_17_subgraphs():
     plan = Planner(LAYOUT).plan(complete_tree(16))
-    assert sorted(plan.sub_size.tolist()) == [1] * 16 + [15]  # the paper's text says 31 inner nodes; there are 15
-    assert plan.sub_waiting.tolist() == [0] * 16 + [16]
-    assert plan.sub_ready.tolist() == [1] * 16 + [8]
+    sizes = plan.subs[:, UNFINISHED]
+    assert sorted(sizes.tolist()) == [1] * 16 + [15]  # the paper's text says 31 inner nodes; there are 15
+    assert plan.subs[:, WAITING].tolist() == [0] * 16 + [16]
+    assert plan.subs[:, READY].tolist() == [1] * 16 + [8]
     assert plan.num_rows[1] == 16 + 8  # inner nodes of inner nodes write over a child's row
 
 
@@ -45,9 +47,10 @@ def test_seq2seq_has_two_chains():
     encoder = graph.chain("encoder", 4, each={"word": [1, 2, 3, 4]}, carry={"h": "h"})
     graph.result(graph.chain("decoder", 6, carry={"h": "h", "word": "word"}, first={"word": 1, "h": encoder.last("h")}))
     plan = Planner(LAYOUT).plan(graph)
-    assert plan.sub_size.tolist() == [4, 6]
-    assert plan.sub_carry == ((-1, 0), (1, 0))
-    assert plan.sub_waiting.tolist() == [0, 1]
+    assert plan.subs[:, UNFINISHED].tolist() == [4, 6]
+    assert [kind.carry for kind in plan.kinds] == [(-1, 0), (1, 0)]
+    assert [kind.is_awaited for kind in plan.kinds] == [True, False]
+    assert plan.subs[:, WAITING].tolist() == [0, 1]
     assert plan.num_rows == (4 + 1 + 1, 2)  # words, the first word, the word a step gives; a state each
 
 
@@ -61,7 +64,7 @@ def test_a_type_that_comes_again_gives_another_subgraph():
     graph.result(join)
     plan = Planner(LAYOUT).plan(graph)
     assert plan.num_subgraphs == 4
-    assert plan.sub_carry[0] is None  # its first node has another reader, so it is no chain that overwrites itself
+    assert plan.kinds[0].carry is None  # its first node has another reader, so it is no chain that overwrites itself
 
 
 def test_equal_structures_are_planned_once():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from mlsys_batchmaker.plan import CellGraph, CellSpec, Layout, Planner, Port
+from mlsys_batchmaker.plan import CellGraph, CellSpec, Layout, Planner, Port, Wire
 from mlsys_batchmaker.plan.spec import Stop
 from mlsys_batchmaker.scheduling.requests import CellRequest
 from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput, Task
@@ -74,6 +74,19 @@ def tree_graph(of: Layout, splits: Sequence[int]) -> CellGraph:
 
 def tree(of: Layout, request_id: str, splits: Sequence[int], **request: object) -> CellRequest:
     graph = tree_graph(of, splits)
+    return CellRequest(request_id, Planner(of).plan(graph), graph.constants, **request)  # type: ignore[arg-type]
+
+
+def fan(of: Layout, request_id: str, width: int, **request: object) -> CellRequest:
+    """Nodes with several readers in their own subgraph, and subgraphs that several others wait for."""
+    graph = CellGraph(of)
+    leaf = graph.add("leaf", {"word": 1})
+    top = graph.add("inner", {"left": Wire(leaf, "h")})
+    sides = [graph.add("inner", {"left": Wire(top, "h"), "right": Wire(leaf, "h")}) for _ in range(width)]
+    chains = [graph.chain("encoder", 1 + number, carry={"h": "h"}, first={"h": Wire(leaf, "h")}) for number in range(2)]
+    last = graph.add("inner", {"left": chains[0].last("h"), "right": chains[1].last("h")})
+    for node in (*sides, last):
+        graph.result(node)
     return CellRequest(request_id, Planner(of).plan(graph), graph.constants, **request)  # type: ignore[arg-type]
 
 

@@ -7,6 +7,7 @@ from collections import Counter, deque
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlsys_batchmaker.plan.plan import END, FOLLOWING, START
 from mlsys_batchmaker.scheduling.scheduler import CellularScheduler
 from mlsys_batchmaker.scheduling.state import SchedulerConfig
 from mlsys_batchmaker.scheduling.tasks import Round
@@ -86,11 +87,11 @@ def sources_of(plan) -> list[list[int]]:
             found[plan.nodes[node, 1]].append(node)
     for node, successor in plan.more:
         found[successor].append(node)
-    pairs = [(sub, int(after)) for sub, after in enumerate(plan.sub_next) if after >= 0] + list(plan.sub_more)
-    for before, after in pairs:
-        nodes = range(int(plan.sub_start[before]), int(plan.sub_start[before] + plan.sub_size[before]))
-        for node in range(int(plan.sub_start[after]), int(plan.sub_start[after] + plan.sub_size[after])):
-            found[node] += nodes
+    following = plan.subs[:, FOLLOWING].tolist()
+    starts, ends = plan.subs[:, START].tolist(), plan.subs[:, END].tolist()
+    for before, after in [(sub, after) for sub, after in enumerate(following) if after >= 0] + list(plan.sub_more):
+        for node in range(starts[after], ends[after]):
+            found[node] += range(starts[before], ends[before])
     return found
 
 

@@ -49,8 +49,7 @@ class BinaryTree:
             raise InvalidInputError(
                 f"children: {count} words need whole numbers of shape [{count - 1}, 2], got {list(children.shape)}"
             )
-        named = np.bincount(children.reshape(-1).clip(0, 2 * count - 1), minlength=2 * count)
-        if children.min() < 0 or children.max() >= 2 * count - 2 or (named[: 2 * count - 2] != 1).any():
+        if (np.sort(children, axis=None) != np.arange(2 * count - 2)).any():
             raise InvalidInputError(
                 f"children: every node but the root, 0 to {2 * count - 3}, must be the child of exactly one other; "
                 "the graph is no tree, or has a cycle"

@@ -18,6 +18,7 @@ from torch import Tensor
 from mlsys_batchmaker.native import library
 from mlsys_batchmaker.native.form import GATES, Form, LayerForm
 from mlsys_batchmaker.native.library import UNITS
+from mlsys_batchmaker.plan.compiled import address_of
 
 Ints = NDArray[np.int64]
 MAX_TABLE_BYTES = 64 << 20  # of what words give to the gates
@@ -135,12 +136,12 @@ class Runner:
             out_rows = np.ascontiguousarray(out_rows)
         task = self._task
         task.steps, task.rows, _ = in_rows.shape
-        task.in_rows = in_rows.ctypes.data
+        task.in_rows = address_of(in_rows)
         task.in_step, task.in_row = in_rows.strides[0] >> 3, in_rows.strides[1] >> 3
-        task.out_rows, task.out_row = out_rows.ctypes.data, out_rows.strides[0] >> 3
+        task.out_rows, task.out_row = address_of(out_rows), out_rows.strides[0] >> 3
         if lengths is not None:
             lengths = np.ascontiguousarray(lengths)
-        task.lengths = None if lengths is None else lengths.ctypes.data
+        task.lengths = None if lengths is None else address_of(lengths)
         skipped: int = self._library.batchmaker_run(self._handle, byref(task))
         return skipped
 
@@ -166,7 +167,7 @@ class Runner:
         else:
             found = np.empty((len(rows), self.cell.hidden_sizes[layer]), dtype=np.float32)
         self._library.batchmaker_results(
-            self._handle, layer, len(rows), steps.ctypes.data, rows.ctypes.data, found.ctypes.data
+            self._handle, layer, len(rows), address_of(steps), address_of(rows), address_of(found)
         )
         return found
 

@@ -91,7 +91,9 @@ class CellGraph:
             InvalidInputError: there is no such cell or input, the numbers do not fit it, or nodes are too many.
         """
         number = self._number(cell, 1)
-        first = tuple((self._input(number, name), self._code(number, name, value)) for name, value in inputs.items())
+        first = tuple(
+            (self.layout.input_place(number, name), self._code(number, name, value)) for name, value in inputs.items()
+        )
         return self._keep(_Part(number, 1, first=first))
 
     def add_many(
@@ -123,7 +125,7 @@ class CellGraph:
             sources = np.asarray(nodes, dtype=np.int64)
             if sources.shape != (count,):
                 raise InvalidInputError(f"{cell}.{name}: {count} nodes must feed it, got {sources.shape}")
-            arrays.append((self._input(number, name), self._wire_codes(sources, output).tobytes()))
+            arrays.append((self.layout.input_place(number, name), self._wire_codes(sources, output).tobytes()))
         return self._keep(_Part(number, count, constants, arrays=tuple(arrays)))
 
     def chain(
@@ -153,9 +155,12 @@ class CellGraph:
         number = self._number(cell, length)
         constants = self._constants(number, each, length)
         spec = self.layout.cells[number]
-        carried = tuple((self._input(number, name), spec.output_index(output)) for name, output in carry.items())
+        carried = tuple(
+            (self.layout.input_place(number, name), spec.output_index(output)) for name, output in carry.items()
+        )
         begins = tuple(
-            (self._input(number, name), self._code(number, name, value)) for name, value in (first or {}).items()
+            (self.layout.input_place(number, name), self._code(number, name, value))
+            for name, value in (first or {}).items()
         )
         return Chain(self._keep(_Part(number, length, constants, carried, begins)), length)
 
@@ -179,8 +184,11 @@ class CellGraph:
         codes = np.zeros((self.num_nodes, self.layout.num_inputs), dtype=np.int64)
         for part, start in zip(self._parts, self._starts, strict=True):
             part.write(codes[start : start + part.size], start, self.layout.num_outputs)
-        cells = np.repeat([part.cell for part in self._parts], [part.size for part in self._parts])
-        return cells, codes, np.concatenate([np.arange(first, stop) for first, stop in self._results])
+        cells = np.empty(self.num_nodes, dtype=np.int64)
+        for part, start in zip(self._parts, self._starts, strict=True):
+            cells[start : start + part.size] = part.cell
+        results = [node for first, stop in self._results for node in range(first, stop)]
+        return cells, codes, np.array(results, dtype=np.int64)
 
     def _number(self, cell: str, count: int) -> int:
         number = self.layout.cell_number(cell)
@@ -198,9 +206,6 @@ class CellGraph:
         self._starts.append(start)
         self.num_nodes += part.size
         return start
-
-    def _input(self, number: int, name: str) -> int:
-        return self.layout.cells[number].input_index(name)
 
     def _code(self, number: int, name: str, value: Wire | ArrayLike) -> int:
         if isinstance(value, Wire):
@@ -228,7 +233,7 @@ class CellGraph:
         """Take the rows of each input; returns (input, first row)."""
         found = []
         for name, rows in (each or {}).items():
-            index = self._input(number, name)
+            index = self.layout.input_place(number, name)
             checked = self.layout.cells[number].inputs[index].check(np.asarray(rows))
             if len(checked) != count:
                 raise InvalidInputError(f"{name}: {count} rows are needed, one for each node, got {len(checked)}")

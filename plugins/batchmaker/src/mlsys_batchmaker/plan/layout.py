@@ -48,6 +48,7 @@ class Layout:
         for number, cell in enumerate(self.cells):
             for index, port in enumerate(cell.outputs):
                 self._places.setdefault(port.name, {})[number] = index
+        self._inputs = [{port.name: place for place, port in enumerate(cell.inputs)} for cell in self.cells]
         self.num_inputs = max(len(cell.inputs) for cell in self.cells)
         self.num_outputs = max(len(cell.outputs) for cell in self.cells)
         self.none = len(banks)  # the bank of a port that a cell does not have
@@ -65,6 +66,15 @@ class Layout:
             return self.numbers[name]
         except KeyError:
             raise InvalidInputError(f"there is no cell {name!r}: this model has {', '.join(self.numbers)}") from None
+
+    def input_place(self, cell: int, name: str) -> int:
+        """Position of the input called ``name``.
+
+        Raises:
+            InvalidInputError: the cell has none.
+        """
+        place = self._inputs[cell].get(name)
+        return self.cells[cell].input_index(name) if place is None else place
 
     def places_of_output(self, name: str) -> dict[int, int]:
         """By cell that has an output of that name: its position there.

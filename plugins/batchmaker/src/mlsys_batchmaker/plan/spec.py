@@ -17,6 +17,9 @@ Signature: TypeAlias = tuple[str, tuple[int, ...]]  # dtype and shape of one row
 
 DEFAULT_BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 DTYPES = ("float32", "float64", "float16", "int64", "int32", "bool")
+_DTYPES = {name: np.dtype(name) for name in DTYPES}
+# The same memory: what was below 0 is above all others, so one comparison finds both.
+_UNSIGNED = {name: np.dtype(f"u{_DTYPES[name].itemsize}") for name in DTYPES if name.startswith("int")}
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
@@ -57,11 +60,11 @@ class Port:
         rows = np.asarray(rows)
         if rows.shape[1:] != self.shape or rows.ndim == 0:
             raise InvalidInputError(f"{self.name}: rows of shape {self.shape} are needed, got {rows.shape[1:]}")
-        if rows.dtype != self.dtype:
+        if rows.dtype != _DTYPES[self.dtype]:
             if not np.can_cast(rows.dtype, self.dtype, casting="same_kind"):
                 raise InvalidInputError(f"{self.name}: {self.dtype} is needed, got {rows.dtype}")
             rows = rows.astype(self.dtype)
-        if self.high is not None and rows.size and not 0 <= int(rows.min()) <= int(rows.max()) < self.high:
+        if self.high is not None and rows.size and rows.view(_UNSIGNED[self.dtype]).max() >= self.high:
             raise InvalidInputError(
                 f"{self.name}: numbers must lie in [0, {self.high}), got {rows.min()} to {rows.max()}"
             )

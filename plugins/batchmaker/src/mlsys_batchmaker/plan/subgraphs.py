@@ -1,7 +1,6 @@
-"""The order of nodes and their grouping into subgraphs; the graph half of :mod:`mlsys_batchmaker.plan.partition`.
+"""The order of nodes and their grouping into subgraphs; the graph half of :mod:`mlsys_batchmaker.plan.reference`.
 
-Plain lists and one pass per question. ``group.cpp`` does the same some thirty times as fast; this is what runs where
-there is no compiler, and what it is tested against.
+Plain lists and one pass per question.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import numpy as np
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving import FinishReason, QueueFullError
 
-from mlsys_batchmaker.plan.partition import Plan
+from mlsys_batchmaker.plan.plan import CELL, UNFINISHED, UNSUBMITTED, WAITING, Plan
 from mlsys_batchmaker.scheduling.blocks import Blocks
 from mlsys_batchmaker.scheduling.requests import CellRequest, Live, ValueStore
 from mlsys_batchmaker.scheduling.state import State
@@ -53,8 +53,8 @@ class Admission:
             InvalidInputError: it can never have the rows it needs.
             QueueFullError: too many wait.
         """
-        self._check_fits(request.plan)
         if self._waiting or not self._admit(request, now):
+            self._check_fits(request.plan)
             bound = self._state.config.max_waiting
             if bound is not None and len(self._waiting) >= bound:
                 raise QueueFullError(f"{bound} requests wait already: try again later", retry_after_s=_RETRY_AFTER_S)
@@ -83,19 +83,20 @@ class Admission:
         """``live`` is finished for its client; what it holds is freed as soon as nothing of it is in flight."""
         live.reason = reason
         del self.by_id[live.request.request_id]
-        self.leaving[live.index] = live
+        self._await_landing(live)
         plan, tables = live.request.plan, self._state.tables
         subs = slice(live.sub_start, live.sub_start + plan.num_subgraphs)
         if tables.sub_unsubmitted[subs].any():  # it leaves early: none of its other nodes may run any more
-            for cell in set(plan.sub_cell.tolist()):
-                self._state.ready[cell].remove(tables.sub_rank[subs][plan.sub_cell == cell])
+            cells = plan.subs[:, CELL]
+            for cell in set(cells.tolist()):
+                self._state.ready[cell].remove(tables.sub_rank[subs][cells == cell])
 
     def finish(self, live: Live) -> None:
         """``live`` has its results; no node of it is ready, but some may run in vain if a chain of it has stopped."""
         live.reason = FinishReason.DONE
         del self.by_id[live.request.request_id]
         if live.is_cut and self._is_in_flight(live):
-            self.leaving[live.index] = live
+            self._await_landing(live)
         else:
             self._free(live)
 
@@ -107,6 +108,11 @@ class Admission:
                 self._free(live)
         while self._waiting and self._admit(*self._waiting[0]):
             self._waiting.popleft()
+
+    def _await_landing(self, live: Live) -> None:
+        """Something of ``live`` may be in flight: its blocks are not free yet."""
+        self.leaving[live.index] = live
+        self._state.tables.request_leaving[live.index] = 1
 
     def _check_fits(self, plan: Plan) -> None:
         for bank, count in enumerate(plan.num_rows):
@@ -120,7 +126,9 @@ class Admission:
     def _is_in_flight(self, live: Live) -> bool:
         tables = self._state.tables
         subs = slice(live.sub_start, live.sub_start + live.request.plan.num_subgraphs)
-        return bool((tables.sub_unfinished[subs] != tables.sub_unsubmitted[subs]).any())
+        return any(
+            left != unsubmitted for unsubmitted, left in tables.subs[subs, UNSUBMITTED : UNFINISHED + 1].tolist()
+        )
 
     def _admit(self, request: CellRequest, now: float) -> bool:
         plan = request.plan
@@ -147,23 +155,17 @@ class Admission:
         self._write(live)
         self._store.load(starts, request.constants)
         self.by_id[request.request_id] = self.by_index[index] = live
-        self._state.release_first(plan, node_start, sub_start)
         return True
 
     def _write(self, live: Live) -> None:
-        """The request's rows of the tables."""
-        plan, tables, state = live.request.plan, self._state.tables, self._state
+        """The request's rows of the tables; what waits for nothing is ready."""
+        plan, state = live.request.plan, self._state
         n, s = live.node_start, live.sub_start
-        bases = np.array([*live.row_starts, 0, n, s, live.first_slot])
-        nodes, subs = slice(n, n + plan.num_nodes), slice(s, s + plan.num_subgraphs)
-        tables.node_fixed[nodes] = plan.nodes + bases[plan.node_bases]
-        tables.node_waiting[nodes] = plan.waiting
-        tables.subs[subs] = plan.subs + np.array([0, n, s, live.index])[plan.sub_bases]
-        tables.request_unfinished[live.index] = plan.num_subgraphs
-        for node, successor in plan.more:
-            state.more.setdefault(n + node, []).append(n + successor)
-        for sub, successor in plan.sub_more:
-            state.sub_more.setdefault(s + sub, []).append(s + successor)
+        bases = [*live.row_starts, 0, n, s, live.first_slot, live.index]
+        if state.compiled is not None:
+            state.compiled.admit(plan, bases)
+        else:
+            write_request(state, plan, bases)
         state.note_subgraphs(plan.kinds)
         if state.homes is not None:
             for homes, start, count in zip(state.homes, live.row_starts, plan.num_rows, strict=True):
@@ -172,6 +174,8 @@ class Admission:
     def _free(self, live: Live) -> None:
         plan, state = live.request.plan, self._state
         if plan.more or plan.sub_more:
+            if state.compiled is not None:
+                state.compiled.forget(plan, live.node_start, live.sub_start)
             for node, _ in plan.more:
                 state.more.pop(live.node_start + node, None)
             for sub, _ in plan.sub_more:
@@ -184,3 +188,24 @@ class Admission:
         for blocks, start, count in zip(self._rows, live.row_starts, plan.num_rows, strict=True):
             blocks.give_back(start, count)
         del self.by_index[live.index]
+
+
+def write_request(state: State, plan: Plan, bases: Sequence[int]) -> None:
+    """Write a request's rows of the tables, and release the subgraphs that wait for nothing.
+
+    Args:
+        state: of the manager.
+        plan: of the request.
+        bases: starts of its rows by bank, 0, starts of its nodes, subgraphs and slots, its index.
+    """
+    tables, (n, s, _, index) = state.tables, bases[-4:]
+    tables.node_fixed[n : n + plan.num_nodes] = plan.nodes + np.array(bases)[plan.node_bases]
+    tables.node_waiting[n : n + plan.num_nodes] = plan.waiting
+    tables.subs[s : s + plan.num_subgraphs] = plan.subs + np.array([0, n, s, index])[plan.sub_bases]
+    tables.request_unfinished[index], tables.request_leaving[index] = plan.num_subgraphs, 0
+    for node, successor in plan.more:
+        state.more.setdefault(n + node, []).append(n + successor)
+    for sub, successor in plan.sub_more:
+        state.sub_more.setdefault(s + sub, []).append(s + successor)
+    for sub in np.flatnonzero(plan.subs[:, WAITING] == 0).tolist():
+        state.release(s + sub)

@@ -13,7 +13,7 @@ import numpy as np
 from mlsys_core.serving import WorkerId
 from numpy.typing import NDArray
 
-from mlsys_batchmaker.plan.partition import COLUMNS, NEXT, SLOT, SUB, UNPINNED
+from mlsys_batchmaker.plan.plan import COLUMNS, NEXT, SLOT, SUB, UNPINNED
 from mlsys_batchmaker.plan.spec import CellSpec
 from mlsys_batchmaker.scheduling.state import Ints, State
 from mlsys_batchmaker.scheduling.tasks import Task
@@ -24,7 +24,7 @@ _WINDOW = 4  # ready nodes looked at for each one wanted, where some are pinned 
 def schedule(state: State, worker: WorkerId) -> list[Task]:
     """``Schedule(worker)``: choose a cell type by the three criteria and form its tasks; [] if nothing can run."""
     cells = state.layout.cells
-    counts = [_count_ready(state, cell, worker, spec.max_batch_size) for cell, spec in enumerate(cells)]
+    counts = [count_ready(state, cell, worker, spec.max_batch_size) for cell, spec in enumerate(cells)]
     candidates = [cell for cell, count in enumerate(counts) if count >= cells[cell].max_batch_size]
     if not candidates:
         candidates = [cell for cell, count in enumerate(counts) if count and not state.running[cell]]
@@ -41,9 +41,9 @@ def _batch(state: State, cell: int, worker: WorkerId) -> list[Task]:
     tasks: list[Task] = []
     steps_left = state.max_steps(cell)
     while steps_left:
-        if tasks and _count_ready(state, cell, worker, spec.min_batch_size) < spec.min_batch_size:
+        if tasks and count_ready(state, cell, worker, spec.min_batch_size) < spec.min_batch_size:
             break
-        task = _form(state, cell, worker, steps_left)
+        task = form(state, cell, worker, steps_left)
         if task is None:
             break
         if tasks and task.kept is not None:  # chains write over their own rows, so nobody else reads them
@@ -54,11 +54,13 @@ def _batch(state: State, cell: int, worker: WorkerId) -> list[Task]:
     return tasks
 
 
-def _count_ready(state: State, cell: int, worker: WorkerId, limit: int) -> int:
+def count_ready(state: State, cell: int, worker: WorkerId, limit: int) -> int:
     """NumReadyNodes that ``worker`` may take, as far as ``limit``."""
     ready = state.ready[cell]
-    if len(state.devices) == 1:
+    if len(state.devices) == 1 or not len(ready):
         return min(len(ready), limit)
+    if state.compiled is not None:
+        return state.compiled.count_ready(cell, worker, limit)
     count = 0
     for nodes in _windows(state, cell, limit):
         count += int(np.count_nonzero(_is_open(state, nodes, worker)))
@@ -112,8 +114,27 @@ def _take(state: State, cell: int, worker: WorkerId, limit: int) -> tuple[Ints, 
     return nodes[taken], ranks[taken]
 
 
-def _form(state: State, cell: int, worker: WorkerId, max_steps: int) -> Task | None:
+def form(state: State, cell: int, worker: WorkerId, max_steps: int) -> Task | None:
     """``FormBatchedTask``, and what follows its submission: pinning and ``UpdateNodesDependency``."""
+    if state.compiled is None:
+        return _form(state, cell, worker, max_steps)
+    is_blind = state.is_blind(cell)
+    is_chunk = state.config.forming == "chunk" and state.cells[cell].is_chain and not is_blind
+    task = state.compiled.form(
+        cell,
+        state.layout.cells[cell],
+        worker,
+        max_steps=max_steps if is_chunk else 1,
+        is_blind=is_blind,
+        carry=state.carry[cell],
+    )
+    if task is not None:
+        state.counters.gathers += task.kept is None
+    return task
+
+
+def _form(state: State, cell: int, worker: WorkerId, max_steps: int) -> Task | None:
+    """The same in Python."""
     tables = state.tables
     nodes, ranks = _take(state, cell, worker, state.layout.cells[cell].max_batch_size)
     if not len(nodes):
@@ -124,13 +145,13 @@ def _form(state: State, cell: int, worker: WorkerId, max_steps: int) -> Task | N
         tables.sub_pinned[subs] = worker
     is_blind = state.is_blind(cell)
     lengths = None
-    if state.config.forming == "chunk" and state.is_chain[cell] and not is_blind and max_steps > 1:
+    if state.config.forming == "chunk" and state.cells[cell].is_chain and not is_blind and max_steps > 1:
         lengths = np.minimum(tables.sub_end[subs] - nodes, max_steps)
     if lengths is None or lengths.max() == 1:
         task = _single_step(state, cell, worker, nodes, ranks, rows, releases=is_blind)
     else:
         task = _chunk(state, cell, worker, nodes, ranks, subs, lengths)
-    state.last_rank[cell] = max(state.last_rank[cell], int(ranks[-1]))
+    state.cells[cell].last_rank = max(state.cells[cell].last_rank, int(ranks[-1]))
     return task
 
 
@@ -138,7 +159,7 @@ def _single_step(
     state: State, cell: int, worker: WorkerId, nodes: Ints, ranks: Ints, rows: Ints, *, releases: bool
 ) -> Task:
     subs, following = rows[:, SUB], rows[:, NEXT]
-    if state.is_chain[cell]:  # each row is of another subgraph
+    if state.cells[cell].is_chain:  # each row is of another subgraph
         state.tables.sub_unsubmitted[subs] -= 1
     else:
         np.subtract.at(state.tables.sub_unsubmitted, subs, 1)
@@ -213,7 +234,7 @@ def release_successors(state: State, cell: int, nodes: Ints, following: Ints, ra
             ranks = np.concatenate([ranks, tables.sub_rank[tables.node_fixed[added, SUB]]])
             order = np.argsort(ranks, kind="stable")
             following, ranks = following[order], ranks[order]
-    if state.has_joins[cell]:
+    if state.cells[cell].has_joins:
         np.subtract.at(tables.node_waiting, following, 1)
         is_ready = tables.node_waiting[following] == 0
         following, ranks = following[is_ready], ranks[is_ready]
@@ -248,11 +269,12 @@ def _task(
     kept = carry if carry is not None and _is_continued(state, cell, worker, nodes, ranks) else None
     if kept is None:
         state.counters.gathers += 1
-    state.last_nodes[worker] = (cell, last, ranks) if state.is_chain[cell] else None
+    state.last_nodes[worker] = (cell, last, ranks) if state.cells[cell].is_chain else None
     no_carry = (-1,) * len(spec.inputs)
     fresh = None
-    if (ranks[-1] if lengths is None else ranks.max()) > state.last_rank[cell]:
-        fresh = (ranks > state.last_rank[cell]).nonzero()[0]
+    last_rank = state.cells[cell].last_rank
+    if (ranks[-1] if lengths is None else ranks.max()) > last_rank:
+        fresh = (ranks > last_rank).nonzero()[0]
     return Task(
         cell=cell,
         nodes=nodes,

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
-_NONE = np.empty(0, dtype=np.int64)
+
+
+class Queue(ctypes.Structure):
+    """scheduler.cpp: Queue, which works on the same memory."""
+
+    _fields_ = [
+        ("nodes", ctypes.c_void_p),
+        ("ranks", ctypes.c_void_p),
+        ("head", ctypes.c_int64),
+        ("tail", ctypes.c_int64),
+        ("room", ctypes.c_int64),
+    ]
 
 
 class ReadyNodes:
@@ -16,70 +29,80 @@ class ReadyNodes:
     many wait behind them.
 
     Args:
+        queue: where its ends and its memory are noted.
         room: places to begin with.
     """
 
-    def __init__(self, room: int = 256) -> None:
-        self._nodes = np.empty(room, dtype=np.int64)
-        self._ranks = np.empty(room, dtype=np.int64)
-        self._head = self._tail = room // 2
+    def __init__(self, queue: Queue, room: int = 256) -> None:
+        self._queue = queue
+        self._take_memory(np.empty((2, room), dtype=np.int64))
+        queue.head = queue.tail = room // 2
 
     def __len__(self) -> int:
-        return self._tail - self._head
+        length: int = self._queue.tail - self._queue.head
+        return length
 
     def append(self, nodes: Ints, ranks: Ints | int) -> None:
         """Nodes of subgraphs just released, ``ranks`` rising: behind all others."""
-        if self._tail + len(nodes) > len(self._nodes):
-            self._make_room(len(nodes))
-        end = self._tail + len(nodes)
-        self._nodes[self._tail : end] = nodes
-        self._ranks[self._tail : end] = ranks
-        self._tail = end
+        if self._queue.tail + len(nodes) > self._queue.room:
+            self.make_room(len(nodes))
+        start = self._queue.tail
+        self._queue.tail += len(nodes)
+        self._nodes[start : self._queue.tail] = nodes
+        self._ranks[start : self._queue.tail] = ranks
 
     def peek(self, limit: int) -> tuple[Ints, Ints]:
         """Views of the first nodes, at most ``limit``, and their ranks."""
-        end = min(self._head + limit, self._tail)
-        return self._nodes[self._head : end], self._ranks[self._head : end]
+        head = self._queue.head
+        end = min(head + limit, self._queue.tail)
+        return self._nodes[head:end], self._ranks[head:end]
 
     def drop(self, count: int) -> None:
         """Forget the first ``count`` nodes."""
-        self._head += count
+        self._queue.head += count
 
     def put_back(self, nodes: Ints, ranks: Ints) -> None:
         """Nodes before the others, ``ranks`` rising; merged where others rank before them."""
         if not len(nodes):
             return
-        if self._head < self._tail and self._ranks[self._head] < ranks[-1]:
-            mixed = int(np.searchsorted(self._ranks[self._head : self._tail], ranks[-1]))
-            nodes = np.concatenate([nodes, self._nodes[self._head : self._head + mixed]])
-            ranks = np.concatenate([ranks, self._ranks[self._head : self._head + mixed]])
-            self._head += mixed
+        others, their_ranks = self.peek(len(self))
+        if len(others) and their_ranks[0] < ranks[-1]:
+            mixed = int(np.searchsorted(their_ranks, ranks[-1]))
+            nodes = np.concatenate([nodes, others[:mixed]])
+            ranks = np.concatenate([ranks, their_ranks[:mixed]])
+            self.drop(mixed)
             order = np.argsort(ranks, kind="stable")
             nodes, ranks = nodes[order], ranks[order]
-        if self._head < len(nodes):
-            self._make_room(len(nodes))
-        start = self._head - len(nodes)
-        self._nodes[start : self._head] = nodes
-        self._ranks[start : self._head] = ranks
-        self._head = start
+        if self._queue.head < len(nodes):
+            self.make_room(len(nodes))
+        end = self._queue.head
+        self._queue.head -= len(nodes)
+        self._nodes[self._queue.head : end] = nodes
+        self._ranks[self._queue.head : end] = ranks
 
     def remove(self, ranks: Ints) -> None:
         """Forget the nodes of the subgraphs of those ranks: their chains have stopped, or their request leaves."""
-        own = self._ranks[self._head : self._tail]
+        nodes, own = self.peek(len(self))
         keep = np.isin(own, ranks, invert=True)
         if keep.all():
             return
-        nodes, own = self._nodes[self._head : self._tail][keep], own[keep]
-        self._tail = self._head + len(nodes)
-        self._nodes[self._head : self._tail] = nodes
-        self._ranks[self._head : self._tail] = own
+        head = self._queue.head
+        self._queue.tail = head + int(np.count_nonzero(keep))
+        self._nodes[head : self._queue.tail] = nodes[keep]
+        self._ranks[head : self._queue.tail] = own[keep]
 
-    def _make_room(self, count: int) -> None:
+    def make_room(self, count: int) -> None:
         """At least ``count`` free places at both ends."""
-        size = len(self)
-        room = 4 * (size + count)
-        nodes, ranks = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64)
-        head = (room - size) // 2
-        nodes[head : head + size] = self._nodes[self._head : self._tail]
-        ranks[head : head + size] = self._ranks[self._head : self._tail]
-        self._nodes, self._ranks, self._head, self._tail = nodes, ranks, head, head + size
+        nodes, ranks = self.peek(len(self))
+        memory = np.empty((2, 4 * (len(nodes) + count)), dtype=np.int64)
+        head = (memory.shape[1] - len(nodes)) // 2
+        memory[0, head : head + len(nodes)] = nodes
+        memory[1, head : head + len(nodes)] = ranks
+        self._queue.head, self._queue.tail = head, head + len(nodes)
+        self._take_memory(memory)
+
+    def _take_memory(self, memory: Ints) -> None:
+        """``memory`` [2, room] is where nodes and ranks are from now on."""
+        self._nodes, self._ranks = memory
+        self._queue.nodes, self._queue.ranks = self._nodes.ctypes.data, self._ranks.ctypes.data
+        self._queue.room = len(self._nodes)

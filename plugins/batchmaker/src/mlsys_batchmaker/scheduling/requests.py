@@ -10,7 +10,7 @@ import numpy as np
 from mlsys_core.serving import FinishReason
 from numpy.typing import NDArray
 
-from mlsys_batchmaker.plan.partition import Plan
+from mlsys_batchmaker.plan.plan import Plan
 
 Constants: TypeAlias = Sequence[Sequence[NDArray[np.generic]]]  # by bank, in the order of their rows
 Values: TypeAlias = tuple[NDArray[np.generic] | np.generic, ...]  # a node's results, by ``CellSpec.results``

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlsys_batchmaker.plan.layout import Layout
-from mlsys_batchmaker.plan.partition import Plan
+from mlsys_batchmaker.plan.plan import Plan
 from mlsys_batchmaker.scheduling.requests import Values
 
 Ints = NDArray[np.int64]
@@ -30,18 +30,22 @@ class Results:
         self._room = 0
 
     def reserve(self, count: int) -> None:
-        """Room for slots below ``count``."""
+        """Room for slots below ``count``, in each table from the next write on."""
         if count > self._room:
             self._room = max(count, 2 * self._room, 256)
-            for number, table in enumerate(self._tables):
-                grown = np.empty((self._room, *table.shape[1:]), dtype=table.dtype)
-                grown[: len(table)] = table
-                self._tables[number] = grown
+
+    def _with_room(self, number: int) -> NDArray[np.generic]:
+        table = self._tables[number]
+        if len(table) < self._room:
+            grown = np.empty((self._room, *table.shape[1:]), dtype=table.dtype)
+            grown[: len(table)] = table
+            table = self._tables[number] = grown
+        return table
 
     def write(self, cell: int, slots: Ints, columns: tuple[NDArray[np.generic], ...]) -> None:
         """What a task of ``cell`` gave, by ``CellSpec.results``."""
         for number, column in zip(self._of_cell[cell], columns, strict=True):
-            self._tables[number][slots] = column
+            self._with_room(number)[slots] = column
 
     def read(self, plan: Plan, first: int, is_there: NDArray[np.bool_] | None) -> list[Values]:
         """What a request asked for, in its order; its slots begin with ``first``.
@@ -51,14 +55,16 @@ class Results:
             first: its first slot.
             is_there: by result asked for; None: all are.
         """
-        if plan.num_slots == 1 and is_there is None:
-            return [tuple(self._tables[number][first].copy() for number in self._of_cell[plan.first_result_cell])]
-        slots, cells = first + plan.result_slots, plan.result_cells
+        if plan.num_slots == 1 and plan.result_cell is not None and is_there is None:
+            return [tuple(self._tables[number][first].copy() for number in self._of_cell[plan.result_cell])]
+        asked = plan.asked
+        slots = asked[1] + first
         if is_there is not None:
-            slots, cells = slots[is_there], cells[is_there]
-        if plan.num_result_cells == 1:
-            columns = [self._tables[number][slots] for number in self._of_cell[plan.first_result_cell]]
+            slots = slots[is_there]
+        if plan.result_cell is not None:
+            columns = [self._tables[number][slots] for number in self._of_cell[plan.result_cell]]
             return list(zip(*columns, strict=True))
+        cells = asked[3] if is_there is None else asked[3][is_there]
         return [
             tuple(self._tables[number][slot].copy() for number in self._of_cell[cell])
             for slot, cell in zip(slots.tolist(), cells.tolist(), strict=True)

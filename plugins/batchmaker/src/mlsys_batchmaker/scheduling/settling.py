@@ -9,8 +9,9 @@ from mlsys_core.errors import ServingError
 from mlsys_core.serving import Finished, FinishReason
 from numpy.typing import NDArray
 
-from mlsys_batchmaker.plan.partition import NEVER, NEXT, SUB, UNPINNED
+from mlsys_batchmaker.plan.plan import END, NEVER, NEXT, START, STOP, UNPINNED
 from mlsys_batchmaker.scheduling.admission import Admission
+from mlsys_batchmaker.scheduling.compiled import Compiled
 from mlsys_batchmaker.scheduling.forming import release_successors
 from mlsys_batchmaker.scheduling.requests import CellResult, Earlier, Live
 from mlsys_batchmaker.scheduling.state import Ints, State
@@ -41,6 +42,8 @@ def settle(
 def give_up(state: State, admission: Admission, batch: Round, error: BaseException) -> list[Finished[CellResult]]:
     """A round failed: every request that had a cell in it leaves with ``error``."""
     state.last_nodes[batch.worker] = None
+    if state.compiled is not None:
+        state.compiled.lose(batch.worker)
     lost: dict[int, Live] = {}
     for task in batch.tasks:
         _land(state, task)
@@ -61,7 +64,7 @@ def _land(state: State, task: Task) -> Ints:
     """
     tables, subs = state.tables, task.subs
     counts = task.steps if task.lengths is None else task.lengths
-    if state.is_chain[task.cell]:  # each row is of another subgraph
+    if state.cells[task.cell].is_chain:  # each row is of another subgraph
         left: Ints = tables.sub_unfinished[subs] - counts
         tables.sub_unfinished[subs] = left
     else:
@@ -82,6 +85,8 @@ def _settle_task(
     now: float,
 ) -> list[Finished[CellResult]]:
     spec, counters = state.layout.cells[task.cell], state.counters
+    if state.compiled is not None:
+        return _settle_compiled(state, state.compiled, admission, task, results, started_s, now)
     left = _land(state, task)
     counters.tasks += task.steps
     counters.cells += task.num_cells
@@ -95,9 +100,36 @@ def _settle_task(
     else:
         _hand_out(state, admission, task, results, None)
         ended = task.subs[left == 0]
-        if len(ended) > 1 and not state.is_chain[task.cell]:
+        if len(ended) > 1 and not state.cells[task.cell].is_chain:
             ended = np.unique(ended)
     return _end_subgraphs(state, admission, ended, now) if len(ended) else []
+
+
+def _settle_compiled(
+    state: State,
+    compiled: Compiled,
+    admission: Admission,
+    task: Task,
+    results: tuple[NDArray[np.generic], ...],
+    started_s: float,
+    now: float,
+) -> list[Finished[CellResult]]:
+    """What follows in this file, in one call for the tables."""
+    spec, counters, by_index = state.layout.cells[task.cell], state.counters, admission.by_index
+    stop = None if spec.stop is None else (results[spec.results.index(spec.stop.output)], spec.stop.value)
+    settled = compiled.settle(task, stop)
+    state.running[task.cell] -= 1
+    counters.tasks += task.steps
+    counters.cells += task.num_cells
+    counters.discarded_cells += settled.num_discarded
+    for index in settled.started:
+        live = by_index[index]
+        if live.started_s is None:
+            live.started_s = started_s
+    for index in settled.cut:
+        by_index[index].is_cut = True
+    _hand_out(state, admission, task, results, None if spec.stop is None else state.tables.sub_stop)
+    return _end_requests(state, admission, settled.finished, now)
 
 
 def _settle_stopping(
@@ -124,8 +156,7 @@ def _settle_stopping(
         state.ready[task.cell].remove(tables.sub_rank[subs[stopped]])
     if task.releases:
         goes_on = ~is_over & (left > 0)
-        if admission.leaving:
-            goes_on &= ~np.isin(tables.sub_request[subs], list(admission.leaving))
+        goes_on &= tables.request_leaving[tables.sub_request[subs]] == 0
         nodes = task.nodes[goes_on]
         release_successors(state, task.cell, nodes, tables.node_fixed[nodes, NEXT], tables.sub_rank[subs[goes_on]])
     ended: Ints = subs[~was_over & (is_over | (left == 0))]
@@ -153,9 +184,8 @@ def _end_subgraphs(state: State, admission: Admission, ended: Ints, now: float) 
     """Subgraphs are finished: release those that waited for them, and let requests go that have no others."""
     tables = state.tables
     owners = tables.sub_request[ended]
-    if admission.leaving:
-        here = ~np.isin(owners, list(admission.leaving))
-        ended, owners = ended[here], owners[here]
+    here = tables.request_leaving[owners] == 0
+    ended, owners = ended[here], owners[here]
     following = tables.sub_next[ended]
     following = following[following >= 0]
     if state.sub_more:
@@ -164,12 +194,14 @@ def _end_subgraphs(state: State, admission: Admission, ended: Ints, now: float) 
     if len(following):
         np.subtract.at(tables.sub_waiting, following, 1)
         for sub in sorted(set(following[tables.sub_waiting[following] == 0].tolist())):
-            live = admission.by_index[int(tables.sub_request[sub])]
-            own = sub - live.sub_start
-            state.release(sub, int(live.request.plan.sub_cell[own]), int(live.request.plan.sub_ready[own]))
+            state.release(sub)
     np.subtract.at(tables.request_unfinished, owners, 1)
+    return _end_requests(state, admission, sorted(set(owners[tables.request_unfinished[owners] == 0].tolist())), now)
+
+
+def _end_requests(state: State, admission: Admission, indices: list[int], now: float) -> list[Finished[CellResult]]:
     finished: list[Finished[CellResult]] = []
-    for index in sorted(set(owners[tables.request_unfinished[owners] == 0].tolist())):
+    for index in indices:
         done = _end_request(state, admission, admission.by_index[index], now)
         if done is not None:
             finished.append(done)
@@ -205,8 +237,9 @@ def _is_there(state: State, live: Live) -> NDArray[np.bool_] | None:
     if not live.is_cut:
         return None
     plan = live.request.plan
-    stops = state.tables.sub_stop[live.sub_start + plan.nodes[plan.result_nodes, SUB]]
-    is_there: NDArray[np.bool_] = live.node_start + plan.result_nodes <= stops
+    asked = plan.asked
+    stops = state.tables.sub_stop[live.sub_start + asked[2]]
+    is_there: NDArray[np.bool_] = live.node_start + asked[0] <= stops
     return is_there
 
 
@@ -214,6 +247,5 @@ def _num_cells(state: State, live: Live) -> int:
     """Cells that count for ``live``: all of its nodes, but of a chain that stopped only those up to the stop."""
     if not live.is_cut:
         return live.request.plan.num_nodes
-    subs = slice(live.sub_start, live.sub_start + live.request.plan.num_subgraphs)
-    ends = np.minimum(state.tables.sub_end[subs], state.tables.sub_stop[subs] + 1)
-    return int((ends - state.tables.sub_start[subs]).sum())
+    subs = state.tables.subs[live.sub_start : live.sub_start + live.request.plan.num_subgraphs].tolist()
+    return sum(min(sub[END], sub[STOP] + 1) - sub[START] for sub in subs)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from mlsys_core.errors import InvalidInputError
+from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from numpy.typing import NDArray
 
 from mlsys_batchmaker.plan.layout import Layout
-from mlsys_batchmaker.plan.partition import Kind, Plan
-from mlsys_batchmaker.scheduling.ready import ReadyNodes
+from mlsys_batchmaker.plan.plan import CELL, READY, START, Kind
+from mlsys_batchmaker.scheduling.compiled import Cell, Compiled
+from mlsys_batchmaker.scheduling.ready import Queue, ReadyNodes
 from mlsys_batchmaker.scheduling.results import Results
 from mlsys_batchmaker.scheduling.tables import Tables
 
@@ -82,15 +84,15 @@ class State:
     config: SchedulerConfig
     devices: tuple[int, ...]  # by worker: the device it runs on; workers of one device share its state pool
     tables: Tables
+    cells: Any  # by cell: a :class:`mlsys_batchmaker.scheduling.compiled.Cell`
     ready: list[ReadyNodes]  # by cell
+    compiled: Compiled | None  # None: there is no compiler, several devices, or it is not wanted
     running: list[int]  # by cell: NumRunningTasks, over all workers
     carry: list[tuple[int, ...] | None]  # by cell: what its chains carry; None: not known yet
-    is_chain: list[bool]  # by cell: all its subgraphs so far are chains that carry the same
-    has_joins: list[bool]  # by cell: a node may wait for several of its subgraph
     is_awaited: list[bool]  # by cell: other subgraphs wait for one of its subgraphs
     homes: list[NDArray[np.int8]] | None  # by bank: the device of each row, -1: all devices; None: there is one device
-    last_nodes: list[tuple[int, Ints, Ints] | None]  # by worker: of its latest task the cell, and by row the last node
-    # and the rank of its subgraph; None if nothing of it can be kept
+    last_nodes: list[tuple[int, Ints, Ints] | None]  # by worker: of its latest task formed in Python the cell, and by
+    # row the last node and the rank of its subgraph; None if nothing of it can be kept
     step_s: list[float]  # by cell: how long a step of the latest chunk took, with what surrounds it; inf: not known
     results: Results
     num_streaming: int = 0  # requests here that hear of values as they come
@@ -98,47 +100,57 @@ class State:
     sub_more: dict[int, list[int]] = field(default_factory=dict)  # further subgraphs that wait for one
     counters: Counters = field(default_factory=Counters)
     known: set[tuple[Kind, ...]] = field(default_factory=set)  # of the plans admitted so far
-    num_released: int = 0  # gives each released subgraph its rank
-    last_rank: list[int] = field(default_factory=list)  # by cell: the latest subgraph of which a node was submitted
+    latest: tuple[Kind, ...] = ()  # of them
 
     @classmethod
-    def new(cls, layout: Layout, config: SchedulerConfig, devices: Sequence[int], num_rows: Sequence[int]) -> State:
+    def new(
+        cls,
+        layout: Layout,
+        config: SchedulerConfig,
+        devices: Sequence[int],
+        num_rows: Sequence[int],
+        *,
+        compiled: bool = True,
+    ) -> State:
         """An empty one."""
         count = len(layout.cells)
         several = len(set(devices)) > 1
+        tables, cells = Tables(layout.num_inputs, layout.num_outputs), (Cell * count)()
+        for number, spec in enumerate(layout.cells):
+            ports = len(spec.inputs), len(spec.outputs)
+            cells[number] = Cell(Queue(), number, *ports, spec.max_batch_size, True, False, -1)
+        ready = [ReadyNodes(cell.ready) for cell in cells]
+        calls = None
+        if compiled and not several:
+            most = max(spec.max_batch_size for spec in layout.cells)
+            with suppress(MissingDependencyError):
+                calls = Compiled(
+                    tables.shared, cells, ready, num_banks=layout.none, num_workers=len(devices), max_batch=most
+                )
         return cls(
             layout=layout,
             config=config,
             devices=tuple(devices),
-            tables=Tables(layout.num_inputs, layout.num_outputs),
-            ready=[ReadyNodes() for _ in range(count)],
+            tables=tables,
+            cells=cells,
+            ready=ready,
+            compiled=calls,
             running=[0] * count,
             carry=[None] * count,
-            is_chain=[True] * count,
-            has_joins=[False] * count,
             is_awaited=[False] * count,
             homes=[np.full(rows, -1, dtype=np.int8) for rows in num_rows] if several else None,
             last_nodes=[None] * len(devices),
-            last_rank=[-1] * count,
             step_s=[float("inf")] * count,
             results=Results(layout),
         )
 
-    def release(self, sub: int, cell: int, num_ready: int) -> None:
+    def release(self, sub: int) -> None:
         """Pass a subgraph whose dependencies are satisfied to the queue of its cell type."""
-        start = int(self.tables.sub_start[sub])
-        self.tables.sub_rank[sub] = self.num_released
-        self.ready[cell].append(np.arange(start, start + num_ready), self.num_released)
-        self.num_released += 1
-
-    def release_first(self, plan: Plan, node_start: int, sub_start: int) -> None:
-        """Pass the subgraphs of a request just admitted that wait for nothing."""
-        for group in plan.released:
-            self.tables.sub_rank[sub_start + group.subs] = np.arange(
-                self.num_released, self.num_released + len(group.subs)
-            )
-            self.ready[group.cell].append(node_start + group.nodes, self.num_released + group.ranks)
-            self.num_released += len(group.subs)
+        row, shared = self.tables.subs[sub], self.tables.shared
+        self.tables.sub_rank[sub] = shared.num_released
+        start = int(row[START])
+        self.ready[int(row[CELL])].append(np.arange(start, start + int(row[READY])), shared.num_released)
+        shared.num_released += 1
 
     def max_steps(self, cell: int) -> int:
         """Steps of a round: MaxTasksToSubmit, or of cheap cells as many as fill ``round_s``."""
@@ -157,17 +169,15 @@ class State:
 
     def note_subgraphs(self, kinds: tuple[Kind, ...]) -> None:
         """Learn what the subgraphs of the cell types are like: only chains that all carry the same run as chunks."""
-        if kinds in self.known:
+        if kinds is self.latest or kinds in self.known:
             return
         self.known.add(kinds)
+        self.latest = kinds
         for kind in kinds:
-            cell = kind.cell
-            self.has_joins[cell] = self.has_joins[cell] or kind.joins
-            self.is_awaited[cell] = self.is_awaited[cell] or kind.is_awaited
-            for carry in kind.carries:
-                if carry is None:
-                    self.is_chain[cell] = False
-                elif carry and self.carry[cell] is None:
-                    self.carry[cell] = carry
-                elif carry and self.carry[cell] != carry:
-                    self.is_chain[cell] = False
+            cell = self.cells[kind.cell]
+            cell.has_joins |= kind.joins
+            self.is_awaited[kind.cell] = self.is_awaited[kind.cell] or kind.is_awaited
+            if kind.carry is None or (kind.carry and self.carry[kind.cell] not in (None, kind.carry)):
+                cell.is_chain = False
+            elif kind.carry:
+                self.carry[kind.cell] = kind.carry

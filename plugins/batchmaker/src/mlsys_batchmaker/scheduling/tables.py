@@ -1,16 +1,33 @@
 """Nodes and subgraphs of all live requests, as columns: one request is a block of rows in each. No logic.
 
-Columns and not objects, so that what happens to a batch of 64 cells is a handful of NumPy calls.
+Columns and not objects, so that what happens to a batch of 64 cells is a few calls of NumPy, or one of compiled code,
+which sees the same memory through :class:`Columns`.
 """
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 from numpy.typing import NDArray
 
-from mlsys_batchmaker.plan.partition import COLUMNS, SUB_COLUMNS
+from mlsys_batchmaker.plan.plan import COLUMNS, SUB_COLUMNS
 
 Ints = NDArray[np.int64]
+
+
+class Columns(ctypes.Structure):
+    """scheduler.cpp: Columns."""
+
+    _fields_ = [
+        ("width", ctypes.c_int64),
+        ("num_inputs", ctypes.c_int64),
+        ("nodes", ctypes.c_void_p),
+        ("waiting", ctypes.c_void_p),
+        ("subs", ctypes.c_void_p),
+        ("requests", ctypes.c_void_p),
+        ("num_released", ctypes.c_int64),
+    ]
 
 
 class Tables:
@@ -22,10 +39,13 @@ class Tables:
     """
 
     def __init__(self, num_inputs: int, num_outputs: int) -> None:
-        self.node_fixed: Ints = np.empty((0, COLUMNS + num_inputs + num_outputs), dtype=np.int64)  # as ``Plan.nodes``
+        width = COLUMNS + num_inputs + num_outputs
+        self.shared = Columns(width=width, num_inputs=num_inputs)
+        self.node_fixed: Ints = np.empty((0, width), dtype=np.int64)  # as ``Plan.nodes``
         self.node_waiting: Ints = np.empty(0, dtype=np.int64)  # predecessors in its subgraph that are not submitted
-        self.request_unfinished: Ints = np.empty(0, dtype=np.int64)  # subgraphs not finished
-        self._set_subs(np.empty((0, SUB_COLUMNS), dtype=np.int64))
+        self.subs: Ints = np.empty((0, SUB_COLUMNS), dtype=np.int64)  # as ``Plan.subs``
+        self._requests: Ints = np.empty((0, 2), dtype=np.int64)  # the next two
+        self.reserve(1, 1, 1)
 
     def reserve(self, num_nodes: int, num_subs: int, num_requests: int) -> None:
         """Room for that many rows."""
@@ -34,16 +54,18 @@ class Tables:
                 _grown(self.node_fixed, num_nodes),
                 _grown(self.node_waiting, num_nodes),
             )
+            self.shared.nodes, self.shared.waiting = self.node_fixed.ctypes.data, self.node_waiting.ctypes.data
         if num_subs > len(self.subs):
-            self._set_subs(_grown(self.subs, num_subs))
-        if num_requests > len(self.request_unfinished):
-            self.request_unfinished = _grown(self.request_unfinished, num_requests)
-
-    def _set_subs(self, subs: Ints) -> None:
-        """Take the subgraphs' rows, written whole as ``Plan.subs``, and name their columns."""
-        self.subs = subs
-        self.sub_request, self.sub_pinned, self.sub_unsubmitted, self.sub_unfinished = subs.T[:4]
-        self.sub_waiting, self.sub_next, self.sub_start, self.sub_end, self.sub_rank, self.sub_stop = subs.T[4:]
+            self.subs = _grown(self.subs, num_subs)
+            self.shared.subs = self.subs.ctypes.data
+            self.sub_request, self.sub_pinned, self.sub_unsubmitted, self.sub_unfinished = self.subs.T[:4]
+            self.sub_waiting, self.sub_next, self.sub_start, self.sub_end = self.subs.T[4:8]
+            self.sub_rank, self.sub_stop, self.sub_cell, self.sub_ready = self.subs.T[8:]
+        if num_requests > len(self._requests):
+            self._requests = _grown(self._requests, num_requests)
+            self.shared.requests = self._requests.ctypes.data
+            self.request_unfinished = self._requests[:, 0]  # subgraphs not finished
+            self.request_leaving = self._requests[:, 1]  # 1: it has left, but something of it is in flight
 
 
 def _grown(column: Ints, count: int) -> Ints:

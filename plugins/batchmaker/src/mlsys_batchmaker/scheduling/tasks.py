@@ -33,6 +33,7 @@ class Task:
     result_steps: Ints  # [r] where a request gets the results: the step ...
     result_rows: Ints  # [r] ... and the row of the batch
     slots: Ints  # [r] where the manager keeps them
+    address: int = 0  # of all its arrays in one, as scheduler.cpp formed it; 0: it was formed in Python
 
     @property
     def size(self) -> int:

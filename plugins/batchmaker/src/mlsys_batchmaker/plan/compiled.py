@@ -1,0 +1,113 @@
+"""Plans made by ``plan.cpp``."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mlsys_core.config import settings
+from mlsys_core.native import load_kernel
+from numpy.typing import NDArray
+
+from mlsys_batchmaker.plan import reference
+from mlsys_batchmaker.plan.layout import Layout
+from mlsys_batchmaker.plan.plan import COLUMNS, SUB_COLUMNS, Ints, Kind, Pairs, Plan, only
+
+
+class _Layout(ctypes.Structure):
+    """plan.cpp: Layout."""
+
+    _fields_ = [
+        ("num_cells", c_int64),
+        ("num_inputs", c_int64),
+        ("num_outputs", c_int64),
+        ("num_banks", c_int64),
+        ("input_banks", c_void_p),
+        ("output_banks", c_void_p),
+    ]
+
+
+class CompiledPlans:
+    """Plans structures of one model.
+
+    Args:
+        layout: of the model.
+
+    Raises:
+        MissingDependencyError: there is no C++ compiler.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._library = _load()
+        self._layout = layout
+        self._banks = [np.ascontiguousarray(table) for table in (layout.input_banks, layout.output_banks)]
+        sizes = len(layout.cells), layout.num_inputs, layout.num_outputs, layout.none
+        self._structure = _Layout(*sizes, *(table.ctypes.data for table in self._banks))
+        self._address = ctypes.addressof(self._structure)
+        self._sizes = c_int64 * (5 + layout.none)
+        self._kinds: dict[bytes, tuple[Kind, ...]] = {}
+
+    def make(self, cells: Ints, codes: Ints, results: Ints, *, must_connect: bool = True) -> Plan:
+        """See :func:`mlsys_batchmaker.plan.reference.make_plan`."""
+        layout, count, num_results = self._layout, len(cells), len(results)
+        columns = COLUMNS + layout.num_inputs + layout.num_outputs
+        most = count * (2 * columns + 2 + 2 * SUB_COLUMNS + 4 + 5 * layout.num_inputs) + 4 * num_results
+        out = np.empty(most, dtype=np.int64)
+        arrays = [np.ascontiguousarray(each) for each in (cells, codes, results)]
+        sizes = self._sizes()
+        is_good = self._library.batchmaker_plan(
+            self._address, count, num_results, must_connect, *map(address_of, arrays), address_of(out), sizes
+        )
+        if not is_good:
+            reference.make_plan(layout, cells, codes, results, must_connect=must_connect)  # raises, and says why
+            raise AssertionError("plan.cpp refuses a structure that reference.py plans")
+        size, subs, num_kinds, num_more, num_sub_more, *num_rows = sizes
+        kinds = self._kinds_of(out[size : size + num_kinds])
+        more = size + num_kinds
+        sub_more = more + num_more
+        return Plan(
+            out[:size].copy(),
+            count,
+            columns,
+            subs,
+            num_results,
+            tuple(num_rows),
+            kinds,
+            _pairs(out[more:sub_more]) if num_more else (),
+            _pairs(out[sub_more : sub_more + num_sub_more]) if num_sub_more else (),
+            int(cells[results[0]]) if num_results == 1 else only(cells[results].tolist()),
+        )
+
+    def _kinds_of(self, numbers: Ints) -> tuple[Kind, ...]:
+        key = numbers.tobytes()
+        kinds = self._kinds.get(key)
+        if kinds is None:
+            found = []
+            for cell, joins, is_awaited, form, *carry in numbers.reshape(-1, 4 + self._layout.num_inputs).tolist():
+                carries = ((), tuple(carry), None)[form]
+                found.append(Kind(cell, carries, bool(joins), bool(is_awaited)))
+            kinds = self._kinds[key] = tuple(found)
+        return kinds
+
+
+def _pairs(numbers: Ints) -> Pairs:
+    return tuple((first, second) for first, second in numbers.reshape(-1, 2).tolist())
+
+
+def address_of(array: NDArray[np.generic]) -> int:
+    """Of its first number; as ``array.ctypes.data``, in half the time."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+@cache
+def _load() -> Any:
+    kernel = load_kernel(Path(__file__).with_name("plan.cpp"), cache_dir=settings().cache_dir)
+    library = ctypes.PyDLL(kernel._name, handle=kernel._handle)  # calls of microseconds keep the interpreter's lock
+    library.batchmaker_plan.restype = c_int32
+    library.batchmaker_plan.argtypes = [c_void_p, c_int64, c_int64, c_int32, *[c_void_p] * 5]
+    return library

@@ -1,0 +1,53 @@
+"""Plans of structures, each made once."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from functools import partial
+
+from mlsys_core.errors import MissingDependencyError
+
+from mlsys_batchmaker.plan.compiled import CompiledPlans
+from mlsys_batchmaker.plan.graph import CellGraph
+from mlsys_batchmaker.plan.layout import Layout
+from mlsys_batchmaker.plan.plan import Plan
+from mlsys_batchmaker.plan.reference import make_plan
+
+
+class Planner:
+    """Plans structures of one model: compiled, or in Python where there is no compiler.
+
+    Args:
+        layout: of the model's cells.
+        max_plans: kept; the least recently used is forgotten first.
+    """
+
+    def __init__(self, layout: Layout, *, max_plans: int = 4096) -> None:
+        self._make: Callable[..., Plan]
+        try:
+            self._make = CompiledPlans(layout).make
+        except MissingDependencyError:
+            self._make = partial(make_plan, layout)
+        self._max_plans = max_plans
+        self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
+
+    def plan(self, graph: CellGraph) -> Plan:
+        """The plan of ``graph``. Not for several threads at once.
+
+        Raises:
+            InvalidInputError: the graph has a cycle, is not connected, or wires what does not fit together.
+        """
+        key = graph.key
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._make(*graph.structure(), must_connect=graph.must_connect)
+            if len(self._plans) > self._max_plans:
+                self._plans.popitem(last=False)
+        else:
+            self._plans.move_to_end(key)
+        return plan
+
+    def forget(self) -> None:
+        """Every structure is new again."""
+        self._plans.clear()

@@ -1,0 +1,251 @@
+"""Forming and settling by ``scheduler.cpp``, on the tables and queues that the Python of this package works on too."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import CFUNCTYPE, POINTER, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mlsys_core.config import settings
+from mlsys_core.native import load_kernel
+from mlsys_core.serving import WorkerId
+from numpy.typing import NDArray
+
+from mlsys_batchmaker.plan.compiled import address_of
+from mlsys_batchmaker.plan.plan import Plan
+from mlsys_batchmaker.plan.spec import CellSpec
+from mlsys_batchmaker.scheduling.ready import Queue, ReadyNodes
+from mlsys_batchmaker.scheduling.tables import Columns
+from mlsys_batchmaker.scheduling.tasks import Task
+
+_ROOM = 4096  # numbers of a task's arrays; larger tasks cost one more call
+_HEADER = 7
+
+
+class Cell(ctypes.Structure):
+    """scheduler.cpp: Cell; of a cell type, what changes with the requests that came."""
+
+    _fields_ = [
+        ("ready", Queue),
+        ("number", c_int64),
+        ("num_inputs", c_int64),
+        ("num_outputs", c_int64),
+        ("max_batch", c_int64),
+        ("is_chain", c_int64),
+        ("has_joins", c_int64),
+        ("last_rank", c_int64),
+    ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Settled:
+    """What a completed task means to its requests, by their indices in the tables."""
+
+    started: list[int]  # the first task of one of their subgraphs
+    cut: list[int]  # a chain of theirs has stopped
+    finished: list[int]  # all of their subgraphs are
+    num_discarded: int  # cells computed in vain
+
+
+class Compiled:
+    """The calls, for workers of one device.
+
+    Args:
+        columns: of the tables.
+        cells: by number.
+        ready: their queues.
+        num_banks: of the state pool.
+        num_workers: how many.
+        max_batch: most rows of a task.
+
+    Raises:
+        MissingDependencyError: there is no C++ compiler.
+    """
+
+    def __init__(
+        self,
+        columns: Columns,
+        cells: Any,
+        ready: Sequence[ReadyNodes],
+        *,
+        num_banks: int,
+        num_workers: int,
+        max_batch: int,
+    ) -> None:
+        self._library = _load()
+        self._former = self._library.batchmaker_former()
+        self._cells = cells
+        self._pins = num_workers > 1
+        self._columns = ctypes.addressof(columns)
+        self._kept = columns
+        self._addresses = [ctypes.addressof(cell) for cell in cells]
+        self._make_room = _MAKE_ROOM(lambda cell, count: ready[cell].make_room(count))
+        self._out = np.empty(3 * max_batch, dtype=np.int64)
+        self._out_address = self._out.ctypes.data
+        self._sizes = (c_int64 * 4)()
+        self._bases = c_int64 * (5 + num_banks)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_former"):
+            self._library.batchmaker_former_free(self._former)
+
+    def admit(self, plan: Plan, bases: Sequence[int]) -> None:
+        """Write a request's rows of the tables and release what waits for nothing.
+
+        Args:
+            plan: of the request.
+            bases: starts of its rows by bank, 0, starts of its nodes, subgraphs and slots, its index.
+        """
+        self._library.batchmaker_admit(
+            self._columns,
+            self._addresses[0],
+            address_of(plan.block),
+            plan.num_nodes,
+            plan.num_subgraphs,
+            self._bases(*bases),
+            len(bases) - 5,
+            self._make_room,
+        )
+        *_, nodes, subs, _, _ = bases
+        for is_sub, start, pairs in ((False, nodes, plan.more), (True, subs, plan.sub_more)):
+            for before, after in pairs:
+                self._library.batchmaker_add_more(self._former, is_sub, start + before, start + after)
+
+    def forget(self, plan: Plan, node_start: int, sub_start: int) -> None:
+        """The request has left."""
+        for is_sub, start, pairs in ((False, node_start, plan.more), (True, sub_start, plan.sub_more)):
+            for before, _ in pairs:
+                self._library.batchmaker_drop_more(self._former, is_sub, start + before)
+
+    def count_ready(self, cell: int, worker: WorkerId, limit: int) -> int:
+        """See :func:`mlsys_batchmaker.scheduling.forming.count_ready`."""
+        count: int = self._library.batchmaker_count_ready(self._columns, self._addresses[cell], worker, limit)
+        return count
+
+    def form(
+        self,
+        cell: int,
+        spec: CellSpec,
+        worker: WorkerId,
+        *,
+        max_steps: int,
+        is_blind: bool,
+        carry: tuple[int, ...] | None,
+    ) -> Task | None:
+        """See :func:`mlsys_batchmaker.scheduling.forming.form`; ``max_steps`` is 1 for what does not run as a chunk."""
+        memory = np.empty(_ROOM, dtype=np.int64)
+        address = address_of(memory)
+        at = self._columns, self._addresses[cell]
+        size = self._library.batchmaker_form(
+            self._former, *at, worker, self._pins, max_steps, is_blind, address, _ROOM, self._make_room
+        )
+        if not size:
+            return None
+        if size > _ROOM:
+            memory = np.empty(size, dtype=np.int64)
+            address = address_of(memory)
+            self._library.batchmaker_write(self._former, *at, address)
+        rows, steps, num_results, num_fresh, has_lengths, is_continued, _ = memory[:_HEADER].tolist()
+        num_inputs = len(spec.inputs)
+        subs = _HEADER + rows
+        fresh = subs + rows
+        lengths = fresh + num_fresh
+        results = lengths + rows * has_lengths
+        inputs = results + 3 * num_results
+        outputs = inputs + steps * rows * num_inputs
+        return Task(
+            cell,
+            memory[_HEADER:subs],
+            memory[subs:fresh],
+            memory[fresh:lengths] if num_fresh else None,
+            steps,
+            memory[lengths:results] if has_lengths else None,
+            memory[inputs:outputs].reshape(steps, rows, num_inputs),
+            (-1,) * num_inputs if carry is None else carry,
+            carry if is_continued else None,
+            (None,) * num_inputs,
+            memory[outputs:size].reshape(rows, len(spec.outputs)),
+            True,
+            is_blind,
+            memory[results : results + num_results],
+            memory[results + num_results : results + 2 * num_results],
+            memory[results + 2 * num_results : inputs],
+            address,
+        )
+
+    def lose(self, worker: WorkerId) -> None:
+        """A task of ``worker`` failed: nothing goes on from it."""
+        self._library.batchmaker_lose(self._former, worker)
+
+    def settle(self, task: Task, stop: tuple[NDArray[np.generic], int] | None) -> Settled:
+        """``task``, formed here, is completed.
+
+        Args:
+            task: which.
+            stop: the results that may stop its chains, and the value that does.
+        """
+        given: tuple[int | None, int] = (None, 0)
+        if stop is not None:
+            values = np.ascontiguousarray(stop[0], dtype=np.int64)
+            given = address_of(values), stop[1]
+        self._library.batchmaker_settle(
+            self._former,
+            self._columns,
+            self._addresses[0],
+            task.cell,
+            task.address,
+            self._pins,
+            task.releases,
+            *given,
+            self._out_address,
+            self._sizes,
+            self._make_room,
+        )
+        started, cut, finished, num_discarded = self._sizes
+        found = self._out[: started + cut + finished].tolist()
+        return Settled(found[:started], found[started : started + cut], found[started + cut :], num_discarded)
+
+
+_MAKE_ROOM = CFUNCTYPE(None, c_int64, c_int64)
+
+
+@cache
+def _load() -> Any:
+    kernel = load_kernel(Path(__file__).with_name("scheduler.cpp"), cache_dir=settings().cache_dir)
+    library = ctypes.PyDLL(kernel._name, handle=kernel._handle)  # calls of a microsecond keep the interpreter's lock
+    library.batchmaker_former.restype = c_void_p
+    library.batchmaker_former_free.argtypes = [c_void_p]
+    library.batchmaker_admit.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64, _MAKE_ROOM]
+    library.batchmaker_admit.restype = None
+    library.batchmaker_add_more.argtypes = [c_void_p, c_int32, c_int64, c_int64]
+    library.batchmaker_add_more.restype = None
+    library.batchmaker_drop_more.argtypes = [c_void_p, c_int32, c_int64]
+    library.batchmaker_drop_more.restype = None
+    library.batchmaker_count_ready.argtypes = [c_void_p, c_void_p, c_int64, c_int64]
+    library.batchmaker_count_ready.restype = c_int64
+    numbers = [c_int64, c_int32, c_int64, c_int32]
+    library.batchmaker_form.argtypes = [c_void_p, c_void_p, c_void_p, *numbers, c_void_p, c_int64, _MAKE_ROOM]
+    library.batchmaker_form.restype = c_int64
+    library.batchmaker_write.argtypes = [c_void_p] * 4
+    library.batchmaker_write.restype = None
+    library.batchmaker_lose.argtypes = [c_void_p, c_int64]
+    library.batchmaker_lose.restype = None
+    library.batchmaker_settle.argtypes = [
+        *[c_void_p] * 3,
+        c_int64,
+        c_void_p,
+        c_int32,
+        c_int32,
+        c_void_p,
+        c_int64,
+        c_void_p,
+        POINTER(c_int64),
+        _MAKE_ROOM,
+    ]
+    library.batchmaker_settle.restype = None
+    return library
