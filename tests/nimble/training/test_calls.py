@@ -57,6 +57,11 @@ def odd_channels() -> nn.Module:  # no whole vectors: torch's own batch norm
     return nn.Sequential(*convolutions, nn.BatchNorm2d(6), nn.Hardtanh(0, 6), nn.Flatten(), nn.Linear(6, 4))
 
 
+def no_norms() -> nn.Module:  # a view of what lies channels last goes to the backward pass
+    convolutions = nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 16, 3, padding=1), nn.ReLU()
+    return nn.Sequential(*convolutions, nn.Conv2d(16, 16, 3, groups=16), nn.Flatten(), nn.Linear(576, 4))
+
+
 def perceptron() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(192, 32), nn.Tanh(), nn.LayerNorm(32), nn.Sigmoid(), nn.Linear(32, 4))
 
@@ -64,6 +69,7 @@ def perceptron() -> nn.Module:
 NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "residual": (residual, images),
     "odd channels": (odd_channels, images),
+    "no norms": (no_norms, images),
     "perceptron": (perceptron, images),
     "words": (Words, tokens),
 }

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from mlsys_nimble.capture import capture
-from mlsys_nimble.operators import BatchNormGradient, BatchNormTraining, Concat, Epilogue, Pad, Pointwise
+from mlsys_nimble.operators import Aten, BatchNormGradient, BatchNormTraining, Concat, Epilogue, Pad, Pointwise, Reduce
 from mlsys_nimble.passes import optimise
 from mlsys_nimble.program import Program, check_program
 from mlsys_nimble.reference import ReferenceExecutor
@@ -122,3 +122,19 @@ def test_gradients_of_some_parts_or_of_parts_that_overlap_are_added():
     program = optimised(backward, torch.randn(2, 4), torch.randn(2, 4))
     assert sum(isinstance(operator.kind, Pad) for operator in program.operators) == 4
     assert sum(isinstance(operator.kind, Concat) for operator in program.operators) == 1
+
+
+@pytest.mark.parametrize("wanted", [(True, True, True), (False, True, True), (True, False, True), (True, True, False)])
+def test_gradients_of_a_convolution_become_operators_of_their_own(wanted: tuple[bool, bool, bool]):
+    def backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        made = ATEN.convolution_backward(dy, x, weight, [6], [2, 2], [1, 1], [1, 1], False, [0, 0], 1, list(wanted))
+        return tuple(gradient for gradient, is_wanted in zip(made, wanted, strict=True) if is_wanted)
+
+    program = optimised(backward, torch.randn(2, 6, 3, 3), torch.randn(2, 4, 6, 6), torch.randn(6, 4, 3, 3))
+    assert [isinstance(operator.kind, Reduce) for operator in program.operators] == [False] * sum(wanted[:2]) + [
+        True
+    ] * wanted[2]
+    masks = [operator.kind.arguments[-1] for operator in program.operators if isinstance(operator.kind, Aten)]
+    assert masks == [
+        mask for mask, is_wanted in zip(((True, False, False), (False, True, False)), wanted, strict=False) if is_wanted
+    ]

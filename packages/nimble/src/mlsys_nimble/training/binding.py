@@ -15,19 +15,23 @@ from mlsys_nimble.operators import BatchNormGradient, BatchNormTraining
 from mlsys_nimble.program import Operator, ValueType
 from mlsys_nimble.reference import Run, aten_function, compile_operator
 from mlsys_nimble.strides import Strides, dense, order_of, row_major
-from mlsys_nimble.training import kernels
+from mlsys_nimble.training import convolutions, kernels
+from mlsys_nimble.training.convolutions import images_of, way_of, work_of
+from mlsys_nimble.training.passes import GRADIENT
 
 _BY_KERNEL = (kinds.Pointwise, kinds.Reduce, kinds.Copy, kinds.Cast, kinds.Pad)
 _NORMS = (BatchNormTraining, BatchNormGradient)
-_CONVOLUTION = "aten.convolution_backward.default"
 
 
 def torch_run(operator: Operator, values: Sequence[ValueType]) -> Run:
     """What torch does for an operator. Convolutions take their images channels last, as oneDNN is fastest with."""
     kind = operator.kind
+    work = work_of(operator, *([values[value] for value in group] for group in (operator.inputs, operator.outputs)))
+    if work is not None and way_of(work, 1) == "product":
+        return _with_channels_last(convolutions.as_product(work), images_of(work))
     if isinstance(kind, kinds.Aten):
         run = _aten_run(kind) or compile_operator(operator, values)
-        return _with_channels_last(run, 2) if kind.target == _CONVOLUTION else run
+        return _with_channels_last(run, 2) if kind.target == GRADIENT else run
     run = compile_operator(operator, values)
     return _with_channels_last(run, 1) if isinstance(kind, kinds.Convolution) else run
 
@@ -79,6 +83,12 @@ def strides_by_kernel(
         if not all(map(kernels.takes, images)) or any(view.strides != (1,) for view in views if len(view.shape) == 1):
             return None
         return [images[0].strides if len(result.shape) > 1 else (1,) for result in results]
+    work = work_of(operator, views, results)
+    if work is not None:
+        strides = convolutions.strides_of_result(work)
+        return (
+            [strides] if convolutions.make_kernels(work, views, View(0, "float32", results[0].shape, strides)) else None
+        )
     if not isinstance(operator.kind, _BY_KERNEL) or results[0].numel == 0:
         return None
     strides = _like_the_largest(results[0], views)
@@ -100,12 +110,18 @@ def _like_the_largest(result: ValueType, inputs: Sequence[View]) -> Strides:
     return dense(result.shape, row_major(len(result.shape)))
 
 
-def image_inputs(operator: Operator, inputs: Sequence[Tensor]) -> list[int]:
-    """Which inputs of a batch norm lie otherwise than its kernels take them, while its ``x`` lies well."""
-    x = inputs[isinstance(operator.kind, BatchNormGradient)] if isinstance(operator.kind, _NORMS) else None
-    if x is None or x.dim() != 4 or not kernels.takes(View.of(x)):
-        return []
-    return [index for index, tensor in enumerate(inputs) if tensor.dim() == 4 and tensor.stride() != x.stride()]
+def image_inputs(operator: Operator, values: Sequence[ValueType], inputs: Sequence[Tensor]) -> list[int]:
+    """Which images lie otherwise than an operator's kernels take them; of a batch norm only if ``x`` lies well."""
+    images = [index for index, tensor in enumerate(inputs) if tensor.dim() == 4]
+    if isinstance(operator.kind, _NORMS):
+        if not kernels.takes(View.of(inputs[isinstance(operator.kind, BatchNormGradient)])):
+            return []
+    else:
+        work = work_of(operator, [values[value] for value in operator.inputs], [values[v] for v in operator.outputs])
+        if work is None or way_of(work, kernels.load().training_lanes()) in (None, "product"):
+            return []
+        images = images[: images_of(work)]
+    return [index for index in images if not kernels.lies_channels_last(View.of(inputs[index]))]
 
 
 def make_kernels(operator: Operator, inputs: Sequence[View], outputs: Sequence[View]) -> list[Kernel]:
@@ -114,6 +130,9 @@ def make_kernels(operator: Operator, inputs: Sequence[View], outputs: Sequence[V
         return kernels.batch_norm(operator.kind, inputs, outputs)
     if isinstance(operator.kind, BatchNormGradient):
         return kernels.batch_norm_gradient(inputs, outputs)
+    work = work_of(operator, inputs, outputs)
+    if work is not None:
+        return convolutions.make_kernels(work, inputs, outputs[0])
     views = dict(zip((*operator.inputs, *operator.outputs), (*inputs, *outputs), strict=True))
     kernel = kernel_for(operator, views, {})
     return [kernel] if kernel is not None else []

@@ -62,7 +62,23 @@ class ReplayedGraph:
     def _prepare(self, arguments: Sequence[Any]) -> None:
         assert self._graph is not None
         with _CAPTURE_LOCK:
-            self._captured = capture(self._graph, arguments)
+            self._captured = capture(self._graph, _as_traced(self._graph, arguments))
         self.program, _ = optimise(self._captured.program, TRAINING_PASSES)
         self.executor = self._make_executor(self.program, self._captured.device)
         self._graph = None
+
+
+def _as_traced(graph: torch.fx.GraphModule, arguments: Sequence[Any]) -> list[Any]:
+    """The arguments, lying as AOTAutograd believed when it chose views or copies; replays ask only for shapes.
+
+    What a forward graph saves may lie otherwise: channels last, say.
+    """
+    found = list(arguments)
+    places = [node.meta.get("val") for node in graph.graph.nodes if node.op == "placeholder"]
+    for index, (value, believed) in enumerate(zip(arguments, places, strict=True)):
+        if not isinstance(value, torch.Tensor) or not isinstance(believed, torch.Tensor):
+            continue
+        if value.stride() != believed.stride():
+            made = torch.empty_strided(value.shape, believed.stride(), dtype=value.dtype, device=value.device)
+            found[index] = made.copy_(value)
+    return found

@@ -21,6 +21,9 @@ from mlsys_nimble.strides import channels_last, dense
 _MAKERS = (
     *("batch_norm_statistics", "batch_norm_finish", "batch_norm_apply"),
     *("batch_norm_gradient_sums", "batch_norm_gradient_finish", "batch_norm_gradient_apply"),
+    *("depthwise_input_gradient", "depthwise_weight_gradient", "depthwise_weight_finish"),
+    *("winograd2_weights", "winograd2_weight_gradient", "winograd2_weight_finish"),
+    *("winograd4_weights", "winograd4_weight_gradient", "winograd4_weight_finish"),
 )
 
 
@@ -42,7 +45,7 @@ class BatchNormGradientStruct(Structure):
     _fields_ = [(name, ViewStruct) for name in ("dy", "x", "dx", "weight", "mean", "rstd", "dweight", "dbias")]
 
 
-class _Of(Structure):
+class Of(Structure):
     """A kernel made from another."""
 
     _fields_ = [("kernel", c_void_p)]
@@ -56,7 +59,7 @@ def load() -> Any:
         MissingDependencyError: there is no C++ compiler.
     """
     here = Path(__file__).parent / "native"
-    headers = [here / "batch_norm.h", here.parents[1] / "native" / "kernel.h"]
+    headers = [*sorted(here.glob("*.h")), here.parents[1] / "native" / "kernel.h"]
     library = load_kernel(here / "training.cpp", cache_dir=settings().cache_dir, headers=headers)
     library.kernel_units.argtypes = library.kernel_scratch.argtypes = library.kernel_free.argtypes = [c_void_p]
     library.kernel_units.restype = library.kernel_scratch.restype = c_int64
@@ -84,15 +87,22 @@ class KernelList:
         self._run(*self._arguments)
 
 
+def lies_channels_last(view: View) -> bool:
+    """Whether an image's pixels, or a matrix's rows, follow one another without gaps, channels side by side."""
+    wanted = dense(view.shape, channels_last(len(view.shape)))
+    return all(
+        size == 1 or stride == exact for size, stride, exact in zip(view.shape, view.strides, wanted, strict=True)
+    )
+
+
 def takes(view: View) -> bool:
     """Whether a batch norm's kernels take an image that lies so: channels last, in whole vectors, nothing between."""
-    order = channels_last(len(view.shape))
     return (
         view.dtype == "float32"
         and len(view.shape) >= 2
         and 0 not in view.shape
         and prod(view.shape) > view.shape[1]
-        and view.strides == dense(view.shape, order)
+        and lies_channels_last(view)
         and view.shape[1] % load().training_lanes() == 0
     )
 
@@ -116,7 +126,7 @@ def batch_norm(kind: BatchNormTraining, inputs: Sequence[View], outputs: Sequenc
         kind.epilogue.activation == "relu",
     )
     measure = Kernel(load(), "batch_norm_statistics", struct)
-    finish = Kernel(load(), "batch_norm_finish", _Of(measure.address), measure)
+    finish = Kernel(load(), "batch_norm_finish", Of(measure.address), measure)
     return [measure, finish, Kernel(load(), "batch_norm_apply", struct)]
 
 
@@ -127,5 +137,5 @@ def batch_norm_gradient(inputs: Sequence[View], outputs: Sequence[View]) -> list
     images = (_rows(view) for view in (dy, x, dx))
     struct = BatchNormGradientStruct(*map(view_struct, (*images, weight, mean, rstd, dweight, dbias)))
     sums = Kernel(load(), "batch_norm_gradient_sums", struct)
-    finish = Kernel(load(), "batch_norm_gradient_finish", _Of(sums.address), sums)
-    return [sums, finish, Kernel(load(), "batch_norm_gradient_apply", _Of(sums.address), sums)]
+    finish = Kernel(load(), "batch_norm_gradient_finish", Of(sums.address), sums)
+    return [sums, finish, Kernel(load(), "batch_norm_gradient_apply", Of(sums.address), sums)]

@@ -13,6 +13,7 @@ from mlsys_nimble.operators import (
     Input,
     Pad,
     Pointwise,
+    Reduce,
     Step,
 )
 from mlsys_nimble.passes import Pass
@@ -22,6 +23,7 @@ from mlsys_nimble.passes.subexpressions import share_subexpressions
 from mlsys_nimble.passes.views import simplify_views
 from mlsys_nimble.program import Operator, Program, ValueId
 
+GRADIENT = "aten.convolution_backward.default"
 _FORWARD = "aten._native_batch_norm_legit_functional.default"
 _BACKWARD = "aten.native_batch_norm_backward.default"
 _ALL = tuple(Input(index) for index in range(7))
@@ -45,6 +47,38 @@ def _found(program: Program, operator: Operator) -> Operator:
         if arguments[:7] == (*_ALL[:3], None, None, *_ALL[3:5]):
             return replace(operator, kind=BatchNormGradient())
     return operator
+
+
+def split_convolution_gradients(program: Program) -> Program:
+    """Gradients of a convolution's input, weight and bias become operators of their own; that of the bias is a sum."""
+    return replace(
+        program, operators=tuple([part for operator in program.operators for part in _gradients(program, operator)])
+    )
+
+
+def _gradients(program: Program, operator: Operator) -> list[Operator]:
+    kind = operator.kind
+    if not isinstance(kind, Aten) or kind.target != GRADIENT or kind.arguments[:3] != _ALL[:3]:
+        return [operator]
+    *arguments, wanted = kind.arguments
+    arguments[3] = None  # what a bias's gradient is like
+    num_results = len(operator.outputs)
+    if num_results not in (3, sum(wanted)):
+        return [operator]
+    outputs = iter(operator.outputs)
+    results = [next(outputs) if is_wanted or num_results == 3 else None for is_wanted in wanted]  # oneDNN may give more
+    found: list[Operator] = []
+    for place, name in enumerate(("input", "weight")):
+        value = results[place]
+        if wanted[place] and value is not None:
+            kind = Aten(kind.target, (*arguments, (place == 0, place == 1, False)), kind.keywords)
+            found.append(replace(operator, name=f"{operator.name}_{name}", kind=kind, outputs=(value,)))
+    if wanted[2] and results[2] is not None:
+        dims = tuple([dim for dim in range(len(program.values[operator.inputs[0]].shape)) if dim != 1])
+        total = Reduce("sum", dims, keeps_dims=False)
+        name, dy = f"{operator.name}_bias", operator.inputs[:1]
+        found.append(replace(operator, name=name, kind=total, inputs=dy, outputs=(results[2],)))
+    return found
 
 
 def fuse_norm_epilogues(program: Program) -> Program:
@@ -132,6 +166,7 @@ TRAINING_PASSES: tuple[Pass, ...] = (
     simplify_views,
     share_subexpressions,
     find_batch_norms,
+    split_convolution_gradients,
     fuse_elementwise,
     join_parts,
     fuse_norm_epilogues,

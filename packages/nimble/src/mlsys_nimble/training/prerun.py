@@ -54,7 +54,7 @@ def prerun(program: Program, inputs: Sequence[Tensor]) -> Prerun:
         runs.append(run if strides is None else None)
 
     for operator in program.operators:
-        lies_badly = image_inputs(operator, [tensors[value] for value in operator.inputs])
+        lies_badly = image_inputs(operator, values, [tensors[value] for value in operator.inputs])
         for index in lies_badly:
             value = operator.inputs[index]
             copied = len(values)

@@ -6,6 +6,8 @@
 #include <dlfcn.h>
 
 #include "batch_norm.h"
+#include "depthwise.h"
+#include "winograd.h"
 
 using namespace nimble;
 
@@ -61,5 +63,22 @@ Kernel* make_batch_norm_gradient_finish(const Kernel* const* of) {
 }
 Kernel* make_batch_norm_gradient_apply(const Kernel* const* of) {
     return new BatchNormGradientApply((const BatchNormGradientSums*)*of);
+}
+
+Kernel* make_depthwise_input_gradient(const DepthwiseGradient* arguments) { return new DepthwiseInputGradient(*arguments); }
+Kernel* make_depthwise_weight_gradient(const DepthwiseGradient* arguments) { return new DepthwiseWeightGradient(*arguments); }
+Kernel* make_depthwise_weight_finish(const Kernel* const* of) {
+    return new Finish<DepthwiseWeightGradient>((const DepthwiseWeightGradient*)*of);
+}
+
+Kernel* make_winograd2_weights(const WinogradWeights* arguments) { return new WinogradWeightsKernel<2>(*arguments); }
+Kernel* make_winograd4_weights(const WinogradWeights* arguments) { return new WinogradWeightsKernel<4>(*arguments); }
+Kernel* make_winograd2_weight_gradient(const WinogradGradient* arguments) { return new WinogradWeightGradient<2>(*arguments); }
+Kernel* make_winograd4_weight_gradient(const WinogradGradient* arguments) { return new WinogradWeightGradient<4>(*arguments); }
+Kernel* make_winograd2_weight_finish(const Kernel* const* of) {
+    return new WinogradWeightFinish<2>((const WinogradWeightGradient<2>*)*of);
+}
+Kernel* make_winograd4_weight_finish(const Kernel* const* of) {
+    return new WinogradWeightFinish<4>((const WinogradWeightGradient<4>*)*of);
 }
 }

@@ -1,0 +1,232 @@
+"""Convolutions of training and their gradients, in two dimensions: who computes which, and the kernels that do.
+
+Weights change at each step, so nothing of them is prepared ahead of time: kernels transform them as part of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import Structure, c_int32, c_void_p
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from mlsys_nimble.native import library as native
+from mlsys_nimble.native.library import Kernel, View, ViewStruct, WinogradStruct, epilogue_struct, view_struct
+from mlsys_nimble.operators import NOTHING, Aten, Convolution
+from mlsys_nimble.program import Operator, ValueType
+from mlsys_nimble.reference import Run
+from mlsys_nimble.strides import Shape, Strides, channels_last, dense, row_major
+from mlsys_nimble.training.kernels import Of, lies_channels_last, load
+from mlsys_nimble.training.passes import GRADIENT
+
+LEAST_TILES = 16  # of Winograd's: fewer do not pay for the transform of the weights
+
+Looks: TypeAlias = ValueType | View
+Role = Literal["forward", "input gradient", "weight gradient"]
+Way = Literal["winograd2", "winograd4", "depthwise", "product"]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A convolution of float32 images, or one of its gradients.
+
+    Inputs are x and weight (and a bias); of a gradient dy, x and weight, as ``aten::convolution_backward`` has them.
+    """
+
+    role: Role
+    x: Shape  # [N, C, H, W]
+    weight: Shape  # [O, C/groups, KH, KW]
+    y: Shape  # [N, O, H', W']
+    stride: tuple[int, int]
+    before: tuple[int, int]  # padding
+    dilation: tuple[int, int]
+    groups: int
+
+
+def work_of(operator: Operator, inputs: Sequence[Looks], outputs: Sequence[Looks]) -> Work | None:
+    """What a convolution or one gradient of it asks for; None: it is something else, or not of this kind."""
+    kind = operator.kind
+    if any(tensor.dtype != "float32" for tensor in inputs) or len(outputs) != 1:
+        return None
+    if isinstance(kind, Convolution):
+        if len(kind.stride) != 2 or kind.epilogue != NOTHING:
+            return None
+        before = tuple([start for start, _ in kind.padding])
+        shapes = inputs[0].shape, inputs[1].shape, outputs[0].shape
+        return _work("forward", shapes, kind.stride, before, kind.dilation, kind.groups)
+    if not isinstance(kind, Aten) or kind.target != GRADIENT or len(inputs) != 3:
+        return None
+    _, _, _, _, stride, padding, dilation, is_transposed, _, groups, wanted = kind.arguments
+    if is_transposed or len(inputs[1].shape) != 4:
+        return None
+    shapes = inputs[1].shape, inputs[2].shape, inputs[0].shape
+    role: Role = "input gradient" if wanted[0] else "weight gradient"
+    return _work(role, shapes, _pair(stride), _pair(padding), _pair(dilation), groups)
+
+
+def _work(
+    role: Role, shapes: tuple[Shape, Shape, Shape], stride: Any, before: Any, dilation: Any, groups: int
+) -> Work | None:
+    return None if any(0 in shape for shape in shapes) else Work(role, *shapes, stride, before, dilation, groups)
+
+
+def _pair(sizes: Sequence[int]) -> tuple[int, int]:
+    return (sizes[0], sizes[-1])
+
+
+def way_of(work: Work, lanes: int) -> Way | None:
+    """How it is computed; None: as torch does.
+
+    A convolution of single pixels is a product. 3x3 convolutions and both their gradients go by Winograd's minimal
+    filtering, in the tiles that multiply least. Gradients of depthwise convolutions have kernels of their own.
+
+    Args:
+        work: What is asked for.
+        lanes: Channels in a vector.
+    """
+    window = work.weight[2:]
+    is_dense = work.stride == work.dilation == (1, 1) and work.groups == 1
+    if is_dense and window == (1, 1) and work.before == (0, 0) and work.x[2:] == work.y[2:]:
+        return "product"
+    if work.x[1] % lanes or work.y[1] % lanes:
+        return None
+    if is_dense and window == (3, 3) and all(0 <= padding <= 2 for padding in work.before):
+        shape = work.x if work.role == "input gradient" else work.y
+        tiles = {size: shape[0] * prod(-(-extent // size) for extent in shape[2:]) for size in (2, 4)}
+        size: Literal[2, 4] = 4 if 36 * tiles[4] <= 16 * tiles[2] else 2
+        if tiles[size] < LEAST_TILES:
+            return None
+        return "winograd2" if size == 2 else "winograd4"
+    is_depthwise = work.groups == work.x[1] == work.y[1] > 1
+    return "depthwise" if is_depthwise and work.role != "forward" else None
+
+
+def strides_of_result(work: Work) -> Strides:
+    """Images lie channels last, the gradients of weights row by row."""
+    if work.role == "weight gradient":
+        return dense(work.weight, row_major(4))
+    return dense(work.y if work.role == "forward" else work.x, channels_last(4))
+
+
+def images_of(work: Work) -> int:
+    """How many of its inputs, the first ones, are images."""
+    return 1 if work.role == "forward" else 2
+
+
+# By torch
+
+
+def as_product(work: Work) -> Run:
+    """A convolution of single pixels, or a gradient of it, as a product by torch; images lie channels last."""
+
+    def rows(x: Tensor) -> Tensor:
+        return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
+
+    def image(made: Tensor, shape: Shape) -> Tensor:
+        return made.view(shape[0], shape[2], shape[3], shape[1]).permute(0, 3, 1, 2)
+
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        matrix = weight.flatten(1).t()
+        made = torch.mm(rows(x), matrix) if bias is None else torch.addmm(bias, rows(x), matrix)
+        return image(made, work.y)
+
+    def input_gradient(dy: Tensor, _x: Tensor, weight: Tensor) -> Tensor:
+        return image(torch.mm(rows(dy), weight.flatten(1)), work.x)
+
+    def weight_gradient(dy: Tensor, x: Tensor, _weight: Tensor) -> Tensor:
+        return torch.mm(rows(dy).t(), rows(x)).view(work.weight)
+
+    ways: dict[Role, Run] = {
+        "forward": forward,
+        "input gradient": input_gradient,
+        "weight gradient": weight_gradient,
+    }
+    return ways[work.role]
+
+
+# By kernels
+
+
+class DepthwiseGradientStruct(Structure):
+    """depthwise.h: DepthwiseGradient."""
+
+    _fields_ = [
+        *((name, ViewStruct) for name in ("dy", "x", "weight", "out")),
+        *((name, c_int32 * 2) for name in ("stride", "before", "dilation")),
+    ]
+
+
+class WinogradWeightsStruct(Structure):
+    """winograd.h: WinogradWeights."""
+
+    _fields_ = [
+        ("weight", ViewStruct),
+        ("bias", ViewStruct),
+        ("out", c_void_p),
+        ("out_bias", c_void_p),
+        ("is_turned", c_int32),
+    ]
+
+
+class WinogradGradientStruct(Structure):
+    """winograd.h: WinogradGradient."""
+
+    _fields_ = [("dy", ViewStruct), ("x", ViewStruct), ("out", ViewStruct), ("before", c_int32 * 2)]
+
+
+def make_kernels(work: Work, inputs: Sequence[View], out: View) -> list[Kernel]:
+    """The kernels of a convolution or gradient; none: torch computes it, or the images do not lie channels last."""
+    way = way_of(work, load().training_lanes())
+    if way is None or way == "product" or not all(map(lies_channels_last, inputs[: images_of(work)])):
+        return []
+    if way == "depthwise":
+        return _depthwise_gradient(work, inputs, out)
+    if work.role == "weight gradient":
+        struct = WinogradGradientStruct(*map(view_struct, (inputs[0], inputs[1], out)), work.before)
+        sums = Kernel(load(), f"{way}_weight_gradient", struct)
+        return [sums, Kernel(load(), f"{way}_weight_finish", Of(sums.address), sums)]
+    return _winograd(work, way, inputs, out)
+
+
+def _depthwise_gradient(work: Work, inputs: Sequence[View], out: View) -> list[Kernel]:
+    struct = DepthwiseGradientStruct(*map(view_struct, (*inputs, out)), work.stride, work.before, work.dilation)
+    if work.role == "input gradient":
+        return [Kernel(load(), "depthwise_input_gradient", struct)]
+    sums = Kernel(load(), "depthwise_weight_gradient", struct)
+    return [sums, Kernel(load(), "depthwise_weight_finish", Of(sums.address), sums)]
+
+
+def _winograd(work: Work, way: Way, inputs: Sequence[View], out: View) -> list[Kernel]:
+    """The convolution of inference, behind a transform of the weights into memory that both hold.
+
+    The gradient of the input is the convolution of dy with the weights turned by half a circle.
+    """
+    is_turned = work.role == "input gradient"
+    x, weight = inputs[0], inputs[2 if is_turned else 1]
+    bias = inputs[2] if not is_turned and len(inputs) > 2 else None
+    points = (int(way[-1]) + 2) ** 2
+    transformed = torch.empty(points * prod(work.weight[:2]))
+    shift = torch.zeros(out.shape[1])
+    weights = WinogradWeightsStruct(
+        view_struct(weight), view_struct(bias), transformed.data_ptr(), shift.data_ptr(), is_turned
+    )
+    struct = WinogradStruct(
+        x=view_struct(_exact(x)),
+        residual=view_struct(None),
+        out=view_struct(_exact(out)),
+        weights=transformed.data_ptr(),
+        bias=shift.data_ptr(),
+        before=tuple(2 - padding for padding in work.before) if is_turned else work.before,
+        epilogue=epilogue_struct(NOTHING),
+    )
+    kept = transformed, shift
+    return [Kernel(load(), f"{way}_weights", weights, *kept), Kernel(native.load(), way, struct, *kept)]
+
+
+def _exact(image: View) -> View:
+    """With the strides that dimensions of size 1 would have."""
+    return image.reshaped(image.shape, dense(image.shape, channels_last(4)))
