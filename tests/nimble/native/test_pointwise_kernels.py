@@ -50,7 +50,8 @@ def test_every_operation_is_torchs(op: str, native: Any, pieces: Pieces):
     kind = Pointwise((Step(op, arguments),))
     pieces(kernels.pointwise(kind, [View.of(x) for x in inputs], View.of(out), library=native), out)
     expected = reference(kind, inputs, out, torch.float64)
-    torch.testing.assert_close(out.double(), expected, rtol=1e-6, atol=2e-7)
+    atol = 8e-7 if op == "gelu" else 2e-7  # where an error function of 2.9e-7 is half of a factor of up to 5
+    torch.testing.assert_close(out.double(), expected, rtol=1e-6, atol=atol)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,9 @@ struct Convolution {
 };
 
 constexpr int PART = 320;         // features of one part of a sum: 20 KiB of a panel, in the first-level cache
+constexpr int WHOLE = 400;        // up to so many are one part all the same: to keep sums between parts costs more
+constexpr int SET_PANELS = 4;     // of pixels with more features: each part of them is read once for so many panels,
+constexpr int FAR_NBYTES = 512 << 10;  // if all of them are more than stays in the second-level cache
 constexpr int BLOCK_ROWS = 96;    // pixels of a unit at most
 constexpr int LEAST_ROWS = 24;    // below, weights would be read too often
 constexpr int ENOUGH_UNITS = 32;  // to share among some workers evenly
@@ -81,15 +84,19 @@ class ConvolutionKernel : public Kernel {
         if (bands) {
             make_bands();
         } else {
+            int64_t pixels = 1;
+            for (int d : {0, 2, 3, 4}) pixels *= c.x.shape[d];
+            sets = panels;
+            if (is_direct && channels > WHOLE && pixels * channels * (int64_t)sizeof(float) > FAR_NBYTES)
+                sets = (panels + SET_PANELS - 1) / SET_PANELS;
+            set_panels = (panels + sets - 1) / sets;
             make_blocks(run);
             if (!is_direct) make_pointers();
             make_parts(channels, taps);
-            units = (int64_t)blocks.size() * c.groups * panels;
-            int64_t pixels = 1;
-            for (int d : {0, 2, 3, 4}) pixels *= c.x.shape[d];
+            units = (int64_t)blocks.size() * c.groups * sets;
             by_panels = depth * columns > pixels * channels;
             from_afar = depth * columns * (int64_t)sizeof(Weight) > NEAR_NBYTES;
-            sums_nbytes = parts.size() > 1 ? (int64_t)most_rows * MAX_VECS * LANES * sizeof(float) : 0;
+            sums_nbytes = parts.size() > 1 ? (int64_t)most_rows * (2 * set_panels + 1) * LANES * sizeof(float) : 0;
             scratch_nbytes = sums_nbytes;
             if (!is_direct && !c.x.data) scratch_nbytes += most_rows * taps * sizeof(float*);
         }
@@ -102,7 +109,7 @@ class ConvolutionKernel : public Kernel {
         int64_t made_for = -1;
         for (int64_t unit = begin; unit < end; unit++) {
             const Unit at = this->at(unit);
-            const int64_t index = at.block, group = at.panel / panels, panel = at.panel % panels;
+            const int64_t index = at.block, group = at.set / sets, set = at.set % sets;
             const Block& block = blocks[index];
             const float* const* rows = nullptr;
             if (!is_direct) {
@@ -114,18 +121,18 @@ class ConvolutionKernel : public Kernel {
                     rows = made;
                 }
             }
-            multiply_block(block, rows, x + block.x_offset, taps, group, panel, (float*)scratch);
+            multiply_block(block, rows, x + block.x_offset, taps, group, set, (float*)scratch);
         }
     }
 
   private:
     struct Unit {
-        int64_t block, panel;  // the panels of all groups, numbered through
+        int64_t block, set;  // the sets of all groups, numbered through
     };
 
     // Where weights are larger than pixels, workers share the panels, and each is read from memory once; else the blocks.
     Unit at(int64_t unit) const {
-        const int64_t all = c.groups * panels, some = (int64_t)blocks.size();
+        const int64_t all = c.groups * sets, some = (int64_t)blocks.size();
         if (by_panels) return {unit % some, unit / some};
         return {unit / all, unit % all};
     }
@@ -136,49 +143,61 @@ class ConvolutionKernel : public Kernel {
         int64_t out_offset, residual_offset, x_offset;
     };
 
-    // One panel of one block; `rows` null: the pixels are evenly spaced from `x`.
+    // A set of panels of one block, part by part: a part of the pixels stays in the cache for all of them. `rows` null: the
+    // pixels are evenly spaced from `x`.
     void multiply_block(
-        const Block& block, const float* const* rows, const float* x, int64_t row_taps, int64_t group, int64_t panel,
+        const Block& block, const float* const* rows, const float* x, int64_t row_taps, int64_t group, int64_t set,
         float* sums) const {
+        const int64_t panel = set * set_panels, stop = std::min(panel + set_panels, panels), size = 2 * LANES * depth;
+        for (const Part& part : parts)
+            for (int64_t each = panel; each < stop; each++) {
+                const int64_t in_part = (int64_t)part.depth * (part.stop_tap - part.first_tap), done = each - panel;
+                const int64_t ahead = each + 1 < stop ? size : in_part * 2 * LANES - done * size;
+                multiply_part(part, block, rows, x, row_taps, group, each, ahead, sums + done * block.rows * 2 * LANES);
+            }
+    }
+
+    // `ahead`: from these weights to those that come next.
+    void multiply_part(
+        const Part& whole, const Block& block, const float* const* rows, const float* x, int64_t row_taps, int64_t group,
+        int64_t panel, int64_t ahead, float* sums) const {
         const int wide = panel + 1 < panels || vecs == 1 ? std::min<int>(vecs, 2) : vecs - 2 * (panels - 1);
         const int width = wide * LANES, limit = max_rows(wide);
         const int64_t column = panel * 2 * LANES;
-        const Weight* weights = c.weights + (group * vecs * LANES + column) * depth;
         float* out = c.out.as<float>() + block.out_offset + group * columns + column;
         const float* residual =
             finish.has_residual ? c.residual.as<const float>() + block.residual_offset + group * columns + column : nullptr;
+        Part part = whole;
+        part.first += group * channels;
+        Tile tile;
+        tile.taps = row_taps;
+        tile.weights = c.weights + (group * vecs * LANES + column) * depth +
+                       ((int64_t)part.first_tap * (depth / row_taps) + whole.first) * width;
+        tile.step = width;
+        tile.bias = c.bias + group * vecs * LANES + column;
+        tile.out_stride = out_stride;
+        tile.residual_stride = residual_stride;
+        tile.width = std::min<int64_t>(width, columns - column);
+        const char* soon = (const char*)(tile.weights + ahead);
+        const int64_t part_size = (int64_t)whole.depth * (whole.stop_tap - whole.first_tap) * width;
+        const int lines = from_afar ? part_size * sizeof(Weight) / LINE_NBYTES : 0;
         const int groups = (block.rows + limit - 1) / limit;
-        for (const Part& whole : parts) {
-            Part part = whole;
-            part.first += group * channels;
-            Tile tile;
-            tile.taps = row_taps;
-            tile.weights = weights + ((int64_t)part.first_tap * (depth / row_taps) + whole.first) * width;
-            tile.step = width;
-            tile.bias = c.bias + group * vecs * LANES + column;
-            tile.out_stride = out_stride;
-            tile.residual_stride = residual_stride;
-            tile.width = std::min<int64_t>(width, columns - column);
-            const int64_t part_size = (int64_t)whole.depth * (whole.stop_tap - whole.first_tap) * width;
-            const char* soon = (const char*)(tile.weights + part_size);
-            const int lines = from_afar ? part_size * sizeof(Weight) / LINE_NBYTES : 0;
-            for (int g = 0, row = 0; g < groups; g++) {
-                const int some = (block.rows - row + groups - g - 1) / (groups - g);
-                for (int line = lines * g / groups; line < lines * (g + 1) / groups; line++)
-                    __builtin_prefetch(soon + line * LINE_NBYTES, 0, 2);
-                const float* spaced_rows[MAX_ROWS];
-                if (rows) {
-                    tile.rows = rows + row * row_taps;
-                } else {
-                    for (int r = 0; r < some; r++) spaced_rows[r] = x + (row + r) * direct_stride;
-                    tile.rows = spaced_rows;
-                }
-                tile.sums = sums + row * width;
-                tile.out = out + row * out_stride;
-                tile.residual = residual ? residual + row * residual_stride : nullptr;
-                multiply_of(some, wide)(part, tile, finish);
-                row += some;
+        for (int g = 0, row = 0; g < groups; g++) {
+            const int some = (block.rows - row + groups - g - 1) / (groups - g);
+            for (int line = lines * g / groups; line < lines * (g + 1) / groups; line++)
+                __builtin_prefetch(soon + line * LINE_NBYTES, 0, 2);
+            const float* spaced_rows[MAX_ROWS];
+            if (rows) {
+                tile.rows = rows + row * row_taps;
+            } else {
+                for (int r = 0; r < some; r++) spaced_rows[r] = x + (row + r) * direct_stride;
+                tile.rows = spaced_rows;
             }
+            tile.sums = sums + row * width;
+            tile.out = out + row * out_stride;
+            tile.residual = residual ? residual + row * residual_stride : nullptr;
+            multiply_of(some, wide)(part, tile, finish);
+            row += some;
         }
     }
 
@@ -194,7 +213,8 @@ class ConvolutionKernel : public Kernel {
 
     void make_blocks(int64_t run) {
         const int64_t pixels = c.out.shape[0] * c.out.shape[2] * c.out.shape[3] * c.out.shape[4];
-        const int64_t fitting = BLOCK_NBYTES / (4 * std::max<int64_t>(channels * std::min<int64_t>(taps, 3), 1));
+        const int64_t near = set_panels > 1 ? PART : channels;  // of a pixel's features, read again for the next panel
+        const int64_t fitting = BLOCK_NBYTES / (4 * std::max<int64_t>(near * std::min<int64_t>(taps, 3), 1));
         int64_t limit = std::min<int64_t>(BLOCK_ROWS, std::max<int64_t>(fitting / 12 * 12, LEAST_ROWS));
         while (limit > LEAST_ROWS && (pixels + limit - 1) / limit * c.groups * panels < ENOUGH_UNITS) limit -= 12;
         for (int64_t start = 0; start < pixels; start += run) {
@@ -244,7 +264,7 @@ class ConvolutionKernel : public Kernel {
     void make_parts(int64_t features, int64_t num_taps) {
         int64_t splits = 1, some_taps = num_taps;
         if (most_rows > max_rows(2)) {
-            splits = (features + PART - 1) / PART;
+            splits = features <= WHOLE ? 1 : (features + PART - 1) / PART;
             some_taps = splits > 1 ? 1 : std::max<int64_t>(1, PART / std::max<int64_t>(features, 1));
         }
         for (int64_t tap = 0; tap < num_taps; tap += some_taps)
@@ -341,6 +361,7 @@ class ConvolutionKernel : public Kernel {
     int64_t out_stride, residual_stride, direct_stride = 0;
     bool is_direct = false, bands = false, fused = false, by_panels = false;
     bool from_afar = false;  // weights are asked for a part ahead
+    int64_t sets = 1, set_panels = 1;  // of a group, and panels of one: a unit
     std::vector<Block> blocks;
     std::vector<Part> parts;
     std::vector<const float*> pointers;  // [pixels][taps]

@@ -146,7 +146,20 @@ inline vf sigmoid(vf x) {
     return splat(1.0f) / (splat(1.0f) + e);
 }
 
-inline vf gelu(vf x) { return splat(0.5f) * x * (splat(1.0f) + erf(x * splat(0.70710678f))); }
+// The error function within 2.9e-7, exactly 1 beyond 3.81: a quotient of polynomials, fitted by least squares for the least
+// largest error (weights raised where it is large). In a third of `erf`'s time; as part of 1 + erf it is as good as need be.
+inline vf erf_of_gelu(vf x) {
+    const vf y = clamped(x, -3.81f, 3.81f), square = y * y;
+    const vf p = horner(
+        square, splat(2.28265594e-6f), 2.90094293e-4f, 3.46950675e-3f, 5.19113764e-2f, 0.182003096f, 1.12837911f);
+    const vf q = horner(
+        square, splat(4.07389271e-5f), 1.11183082e-3f, 1.43800778e-2f, 0.110882707f, 0.494629174f, 1.0f);
+    return clamped(y * p / q, -1.0f, 1.0f);
+}
+inline vf gelu(vf x) {
+    const vf half = splat(0.5f) * x;
+    return fma(half, erf_of_gelu(x * splat(0.70710678f)), half);
+}
 inline vf gelu_tanh(vf x) {
     const vf inner = splat(0.79788456f) * fma(splat(0.044715f) * x, x * x, x);
     return splat(0.5f) * x * (splat(1.0f) + tanh(inner));

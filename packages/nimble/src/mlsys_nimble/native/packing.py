@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import wraps
 from math import prod
 from typing import Any, ParamSpec
@@ -12,17 +13,30 @@ from typing import Any, ParamSpec
 import torch
 from torch import Tensor
 
+from mlsys_nimble.native.pages import LargePages
+
 P = ParamSpec("P")
-_SHARED: ContextVar[dict[Hashable, tuple[Tensor, Any]] | None] = ContextVar("shared", default=None)
+
+
+@dataclass(slots=True)
+class _Packed:
+    """What a prepared net's kernels share."""
+
+    known: dict[Hashable, tuple[Tensor, Any]] = field(default_factory=dict)
+    pages: LargePages = field(default_factory=LargePages)
+
+
+_SHARED: ContextVar[_Packed | None] = ContextVar("shared", default=None)
 
 
 @contextmanager
 def shared_weights() -> Iterator[None]:
     """In it, one weight is packed once: the steps of a recurrent layer read the same memory, which stays in the cache.
 
-    Nobody may write to a weight meanwhile, or free it.
+    Weights of linears, and of 1x1 windows, come to lie side by side in large pages. (Others have several kernels, of
+    which the slower are thrown away.) Nobody may write to a weight meanwhile, or free it.
     """
-    token = _SHARED.set({})
+    token = _SHARED.set(_Packed())
     try:
         yield
     finally:
@@ -32,9 +46,10 @@ def shared_weights() -> Iterator[None]:
 def _shared(pack: Callable[P, Tensor]) -> Callable[P, Tensor]:
     @wraps(pack)
     def packed_once(*args: P.args, **kwargs: P.kwargs) -> Tensor:
-        known = _SHARED.get()
-        if known is None:
+        shared = _SHARED.get()
+        if shared is None:
             return pack(*args, **kwargs)
+        known = shared.known
         key = (pack.__name__, *map(_place, args), *kwargs.items())
         if key not in known:
             known[key] = pack(*args, **kwargs), args  # these, too: nothing else shall come to lie where they do
@@ -82,7 +97,9 @@ def pack_convolution(weight: Tensor, groups: int, lanes: int, dtype: torch.dtype
     """A weight [O, C/groups, *kernel] as [groups][panels][taps * C/groups][width], flat."""
     rows = weight.detach().float().reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
     matrices = rows.permute(0, 3, 2, 1).reshape(groups, -1, rows.shape[1])  # [groups, taps * C/groups, columns]
-    return torch.cat([pack_columns(matrix, lanes) for matrix in matrices]).to(dtype)
+    packed = torch.cat([pack_columns(matrix, lanes) for matrix in matrices]).to(dtype)
+    shared = _SHARED.get()
+    return packed if shared is None or rows.shape[3] > 1 else shared.pages.place(packed)
 
 
 @_shared
