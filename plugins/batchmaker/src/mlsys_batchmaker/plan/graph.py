@@ -91,10 +91,7 @@ class CellGraph:
             InvalidInputError: there is no such cell or input, the numbers do not fit it, or nodes are too many.
         """
         number = self._number(cell, 1)
-        first = tuple(
-            (self.layout.input_place(number, name), self._code(number, name, value)) for name, value in inputs.items()
-        )
-        return self._keep(_Part(number, 1, first=first))
+        return self._keep(_Part(number, 1, first=self._first(number, inputs)))
 
     def add_many(
         self,
@@ -155,13 +152,9 @@ class CellGraph:
         number = self._number(cell, length)
         constants = self._constants(number, each, length)
         spec = self.layout.cells[number]
-        carried = tuple(
-            (self.layout.input_place(number, name), spec.output_index(output)) for name, output in carry.items()
-        )
-        begins = tuple(
-            (self.layout.input_place(number, name), self._code(number, name, value))
-            for name, value in (first or {}).items()
-        )
+        place = self.layout.input_place
+        carried = tuple([(place(number, name), spec.output_index(output)) for name, output in carry.items()])
+        begins = self._first(number, first) if first else ()
         return Chain(self._keep(_Part(number, length, constants, carried, begins)), length)
 
     def result(self, what: Wire | Chain | int) -> None:
@@ -207,6 +200,11 @@ class CellGraph:
         self.num_nodes += part.size
         return start
 
+    def _first(self, number: int, inputs: Mapping[str, Wire | ArrayLike]) -> tuple[tuple[int, int], ...]:
+        """What feeds one node: (input, code)."""
+        place = self.layout.input_place
+        return tuple([(place(number, name), self._code(number, name, value)) for name, value in inputs.items()])
+
     def _code(self, number: int, name: str, value: Wire | ArrayLike) -> int:
         if isinstance(value, Wire):
             return 1 + value.node * self.layout.num_outputs + self._place_of_output(value.node, value.output)
@@ -217,7 +215,7 @@ class CellGraph:
         """Codes of wires; nodes that are added later are checked by the planner."""
         places = self.layout.places_of_output(output)
         if len(set(places.values())) == 1:
-            return 1 + nodes * self.layout.num_outputs + next(iter(places.values()))
+            return nodes * self.layout.num_outputs + (1 + next(iter(places.values())))
         numbers = np.array([self._place_of_output(node, output) for node in nodes.tolist()], dtype=np.int64)
         return 1 + nodes * self.layout.num_outputs + numbers
 

@@ -56,7 +56,7 @@ class Results:
             is_there: by result asked for; None: all are.
         """
         if plan.num_slots == 1 and plan.result_cell is not None and is_there is None:
-            return [tuple(self._tables[number][first].copy() for number in self._of_cell[plan.result_cell])]
+            return [tuple([self._tables[number][first].copy() for number in self._of_cell[plan.result_cell]])]
         asked = plan.asked
         slots = asked[1] + first
         if is_there is not None:
