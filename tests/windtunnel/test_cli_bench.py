@@ -39,3 +39,13 @@ def test_writes_a_journal_and_a_report(tmp_path: Path, capsys: pytest.CaptureFix
     data = json.loads((tmp_path / "windtunnel-tables-quick.json").read_text())
     assert {row["pre"]: row["seeds_run"] for row in data["results"]["rows"]} == {"pre2": [0], "pre3": [0]}
     assert (tmp_path / "windtunnel-tables-quick.svg").exists()
+
+
+@pytest.mark.skipif(find_entry("adult").source.locate(settings().cache_dir) is None, reason="adult is not here")
+def test_trees_of_the_sources_are_part_of_the_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    command = ["windtunnel", "bench", "5.4", "--data", "adult", "--only", "source", "--seeds", "1", "-o", str(tmp_path)]
+    assert run([*command, "--trees", "2"]) == 0
+    head = json.loads((tmp_path / "windtunnel-tables.jsonl").read_text().splitlines()[0])
+    assert head["setting"]["num_trees"] == 2
+    assert run([*command, "--trees", "3"]) != 0
+    assert "another setting" in capsys.readouterr().err

@@ -36,6 +36,7 @@ def bench(
     valid_rows: Annotated[int | None, typer.Option(min=100, help="Validation rows of flights-3m.")] = 60_000,
     test_rows: Annotated[int | None, typer.Option(min=100, help="Test rows of flights-3m; all if not given.")] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Of every network.")] = 7,
+    trees: Annotated[int, typer.Option(min=1, help="Of LightGBM within the sources; the paper has 100.")] = 100,
     threads: Annotated[int, typer.Option(min=1, help="Of each fit.")] = 1,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", help="For the journal, the report and its figures.")
@@ -62,7 +63,7 @@ def bench(
 
     console = Console()
     chosen = tables or list(QUICK_TABLES if quick else TABLES)
-    setting = Setting(Sizes(rows, valid_rows, test_rows), epochs)
+    setting = Setting(Sizes(rows, valid_rows, test_rows), epochs, trees)
     if quick:
         setting = Setting(Sizes(QUICK_ROWS, QUICK_ROWS, QUICK_ROWS), QUICK_EPOCHS, QUICK_TREES, is_quick=True)
         seeds, name = min(seeds, 2), f"{name}-quick"
