@@ -49,7 +49,7 @@ class BinaryTree:
             raise InvalidInputError(
                 f"children: {count} words need whole numbers of shape [{count - 1}, 2], got {list(children.shape)}"
             )
-        if (np.sort(children, axis=None) != np.arange(2 * count - 2)).any():
+        if sorted(children.ravel().tolist()) != list(range(2 * count - 2)):
             raise InvalidInputError(
                 f"children: every node but the root, 0 to {2 * count - 3}, must be the child of exactly one other; "
                 "the graph is no tree, or has a cycle"

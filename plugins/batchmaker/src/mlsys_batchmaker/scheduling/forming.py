@@ -7,7 +7,6 @@ as ready, an empty batch is never submitted, and ``>=`` stands where the prose s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 from mlsys_core.serving import WorkerId
@@ -47,7 +46,7 @@ def _batch(state: State, cell: int, worker: WorkerId) -> list[Task]:
         if task is None:
             break
         if tasks and task.kept is not None:  # chains write over their own rows, so nobody else reads them
-            tasks[-1] = replace(tasks[-1], is_stored=False)
+            tasks[-1].is_stored = False
         tasks.append(task)
         steps_left -= task.steps
         state.running[cell] += 1

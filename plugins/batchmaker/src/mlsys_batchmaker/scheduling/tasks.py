@@ -12,9 +12,12 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Task:
-    """Cells of one type that run as one batch, for one step or, if they are chains, for several."""
+    """Cells of one type that run as one batch, for one step or, if they are chains, for several.
+
+    Not frozen, as that would cost more than half of what forming costs: only forming sets ``is_stored``, at once.
+    """
 
     cell: int  # number of the cell type
     nodes: Ints  # [b] each row's first node
