@@ -171,6 +171,17 @@ WHOLE = st.one_of(
 )
 
 
+def is_undecided(source: Any) -> np.ndarray:
+    """Of each fresh row, whether the source itself answers otherwise when its numbers move by a billionth.
+
+    Two isotonic calibrations may add up to a half to the last bit; then the order of a sum decides.
+    """
+    numbers = ["a", "b", "c"]
+    nudged = [FRESH.assign(**{name: FRESH[name] * (1 + by) for name in numbers}) for by in (-1e-9, 1e-9)]
+    label = source.predict(FRESH)
+    return np.any([source.predict(rows) != label for rows in nudged], axis=0)
+
+
 @settings(
     max_examples=24,
     deadline=None,
@@ -199,7 +210,7 @@ def test_a_nested_pipeline_answers_as_its_source(model: Any, classes: int):
             expected, got = getattr(source, method)(FRESH), getattr(module, method)(FRESH)
             assert got.shape == expected.shape
             if method == "predict":
-                assert (got == expected).all()
+                assert ((got == expected) | is_undecided(source)).all()
             else:
                 np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
 

@@ -13,11 +13,10 @@ from mlsys_windtunnel.converters.registry import Entry
 from mlsys_windtunnel.converters.table import COMBINERS, ENTRIES
 from mlsys_windtunnel.members import _RULES, _WRAPPERS
 
-NOT_TRIED = {  # why no test exports it; converters/ test what they convert where the package is installed
-    f"xgboost.sklearn.XGB{kind}": "xgboost is not in the lock"
-    for kind in ("Classifier", "Ranker", "Regressor", "RFClassifier", "RFRegressor")
-} | {
-    f"catboost.core.CatBoost{kind}": "catboost is not in the lock" for kind in ("", "Classifier", "Ranker", "Regressor")
+_WHERE_INSTALLED = "tested where the package is installed"
+NOT_IN_LOCK = {
+    *(f"xgboost.sklearn.XGB{kind}" for kind in ("Classifier", "Ranker", "Regressor", "RFClassifier", "RFRegressor")),
+    *(f"catboost.core.CatBoost{kind}" for kind in ("", "Classifier", "Ranker", "Regressor")),
 }
 NOT_IN_ONNX: dict[str, str] = {}  # operator: what is missing
 METHODS_NOT_IN_ONNX = {
@@ -116,16 +115,16 @@ def _table(entries: list[Entry]) -> str:
 
 
 def _cells(entry: Entry) -> list[str]:
-    name, tried = name_of(entry), entry.source not in NOT_TRIED
-    notes = [entry.note, NOT_TRIED.get(entry.source, ""), NOT_IN_ONNX.get(entry.source, "")]
+    name = name_of(entry)
+    notes = [entry.note, _WHERE_INSTALLED if entry.source in NOT_IN_LOCK else "", NOT_IN_ONNX.get(entry.source, "")]
     if entry.source in METHODS_NOT_IN_ONNX:
         notes.append(f"ONNX without {METHODS_NOT_IN_ONNX[entry.source]}")
     return [
         f"`{name}`",
         "yes",
         _yes(entry.is_trainable),
-        "yes" if tried else "not tried",
-        _yes(entry.source not in NOT_IN_ONNX) if tried else "not tried",
+        "yes",
+        _yes(entry.source not in NOT_IN_ONNX),
         _yes(name in HUMMINGBIRD),
         _yes(name in SKL2ONNX),
         "; ".join(filter(None, notes)),
