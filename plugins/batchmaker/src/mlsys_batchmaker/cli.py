@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from mlsys_core.profiling.profile_table import ProfileTable
+    from mlsys_core.serving.http import ServerAddress
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -129,7 +131,13 @@ def serve(
     grpc = None if grpc_port is None else GrpcConfig(host=host, port=grpc_port)
     served = make_app(model_dirs, config, grpc=grpc, trust_code=trust_code)
     typer.echo(f"loading {', '.join(map(str, model_dirs))}: cells are made for every batch size, some seconds a model")
-    raise typer.Exit(serve_app(served, host, port, on_ready=lambda address: typer.echo(f"serving at {address.url}/v2")))
+
+    def tell(address: ServerAddress) -> None:
+        gc.collect()
+        gc.freeze()  # what is loaded stays: to look through it again would halt all requests for some 75 ms
+        typer.echo(f"serving at {address.url}/v2")
+
+    raise typer.Exit(serve_app(served, host, port, on_ready=tell))
 
 
 @app.command()

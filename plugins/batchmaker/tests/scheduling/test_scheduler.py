@@ -14,7 +14,7 @@ from mlsys_batchmaker.scheduling.tasks import Round
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving import FinishReason, QueueFullError, WorkerId
 
-from .cellular import chain, layout, outputs, seq2seq, tree
+from .cellular import chain, fan, layout, outputs, seq2seq, tree
 
 REQUESTS = st.one_of(
     st.tuples(st.just("chain"), st.integers(1, 9)),
@@ -259,6 +259,20 @@ def test_a_failed_round_fails_its_requests_alone():
     while checker.submit(0):
         checker.complete(0)
     assert list(checker.finished) == ["c"]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_who_leaves_takes_only_its_own_nodes_along(compiled: bool):
+    """The encoder of the request that is cancelled is not released yet; that of the other was the first of all."""
+    of = layout()
+    scheduler = CellularScheduler(of, compiled=compiled)
+    scheduler.add(chain(of, "a", 1), 0.0)
+    scheduler.add(fan(of, "b", 1), 0.0)
+    scheduler.cancel("b", 0.0)
+    checker = Checker(scheduler, of)
+    while checker.submit(0):
+        checker.complete(0)
+    assert list(checker.finished) == ["a"]
 
 
 def test_deadlines():

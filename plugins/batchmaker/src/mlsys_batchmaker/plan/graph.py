@@ -256,9 +256,10 @@ class _Part(NamedTuple):
         """Write the codes [count, inputs] of its nodes, the first of which has the number ``start``."""
         for index, row in self.each:
             codes[:, index] = -1 - np.arange(row, row + self.size)
-        before = np.arange(start, start + self.size - 1)
-        for index, output in self.carried:
-            codes[1:, index] = 1 + before * num_outputs + output
+        if self.carried:
+            before = np.arange(start, start + self.size - 1) * num_outputs
+            for index, output in self.carried:
+                codes[1:, index] = before + (1 + output)
         for index, code in self.first:
             codes[0, index] = code
         for index, array in self.arrays:

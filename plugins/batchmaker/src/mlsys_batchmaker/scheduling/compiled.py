@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from mlsys_core.config import settings
+from mlsys_core.errors import ServingError
 from mlsys_core.native import load_kernel
 from mlsys_core.serving import WorkerId
 from numpy.typing import NDArray
@@ -188,10 +189,15 @@ class Compiled:
         Args:
             task: which.
             stop: the results that may stop its chains, and the value that does.
+
+        Raises:
+            ServingError: there are more results or fewer than were asked for.
         """
         given: tuple[int | None, int] = (None, 0)
         if stop is not None:
             values = np.ascontiguousarray(stop[0], dtype=np.int64)
+            if len(values) != len(task.slots):
+                raise ServingError(f"the worker gave {len(values)} results of a task for {len(task.slots)}")
             given = address_of(values), stop[1]
         self._library.batchmaker_settle(
             self._former,

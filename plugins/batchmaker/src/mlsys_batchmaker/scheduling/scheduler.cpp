@@ -2,6 +2,7 @@
 // each. For workers of one device.
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <unordered_map>
 #include <vector>
@@ -54,10 +55,17 @@ struct Nodes {
     int64_t size() const { return nodes.size(); }
 };
 
+void ensure_room(const Cell& cell, int64_t in_front, int64_t behind, MakeRoom make_room) {
+    const Queue& queue = cell.ready;
+    auto lacks = [&] { return queue.head < in_front || queue.room - queue.tail < behind; };
+    if (lacks()) make_room(cell.number, in_front + behind);
+    if (lacks()) std::abort();  // out of memory: better than to write beyond it
+}
+
 void put_back(Cell& cell, const Nodes& back, MakeRoom make_room) {
     int64_t count = back.size();
     if (!count) return;
-    if (cell.ready.head < count) make_room(cell.number, count);
+    ensure_room(cell, count, 0, make_room);
     Queue& queue = cell.ready;
     int64_t to = queue.head - count, other = queue.head, own = 0;
     queue.head = to;
@@ -69,7 +77,7 @@ void put_back(Cell& cell, const Nodes& back, MakeRoom make_room) {
 }
 
 void append(Cell& cell, int64_t first, int64_t count, int64_t rank, MakeRoom make_room) {
-    if (cell.ready.tail + count > cell.ready.room) make_room(cell.number, count);
+    ensure_room(cell, 0, count, make_room);
     Queue& queue = cell.ready;
     for (int64_t i = 0; i < count; i++) {
         queue.nodes[queue.tail] = first + i;
