@@ -10,7 +10,7 @@ from mlsys_nimble.native.library import View
 from mlsys_nimble.operators import Aten, Convolution, Input
 from mlsys_nimble.program import Operator
 from mlsys_nimble.strides import channels_last, dense
-from mlsys_nimble.training import convolutions
+from mlsys_nimble.training import convolutions, products
 from mlsys_nimble.training.convolutions import way_of, work_of
 from mlsys_nimble.training.kernels import KernelList, load
 from mlsys_nimble.training.passes import GRADIENT
@@ -72,8 +72,7 @@ def run(case: Case, role: str, num_threads: int) -> Tensor:
     work = work_of(operator, views, [View(0, "float32", tuple(case.exact[role].shape), ())])
     assert work is not None
     if way_of(work, LANES) == "product":
-        made: Tensor = convolutions.as_product(work)(*inputs)
-        return made
+        return products.pixels(work)(*inputs)
     out = torch.empty_strided(case.exact[role].shape, convolutions.strides_of_result(work)).fill_(float("nan"))
     kernels = convolutions.make_kernels(work, views, View.of(out))
     assert kernels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from mlsys_nimble.operators import BatchNormGradient, BatchNormTraining
 from mlsys_nimble.program import Operator, ValueType
 from mlsys_nimble.reference import Run, aten_function, compile_operator
 from mlsys_nimble.strides import Strides, dense, order_of, row_major
-from mlsys_nimble.training import convolutions, kernels
+from mlsys_nimble.training import attention, convolutions, kernels, products
+from mlsys_nimble.training.attention import attention_of
 from mlsys_nimble.training.convolutions import images_of, way_of, work_of
 from mlsys_nimble.training.passes import GRADIENT
 
@@ -28,7 +30,10 @@ def torch_run(operator: Operator, values: Sequence[ValueType]) -> Run:
     kind = operator.kind
     work = work_of(operator, *([values[value] for value in group] for group in (operator.inputs, operator.outputs)))
     if work is not None and way_of(work, 1) == "product":
-        return _with_channels_last(convolutions.as_product(work), images_of(work))
+        into = products.pixels(work)
+        return replace(into, write=_with_channels_last(into.write, images_of(work), first=1))
+    if isinstance(kind, kinds.MatMul) and kind.scale == 1 and _are_matrices(operator, values):
+        return products.product(values[operator.outputs[0]].shape)
     if isinstance(kind, kinds.Aten):
         run = _aten_run(kind) or compile_operator(operator, values)
         return _with_channels_last(run, 2) if kind.target == GRADIENT else run
@@ -56,12 +61,18 @@ def _aten_run(kind: kinds.Aten) -> Run | None:
     return run
 
 
-def _with_channels_last(run: Run, num_images: int) -> Run:
+def _are_matrices(operator: Operator, values: Sequence[ValueType]) -> bool:
+    types = [values[value] for value in operator.inputs]
+    return all(type_.dtype == "float32" and len(type_.shape) == 2 for type_ in types)
+
+
+def _with_channels_last(run: Run, num_images: int, first: int = 0) -> Run:
     def run_laid_out(*tensors: Tensor) -> Any:
-        if tensors[0].dim() != 4:
+        if tensors[first].dim() != 4:
             return run(*tensors)
-        images = [image.contiguous(memory_format=torch.channels_last) for image in tensors[:num_images]]
-        return run(*images, *tensors[num_images:])
+        last = first + num_images
+        images = [image.contiguous(memory_format=torch.channels_last) for image in tensors[first:last]]
+        return run(*tensors[:first], *images, *tensors[last:])
 
     return run_laid_out
 
@@ -86,9 +97,11 @@ def strides_by_kernel(
     work = work_of(operator, views, results)
     if work is not None:
         strides = convolutions.strides_of_result(work)
-        return (
-            [strides] if convolutions.make_kernels(work, views, View(0, "float32", results[0].shape, strides)) else None
-        )
+        out = View(0, "float32", results[0].shape, strides)
+        return [strides] if convolutions.make_kernels(work, views, out) else None
+    asked = attention_of(operator, views)
+    if asked is not None:
+        return attention.strides_of_results(asked, views)
     if not isinstance(operator.kind, _BY_KERNEL) or results[0].numel == 0:
         return None
     strides = _like_the_largest(results[0], views)
@@ -133,6 +146,9 @@ def make_kernels(operator: Operator, inputs: Sequence[View], outputs: Sequence[V
     work = work_of(operator, inputs, outputs)
     if work is not None:
         return convolutions.make_kernels(work, inputs, outputs[0])
+    asked = attention_of(operator, inputs)
+    if asked is not None:
+        return attention.make_kernels(asked, inputs, outputs)
     views = dict(zip((*operator.inputs, *operator.outputs), (*inputs, *outputs), strict=True))
     kernel = kernel_for(operator, views, {})
     return [kernel] if kernel is not None else []

@@ -12,13 +12,11 @@ from math import prod
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor
 
 from mlsys_nimble.native import library as native
 from mlsys_nimble.native.library import Kernel, View, ViewStruct, WinogradStruct, epilogue_struct, view_struct
 from mlsys_nimble.operators import NOTHING, Aten, Convolution
 from mlsys_nimble.program import Operator, ValueType
-from mlsys_nimble.reference import Run
 from mlsys_nimble.strides import Shape, Strides, channels_last, dense, row_major
 from mlsys_nimble.training.kernels import Of, lies_channels_last, load
 from mlsys_nimble.training.passes import GRADIENT
@@ -115,40 +113,6 @@ def strides_of_result(work: Work) -> Strides:
 def images_of(work: Work) -> int:
     """How many of its inputs, the first ones, are images."""
     return 1 if work.role == "forward" else 2
-
-
-# By torch
-
-
-def as_product(work: Work) -> Run:
-    """A convolution of single pixels, or a gradient of it, as a product by torch; images lie channels last."""
-
-    def rows(x: Tensor) -> Tensor:
-        return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
-
-    def image(made: Tensor, shape: Shape) -> Tensor:
-        return made.view(shape[0], shape[2], shape[3], shape[1]).permute(0, 3, 1, 2)
-
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        matrix = weight.flatten(1).t()
-        made = torch.mm(rows(x), matrix) if bias is None else torch.addmm(bias, rows(x), matrix)
-        return image(made, work.y)
-
-    def input_gradient(dy: Tensor, _x: Tensor, weight: Tensor) -> Tensor:
-        return image(torch.mm(rows(dy), weight.flatten(1)), work.x)
-
-    def weight_gradient(dy: Tensor, x: Tensor, _weight: Tensor) -> Tensor:
-        return torch.mm(rows(dy).t(), rows(x)).view(work.weight)
-
-    ways: dict[Role, Run] = {
-        "forward": forward,
-        "input gradient": input_gradient,
-        "weight gradient": weight_gradient,
-    }
-    return ways[work.role]
-
-
-# By kernels
 
 
 class DepthwiseGradientStruct(Structure):

@@ -24,6 +24,7 @@ from mlsys_nimble.reference import Run
 from mlsys_nimble.training.binding import make_kernels
 from mlsys_nimble.training.kernels import KernelList, load
 from mlsys_nimble.training.prerun import Prerun, prerun
+from mlsys_nimble.training.products import Into
 from mlsys_nimble.training.recycle import Recycled
 
 MAX_REPLAYS = 4  # ways in which the inputs may lie that are kept
@@ -73,6 +74,7 @@ class _Step:
     pointers: tuple[tuple[int, ValueId], ...] = ()  # which of the outputs kernels will look for, and where
     done: tuple[ValueId, ...] = ()  # what nobody reads any more
     is_kernels: bool = False
+    is_into: bool = False  # `run` takes the memory of its result first
     kernels: list[Kernel] = field(default_factory=list)
 
 
@@ -83,13 +85,12 @@ class _Replay:
         self._found = found
         self._program = program = found.program
         self._values: list[Tensor | None] = [None] * len(program.values)
-        self._by_kernels = {value for operator, run in self._pairs() if run is None for value in operator.outputs}
         kept = {found.root[value] for value in program.kept()}
         self._pools = [
             (value, Recycled(program.values[value].shape, found.strides[value], _dtype(program, value)))
-            for value in sorted(self._by_kernels & kept)
+            for value in sorted(found.placed & kept)
         ]
-        self._place_temporaries(self._by_kernels - kept)
+        self._place_temporaries(found.placed - kept)
         self._slots: dict[ValueId, int] = {}
         self._pointers = (c_void_p * max(len(program.values), 1))()
         self._steps = self._make_steps(num_threads)
@@ -118,6 +119,8 @@ class _Replay:
         for step in self._steps:
             if step.is_kernels:
                 step.run()
+            elif step.is_into:
+                step.run(values[step.outputs[0]], *[values[value] for value in step.inputs])
             else:
                 made = step.run(*[values[value] for value in step.inputs])
                 if len(step.outputs) == 1:
@@ -141,7 +144,7 @@ class _Replay:
     def _pairs(self) -> list[tuple[Operator, Run | None]]:
         return list(zip(self._program.operators, self._found.runs, strict=True))
 
-    def _place_temporaries(self, temporaries: set[ValueId]) -> None:
+    def _place_temporaries(self, temporaries: frozenset[ValueId]) -> None:
         """One arena for what kernels make and only this call reads; views of it are made once."""
         program, found = self._program, self._found
         first: dict[ValueId, int] = {}
@@ -187,6 +190,8 @@ class _Replay:
                     steps.append(_Step(None, is_kernels=True))
                 views = [[self._view(value) for value in group] for group in (operator.inputs, operator.outputs)]
                 steps[-1].kernels += make_kernels(operator, views[0], views[1])
+            elif isinstance(run, Into):
+                steps.append(_Step(run.write, operator.inputs, operator.outputs, is_into=True))
             else:
                 steps.append(_Step(run, operator.inputs, operator.outputs))
                 made_at.update(dict.fromkeys(operator.outputs, steps[-1]))

@@ -16,6 +16,7 @@ from mlsys_nimble.program import Operator, Program, ValueId
 from mlsys_nimble.reference import Run
 from mlsys_nimble.strides import Strides
 from mlsys_nimble.training.binding import image_inputs, strides_by_kernel, torch_run
+from mlsys_nimble.training.products import Into
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Prerun:
 
     program: Program  # with the copies that kernels need
     runs: tuple[Run | None, ...]  # for each operator what torch does; None: kernels make its results
+    placed: frozenset[ValueId]  # made in memory of ours, by kernels or by a run that is an Into
     strides: dict[ValueId, Strides]
     root: dict[ValueId, ValueId]  # the value whose memory this one lies in; itself, if it is its own
 
@@ -36,6 +38,7 @@ def prerun(program: Program, inputs: Sequence[Tensor]) -> Prerun:
     root = {value: value for value in tensors}
     operators: list[Operator] = []
     runs: list[Run | None] = []
+    placed: set[ValueId] = set()
 
     def visit(operator: Operator, run: Run, strides: list[Strides] | None) -> None:
         arguments = [tensors[value] for value in operator.inputs]
@@ -51,7 +54,8 @@ def prerun(program: Program, inputs: Sequence[Tensor]) -> Prerun:
                         root[value] = root[name]
             tensors[value] = result
         operators.append(operator)
-        runs.append(run if strides is None else None)
+        runs.append(run if strides is None or isinstance(run, Into) else None)
+        placed.update(operator.outputs if strides is not None else ())
 
     for operator in program.operators:
         lies_badly = image_inputs(operator, values, [tensors[value] for value in operator.inputs])
@@ -61,10 +65,15 @@ def prerun(program: Program, inputs: Sequence[Tensor]) -> Prerun:
             values.append(values[value])
             visit(Operator(f"{operator.name}_input{index}", Copy(), (value,), (copied,)), _channels_last, None)
             operator = replace(operator, inputs=(*operator.inputs[:index], copied, *operator.inputs[index + 1 :]))
-        strides = strides_by_kernel(operator, values, [tensors[value] for value in operator.inputs])
-        visit(operator, torch_run(operator, values), strides)
+        run = torch_run(operator, values)
+        if isinstance(run, Into):
+            visit(operator, run, [run.strides])
+        else:
+            visit(operator, run, strides_by_kernel(operator, values, [tensors[value] for value in operator.inputs]))
     found = replace(program, values=tuple(values), operators=tuple(operators))
-    return Prerun(found, tuple(runs), {value: tensor.stride() for value, tensor in tensors.items()}, root)
+    return Prerun(
+        found, tuple(runs), frozenset(placed), {value: tensor.stride() for value, tensor in tensors.items()}, root
+    )
 
 
 def _channels_last(x: Tensor) -> Tensor:

@@ -5,6 +5,7 @@
 // is found in the process at the first call, and without it kernels run on the caller's thread.
 #include <dlfcn.h>
 
+#include "attention.h"
 #include "batch_norm.h"
 #include "depthwise.h"
 #include "winograd.h"
@@ -70,6 +71,9 @@ Kernel* make_depthwise_weight_gradient(const DepthwiseGradient* arguments) { ret
 Kernel* make_depthwise_weight_finish(const Kernel* const* of) {
     return new Finish<DepthwiseWeightGradient>((const DepthwiseWeightGradient*)*of);
 }
+
+Kernel* make_attention_forward(const TrainingAttention* arguments) { return new AttentionForward(*arguments); }
+Kernel* make_attention_backward(const TrainingAttention* arguments) { return new AttentionBackward(*arguments); }
 
 Kernel* make_winograd2_weights(const WinogradWeights* arguments) { return new WinogradWeightsKernel<2>(*arguments); }
 Kernel* make_winograd4_weights(const WinogradWeights* arguments) { return new WinogradWeightsKernel<4>(*arguments); }

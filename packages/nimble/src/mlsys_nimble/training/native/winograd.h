@@ -12,6 +12,13 @@
 
 namespace nimble {
 
+using mlsys::fma;
+using mlsys::LANES;
+using mlsys::load;
+using mlsys::splat;
+using mlsys::store;
+using mlsys::vf;
+
 struct WinogradWeights {
     View weight;        // [O, C, 3, 3]
     View bias;          // [O]; rank 0: none

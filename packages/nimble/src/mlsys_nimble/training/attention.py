@@ -1,0 +1,80 @@
+"""Attention of training and its gradients by kernels, for short sequences (native/attention.h); else torch has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import Structure, c_float, c_int32
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from mlsys_nimble.native.library import Kernel, View, ViewStruct, view_struct
+from mlsys_nimble.operators import Aten, Input
+from mlsys_nimble.program import Operator
+from mlsys_nimble.strides import Strides, dense, order_of, row_major
+from mlsys_nimble.training.kernels import load
+
+_FORWARD = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+_BACKWARD = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
+MOST_SCORES = 128 * 1024  # of one head: beyond that they leave the second-level cache, and torch's blocks do better
+
+
+class AttentionStruct(Structure):
+    """attention.h: TrainingAttention."""
+
+    _fields_ = [
+        *((name, ViewStruct) for name in ("q", "k", "v", "out", "logsumexp", "dout", "dq", "dk", "dv")),
+        ("scale", c_float),
+        ("is_causal", c_int32),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Inputs are q, k, v; of the gradients dout, q, k, v, out, logsumexp. Results: out and logsumexp; or dq, dk, dv."""
+
+    is_gradient: bool
+    is_causal: bool
+    scale: float | None  # None: one over the root of the features
+
+
+def attention_of(operator: Operator, inputs: Sequence[View]) -> Attention | None:
+    """What is asked for, if kernels do it: float32 without mask and dropout, with scores that stay in the cache."""
+    kind = operator.kind
+    if not isinstance(kind, Aten) or kind.target not in (_FORWARD, _BACKWARD):
+        return None
+    is_gradient = kind.target == _BACKWARD
+    count = 6 if is_gradient else 3
+    keywords: dict[str, Any] = dict(kind.keywords)
+    rest = (*kind.arguments[count:], *((0.0, False)[len(kind.arguments) - count :]))
+    if kind.arguments[:count] != tuple(map(Input, range(count))) or len(inputs) != count or len(rest) != 2:
+        return None
+    q, k, v = inputs[1:4] if is_gradient else inputs
+    is_plain = rest[0] == 0.0 and keywords.get("attn_mask") is None and all(view.dtype == "float32" for view in inputs)
+    rows = [view for view in inputs if len(view.shape) == 4]
+    lies_well = all(view.strides[3] == 1 for view in rows) and q.shape[3] == v.shape[3]
+    fits = 0 < q.shape[2] * k.shape[2] <= MOST_SCORES and q.shape[:2] == k.shape[:2]
+    if not (is_plain and lies_well and fits) or q.shape[3] % load().training_lanes():
+        return None
+    return Attention(is_gradient, bool(rest[1]), keywords.get("scale"))
+
+
+def strides_of_results(asked: Attention, inputs: Sequence[View]) -> list[Strides]:
+    """Results lie as q does, without gaps, so that heads that come apart from one row go back there without a copy."""
+    q, k, v = inputs[1:4] if asked.is_gradient else inputs
+    if asked.is_gradient:
+        return [dense(view.shape, order_of(q.shape, q.strides)) for view in (q, k, v)]
+    return [dense(q.shape, order_of(q.shape, q.strides)), dense(q.shape[:3], row_major(3))]
+
+
+def make_kernels(asked: Attention, inputs: Sequence[View], outputs: Sequence[View]) -> list[Kernel]:
+    """The kernel; see :class:`Attention` for what inputs and outputs are."""
+    names: tuple[str, ...] = ("q", "k", "v", "out", "logsumexp")
+    views = dict(zip(names, (*inputs, *outputs), strict=True)) if not asked.is_gradient else {}
+    if asked.is_gradient:
+        views = dict(zip(("dout", *names, "dq", "dk", "dv"), (*inputs, *outputs), strict=True))
+    assert prod(views["q"].shape)
+    scale = views["q"].shape[3] ** -0.5 if asked.scale is None else asked.scale
+    structs = {name: view_struct(view) for name, view in views.items()}
+    struct = AttentionStruct(**structs, scale=scale, is_causal=asked.is_causal)
+    return [Kernel(load(), "attention_backward" if asked.is_gradient else "attention_forward", struct)]

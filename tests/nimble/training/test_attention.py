@@ -1,0 +1,82 @@
+"""Attention of training and its gradients beside torch's in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from mlsys_nimble.native.library import View
+from mlsys_nimble.operators import Aten, Input
+from mlsys_nimble.program import Operator
+from mlsys_nimble.training import attention
+from mlsys_nimble.training.attention import attention_of
+from mlsys_nimble.training.kernels import KernelList, load
+from torch import Tensor
+
+LANES = load().training_lanes()
+NAME = "aten._scaled_dot_product_flash_attention_for_cpu"
+SHAPES = [
+    (2, 3, 16, 16, 2 * LANES),
+    (1, 2, 7, 13, LANES),
+    (2, 1, 21, 5, 3 * LANES),
+    (3, 2, 1, 1, LANES),
+]  # N, H, L, S, D
+
+
+def rows(n: int, h: int, length: int, d: int) -> Tensor:
+    """Heads that lie side by side, as a model's do."""
+    return torch.randn(length, n, h, d).permute(1, 2, 0, 3)
+
+
+def operator(inputs: list[Tensor], *arguments: Any, **keywords: Any) -> Operator:
+    name = f"{NAME}_backward.default" if len(inputs) == 6 else f"{NAME}.default"
+    kind = Aten(name, (*map(Input, range(len(inputs))), *arguments), tuple(keywords.items()))
+    return Operator("attention", kind, tuple(range(len(inputs))), (6, 7, 8))
+
+
+def run(asked_of: Operator, inputs: list[Tensor], shapes: list[torch.Size], num_threads: int) -> list[Tensor]:
+    views = [View.of(tensor) for tensor in inputs]
+    asked = attention_of(asked_of, views)
+    assert asked is not None
+    strides = attention.strides_of_results(asked, views)
+    outputs = [
+        torch.empty_strided(shape, step).fill_(float("nan")) for shape, step in zip(shapes, strides, strict=True)
+    ]
+    KernelList(attention.make_kernels(asked, views, [View.of(tensor) for tensor in outputs]), num_threads).run()
+    return outputs
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("is_causal", "scale"), [(False, None), (True, 0.3)])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_they_compute_what_torch_does(shape: tuple[int, ...], is_causal: bool, scale: float | None, num_threads: int):
+    torch.manual_seed(0)
+    n, h, length, sources, d = shape
+    q, k, v, dout = rows(n, h, length, d), rows(n, h, sources, d), rows(n, h, sources, d), rows(n, h, length, d)
+    exact = [tensor.double().requires_grad_() for tensor in (q, k, v)]
+    scores = exact[0] @ exact[1].transpose(-1, -2) * (d**-0.5 if scale is None else scale)
+    if is_causal:
+        scores = scores.masked_fill(torch.ones(length, sources).triu(1).bool(), float("-inf"))
+    wanted = scores.softmax(-1) @ exact[2]
+    asked_of = operator([q, k, v], 0.0, is_causal, scale=scale)
+    out, logsumexp = run(asked_of, [q, k, v], [q.shape, q.shape[:3]], num_threads)
+    torch.testing.assert_close(out.double(), wanted.detach(), rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(logsumexp.double(), scores.logsumexp(-1).detach(), rtol=1e-5, atol=2e-6)
+    inputs = [dout, q, k, v, out, logsumexp]
+    made = run(operator(inputs, 0.0, is_causal, scale=scale), inputs, [q.shape, k.shape, v.shape], num_threads)
+    for ours, theirs in zip(made, torch.autograd.grad(wanted, exact, dout.double()), strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_others_are_torchs():
+    def asked(q: Tensor, *arguments: Any, **keywords: Any) -> object:
+        return attention_of(operator([q, q, q], *arguments, **keywords), [View.of(q)] * 3)
+
+    q = rows(2, 2, 8, LANES)
+    assert asked(q) == asked(q, 0.0, False) == attention.Attention(False, False, None)
+    assert asked(q, 0.1, False) is None
+    assert asked(q.double()) is None
+    assert asked(rows(2, 2, 8, LANES + 1)) is None
+    assert asked(rows(1, 1, 512, LANES)) is None
+    assert asked(torch.randn(2, 2, LANES, 8).transpose(-1, -2)) is None
