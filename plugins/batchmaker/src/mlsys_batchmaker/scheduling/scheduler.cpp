@@ -1,4 +1,4 @@
-// What happens to every batch, as admission.py, forming.py and settling.py have it: on the same memory, in one call
+// What happens to every batch, as admission.py, reference.py and settling.py have it: on the same memory, in one call
 // each. For workers of one device.
 #include <algorithm>
 #include <cstdint>

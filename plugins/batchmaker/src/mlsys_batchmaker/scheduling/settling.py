@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mlsys_batchmaker.plan.plan import END, NEVER, NEXT, START, STOP, UNPINNED
 from mlsys_batchmaker.scheduling.admission import Admission
 from mlsys_batchmaker.scheduling.compiled import Compiled
-from mlsys_batchmaker.scheduling.forming import release_successors
+from mlsys_batchmaker.scheduling.reference import release_successors
 from mlsys_batchmaker.scheduling.requests import CellResult, Earlier, Live
 from mlsys_batchmaker.scheduling.state import Ints, State
 from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput, Task
