@@ -1,4 +1,4 @@
-"""Forming a task in NumPy: for machines without a compiler and several devices, and to test ``scheduler.cpp`` against."""
+"""Forming a task in NumPy: for machines without a compiler or several devices, and to compare ``scheduler.cpp`` with."""
 
 from __future__ import annotations
 
