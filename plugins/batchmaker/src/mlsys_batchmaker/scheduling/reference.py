@@ -1,4 +1,4 @@
-"""Forming a task in NumPy: for machines without a compiler or several devices, and to compare ``scheduler.cpp`` with."""
+"""Forming a task in NumPy: without a compiler or with several devices, and to compare ``scheduler.cpp`` with."""
 
 from __future__ import annotations
 
