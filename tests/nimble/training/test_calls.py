@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from mlsys_core.errors import InvalidInputError
 from mlsys_nimble import CaptureError, Nimble
 from mlsys_nimble.training.executor import TensorExecutor
 from torch import Tensor, nn
@@ -166,6 +167,58 @@ def test_frozen_parameters_get_no_gradient():
     last, theirs = list(model.parameters())[-1].grad, list(reference.parameters())[-1].grad
     assert last is not None
     torch.testing.assert_close(last, theirs)
+
+
+def test_frozen_norms_stay_frozen_and_modes_as_they_are():
+    torch.manual_seed(0)
+    model = residual()
+    norm = model[1]
+    norm.eval()
+    reference, x = copy.deepcopy(model), images()
+    nimble = Nimble(model).prepare(x, training=True)
+    assert not norm.training
+    nimble(x).square().sum().backward()
+    reference(x).square().sum().backward()
+    compare(model, reference)
+
+
+def test_what_was_made_in_inference_mode_serves_outside_of_it():
+    _, reference, nimble, example = pair("perceptron")
+    nimble.eval()
+    x = example()
+    with torch.inference_mode():
+        torch.testing.assert_close(nimble(x), reference(x))
+    with torch.no_grad():
+        torch.testing.assert_close(nimble(x), reference(x))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(9, 8), nn.Linear(8, 9, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        result: Tensor = self.head(self.embedding(tokens))
+        return result
+
+
+def test_tied_weights_get_the_sum_of_their_gradients():
+    model, x = Tied(), torch.randint(0, 9, (3, 5))
+    reference = copy.deepcopy(model)
+    nimble = Nimble(model).prepare(x, training=True)
+    nimble(x).square().sum().backward()
+    reference(x).square().sum().backward()
+    compare(model, reference)
+
+
+def test_options_without_meaning_are_refused():
+    model, x = nn.Linear(3, 2), torch.zeros(1, 3)
+    with pytest.raises(InvalidInputError, match="'triton', 'inductor' or 'aten'"):
+        Nimble(model).prepare(x, training=True, kernels="best")
+    if not torch.cuda.is_available():
+        with pytest.raises(InvalidInputError, match="torch sees none"):
+            Nimble(model).prepare(x, training=True, executor="cuda")
 
 
 def test_dropout_draws_anew_each_step_and_as_the_seed_says():

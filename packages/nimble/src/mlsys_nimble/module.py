@@ -72,7 +72,7 @@ class Nimble(nn.Module):
             if training:
                 from mlsys_nimble.training.calls import TrainingCalls  # autograd's tracer takes a second to import
 
-                self._training_calls = TrainingCalls(self.train().model, chosen)
+                self._training_calls = TrainingCalls(self.model, chosen)
                 self._training_calls.prepare(args, example_kwargs or {})
             else:
                 self._calls = PreparedCalls(self.model, chosen, in_eval_mode=True)

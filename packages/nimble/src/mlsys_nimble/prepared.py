@@ -49,6 +49,8 @@ class Options:
             raise InvalidInputError(f"precision is {self.precision!r}; it may be 'fp32' or 'bf16'")
         if self.winograd not in (0, 2, 4):
             raise InvalidInputError(f"winograd is {self.winograd}; it may be 0, 2 or 4")
+        if self.kernels not in ("triton", "inductor", "aten"):
+            raise InvalidInputError(f"kernels is {self.kernels!r}; it may be 'triton', 'inductor' or 'aten'")
 
 
 class Prepared:

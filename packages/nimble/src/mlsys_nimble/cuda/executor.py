@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from mlsys_core.errors import InvalidInputError
 from torch import Tensor
 
 from mlsys_nimble.cuda.captured import CapturedSchedule, Place, Recorder, is_result, place_of
@@ -38,6 +39,9 @@ class CudaExecutor:
         shares_pool: Whether temporaries lie in memory that other schedules use too, and results are copied out of it.
             For what is copied at a price, such as all that a forward pass saves, a pool of its own is better.
         driver: What carries out the plan; None: torch.cuda.
+
+    Raises:
+        InvalidInputError: torch sees no GPU, or ``kernels`` is none of these.
     """
 
     def __init__(
@@ -51,6 +55,10 @@ class CudaExecutor:
         driver: Driver | None = None,
         **_: Any,
     ) -> None:
+        if driver is None and not torch.cuda.is_available():
+            raise InvalidInputError(
+                "executor='cuda' wants a GPU, and torch sees none; executor='auto' takes what there is"
+            )
         self._driver = driver or TorchDriver(device or torch.device("cuda", torch.cuda.current_device()))
         self._pool = shared_pool(self._driver) if shares_pool else Pool(self._driver)
         self._shares_pool = shares_pool

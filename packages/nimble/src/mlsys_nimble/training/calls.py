@@ -8,17 +8,19 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch._functorch.aot_autograd import aot_module
+from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     UnsupportedFakeTensorException,
 )
+from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from mlsys_nimble.errors import refuse
@@ -40,9 +42,19 @@ class TrainedModel:
         self.forward: ReplayedGraph | None = None
         self.backward: ReplayedGraph | None = None
         partition = min_cut_rematerialization_partition if options.rematerialises else default_partition
-        self.call: Callable[..., Any] = aot_module(
-            model, fw_compiler=self._take_forward, bw_compiler=self._take_backward, partition_fn=partition
+        named_parameters, named_buffers = dict(model.named_parameters()), dict(model.named_buffers())  # tied ones once
+
+        def run(parameters: dict[str, Any], buffers: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+            return functional_call(model, {**parameters, **buffers}, args, kwargs)
+
+        compiled = aot_function(
+            run,
+            fw_compiler=self._take_forward,
+            bw_compiler=self._take_backward,
+            partition_fn=partition,
+            num_params_buffers=len(named_parameters) + len(named_buffers),
         )
+        self.call: Callable[..., Any] = partial(compiled, named_parameters, named_buffers)
 
     def _take_forward(self, graph: torch.fx.GraphModule, examples: Any) -> Callable[[list[Any]], Any]:
         self.forward = ReplayedGraph(graph, executor_maker(self._options, saves=True))

@@ -21,7 +21,9 @@ from mlsys_nimble.strides import Shape, Strides, channels_last, dense, row_major
 from mlsys_nimble.training.kernels import Of, lies_channels_last, load
 from mlsys_nimble.training.passes import GRADIENT
 
-LEAST_TILES = 16  # of Winograd's: fewer do not pay for the transform of the weights
+FEW_PIXELS = 16  # of a depthwise convolution's result: below, oneDNN takes up to 300 times as long as it should
+MANY_TAPS = 25  # of a depthwise window: then oneDNN's gradient of the weights is the slower one
+LEAST_TILES = 16  # of Winograd's
 
 Looks: TypeAlias = ValueType | View
 Role = Literal["forward", "input gradient", "weight gradient"]
@@ -43,6 +45,7 @@ class Work:
     before: tuple[int, int]  # padding
     dilation: tuple[int, int]
     groups: int
+    has_bias: bool
 
 
 def work_of(operator: Operator, inputs: Sequence[Looks], outputs: Sequence[Looks]) -> Work | None:
@@ -55,7 +58,7 @@ def work_of(operator: Operator, inputs: Sequence[Looks], outputs: Sequence[Looks
             return None
         before = tuple([start for start, _ in kind.padding])
         shapes = inputs[0].shape, inputs[1].shape, outputs[0].shape
-        return _work("forward", shapes, kind.stride, before, kind.dilation, kind.groups)
+        return _work("forward", shapes, kind.stride, before, kind.dilation, kind.groups, kind.has_bias)
     if not isinstance(kind, Aten) or kind.target != GRADIENT or len(inputs) != 3:
         return None
     _, _, _, _, stride, padding, dilation, is_transposed, _, groups, wanted = kind.arguments
@@ -63,13 +66,11 @@ def work_of(operator: Operator, inputs: Sequence[Looks], outputs: Sequence[Looks
         return None
     shapes = inputs[1].shape, inputs[2].shape, inputs[0].shape
     role: Role = "input gradient" if wanted[0] else "weight gradient"
-    return _work(role, shapes, _pair(stride), _pair(padding), _pair(dilation), groups)
+    return _work(role, shapes, _pair(stride), _pair(padding), _pair(dilation), groups, False)
 
 
-def _work(
-    role: Role, shapes: tuple[Shape, Shape, Shape], stride: Any, before: Any, dilation: Any, groups: int
-) -> Work | None:
-    return None if any(0 in shape for shape in shapes) else Work(role, *shapes, stride, before, dilation, groups)
+def _work(role: Role, shapes: tuple[Shape, Shape, Shape], *rest: Any) -> Work | None:
+    return None if any(0 in shape for shape in shapes) else Work(role, *shapes, *rest)
 
 
 def _pair(sizes: Sequence[int]) -> tuple[int, int]:
@@ -80,7 +81,8 @@ def way_of(work: Work, lanes: int) -> Way | None:
     """How it is computed; None: as torch does.
 
     A convolution of single pixels is a product. 3x3 convolutions and both their gradients go by Winograd's minimal
-    filtering, in the tiles that multiply least. Gradients of depthwise convolutions have kernels of their own.
+    filtering, in the tiles that multiply least. Depthwise convolutions of small images, and the gradients of large
+    depthwise windows, have kernels of their own.
 
     Args:
         work: What is asked for.
@@ -96,11 +98,14 @@ def way_of(work: Work, lanes: int) -> Way | None:
         shape = work.x if work.role == "input gradient" else work.y
         tiles = {size: shape[0] * prod(-(-extent // size) for extent in shape[2:]) for size in (2, 4)}
         size: Literal[2, 4] = 4 if 36 * tiles[4] <= 16 * tiles[2] else 2
-        if tiles[size] < LEAST_TILES:
-            return None
+        weights_per_tile = 256 if work.role == "weight gradient" else 1024
+        if tiles[size] < max(LEAST_TILES, prod(work.weight[:2]) // weights_per_tile):
+            return None  # transforms of the weights would take longer than what they save
         return "winograd2" if size == 2 else "winograd4"
     is_depthwise = work.groups == work.x[1] == work.y[1] > 1
-    return "depthwise" if is_depthwise and work.role != "forward" else None
+    is_ours = prod(work.y[2:]) <= FEW_PIXELS and not work.has_bias
+    is_ours |= work.role == "weight gradient" and prod(window) >= MANY_TAPS
+    return "depthwise" if is_depthwise and is_ours else None
 
 
 def strides_of_result(work: Work) -> Strides:
@@ -115,11 +120,11 @@ def images_of(work: Work) -> int:
     return 1 if work.role == "forward" else 2
 
 
-class DepthwiseGradientStruct(Structure):
-    """depthwise.h: DepthwiseGradient."""
+class DepthwiseStruct(Structure):
+    """depthwise.h: Depthwise."""
 
     _fields_ = [
-        *((name, ViewStruct) for name in ("dy", "x", "weight", "out")),
+        *((name, ViewStruct) for name in ("y", "x", "weight", "out")),
         *((name, c_int32 * 2) for name in ("stride", "before", "dilation")),
     ]
 
@@ -148,7 +153,7 @@ def make_kernels(work: Work, inputs: Sequence[View], out: View) -> list[Kernel]:
     if way is None or way == "product" or not all(map(lies_channels_last, inputs[: images_of(work)])):
         return []
     if way == "depthwise":
-        return _depthwise_gradient(work, inputs, out)
+        return _depthwise(work, inputs, out)
     if work.role == "weight gradient":
         struct = WinogradGradientStruct(*map(view_struct, (inputs[0], inputs[1], out)), work.before)
         sums = Kernel(load(), f"{way}_weight_gradient", struct)
@@ -156,10 +161,11 @@ def make_kernels(work: Work, inputs: Sequence[View], out: View) -> list[Kernel]:
     return _winograd(work, way, inputs, out)
 
 
-def _depthwise_gradient(work: Work, inputs: Sequence[View], out: View) -> list[Kernel]:
-    struct = DepthwiseGradientStruct(*map(view_struct, (*inputs, out)), work.stride, work.before, work.dilation)
-    if work.role == "input gradient":
-        return [Kernel(load(), "depthwise_input_gradient", struct)]
+def _depthwise(work: Work, inputs: Sequence[View], out: View) -> list[Kernel]:
+    images = (out, *inputs) if work.role == "forward" else tuple(inputs)
+    struct = DepthwiseStruct(*map(view_struct, (*images, out)), work.stride, work.before, work.dilation)
+    if work.role != "weight gradient":
+        return [Kernel(load(), f"depthwise_{work.role.replace(' ', '_')}", struct)]
     sums = Kernel(load(), "depthwise_weight_gradient", struct)
     return [sums, Kernel(load(), "depthwise_weight_finish", Of(sums.address), sums)]
 

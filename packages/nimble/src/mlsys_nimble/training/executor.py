@@ -49,7 +49,7 @@ class TensorExecutor:
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """See :class:`~mlsys_nimble.executor.Executor`. Inputs may lie as they like; each way is bound once."""
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():  # what is made here serves later calls outside of it too
             key = tuple([tensor.stride() for tensor in inputs])
             replay = self._replays.get(key)
             if replay is None:

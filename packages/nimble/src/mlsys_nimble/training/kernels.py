@@ -21,7 +21,7 @@ from mlsys_nimble.strides import channels_last, dense
 _MAKERS = (
     *("batch_norm_statistics", "batch_norm_finish", "batch_norm_apply"),
     *("batch_norm_gradient_sums", "batch_norm_gradient_finish", "batch_norm_gradient_apply"),
-    *("depthwise_input_gradient", "depthwise_weight_gradient", "depthwise_weight_finish"),
+    *("depthwise_forward", "depthwise_input_gradient", "depthwise_weight_gradient", "depthwise_weight_finish"),
     *("winograd2_weights", "winograd2_weight_gradient", "winograd2_weight_finish"),
     *("attention_forward", "attention_backward"),
     *("winograd4_weights", "winograd4_weight_gradient", "winograd4_weight_finish"),

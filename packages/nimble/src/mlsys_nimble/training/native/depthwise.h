@@ -1,4 +1,4 @@
-// Gradients of depthwise convolutions over channels-last images: two vectors of channels at a time, each of them by
+// Depthwise convolutions and their gradients over channels-last images: two vectors of channels at a time, each of them by
 // itself, so that small images with many channels cost what they hold.
 #pragma once
 
@@ -12,27 +12,31 @@
 
 namespace nimble {
 
-struct DepthwiseGradient {
-    View dy, x;               // [N, C, H', W'] and [N, C, H, W], channels side by side and a whole number of vectors
-    View weight;              // [C, 1, KH, KW]
-    View out;                 // as x; or [C, 1, KH, KW], row by row
+struct Depthwise {
+    View y, x;    // or dy: [N, C, H', W'] and [N, C, H, W], channels side by side and a whole number of vectors
+    View weight;  // [C, 1, KH, KW]
+    View out;     // as y, or as x; or [C, 1, KH, KW], row by row
     int32_t stride[2], before[2], dilation[2];
 };
 
 constexpr int64_t SOME_CHANNELS = 2 * mlsys::LANES;
 
-class DepthwiseInputGradient : public Kernel {
+// y of x, or x's gradient of dy: each pixel of one image sums up weighted pixels of the other.
+template <bool FORWARD>
+class DepthwiseImage : public Kernel {
   public:
-    explicit DepthwiseInputGradient(const DepthwiseGradient& g) : g(g), channels(g.x.shape[1]), taps(g.weight.shape[2] * g.weight.shape[3]) {
+    explicit DepthwiseImage(const Depthwise& g)
+        : g(g), from(FORWARD ? g.x : g.y), to(FORWARD ? g.y : g.x), channels(g.x.shape[1]), taps(g.weight.shape[2] * g.weight.shape[3]) {
         units = (channels + SOME_CHANNELS - 1) / SOME_CHANNELS * g.x.shape[0];
         scratch_nbytes = taps * SOME_CHANNELS * sizeof(float);
         for (int d = 0; d < 2; d++)
-            for (int64_t at = 0; at < g.x.shape[2 + d]; at++) {
+            for (int64_t at = 0; at < to.shape[2 + d]; at++) {
                 sources[d].emplace_back();
                 for (int64_t k = 0; k < g.weight.shape[2 + d]; k++) {
-                    const int64_t to = at + g.before[d] - k * g.dilation[d];
-                    if (to >= 0 && to % g.stride[d] == 0 && to / g.stride[d] < g.dy.shape[2 + d])
-                        sources[d].back().emplace_back(k, to / g.stride[d]);
+                    const int64_t step = FORWARD ? 1 : g.stride[d], tap = k * g.dilation[d];
+                    const int64_t place = FORWARD ? at * g.stride[d] - g.before[d] + tap : at + g.before[d] - tap;
+                    if (place >= 0 && place % step == 0 && place / step < from.shape[2 + d])
+                        sources[d].back().emplace_back(k, place / step);
                 }
             }
     }
@@ -57,9 +61,9 @@ class DepthwiseInputGradient : public Kernel {
   private:
     template <int VECS>
     void image(int64_t n, int64_t c, const float* weights) const {
-        const int64_t wide = g.weight.shape[3], row = g.dy.shape[3] * channels;
-        const float* dy = g.dy.as<const float>() + n * g.dy.shape[2] * row + c;
-        float* out = g.out.as<float>() + n * g.x.shape[2] * g.x.shape[3] * channels + c;
+        const int64_t wide = g.weight.shape[3], row = from.shape[3] * channels;
+        const float* source = from.as<const float>() + n * from.shape[2] * row + c;
+        float* out = g.out.as<float>() + n * to.shape[2] * to.shape[3] * channels + c;
         for (const auto& rows : sources[0])
             for (const auto& columns : sources[1]) {
                 mlsys::vf sums[VECS] = {};
@@ -67,22 +71,23 @@ class DepthwiseInputGradient : public Kernel {
                     for (auto [kx, x] : columns)
                         for (int v = 0; v < VECS; v++)
                             sums[v] = mlsys::fma(
-                                mlsys::load(dy + y * row + x * channels + v * mlsys::LANES),
+                                mlsys::load(source + y * row + x * channels + v * mlsys::LANES),
                                 mlsys::load(weights + (ky * wide + kx) * SOME_CHANNELS + v * mlsys::LANES), sums[v]);
                 for (int v = 0; v < VECS; v++) mlsys::store(out + v * mlsys::LANES, sums[v]);
                 out += channels;
             }
     }
 
-    const DepthwiseGradient g;
+    const Depthwise g;
+    const View from, to;
     const int64_t channels, taps;
-    std::vector<std::vector<std::pair<int64_t, int64_t>>> sources[2];  // of each row, and column, of x: (tap, dy's)
+    std::vector<std::vector<std::pair<int64_t, int64_t>>> sources[2];  // of each row, and column, of `to`: (tap, from's)
 };
 
 // Sums over some images each; `finish` adds them up.
 class DepthwiseWeightGradient : public Kernel {
   public:
-    explicit DepthwiseWeightGradient(const DepthwiseGradient& g) : g(g), channels(g.x.shape[1]), taps(g.weight.shape[2] * g.weight.shape[3]) {
+    explicit DepthwiseWeightGradient(const Depthwise& g) : g(g), channels(g.x.shape[1]), taps(g.weight.shape[2] * g.weight.shape[3]) {
         const int64_t blocks = (channels + SOME_CHANNELS - 1) / SOME_CHANNELS;
         groups = std::clamp<int64_t>(16 / blocks, 1, g.x.shape[0]);
         units = blocks * groups;
@@ -121,13 +126,13 @@ class DepthwiseWeightGradient : public Kernel {
         for (int d = 0; d < 2; d++) {
             shift[d] = (d ? kx : ky) * g.dilation[d] - g.before[d];
             from[d] = shift[d] < 0 ? (-shift[d] + g.stride[d] - 1) / g.stride[d] : 0;
-            past[d] = std::min(g.dy.shape[2 + d], (g.x.shape[2 + d] - shift[d] + g.stride[d] - 1) / g.stride[d]);
+            past[d] = std::min(g.y.shape[2 + d], (g.x.shape[2 + d] - shift[d] + g.stride[d] - 1) / g.stride[d]);
         }
         const int64_t row = g.x.shape[3] * channels, step = g.stride[1] * channels;
         vf sums[2][VECS] = {};
         for (int64_t n = first; n < stop; n++)
             for (int64_t y = from[0]; y < past[0]; y++) {
-                const float* dy = g.dy.as<const float>() + ((n * g.dy.shape[2] + y) * g.dy.shape[3] + from[1]) * channels + c;
+                const float* dy = g.y.as<const float>() + ((n * g.y.shape[2] + y) * g.y.shape[3] + from[1]) * channels + c;
                 const float* x = g.x.as<const float>() + (n * g.x.shape[2] + y * g.stride[0] + shift[0]) * row +
                                  (from[1] * g.stride[1] + shift[1]) * channels + c;
                 for (int64_t i = from[1]; i < past[1]; i++, dy += channels, x += step)
@@ -137,7 +142,7 @@ class DepthwiseWeightGradient : public Kernel {
         for (int v = 0; v < VECS; v++) store(to + v * LANES, sums[0][v] + sums[1][v]);
     }
 
-    const DepthwiseGradient g;
+    const Depthwise g;
     const int64_t channels, taps;
     int64_t groups;
     mutable std::vector<float> sums;  // [groups][taps][C]

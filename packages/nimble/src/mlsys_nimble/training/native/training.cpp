@@ -66,8 +66,9 @@ Kernel* make_batch_norm_gradient_apply(const Kernel* const* of) {
     return new BatchNormGradientApply((const BatchNormGradientSums*)*of);
 }
 
-Kernel* make_depthwise_input_gradient(const DepthwiseGradient* arguments) { return new DepthwiseInputGradient(*arguments); }
-Kernel* make_depthwise_weight_gradient(const DepthwiseGradient* arguments) { return new DepthwiseWeightGradient(*arguments); }
+Kernel* make_depthwise_forward(const Depthwise* arguments) { return new DepthwiseImage<true>(*arguments); }
+Kernel* make_depthwise_input_gradient(const Depthwise* arguments) { return new DepthwiseImage<false>(*arguments); }
+Kernel* make_depthwise_weight_gradient(const Depthwise* arguments) { return new DepthwiseWeightGradient(*arguments); }
 Kernel* make_depthwise_weight_finish(const Kernel* const* of) {
     return new Finish<DepthwiseWeightGradient>((const DepthwiseWeightGradient*)*of);
 }
