@@ -56,12 +56,12 @@ class TrainedModel:
         )
         self.call: Callable[..., Any] = partial(compiled, named_parameters, named_buffers)
 
-    def _take_forward(self, graph: torch.fx.GraphModule, examples: Any) -> Callable[[list[Any]], Any]:
-        self.forward = ReplayedGraph(graph, executor_maker(self._options, saves=True))
+    def _take_forward(self, gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]], Any]:
+        self.forward = ReplayedGraph(gm, executor_maker(self._options, saves=True))
         return self.forward.as_function()
 
-    def _take_backward(self, graph: torch.fx.GraphModule, examples: Any) -> Callable[[list[Any]], Any]:
-        self.backward = ReplayedGraph(graph, executor_maker(self._options, saves=False))
+    def _take_backward(self, gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]], Any]:
+        self.backward = ReplayedGraph(gm, executor_maker(self._options, saves=False))
         return self.backward.as_function()
 
 
