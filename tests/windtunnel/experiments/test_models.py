@@ -41,8 +41,8 @@ def test_preparations_differ_in_width(task: Task):
         .shape[1]
         for pre in ("pre1", "pre2", "pre3")
     }
-    # 30 towns: 5 binary digits, 9 places of pairs; Pre3 adds 32 bins of two numbers in 9 places each and a mean
-    assert widths == {"pre1": 2 + 5, "pre2": 2 + 9, "pre3": 2 + 9 + 2 * 9 + 1}
+    # 30 towns: 5 binary digits, 5 rows of 6; Pre3 adds 32 bins of two numbers in 6 rows of 6 each and a mean
+    assert widths == {"pre1": 2 + 5, "pre2": 2 + 5 + 6, "pre3": 2 + 5 + 6 + 2 * (6 + 6) + 1}
 
 
 def test_unknown_source_is_refused(task: Task):
