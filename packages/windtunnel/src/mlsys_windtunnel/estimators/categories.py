@@ -7,6 +7,7 @@ Fitting leaves a table per column, a row for each category and more for those it
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import Any, Self
 
 import numpy as np
@@ -24,7 +25,7 @@ Rows = npt.NDArray[np.float64]
 UNSEEN, MISSING = -1, -2  # what the inner ordinal encoder answers for these
 
 
-class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class TableEncoder(TransformerMixin, BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has no types
     """What the encoders share: codes of categories, and tables whose rows the codes pick.
 
     Attributes:
@@ -82,9 +83,9 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # sc
         sizes = np.array([len(categories) for categories in self.categories_])
         return np.where(codes == MISSING, sizes - 1, codes)
 
+    @abstractmethod
     def _table(self, categories: npt.NDArray[Any], counts: npt.NDArray[np.int64]) -> Rows:
         """Rows for the categories and for unseen ones; ``counts`` says how often each category came."""
-        raise NotImplementedError
 
     def _rows_of_unseen(self, num_categories: int, cells: npt.NDArray[Any]) -> int | npt.NDArray[np.int64]:
         """Rows of a table for cells that hold no seen category."""

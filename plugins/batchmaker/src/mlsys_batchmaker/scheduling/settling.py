@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -84,18 +85,14 @@ def _settle_task(
     started_s: float,
     now: float,
 ) -> list[Finished[CellResult]]:
-    spec, counters = state.layout.cells[task.cell], state.counters
+    state.counters.tasks += task.steps
+    state.counters.cells += task.num_cells
     if state.compiled is not None:
         return _settle_compiled(state, state.compiled, admission, task, results, started_s, now)
     left = _land(state, task)
-    counters.tasks += task.steps
-    counters.cells += task.num_cells
     if task.fresh is not None:
-        for index in state.tables.sub_request[task.subs[task.fresh]].tolist():
-            live = admission.by_index[index]
-            if live.started_s is None:
-                live.started_s = started_s
-    if spec.stop is not None:
+        _note_started(admission, state.tables.sub_request[task.subs[task.fresh]].tolist(), started_s)
+    if state.layout.cells[task.cell].stop is not None:
         ended = _settle_stopping(state, admission, task, results, left)
     else:
         _hand_out(state, admission, task, results, None)
@@ -115,21 +112,24 @@ def _settle_compiled(
     now: float,
 ) -> list[Finished[CellResult]]:
     """What follows in this file, in one call for the tables."""
-    spec, counters, by_index = state.layout.cells[task.cell], state.counters, admission.by_index
+    spec = state.layout.cells[task.cell]
     stop = None if spec.stop is None else (results[spec.results.index(spec.stop.output)], spec.stop.value)
     settled = compiled.settle(task, stop)
     state.running[task.cell] -= 1
-    counters.tasks += task.steps
-    counters.cells += task.num_cells
-    counters.discarded_cells += settled.num_discarded
-    for index in settled.started:
-        live = by_index[index]
-        if live.started_s is None:
-            live.started_s = started_s
+    state.counters.discarded_cells += settled.num_discarded
+    _note_started(admission, settled.started, started_s)
     for index in settled.cut:
-        by_index[index].is_cut = True
+        admission.by_index[index].is_cut = True
     _hand_out(state, admission, task, results, None if spec.stop is None else state.tables.sub_stop)
     return _end_requests(state, admission, settled.finished, now)
+
+
+def _note_started(admission: Admission, requests: Iterable[int], started_s: float) -> None:
+    """Of requests whose first cells these may be."""
+    for index in requests:
+        live = admission.by_index[index]
+        if live.started_s is None:
+            live.started_s = started_s
 
 
 def _settle_stopping(
