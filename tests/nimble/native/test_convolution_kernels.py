@@ -68,6 +68,8 @@ def plain(dims: int = 2, **fields: Any) -> Convolution:
 CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], Convolution]] = {  # x, weight, kind
     "1x1": ((2, 24, 7, 9), (40, 24, 1, 1), plain()),
     "1x1 deep": ((1, 700, 14, 14), (33, 700, 1, 1), plain()),
+    "1x1 deep and wide": ((1, 700, 14, 14), (200, 700, 1, 1), plain()),  # several sets of panels
+    "1x1 deep groups": ((1, 820, 14, 14), (180, 410, 1, 1), plain(groups=2)),
     "1x1 stride": ((1, 16, 9, 11), (24, 16, 1, 1), plain(stride=(2, 2))),
     "1x1 one pixel": ((1, 320, 1, 1), (17, 320, 1, 1), plain()),
     "3x3": ((2, 16, 13, 11), (16, 16, 3, 3), plain(padding=((1, 1), (1, 1)))),
@@ -107,7 +109,7 @@ def test_convolutions_are_torchs(case: str, native: Any, pieces: Pieces, error: 
 
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("activation", [None, *get_args(Activation)])
-@pytest.mark.parametrize("case", ["1x1", "3x3 deep", "image 3x3", "groups"])
+@pytest.mark.parametrize("case", ["1x1", "1x1 deep and wide", "3x3 deep", "image 3x3", "groups"])
 def test_epilogues_also_in_place(
     case: str, activation: Activation | None, first: bool, native: Any, pieces: Pieces, error: Error
 ):
