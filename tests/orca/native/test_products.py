@@ -58,7 +58,7 @@ def product_of(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("columns", "depth"), [(1, 16), (33, 48), (64, 400), (70, 1040)])
+@pytest.mark.parametrize(("columns", "depth"), [(1, 16), (33, 48), (64, 400), (70, 1040), (40, 1088)])
 def test_a_product_is_torchs_whatever_the_rows(native: Any, run: Run, kind: str, columns: int, depth: int) -> None:
     linear, weight, bias = linear_of(kind, columns, depth)
     product, _held = product_of(linear, in_pairs=kind == "bf16-pairs")

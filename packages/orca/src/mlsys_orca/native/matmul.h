@@ -179,13 +179,4 @@ inline void multiply_tile_of_pairs(
     }
 }
 
-// A row of floats as pairs of bf16, [size / 2]; may overwrite itself.
-inline void to_pairs(const float* from, float* to, int size) {
-    uint16_t* out = (uint16_t*)to;
-    for (int i = 0; i < size; i++) {
-        const float x = from[i];
-        out[i] = to_bf16(x);
-    }
-}
-
 }  // namespace orca

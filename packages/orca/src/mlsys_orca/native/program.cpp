@@ -13,6 +13,7 @@
 #include "matmul.h"
 #include "rows.h"
 #include "team.h"
+#include "tiles.h"
 
 namespace orca {
 
@@ -71,7 +72,7 @@ class Program {
         int64_t deepest = 0;
         for (auto& op : operators)
             if (auto* product = std::get_if<Product>(&op)) deepest = std::max<int64_t>(deepest, product->matrix.depth);
-        prepared = grow(owned, 0, (int64_t)std::max(what.num_rows, what.num_sampled) * deepest);
+        prepared = grow(owned, 0, (int64_t)(std::max(what.num_rows, what.num_sampled) + TILE_ROWS) * deepest);
         spans_of_rows();
         team.run([](void* self, int thread) { ((Program*)self)->execute(thread); }, this);
     }
@@ -98,6 +99,7 @@ class Program {
     void execute(int thread) {
         using Clock = std::chrono::steady_clock;
         double* seconds = thread ? nullptr : batch->seconds;
+        const Tiles tiles;
         for (auto& op : operators) {
             const auto begin = seconds ? Clock::now() : Clock::time_point();
             if (auto* product = std::get_if<Product>(&op)) {
@@ -123,28 +125,29 @@ class Program {
         const float* input = registers[op.source];
         const bool in_pairs = op.matrix.kind == BF16_PAIRS;
         if (op.norm.kind != NO_NORM || op.rows == TAKEN || in_pairs) {
+            const int64_t stride = in_pairs ? depth / 2 : depth;  // of the prepared rows
             auto prepare = [&](int row, float* to) {
                 const float* from = input + (int64_t)(op.rows == TAKEN ? batch->sampled[row] : row) * depth;
-                if (op.norm.kind != NO_NORM)
-                    normalise(op.norm, from, to);
+                if (op.norm.kind == NO_NORM)
+                    in_pairs ? to_bf16(from, (uint16_t*)to, depth) : copy_row(from, to, depth);
+                else if (in_pairs)
+                    normalise(op.norm, from, (uint16_t*)to);
                 else
-                    copy_row(from, to, depth);
-                if (in_pairs) to_pairs(to, to, depth);
+                    normalise(op.norm, from, to);
             };
             if (rows <= FEW_ROWS) {
-                float* own = grow(scratches[thread], 1, (int64_t)rows * depth);
-                for (int row = 0; row < rows; row++) prepare(row, own + (int64_t)row * depth);
+                float* own = grow(scratches[thread], 1, (rows + TILE_ROWS) * stride);
+                for (int row = 0; row < rows; row++) prepare(row, own + row * stride);
                 input = own;
             } else {
                 const int step = std::max(1, 8192 / depth);
                 team.for_each((rows + step - 1) / step, [&](int i) {
-                    for (int row = i * step; row < std::min(rows, (i + 1) * step); row++)
-                        prepare(row, prepared + (int64_t)row * depth);
+                    for (int row = i * step; row < std::min(rows, (i + 1) * step); row++) prepare(row, prepared + row * stride);
                 });
                 input = prepared;
             }
         }
-        float* scratch = grow(scratches[thread], 0, (int64_t)depth * PANEL + MAX_TILE_ROWS * TILE_PANELS * PANEL);
+        float* scratch = grow(scratches[thread], 0, (int64_t)depth * PANEL + (MAX_TILE_ROWS + TILE_ROWS) * TILE_PANELS * PANEL);
         switch (op.matrix.kind) {
             case F32: run_tiles<F32Panel>(op, rows, input, scratch); break;
             case BF16: run_tiles<Bf16Panel>(op, rows, input, scratch); break;
@@ -166,16 +169,22 @@ class Program {
         const int depth = op.matrix.depth, width = widths[op.target];
         const int across = (op.matrix.panels() + TILE_PANELS - 1) / TILE_PANELS;
         const int block = rows_of_tile(rows, across), down = (rows + block - 1) / block;
+        const bool by_unit = has_tiles() && depth % TILE_DEPTH == 0;
         team.for_each(across * down, [&](int i) {
             const int panel = i / down * TILE_PANELS, first = i % down * block;
             float* target = registers[op.target] + (int64_t)first * width;
             float* sums = scratch + (int64_t)depth * PANEL;
             const int some = std::min(block, rows - first);
-            const float* from = input + (int64_t)first * depth;
-            if constexpr (std::is_same_v<Panel, PairsPanel>)
-                multiply_tile_of_pairs(op.matrix, panel, some, (const uint32_t*)from, depth, sums);
-            else
+            if constexpr (std::is_same_v<Panel, PairsPanel>) {
+                const uint32_t* from = (const uint32_t*)input + (int64_t)first * (depth / 2);
+                if (by_unit)
+                    multiply_tile_by_unit(op.matrix, panel, some, from, depth / 2, sums);
+                else
+                    multiply_tile_of_pairs(op.matrix, panel, some, from, depth / 2, sums);
+            } else {
+                const float* from = input + (int64_t)first * depth;
                 multiply_tile<Panel, TILE_PANELS>(op.matrix, panel, some, from, depth, scratch, sums);
+            }
             finish(op, panel, some, sums, target, width);
         });
     }

@@ -17,10 +17,17 @@ struct Norm {
     const float* bias;    // [size]; null: 0
 };
 
+inline void to_bf16(const float* x, uint16_t* out, int size) {
+    int i = 0;
+    for (; i + LANES <= size; i += LANES) store(out + i, load(x + i));
+    for (; i < size; i++) store_one(out + i, x[i]);
+}
+
 inline void copy_row(const float* x, float* out, int size) { std::memcpy(out, x, sizeof(float) * size); }
 
-// `x` and `out` may be the same row.
-inline void normalise(const Norm& norm, const float* x, float* out) {
+// `out`: floats, which may be the row `x`, or bf16.
+template <class T>
+inline void normalise(const Norm& norm, const float* x, T* out) {
     const int whole = norm.size / LANES * LANES;
     float mean = 0.0f;
     if (norm.kind == LAYER_NORM) {
@@ -46,7 +53,7 @@ inline void normalise(const Norm& norm, const float* x, float* out) {
     }
     for (int i = whole; i < norm.size; i++) {
         float scaled = (x[i] - mean) * factor;
-        out[i] = scaled * (norm.weight ? norm.weight[i] : 1.0f) + (norm.bias ? norm.bias[i] : 0.0f);
+        store_one(out + i, scaled * (norm.weight ? norm.weight[i] : 1.0f) + (norm.bias ? norm.bias[i] : 0.0f));
     }
 }
 

@@ -1,0 +1,105 @@
+// Products of bf16 by the matrix unit (AMX): 16 rows by 16 columns by 32 features in one instruction.
+//
+// A packed panel of pairs is as the unit wants it: 32 features of 16 columns are 16 lines of 64 bytes. Each element of
+// the product is summed over steps of 32 features from first to last, whatever the rows beside it.
+#pragma once
+
+#include "weights.h"
+
+#if MLSYS_LANES == 16 && defined(__AMX_BF16__) && defined(__linux__)
+#define ORCA_HAS_TILES 1
+#include <sys/syscall.h>
+#include <unistd.h>
+#else
+#define ORCA_HAS_TILES 0
+#endif
+
+namespace orca {
+
+constexpr int TILE_ROWS = 16;   // that the unit takes at once; what they are read from has so many, whatever is in them
+constexpr int TILE_DEPTH = 32;  // features of a step
+
+#if ORCA_HAS_TILES
+
+// The kernel gives a process the unit's registers when asked.
+inline bool has_tiles() {
+    static const bool granted = [] {
+        constexpr long ASK_FOR = 0x1023, REGISTERS = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+        return syscall(SYS_arch_prctl, ASK_FOR, REGISTERS) == 0;
+    }();
+    return granted;
+}
+
+// The unit's registers, all 16 lines of 64 bytes, on the thread that made it, while this lives.
+class Tiles {
+  public:
+    Tiles() {
+        if (!has_tiles()) return;
+        struct alignas(64) {
+            uint8_t palette = 1, rest[15] = {};
+            uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+            uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+        } shapes;
+        _tile_loadconfig(&shapes);
+    }
+    ~Tiles() {
+        if (has_tiles()) _tile_release();
+    }
+    Tiles(const Tiles&) = delete;
+};
+
+// 32 or 16 rows of `a`, `stride` pairs apart, against two panels, into sums [rows][32].
+template <bool BOTH>
+inline void multiply_by_unit(const uint32_t* a, int64_t stride, const uint16_t* const (&panels)[2], int depth, float* sums) {
+    constexpr int WIDTH = 2 * PANEL, STEP = TILE_DEPTH * PANEL;  // floats of a line; weights of a step
+    const int64_t line = stride * 4;
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (BOTH) {
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (int step = 0; step < depth / TILE_DEPTH; step++) {
+        const uint32_t* from = a + step * TILE_DEPTH / 2;
+        _tile_loadd(4, from, line);
+        _tile_loadd(6, panels[0] + (int64_t)step * STEP, 64);
+        _tile_loadd(7, panels[1] + (int64_t)step * STEP, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if constexpr (BOTH) {
+            _tile_loadd(5, from + TILE_ROWS * stride, line);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, sums, WIDTH * 4);
+    _tile_stored(1, sums + PANEL, WIDTH * 4);
+    if constexpr (BOTH) {
+        _tile_stored(2, sums + TILE_ROWS * WIDTH, WIDTH * 4);
+        _tile_stored(3, sums + TILE_ROWS * WIDTH + PANEL, WIDTH * 4);
+    }
+}
+
+#else
+
+inline bool has_tiles() { return false; }
+class Tiles {};
+template <bool BOTH>
+inline void multiply_by_unit(const uint32_t*, int64_t, const uint16_t* const (&)[2], int, float*) {}
+
+#endif
+
+// `rows` rows of pairs, `stride` pairs apart, against panels `first` and the next: as `multiply_tile_of_pairs`. Of `a`
+// and of `sums` [rows][32] whole tiles of TILE_ROWS rows are read and written.
+inline void multiply_tile_by_unit(const Matrix& m, int first, int rows, const uint32_t* a, int64_t stride, float* sums) {
+    const uint16_t* const panels[2] = {PairsPanel(m, first).weights, PairsPanel(m, first + 1).weights};
+    for (int row = 0; row < rows; row += 2 * TILE_ROWS) {
+        float* to = sums + row * 2 * PANEL;
+        if (rows - row > TILE_ROWS)
+            multiply_by_unit<true>(a + row * stride, stride, panels, m.depth, to);
+        else
+            multiply_by_unit<false>(a + row * stride, stride, panels, m.depth, to);
+    }
+}
+
+}  // namespace orca
