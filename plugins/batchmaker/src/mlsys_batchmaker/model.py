@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from mlsys_core.errors import InvalidInputError
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from mlsys_batchmaker.cell import Cell
-from mlsys_batchmaker.plan import CellGraph, Layout, Plan, Planner
+from mlsys_batchmaker.plan import CellGraph, Layout, Plan, Planner, Port
 from mlsys_batchmaker.scheduling.requests import Constants, Grow, Values
 
+_MAX_FORMS = 4096
 Payload: TypeAlias = Mapping[str, NDArray[np.generic]]  # a request's tensors by name
 
 
@@ -77,6 +78,38 @@ class Grows(Protocol):
         ...
 
 
+@runtime_checkable
+class Alike(Protocol):
+    """An architecture that says which requests unfold alike, so that only the first of them is unfolded."""
+
+    def structure_key(self, request: Payload) -> tuple[Hashable, Sequence[ArrayLike]]:
+        """What the request's structure follows from, and its own numbers.
+
+        Requests of equal keys unfold to one structure with equal constants, but for the rows that ``unfold`` names as
+        ``each`` of a chain or of nodes; those are given here, in the same order.
+
+        Raises:
+            InvalidInputError: the request makes no sense; it alone is refused.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Form:
+    """What requests of one key have in common."""
+
+    plan: Plan
+    constants: list[list[NDArray[np.generic]]]  # of the first of them
+    given: list[tuple[int, int, Port]]  # of those, what each request has of its own: bank, place, port
+
+    def fill(self, rows: Sequence[ArrayLike]) -> list[list[NDArray[np.generic]]]:
+        """The constants of another one."""
+        constants = [own.copy() for own in self.constants]
+        for (bank, place, port), own in zip(self.given, rows, strict=True):
+            constants[bank][place] = port.check(np.asarray(own), len(constants[bank][place]))
+        return constants
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Unfolded:
     """A request as the scheduler takes it."""
@@ -108,6 +141,8 @@ class Model:
         self._merge_equal_types()
         self._planner = Planner(self.layout)
         self._grows = architecture if isinstance(architecture, Grows) else None  # asking it of a protocol is slow
+        self._alike = architecture if isinstance(architecture, Alike) else None
+        self._forms: dict[Hashable, _Form] = {}
         self._planning = threading.Lock()
         try:
             self.unfold(architecture.example())
@@ -120,13 +155,40 @@ class Model:
         Raises:
             InvalidInputError: the request is not acceptable: see the message.
         """
+        if self._alike is None:
+            plan, graph = self._unfold(request)
+            constants = graph.constants
+        else:
+            key, rows = self._alike.structure_key(request)
+            form = self._forms.get(key)
+            if form is None:
+                form = self._learn(request, key, rows)
+            plan, constants = form.plan, form.fill(rows)
+        if self._grows is None:
+            return Unfolded(plan, constants)
+        return Unfolded(plan, constants, self._grow(request, self._grows, plan.num_nodes))
+
+    def _unfold(self, request: Payload) -> tuple[Plan, CellGraph]:
         graph = CellGraph(self.layout, max_nodes=self.max_cells)
         self.architecture.unfold(request, graph)
         with self._planning:
-            plan = self._planner.plan(graph)
-        if self._grows is None:
-            return Unfolded(plan, graph.constants)
-        return Unfolded(plan, graph.constants, self._grow(request, self._grows, graph.num_nodes))
+            return self._planner.plan(graph), graph
+
+    def _learn(self, request: Payload, key: Hashable, rows: Sequence[ArrayLike]) -> _Form:
+        """The form of the first request of a key."""
+        plan, graph = self._unfold(request)
+        own = [graph.constants[bank][place] for bank, place, _ in graph.given]
+        if len(own) != len(rows) or not all(map(np.array_equal, own, rows)):
+            raise InvalidInputError(
+                f"structure_key() of {self.architecture.name!r} gives other rows than unfold() names as `each`: "
+                f"{len(rows)} arrays for {len(own)}, which must be equal and in the same order"
+            )
+        form = _Form(plan, graph.constants, graph.given)
+        with self._planning:
+            self._forms[key] = form
+            if len(self._forms) > _MAX_FORMS:
+                del self._forms[next(iter(self._forms))]
+        return form
 
     def _grow(self, request: Payload, architecture: Grows, num_nodes: int) -> Grow:
         def grow(parts: Sequence[Sequence[Values]]) -> tuple[Plan, Constants] | None:
@@ -144,6 +206,7 @@ class Model:
         """Every structure is new again; benchmarks of structures that nobody sends twice ask for it."""
         with self._planning:
             self._planner.forget()
+            self._forms.clear()
 
     def _merge_equal_types(self) -> None:
         """Names of equal types lead to one number, so that their nodes are batched together."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlsys_batchmaker.plan import CellSpec, Layout, Plan, Planner, Port, compiled, planner, reference
+from mlsys_batchmaker.plan import CellGraph, CellSpec, Layout, Plan, Planner, Port, Wire, compiled, planner, reference
 from mlsys_batchmaker.plan.compiled import CompiledPlans
+from mlsys_batchmaker.plan.structure import CODES, pack_part, pack_structure
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 
 H, WORD, C = Port("h", "float32", (2,)), Port("word", "int64"), Port("c", "float32", (2,))
@@ -24,8 +26,8 @@ LAYOUT = Layout(
 )
 
 
-def structure(rng: np.random.Generator, count: int, *, is_chain: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cells, codes and results: random wires that mostly fit, constants and zeros, in a random order of nodes."""
+def structure(rng: np.random.Generator, count: int, *, is_chain: bool, must_connect: bool = True) -> bytes:
+    """A structure: random wires that mostly fit, constants and zeros, in a random order of nodes."""
     cells = rng.integers(0, len(LAYOUT.cells), count)
     if is_chain:
         cells[:] = np.sort(cells)
@@ -53,21 +55,79 @@ def structure(rng: np.random.Generator, count: int, *, is_chain: bool) -> tuple[
         codes, cells, results = np.where(codes > 0, moved, codes)[old], cells[old], new[results]
     if rng.random() < 0.1 and codes[0].max() > 0:  # some have a cycle
         codes[0] = np.where(codes[0] > 0, 1 + int(results[0]) * LAYOUT.num_outputs, codes[0])
-    return cells, codes, rng.permutation(results)
+    return packed(rng, cells, codes, rng.permutation(results), must_connect=must_connect)
+
+
+def packed(
+    rng: np.random.Generator, cells: np.ndarray, codes: np.ndarray, results: np.ndarray, *, must_connect: bool
+) -> bytes:
+    """As one part a node, or a part for nodes of one cell that follow each other; wires as nodes or as codes."""
+    starts = [0, *(1 + np.flatnonzero(np.diff(cells))), len(cells)] if rng.random() < 0.5 else range(len(cells) + 1)
+    parts = []
+    for start, end in pairwise(starts):
+        cell, rows = int(cells[start]), codes[start:end]
+        wired = [(place, CODES, rows[:, place].tobytes()) for place in range(LAYOUT.num_inputs)]
+        first: list[tuple[int, int]] = []
+        for place in range(LAYOUT.num_inputs):
+            nodes, outputs = np.divmod(rows[:, place] - 1, LAYOUT.num_outputs)
+            if end - start == 1 and rows[0, place]:
+                first.append((place, int(rows[0, place])))
+            elif (rows[:, place] > 0).all() and len(set(outputs.tolist())) == 1:
+                wired[place] = (place, int(outputs[0]), nodes.tobytes())
+        parts.append(pack_part(cell, end - start, first=first, wired=[] if end - start == 1 else wired))
+    ranges = [(int(node), int(node) + 1) for node in results]
+    return pack_structure(len(cells), parts, ranges, must_connect=must_connect)
 
 
 @settings(max_examples=300, deadline=None)
 @given(count=st.integers(1, 24), seed=st.integers(0, 100_000), is_chain=st.booleans(), must_connect=st.booleans())
 def test_as_in_python(count: int, seed: int, is_chain: bool, must_connect: bool):
-    given_structure = structure(np.random.default_rng(seed), count, is_chain=is_chain)
+    given_structure = structure(np.random.default_rng(seed), count, is_chain=is_chain, must_connect=must_connect)
+    require_same(given_structure)
+
+
+def require_same(given_structure: bytes) -> None:
     make = CompiledPlans(LAYOUT).make
     try:
-        expected = reference.make_plan(LAYOUT, *given_structure, must_connect=must_connect)
+        expected = reference.make_plan(LAYOUT, given_structure)
     except InvalidInputError as error:
         with pytest.raises(InvalidInputError, match=re.escape(str(error))):
-            make(*given_structure, must_connect=must_connect)
+            make(given_structure)
         return
-    require_equal(make(*given_structure, must_connect=must_connect), expected)
+    require_equal(make(given_structure), expected)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 300])
+def test_graphs_of_chains_and_wires(size: int):
+    """What ``chain`` and ``add_many`` ask for, in every form of a part; 300 nodes outgrow the room made first."""
+    graph = CellGraph(LAYOUT)
+    encoder = graph.chain("one", size, each={"word": range(size)}, carry={"h": "h"}, first={"h": [1.0, 2.0]})
+    both = range(encoder.start, encoder.start + size)
+    joined = graph.add_many("two", size, wires={"a": (both, "h"), "b": (list(both)[::-1], "h")}, each={"word": both})
+    decoder = graph.chain("one", size, carry={"h": "h"}, first={"h": Wire(joined, "h"), "word": 3})
+    says = graph.add("three", {"h": decoder.last("h")})
+    graph.add_many("one", 2, wires={"h": ([joined, says], "h"), "word": ([says, says], "word")})
+    for node in range(graph.num_nodes):
+        graph.result(node)
+    require_same(graph.structure())
+    assert reference.make_plan(LAYOUT, graph.structure()).num_nodes == 3 * size + 3
+
+
+@pytest.mark.parametrize("node", [-1, 5, 1 << 62])
+def test_wires_from_nowhere(node: int):
+    graph = CellGraph(LAYOUT)
+    graph.result(graph.add_many("three", 2, wires={"h": ([node, 0], "h")}))
+    with pytest.raises(InvalidInputError, match=rf"wired to node {node}: there are 2 nodes"):
+        Planner(LAYOUT).plan(graph)
+    require_same(graph.structure())
+    with pytest.raises(InvalidInputError, match=rf"wired to node {node}: there are"):
+        Planner(LAYOUT).plan(one_wire(node))
+
+
+def one_wire(node: int) -> CellGraph:
+    graph = CellGraph(LAYOUT)
+    graph.result(graph.add("three", {"h": Wire(node, "h")}))
+    return graph
 
 
 def require_equal(got: Plan, expected: Plan) -> None:
@@ -87,7 +147,7 @@ def test_random_structures_are_of_all_kinds():
         rng = np.random.default_rng(seed)
         try:
             given_structure = structure(rng, int(rng.integers(1, 24)), is_chain=bool(rng.integers(2)))
-            plans.append(reference.make_plan(LAYOUT, *given_structure))
+            plans.append(reference.make_plan(LAYOUT, given_structure))
         except InvalidInputError as error:
             refused |= {word for word in ("cycle", "disconnected", "no result", "takes rows") if word in str(error)}
     assert len(plans) > 50

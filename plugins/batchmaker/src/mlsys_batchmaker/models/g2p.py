@@ -6,7 +6,7 @@ first and predicts only the others; the prediction is what runs here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,11 @@ class Graphemes:
         encoder = graph.chain("encoder", len(letters), each={"word": letters}, carry={"h": "h"})
         first: dict[str, Wire | ArrayLike] = {"word": _START, "h": encoder.last("h")}
         graph.result(graph.chain("decoder", MAX_PHONEMES, carry={"word": "word", "h": "h"}, first=first))
+
+    def structure_key(self, request: Payload) -> tuple[Hashable, Sequence[ArrayLike]]:
+        """Words of one length unfold alike."""
+        letters = encode(word_of(request))
+        return len(letters), (letters,)
 
     def finish(self, request: Payload, values: Sequence[Values]) -> Payload:
         """Their names, without the end's mark."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from mlsys_batchmaker.cell import make_cell
 from mlsys_batchmaker.cells import WordLSTMCell, WordLSTMDecoderCell
@@ -37,6 +37,11 @@ class SequenceEncoder:
         words = sequence(request, "words")
         chain = graph.chain("lstm", len(words), each={"word": words}, carry={"h": "h", "c": "c"})
         graph.result(chain.last("h"))
+
+    def structure_key(self, request: Payload) -> tuple[Hashable, Sequence[ArrayLike]]:
+        """Sentences of one length unfold alike."""
+        words = sequence(request, "words")
+        return len(words), (words,)
 
     def finish(self, request: Payload, values: Sequence[Values]) -> Payload:
         """The state of the last step."""
@@ -73,12 +78,21 @@ class Seq2Seq:
 
     def unfold(self, request: Payload, graph: CellGraph) -> None:
         """Two chains; the decoder's is as long as it can become."""
-        words = sequence(request, "words")
-        bound = min(len(words) + self.extra_steps, self.max_steps)
-        steps = number(request, "steps", bound, low=1, high=self.max_steps)
+        words, steps = self._sizes(request)
         encoder = graph.chain("encoder", len(words), each={"word": words}, carry={"h": "h", "c": "c"})
         first: dict[str, Wire | ArrayLike] = {"word": self.go, "h": encoder.last("h"), "c": encoder.last("c")}
         graph.result(graph.chain("decoder", steps, carry={"word": "word", "h": "h", "c": "c"}, first=first))
+
+    def structure_key(self, request: Payload) -> tuple[Hashable, Sequence[ArrayLike]]:
+        """Sentences of one length, with as many steps to decode, unfold alike."""
+        words, steps = self._sizes(request)
+        return (len(words), steps), (words,)
+
+    def _sizes(self, request: Payload) -> tuple[NDArray[np.generic], int]:
+        """The words, and how many steps the decoder may take."""
+        words = sequence(request, "words")
+        bound = min(len(words) + self.extra_steps, self.max_steps)
+        return words, number(request, "steps", bound, low=1, high=self.max_steps)
 
     def finish(self, request: Payload, values: Sequence[Values]) -> Payload:
         """The words, the one that stopped the decoder included."""

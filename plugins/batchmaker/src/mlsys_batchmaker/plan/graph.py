@@ -9,18 +9,16 @@ numbers for each node.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from mlsys_core.errors import InvalidInputError
 from numpy.typing import ArrayLike, NDArray
 
 from mlsys_batchmaker.plan.layout import Layout
-
-# What feeds an input of a node: 0 is zeros, 1 + node * num_outputs + output a wire, -1 - row a constant of the bank.
-Codes: TypeAlias = NDArray[np.int64]
+from mlsys_batchmaker.plan.spec import Port
+from mlsys_batchmaker.plan.structure import CODES, Codes, pack_part, pack_structure, require_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +65,12 @@ class CellGraph:
         self.max_nodes = max_nodes
         self.num_nodes = 0
         self.constants: list[list[NDArray[np.generic]]] = [[] for _ in layout.banks]  # by bank, in order of their rows
+        self.given: list[tuple[int, int, Port]] = []  # of what ``each`` brought: bank, place in its list, port
         self._num_constants = [0] * len(layout.banks)
-        self._parts: list[_Part] = []
+        self._parts: list[bytes] = []
         self._starts: list[int] = []  # by part: its first node
+        self._cells: list[int] = []  # by part
         self._results: list[tuple[int, int]] = []  # (first node, one above the last)
-
-    @property
-    def key(self) -> Hashable:
-        """Equal for graphs of one structure."""
-        return tuple(self._parts), tuple(self._results), self.must_connect
 
     def add(self, cell: str, inputs: Mapping[str, Wire | ArrayLike]) -> int:
         """Add one node; an input that is not named reads zeros.
@@ -91,7 +86,7 @@ class CellGraph:
             InvalidInputError: there is no such cell or input, the numbers do not fit it, or nodes are too many.
         """
         number = self._number(cell, 1)
-        return self._keep(_Part(number, 1, first=self._first(number, inputs)))
+        return self._keep(number, 1, pack_part(number, 1, first=self._first(number, inputs)))
 
     def add_many(
         self,
@@ -116,14 +111,19 @@ class CellGraph:
             InvalidInputError: as :meth:`add`, or there are not ``count`` of something.
         """
         number = self._number(cell, count)
-        constants = self._constants(number, each, count)
-        arrays = []
+        constants = self._each(number, each, count)
+        wired = []
         for name, (nodes, output) in (wires or {}).items():
             sources = np.asarray(nodes, dtype=np.int64)
             if sources.shape != (count,):
                 raise InvalidInputError(f"{cell}.{name}: {count} nodes must feed it, got {sources.shape}")
-            arrays.append((self.layout.input_place(number, name), self._wire_codes(sources, output).tobytes()))
-        return self._keep(_Part(number, count, constants, arrays=tuple(arrays)))
+            place = self.layout.input_place(number, name)
+            only = self.layout.only_place_of_output(output)
+            if only is None:
+                wired.append((place, CODES, self._wire_codes(sources, output).tobytes()))
+            else:
+                wired.append((place, only, sources.tobytes()))
+        return self._keep(number, count, pack_part(number, count, each=constants, wired=wired))
 
     def chain(
         self,
@@ -150,12 +150,13 @@ class CellGraph:
             InvalidInputError: as :meth:`add`.
         """
         number = self._number(cell, length)
-        constants = self._constants(number, each, length)
+        constants = self._each(number, each, length)
         spec = self.layout.cells[number]
         place = self.layout.input_place
-        carried = tuple([(place(number, name), spec.output_index(output)) for name, output in carry.items()])
-        begins = self._first(number, first) if first else ()
-        return Chain(self._keep(_Part(number, length, constants, carried, begins)), length)
+        carried = [(place(number, name), spec.output_index(output)) for name, output in carry.items()]
+        begins = self._first(number, first) if first else []
+        part = pack_part(number, length, each=constants, carried=carried, first=begins)
+        return Chain(self._keep(number, length, part), length)
 
     def result(self, what: Wire | Chain | int) -> None:
         """The request gets the results (``CellSpec.results``) of a node, or of every node of a chain."""
@@ -168,20 +169,17 @@ class CellGraph:
             raise InvalidInputError(f"a result is asked of node {stop - 1}: there are {self.num_nodes} nodes")
         self._results.append((first, stop))
 
-    def structure(self) -> tuple[NDArray[np.int64], Codes, NDArray[np.int64]]:
-        """Cell numbers [n], codes [n, num_inputs], and the nodes that give results, in the order asked for."""
+    def structure(self) -> bytes:
+        """Equal for graphs of one structure; see :mod:`mlsys_batchmaker.plan.structure`.
+
+        Raises:
+            InvalidInputError: there is no node, or no result is asked for.
+        """
         if not self._parts:
             raise InvalidInputError("the request's cell graph is empty: it needs at least one node")
         if not self._results:
             raise InvalidInputError("the request's cell graph gives no result: ask for one with result()")
-        codes = np.zeros((self.num_nodes, self.layout.num_inputs), dtype=np.int64)
-        for part, start in zip(self._parts, self._starts, strict=True):
-            part.write(codes[start : start + part.size], start, self.layout.num_outputs)
-        cells = np.empty(self.num_nodes, dtype=np.int64)
-        for part, start in zip(self._parts, self._starts, strict=True):
-            cells[start : start + part.size] = part.cell
-        results = [node for first, stop in self._results for node in range(first, stop)]
-        return cells, codes, np.array(results, dtype=np.int64)
+        return pack_structure(self.num_nodes, self._parts, self._results, must_connect=self.must_connect)
 
     def _number(self, cell: str, count: int) -> int:
         number = self.layout.cell_number(cell)
@@ -193,29 +191,29 @@ class CellGraph:
             )
         return number
 
-    def _keep(self, part: _Part) -> int:
+    def _keep(self, number: int, size: int, part: bytes) -> int:
         start = self.num_nodes
         self._parts.append(part)
         self._starts.append(start)
-        self.num_nodes += part.size
+        self._cells.append(number)
+        self.num_nodes += size
         return start
 
-    def _first(self, number: int, inputs: Mapping[str, Wire | ArrayLike]) -> tuple[tuple[int, int], ...]:
+    def _first(self, number: int, inputs: Mapping[str, Wire | ArrayLike]) -> list[tuple[int, int]]:
         """What feeds one node: (input, code)."""
         place = self.layout.input_place
-        return tuple([(place(number, name), self._code(number, name, value)) for name, value in inputs.items()])
+        return [(at := place(number, name), self._code(number, at, value)) for name, value in inputs.items()]
 
-    def _code(self, number: int, name: str, value: Wire | ArrayLike) -> int:
+    def _code(self, number: int, place: int, value: Wire | ArrayLike) -> int:
         if isinstance(value, Wire):
+            if not 0 <= value.node < self.max_nodes:
+                raise InvalidInputError(f"a cell is wired to node {value.node}: there are {self.num_nodes} nodes")
             return 1 + value.node * self.layout.num_outputs + self._place_of_output(value.node, value.output)
-        ((_, row),) = self._constants(number, {name: np.asarray(value)[None]}, 1)
-        return -1 - row
+        return -1 - self._constants(number, place, np.asarray(value)[None], 1)
 
     def _wire_codes(self, nodes: NDArray[np.int64], output: str) -> Codes:
         """Codes of wires; nodes that are added later are checked by the planner."""
-        places = self.layout.places_of_output(output)
-        if len(set(places.values())) == 1:
-            return nodes * self.layout.num_outputs + (1 + next(iter(places.values())))
+        require_nodes(nodes, self.max_nodes)
         numbers = np.array([self._place_of_output(node, output) for node in nodes.tolist()], dtype=np.int64)
         return 1 + nodes * self.layout.num_outputs + numbers
 
@@ -225,42 +223,22 @@ class CellGraph:
         at_last = next(reversed(places.values()))  # of nodes to come: the planner checks that it fits
         if not 0 <= node < self.num_nodes:
             return at_last
-        return places.get(self._parts[bisect_right(self._starts, node) - 1].cell, at_last)
+        return places.get(self._cells[bisect_right(self._starts, node) - 1], at_last)
 
-    def _constants(self, number: int, each: Mapping[str, ArrayLike] | None, count: int) -> tuple[tuple[int, int], ...]:
+    def _each(self, number: int, each: Mapping[str, ArrayLike] | None, count: int) -> list[tuple[int, int]]:
         """Take the rows of each input; returns (input, first row)."""
-        found = []
+        found: list[tuple[int, int]] = []
         for name, rows in (each or {}).items():
-            index = self.layout.input_place(number, name)
-            checked = self.layout.cells[number].inputs[index].check(np.asarray(rows))
-            if len(checked) != count:
-                raise InvalidInputError(f"{name}: {count} rows are needed, one for each node, got {len(checked)}")
-            bank = self.layout.bank_of_input[number][index]
-            found.append((index, self._num_constants[bank]))
-            self._num_constants[bank] += count
-            self.constants[bank].append(checked)
-        return tuple(found)
+            place = self.layout.input_place(number, name)
+            bank = self.layout.bank_of_input[number][place]
+            self.given.append((bank, len(self.constants[bank]), self.layout.cells[number].inputs[place]))
+            found.append((place, self._constants(number, place, rows, count)))
+        return found
 
-
-class _Part(NamedTuple):
-    """Nodes added at once. Hashable: plans are found by it."""
-
-    cell: int
-    size: int  # nodes
-    each: tuple[tuple[int, int], ...] = ()  # (input, first row of its constants)
-    carried: tuple[tuple[int, int], ...] = ()  # (input, output of the node before)
-    first: tuple[tuple[int, int], ...] = ()  # (input, code of the first node)
-    arrays: tuple[tuple[int, bytes], ...] = ()  # (input, codes)
-
-    def write(self, codes: Codes, start: int, num_outputs: int) -> None:
-        """Write the codes [count, inputs] of its nodes, the first of which has the number ``start``."""
-        for index, row in self.each:
-            codes[:, index] = -1 - np.arange(row, row + self.size)
-        if self.carried:
-            before = np.arange(start, start + self.size - 1) * num_outputs
-            for index, output in self.carried:
-                codes[1:, index] = before + (1 + output)
-        for index, code in self.first:
-            codes[0, index] = code
-        for index, array in self.arrays:
-            codes[:, index] = np.frombuffer(array, dtype=np.int64)
+    def _constants(self, number: int, place: int, rows: ArrayLike, count: int) -> int:
+        """Take the rows of an input; returns the first one's number."""
+        bank = self.layout.bank_of_input[number][place]
+        self.constants[bank].append(self.layout.cells[number].inputs[place].check(np.asarray(rows), count))
+        first: int = self._num_constants[bank]
+        self._num_constants[bank] += count
+        return first

@@ -48,6 +48,7 @@ class Layout:
         for number, cell in enumerate(self.cells):
             for index, port in enumerate(cell.outputs):
                 self._places.setdefault(port.name, {})[number] = index
+        self._only_places: dict[str, int | None] = {}
         self._inputs = [{port.name: place for place, port in enumerate(cell.inputs)} for cell in self.cells]
         self.num_inputs = max(len(cell.inputs) for cell in self.cells)
         self.num_outputs = max(len(cell.outputs) for cell in self.cells)
@@ -86,6 +87,17 @@ class Layout:
         if places is None:
             raise InvalidInputError(f"no cell of this model has an output {name!r}")
         return places
+
+    def only_place_of_output(self, name: str) -> int | None:
+        """Its position, if it is the same in all cells that have it; None: it is not.
+
+        Raises:
+            InvalidInputError: no cell has one.
+        """
+        if name not in self._only_places:
+            places = set(self.places_of_output(name).values())
+            self._only_places[name] = next(iter(places)) if len(places) == 1 else None
+        return self._only_places[name]
 
     def _table(self, banks: dict[Signature, int], width: int, kind: str) -> NDArray[np.int64]:
         table = np.full((len(self.cells), width), self.none, dtype=np.int64)

@@ -45,6 +45,47 @@ struct List {
     int64_t size() const { return last - first; }
 };
 
+// A structure as structure.py packs it, node by node.
+struct Structure {
+    const int64_t *at, *ranges;
+    int64_t count, num_results, must_connect, num_parts, num_ranges;
+    Numbers cells, codes, results;
+
+    explicit Structure(const int64_t* from) : at(from) {
+        count = *at++, num_results = *at++, must_connect = *at++, num_parts = *at++, num_ranges = *at++;
+        ranges = at, at += 2 * num_ranges;
+    }
+
+    // False: a wire comes from a node that there is not.
+    bool expand(const Layout& layout) {
+        const int64_t inputs = layout.num_inputs, outputs = layout.num_outputs;
+        for (int64_t i = 0; i < num_ranges; i++)
+            for (int64_t node = ranges[2 * i]; node < ranges[2 * i + 1]; node++) results.push_back(node);
+        cells.resize(count), codes.assign(count * inputs, 0);
+        int64_t start = 0;
+        while (num_parts--) {
+            const int64_t cell = at[0], size = at[1], each = at[2], carried = at[3], first = at[4], wired = at[5];
+            at += 6;
+            std::fill_n(&cells[start], size, cell);
+            int64_t* own = &codes[start * inputs];
+            for (int64_t i = 0; i < each; i++, at += 2)
+                for (int64_t n = 0; n < size; n++) own[n * inputs + at[0]] = -1 - (at[1] + n);
+            for (int64_t i = 0; i < carried; i++, at += 2)
+                for (int64_t n = 1; n < size; n++) own[n * inputs + at[0]] = 1 + (start + n - 1) * outputs + at[1];
+            for (int64_t i = 0; i < first; i++, at += 2) own[at[0]] = at[1];
+            for (int64_t i = 0; i < wired; i++, at += 2 + size) {
+                const int64_t input = at[0], output = at[1], *nodes = at + 2;
+                for (int64_t n = 0; n < size; n++) {
+                    if (output >= 0 && (nodes[n] < 0 || nodes[n] >= count)) return false;
+                    own[n * inputs + input] = output < 0 ? nodes[n] : 1 + nodes[n] * outputs + output;
+                }
+            }
+            start += size;
+        }
+        return true;
+    }
+};
+
 struct Planner {
     const Layout& layout;
     int64_t count;           // nodes
@@ -297,37 +338,41 @@ struct Planner {
 
 extern "C" {
 
-// Plans a structure: `results` [num_results] are nodes. Writes to `out`, one after another: nodes and node_bases
+// Plans a structure as structure.py packs it. Writes to `out`, one after another: nodes and node_bases
 // [count, columns], waiting [count], subs and sub_bases [subs, SUB_COLUMNS], origin [count], and of what is asked for
 // [4, num_results] nodes, slots, subgraphs and cells; then kinds, pairs of further successors and of subgraphs. To
-// `sizes`: how many numbers are before the kinds, subgraphs, numbers of the last three, and the rows needed by bank.
-// Returns whether the structure is acceptable.
-int32_t batchmaker_plan(const Layout* layout, int64_t count, int64_t num_results, int32_t must_connect,
-                        const int64_t* cells, const int64_t* codes, const int64_t* results, int64_t* out,
-                        int64_t* sizes) {
-    Planner planner(*layout, count, cells, codes, results, num_results);
-    if (!planner.connect() || !planner.sort_topologically() || !planner.is_connected(must_connect)) return 0;
+// `sizes`: how many numbers are before the kinds, subgraphs, numbers of the last three, the cell that all results are
+// of or -1, and the rows needed by bank. Returns whether the structure is acceptable.
+int32_t batchmaker_plan(const Layout* layout, const int64_t* packed, int64_t* out, int64_t* sizes) {
+    Structure structure(packed);
+    if (!structure.expand(*layout)) return 0;
+    const int64_t count = structure.count, num_results = structure.num_results;
+    const Numbers &cells = structure.cells, &results = structure.results;
+    Planner planner(*layout, count, cells.data(), structure.codes.data(), results.data(), num_results);
+    if (!planner.connect() || !planner.sort_topologically() || !planner.is_connected(structure.must_connect)) return 0;
     planner.group();
     planner.link_nodes();
     planner.link_subgraphs();
     int64_t width = COLUMNS + layout->num_inputs + layout->num_outputs, subs = planner.sub_start.size();
     int64_t* nodes = out;
-    planner.place_rows(nodes, nodes + count * width, sizes + 5);
+    planner.place_rows(nodes, nodes + count * width, sizes + 6);
     out += 2 * count * width;
     out = std::copy(planner.waiting.begin(), planner.waiting.end(), out);
     planner.write_subgraphs(out, out + subs * SUB_COLUMNS);
     out += 2 * subs * SUB_COLUMNS;
     out = std::copy(planner.order.begin(), planner.order.end(), out);
+    int64_t result_cell = cells[results[0]];
     for (int64_t i = 0; i < num_results; i++) {
-        int64_t here = planner.place[results[i]];
-        const int64_t asked[] = {here, nodes[here * width + SLOT], nodes[here * width + SUB], cells[results[i]]};
+        int64_t here = planner.place[results[i]], cell = cells[results[i]];
+        const int64_t asked[] = {here, nodes[here * width + SLOT], nodes[here * width + SUB], cell};
         for (int64_t j = 0; j < 4; j++) out[j * num_results + i] = asked[j];
+        if (cell != result_cell) result_cell = -1;
     }
     out += 4 * num_results;
     int64_t* kinds = out;
     out = planner.write_kinds(nodes, kinds);
     sizes[0] = kinds - nodes, sizes[1] = subs, sizes[2] = out - kinds;
-    sizes[3] = planner.more.size(), sizes[4] = planner.sub_more.size();
+    sizes[3] = planner.more.size(), sizes[4] = planner.sub_more.size(), sizes[5] = result_cell;
     out = std::copy(planner.more.begin(), planner.more.end(), out);
     std::copy(planner.sub_more.begin(), planner.sub_more.end(), out);
     return 1;

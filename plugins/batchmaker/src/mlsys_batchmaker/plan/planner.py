@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import partial
 
 from mlsys_core.errors import MissingDependencyError
@@ -24,13 +24,13 @@ class Planner:
     """
 
     def __init__(self, layout: Layout, *, max_plans: int = 4096) -> None:
-        self._make: Callable[..., Plan]
+        self._make: Callable[[bytes], Plan]
         try:
             self._make = CompiledPlans(layout).make
         except MissingDependencyError:
             self._make = partial(make_plan, layout)
         self._max_plans = max_plans
-        self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
+        self._plans: OrderedDict[bytes, Plan] = OrderedDict()
 
     def plan(self, graph: CellGraph) -> Plan:
         """The plan of ``graph``. Not for several threads at once.
@@ -38,10 +38,10 @@ class Planner:
         Raises:
             InvalidInputError: the graph has a cycle, is not connected, or wires what does not fit together.
         """
-        key = graph.key
+        key = graph.structure()
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = self._make(*graph.structure(), must_connect=graph.must_connect)
+            plan = self._plans[key] = self._make(key)
             if len(self._plans) > self._max_plans:
                 self._plans.popitem(last=False)
         else:

@@ -31,22 +31,22 @@ from mlsys_batchmaker.plan.plan import (
     Plan,
     only,
 )
+from mlsys_batchmaker.plan.structure import expand, sizes_of
 from mlsys_batchmaker.plan.subgraphs import Groups, group
 
 
-def make_plan(layout: Layout, cells: Ints, codes: Ints, results: Ints, *, must_connect: bool = True) -> Plan:
+def make_plan(layout: Layout, structure: bytes) -> Plan:
     """Check a structure and plan it.
 
     Args:
         layout: of the model.
-        cells: [n] the cell of each node.
-        codes: [n, num_inputs] what feeds each input; see :data:`mlsys_batchmaker.plan.graph.Codes`.
-        results: nodes whose results are wanted, in that order.
-        must_connect: all nodes hang together.
+        structure: see :mod:`mlsys_batchmaker.plan.structure`.
 
     Raises:
         InvalidInputError: there is a cycle, nodes are not connected, or a wire does not fit.
     """
+    _, _, must_connect = sizes_of(structure)
+    cells, codes, results = expand(layout, structure)
     is_wire = codes > 0
     sources = np.where(is_wire, (codes - 1) // layout.num_outputs, -1)  # [n, inputs] node
     outputs = (codes - 1) % layout.num_outputs

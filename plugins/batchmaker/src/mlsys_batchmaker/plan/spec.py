@@ -51,8 +51,8 @@ class Port:
         """Values of equal signature can stand for each other."""
         return self.dtype, self.shape
 
-    def check(self, rows: np.ndarray) -> np.ndarray:
-        """``rows`` as [n, *shape] of this port's dtype.
+    def check(self, rows: np.ndarray, count: int | None = None) -> np.ndarray:
+        """``rows`` as [count, *shape] of this port's dtype; None: however many there are.
 
         Raises:
             InvalidInputError: another shape, a dtype that does not convert, a number out of range or not finite.
@@ -70,6 +70,8 @@ class Port:
             )
         if self.dtype.startswith("float") and not np.isfinite(rows).all():
             raise InvalidInputError(f"{self.name}: every number must be finite, and some are NaN or infinite")
+        if count is not None and len(rows) != count:
+            raise InvalidInputError(f"{self.name}: {count} rows are needed, one for each node, got {len(rows)}")
         return rows
 
 

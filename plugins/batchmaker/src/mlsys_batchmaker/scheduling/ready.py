@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+_LEAST_ROOM = 256
 
 
 class Queue(ctypes.Structure):
@@ -33,7 +34,7 @@ class ReadyNodes:
         room: places to begin with.
     """
 
-    def __init__(self, queue: Queue, room: int = 256) -> None:
+    def __init__(self, queue: Queue, room: int = _LEAST_ROOM) -> None:
         self._queue = queue
         self._take_memory(np.empty((2, room), dtype=np.int64))
         queue.head = queue.tail = room // 2
@@ -94,7 +95,7 @@ class ReadyNodes:
     def make_room(self, count: int) -> None:
         """At least ``count`` free places at both ends."""
         nodes, ranks = self.peek(len(self))
-        memory = np.empty((2, 4 * (len(nodes) + count)), dtype=np.int64)
+        memory = np.empty((2, max(_LEAST_ROOM, 4 * (len(nodes) + count))), dtype=np.int64)
         head = (memory.shape[1] - len(nodes)) // 2
         memory[0, head : head + len(nodes)] = nodes
         memory[1, head : head + len(nodes)] = ranks

@@ -55,10 +55,18 @@ struct Nodes {
     int64_t size() const { return nodes.size(); }
 };
 
-void ensure_room(const Cell& cell, int64_t in_front, int64_t behind, MakeRoom make_room) {
-    const Queue& queue = cell.ready;
+void ensure_room(Cell& cell, int64_t in_front, int64_t behind, MakeRoom make_room) {
+    Queue& queue = cell.ready;
     auto lacks = [&] { return queue.head < in_front || queue.room - queue.tail < behind; };
-    if (lacks()) make_room(cell.number, in_front + behind);
+    if (!lacks()) return;
+    int64_t count = queue.tail - queue.head, head = (queue.room - count) / 2;
+    if (head >= in_front + behind) {  // enough, but at the other end: queues that run empty walk through their memory
+        std::memmove(queue.nodes + head, queue.nodes + queue.head, count * sizeof(int64_t));
+        std::memmove(queue.ranks + head, queue.ranks + queue.head, count * sizeof(int64_t));
+        queue.head = head, queue.tail = head + count;
+        return;
+    }
+    make_room(cell.number, in_front + behind);
     if (lacks()) std::abort();  // out of memory: better than to write beyond it
 }
 
