@@ -30,6 +30,7 @@ class Ragged:
     values: Tensor
     cos: Tensor | None = None
     sin: Tensor | None = None
+    cache: str = "fp32"  # of library.CACHES
 
 
 def run_operator(
@@ -51,7 +52,7 @@ def run_operator(
         tables = np.array([block for table in ragged.tables for block in table], dtype=np.int32)
         batch.num_spans, batch.spans, batch.block_tables = len(rows), spans.ctypes.data, tables.ctypes.data
         batch.keys, batch.values = ragged.keys.data_ptr(), ragged.values.data_ptr()
-        batch.num_blocks, batch.is_bf16 = ragged.keys.shape[1], ragged.keys.dtype == torch.bfloat16
+        batch.num_blocks, batch.cache = ragged.keys.shape[1], library.CACHES.index(ragged.cache)
         held += [spans, tables]
         for name in ("cos", "sin"):
             if (factor := getattr(ragged, name)) is not None:

@@ -59,6 +59,16 @@ class Case:
         self.queries = torch.randn(len(rows), num_heads, dim)
         self.states = torch.cat((self.queries, rows[:, 0], rows[:, 1]), dim=1).flatten(1).contiguous()
 
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """Keys and values with two features, and two tokens, side by side; a begun block of values is whole."""
+        values = self.values.clone()
+        for (past, _), table in zip(self.spans, self.tables, strict=True):
+            if past % BLOCK:
+                values[0, table[past // BLOCK], :, past % BLOCK :] = 0
+        return self.keys.unflatten(3, (-1, 2)).movedim(4, 5).contiguous(), (
+            values.unflatten(3, (-1, 2)).movedim(4, 5).contiguous()
+        )
+
     def expected(self, options: AttentionOptions) -> Tensor:
         slots = torch.cat([context.float() for context in self.contexts])
         spans, row, slot = [], 0, 0
@@ -79,27 +89,64 @@ def test_attention_is_torchs(native: Any, run: Run, ragged: Any, heads: Any, spa
         AttentionOptions(window=33, softcap=5.0),
     ):
         case = Case(heads, spans, dtype)
-        batch = ragged(spans, case.tables, case.keys, case.values)
+        cache = "fp32" if dtype == torch.float32 else "bf16"
+        batch = ragged(spans, case.tables, case.keys, case.values, cache=cache)
         width = heads[0] * heads[2]
         out = run(native, operator_of(heads, options), case.states, width, threads=2, ragged=batch)
         assert torch.allclose(out, case.expected(options), rtol=1e-4, atol=2e-5)
+
+
+def test_a_cache_of_pairs_is_attended_by_the_matrix_unit(run: Run, ragged: Any) -> None:
+    native = library.load()
+    skip_without_unit(native)
+    for heads in ((6, 2, 64), (2, 2, 32), (40, 1, 96)):
+        for options in (AttentionOptions(), AttentionOptions(scale=0.3, softcap=2.0), AttentionOptions(window=33)):
+            for spans in (MIXED, DECODES, [(0, 150)]):
+                case = Case(heads, spans, torch.bfloat16)
+                case.queries = case.queries.bfloat16().float()  # it rounds them itself
+                case.states[:, : heads[0] * heads[2]] = case.queries.flatten(1)
+                batch = ragged(spans, case.tables, *case.pairs(), cache="bf16-pairs")
+                operator = operator_of(heads, options)
+                out = run(native, operator, case.states, heads[0] * heads[2], threads=2, ragged=batch)
+                assert torch.allclose(out, case.expected(options), rtol=0, atol=0.02)
+                assert (out - case.expected(options)).square().mean().sqrt() < 0.003  # weights rounded to bf16
 
 
 @pytest.mark.parametrize("heads", SHAPES, ids=str)
 def test_a_request_gets_the_same_bits_alone_in_any_batch_and_in_any_chunks(
     native: Any, run: Run, ragged: Any, heads: Any
 ) -> None:
-    options, width = AttentionOptions(window=50), heads[0] * heads[2]
     case = Case(heads, [(0, 90), *MIXED], torch.float32)
-    batch = ragged(case.spans, case.tables, case.keys.clone(), case.values.clone())
-    together = run(native, operator_of(heads, options), case.states, width, threads=2, ragged=batch)
+    same_bits_in_any_batch_and_chunks(native, run, ragged, case, case.keys, case.values, "fp32")
+
+
+@pytest.mark.parametrize("heads", [(6, 2, 64), (40, 1, 96)], ids=str)
+def test_the_matrix_unit_gives_the_same_bits_in_any_batch(run: Run, ragged: Any, heads: Any) -> None:
+    native = library.load()
+    skip_without_unit(native)
+    case = Case(heads, [(0, 90), *MIXED], torch.bfloat16)
+    same_bits_in_any_batch_and_chunks(native, run, ragged, case, *case.pairs(), "bf16-pairs")
+
+
+def skip_without_unit(native: Any) -> None:
+    if library.CACHES[native.orca_bf16_cache(64)] != "bf16-pairs":
+        pytest.skip("this processor has no matrix unit")
+
+
+def same_bits_in_any_batch_and_chunks(
+    native: Any, run: Run, ragged: Any, case: Case, all_keys: Tensor, all_values: Tensor, cache: str
+) -> None:
+    options, width = AttentionOptions(window=50), case.heads[0] * case.heads[2]
+    batch = ragged(case.spans, case.tables, all_keys.clone(), all_values.clone(), cache=cache)
+    together = run(native, operator_of(case.heads, options), case.states, width, threads=2, ragged=batch)
+    assert together.isfinite().all()
     for chunk in (1, 7, 16, 90):
-        keys, values = case.keys.clone(), case.values.clone()
+        keys, values = all_keys.clone(), all_values.clone()
         for first in range(0, 90, chunk):
             new = min(chunk, 90 - first)
-            alone = ragged([(first, new)], case.tables[:1], keys, values)
+            alone = ragged([(first, new)], case.tables[:1], keys, values, cache=cache)
             states = case.states[first : first + new].clone()
-            out = run(native, operator_of(heads, options), states, width, threads=1, ragged=alone)
+            out = run(native, operator_of(case.heads, options), states, width, threads=1, ragged=alone)
             assert torch.equal(out, together[first : first + new]), (chunk, first)
 
 

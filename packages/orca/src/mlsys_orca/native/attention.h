@@ -33,7 +33,8 @@ struct Attention {
 };
 
 // One layer's cache, of floats or bf16: keys [blocks, kv heads, head_dim, 16], values [blocks, kv heads, 16, padded_dim].
-template <class T>
+// Where the matrix unit reads it, of pairs of bf16: keys [.., head_dim / 2, 16, 2], values [.., 8, padded_dim, 2].
+template <class T, bool IN_PAIRS = false>
 struct LayerCache {
     T* keys;
     T* values;
@@ -43,6 +44,10 @@ struct LayerCache {
     }
     T* value_block(int block, int head) const {
         return values + ((int64_t)block * num_kv_heads + head) * PANEL * padded_dim;
+    }
+    int key_at(int slot, int d) const { return IN_PAIRS ? (d / 2 * PANEL + slot) * 2 + d % 2 : d * PANEL + slot; }
+    int value_at(int slot, int d) const {
+        return IN_PAIRS ? (slot / 2 * padded_dim + d) * 2 + slot % 2 : slot * padded_dim + d;
     }
 };
 
@@ -54,21 +59,39 @@ inline void prepare_head(const Attention& a, int head, float* x, const float* co
     if (a.rotary_dim) rotate(x, cos, sin, a.rotary_dim);
 }
 
-// Keep a row's key and value of one head at a position. `qkv` is the row of the projections.
-template <class T>
+// Keep a row's key and value of one head. `qkv` is the row of the projections. The unit multiplies all slots of a block
+// of values, by zero where no key is: what follows a request's last row in a block that it began becomes zero, too.
+template <class T, bool IN_PAIRS>
 void keep(
-    const Attention& a, const LayerCache<T>& cache, const int32_t* table, int position, int head, const float* qkv,
-    const float* cos, const float* sin) {
-    const int block = table[position / PANEL], at = position % PANEL;
+    const Attention& a, const LayerCache<T, IN_PAIRS>& cache, const Span& span, const int32_t* table, int row, int head,
+    const float* qkv, const float* cos, const float* sin) {
+    const int position = span.context - (span.stop - row), at = position % PANEL, block = table[position / PANEL];
     float key[1024];
     copy_row(qkv + (a.num_heads + head) * a.head_dim, key, a.head_dim);
     prepare_head(a, a.num_heads + head, key, cos, sin);
-    T* keys = cache.key_block(block, head) + at;
-    for (int d = 0; d < a.head_dim; d++) store_one(keys + d * PANEL, key[d]);
+    T* keys = cache.key_block(block, head);
+    for (int d = 0; d < a.head_dim; d++) store_one(keys + cache.key_at(at, d), key[d]);
     const float* value = qkv + (a.num_heads + a.num_kv_heads + head) * a.head_dim;
-    T* values = cache.value_block(block, head) + at * cache.padded_dim;
-    for (int d = 0; d < a.head_dim; d++) store_one(values + d, value[d]);
+    T* values = cache.value_block(block, head);
+    for (int d = 0; d < a.head_dim; d++) store_one(values + cache.value_at(at, d), value[d]);
+    if (IN_PAIRS && row == span.stop - 1 && position - at >= span.context - (span.stop - span.start))
+        for (int slot = at + 1; slot < PANEL; slot++)
+            for (int d = 0; d < a.head_dim; d++) values[cache.value_at(slot, d)] = T{};
 }
+
+// The keys that rows `begin` to `end` of a span see, as blocks of its table.
+struct Reach {
+    int past;  // position of the span's first row
+    int limit;  // keys that the last of the rows sees
+    int first_block, num_blocks;
+    Reach(const Attention& a, const Span& span, int begin, int end)
+        : past(span.context - (span.stop - span.start)), limit(past + end - span.start) {
+        const int oldest = a.window ? std::max(0, past + begin - span.start + 1 - a.window) : 0;
+        first_block = oldest / PANEL;
+        num_blocks = (limit + PANEL - 1) / PANEL - first_block;
+    }
+    int seen_by(int row, const Span& span) const { return past + row - span.start + 1; }
+};
 
 // Scores [first, limit) of a row become weights that sum to what is returned; all others become 0.
 inline float softmax(const Attention& a, float* scores, int first, int limit, int stop) {
@@ -123,10 +146,8 @@ void attend(
     using Panel = std::conditional_t<std::is_same_v<T, float>, F32Panel, Bf16Panel>;
     const int group = a.num_heads / a.num_kv_heads, dim = a.head_dim;
     const int width = (a.num_heads + 2 * a.num_kv_heads) * dim;
-    const int past = span.context - (span.stop - span.start);  // position of the span's first row
-    const int limit = past + end - span.start;                 // keys that the last of these rows sees
-    const int oldest = a.window ? std::max(0, past + begin - span.start + 1 - a.window) : 0;
-    const int first_block = oldest / PANEL, num_blocks = (limit + PANEL - 1) / PANEL - first_block;
+    const Reach reach(a, span, begin, end);
+    const int first_block = reach.first_block, num_blocks = reach.num_blocks;
     const int shift = first_block * PANEL, keys = num_blocks * PANEL;
     const int rows = (end - begin) * group;
 
@@ -158,7 +179,7 @@ void attend(
         }
         float inverse[MAX_ROWS];
         for (int r = 0; r < some; r++) {
-            const int seen = past + begin - span.start + (row + r) / group + 1;
+            const int seen = reach.seen_by(begin + (row + r) / group, span);
             const int first = a.window ? std::max(0, seen - a.window) : 0;
             inverse[r] = 1.0f / softmax(a, scores + (int64_t)(row + r) * keys, first - shift, seen - shift, keys);
         }
@@ -166,7 +187,7 @@ void attend(
         std::fill_n(sums, some * cache.padded_dim, 0.0f);
         for (int block = 0; block < num_blocks; block++) {
             const float* w = scores + (int64_t)row * keys + block * PANEL;
-            const int some_keys = std::min(PANEL, limit - (first_block + block) * PANEL);
+            const int some_keys = std::min(PANEL, reach.limit - (first_block + block) * PANEL);
             const T* soon = values(std::min(block + 1, num_blocks - 1));
 #define ORCA_ROWS(ROWS) \
     case ROWS: weigh<T, ROWS>(w, keys, values(block), cache.padded_dim, some_keys, soon, sums); break;

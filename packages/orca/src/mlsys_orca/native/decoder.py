@@ -23,7 +23,7 @@ from mlsys_orca.models.config import ModelConfig
 from mlsys_orca.models.decoder import DecoderModel, ForwardInputs
 from mlsys_orca.models.layers import LayerNorm, RMSNorm, Rotaries
 from mlsys_orca.native import library
-from mlsys_orca.native.library import ACTIVATIONS, PANEL, ROWS, address
+from mlsys_orca.native.library import ACTIVATIONS, CACHES, PANEL, ROWS, address
 from mlsys_orca.native.lowering import LoweringError, lower
 from mlsys_orca.native.packing import PackedLinear, pack
 from mlsys_orca.native.plan import Attend, Normalise, Operator, Product
@@ -37,7 +37,8 @@ _DTYPES = (torch.float32, torch.bfloat16)
 class NativeKVCache:
     """Keys and values of all layers, block by block, in the order that native attention reads.
 
-    A block's keys of one head stand feature after feature, its values token after token.
+    A block's keys of one head stand feature after feature, its values token after token; where the processor's matrix
+    unit reads them, two bf16 features, and two bf16 tokens, stand side by side.
 
     Args:
         config: The model's shape.
@@ -50,9 +51,14 @@ class NativeKVCache:
     def __init__(self, config: ModelConfig, *, num_blocks: int, dtype: torch.dtype) -> None:
         self.num_blocks = num_blocks
         self.dtype = dtype
+        self.kind = CACHES.index("fp32")  # how the program reads it
+        if dtype == torch.bfloat16:
+            self.kind = library.load().orca_bf16_cache(config.head_dim)
         heads = (config.num_layers, num_blocks, config.num_kv_heads)
         self.keys = torch.empty(*heads, config.head_dim, PANEL, dtype=dtype)
         self.values = torch.empty(*heads, PANEL, -(-config.head_dim // PANEL) * PANEL, dtype=dtype)
+        for tensor in (self.keys, self.values):
+            library.load().orca_huge_pages(tensor.data_ptr(), tensor.nbytes)
 
     @property
     def nbytes(self) -> int:
@@ -181,7 +187,7 @@ class NativeDecoder:
             kv_cache.keys.data_ptr(),
             kv_cache.values.data_ptr(),
             kv_cache.num_blocks,
-            kv_cache.dtype == torch.bfloat16,
+            kv_cache.kind,
             None if self.seconds is None else self.seconds.ctypes.data,
         )
         self._native.orca_run(self._program, byref(batch))

@@ -14,6 +14,7 @@ from mlsys_core.native import load_kernel
 PANEL = 16  # vec.h: columns of a packed weight, and slots of a block of keys
 KINDS = ("fp32", "bf16", "int8", "int4", "bf16-pairs")  # weights.h: Kind
 ACTIVATIONS = (None, "silu", "gelu", "gelu_tanh", "relu")  # vec.h: Activation
+CACHES = ("fp32", "bf16", "bf16-pairs")  # program.cpp: CacheKind
 ROWS = ("all", "taken", "sampled")  # program.cpp: Rows
 
 
@@ -97,7 +98,7 @@ class Batch(Structure):
         ("keys", c_void_p),
         ("values", c_void_p),
         ("num_blocks", c_int32),
-        ("is_bf16", c_int32),
+        ("cache", c_int32),
         ("seconds", c_void_p),
     ]
 

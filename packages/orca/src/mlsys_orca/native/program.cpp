@@ -10,6 +10,7 @@
 #include <variant>
 
 #include "attention.h"
+#include "attention_by_unit.h"
 #include "matmul.h"
 #include "rows.h"
 #include "team.h"
@@ -22,6 +23,7 @@ constexpr int MIN_TILE_ROWS = 48, MAX_TILE_ROWS = 512, TILES_PER_THREAD = 8;
 constexpr int FEW_ROWS = 4;               // rows that each thread rather prepares for itself than waits for
 constexpr int TILE_QUERIES = 24;          // rows of one attention task
 
+enum CacheKind : int32_t { FLOATS, HALVES, PAIRS };  // fp32, bf16, pairs of bf16
 enum Rows : int32_t { ALL, TAKEN, SAMPLED };  // all; the sampled ones of all; all of a register that has those alone
 
 struct Product {  // target (+)= activation(norm(source) @ matrix.T + bias), or activation(gates) * ups
@@ -53,7 +55,7 @@ struct Batch {
     void* keys;     // [layers, blocks, kv heads, head_dim, 16]
     void* values;   // [layers, blocks, kv heads, 16, padded head_dim]
     int32_t num_blocks;
-    int32_t is_bf16;  // the cache
+    int32_t cache;    // CacheKind
     double* seconds;  // [operators], what each takes is added; null: not measured
 };
 
@@ -99,16 +101,19 @@ class Program {
     void execute(int thread) {
         using Clock = std::chrono::steady_clock;
         double* seconds = thread ? nullptr : batch->seconds;
-        const Tiles tiles;
+        Tiles tiles;
         for (auto& op : operators) {
             const auto begin = seconds ? Clock::now() : Clock::time_point();
             if (auto* product = std::get_if<Product>(&op)) {
+                tiles.for_products();
                 run_product(*product, thread);
             } else if (auto* attention = std::get_if<Attention>(&op)) {
-                if (batch->is_bf16)
-                    run_attention<uint16_t>(*attention, thread);
-                else
-                    run_attention<float>(*attention, thread);
+                tiles.for_attention();
+                switch (batch->cache) {
+                    case FLOATS: run_attention<float, false>(*attention, thread); break;
+                    case HALVES: run_attention<uint16_t, false>(*attention, thread); break;
+                    case PAIRS: run_attention<uint16_t, true>(*attention, thread); break;
+                }
             } else {
                 run_normalise(std::get<Normalise>(op));
             }
@@ -218,25 +223,24 @@ class Program {
 
     // --- attention ---
 
-    template <class T>
+    template <class T, bool IN_PAIRS>
     void run_attention(const Attention& op, int thread) {
         const int padded_dim = padded(op.head_dim), width = widths[op.source];
         const int64_t slots = (int64_t)batch->num_blocks * PANEL * op.num_kv_heads;
-        const LayerCache<T> cache{
+        const LayerCache<T, IN_PAIRS> cache{
             (T*)batch->keys + op.layer * slots * op.head_dim, (T*)batch->values + op.layer * slots * padded_dim,
             op.num_kv_heads, op.head_dim, padded_dim};
         const float* qkv = registers[op.source];
         const float* cos = op.rotary_dim ? batch->cos[op.rotary] : nullptr;
         const float* sin = op.rotary_dim ? batch->sin[op.rotary] : nullptr;
         auto keep_row = [&](const Span& span, int row, int head) {
-            const int position = span.context - (span.stop - row);
             const int64_t at = (int64_t)row * op.rotary_dim;
-            keep(op, cache, batch->block_tables + span.table, position, head, qkv + (int64_t)row * width, cos + at, sin + at);
+            keep(op, cache, span, batch->block_tables + span.table, row, head, qkv + (int64_t)row * width, cos + at, sin + at);
         };
 
         // Rows of a request see each other's keys: all are kept before any task that may need them, unless each task
         // has all rows of its request.
-        const int tile = std::max(1, TILE_QUERIES * op.num_kv_heads / op.num_heads);
+        const int tile = std::max(1, (IN_PAIRS ? UNIT_QUERIES : TILE_QUERIES) * op.num_kv_heads / op.num_heads);
         const bool is_whole = longest <= tile;
         if (!is_whole) {
             const int step = 8;
@@ -323,6 +327,9 @@ int orca_has_pairs() {
     return 0;
 #endif
 }
+
+// How the cache of a model with heads of that size stands in bf16: CacheKind.
+int orca_bf16_cache(int head_dim) { return orca::attends_by_unit(head_dim) ? orca::PAIRS : orca::HALVES; }
 
 void orca_run(Program* program, const orca::Batch* batch) { program->run(*batch); }
 

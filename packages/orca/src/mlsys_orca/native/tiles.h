@@ -30,22 +30,30 @@ inline bool has_tiles() {
     return granted;
 }
 
-// The unit's registers, all 16 lines of 64 bytes, on the thread that made it, while this lives.
+// The unit's registers on the thread that made it, while this lives. Four hold sums; what the others hold depends on
+// what is multiplied.
 class Tiles {
   public:
-    Tiles() {
+    ~Tiles() {
+        if (has_tiles()) _tile_release();
+    }
+    // 4, 5: rows by 32 features; 6, 7: 32 features by columns.
+    void for_products() { configure(64, 16); }
+    // As those, but 6: rows by 16 keys; 7: 16 keys by columns.
+    void for_attention() { configure(32, 8); }
+
+  private:
+    static void configure(uint16_t bytes_of_6, uint8_t lines_of_7) {
         if (!has_tiles()) return;
         struct alignas(64) {
             uint8_t palette = 1, rest[15] = {};
             uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-            uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+            uint8_t lines[16] = {16, 16, 16, 16, 16, 16, 16, 16};
         } shapes;
+        shapes.bytes[6] = bytes_of_6;
+        shapes.lines[7] = lines_of_7;
         _tile_loadconfig(&shapes);
     }
-    ~Tiles() {
-        if (has_tiles()) _tile_release();
-    }
-    Tiles(const Tiles&) = delete;
 };
 
 // 32 or 16 rows of `a`, `stride` pairs apart, against two panels, into sums [rows][32].
@@ -83,7 +91,10 @@ inline void multiply_by_unit(const uint32_t* a, int64_t stride, const uint16_t* 
 #else
 
 inline bool has_tiles() { return false; }
-class Tiles {};
+struct Tiles {
+    void for_products() {}
+    void for_attention() {}
+};
 template <bool BOTH>
 inline void multiply_by_unit(const uint32_t*, int64_t, const uint16_t* const (&)[2], int, float*) {}
 
