@@ -60,14 +60,14 @@ class Admission:
                 raise QueueFullError(f"{bound} requests wait already: try again later", retry_after_s=_RETRY_AFTER_S)
             self._waiting.append((request, now))
 
-    def go_on(self, live: Live, request: CellRequest) -> None:
+    def go_on(self, live: Live, is_in_flight: bool, request: CellRequest) -> None:
         """``live`` has computed a part and goes on as ``request``, its next one: before all that wait, if it must wait.
 
         Raises:
             InvalidInputError: it can never have the rows it needs; ``live`` is as it was.
         """
         self._check_fits(request.plan)
-        self.finish(live)
+        self.finish(live, is_in_flight)
         if not self._admit(request, live.added_s):
             self._waiting.appendleft((request, live.added_s))
 
@@ -91,11 +91,11 @@ class Admission:
             for cell in set(cells.tolist()):
                 self._state.ready[cell].remove(tables.sub_rank[subs][cells == cell])
 
-    def finish(self, live: Live) -> None:
+    def finish(self, live: Live, is_in_flight: bool) -> None:
         """``live`` has its results; no node of it is ready, but some may run in vain if a chain of it has stopped."""
         live.reason = FinishReason.DONE
         del self.by_id[live.request.request_id]
-        if live.is_cut and self._is_in_flight(live):
+        if is_in_flight:
             self._await_landing(live)
         else:
             self._free(live)
@@ -103,7 +103,7 @@ class Admission:
     def free_what_left(self) -> None:
         """Free the blocks of requests that have left, and admit those who waited for them."""
         for index, live in list(self.leaving.items()) if self.leaving else ():
-            if not self._is_in_flight(live):
+            if not self.is_in_flight(live):
                 del self.leaving[index]
                 self._free(live)
         while self._waiting and self._admit(*self._waiting[0]):
@@ -123,7 +123,8 @@ class Admission:
                     "send a smaller one, or give the server a larger pool"
                 )
 
-    def _is_in_flight(self, live: Live) -> bool:
+    def is_in_flight(self, live: Live) -> bool:
+        """Whether a worker has cells of ``live``."""
         tables = self._state.tables
         subs = slice(live.sub_start, live.sub_start + live.request.plan.num_subgraphs)
         return any(

@@ -26,6 +26,8 @@ from mlsys_batchmaker.scheduling.tasks import Task
 
 _ROOM = 4096  # numbers of a task's arrays; larger tasks cost one more call
 _HEADER = 7
+_FINISHED = 4  # numbers of a finished request
+_NONE = np.empty(0, dtype=np.int64)
 
 
 class Cell(ctypes.Structure):
@@ -49,7 +51,9 @@ class Settled:
 
     started: list[int]  # the first task of one of their subgraphs
     cut: list[int]  # a chain of theirs has stopped
-    finished: list[int]  # all of their subgraphs are
+    finished: list[list[int]]  # all of their subgraphs are: of each the index, how many of its results there are, cells
+    # computed for it without those after a stop, whether something of it is in flight
+    slots: NDArray[np.int64]  # of those results, one request after another; valid until the next call
     num_discarded: int  # cells computed in vain
 
 
@@ -86,10 +90,10 @@ class Compiled:
         self._kept = columns
         self._addresses = [ctypes.addressof(cell) for cell in cells]
         self._make_room = _MAKE_ROOM(lambda cell, count: ready[cell].make_room(count))
-        self._out = np.empty(3 * max_batch, dtype=np.int64)
+        self._out = np.empty((2 + _FINISHED) * max_batch, dtype=np.int64)
         self._out_address = self._out.ctypes.data
-        self._sizes = (c_int64 * 4)()
-        self._bases = c_int64 * (5 + num_banks)
+        self._sizes = (c_int64 * 6)()
+        self._bases = (c_int64 * (5 + num_banks))()
 
     def __del__(self) -> None:
         if hasattr(self, "_former"):
@@ -102,16 +106,20 @@ class Compiled:
             plan: of the request.
             bases: starts of its rows by bank, 0, starts of its nodes, subgraphs and slots, its index.
         """
+        self._bases[:] = bases  # type: ignore[call-overload]
         self._library.batchmaker_admit(
             self._columns,
             self._addresses[0],
             address_of(plan.block),
             plan.num_nodes,
             plan.num_subgraphs,
-            self._bases(*bases),
+            plan.num_slots,
+            self._bases,
             len(bases) - 5,
             self._make_room,
         )
+        if not plan.more and not plan.sub_more:
+            return
         *_, nodes, subs, _, _ = bases
         for is_sub, start, pairs in ((False, nodes, plan.more), (True, subs, plan.sub_more)):
             for before, after in pairs:
@@ -212,9 +220,15 @@ class Compiled:
             self._sizes,
             self._make_room,
         )
-        started, cut, finished, num_discarded = self._sizes
-        found = self._out[: started + cut + finished].tolist()
-        return Settled(found[:started], found[started : started + cut], found[started + cut :], num_discarded)
+        started, cut, finished, num_discarded, num_there, there = self._sizes
+        found = self._out[: started + cut].tolist()
+        if not finished:
+            return Settled(found[:started], found[started:], [], _NONE, num_discarded)
+        of_finished = self._out[started + cut : started + cut + _FINISHED * finished].reshape(finished, _FINISHED)
+        slots = _NONE
+        if num_there:
+            slots = np.frombuffer((c_int64 * num_there).from_address(there), dtype=np.int64)  # type: ignore[call-overload]
+        return Settled(found[:started], found[started:], of_finished.tolist(), slots, num_discarded)
 
 
 _MAKE_ROOM = CFUNCTYPE(None, c_int64, c_int64)
@@ -226,7 +240,7 @@ def _load() -> Any:
     library = ctypes.PyDLL(kernel._name, handle=kernel._handle)  # calls of a microsecond keep the interpreter's lock
     library.batchmaker_former.restype = c_void_p
     library.batchmaker_former_free.argtypes = [c_void_p]
-    library.batchmaker_admit.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64, _MAKE_ROOM]
+    library.batchmaker_admit.argtypes = [*[c_void_p] * 3, *[c_int64] * 3, c_void_p, c_int64, _MAKE_ROOM]
     library.batchmaker_admit.restype = None
     library.batchmaker_add_more.argtypes = [c_void_p, c_int32, c_int64, c_int64]
     library.batchmaker_add_more.restype = None

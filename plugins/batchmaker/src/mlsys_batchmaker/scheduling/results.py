@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -47,6 +51,13 @@ class Results:
         for number, column in zip(self._of_cell[cell], columns, strict=True):
             self._with_room(number)[slots] = column
 
+    def read_several(self, cell: int, slots: Ints, counts: Sequence[int]) -> list[list[Values]]:
+        """What several requests asked for, all of ``cell``: of each as many of ``slots`` as ``counts`` says."""
+        columns = [self._rows(self._tables[number], slots) for number in self._of_cell[cell]]
+        values = list(zip(*columns, strict=True))
+        ends = list(accumulate(counts))
+        return [values[end - count : end] for count, end in zip(counts, ends, strict=True)]
+
     def read(self, plan: Plan, first: int, is_there: NDArray[np.bool_] | None) -> list[Values]:
         """What a request asked for, in its order; its slots begin with ``first``.
 
@@ -69,3 +80,8 @@ class Results:
             tuple(self._tables[number][slot].copy() for number in self._of_cell[cell])
             for slot, cell in zip(slots.tolist(), cells.tolist(), strict=True)
         ]
+
+    @staticmethod
+    def _rows(table: NDArray[np.generic], slots: Ints) -> Sequence[Any]:
+        """Rows of a table, each with memory of its own, which a client may keep."""
+        return list(table[slots]) if table.ndim == 1 else [table[slot].copy() for slot in slots.tolist()]

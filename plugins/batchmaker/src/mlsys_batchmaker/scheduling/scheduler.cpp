@@ -13,6 +13,7 @@ enum Column { SUB, NEXT, SLOT, COLUMNS };
 enum SubColumn {
     REQUEST, PINNED, UNSUBMITTED, UNFINISHED, WAITING, FOLLOWING, START, END, RANK, STOP, CELL, READY, SUB_COLUMNS
 };
+enum RequestColumn { LEFT, LEAVING, NODES, SUBS, SLOTS, NUM_SUBS, NUM_SLOTS, ASKED, REQUEST_COLUMNS };
 constexpr int64_t UNPINNED = -1, NEVER = INT64_MAX / 2;
 
 struct Queue;
@@ -23,11 +24,12 @@ struct Columns {
     int64_t* nodes;     // [width] each
     int64_t* waiting;
     int64_t* subs;      // [SUB_COLUMNS] each
-    int64_t* requests;  // [2] each: subgraphs not finished, whether it has left
+    int64_t* requests;  // [REQUEST_COLUMNS] each; ASKED is the address of Plan.asked
     int64_t num_released;
 
     int64_t* node(int64_t number) const { return nodes + number * width; }
     int64_t* sub(int64_t number) const { return subs + number * SUB_COLUMNS; }
+    int64_t* request(int64_t number) const { return requests + number * REQUEST_COLUMNS; }
     bool is_open(int64_t node_number, int64_t worker) const {
         int64_t pinned = sub(node(node_number)[SUB])[PINNED];
         return pinned == UNPINNED || pinned == worker;
@@ -161,7 +163,7 @@ struct Former {
     std::vector<int64_t> lengths, order, fresh, result_steps, result_rows, slots, ends;
     Task task;
     // Of settling.
-    std::vector<int64_t> ended, cut, ranks, released;
+    std::vector<int64_t> ended, cut, ranks, released, finished, there;
     std::vector<uint8_t> was_over;
 
     // FormBatchedTask, pinning and UpdateNodesDependency; returns whether there is a task.
@@ -279,7 +281,8 @@ struct Former {
     }
 
     // A task is completed. Writes the requests of its fresh rows, of chains that stopped and that have no unfinished
-    // subgraph to `out`, one after another, how many there are of each and the cells computed in vain to `sizes`.
+    // subgraph (`write_finished`) to `out`, one after another; how many there are of each, the cells computed in vain,
+    // how many results the finished have and the address of their slots to `sizes`.
     void settle(Columns& columns, Cell* cells, Cell& cell, const int64_t* memory, bool pins, bool releases,
                 const int64_t* values, int64_t stop, int64_t* out, int64_t* sizes, MakeRoom make_room) {
         View view(memory);
@@ -303,6 +306,7 @@ struct Former {
         out = std::copy(cut.begin(), cut.end(), out);
         sizes[1] = cut.size();
         sizes[2] = end_subgraphs(columns, cells, out, make_room);
+        sizes[4] = there.size(), sizes[5] = (int64_t)there.data();
     }
 
     void find_stops(Columns& columns, Cell& cell, const View& view, const int64_t* values, int64_t stop,
@@ -337,7 +341,7 @@ struct Former {
         following.clear();
         for (int64_t row = 0; row < view.task.rows; row++) {
             const int64_t* sub = columns.sub(view.subs[row]);
-            if (sub[STOP] != NEVER || !sub[UNFINISHED] || columns.requests[2 * sub[REQUEST] + 1]) continue;
+            if (sub[STOP] != NEVER || !sub[UNFINISHED] || columns.request(sub[REQUEST])[LEAVING]) continue;
             following.add(view.nodes[row], sub[RANK]);
         }
         release_successors(columns, cell, make_room);
@@ -345,22 +349,40 @@ struct Former {
 
     // Releases what waited for the ended subgraphs; writes the requests that have no others, and returns how many.
     int64_t end_subgraphs(Columns& columns, Cell* cells, int64_t* out, MakeRoom make_room) {
-        released.clear();
-        int64_t count = 0;
+        released.clear(), finished.clear();
         for (int64_t number : ended) {
             const int64_t* sub = columns.sub(number);
-            int64_t* request = columns.requests + 2 * sub[REQUEST];
-            if (request[1]) continue;
+            int64_t* request = columns.request(sub[REQUEST]);
+            if (request[LEAVING]) continue;
             if (sub[FOLLOWING] >= 0) note_finished(columns, sub[FOLLOWING]);
             if (!sub_more.empty())
                 if (auto found = sub_more.find(number); found != sub_more.end())
                     for (int64_t other : found->second) note_finished(columns, other);
-            if (!--request[0]) out[count++] = sub[REQUEST];
+            if (!--request[LEFT]) finished.push_back(sub[REQUEST]);
         }
         std::sort(released.begin(), released.end());
         for (int64_t number : released) release(columns, cells, number, make_room);
-        std::sort(out, out + count);
-        return count;
+        std::sort(finished.begin(), finished.end());
+        there.clear();
+        for (int64_t number : finished) out = write_finished(columns, number, out);
+        return finished.size();
+    }
+
+    // A finished request: which it is, how many of its results there are (their slots go to `there`), cells computed
+    // for it, whether something of it is in flight. Of a chain that stopped only what comes up to the stop counts.
+    int64_t* write_finished(const Columns& columns, int64_t number, int64_t* out) {
+        const int64_t *request = columns.request(number), *asked = (const int64_t*)request[ASKED];
+        int64_t count = request[NUM_SLOTS], before = there.size(), num_cells = 0, is_in_flight = 0;
+        for (int64_t i = 0; i < count; i++)
+            if (request[NODES] + asked[i] <= columns.sub(request[SUBS] + asked[2 * count + i])[STOP])
+                there.push_back(request[SLOTS] + asked[count + i]);
+        for (int64_t at = request[SUBS]; at < request[SUBS] + request[NUM_SUBS]; at++) {
+            const int64_t* sub = columns.sub(at);
+            num_cells += std::min(sub[END], sub[STOP] + 1) - sub[START];
+            is_in_flight |= sub[UNSUBMITTED] != sub[UNFINISHED];
+        }
+        *out++ = number, *out++ = there.size() - before, *out++ = num_cells, *out++ = is_in_flight;
+        return out;
     }
 
     void note_finished(Columns& columns, int64_t waits) {
@@ -379,8 +401,9 @@ void batchmaker_former_free(Former* former) { delete former; }
 // A request's rows of the columns, as Plan.block has them relative to `bases`: of each bank and of nothing, then the
 // starts of its nodes, subgraphs and slots, then its index. What waits for nothing is released.
 void batchmaker_admit(Columns* columns, Cell* cells, const int64_t* block, int64_t num_nodes, int64_t num_subs,
-                      const int64_t* bases, int64_t num_banks, MakeRoom make_room) {
-    const int64_t of_nodes = bases[num_banks + 1], of_subs = bases[num_banks + 2], index = bases[num_banks + 4];
+                      int64_t num_slots, const int64_t* bases, int64_t num_banks, MakeRoom make_room) {
+    const int64_t of_nodes = bases[num_banks + 1], of_subs = bases[num_banks + 2], of_slots = bases[num_banks + 3];
+    const int64_t index = bases[num_banks + 4];
     int64_t size = num_nodes * columns->width, subs_size = num_subs * SUB_COLUMNS;
     int64_t* node = columns->node(of_nodes);
     for (int64_t i = 0; i < size; i++) node[i] = block[i] + bases[block[size + i]];
@@ -390,8 +413,9 @@ void batchmaker_admit(Columns* columns, Cell* cells, const int64_t* block, int64
     const int64_t sub_bases[] = {0, of_nodes, of_subs, index};
     int64_t* sub = columns->sub(of_subs);
     for (int64_t i = 0; i < subs_size; i++) sub[i] = block[i] + sub_bases[block[subs_size + i]];
-    columns->requests[2 * index] = num_subs;
-    columns->requests[2 * index + 1] = 0;
+    const int64_t* asked = block + 2 * subs_size + num_nodes;
+    const int64_t request[] = {num_subs, 0, of_nodes, of_subs, of_slots, num_subs, num_slots, (int64_t)asked};
+    std::copy(request, request + REQUEST_COLUMNS, columns->request(index));
     for (int64_t number = of_subs; number < of_subs + num_subs; number++)
         if (!columns->sub(number)[WAITING]) release(*columns, cells, number, make_room);
 }

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from mlsys_batchmaker.plan.plan import END, NEVER, NEXT, START, STOP, UNPINNED
 from mlsys_batchmaker.scheduling.admission import Admission
-from mlsys_batchmaker.scheduling.compiled import Compiled
+from mlsys_batchmaker.scheduling.compiled import Compiled, Settled
 from mlsys_batchmaker.scheduling.reference import release_successors
-from mlsys_batchmaker.scheduling.requests import CellResult, Earlier, Live
+from mlsys_batchmaker.scheduling.requests import CellResult, Earlier, Live, Values
 from mlsys_batchmaker.scheduling.state import Ints, State
 from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput, Task
 
@@ -121,7 +121,7 @@ def _settle_compiled(
     for index in settled.cut:
         admission.by_index[index].is_cut = True
     _hand_out(state, admission, task, results, None if spec.stop is None else state.tables.sub_stop)
-    return _end_requests(state, admission, settled.finished, now)
+    return _end_settled(state, admission, settled, now) if settled.finished else []
 
 
 def _note_started(admission: Admission, requests: Iterable[int], started_s: float) -> None:
@@ -200,19 +200,47 @@ def _end_subgraphs(state: State, admission: Admission, ended: Ints, now: float) 
 
 
 def _end_requests(state: State, admission: Admission, indices: list[int], now: float) -> list[Finished[CellResult]]:
-    finished: list[Finished[CellResult]] = []
-    for index in indices:
-        done = _end_request(state, admission, admission.by_index[index], now)
-        if done is not None:
-            finished.append(done)
-    return finished
+    lives = [admission.by_index[index] for index in indices]
+    done = []
+    for live in lives:
+        values = state.results.read(live.request.plan, live.first_slot, _is_there(state, live))
+        is_in_flight = live.is_cut and admission.is_in_flight(live)
+        done.append(_end_request(admission, live, values, _num_cells(state, live), is_in_flight, now))
+    return [each for each in done if each is not None]
 
 
-def _end_request(state: State, admission: Admission, live: Live, now: float) -> Finished[CellResult] | None:
-    """All cells of ``live`` are computed: it goes on with its next part (None), or is done."""
+def _end_settled(state: State, admission: Admission, settled: Settled, now: float) -> list[Finished[CellResult]]:
+    """The same of what compiled code found."""
+    lives = [admission.by_index[index] for index, *_ in settled.finished]
+    cells = {live.request.plan.result_cell for live in lives}
+    if len(cells) == 1 and None not in cells:
+        (cell,) = cells
+        assert cell is not None
+        values = state.results.read_several(cell, settled.slots, [count for _, count, _, _ in settled.finished])
+    else:
+        values = [state.results.read(live.request.plan, live.first_slot, _is_there(state, live)) for live in lives]
+    done = [
+        _end_request(admission, live, own, num_cells, bool(is_in_flight), now)
+        for live, own, (_, _, num_cells, is_in_flight) in zip(lives, values, settled.finished, strict=True)
+    ]
+    return [each for each in done if each is not None]
+
+
+def _end_request(
+    admission: Admission, live: Live, values: list[Values], num_cells: int, is_in_flight: bool, now: float
+) -> Finished[CellResult] | None:
+    """All cells of ``live`` are computed: it goes on with its next part (None), or is done.
+
+    Args:
+        admission: where it is.
+        live: which.
+        values: what it gets of them.
+        num_cells: that count.
+        is_in_flight: some of its cells run in vain.
+        now: seconds of the loop's clock.
+    """
     request = live.request
-    live.num_cells = _num_cells(state, live)
-    values = state.results.read(request.plan, live.first_slot, _is_there(state, live))
+    live.num_cells = num_cells
     earlier = request.earlier
     if earlier is not None:
         live.num_cells += earlier.num_cells
@@ -222,13 +250,15 @@ def _end_request(state: State, admission: Admission, live: Live, now: float) -> 
             following = request.grow(parts)
             if following is not None:
                 so_far = Earlier(parts, live.num_cells, live.added_s, live.started_s)
-                admission.go_on(live, replace(request, plan=following[0], constants=following[1], earlier=so_far))
+                admission.go_on(
+                    live, is_in_flight, replace(request, plan=following[0], constants=following[1], earlier=so_far)
+                )
                 return None
         except Exception as error:  # noqa: BLE001 - a request boundary: it cannot go on, others do
-            admission.finish(live)
+            admission.finish(live, is_in_flight)
             return Finished(request.request_id, FinishReason.FAILED, error=error)
         values = [each for part in parts for each in part]
-    admission.finish(live)
+    admission.finish(live, is_in_flight)
     return Finished(request.request_id, FinishReason.DONE, live.result(values, now))
 
 

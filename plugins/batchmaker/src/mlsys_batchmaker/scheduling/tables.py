@@ -14,6 +14,10 @@ from numpy.typing import NDArray
 from mlsys_batchmaker.plan.plan import COLUMNS, SUB_COLUMNS
 
 Ints = NDArray[np.int64]
+# Of a request: subgraphs not finished; 1: it has left, but something of it is in flight. The others are for compiled
+# code alone: where its nodes, subgraphs and slots begin, how many subgraphs and slots it has, where its plan says what
+# is asked for.
+LEFT, LEAVING, REQUEST_COLUMNS = 0, 1, 8
 
 
 class Columns(ctypes.Structure):
@@ -44,7 +48,7 @@ class Tables:
         self.node_fixed: Ints = np.empty((0, width), dtype=np.int64)  # as ``Plan.nodes``
         self.node_waiting: Ints = np.empty(0, dtype=np.int64)  # predecessors in its subgraph that are not submitted
         self.subs: Ints = np.empty((0, SUB_COLUMNS), dtype=np.int64)  # as ``Plan.subs``
-        self._requests: Ints = np.empty((0, 2), dtype=np.int64)  # the next two
+        self._requests: Ints = np.empty((0, REQUEST_COLUMNS), dtype=np.int64)
         self.reserve(1, 1, 1)
 
     def reserve(self, num_nodes: int, num_subs: int, num_requests: int) -> None:
@@ -64,8 +68,7 @@ class Tables:
         if num_requests > len(self._requests):
             self._requests = _grown(self._requests, num_requests)
             self.shared.requests = self._requests.ctypes.data
-            self.request_unfinished = self._requests[:, 0]  # subgraphs not finished
-            self.request_leaving = self._requests[:, 1]  # 1: it has left, but something of it is in flight
+            self.request_unfinished, self.request_leaving = self._requests[:, LEFT], self._requests[:, LEAVING]
 
 
 def _grown(column: Ints, count: int) -> Ints:
