@@ -14,7 +14,15 @@
 namespace {
 
 constexpr int64_t kRows = 64;  // rows at a time
+#ifdef __AVX512F__
+constexpr int64_t kLanes = 16;
+#define EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#define ODD 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#else
 constexpr int64_t kLanes = 8;
+#define EVEN 0, 2, 4, 6, 8, 10, 12, 14
+#define ODD 1, 3, 5, 7, 9, 11, 13, 15
+#endif
 constexpr int64_t kVectors = kRows / kLanes;
 typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
 typedef int32_t Integers __attribute__((vector_size(kLanes * sizeof(float))));
@@ -87,22 +95,32 @@ inline float total_of_rows(const Vector* a) {
   return total(sum);
 }
 
-// out[i, :] (+)= sum over j of table[i * row + j * column] * in[j, :]; four by two vectors at a time.
+// Sums of the lanes of so many vectors as there are lanes, in order; by neighbours, neighbours of these, ...
+inline Vector totals(Vector* of) {
+  for (int64_t count = kLanes / 2; count; count /= 2)
+    for (int64_t i = 0; i < count; ++i)
+      of[i] = __builtin_shufflevector(of[2 * i], of[2 * i + 1], EVEN) +
+              __builtin_shufflevector(of[2 * i], of[2 * i + 1], ODD);
+  return of[0];
+}
+
+// out[i, :] = sum over j of table[i * row + j * column] * in[j, :]; half of the registers hold sums.
 void product(const float* table, int64_t row, int64_t column, int64_t num_out, int64_t num_in, const Vector* in,
              Vector* out) {
-  for (int64_t i = 0; i < num_out; i += 4) {  // sizes are multiples of 8
+  constexpr int64_t kSums = kLanes / 2;  // sizes are multiples of 8
+  for (int64_t i = 0; i < num_out; i += kSums) {
     for (int64_t v = 0; v < kVectors; v += 2) {
-      Vector sums[4][2] = {};
+      Vector sums[kSums][2] = {};
       for (int64_t j = 0; j < num_in; ++j) {
         const Vector first = in[j * kVectors + v], second = in[j * kVectors + v + 1];
         const float* entry = table + i * row + j * column;
-        for (int64_t k = 0; k < 4; ++k) {
+        for (int64_t k = 0; k < kSums; ++k) {
           const float factor = entry[k * row];
           sums[k][0] += factor * first;
           sums[k][1] += factor * second;
         }
       }
-      for (int64_t k = 0; k < 4; ++k) {
+      for (int64_t k = 0; k < kSums; ++k) {
         out[(i + k) * kVectors + v] = sums[k][0];
         out[(i + k) * kVectors + v + 1] = sums[k][1];
       }
@@ -112,20 +130,17 @@ void product(const float* table, int64_t row, int64_t column, int64_t num_out, i
 
 // table[i, j] += a[i, :] . b[j, :]
 void add_outer(const Vector* a, const Vector* b, int64_t num_a, int64_t num_b, float* table) {
-  for (int64_t i = 0; i < num_a; i += 4) {
-    for (int64_t j = 0; j < num_b; j += 2) {
-      Vector sums[4][2] = {};
-      for (int64_t v = 0; v < kVectors; ++v) {
-        const Vector first = b[j * kVectors + v], second = b[(j + 1) * kVectors + v];
-        for (int64_t k = 0; k < 4; ++k) {
-          sums[k][0] += a[(i + k) * kVectors + v] * first;
-          sums[k][1] += a[(i + k) * kVectors + v] * second;
-        }
-      }
-      for (int64_t k = 0; k < 4; ++k) {
-        table[(i + k) * num_b + j] += total(sums[k][0]);
-        table[(i + k) * num_b + j + 1] += total(sums[k][1]);
-      }
+  constexpr int64_t kDown = kLanes / 4, kAcross = 4;
+  for (int64_t i = 0; i < num_a; i += kDown) {
+    for (int64_t j = 0; j < num_b; j += kAcross) {
+      Vector sums[kLanes] = {};
+      for (int64_t v = 0; v < kVectors; ++v)
+        for (int64_t k = 0; k < kDown; ++k)
+          for (int64_t l = 0; l < kAcross; ++l)
+            sums[k * kAcross + l] += a[(i + k) * kVectors + v] * b[(j + l) * kVectors + v];
+      const Vector entries = totals(sums);
+      for (int64_t k = 0; k < kDown; ++k)
+        for (int64_t l = 0; l < kAcross; ++l) table[(i + k) * num_b + j + l] += entries[k * kAcross + l];
     }
   }
 }
