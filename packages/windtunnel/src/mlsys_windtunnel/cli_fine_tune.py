@@ -73,8 +73,8 @@ def fine_tune(
 ) -> None:
     """Train a fitted pipeline further, as one network: encoders, scalers, trees and models together.
 
-    The source's own answers are epoch 0 and a candidate like any other, so the result is never worse on the rows that
-    the best epoch is chosen by. The folder can be predicted with, exported and trained further.
+    An epoch is kept only where it gains more than a standard error on the rows that the best epoch is chosen by; else
+    the result is the source itself. The folder can be predicted with, exported and trained further.
 
     Example: mlsys windtunnel fine-tune churn.skops january.parquet --target churned --eval february.parquet -o tuned
 
@@ -124,7 +124,9 @@ def fine_tune(
         score = f"{result.metric} {epoch['valid_score']:.5f}" if held_out is not None else ""
         typer.echo(f"epoch {epoch['epoch']:2.0f}  {loss_text}  {score}  {epoch['seconds']:.1f} s")
     kept = (
-        "the source itself, which no epoch was better than" if not result.best_epoch else f"epoch {result.best_epoch}"
+        "the source itself, which no epoch was surely better than"
+        if not result.best_epoch
+        else f"epoch {result.best_epoch}"
     )
     save(result.module, output)
     typer.echo(f"wrote {output}: {kept} ({result.metric} {result.best_score:.5f})")

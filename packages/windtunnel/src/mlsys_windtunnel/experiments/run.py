@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import time
 import warnings
@@ -184,6 +185,7 @@ def _translated(
     note = {
         "options": {**translation.options, **options},
         "best_epoch": tuned.best_epoch,
+        "gain": [round(tuned.gain, 6), round(tuned.gain_se, 6)] if math.isfinite(tuned.gain) else None,
         "valid_by_epoch": [round(epoch["valid_score"], 5) for epoch in tuned.history],
         "seconds_by_epoch": [round(epoch["seconds"], 1) for epoch in tuned.history],
     }

@@ -56,6 +56,7 @@ class _FineTuned(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         loss: Any = "auto",
         metric: str = "auto",
         patience: int | None = None,
+        min_gain_se: float = 1.0,
         ema: float | None = None,
         weight_decay: float = 1e-6,
         embedding_rate: float = 2.5,
@@ -84,6 +85,7 @@ class _FineTuned(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         self.loss = loss
         self.metric = metric
         self.patience = patience
+        self.min_gain_se = min_gain_se
         self.ema = ema
         self.weight_decay = weight_decay
         self.embedding_rate = embedding_rate
@@ -208,7 +210,7 @@ class WindTunnelClassifier(ClassifierMixin, _FineTuned):  # type: ignore[misc]
             for data that it has not seen. None: ``HistGradientBoostingClassifier``.
         level: What of trees is trained, "L1" to "L4": see :class:`~mlsys_windtunnel.soft.options.SoftOptions`.
         gate, init, scope, temperature, leaf_temperature, final_sharpness, dropout, rank: See there.
-        epochs, lr, batch_size, schedule, loss, metric, patience, ema, weight_decay, embedding_rate: See
+        epochs, lr, batch_size, schedule, loss, metric, patience, min_gain_se, ema, weight_decay, embedding_rate: See
             :class:`~mlsys_windtunnel.finetune.options.TrainingOptions`.
         validation_fraction: Share of the rows held out to choose the best epoch by, where ``fit`` is given no
             ``eval_set``; 0 keeps the last epoch.
@@ -221,7 +223,7 @@ class WindTunnelClassifier(ClassifierMixin, _FineTuned):  # type: ignore[misc]
         module_: The fine-tuned :class:`~mlsys_windtunnel.WindTunnelModule`.
         history_: A dictionary for each epoch, the first before training: epoch, train_loss, valid_loss, valid_score,
             lr, seconds.
-        best_epoch_: Which of them was kept; 0 is the start.
+        best_epoch_: Which of them was kept; 0 is the start, where none was surely better.
         best_score_, metric_: Its score, larger is better, and what that is.
         classes_, n_features_in_, feature_names_in_: As in scikit-learn.
 
@@ -251,6 +253,7 @@ class WindTunnelClassifier(ClassifierMixin, _FineTuned):  # type: ignore[misc]
         metric: str = "auto",
         class_weight: Any = None,
         patience: int | None = None,
+        min_gain_se: float = 1.0,
         ema: float | None = None,
         weight_decay: float = 1e-6,
         embedding_rate: float = 2.5,

@@ -28,7 +28,9 @@ class TrainingOptions:
         metric: What the best epoch is chosen by: a name (see :mod:`.metrics`) or "auto".
         class_weight: As in scikit-learn.
         patience: Epochs without a better score after which training stops; None never stops early. The best epoch is
-            kept in either case, and the start is among them.
+            kept in either case.
+        min_gain_se: By how many standard errors of its gain, on the evaluation rows, the best epoch must be above what
+            was given; else that is kept. 0 asks for any gain. A cold start is kept in any case.
         ema: Decay a step of a moving average of the parameters, which is then what is scored and kept; None: none.
         weight_decay: Of AdamW.
         embedding_rate: See ``lr``.
@@ -50,6 +52,7 @@ class TrainingOptions:
     metric: str = "auto"
     class_weight: ClassWeight = None
     patience: int | None = None
+    min_gain_se: float = 1.0
     ema: float | None = None
     weight_decay: float = 1e-6
     embedding_rate: float = 2.5
@@ -71,6 +74,8 @@ class TrainingOptions:
             raise InvalidInputError(f"lr is {self.lr}; it must be above 0 and finite")
         if self.ema is not None and not 0 < self.ema < 1:
             raise InvalidInputError(f"ema is {self.ema}; a decay lies between 0 and 1, such as .999")
+        if not 0 <= self.min_gain_se < float("inf"):
+            raise InvalidInputError(f"min_gain_se is {self.min_gain_se}; it must be 0 or more, and finite")
         if self.weight_decay < 0 or self.embedding_rate <= 0:
             raise InvalidInputError("weight_decay must be 0 or more, and embedding_rate above 0")
         for name, kind in (("schedule", Schedule), ("launcher", Literal["local", "ray"])):

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -68,7 +68,8 @@ class Trainer:
         self.loss = row_loss(options.loss, self.head)
         self.metric_name = options.metric
         if evaluation is not None:
-            self.metric_name, self.metric = metric_of(options.metric, self.head, evaluation.target)
+            self.metric = metric_of(options.metric, self.head, evaluation.target)
+            self.metric_name = self.metric.name
         self.processes = processes or Processes()
         self.trees = [part for part in self.network.modules() if isinstance(part, SoftTrees)]
         self.final_sharpness = final_sharpness
@@ -195,13 +196,27 @@ class Trainer:
         if self.evaluation is None:
             return math.nan, math.nan
         rows = self.evaluation
-        chunks = [rows.slice(at, at + ROWS_PER_CHUNK) for at in range(0, len(rows), ROWS_PER_CHUNK)]
-        with torch.no_grad():
-            margin = torch.cat([margins(self.head, scores_of(tunable, chunk)) for chunk in chunks])
-            loss = (self.loss(margin, rows.target) * rows.weight).sum() / rows.weight.sum()
+        margin = self._margins(tunable, rows)
         if not margin.isfinite().all():
             return -math.inf, math.inf
+        loss = (self.loss(margin, rows.target) * rows.weight).sum() / rows.weight.sum()
         return self.metric(margin, rows.target, rows.weight), float(loss)
+
+    def gain_over(self, start: Tunable) -> tuple[float, float]:
+        """By how much the networks, as they are now, score above others on the evaluation rows, and its standard error.
+
+        Args:
+            start: Answers alone, without offsets.
+        """
+        rows = self.evaluation
+        assert rows is not None
+        before = self._margins(start, replace(rows, offset=None))
+        return self.metric.gain(before, self._margins(self.tunable, rows), rows.target, rows.weight)
+
+    def _margins(self, tunable: Tunable, rows: Batch) -> Tensor:
+        chunks = [rows.slice(at, at + ROWS_PER_CHUNK) for at in range(0, len(rows), ROWS_PER_CHUNK)]
+        with torch.no_grad():
+            return torch.cat([margins(self.head, scores_of(tunable, chunk)) for chunk in chunks])
 
     def _state(self) -> dict[str, Tensor]:
         return {name: value.detach().clone() for name, value in self.network.state_dict().items()}

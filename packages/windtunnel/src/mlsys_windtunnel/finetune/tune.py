@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,11 +36,13 @@ from mlsys_windtunnel.soft.soften import soften
 class FineTuned:
     """A trained module and how it came about."""
 
-    module: WindTunnelModule  # in evaluation mode; the source's exact translation where the start was the best
+    module: WindTunnelModule  # in evaluation mode; what was given, the source's exact translation, if epoch 0 is kept
     history: list[dict[str, float]]  # an epoch each, the first before training
-    best_epoch: int  # 0: the start, or the source where init="source" starts at another place
+    best_epoch: int  # 0: what was given, which no epoch was surely better than (min_gain_se)
     best_score: float  # NaN without evaluation rows
     metric: str
+    gain: float = math.nan  # of the best epoch over what was given; NaN for a cold start and without evaluation rows
+    gain_se: float = math.nan  # its standard error
 
 
 def fine_tune(
@@ -60,7 +63,8 @@ def fine_tune(
         module: What :func:`~mlsys_windtunnel.translate` gave, or an earlier run; it is left as it is.
         X: Raw training rows, as the source takes them.
         y: Labels that the source knows, or numbers.
-        eval_set: Rows by which the best epoch is chosen, the start among them; without, the last is kept.
+        eval_set: Rows by which the best epoch is chosen; where its gain on the module itself is not above
+            ``min_gain_se`` standard errors, that is kept. Without these rows, the last epoch is kept.
         sample_weight: Of the training rows.
         eval_sample_weight: Of the evaluation rows.
         soft: How the trees become smooth; of an earlier run's module they stay as they are.
@@ -103,16 +107,14 @@ def run(
         trainer = Trainer(tunable, rows, evaluation, options, final_sharpness=soft.final_sharpness)
         with progress_bar(options, trainer.metric_name) as on_epoch:
             outcome = trainer.run(on_epoch)
-    score = outcome.best_score
-    is_source = outcome.best_epoch == 0 and tunable.exact is not None
-    if soft.init == "source" and Tunable.of(module) is None and evaluation is not None:
-        of_source, _ = trainer.evaluate(Tunable(tunable.frontend, module.network))  # the soft start is not quite it
-        if of_source >= score:
-            is_source, score = True, of_source
-    if not is_source:
-        return FineTuned(tunable.module(), outcome.history, outcome.best_epoch, score, outcome.metric)
-    source = WindTunnelModule(tunable.frontend, copy.deepcopy(module.network)).eval()
-    return FineTuned(source, outcome.history, 0, score, outcome.metric)
+    score, gain = outcome.best_score, (math.nan, math.nan)
+    is_warm = soft.init != "random" or Tunable.of(module) is not None
+    if is_warm and evaluation is not None:
+        gain = trainer.gain_over(Tunable(tunable.frontend, module.network))
+        if (outcome.best_epoch == 0 and tunable.exact is not None) or not gain[0] > options.min_gain_se * gain[1]:
+            start = WindTunnelModule(tunable.frontend, copy.deepcopy(module.network)).eval()
+            return FineTuned(start, outcome.history, 0, score - gain[0], outcome.metric, *gain)
+    return FineTuned(tunable.module(), outcome.history, outcome.best_epoch, score, outcome.metric, *gain)
 
 
 def with_changes(
