@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlsys_batchmaker.cells import LSTMCell, StackedLSTMCell, WordLSTMCell, WordLSTMDecoderCell
 from mlsys_batchmaker.gru_cells import WordGRUCell, WordGRUDecoderCell
+from mlsys_batchmaker.native import library
 from mlsys_batchmaker.native.form import HasForm
 from mlsys_batchmaker.native.runner import MAX_TABLE_BYTES, PackedCell, Runner, pack_or_none
 from mlsys_batchmaker.tree_cells import TreeInnerCell, TreeLeafCell
@@ -67,6 +68,20 @@ def alone(module: nn.Module, held: list[Tensor], in_rows: np.ndarray, steps: int
     seed=st.integers(0, 1000),
 )
 def test_as_the_module(kind: str, hidden: int, rows: int, steps: int, has_table: bool, seed: int):
+    require_as_the_module(kind, hidden, rows, steps, has_table=has_table, seed=seed)
+
+
+@pytest.mark.parametrize("lanes", [8, 16])
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_of_any_width(kind: str, lanes: int, monkeypatch: pytest.MonkeyPatch):
+    """Vectors and panels of other machines, and more rows than are multiplied at once."""
+    load = library.load
+    monkeypatch.setattr(library, "load", lambda: load((f"-DMLSYS_LANES={lanes}",)))
+    for seed, (hidden, rows, steps) in enumerate([(1, 1, 1), (33, 13, 3), (47, 64, 2)]):
+        require_as_the_module(kind, hidden, rows, steps, has_table=seed != 1, seed=seed)
+
+
+def require_as_the_module(kind: str, hidden: int, rows: int, steps: int, *, has_table: bool, seed: int) -> None:
     torch.manual_seed(seed)
     module = KINDS[kind](hidden).eval()
     steps = 1 if kind in TREES else steps

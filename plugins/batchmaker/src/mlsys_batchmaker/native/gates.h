@@ -1,4 +1,4 @@
-// What the cells make of their gates' sums, 16 units of one row at a time.
+// What the cells make of their gates' sums, UNITS of one row at a time.
 #pragma once
 
 #include "product.h"
@@ -36,7 +36,7 @@ struct Row {
     float* new_state;
 };
 
-// `sums` [gates][stride] with 16 units of this row in each; `left` units of the row from here on.
+// `sums` [gates][stride] with UNITS of this row in each; `left` units of the row from here on.
 inline void finish(Kind kind, const float* sums, int64_t stride, const Row& row, int64_t left) {
     for (int v = 0; v < VECS; v++, left -= LANES) {
         if (left <= 0) return;

@@ -11,8 +11,6 @@ from typing import Any
 from mlsys_core.config import settings
 from mlsys_core.native import load_kernel
 
-UNITS = 16  # product.h: columns of a panel
-
 
 class Matrix(Structure):
     """product.h: Matrix."""
@@ -81,6 +79,7 @@ def load(flags: tuple[str, ...] = ()) -> Any:
     library = load_kernel(
         here / "steps.cpp", cache_dir=settings().cache_dir, flags=flags, headers=sorted(here.glob("*.h"))
     )
+    library.batchmaker_units.restype = c_int64  # product.h: columns of a panel
     library.batchmaker_runner.restype = c_void_p
     library.batchmaker_runner.argtypes = [POINTER(Cell)]
     library.batchmaker_free.argtypes = [c_void_p]

@@ -9,12 +9,12 @@ namespace batchmaker {
 
 using namespace mlsys;
 
-constexpr int UNITS = 16;  // columns of a panel: as many units of one gate
+constexpr int UNITS = LANES == 16 ? 32 : 16;  // columns of a panel: as many units of one gate
 constexpr int VECS = UNITS / LANES;
-constexpr int ROWS = VECS == 2 ? 6 : 12;  // rows whose sums fit the registers beside a panel's weights
-constexpr int DEPTH = 256;                // input features at once: with them 16 kB of a panel stay in the first cache
+constexpr int ROWS = LANES == 16 ? 12 : 6;  // rows whose sums fit the registers beside a panel's weights
+constexpr int DEPTH = 4096 / UNITS;         // input features at once: with them 16 kB of a panel stay in the first cache
 
-// A weight [depth, columns] as panels [columns / 16][depth][16]; columns beyond the last are zero.
+// A weight [depth, columns] as panels [columns / UNITS][depth][UNITS]; columns beyond the last are zero.
 struct Matrix {
     const float* panels = nullptr;
     int64_t depth = 0;
@@ -23,7 +23,7 @@ struct Matrix {
 };
 
 // Every loop over R and VECS is unrolled, or the compiler keeps the sums in memory.
-#define BATCHMAKER_UNROLL _Pragma("GCC unroll 16")
+#define BATCHMAKER_UNROLL _Pragma("GCC unroll 32")
 
 inline vf in_register(vf x) {  // else the compiler loads it anew for each row
 #if defined(__x86_64__)
@@ -60,7 +60,7 @@ inline void multiply_up_to(int count, const float* const* rows, int64_t first, i
     }
 }
 
-// sums [count][16] += rows [count] times one panel of `matrix`.
+// sums [count][UNITS] += rows [count] times one panel of `matrix`.
 inline void multiply(const float* const* rows, int count, const Matrix& matrix, int64_t panel, float* sums) {
     const float* weight = matrix.panel(panel);
     for (int64_t first = 0; first < matrix.depth; first += DEPTH) {

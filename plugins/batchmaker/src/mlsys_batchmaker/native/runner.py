@@ -17,7 +17,6 @@ from torch import Tensor
 
 from mlsys_batchmaker.native import library
 from mlsys_batchmaker.native.form import GATES, Form, LayerForm
-from mlsys_batchmaker.native.library import UNITS
 from mlsys_batchmaker.plan.compiled import address_of
 
 Ints = NDArray[np.int64]
@@ -38,6 +37,7 @@ class PackedCell:
 
     def __init__(self, form: Form, *, stop: int | None = None, max_table_bytes: int = MAX_TABLE_BYTES) -> None:
         self._library = library.load()
+        self._units: int = self._library.batchmaker_units()
         self._kept: list[Tensor] = []  # what the structures point into
         self._gates = GATES[form.kind]
         self.kind = form.kind
@@ -48,7 +48,7 @@ class PackedCell:
         if form.embedding is not None:
             first = form.layers[0]
             assert first.from_input is not None
-            columns = -(-first.hidden_size // UNITS) * UNITS * self._gates
+            columns = -(-first.hidden_size // self._units) * self._units * self._gates
             if len(form.embedding) * columns * 4 <= max_table_bytes:
                 with torch.no_grad():
                     table = self._keep(self._by_block(form.embedding @ first.from_input + first.bias, first))
@@ -61,7 +61,7 @@ class PackedCell:
             weight, bias = form.projection
             num_words = len(weight)
             projection = self._pack(weight.t(), 1, num_words)
-            padded = torch.zeros(-(-num_words // UNITS) * UNITS)
+            padded = torch.zeros(-(-num_words // self._units) * self._units)
             padded[:num_words] = bias.detach()
             word_bias = self._keep(padded)
         self.structure = library.Cell(
@@ -80,14 +80,14 @@ class PackedCell:
 
     def _by_block(self, rows: Tensor, layer: LayerForm) -> Tensor:
         """[n, gates * h] -> [n, blocks * gates * 16], zeros beyond the last unit."""
-        blocks = -(-layer.hidden_size // UNITS)
+        blocks = -(-layer.hidden_size // self._units)
         split = rows.detach().view(len(rows), self._gates, layer.hidden_size)
-        padded = torch.nn.functional.pad(split, (0, blocks * UNITS - layer.hidden_size))
-        return padded.view(len(rows), self._gates, blocks, UNITS).transpose(1, 2).reshape(len(rows), -1)
+        padded = torch.nn.functional.pad(split, (0, blocks * self._units - layer.hidden_size))
+        return padded.view(len(rows), self._gates, blocks, self._units).transpose(1, 2).reshape(len(rows), -1)
 
     def _pack(self, weight: Tensor, gates: int, units: int) -> library.Matrix:
         source = weight.detach().contiguous()
-        packed = torch.empty(-(-units // UNITS) * gates, len(source), UNITS)
+        packed = torch.empty(-(-units // self._units) * gates, len(source), self._units)
         self._library.batchmaker_huge_pages(packed.data_ptr(), packed.nbytes)
         self._library.batchmaker_pack(source.data_ptr(), packed.data_ptr(), len(source), gates, units)
         return library.Matrix(self._keep(packed), len(source))

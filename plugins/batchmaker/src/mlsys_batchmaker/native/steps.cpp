@@ -11,7 +11,7 @@
 
 using namespace batchmaker;
 
-// Columns of a packed weight, a bias and the table: [block of 16 units][gate][unit].
+// Columns of a packed weight, a bias and the table: [block of UNITS][gate][unit].
 struct Layer {
     int32_t kind;
     int32_t hidden;
@@ -35,7 +35,7 @@ struct Cell {
     const float* table;      // [words, columns of the first layer]: what a word gives to the gates, bias included
     const float* embedding;  // [words, depth]: where there is no table. Neither: inputs are rows of floats
     Matrix projection;
-    const float* word_bias;  // [panels * 16]
+    const float* word_bias;  // [panels * UNITS]
     int64_t stop;            // a row that says this word drops out; -1: none does
 };
 
@@ -67,7 +67,7 @@ struct Runner {
     std::vector<int64_t> taken;  // by row: steps
     std::vector<float> given;    // [rows of a window][columns]: the inputs' part of the gates
     std::vector<int64_t> window; // by step of the window: the first row of `given`
-    std::vector<float> sums;     // [gate][active row][16]
+    std::vector<float> sums;     // [gate][active row][UNITS]
     std::vector<float> best;     // by active row: of the projection so far
     std::vector<int64_t> chosen;
     std::vector<int> active;     // rows that have this step
@@ -269,6 +269,8 @@ struct Runner {
 
 extern "C" {
 
+int64_t batchmaker_units() { return UNITS; }
+
 void* batchmaker_runner(const Cell* cell) { return new Runner(*cell); }
 
 void batchmaker_free(void* runner) { delete (Runner*)runner; }
@@ -290,7 +292,7 @@ void batchmaker_results(void* runner, int32_t layer, int64_t count, const int64_
     }
 }
 
-// Columns of `weight` [depth, gates * hidden] by block, gate and unit, as panels of 16; zeros beyond the last unit.
+// Columns of `weight` [depth, gates * hidden] by block, gate and unit, as panels of UNITS; zeros beyond the last unit.
 void batchmaker_pack(const float* weight, float* panels, int64_t depth, int32_t gates, int32_t hidden) {
     int64_t blocks = (hidden + UNITS - 1) / UNITS;
     for (int64_t block = 0; block < blocks; block++)
