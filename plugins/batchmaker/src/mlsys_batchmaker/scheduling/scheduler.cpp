@@ -292,8 +292,12 @@ struct Former {
             sub[UNFINISHED] -= view.steps(row);
             if (pins && sub[UNFINISHED] == sub[UNSUBMITTED]) sub[PINNED] = UNPINNED;
         }
-        for (int64_t i = 0; i < done.num_fresh; i++) *out++ = columns.sub(view.subs[view.fresh[i]])[REQUEST];
-        sizes[0] = done.num_fresh, sizes[3] = 0;
+        int64_t* starts = out;
+        for (int64_t i = 0; i < done.num_fresh; i++) {  // leaves of one tree are neighbours: it is told once
+            int64_t request = columns.sub(view.subs[view.fresh[i]])[REQUEST];
+            if (out == starts || out[-1] != request) *out++ = request;
+        }
+        sizes[0] = out - starts, sizes[3] = 0;
         cut.clear(), ended.clear();
         if (values) {
             find_stops(columns, cell, view, values, stop, sizes);
