@@ -30,6 +30,14 @@ def bench(
     only: Annotated[
         list[str] | None, typer.Option(metavar="MODEL", help="Only rows of this model; may be given more than once.")
     ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PRE", help="Only translations with these columns: pre1, pre2, pre3; more than once."),
+    ] = None,
+    pipes: Annotated[
+        list[str] | None,
+        typer.Option("--pipe", metavar="PIPE", help="Only translations of these models: pipe1, pipe2, pipe3."),
+    ] = None,
     quick: Annotated[bool, typer.Option(help="A few minutes: 8,000 rows, 20 trees, 3 epochs, 2 seeds.")] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ...; the first chooses between candidates.")] = 5,
     rows: Annotated[int | None, typer.Option(min=100, help="Training rows of flights-3m; all if not given.")] = None,
@@ -68,9 +76,10 @@ def bench(
         setting = Setting(Sizes(QUICK_ROWS, QUICK_ROWS, QUICK_ROWS), QUICK_EPOCHS, QUICK_TREES, is_quick=True)
         seeds, name = min(seeds, 2), f"{name}-quick"
     wanted = [row for table in chosen for row in rows_of(table, datasets or ())]
-    wanted = [row for row in wanted if not only or row.model in only]
+    for given, name_of in ((only, "model"), (columns, "pre"), (pipes, "pipe")):
+        wanted = [row for row in wanted if not given or getattr(row, name_of) in (*given, "-")]
     if not wanted:
-        raise InvalidInputError("no row is left to run: see --data and --only")
+        raise InvalidInputError("no row is left to run: see --data, --only, --columns and --pipe")
     journal = Journal(output / f"{name}.jsonl", setting)
     absent = missing_packages(wanted)
     cells = next_cells(

@@ -23,7 +23,7 @@ PATIENCE = 60  # rounds without a better AUC
 
 LIGHTGBM: tuple[Mapping[str, Any], ...] = (
     {"learning_rate": 0.05, "num_leaves": 64, "min_child_samples": 50, "cat_smooth": 50, "n_estimators": 1500},
-    {"learning_rate": 0.05, "num_leaves": 255, "min_child_samples": 100, "cat_l2": 50, "n_estimators": 1500},
+    {"learning_rate": 0.05, "num_leaves": 511, "min_child_samples": 20, "as_numbers": True, "n_estimators": 6000},
     {"learning_rate": 0.05, "num_leaves": 255, "min_child_samples": 50, "as_numbers": True, "n_estimators": 6000},
 )
 XGBOOST: tuple[Mapping[str, Any], ...] = (
