@@ -21,6 +21,14 @@ def test_names_cells_and_runs_none(tmp_path: Path, capsys: pytest.CaptureFixture
     assert not list(tmp_path.iterdir())
 
 
+def test_rows_are_chosen_by_columns_and_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    command = ["windtunnel", "bench", "5.3", "outside", "--data", "adult", "--only", "source", "--only", "lightgbm"]
+    assert run([*command, "--columns", "pre1", "--pipe", "pipe3", "--dry-run", "-o", str(tmp_path)]) == 0
+    keys = [key.rsplit("/", 2)[0] for key in capsys.readouterr().out.split()]
+    # models that read raw columns stay
+    assert set(keys) == {"adult/pre1/pipe3/source/1", "adult/-/-/lightgbm/1"}
+
+
 def test_refuses_what_it_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert run(["windtunnel", "bench", "5.9", "-o", str(tmp_path)]) != 0
     assert "5.9" in capsys.readouterr().err
