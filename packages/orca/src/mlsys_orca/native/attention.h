@@ -74,9 +74,12 @@ void keep(
     const float* value = qkv + (a.num_heads + a.num_kv_heads + head) * a.head_dim;
     T* values = cache.value_block(block, head);
     for (int d = 0; d < a.head_dim; d++) store_one(values + cache.value_at(at, d), value[d]);
-    if (IN_PAIRS && row == span.stop - 1 && position - at >= span.context - (span.stop - span.start))
-        for (int slot = at + 1; slot < PANEL; slot++)
-            for (int d = 0; d < a.head_dim; d++) values[cache.value_at(slot, d)] = T{};
+    if (IN_PAIRS && row == span.stop - 1 && position - at >= span.context - (span.stop - span.start)) {
+        if (at % 2 == 0)
+            for (int d = 0; d < a.head_dim; d++) values[cache.value_at(at + 1, d)] = T{};
+        const int next = (at / 2 + 1) * 2;
+        std::memset(values + next * cache.padded_dim, 0, sizeof(T) * (PANEL - next) * cache.padded_dim);
+    }
 }
 
 // The keys that rows `begin` to `end` of a span see, as blocks of its table.
@@ -93,23 +96,28 @@ struct Reach {
     int seen_by(int row, const Span& span) const { return past + row - span.start + 1; }
 };
 
-// Scores [first, limit) of a row become weights that sum to what is returned; all others become 0.
-inline float softmax(const Attention& a, float* scores, int first, int limit, int stop) {
+// Scores [first, limit) of a row become weights that sum to what is returned; all others up to `stop` become 0.
+template <class T>
+inline float softmax(const Attention& a, float* scores, int first, int limit, int stop, T* weights) {
+    const int begin = first / LANES * LANES;
     vf most = splat(-INFINITY);
-    for (int i = 0; i < stop; i += LANES) {
+    for (int i = begin; i < limit; i += LANES) {
         vf s = load(scores + i) * splat(a.scale);
         if (a.softcap != 0.0f) s = splat(a.softcap) * tanh(s / splat(a.softcap));
-        s = only(s, first - i, limit - i, -INFINITY);
+        if (i < first || i + LANES > limit) s = only(s, first - i, limit - i, -INFINITY);
         store(scores + i, s);
         most = larger(most, s);
     }
     const vf top = splat(largest(most));
     vf total{};
-    for (int i = 0; i < stop; i += LANES) {
-        vf e = only(exp(load(scores + i) - top), first - i, limit - i, 0.0f);
-        store(scores + i, e);
+    for (int i = 0; i < begin; i += LANES) store(weights + i, vf{});
+    int i = begin;
+    for (; i < limit; i += LANES) {
+        const vf e = exp(load(scores + i) - top);
+        store(weights + i, e);
         total += e;
     }
+    for (; i < stop; i += LANES) store(weights + i, vf{});
     return sum(total);
 }
 
@@ -142,7 +150,7 @@ void weigh(const float* weights, int64_t stride, const T* values, int padded_dim
 template <class T>
 void attend(
     const Attention& a, const LayerCache<T>& cache, const Span& span, const int32_t* table, int head, int begin, int end,
-    const float* qkv, const float* cos, const float* sin, float* merged, std::vector<float>& scratch) {
+    const float* qkv, const float* cos, const float* sin, const Register& merged, std::vector<float>& scratch) {
     using Panel = std::conditional_t<std::is_same_v<T, float>, F32Panel, Bf16Panel>;
     const int group = a.num_heads / a.num_kv_heads, dim = a.head_dim;
     const int width = (a.num_heads + 2 * a.num_kv_heads) * dim;
@@ -181,7 +189,8 @@ void attend(
         for (int r = 0; r < some; r++) {
             const int seen = reach.seen_by(begin + (row + r) / group, span);
             const int first = a.window ? std::max(0, seen - a.window) : 0;
-            inverse[r] = 1.0f / softmax(a, scores + (int64_t)(row + r) * keys, first - shift, seen - shift, keys);
+            float* own = scores + (int64_t)(row + r) * keys;
+            inverse[r] = 1.0f / softmax(a, own, first - shift, seen - shift, keys, own);
         }
         float* sums = tile + MAX_ROWS * 2 * PANEL;
         std::fill_n(sums, some * cache.padded_dim, 0.0f);
@@ -196,8 +205,7 @@ void attend(
         }
         for (int r = 0; r < some; r++) {
             const int token = begin + (row + r) / group, query_head = head * group + (row + r) % group;
-            float* to = merged + ((int64_t)token * a.num_heads + query_head) * dim;
-            for (int c = 0; c < dim; c++) to[c] = sums[r * cache.padded_dim + c] * inverse[r];
+            put_row(merged, token, query_head * dim, sums + r * cache.padded_dim, inverse[r], dim);
         }
     }
 }

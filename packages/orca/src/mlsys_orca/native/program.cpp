@@ -20,6 +20,7 @@ namespace orca {
 
 constexpr int TILE_PANELS = 2;            // a product's tile is two panels wide: 32 columns, or 16 gated ones
 constexpr int MIN_TILE_ROWS = 48, MAX_TILE_ROWS = 512, TILES_PER_THREAD = 8;
+constexpr int UNIT_BYTES = 640 << 10;     // of rows that the matrix unit takes again and again: they stay in the second-level cache
 constexpr int FEW_ROWS = 4;               // rows that each thread rather prepares for itself than waits for
 constexpr int TILE_QUERIES = 24;          // rows of one attention task
 
@@ -62,15 +63,19 @@ struct Batch {
 class Program {
   public:
     Program(int threads, int spins, int num_registers, const int32_t* widths)
-        : team(threads, spins), widths(widths, widths + num_registers), registers(num_registers), scratches(threads) {}
+        : team(threads, spins), registers(num_registers), scratches(threads) {
+        for (int i = 0; i < num_registers; i++) registers[i].width = widths[i];
+    }
 
     std::vector<std::variant<Product, Attention, Normalise>> operators;
 
     void run(const Batch& what) {
         batch = &what;
-        registers.front() = what.states;
-        registers.back() = what.logits;
-        for (size_t i = 1; i + 1 < registers.size(); i++) registers[i] = grow(owned, i, (int64_t)what.num_rows * widths[i]);
+        choose_forms();
+        registers.front().floats = what.states;
+        registers.back().floats = what.logits;
+        for (size_t i = 1; i + 1 < registers.size(); i++)
+            registers[i].floats = grow(owned, i, (int64_t)(what.num_rows + TILE_ROWS) * registers[i].width);
         int64_t deepest = 0;
         for (auto& op : operators)
             if (auto* product = std::get_if<Product>(&op)) deepest = std::max<int64_t>(deepest, product->matrix.depth);
@@ -86,6 +91,25 @@ class Program {
         if (buffers.size() <= index) buffers.resize(index + 1);
         if ((int64_t)buffers[index].size() < size) buffers[index].resize(size);
         return buffers[index].data();
+    }
+
+    static bool is_by_unit(const Matrix& m) { return m.kind == BF16_PAIRS && m.depth % TILE_DEPTH == 0 && has_tiles(); }
+
+    // A register that only products of the unit read, as it is, holds what they would make of it: bf16.
+    void choose_forms() {
+        for (size_t i = 1; i + 1 < registers.size(); i++) registers[i].is_bf16 = true;
+        for (auto& op : operators) {
+            if (auto* product = std::get_if<Product>(&op)) {
+                if (!is_by_unit(product->matrix) || product->norm.kind != NO_NORM || product->rows != ALL)
+                    registers[product->source].is_bf16 = false;
+                if (product->accumulates || product->rows != ALL) registers[product->target].is_bf16 = false;
+            } else if (auto* attention = std::get_if<Attention>(&op)) {
+                registers[attention->source].is_bf16 = false;
+            } else {
+                const Normalise& normalise = std::get<Normalise>(op);
+                registers[normalise.source].is_bf16 = registers[normalise.target].is_bf16 = false;
+            }
+        }
     }
 
     void spans_of_rows() {
@@ -127,12 +151,13 @@ class Program {
         const int rows = op.rows == ALL ? batch->num_rows : batch->num_sampled;
         const int depth = op.matrix.depth;
         if (!rows) return;
-        const float* input = registers[op.source];
+        const Register& source = registers[op.source];
+        const float* input = source.floats;
         const bool in_pairs = op.matrix.kind == BF16_PAIRS;
-        if (op.norm.kind != NO_NORM || op.rows == TAKEN || in_pairs) {
+        if (!source.is_bf16 && (op.norm.kind != NO_NORM || op.rows == TAKEN || in_pairs)) {
             const int64_t stride = in_pairs ? depth / 2 : depth;  // of the prepared rows
             auto prepare = [&](int row, float* to) {
-                const float* from = input + (int64_t)(op.rows == TAKEN ? batch->sampled[row] : row) * depth;
+                const float* from = source.floats + (int64_t)(op.rows == TAKEN ? batch->sampled[row] : row) * depth;
                 if (op.norm.kind == NO_NORM)
                     in_pairs ? to_bf16(from, (uint16_t*)to, depth) : copy_row(from, to, depth);
                 else if (in_pairs)
@@ -152,85 +177,115 @@ class Program {
                 input = prepared;
             }
         }
-        float* scratch = grow(scratches[thread], 0, (int64_t)depth * PANEL + (MAX_TILE_ROWS + TILE_ROWS) * TILE_PANELS * PANEL);
+        float* scratch = grow(scratches[thread], 0, (int64_t)depth * PANEL + MAX_TILE_ROWS * TILE_PANELS * PANEL);
         switch (op.matrix.kind) {
             case F32: run_tiles<F32Panel>(op, rows, input, scratch); break;
             case BF16: run_tiles<Bf16Panel>(op, rows, input, scratch); break;
             case INT8: run_tiles<Int8Panel>(op, rows, input, scratch); break;
             case INT4: run_tiles<Int4Panel>(op, rows, input, scratch); break;
-            case BF16_PAIRS: run_tiles<PairsPanel>(op, rows, input, scratch); break;
+            case BF16_PAIRS:
+                if (is_by_unit(op.matrix))
+                    run_by_unit(op, rows, (const uint32_t*)input);
+                else
+                    run_tiles<PairsPanel>(op, rows, input, scratch);
+                break;
         }
     }
 
-    // A tile is a pair of panels against as many rows as leave every thread several tiles: the more rows, the less often
-    // a panel is read and decoded.
-    int rows_of_tile(int rows, int across) const {
-        const int down = std::max((rows + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS, (TILES_PER_THREAD * team.size + across - 1) / across);
-        return std::max((rows + down - 1) / down, std::min(rows, MIN_TILE_ROWS));
+    // How many blocks `rows` fall into, if a block has `most` at most and every thread is to have several tiles.
+    int blocks_of_rows(int rows, int most, int across) const {
+        return std::max((rows + most - 1) / most, (TILES_PER_THREAD * team.size + across - 1) / across);
     }
 
+    // A tile is a pair of panels against a block of rows: the more rows, the less often a panel is read and decoded.
     template <class Panel>
     void run_tiles(const Product& op, int rows, const float* input, float* scratch) {
-        const int depth = op.matrix.depth, width = widths[op.target];
-        const int across = (op.matrix.panels() + TILE_PANELS - 1) / TILE_PANELS;
-        const int block = rows_of_tile(rows, across), down = (rows + block - 1) / block;
-        const bool by_unit = has_tiles() && depth % TILE_DEPTH == 0;
+        const int depth = op.matrix.depth, across = (op.matrix.panels() + TILE_PANELS - 1) / TILE_PANELS;
+        const int wanted = blocks_of_rows(rows, MAX_TILE_ROWS, across);
+        const int block = std::max((rows + wanted - 1) / wanted, std::min(rows, MIN_TILE_ROWS));
+        const int down = (rows + block - 1) / block;
         team.for_each(across * down, [&](int i) {
             const int panel = i / down * TILE_PANELS, first = i % down * block;
-            float* target = registers[op.target] + (int64_t)first * width;
             float* sums = scratch + (int64_t)depth * PANEL;
             const int some = std::min(block, rows - first);
             if constexpr (std::is_same_v<Panel, PairsPanel>) {
                 const uint32_t* from = (const uint32_t*)input + (int64_t)first * (depth / 2);
-                if (by_unit)
-                    multiply_tile_by_unit(op.matrix, panel, some, from, depth / 2, sums);
-                else
-                    multiply_tile_of_pairs(op.matrix, panel, some, from, depth / 2, sums);
+                multiply_tile_of_pairs(op.matrix, panel, some, from, depth / 2, sums);
             } else {
                 const float* from = input + (int64_t)first * depth;
                 multiply_tile<Panel, TILE_PANELS>(op.matrix, panel, some, from, depth, scratch, sums);
             }
-            finish(op, panel, some, sums, target, width);
+            finish(op, panel, first, some, sums);
         });
     }
 
-    // The rows of a tile: bias, activation or gate, and the sum with what is there.
-    static void finish(const Product& op, int panel, int rows, float* sums, float* target, int width) {
+    // As `run_tiles`, rows in pairs of bf16: all panels meet one block of rows, then the next; 32 rows at a time are
+    // multiplied and finished, so that their sums never leave the first-level cache.
+    void run_by_unit(const Product& op, int rows, const uint32_t* input) {
+        const int pairs = op.matrix.depth / 2, across = (op.matrix.panels() + TILE_PANELS - 1) / TILE_PANELS;
+        const int wanted = blocks_of_rows(rows, std::max(UNIT_ROWS, UNIT_BYTES / op.matrix.depth / 2), across);
+        const int block = ((rows + wanted - 1) / wanted + UNIT_ROWS - 1) / UNIT_ROWS * UNIT_ROWS;
+        team.for_each(across * ((rows + block - 1) / block), [&](int i) {
+            const int panel = i % across * TILE_PANELS, first = i / across * block, stop = std::min(rows, first + block);
+            alignas(64) float sums[UNIT_ROWS * TILE_PANELS * PANEL];
+            const int parts = (stop - first + UNIT_ROWS - 1) / UNIT_ROWS;
+            for (int part = 0; part < parts; part++) {
+                const int row = first + part * UNIT_ROWS, some = std::min(UNIT_ROWS, stop - row);
+                multiply_by_unit(op.matrix, panel, part, parts, some, input + (int64_t)row * pairs, pairs, sums);
+                finish(op, panel, row, some, sums);
+            }
+        });
+    }
+
+    // A tile's rows from `first`: bias, activation or gate, and the sum with what is there.
+    void finish(const Product& op, int panel, int first, int rows, const float* sums) const {
         constexpr int COLUMNS = TILE_PANELS * PANEL;
-        const int first = panel * PANEL / (op.is_gated ? 2 : 1), columns = op.is_gated ? PANEL : COLUMNS;
-        for (int r = 0; op.bias && r < rows; r++)
-            for (int c = 0; c < COLUMNS; c += LANES)
-                store(sums + r * COLUMNS + c, load(sums + r * COLUMNS + c) + load(op.bias + panel * PANEL + c));
-        if (op.is_gated || op.activation != IDENTITY)
-            with_activation(op.activation, [&](auto&& f) {
-                for (int r = 0; r < rows; r++)
-                    for (int c = 0; c < columns; c += LANES) {
-                        float* at = sums + r * COLUMNS + c;
-                        const vf x = f(load(at));
-                        store(at, op.is_gated ? x * load(at + PANEL) : x);
-                    }
-            });
-        const int some = std::min(columns, width - first);
-        for (int r = 0; r < rows; r++) {
-            const float* from = sums + r * COLUMNS;
-            float* to = target + (int64_t)r * width + first;
-            int c = 0;
-            for (; c + LANES <= some; c += LANES)
-                store(to + c, op.accumulates ? load(to + c) + load(from + c) : load(from + c));
-            for (; c < some; c++) to[c] = op.accumulates ? to[c] + from[c] : from[c];
-        }
+        const Register& target = registers[op.target];
+        const int column = panel * PANEL / (op.is_gated ? 2 : 1), some = std::min(op.is_gated ? PANEL : COLUMNS, target.width - column);
+        const float* bias = op.bias ? op.bias + panel * PANEL : nullptr;
+        const auto sum_of = [&](const float* row, int c) { return bias ? load(row + c) + load(bias + c) : load(row + c); };
+        with_activation(op.activation, [&](auto&& f) {
+            for (int r = 0; r < rows; r++) {
+                const float* from = sums + r * COLUMNS;
+                const int64_t at = (int64_t)(first + r) * target.width + column;
+                for (int c = 0; c < some; c += LANES) {
+                    vf x = f(sum_of(from, c));
+                    if (op.is_gated) x *= sum_of(from, c + PANEL);
+                    const int lanes = std::min(LANES, some - c);
+                    if (target.is_bf16)
+                        put(target.halves() + at + c, x, lanes);
+                    else
+                        put(target.floats + at + c, op.accumulates ? x + get(target.floats + at + c, lanes) : x, lanes);
+                }
+            }
+        });
+    }
+
+    static vf get(const float* from, int lanes) {
+        if (lanes == LANES) return load(from);
+        float kept[LANES] = {};
+        std::memcpy(kept, from, lanes * sizeof(float));
+        return load(kept);
+    }
+
+    template <class T>
+    static void put(T* to, vf x, int lanes) {
+        if (lanes == LANES) return store(to, x);
+        T kept[LANES];
+        store(kept, x);
+        std::memcpy(to, kept, lanes * sizeof(T));
     }
 
     // --- attention ---
 
     template <class T, bool IN_PAIRS>
     void run_attention(const Attention& op, int thread) {
-        const int padded_dim = padded(op.head_dim), width = widths[op.source];
+        const int padded_dim = padded(op.head_dim), width = registers[op.source].width;
         const int64_t slots = (int64_t)batch->num_blocks * PANEL * op.num_kv_heads;
         const LayerCache<T, IN_PAIRS> cache{
             (T*)batch->keys + op.layer * slots * op.head_dim, (T*)batch->values + op.layer * slots * padded_dim,
             op.num_kv_heads, op.head_dim, padded_dim};
-        const float* qkv = registers[op.source];
+        const float* qkv = registers[op.source].floats;
         const float* cos = op.rotary_dim ? batch->cos[op.rotary] : nullptr;
         const float* sin = op.rotary_dim ? batch->sin[op.rotary] : nullptr;
         auto keep_row = [&](const Span& span, int row, int head) {
@@ -240,7 +295,7 @@ class Program {
 
         // Rows of a request see each other's keys: all are kept before any task that may need them, unless each task
         // has all rows of its request.
-        const int tile = std::max(1, (IN_PAIRS ? UNIT_QUERIES : TILE_QUERIES) * op.num_kv_heads / op.num_heads);
+        const int tile = std::max(1, (IN_PAIRS ? UNIT_ROWS : TILE_QUERIES) * op.num_kv_heads / op.num_heads);
         const bool is_whole = longest <= tile;
         if (!is_whole) {
             const int step = 8;
@@ -275,16 +330,15 @@ class Program {
         team.for_each((batch->num_rows + step - 1) / step, [&](int i) {
             std::vector<float> row_out(size);
             for (int row = i * step; row < std::min(batch->num_rows, (i + 1) * step); row++) {
-                normalise(op.norm, registers[op.source] + (int64_t)row * size, row_out.data());
-                float* target = registers[op.target] + (int64_t)row * size;
+                normalise(op.norm, registers[op.source].floats + (int64_t)row * size, row_out.data());
+                float* target = registers[op.target].floats + (int64_t)row * size;
                 for (int c = 0; c < size; c++) target[c] = op.accumulates ? target[c] + row_out[c] : row_out[c];
             }
         });
     }
 
     Team team;
-    std::vector<int32_t> widths;
-    std::vector<float*> registers;
+    std::vector<Register> registers;
     std::vector<Scratch> owned;                   // registers' memory; index 0 is `prepared`
     std::vector<std::vector<Scratch>> scratches;  // per thread: decoded panels, prepared rows, attention
     float* prepared = nullptr;

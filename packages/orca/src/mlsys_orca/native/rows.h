@@ -23,6 +23,25 @@ inline void to_bf16(const float* x, uint16_t* out, int size) {
     for (; i < size; i++) store_one(out + i, x[i]);
 }
 
+// A matrix [rows, width] between two operators: floats, or bf16 where only products of pairs read it.
+struct Register {
+    float* floats = nullptr;
+    int width = 0;
+    bool is_bf16 = false;
+    uint16_t* halves() const { return (uint16_t*)floats; }
+};
+
+// out[column + i] = factor * x[i] in one row.
+inline void put_row(const Register& out, int row, int column, const float* x, float factor, int size) {
+    const int64_t at = (int64_t)row * out.width + column;
+    const auto put = [&](auto* to) {
+        int i = 0;
+        for (; i + LANES <= size; i += LANES) store(to + i, load(x + i) * splat(factor));
+        for (; i < size; i++) store_one(to + i, x[i] * factor);
+    };
+    out.is_bf16 ? put(out.halves() + at) : put(out.floats + at);
+}
+
 inline void copy_row(const float* x, float* out, int size) { std::memcpy(out, x, sizeof(float) * size); }
 
 // `out`: floats, which may be the row `x`, or bf16.

@@ -18,6 +18,17 @@ namespace orca {
 
 constexpr int TILE_ROWS = 16;   // that the unit takes at once; what they are read from has so many, whatever is in them
 constexpr int TILE_DEPTH = 32;  // features of a step
+constexpr int UNIT_ROWS = 2 * TILE_ROWS;  // rows that are multiplied together
+
+// What is read after the present panels, asked of memory a few lines a step, so that it waits in the second-level cache.
+struct Soon {
+    const char* next;
+    int lines;  // of 64 bytes, a step
+    void ask() {
+        for (int i = 0; i < lines; i++) __builtin_prefetch(next + i * 64, 0, 2);
+        next += lines * 64;
+    }
+};
 
 #if ORCA_HAS_TILES
 
@@ -56,9 +67,10 @@ class Tiles {
     }
 };
 
-// 32 or 16 rows of `a`, `stride` pairs apart, against two panels, into sums [rows][32].
+// 32 or 16 rows of `a`, `stride` pairs apart, against two panels, into sums [rows][32]; asks memory for `soon` meanwhile.
 template <bool BOTH>
-inline void multiply_by_unit(const uint32_t* a, int64_t stride, const uint16_t* const (&panels)[2], int depth, float* sums) {
+inline void multiply_tiles(
+    const uint32_t* a, int64_t stride, const uint16_t* const (&panels)[2], int depth, Soon soon, float* sums) {
     constexpr int WIDTH = 2 * PANEL, STEP = TILE_DEPTH * PANEL;  // floats of a line; weights of a step
     const int64_t line = stride * 4;
     _tile_zero(0);
@@ -69,6 +81,7 @@ inline void multiply_by_unit(const uint32_t* a, int64_t stride, const uint16_t* 
     }
     for (int step = 0; step < depth / TILE_DEPTH; step++) {
         const uint32_t* from = a + step * TILE_DEPTH / 2;
+        soon.ask();
         _tile_loadd(4, from, line);
         _tile_loadd(6, panels[0] + (int64_t)step * STEP, 64);
         _tile_loadd(7, panels[1] + (int64_t)step * STEP, 64);
@@ -96,21 +109,22 @@ struct Tiles {
     void for_attention() {}
 };
 template <bool BOTH>
-inline void multiply_by_unit(const uint32_t*, int64_t, const uint16_t* const (&)[2], int, float*) {}
+inline void multiply_tiles(const uint32_t*, int64_t, const uint16_t* const (&)[2], int, Soon, float*) {}
 
 #endif
 
-// `rows` rows of pairs, `stride` pairs apart, against panels `first` and the next: as `multiply_tile_of_pairs`. Of `a`
-// and of `sums` [rows][32] whole tiles of TILE_ROWS rows are read and written.
-inline void multiply_tile_by_unit(const Matrix& m, int first, int rows, const uint32_t* a, int64_t stride, float* sums) {
+// Part `part` of `parts`, each of up to 32 rows of pairs, `stride` pairs apart, against panels `first` and the next, into
+// sums [rows][32]. Of `a` and of `sums` whole tiles of TILE_ROWS rows are read and written. Where parts are many, the
+// panels after these are asked for; with few, all waits for memory anyway, and its own prediction serves best.
+inline void multiply_by_unit(
+    const Matrix& m, int first, int part, int parts, int rows, const uint32_t* a, int64_t stride, float* sums) {
     const uint16_t* const panels[2] = {PairsPanel(m, first).weights, PairsPanel(m, first + 1).weights};
-    for (int row = 0; row < rows; row += 2 * TILE_ROWS) {
-        float* to = sums + row * 2 * PANEL;
-        if (rows - row > TILE_ROWS)
-            multiply_by_unit<true>(a + row * stride, stride, panels, m.depth, to);
-        else
-            multiply_by_unit<false>(a + row * stride, stride, panels, m.depth, to);
-    }
+    const int steps = m.depth / TILE_DEPTH, lines = parts > 2 ? (2 * TILE_ROWS + parts - 1) / parts : 0;
+    const Soon soon{(const char*)PairsPanel(m, first + 2).weights + (int64_t)part * steps * lines * 64, lines};
+    if (rows > TILE_ROWS)
+        multiply_tiles<true>(a, stride, panels, m.depth, soon, sums);
+    else
+        multiply_tiles<false>(a, stride, panels, m.depth, soon, sums);
 }
 
 }  // namespace orca

@@ -27,13 +27,23 @@ inline vf erf(vf x) {  // Abramowitz and Stegun, 7.1.26: an absolute error of 1.
     return x < vf{} ? -y : y;
 }
 
+// 1 / x, to 2 units in the last place; x is not 0, nor beyond 2^126.
+inline vf reciprocal(vf x) {
+#if MLSYS_LANES == 16 && defined(__AVX512F__)
+    const vf guess = _mm512_rcp14_ps(x);
+    return fma(guess, fma(-x, guess, splat(1.0f)), guess);
+#else
+    return splat(1.0f) / x;
+#endif
+}
+
 enum Activation : int32_t { IDENTITY, SILU, GELU, GELU_TANH, RELU };
 
 // Calls `use` with the function: chosen once, so that the work on one vector overlaps with the work on the next.
 template <class Use>
 inline void with_activation(int32_t which, Use&& use) {
     switch (which) {
-        case SILU: return use([](vf x) { return x / (splat(1.0f) + exp(-x)); });
+        case SILU: return use([](vf x) { return x * reciprocal(splat(1.0f) + exp(-x)); });
         case GELU: return use([](vf x) { return splat(0.5f) * x * (splat(1.0f) + erf(x * splat(0.70710678f))); });
         case GELU_TANH:
             return use([](vf x) {

@@ -146,7 +146,8 @@ inline float sum(vf x) {  // halves onto halves: the same order whatever called
 inline float largest(vf x) {
     float lanes[LANES];
     store(lanes, x);
-    for (int i = 1; i < LANES; i++) lanes[0] = lanes[i] > lanes[0] ? lanes[i] : lanes[0];
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) lanes[i] = lanes[i + half] > lanes[i] ? lanes[i + half] : lanes[i];
     return lanes[0];
 }
 
