@@ -35,6 +35,8 @@ def cellular(
 
     def make(clock: VirtualClock) -> System:
         scheduler, pools = make_scheduler(model, config)
+        for bank in pools[0].banks:
+            bank.zero_()  # a server that ran for a while has all its pages
 
         def request(number: str, tensors: Request) -> CellRequest:
             unfolded = model.unfold(tensors)

@@ -55,7 +55,7 @@ class BinaryTree:
                 "the graph is no tree, or has a cycle"
             )
         graph.add_many("leaf", count, each={"word": words})
-        left, right = children[:, 0].astype(np.int64), children[:, 1].astype(np.int64)
+        left, right = np.array(children.T, dtype=np.int64, order="C")
         wires = {"h_left": (left, "h"), "h_right": (right, "h"), "c_left": (left, "c"), "c_right": (right, "c")}
         graph.result(graph.add_many("inner", count - 1, wires=wires) + count - 2)
 

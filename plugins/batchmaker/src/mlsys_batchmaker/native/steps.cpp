@@ -56,6 +56,7 @@ struct Task {
 namespace {
 
 constexpr int WINDOW = 16;  // steps whose inputs are multiplied at once
+constexpr int64_t GROUP_BYTES = 256 << 10;  // of rows that are multiplied by a whole weight before others are
 
 struct Runner {
     Cell cell;
@@ -146,7 +147,7 @@ struct Runner {
 
     void run_layer_step(int number, int step) {
         const Layer& layer = layers[number];
-        int count = (int)active.size(), gates = layer.gates(), h_in = first_input(number);
+        int count = (int)active.size(), h_in = first_input(number);
         find_beginnings(number, step);
         left.resize(count), right.resize(count);
         for (int i = 0; i < count; i++) {
@@ -155,27 +156,42 @@ struct Runner {
             left[i] = step ? hidden_of(number, step - 1, row) : state_in(h_in, number, row);
             if (is_inner()) right[i] = state_in(h_in + 1, number, row);
         }
+        // All panels pass by a group of rows that stays in the second cache, then by the next.
+        int64_t row_bytes = 4 * std::max<int64_t>(1, layer.from_hidden.depth + layer.from_other.depth);
+        int most = (int)std::max<int64_t>(4 * ROWS, GROUP_BYTES / row_bytes), groups = (count + most - 1) / most;
+        for (int group = 0, from = 0; group < groups; group++) {
+            int size = (count - from) / (groups - group);
+            run_group(number, step, from, size);
+            from += size;
+        }
+    }
+
+    // All units of active rows `from` to `from + count`.
+    void run_group(int number, int step, int from, int count) {
+        const Layer& layer = layers[number];
+        int gates = layer.gates();
         sums.resize((int64_t)gates * count * UNITS);
         for (int64_t block = 0; block < layer.blocks(); block++) {
             for (int gate = 0; gate < gates; gate++) {
                 int64_t panel = block * gates + gate;
                 float* own = &sums[(int64_t)gate * count * UNITS];
                 bool is_apart = layer.kind == GRU && gate == 2;  // is multiplied by the reset gate before it is added
-                for (int i = 0; i < count; i++)
-                    std::memcpy(own + i * UNITS, (is_apart ? layer.hidden_bias : begin[i]) + panel * UNITS, 4 * UNITS);
+                for (int i = 0; i < count; i++) {
+                    const float* first = is_apart ? layer.hidden_bias : begin[from + i];
+                    std::memcpy(own + i * UNITS, first + panel * UNITS, 4 * UNITS);
+                }
                 if (layer.kind == TREE_LEAF) continue;
-                multiply(left.data(), count, layer.from_hidden, panel, own);
-                if (is_inner()) multiply(right.data(), count, layer.from_other, panel, own);
+                multiply(left.data() + from, count, layer.from_hidden, panel, own);
+                if (is_inner()) multiply(right.data() + from, count, layer.from_other, panel, own);
             }
-            finish_block(number, step, block);
+            finish_block(number, step, block, from, count);
         }
     }
 
-    void finish_block(int number, int step, int64_t block) {
+    void finish_block(int number, int step, int64_t block, int from, int count) {
         const Layer& layer = layers[number];
-        int count = (int)active.size();
         int64_t at = block * UNITS;
-        for (int i = 0; i < count; i++) {
+        for (int i = from; i < from + count; i++) {
             int row = active[i];
             Row states = {};
             states.new_hidden = hidden_of(number, step, row) + at;
@@ -192,7 +208,7 @@ struct Runner {
                     states.state = (step ? kept : state_in(first_input(number) + 1, number, row)) + at;
                 }
             }
-            finish((Kind)layer.kind, &sums[i * UNITS], (int64_t)count * UNITS, states, layer.hidden - at);
+            finish((Kind)layer.kind, &sums[(i - from) * UNITS], (int64_t)count * UNITS, states, layer.hidden - at);
         }
     }
 
