@@ -146,9 +146,12 @@ def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused(tmp_path: Path)
         tuned(epochs=1, checkpoint_dir=tmp_path)
 
 
-def test_two_processes_come_to_what_one_does() -> None:
+@pytest.mark.parametrize("launcher", ["local", "ray"])
+def test_two_processes_come_to_what_one_does(launcher: str) -> None:
+    if launcher == "ray":
+        pytest.importorskip("ray")
     one = tuned(level="L4", epochs=2, lr=0.01, n_threads=1)
-    two = tuned(level="L4", epochs=2, lr=0.01, n_threads=1, n_processes=2)
+    two = tuned(level="L4", epochs=2, lr=0.01, n_threads=1, n_processes=2, launcher=launcher)
     np.testing.assert_allclose(two.module.predict_proba(X), one.module.predict_proba(X), atol=2e-4)
     assert two.history[-1]["train_loss"] == pytest.approx(one.history[-1]["train_loss"], rel=1e-4)
     assert np.abs(one.module.predict_proba(X) - MODULE.predict_proba(X)).max() > 0.01
