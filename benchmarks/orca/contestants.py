@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from mlsys_orca.loading.load import default_dtype
+
 Settings: TypeAlias = Mapping[str, Any]  # what is tuned; JSON values
 
 _GREEDY = {"temperature": 0}  # ignore_eos where it exists; these models never choose their end token
@@ -149,14 +151,21 @@ def _llama_options(job: Job, settings: Settings) -> dict[str, Any]:
     return {**_with_limits(job, path, settings), "body": _LLAMA_BODY}
 
 
-# vLLM. Where oneDNN has no bfloat16 matrix product, float32 is the faster choice: both are tried.
+# vLLM and transformers. Where oneDNN has no bfloat16 matrix product, float32 is the faster choice: both are tried, most
+# settings with the likelier.
+
+
+def _torch_dtypes(job: Job) -> list[str]:
+    if job.dtype == "fp32":
+        return ["float32"]
+    return ["bfloat16", "float32"] if default_dtype() == "bf16" else ["float32", "bfloat16"]
 
 
 def _vllm_settings(job: Job) -> list[Settings]:
-    dtypes = ["float32"] if job.dtype == "fp32" else ["bfloat16", "float32"]
+    dtypes = _torch_dtypes(job)
     sizes = [(64, 2048), (64, 512), (32, 2048)]
-    chosen = [(dtypes[-1], *size, True) for size in sizes] + [(dtypes[-1], *sizes[0], False)]
-    chosen += [(dtype, *sizes[0], True) for dtype in dtypes[:-1]]
+    chosen = [(dtypes[0], *size, True) for size in sizes] + [(dtypes[0], *sizes[0], False)]
+    chosen += [(dtype, *sizes[0], True) for dtype in dtypes[1:]]
     names = ("dtype", "max_num_seqs", "max_num_batched_tokens", "eager")
     return [dict(zip(names, values, strict=True)) for values in chosen]
 
@@ -190,9 +199,9 @@ def _vllm_variables(job: Job) -> dict[str, str]:
 
 
 def _transformers_settings(job: Job) -> list[Settings]:
-    dtypes = ["float32"] if job.dtype == "fp32" else ["bfloat16", "float32"]
-    chosen = [(dtypes[-1], "sdpa", 512, 64), (dtypes[-1], "sdpa", 256, 64), (dtypes[-1], "sdpa", 256, 16)]
-    chosen += [(dtypes[-1], "eager", 256, 64)] + [(dtype, "sdpa", 256, 64) for dtype in dtypes[:-1]]
+    dtypes = _torch_dtypes(job)
+    chosen = [(dtypes[0], "sdpa", 512, 64), (dtypes[0], "sdpa", 256, 64), (dtypes[0], "sdpa", 256, 16)]
+    chosen += [(dtypes[0], "eager", 256, 64)] + [(dtype, "sdpa", 256, 64) for dtype in dtypes[1:]]
     names = ("dtype", "attention", "max_batch_tokens", "num_blocks")
     return [dict(zip(names, values, strict=True)) for values in chosen]
 
