@@ -56,6 +56,8 @@ typedef uint16_t vh __attribute__((vector_size(2 * LANES), may_alias));
 inline vf load(const uint16_t* from) {
 #if MLSYS_LANES == 8 && defined(__AVX2__)
     return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from)), 16);
+#elif MLSYS_LANES == 16 && defined(__AVX512F__)
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16);
 #else
     return (vf)(__builtin_convertvector(load_as<vh>(from), vu) << 16);
 #endif
@@ -88,6 +90,8 @@ typedef int8_t vb __attribute__((vector_size(LANES), may_alias));
 inline vf load(const int8_t* from) {
 #if MLSYS_LANES == 8 && defined(__AVX2__)
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+#elif MLSYS_LANES == 16 && defined(__AVX512F__)
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
 #else
     return __builtin_convertvector(load_as<vb>(from), vf);
 #endif
@@ -96,6 +100,8 @@ inline vf load(const int8_t* from) {
 inline vu load_bytes(const uint8_t* from) {
 #if MLSYS_LANES == 8 && defined(__AVX2__)
     return (vu)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#elif MLSYS_LANES == 16 && defined(__AVX512F__)
+    return (vu)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from));
 #else
     typedef uint8_t vq __attribute__((vector_size(LANES), may_alias));
     return __builtin_convertvector(load_as<vq>(from), vu);
