@@ -3,7 +3,7 @@
 Each worker is a thread with one core; the loop's thread and the one that unfolds requests share the cores with them, so
 the machine needs two cores that do nothing else. Both take turns, and their answers are compared. What two threads gain
 that only compute, with no scheduler, comes first: cores share caches, memory and power. Run:
-``python benchmarks/batchmaker/workers.py [--hidden 1024] [--requests 300]``.
+``python benchmarks/batchmaker/workers.py [--hidden 1024] [--requests 1000]``.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def main() -> int:
     """Print a line for each model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--requests", type=int, default=1000)
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"h = {options.hidden}, {options.requests} requests, load average {os.getloadavg()[0]:.1f}")
