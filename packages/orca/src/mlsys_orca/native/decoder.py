@@ -205,7 +205,7 @@ class NativeDecoder:
     def _bind(self, operator: Operator, number: dict[str, int]) -> ctypes.Structure:
         match operator:
             case Product():
-                packed = pack(operator.linear, is_gated=operator.is_gated)
+                packed = pack(operator.linear, is_gated=operator.is_gated, takes_bf16=self.dtype == torch.bfloat16)
                 self._kept.append(packed)
                 return library.Product(
                     packed.matrix(),

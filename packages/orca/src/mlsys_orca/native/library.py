@@ -30,6 +30,7 @@ class Matrix(Structure):
         ("scales", c_void_p),
         ("offsets", c_void_p),
         ("has_halves", c_int32),
+        ("takes_bf16", c_int32),
     ]
 
 

@@ -32,7 +32,7 @@ inline void multiply(const float* a, int64_t stride, const Panel* panels, int de
             vf weights[PANELS][Panel::STEP][VECS];
             for (int p = 0; p < PANELS; p++) {
                 panels[p].read(k, shared[p], weights[p]);
-                if constexpr (!CONTINUES) panels[p].prefetch(k + AHEAD);
+                if constexpr (!CONTINUES) panels[p].prefetch(k);
             }
             for (int step = 0; step < Panel::STEP; step++)
                 for (int r = 0; r < ROWS; r++) {

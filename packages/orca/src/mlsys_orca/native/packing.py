@@ -27,6 +27,7 @@ class PackedLinear:
     bias: Tensor | None  # fp32 [panels * 16]
     scales: Tensor | None = None  # fp16 or fp32 [panels, groups, 16]
     offsets: Tensor | None = None  # as scales
+    takes_bf16: bool = False  # rows and decoded codes may be rounded to bf16
 
     @property
     def nbytes(self) -> int:
@@ -39,16 +40,18 @@ class PackedLinear:
         if self.scales is not None:
             group, has_halves = self.depth // self.scales.shape[1], self.scales.dtype == torch.float16
         pointers = [address(part) for part in (self.codes, self.scales, self.offsets)]
-        return library.Matrix(self.kind, len(self.codes) * PANEL, self.depth, group, *pointers, has_halves)
+        shape = (self.kind, len(self.codes) * PANEL, self.depth, group)
+        return library.Matrix(*shape, *pointers, has_halves, self.takes_bf16)
 
 
-def pack(linear: Linear, *, is_gated: bool, in_pairs: bool | None = None) -> PackedLinear:
+def pack(linear: Linear, *, is_gated: bool, in_pairs: bool | None = None, takes_bf16: bool = False) -> PackedLinear:
     """Take the weight of ``linear`` and pack it.
 
     Args:
         linear: Loses its weight.
         is_gated: Its columns are gates, then as many factors: panels of the two alternate.
         in_pairs: bf16 in pairs, for machines that multiply them so; None: where this machine does.
+        takes_bf16: Of codes: where the processor has a matrix unit, rows and decoded weights are rounded for it.
 
     Raises:
         InvalidInputError: the weight was taken before.
@@ -59,7 +62,7 @@ def pack(linear: Linear, *, is_gated: bool, in_pairs: bool | None = None) -> Pac
         kind = KINDS.index("int8" if weight.bits == 8 else "int4")
         parts = [_pack_rows(part, is_gated) for part in (weight.codes, weight.scales)]
         offsets = None if weight.offsets is None else _pack_rows(weight.offsets, is_gated)
-        return PackedLinear(kind, weight.in_features, parts[0], packed_bias, parts[1], offsets)
+        return PackedLinear(kind, weight.in_features, parts[0], packed_bias, parts[1], offsets, takes_bf16)
     depth = weight.shape[1]
     if in_pairs is None:
         in_pairs = bool(library.load().orca_has_pairs())

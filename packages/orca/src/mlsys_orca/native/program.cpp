@@ -93,7 +93,10 @@ class Program {
         return buffers[index].data();
     }
 
-    static bool is_by_unit(const Matrix& m) { return m.kind == BF16_PAIRS && m.depth % TILE_DEPTH == 0 && has_tiles(); }
+    static bool is_by_unit(const Matrix& m) {
+        const bool is_rounded = m.kind == BF16_PAIRS || (m.takes_bf16 && m.group % 2 == 0);
+        return is_rounded && m.depth % TILE_DEPTH == 0 && has_tiles();
+    }
 
     // A register that only products of the unit read, as it is, holds what they would make of it: bf16.
     void choose_forms() {
@@ -153,7 +156,7 @@ class Program {
         if (!rows) return;
         const Register& source = registers[op.source];
         const float* input = source.floats;
-        const bool in_pairs = op.matrix.kind == BF16_PAIRS;
+        const bool by_unit = is_by_unit(op.matrix), in_pairs = by_unit || op.matrix.kind == BF16_PAIRS;
         if (!source.is_bf16 && (op.norm.kind != NO_NORM || op.rows == TAKEN || in_pairs)) {
             const int64_t stride = in_pairs ? depth / 2 : depth;  // of the prepared rows
             auto prepare = [&](int row, float* to) {
@@ -177,17 +180,21 @@ class Program {
                 input = prepared;
             }
         }
-        float* scratch = grow(scratches[thread], 0, (int64_t)depth * PANEL + MAX_TILE_ROWS * TILE_PANELS * PANEL);
+        constexpr int LINE = 64 / sizeof(float);
+        float* scratch = grow(scratches[thread], 0, (int64_t)depth * PANEL + MAX_TILE_ROWS * TILE_PANELS * PANEL + LINE);
+        scratch = (float*)(((uintptr_t)scratch + 63) & ~(uintptr_t)63);
+        const auto pairs = (const uint32_t*)input;
         switch (op.matrix.kind) {
             case F32: run_tiles<F32Panel>(op, rows, input, scratch); break;
             case BF16: run_tiles<Bf16Panel>(op, rows, input, scratch); break;
-            case INT8: run_tiles<Int8Panel>(op, rows, input, scratch); break;
-            case INT4: run_tiles<Int4Panel>(op, rows, input, scratch); break;
+            case INT8:
+                by_unit ? run_by_unit<Int8Panel>(op, rows, pairs, scratch) : run_tiles<Int8Panel>(op, rows, input, scratch);
+                break;
+            case INT4:
+                by_unit ? run_by_unit<Int4Panel>(op, rows, pairs, scratch) : run_tiles<Int4Panel>(op, rows, input, scratch);
+                break;
             case BF16_PAIRS:
-                if (is_by_unit(op.matrix))
-                    run_by_unit(op, rows, (const uint32_t*)input);
-                else
-                    run_tiles<PairsPanel>(op, rows, input, scratch);
+                by_unit ? run_by_unit<PairsPanel>(op, rows, pairs, scratch) : run_tiles<PairsPanel>(op, rows, input, scratch);
                 break;
         }
     }
@@ -221,20 +228,43 @@ class Program {
 
     // As `run_tiles`, rows in pairs of bf16: all panels meet one block of rows, then the next; 32 rows at a time are
     // multiplied and finished, so that their sums never leave the first-level cache.
-    void run_by_unit(const Product& op, int rows, const uint32_t* input) {
-        const int pairs = op.matrix.depth / 2, across = (op.matrix.panels() + TILE_PANELS - 1) / TILE_PANELS;
-        const int wanted = blocks_of_rows(rows, std::max(UNIT_ROWS, UNIT_BYTES / op.matrix.depth / 2), across);
+    template <class Panel>
+    void run_by_unit(const Product& op, int rows, const uint32_t* input, float* scratch) {
+        const Matrix& m = op.matrix;
+        const int across = (m.panels() + TILE_PANELS - 1) / TILE_PANELS;
+        const int wanted = blocks_of_rows(rows, std::max(UNIT_ROWS, UNIT_BYTES / m.depth / 2), across);
         const int block = ((rows + wanted - 1) / wanted + UNIT_ROWS - 1) / UNIT_ROWS * UNIT_ROWS;
         team.for_each(across * ((rows + block - 1) / block), [&](int i) {
             const int panel = i % across * TILE_PANELS, first = i / across * block, stop = std::min(rows, first + block);
-            alignas(64) float sums[UNIT_ROWS * TILE_PANELS * PANEL];
-            const int parts = (stop - first + UNIT_ROWS - 1) / UNIT_ROWS;
-            for (int part = 0; part < parts; part++) {
-                const int row = first + part * UNIT_ROWS, some = std::min(UNIT_ROWS, stop - row);
-                multiply_by_unit(op.matrix, panel, part, parts, some, input + (int64_t)row * pairs, pairs, sums);
-                finish(op, panel, row, some, sums);
+            if constexpr (std::is_same_v<Panel, PairsPanel>) {
+                multiply_block(op, panel, first, stop, input, StoredPanels{{Panel(m, panel).weights, Panel(m, panel + 1).weights}});
+            } else if (stop - first <= UNIT_ROWS) {
+                const DecodedPanels<Panel> panels{{Panel(m, panel), Panel(m, panel + 1)}, m.group, (uint16_t*)scratch};
+                multiply_block(op, panel, first, stop, input, panels);
+            } else {
+                uint16_t* decoded[2] = {(uint16_t*)scratch, (uint16_t*)scratch + (int64_t)m.depth * PANEL};
+                for (int p = 0; p < 2; p++) decode_pairs(Panel(m, panel + p), 0, m.depth, m.group, decoded[p]);
+                multiply_block(op, panel, first, stop, input, StoredPanels{{decoded[0], decoded[1]}});
             }
         });
+    }
+
+    // Rows `first` to `stop` against two panels. Where they are many, the panels that follow are asked for meanwhile; with
+    // few, all waits for memory anyway, and its own prediction serves best.
+    template <class Panels>
+    void multiply_block(const Product& op, int panel, int first, int stop, const uint32_t* input, const Panels& panels) const {
+        const Matrix& m = op.matrix;
+        const int steps = m.depth / TILE_DEPTH, parts = (stop - first + UNIT_ROWS - 1) / UNIT_ROWS;
+        Soon soon;
+        if (m.kind == BF16_PAIRS && parts > 2)
+            soon = {(const char*)PairsPanel(m, panel + TILE_PANELS).weights, (2 * TILE_ROWS + parts - 1) / parts};
+        alignas(64) float sums[UNIT_ROWS * TILE_PANELS * PANEL];
+        for (int row = first; row < stop; row += UNIT_ROWS) {
+            const int some = std::min(UNIT_ROWS, stop - row);
+            multiply_by_unit(panels, m.depth, some, input + (int64_t)row * (m.depth / 2), m.depth / 2, sums, soon);
+            soon.next += (int64_t)steps * soon.lines * 64;
+            finish(op, panel, row, some, sums);
+        }
     }
 
     // A tile's rows from `first`: bias, activation or gate, and the sum with what is there.

@@ -4,6 +4,8 @@
 // the product is summed over steps of 32 features from first to last, whatever the rows beside it.
 #pragma once
 
+#include <algorithm>
+
 #include "weights.h"
 
 #if MLSYS_LANES == 16 && defined(__AMX_BF16__) && defined(__linux__)
@@ -22,8 +24,8 @@ constexpr int UNIT_ROWS = 2 * TILE_ROWS;  // rows that are multiplied together
 
 // What is read after the present panels, asked of memory a few lines a step, so that it waits in the second-level cache.
 struct Soon {
-    const char* next;
-    int lines;  // of 64 bytes, a step
+    const char* next = nullptr;
+    int lines = 0;  // of 64 bytes, a step
     void ask() {
         for (int i = 0; i < lines; i++) __builtin_prefetch(next + i * 64, 0, 2);
         next += lines * 64;
@@ -67,11 +69,52 @@ class Tiles {
     }
 };
 
+// Decode features `begin` to `end` of a panel to pairs, as PairsPanel has them.
+template <class Panel>
+inline void decode_pairs(const Panel& panel, int begin, int end, int group, uint16_t* out) {
+    alignas(64) uint16_t order[2 * PANEL];
+    for (int c = 0; c < PANEL; c++) order[2 * c] = c, order[2 * c + 1] = PANEL + c;
+    const __m512i interleaved = _mm512_load_si512(order);
+    for (int k = begin; k < end;) {
+        const auto shared = panel.group(k / group);
+        for (const int stop = std::min(end, (k / group + 1) * group); k < stop; k += 2) {
+            vf rows[2][VECS];
+            if constexpr (Panel::STEP == 2) {
+                panel.read(k, shared, rows);
+            } else {
+                panel.read(k, shared, reinterpret_cast<vf(&)[1][VECS]>(rows[0]));
+                panel.read(k + 1, shared, reinterpret_cast<vf(&)[1][VECS]>(rows[1]));
+            }
+            panel.prefetch(k);
+            const __m512i beside = (__m512i)_mm512_cvtne2ps_pbh(rows[1][0], rows[0][0]);
+            _mm512_storeu_si512(out + (int64_t)(k - begin) * PANEL, _mm512_permutexvar_epi16(interleaved, beside));
+        }
+    }
+}
+
+// Two panels as they stand.
+struct StoredPanels {
+    const uint16_t* panels[2];
+    const uint16_t* at(int which, int step) const { return panels[which] + (int64_t)step * TILE_DEPTH * PANEL; }
+};
+
+// Two panels that are decoded step by step, while the unit multiplies the step before: for rows that pass but once.
+template <class Panel>
+struct DecodedPanels {
+    const Panel panels[2];
+    const int group;
+    uint16_t* const scratch;  // of 8 steps
+    const uint16_t* at(int which, int step) const {
+        uint16_t* to = scratch + (step % 4 * 2 + which) * TILE_DEPTH * PANEL;
+        decode_pairs(panels[which], step * TILE_DEPTH, (step + 1) * TILE_DEPTH, group, to);
+        return to;
+    }
+};
+
 // 32 or 16 rows of `a`, `stride` pairs apart, against two panels, into sums [rows][32]; asks memory for `soon` meanwhile.
-template <bool BOTH>
-inline void multiply_tiles(
-    const uint32_t* a, int64_t stride, const uint16_t* const (&panels)[2], int depth, Soon soon, float* sums) {
-    constexpr int WIDTH = 2 * PANEL, STEP = TILE_DEPTH * PANEL;  // floats of a line; weights of a step
+template <bool BOTH, class Panels>
+inline void multiply_tiles(const uint32_t* a, int64_t stride, const Panels& panels, int depth, Soon soon, float* sums) {
+    constexpr int WIDTH = 2 * PANEL;  // floats of a line
     const int64_t line = stride * 4;
     _tile_zero(0);
     _tile_zero(1);
@@ -83,8 +126,8 @@ inline void multiply_tiles(
         const uint32_t* from = a + step * TILE_DEPTH / 2;
         soon.ask();
         _tile_loadd(4, from, line);
-        _tile_loadd(6, panels[0] + (int64_t)step * STEP, 64);
-        _tile_loadd(7, panels[1] + (int64_t)step * STEP, 64);
+        _tile_loadd(6, panels.at(0, step), 64);
+        _tile_loadd(7, panels.at(1, step), 64);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
         if constexpr (BOTH) {
@@ -103,28 +146,36 @@ inline void multiply_tiles(
 
 #else
 
+template <class Panel>
+inline void decode_pairs(const Panel&, int, int, int, uint16_t*) {}
+struct StoredPanels {
+    const uint16_t* panels[2];
+};
+template <class Panel>
+struct DecodedPanels {
+    const Panel panels[2];
+    int group;
+    uint16_t* scratch;
+};
 inline bool has_tiles() { return false; }
 struct Tiles {
     void for_products() {}
     void for_attention() {}
 };
-template <bool BOTH>
-inline void multiply_tiles(const uint32_t*, int64_t, const uint16_t* const (&)[2], int, Soon, float*) {}
+template <bool BOTH, class Panels>
+inline void multiply_tiles(const uint32_t*, int64_t, const Panels&, int, Soon, float*) {}
 
 #endif
 
-// Part `part` of `parts`, each of up to 32 rows of pairs, `stride` pairs apart, against panels `first` and the next, into
-// sums [rows][32]. Of `a` and of `sums` whole tiles of TILE_ROWS rows are read and written. Where parts are many, the
-// panels after these are asked for; with few, all waits for memory anyway, and its own prediction serves best.
+// Up to 32 rows of pairs, `stride` pairs apart, against two panels of `depth` features, into sums [rows][32]. Of `a` and
+// of `sums` whole tiles of TILE_ROWS rows are read and written.
+template <class Panels>
 inline void multiply_by_unit(
-    const Matrix& m, int first, int part, int parts, int rows, const uint32_t* a, int64_t stride, float* sums) {
-    const uint16_t* const panels[2] = {PairsPanel(m, first).weights, PairsPanel(m, first + 1).weights};
-    const int steps = m.depth / TILE_DEPTH, lines = parts > 2 ? (2 * TILE_ROWS + parts - 1) / parts : 0;
-    const Soon soon{(const char*)PairsPanel(m, first + 2).weights + (int64_t)part * steps * lines * 64, lines};
+    const Panels& panels, int depth, int rows, const uint32_t* a, int64_t stride, float* sums, Soon soon = {}) {
     if (rows > TILE_ROWS)
-        multiply_tiles<true>(a, stride, panels, m.depth, soon, sums);
+        multiply_tiles<true>(a, stride, panels, depth, soon, sums);
     else
-        multiply_tiles<false>(a, stride, panels, m.depth, soon, sums);
+        multiply_tiles<false>(a, stride, panels, depth, soon, sums);
 }
 
 }  // namespace orca

@@ -9,7 +9,7 @@
 
 namespace orca {
 
-constexpr int AHEAD = 32;  // rows of a panel that are asked of memory early
+constexpr int AHEAD = 2048;  // bytes of a panel that are asked of memory early
 
 enum Kind : int32_t { F32, BF16, INT8, INT4, BF16_PAIRS };
 
@@ -23,6 +23,7 @@ struct Matrix {
     const void* scales;   // [panels, depth / group, 16], INT8 and INT4: weight = scale * code + offset
     const void* offsets;  // as scales; null: 0
     int32_t has_halves;   // scales and offsets are fp16, else fp32
+    int32_t takes_bf16;   // INT8 and INT4: rows and decoded weights may be rounded to bf16
     int32_t panels() const { return (columns + PANEL - 1) / PANEL; }
 };
 
@@ -40,7 +41,7 @@ struct FloatPanel {
         for (int v = 0; v < VECS; v++) out[0][v] = load(weights + (int64_t)row * PANEL + v * LANES);
     }
     void prefetch(int row) const {
-        __builtin_prefetch((soon ? soon - AHEAD * PANEL : weights) + (int64_t)row * PANEL);
+        __builtin_prefetch((soon ? soon : weights + AHEAD / sizeof(T)) + (int64_t)row * PANEL);
     }
 };
 using F32Panel = FloatPanel<float>;
@@ -98,7 +99,7 @@ struct Int8Panel : Scales {
     void read(int row, const Group& group, vf (&out)[1][VECS]) const {
         for (int v = 0; v < VECS; v++) out[0][v] = group.decode(load(codes + (int64_t)row * PANEL + v * LANES), v);
     }
-    void prefetch(int row) const { __builtin_prefetch(codes + (int64_t)row * PANEL); }
+    void prefetch(int row) const { __builtin_prefetch(codes + AHEAD + (int64_t)row * PANEL); }
 };
 
 // Two rows share their bytes: the even row has the low halves. Codes are 0 to 15.
@@ -115,7 +116,7 @@ struct Int4Panel : Scales {
             out[1][v] = group.decode(__builtin_convertvector((vi)(bytes >> 4), vf), v);
         }
     }
-    void prefetch(int row) const { __builtin_prefetch(codes + (int64_t)(row / 2) * PANEL); }
+    void prefetch(int row) const { __builtin_prefetch(codes + AHEAD + (int64_t)(row / 2) * PANEL); }
 };
 
 }  // namespace orca
