@@ -22,6 +22,7 @@ from mlsys_batchmaker.bench.replay import Request
 from mlsys_batchmaker.engine import Engine, EngineConfig
 from mlsys_batchmaker.model import Model
 from mlsys_batchmaker.models.sequence import lstm_model, seq2seq_model
+from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput
 
 REPEATS = 7
 VOCABULARY = 300
@@ -53,6 +54,24 @@ def bare_loops(model: Model, *, rows: int = 64, steps: int = 20, calls: int = 10
     return float(np.median(gains))
 
 
+class Idle:
+    """How long a worker waits for its next round while there is work."""
+
+    def __init__(self) -> None:
+        self._ended_s: dict[int, float] = {}
+        self._gaps_s: list[float] = []
+
+    def note(self, batch: Round, output: RoundOutput) -> None:
+        """A round is done."""
+        if batch.worker in self._ended_s:
+            self._gaps_s.append(output.started_s - self._ended_s[batch.worker])
+        self._ended_s[batch.worker] = output.ended_s
+
+    def median_s(self) -> float:
+        """Of all rounds."""
+        return float(np.median(self._gaps_s))
+
+
 def serve(engine: Engine, requests: Sequence[Request]) -> tuple[float, list[np.ndarray]]:
     """Requests a second and the answers, after a first round that warms up."""
     for future in [engine.submit(request) for request in requests[:20]]:
@@ -66,7 +85,11 @@ def serve(engine: Engine, requests: Sequence[Request]) -> tuple[float, list[np.n
 def compare(title: str, model: Model, requests: Sequence[Request]) -> None:
     """Print what two workers gain."""
     rates: dict[int, list[float]] = {1: [], 2: []}
-    engines = {count: Engine(model, EngineConfig(num_workers=count, pool_bytes=256 << 20)) for count in rates}
+    idle = {count: Idle() for count in rates}
+    engines = {
+        count: Engine(model, EngineConfig(num_workers=count, pool_bytes=256 << 20), on_round=idle[count].note)
+        for count in rates
+    }
     try:
         for _ in range(REPEATS):
             answers = {}
@@ -80,7 +103,9 @@ def compare(title: str, model: Model, requests: Sequence[Request]) -> None:
             engine.close()
     one, two = (float(np.median(rates[count])) for count in (1, 2))
     spread = ", ".join(f"{min(each):.0f} to {max(each):.0f}" for each in rates.values())
-    print(f"{title:10} one worker {one:6.0f} requests/s, two {two:6.0f}: {two / one:.2f}x   ({spread})", flush=True)
+    print(f"{title:10} one worker {one:6.0f} requests/s, two {two:6.0f}: {two / one:.2f}x   ({spread})")
+    gaps = ", ".join(f"{each.median_s() * 1e3:.2f}" for each in idle.values())
+    print(f"{'':10} between two rounds a worker waits {gaps} ms, as a median", flush=True)
 
 
 def main() -> int:
