@@ -34,15 +34,24 @@ class Ragged:
 
 
 def run_operator(
-    native: Any, operator: ctypes.Structure, states: Tensor, width: int, *, threads: int, ragged: Ragged | None = None
+    native: Any,
+    operator: ctypes.Structure,
+    states: Tensor,
+    width: int,
+    *,
+    threads: int,
+    ragged: Ragged | None = None,
+    largest: np.ndarray[Any, Any] | None = None,
 ) -> Tensor:
-    """Run one operator from register 0, ``states`` [rows, n], to register 1, [rows, width]."""
+    """Run one operator from register 0, ``states`` [rows, n], to register 1, [rows, width]; fills ``largest``."""
     widths = (ctypes.c_int32 * 2)(states.shape[1], width)
     program = ctypes.c_void_p(native.orca_program(threads, 100, 2, widths))
     getattr(native, f"orca_add_{type(operator).__name__.lower()}")(program, ctypes.byref(operator))
     out = torch.zeros(len(states), width)
     batch = library.Batch(num_rows=len(states), states=states.data_ptr(), logits=out.data_ptr())
     held: list[Any] = []
+    if largest is not None:
+        batch.num_sampled, batch.largest = len(states), largest.ctypes.data
     if ragged is not None:
         rows, start, at = [], 0, 0
         for (past, new), table in zip(ragged.spans, ragged.tables, strict=True):

@@ -40,6 +40,8 @@ class Listening:
 
     def __call__(self, inputs: ForwardInputs, kv_cache: Any) -> Tensor:
         logits = self.model(inputs, kv_cache)
+        assert self.model.largest is not None
+        assert self.model.largest.tolist() == logits.numpy().argmax(-1).tolist()
         for request, row in zip(inputs.batch.sampled, logits, strict=True):
             self.heard.setdefault((request.request_id, request.context_len), []).append(row.clone())
         return logits

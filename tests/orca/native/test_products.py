@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from mlsys_orca.models.layers import ACTIVATIONS, Linear
@@ -109,3 +110,19 @@ def test_a_product_can_add_to_its_target_and_normalise_its_source(native: Any, r
             expected = states + functional.linear(torchs(states, (40,), *weights, eps=1e-5), weight)
             run(native, product, states, 40, threads=2)
             assert torch.allclose(states, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("kind", ["fp32", "bf16-pairs", "int4-rounded"])
+def test_the_first_of_the_largest_logits_is_found_on_the_way(native: Any, run: Run, kind: str, threads: int) -> None:
+    linear, weight, _ = linear_of(kind.removesuffix("-rounded"), 90, 64, bias=False)
+    if not kind.startswith("int"):
+        weight[70:] = weight[:20]  # the same logits again
+        linear = Linear(weight.bfloat16() if kind.startswith("bf16") else weight, None)
+    product, _held = product_of(linear, in_pairs=kind == "bf16-pairs", takes_bf16=kind in ROUNDED)
+    states = torch.randn(75, 64)
+    states[3] = 0.0  # all logits are equal
+    largest = np.full(75, -1)
+    logits = run(native, product, states, 90, threads=threads, largest=largest)
+    assert largest.tolist() == logits.numpy().argmax(-1).tolist()
+    assert largest[3] == 0

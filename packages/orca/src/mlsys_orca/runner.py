@@ -48,7 +48,8 @@ class Runner:
         """
         with torch.inference_mode():
             self.kv_cache.copy_blocks(batch.block_copies)
-            return choose(batch, self.model(self._inputs(batch), self.kv_cache))
+            logits = self.model(self._inputs(batch), self.kv_cache)
+            return choose(batch, logits, largest=getattr(self.model, "largest", None))
 
     def _inputs(self, batch: IterationBatch) -> ForwardInputs:
         if not batch.requests:

@@ -44,12 +44,13 @@ def wanted_rows(batch: IterationBatch) -> list[int]:
     return rows
 
 
-def choose(batch: IterationBatch, logits: Tensor) -> IterationOutput:
+def choose(batch: IterationBatch, logits: Tensor, *, largest: Ids | None = None) -> IterationOutput:
     """What ``batch`` gives: a token for each request that samples, more where guesses were right, prompts' scores.
 
     Args:
         batch: What ran.
         logits: fp32 [rows, vocab_size], of :func:`wanted_rows`.
+        largest: [rows] where each row's largest is, where the model found it on the way; None: it is looked for.
     """
     if batch.is_plain:
         sampled = batch.sampled
@@ -59,6 +60,7 @@ def choose(batch: IterationBatch, logits: Tensor) -> IterationOutput:
                 request_ids=[request.request_id for request in sampled],
                 positions=[request.context_len for request in sampled],
                 params=[request.sampling for request in sampled if request.sampling is not None],
+                largest=largest,
             )
         )
     tokens: list[SampledToken] = []
@@ -126,6 +128,7 @@ def sample(
     request_ids: Sequence[str],
     positions: Sequence[int],
     params: Sequence[SamplingParams],
+    largest: Ids | None = None,
 ) -> tuple[SampledToken, ...]:
     """Choose one token for each row.
 
@@ -134,6 +137,7 @@ def sample(
         request_ids: [num_sampled] whose row it is.
         positions: [num_sampled] the position that the chosen token will have in its request.
         params: [num_sampled] how to choose.
+        largest: As :func:`choose`.
 
     Returns:
         One token per row, in order.
@@ -145,7 +149,8 @@ def sample(
     """
     # numpy's argmax takes a tenth of torch's time on a CPU. Greedy requests need no row of their own: to cut the
     # matrix into rows would cost more than all else here.
-    best = (logits.numpy() if logits.device.type == "cpu" else logits).argmax(-1).tolist()
+    found = (logits.numpy() if logits.device.type == "cpu" else logits).argmax(-1) if largest is None else largest
+    best = found.tolist()
     sampled = []
     for index, (greedy, request_id, position, how) in enumerate(zip(best, request_ids, positions, params, strict=True)):
         token_id = greedy if how.is_greedy else _draw(logits[index].cpu().numpy(), how, uniform(how.seed, position))

@@ -107,6 +107,7 @@ class NativeDecoder:
         self._rotaries = list(rotary.rotaries) if isinstance(rotary, Rotaries) else [rotary] if rotary else []
         self._native = library.load()
         self.seconds: NDArray[np.float64] | None = None  # per operator of the plan, to be added to; None: not measured
+        self.largest: NDArray[np.int64] | None = None  # [num_sampled] of the last call: where a row's largest logit is
         self._kept: list[Tensor | PackedLinear] = []  # what the operators point to
         number = {name: index for index, name in enumerate(self.plan.widths)}
         self._operators = [self._bind(operator, number) for operator in self.plan.operators]
@@ -149,9 +150,11 @@ class NativeDecoder:
         turned = [rotary(inputs.positions) for rotary in self._rotaries] or [(None, None)]
         logits = torch.empty(len(inputs.wanted), self.config.vocab_size)
         arrays = [np.array(values, dtype=np.int32) for values in (spans, tables, inputs.wanted)]
+        cap = self.config.logit_softcap
+        # Found while logits are made. A cap may make equals of two, of which the first would have to be taken.
+        self.largest = np.empty(len(logits), dtype=np.int64) if cap is None else None
         for first, stop in _even_parts(inputs.batch.num_tokens):
             self._run_rows(first, stop, arrays, states, turned, logits, kv_cache)
-        cap = self.config.logit_softcap
         return logits if cap is None else (logits / cap).tanh_().mul_(cap)
 
     def _run_rows(
@@ -189,6 +192,7 @@ class NativeDecoder:
             kv_cache.num_blocks,
             kv_cache.kind,
             None if self.seconds is None else self.seconds.ctypes.data,
+            None if self.largest is None else self.largest[begin:end].ctypes.data,
         )
         self._native.orca_run(self._program, byref(batch))
 

@@ -101,6 +101,7 @@ class Batch(Structure):
         ("num_blocks", c_int32),
         ("cache", c_int32),
         ("seconds", c_void_p),
+        ("largest", c_void_p),
     ]
 
 

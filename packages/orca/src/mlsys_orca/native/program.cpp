@@ -58,12 +58,13 @@ struct Batch {
     int32_t num_blocks;
     int32_t cache;    // CacheKind
     double* seconds;  // [operators], what each takes is added; null: not measured
+    int64_t* largest;  // [num_sampled] where each row's largest logit is, the first of equals; null: not wanted
 };
 
 class Program {
   public:
     Program(int threads, int spins, int num_registers, const int32_t* widths)
-        : team(threads, spins), registers(num_registers), scratches(threads) {
+        : team(threads, spins), registers(num_registers), scratches(threads), peaks(threads) {
         for (int i = 0; i < num_registers; i++) registers[i].width = widths[i];
     }
 
@@ -81,11 +82,32 @@ class Program {
             if (auto* product = std::get_if<Product>(&op)) deepest = std::max<int64_t>(deepest, product->matrix.depth);
         prepared = grow(owned, 0, (int64_t)(std::max(what.num_rows, what.num_sampled) + TILE_ROWS) * deepest);
         spans_of_rows();
+        if (what.largest)
+            for (auto& own : peaks) own.assign(what.num_sampled, Peak());
         team.run([](void* self, int thread) { ((Program*)self)->execute(thread); }, this);
+        for (int row = 0; what.largest && row < what.num_sampled; row++) {
+            Peak most;
+            for (auto& own : peaks) most = std::max(most, own[row]);
+            what.largest[row] = most.column;
+        }
     }
 
   private:
     using Scratch = std::vector<float>;
+
+    struct Peak {  // a row's largest logit so far
+        float value = -INFINITY;
+        int column = 0;
+        bool operator<(const Peak& other) const {
+            return value < other.value || (value == other.value && column > other.column);
+        }
+        // A thread's columns come in ascending order.
+        void see(vf x, int first, int lanes) {
+            if (!any_above(x, value)) return;
+            for (int i = 0; i < lanes; i++)
+                if (x[i] > value) value = x[i], column = first + i;
+        }
+    };
 
     static float* grow(std::vector<Scratch>& buffers, size_t index, int64_t size) {
         if (buffers.size() <= index) buffers.resize(index + 1);
@@ -185,16 +207,16 @@ class Program {
         scratch = (float*)(((uintptr_t)scratch + 63) & ~(uintptr_t)63);
         const auto pairs = (const uint32_t*)input;
         switch (op.matrix.kind) {
-            case F32: run_tiles<F32Panel>(op, rows, input, scratch); break;
-            case BF16: run_tiles<Bf16Panel>(op, rows, input, scratch); break;
+            case F32: run_tiles<F32Panel>(op, thread, rows, input, scratch); break;
+            case BF16: run_tiles<Bf16Panel>(op, thread, rows, input, scratch); break;
             case INT8:
-                by_unit ? run_by_unit<Int8Panel>(op, rows, pairs, scratch) : run_tiles<Int8Panel>(op, rows, input, scratch);
+                by_unit ? run_by_unit<Int8Panel>(op, thread, rows, pairs, scratch) : run_tiles<Int8Panel>(op, thread, rows, input, scratch);
                 break;
             case INT4:
-                by_unit ? run_by_unit<Int4Panel>(op, rows, pairs, scratch) : run_tiles<Int4Panel>(op, rows, input, scratch);
+                by_unit ? run_by_unit<Int4Panel>(op, thread, rows, pairs, scratch) : run_tiles<Int4Panel>(op, thread, rows, input, scratch);
                 break;
             case BF16_PAIRS:
-                by_unit ? run_by_unit<PairsPanel>(op, rows, pairs, scratch) : run_tiles<PairsPanel>(op, rows, input, scratch);
+                by_unit ? run_by_unit<PairsPanel>(op, thread, rows, pairs, scratch) : run_tiles<PairsPanel>(op, thread, rows, input, scratch);
                 break;
         }
     }
@@ -206,7 +228,7 @@ class Program {
 
     // A tile is a pair of panels against a block of rows: the more rows, the less often a panel is read and decoded.
     template <class Panel>
-    void run_tiles(const Product& op, int rows, const float* input, float* scratch) {
+    void run_tiles(const Product& op, int thread, int rows, const float* input, float* scratch) {
         const int depth = op.matrix.depth, across = (op.matrix.panels() + TILE_PANELS - 1) / TILE_PANELS;
         const int wanted = blocks_of_rows(rows, MAX_TILE_ROWS, across);
         const int block = std::max((rows + wanted - 1) / wanted, std::min(rows, MIN_TILE_ROWS));
@@ -222,14 +244,14 @@ class Program {
                 const float* from = input + (int64_t)first * depth;
                 multiply_tile<Panel, TILE_PANELS>(op.matrix, panel, some, from, depth, scratch, sums);
             }
-            finish(op, panel, first, some, sums);
+            finish(op, thread, panel, first, some, sums);
         });
     }
 
     // As `run_tiles`, rows in pairs of bf16: all panels meet one block of rows, then the next; 32 rows at a time are
     // multiplied and finished, so that their sums never leave the first-level cache.
     template <class Panel>
-    void run_by_unit(const Product& op, int rows, const uint32_t* input, float* scratch) {
+    void run_by_unit(const Product& op, int thread, int rows, const uint32_t* input, float* scratch) {
         const Matrix& m = op.matrix;
         const int across = (m.panels() + TILE_PANELS - 1) / TILE_PANELS;
         const int wanted = blocks_of_rows(rows, std::max(UNIT_ROWS, UNIT_BYTES / m.depth / 2), across);
@@ -237,14 +259,14 @@ class Program {
         team.for_each(across * ((rows + block - 1) / block), [&](int i) {
             const int panel = i % across * TILE_PANELS, first = i / across * block, stop = std::min(rows, first + block);
             if constexpr (std::is_same_v<Panel, PairsPanel>) {
-                multiply_block(op, panel, first, stop, input, StoredPanels{{Panel(m, panel).weights, Panel(m, panel + 1).weights}});
+                multiply_block(op, thread, panel, first, stop, input, StoredPanels{{Panel(m, panel).weights, Panel(m, panel + 1).weights}});
             } else if (stop - first <= UNIT_ROWS) {
                 const DecodedPanels<Panel> panels{{Panel(m, panel), Panel(m, panel + 1)}, m.group, (uint16_t*)scratch};
-                multiply_block(op, panel, first, stop, input, panels);
+                multiply_block(op, thread, panel, first, stop, input, panels);
             } else {
                 uint16_t* decoded[2] = {(uint16_t*)scratch, (uint16_t*)scratch + (int64_t)m.depth * PANEL};
                 for (int p = 0; p < 2; p++) decode_pairs(Panel(m, panel + p), 0, m.depth, m.group, decoded[p]);
-                multiply_block(op, panel, first, stop, input, StoredPanels{{decoded[0], decoded[1]}});
+                multiply_block(op, thread, panel, first, stop, input, StoredPanels{{decoded[0], decoded[1]}});
             }
         });
     }
@@ -252,7 +274,7 @@ class Program {
     // Rows `first` to `stop` against two panels. Where they are many, the panels that follow are asked for meanwhile; with
     // few, all waits for memory anyway, and its own prediction serves best.
     template <class Panels>
-    void multiply_block(const Product& op, int panel, int first, int stop, const uint32_t* input, const Panels& panels) const {
+    void multiply_block(const Product& op, int thread, int panel, int first, int stop, const uint32_t* input, const Panels& panels) {
         const Matrix& m = op.matrix;
         const int steps = m.depth / TILE_DEPTH, parts = (stop - first + UNIT_ROWS - 1) / UNIT_ROWS;
         Soon soon;
@@ -263,16 +285,17 @@ class Program {
             const int some = std::min(UNIT_ROWS, stop - row);
             multiply_by_unit(panels, m.depth, some, input + (int64_t)row * (m.depth / 2), m.depth / 2, sums, soon);
             soon.next += (int64_t)steps * soon.lines * 64;
-            finish(op, panel, row, some, sums);
+            finish(op, thread, panel, row, some, sums);
         }
     }
 
     // A tile's rows from `first`: bias, activation or gate, and the sum with what is there.
-    void finish(const Product& op, int panel, int first, int rows, const float* sums) const {
+    void finish(const Product& op, int thread, int panel, int first, int rows, const float* sums) {
         constexpr int COLUMNS = TILE_PANELS * PANEL;
         const Register& target = registers[op.target];
         const int column = panel * PANEL / (op.is_gated ? 2 : 1), some = std::min(op.is_gated ? PANEL : COLUMNS, target.width - column);
         const float* bias = op.bias ? op.bias + panel * PANEL : nullptr;
+        Peak* peak = batch->largest && op.target == (int)registers.size() - 1 ? peaks[thread].data() + first : nullptr;
         const auto sum_of = [&](const float* row, int c) { return bias ? load(row + c) + load(bias + c) : load(row + c); };
         with_activation(op.activation, [&](auto&& f) {
             for (int r = 0; r < rows; r++) {
@@ -282,6 +305,7 @@ class Program {
                     vf x = f(sum_of(from, c));
                     if (op.is_gated) x *= sum_of(from, c + PANEL);
                     const int lanes = std::min(LANES, some - c);
+                    if (peak) peak[r].see(x, column + c, lanes);
                     if (target.is_bf16)
                         put(target.halves() + at + c, x, lanes);
                     else
@@ -370,6 +394,7 @@ class Program {
     Team team;
     std::vector<Register> registers;
     std::vector<Scratch> owned;                   // registers' memory; index 0 is `prepared`
+    std::vector<std::vector<Peak>> peaks;         // per thread: of each sampled row
     std::vector<std::vector<Scratch>> scratches;  // per thread: decoded panels, prepared rows, attention
     float* prepared = nullptr;
     const Batch* batch = nullptr;

@@ -157,6 +157,19 @@ inline float largest(vf x) {
     return lanes[0];
 }
 
+// Whether any lane is above `bound`.
+inline bool any_above(vf x, float bound) {
+#if MLSYS_LANES == 16 && defined(__AVX512F__)
+    return _mm512_cmp_ps_mask(x, splat(bound), _CMP_GT_OQ);
+#elif MLSYS_LANES == 8 && defined(__AVX__)
+    return _mm256_movemask_ps(_mm256_cmp_ps(x, splat(bound), _CMP_GT_OQ));
+#else
+    for (int i = 0; i < LANES; i++)
+        if (x[i] > bound) return true;
+    return false;
+#endif
+}
+
 // Lanes first to stop - 1 of `x`, `other` elsewhere.
 inline vf only(vf x, int first, int stop, float other) {
     vi lane;
