@@ -45,10 +45,10 @@ inline void with_activation(int32_t which, Use&& use) {
     switch (which) {
         case SILU: return use([](vf x) { return x * reciprocal(splat(1.0f) + exp(-x)); });
         case GELU: return use([](vf x) { return splat(0.5f) * x * (splat(1.0f) + erf(x * splat(0.70710678f))); });
-        case GELU_TANH:
+        case GELU_TANH:  // (1 + tanh(y)) / 2 is 1 / (1 + e^-2y)
             return use([](vf x) {
-                const vf inner = splat(0.79788456f) * fma(splat(0.044715f) * x, x * x, x);
-                return splat(0.5f) * x * (splat(1.0f) + tanh(inner));
+                const vf twice = splat(-1.59576912f) * fma(splat(0.044715f) * x, x * x, x);
+                return x * reciprocal(splat(1.0f) + exp(twice));
             });
         case RELU: return use([](vf x) { return larger(x, vf{}); });
         default: return use([](vf x) { return x; });
