@@ -27,10 +27,10 @@ constexpr int PART = 320;         // features of one part of a sum: 20 KiB of a 
 constexpr int WHOLE = 400;        // up to so many are one part all the same: to keep sums between parts costs more
 constexpr int SET_PANELS = 4;     // of pixels with more features: each part of them is read once for so many panels,
 constexpr int FAR_NBYTES = 512 << 10;  // if all of them are more than stays in the second-level cache
-constexpr int BLOCK_ROWS = 96;    // pixels of a unit at most
+constexpr int BLOCK_ROWS = LANES == 16 ? 192 : 96;  // pixels of a unit at most
 constexpr int LEAST_ROWS = 24;    // below, weights would be read too often
 constexpr int ENOUGH_UNITS = 32;  // to share among some workers evenly
-constexpr int BLOCK_NBYTES = 192 << 10;  // of their features, in the second-level cache
+constexpr int BLOCK_NBYTES = (LANES == 16 ? 640 : 192) << 10;  // of their features, in the second-level cache
 constexpr int BAND_CHANNELS = 7;  // up to here by bands
 constexpr int NEAR_NBYTES = 256 << 10;  // of weights that stay in the second-level cache
 constexpr int LINE_NBYTES = 64;
@@ -180,12 +180,14 @@ class ConvolutionKernel : public Kernel {
         tile.width = std::min<int64_t>(width, columns - column);
         const char* soon = (const char*)(tile.weights + ahead);
         const int64_t part_size = (int64_t)whole.depth * (whole.stop_tap - whole.first_tap) * width;
-        const int lines = from_afar ? part_size * sizeof(Weight) / LINE_NBYTES : 0;
+        const int lines = from_afar && !ASKS_AHEAD ? part_size * sizeof(Weight) / LINE_NBYTES : 0;
         const int groups = (block.rows + limit - 1) / limit;
+        if (from_afar) tile.soon_step = asked_step(wide, groups);
         for (int g = 0, row = 0; g < groups; g++) {
             const int some = (block.rows - row + groups - g - 1) / (groups - g);
             for (int line = lines * g / groups; line < lines * (g + 1) / groups; line++)
                 __builtin_prefetch(soon + line * LINE_NBYTES, 0, 2);
+            tile.soon = soon + part_size / width * g * tile.soon_step;
             const float* spaced_rows[MAX_ROWS];
             if (rows) {
                 tile.rows = rows + row * row_taps;

@@ -15,6 +15,9 @@ constexpr int MAX_VECS = 3;                     // of a panel
 constexpr int REGISTERS = LANES == 16 ? 24 : 12;  // of sums; the rest holds weights and a feature
 constexpr int max_rows(int vecs) { return REGISTERS / vecs; }
 constexpr int MAX_ROWS = REGISTERS;
+// Weights from beyond the second-level cache are asked for while others are multiplied: here with every feature, since many
+// requests at once would hold up the loads behind them; where vectors are shorter, by the caller, between tiles.
+constexpr bool ASKS_AHEAD = LANES == 16;
 
 // A part of the sum: taps [first_tap, stop_tap), features [first, first + depth) of each.
 struct Part {
@@ -36,6 +39,8 @@ struct Tile {
     const float* residual;
     int64_t residual_stride;
     int width;  // columns to store, at most the panel's
+    const char* soon = nullptr;  // ASKS_AHEAD: the weights to ask for, and how many bytes of them with each feature
+    int64_t soon_step = 0;
 };
 
 // f(0), ..., f(N - 1), each with its number known to the compiler: what is indexed by it stays in registers.
@@ -60,6 +65,7 @@ __attribute__((noinline)) void multiply(const Part& part, const Tile& tile, cons
 
     const Weight* weights = tile.weights;
     const int64_t step = tile.step;
+    const char* soon = tile.soon ? tile.soon : (const char*)weights;
     const auto add = [&](const float* const (&rows)[ROWS], int k, auto copy) INLINE {
         vf w[VECS];
         unroll<VECS>([&](auto v) INLINE { w[v] = load(weights + v * LANES); });
@@ -71,6 +77,7 @@ __attribute__((noinline)) void multiply(const Part& part, const Tile& tile, cons
             });
         });
         weights += step;
+        if constexpr (ASKS_AHEAD) __builtin_prefetch(soon, 0, 2), soon += tile.soon_step;
     };
     for (int tap = part.first_tap; tap < part.stop_tap; tap++) {
         const float* rows[ROWS];
@@ -121,17 +128,24 @@ inline Multiply multiply_of(int rows, int vecs) {
     }
 }
 
-// The product of `rows` rows with one panel, in groups as even as can be.
+// A panel's bytes of one feature, shared among `groups` of rows.
+inline int64_t asked_step(int vecs, int groups) { return (vecs * LANES * (int64_t)sizeof(Weight) + groups - 1) / groups; }
+
+// The product of `rows` rows with one panel, in groups as even as can be. Meanwhile as many weights are asked for from
+// `tile.soon` on, if that is not null.
 inline void multiply_rows(const float* const* rows, int count, int64_t depth, Tile tile, const Finish& finish, int wide) {
     const Part part{0, 1, 0, (int)depth, true, true};
     const int limit = max_rows(wide), groups = (count + limit - 1) / limit;
     float* out = tile.out;
     const float* residual = tile.residual;
+    const char* soon = tile.soon;
+    if (soon) tile.soon_step = asked_step(wide, groups);
     for (int g = 0, row = 0; g < groups; g++) {
         const int some = (count - row + groups - g - 1) / (groups - g);
         tile.rows = rows + row;
         tile.out = out + row * tile.out_stride;
         if (residual) tile.residual = residual + row * tile.residual_stride;
+        if (soon) tile.soon = soon + g * depth * tile.soon_step;
         multiply_of(some, wide)(part, tile, finish);
         row += some;
     }

@@ -19,8 +19,8 @@ struct Winograd {
     Epilogue epilogue;
 };
 
-constexpr int64_t TRANSFORMED_NBYTES = 256 << 10;  // of a unit's pixels: half of the second-level cache
-constexpr int64_t MAX_TILES = 48, LEAST_TILES = 12;
+constexpr int64_t TRANSFORMED_NBYTES = (LANES == 16 ? 640 : 256) << 10;  // of a unit's pixels: in the second-level cache
+constexpr int64_t MAX_TILES = 48, LEAST_TILES = LANES == 16 ? 16 : 12;
 
 template <int SIZE>
 class WinogradKernel : public Kernel {
@@ -48,10 +48,12 @@ class WinogradKernel : public Kernel {
         const float** rows = (const float**)(products + POINTS * most_tiles * MAX_VECS * LANES);
         alignas(64) const float none[MAX_VECS * LANES] = {};
         const Finish as_is;
+        int64_t transformed = -1;  // the block whose pixels are in scratch
         for (int64_t unit = begin; unit < end; unit++) {
             const int64_t block = unit / groups, group = unit % groups;
             const int64_t first = tiles * block / blocks, some = tiles * (block + 1) / blocks - first;
-            for (int64_t t = 0; t < some; t++) transform(first + t, pixels + t * channels);
+            for (int64_t t = 0; t < some && block != transformed; t++) transform(first + t, pixels + t * channels);
+            transformed = block;
             for (int64_t panel = panels * group / groups; panel < panels * (group + 1) / groups; panel++) {
                 const int width = panel + 1 < panels ? 2 : vecs - 2 * (panels - 1);
                 Tile tile{};
@@ -63,6 +65,9 @@ class WinogradKernel : public Kernel {
                     for (int64_t t = 0; t < some; t++) rows[t] = pixels + (point * most_tiles + t) * channels;
                     tile.weights = w.weights + (point * columns + panel * 2 * LANES) * channels;
                     tile.out = products + point * most_tiles * width * LANES;
+                    // The next point's, or the first point's of the next panel; far apart, where no hardware would guess.
+                    const int64_t next = point + 1 < POINTS ? columns : 2 * LANES - (POINTS - 1) * columns;
+                    tile.soon = (const char*)(tile.weights + next * channels);
                     multiply_rows(rows, some, channels, tile, as_is, width);
                 }
                 for (int64_t t = 0; t < some; t++)
