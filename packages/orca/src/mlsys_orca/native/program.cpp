@@ -154,10 +154,10 @@ class Program {
         for (auto& op : operators) {
             const auto begin = seconds ? Clock::now() : Clock::time_point();
             if (auto* product = std::get_if<Product>(&op)) {
-                tiles.for_products();
+                if (is_by_unit(product->matrix)) tiles.for_products();
                 run_product(*product, thread);
             } else if (auto* attention = std::get_if<Attention>(&op)) {
-                tiles.for_attention();
+                if (batch->cache == PAIRS) tiles.for_attention();
                 switch (batch->cache) {
                     case FLOATS: run_attention<float, false>(*attention, thread); break;
                     case HALVES: run_attention<uint16_t, false>(*attention, thread); break;

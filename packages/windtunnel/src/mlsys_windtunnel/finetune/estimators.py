@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import fields
 from typing import Any, Self
 
@@ -33,7 +34,7 @@ def _has(method: str) -> Any:
     return available_if(check)
 
 
-class _FineTuned(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class _FineTuned(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has no types
     """What both estimators share; the parameters are documented there."""
 
     def __init__(
@@ -179,9 +180,9 @@ class _FineTuned(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         return soft, TrainingOptions(**chosen, random_state=seed)
 
+    @abstractmethod
     def _source(self) -> Any:
         """The pipeline to fit."""
-        raise NotImplementedError
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

@@ -23,6 +23,11 @@ constexpr int64_t kLanes = 8;
 #define EVEN 0, 2, 4, 6, 8, 10, 12, 14
 #define ODD 1, 3, 5, 7, 9, 11, 13, 15
 #endif
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Integers{__VA_ARGS__})
+#endif
 constexpr int64_t kVectors = kRows / kLanes;
 typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
 typedef int32_t Integers __attribute__((vector_size(kLanes * sizeof(float))));
@@ -99,8 +104,7 @@ inline float total_of_rows(const Vector* a) {
 inline Vector totals(Vector* of) {
   for (int64_t count = kLanes / 2; count; count /= 2)
     for (int64_t i = 0; i < count; ++i)
-      of[i] = __builtin_shufflevector(of[2 * i], of[2 * i + 1], EVEN) +
-              __builtin_shufflevector(of[2 * i], of[2 * i + 1], ODD);
+      of[i] = SHUFFLE(of[2 * i], of[2 * i + 1], EVEN) + SHUFFLE(of[2 * i], of[2 * i + 1], ODD);
   return of[0];
 }
 
