@@ -61,6 +61,9 @@ def fine_tune(
     patience: Annotated[
         int | None, typer.Option(min=1, help="Stop after so many epochs without a better score.")
     ] = None,
+    min_gain_se: Annotated[
+        float, typer.Option(min=0, help="Keep an epoch only where it gains more than so many standard errors.")
+    ] = 1.0,
     checkpoint_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep the state after each epoch; the same command resumes it.")
     ] = None,
@@ -73,8 +76,8 @@ def fine_tune(
 ) -> None:
     """Train a fitted pipeline further, as one network: encoders, scalers, trees and models together.
 
-    An epoch is kept only where it gains more than a standard error on the rows that the best epoch is chosen by; else
-    the result is the source itself. The folder can be predicted with, exported and trained further.
+    An epoch is kept only where its gain on the rows that the best epoch is chosen by is sure (--min-gain-se); else the
+    result is the source itself. The folder can be predicted with, exported and trained further.
 
     Example: mlsys windtunnel fine-tune churn.skops january.parquet --target churned --eval february.parquet -o tuned
 
@@ -101,6 +104,7 @@ def fine_tune(
         batch_size=batch_size,
         loss=loss,
         patience=patience,
+        min_gain_se=min_gain_se,
         checkpoint_dir=checkpoint_dir,
         n_processes=processes,
         n_threads=threads,
