@@ -41,6 +41,18 @@ def test_a_pipeline_is_trained_and_written_and_trained_further(folder: Path) -> 
     assert CliRunner().invoke(app, again, catch_exceptions=False).exit_code == 0
 
 
+def test_how_sure_a_gain_has_to_be_is_an_option(folder: Path) -> None:
+    other = LogisticRegression().fit(FRAME, np.where(FRAME.a > 8, "yes", "no"))  # knows nothing of b yet
+    joblib.dump(other, folder / "source.joblib")
+    kept = {}
+    for least in ("0", "1000"):
+        steps = ("--epochs", "5", "--lr", "0.05", "--batch-size", "16")
+        more = (*steps, "--eval", str(folder / "rows.csv"), "--min-gain-se", least)
+        kept[least] = CliRunner().invoke(app, arguments(folder, *more), catch_exceptions=False).output
+    assert ": epoch" in kept["0"]
+    assert ": the source itself" in kept["1000"]
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [(["--lr", "-1"], "lr is"), (["--target", "none"], "no column 'none'"), (["--loss", "huber"], "log_loss")],
