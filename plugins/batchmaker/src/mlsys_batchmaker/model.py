@@ -178,7 +178,7 @@ class Model:
         """The form of the first request of a key."""
         plan, graph = self._unfold(request)
         own = [graph.constants[bank][place] for bank, place, _ in graph.given]
-        if len(own) != len(rows) or not all(map(np.array_equal, own, rows)):
+        if len(own) != len(rows) or not all(a is b or np.array_equal(a, b) for a, b in zip(own, rows, strict=True)):
             raise InvalidInputError(
                 f"structure_key() of {self.architecture.name!r} gives other rows than unfold() names as `each`: "
                 f"{len(rows)} arrays for {len(own)}, which must be equal and in the same order"

@@ -17,7 +17,7 @@ from mlsys_batchmaker.scheduling.requests import Constants
 DEFAULT_POOL_BYTES = 512 << 20
 _MAX_ROWS = 1 << 20
 _MIN_ROWS = 64
-_ALIGNMENT = 64  # bytes: of a vector, and of a line of the caches
+_LINE = 64  # bytes: of a line of the caches, and of a vector
 
 
 def plan_rows(layout: Layout, pool_bytes: int = DEFAULT_POOL_BYTES) -> list[int]:
@@ -29,7 +29,7 @@ def plan_rows(layout: Layout, pool_bytes: int = DEFAULT_POOL_BYTES) -> list[int]
     rows = []
     share = pool_bytes // len(layout.banks)
     for dtype, shape in layout.banks:
-        row_bytes = torch_dtype(dtype).itemsize * max(1, torch.Size(shape).numel())
+        row_bytes = torch_dtype(dtype).itemsize * row_stride(shape, dtype)
         rows.append(min(_MAX_ROWS, share // row_bytes))
         if rows[-1] < _MIN_ROWS:
             raise InvalidInputError(
@@ -52,7 +52,7 @@ class StatePool:
         self.device = torch.device(device)
         on_host = self.device.type == "cpu"
         self.banks = [
-            _untouched((rows, *shape), dtype)
+            host_rows(rows, shape, dtype)
             if on_host
             else torch.zeros(rows, *shape, dtype=torch_dtype(dtype), device=self.device)
             for (dtype, shape), rows in zip(layout.banks, num_rows, strict=True)
@@ -79,12 +79,25 @@ class StatePool:
         self.banks[bank].index_copy_(0, rows, values)
 
 
-def _untouched(shape: tuple[int, ...], dtype: str) -> Tensor:
-    """Zeros that the system makes page by page, when a row is first written: half a gigabyte would take 0.3 s."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    memory = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return torch.from_numpy(memory[start : start + size].view(dtype).reshape(shape))
+def host_rows(count: int, shape: tuple[int, ...], dtype: str) -> Tensor:
+    """Rows of zeros on the host, [count, *shape]: what loops that read rows where they lie want.
+
+    The system makes them page by page, when a row is first written: half a gigabyte would take 0.3 s. Rows of a whole
+    kilobyte, or several, are a cache line farther apart: else those that are read together would all want the same few
+    places of the first cache.
+    """
+    size = max(1, math.prod(shape))
+    stride = row_stride(shape, dtype)
+    memory = np.zeros(count * stride * np.dtype(dtype).itemsize + _LINE, dtype=np.uint8)
+    start = -memory.ctypes.data % _LINE
+    rows = memory[start : memory.size - _LINE + start].view(dtype).reshape(count, stride)[:, :size]
+    return torch.from_numpy(rows).view(count, *shape)
+
+
+def row_stride(shape: tuple[int, ...], dtype: str) -> int:
+    """Numbers from a row of :func:`host_rows` to the next."""
+    size, itemsize = max(1, math.prod(shape)), np.dtype(dtype).itemsize
+    return size + (0 if size * itemsize % 1024 else _LINE // itemsize)
 
 
 class SeveralPools:

@@ -116,7 +116,7 @@ def test_a_growing_request_can_be_cancelled_and_waits_for_room():
             assert future.result(60).outputs["words"].tolist() == search(model, words)[0]
         admission = engine.scheduler._admission
         assert not admission.by_index
-        assert all(blocks.num_used == 0 for blocks in (admission._nodes, admission._slots, *admission._rows))
+        assert admission.room.num_held == 0
 
 
 def test_saved_and_loaded(tmp_path):

@@ -141,7 +141,7 @@ def test_every_cell_runs_once_in_order(requests, num_workers, forming, max_tasks
     admission = scheduler._admission
     assert not admission.by_index
     assert not admission.leaving
-    assert all(blocks.num_used == 0 for blocks in (admission._nodes, admission._subs, *admission._rows))
+    assert admission.room.num_held == 0
 
 
 @pytest.mark.parametrize("forming", ["cell", "chunk"])

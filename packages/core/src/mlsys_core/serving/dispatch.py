@@ -122,26 +122,36 @@ class Dispatcher(Generic[Request, Batch, Output]):
             until_s = wake_s
         return self._all.wait(until_s)
 
-    def settle(self, done: Completion[Batch, Output] | Lost) -> None:
-        """Tell the scheduler and the callbacks what came of a batch.
+    def settle(self, done: Completion[Batch, Output] | Lost) -> Callable[[], None]:
+        """Tell the scheduler what came of a batch.
+
+        Returns:
+            Tells the callbacks; for the caller to call, after it has given the worker its next batch.
 
         Raises:
             ServingError: the last executor is lost.
         """
         worker = self._workers.get(done.worker)
         if worker is None:  # a late word of a lost executor, whose batches were failed
-            return
+            return _nothing
         now = self._clock.now()
         if isinstance(done, Lost):
             self._lose(worker, done.error, now)
-        elif not worker.take(done.batch, now, self._recorder):
+            return _nothing
+        if not worker.take(done.batch, now, self._recorder):
             self._lose(worker, ServingError("it returned a batch that was not its oldest in flight"), now)
-        elif isinstance(done.output, BaseException):
-            self._on_finished(self._scheduler.fail(done.batch, done.output, now), now)
-        else:
-            finished = self._scheduler.complete(done.batch, done.output, now)
-            self._on_output(done.batch, done.output, now)
+            return _nothing
+        batch, output = done.batch, done.output
+        if isinstance(output, BaseException):
+            failed = self._scheduler.fail(batch, output, now)
+            return lambda: self._on_finished(failed, now)
+        finished = self._scheduler.complete(batch, output, now)
+
+        def tell() -> None:
+            self._on_output(batch, output, now)
             self._on_finished(finished, now)
+
+        return tell
 
     def _lose(self, worker: InFlight[Batch, Output], error: Exception, now: float) -> None:
         _logger.error("the executor of worker %d is lost: %r", worker.worker, error)
@@ -150,6 +160,10 @@ class Dispatcher(Generic[Request, Batch, Output]):
             self._on_finished(self._scheduler.fail(batch, error, now), now)
         if not self._workers:
             raise ServingError(f"no executor is left to serve with; the last was lost by {error!r}") from error
+
+
+def _nothing() -> None:
+    """There is nothing to tell."""
 
 
 def _load(worker: InFlight[Any, Any]) -> int:

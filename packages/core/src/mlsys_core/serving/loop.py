@@ -145,7 +145,9 @@ class ServingLoop(Generic[Request, Batch, Output]):
             self._ring()
 
     def step(self, *, until_s: float | None = None) -> bool:
-        """One step: admit what came, fill the workers, wait for one completion, settle it.
+        """One step: admit what came, fill the workers, wait for one completion, settle it, tell the listener.
+
+        A loop that runs by itself fills the workers again before it tells.
 
         Blocks in between while there is nothing to do: until a completion, ``submit``, ``cancel``, the scheduler's
         ``wake_at``, or ``until_s`` (seconds of the loop's clock).
@@ -165,12 +167,15 @@ class ServingLoop(Generic[Request, Batch, Output]):
             raise ServingError("another thread drives this loop: only it may call step()")
         self._runner = me
         try:
-            now = self._clock.now()
-            num_admitted = self._admit(now)
-            num_submitted = self._dispatcher.fill(now)
-            done = self._wait(now, until_s)
+            num_taken = self._fill()
+            done = self._wait(until_s)
             if done is not None:
-                self._dispatcher.settle(done)
+                tell = self._dispatcher.settle(done)
+                try:
+                    if self._is_running:  # who drives by hand may have more requests of this very moment
+                        self._fill()  # the worker computes on while the listener is told
+                finally:
+                    tell()
         except Exception as error:
             self._abort(FinishReason.FAILED, error)
             raise
@@ -180,7 +185,7 @@ class ServingLoop(Generic[Request, Batch, Output]):
                 if self._is_stopping:
                     self._end()
         self._note_drained()
-        return bool(num_admitted or num_submitted or done)
+        return bool(num_taken or done)
 
     def run_forever(self) -> None:
         """Step until :meth:`stop`; in the calling thread. Blocks, without spinning, while there is nothing to do.
@@ -249,6 +254,12 @@ class ServingLoop(Generic[Request, Batch, Output]):
             self._end()
         self._raise_once()
 
+    def _fill(self) -> int:
+        """Admit what came and fill the workers; returns how many messages and batches that were."""
+        now = self._clock.now()
+        num_admitted = self._admit(now)
+        return num_admitted + self._dispatcher.fill(now)
+
     def _admit(self, now: float) -> int:
         """Bring requests and cancellations from the inbox to the scheduler; returns how many."""
         is_draining = self._inbox.state is LoopState.DRAINING  # read first: then the messages below are the last
@@ -268,12 +279,12 @@ class ServingLoop(Generic[Request, Batch, Output]):
             self._tell_finished(self._expiring.expire(now), now)
         return len(messages)
 
-    def _wait(self, now: float, until_s: float | None) -> Completion[Batch, Output] | Lost | None:
+    def _wait(self, until_s: float | None) -> Completion[Batch, Output] | Lost | None:
         if self._inbox or self._is_stopping:  # came since, in this very thread: no interrupt is needed to see it
             return None
         if self._note_drained():  # the last request left without a batch; who drives by hand must not block now
             return None
-        done = self._dispatcher.wait(now, until_s)
+        done = self._dispatcher.wait(self._clock.now(), until_s)
         if done is None:
             self._has_rung = False
         return done

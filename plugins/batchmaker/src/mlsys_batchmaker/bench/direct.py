@@ -16,6 +16,7 @@ from mlsys_batchmaker.bench.systems import Compute, num_words, padded
 from mlsys_batchmaker.cell import Cell
 from mlsys_batchmaker.model import Model
 from mlsys_batchmaker.native.runner import Ints, PackedCell, Runner
+from mlsys_batchmaker.pool import host_rows
 
 _ROOM = 1 << 16  # rows of a bank
 
@@ -43,8 +44,7 @@ class Chains:
         self.banks = {} if banks is None else banks
         for port in (*cell.spec.inputs, *cell.spec.outputs):
             rows = _ROOM if port.name == "word" else 1024
-            dtype = getattr(torch, port.dtype)
-            self.banks.setdefault(port.name, torch.zeros(rows, *port.shape, dtype=dtype))
+            self.banks.setdefault(port.name, host_rows(rows, port.shape, port.dtype))
         inputs, outputs = ([self.banks[port.name] for port in ports] for ports in (cell.spec.inputs, cell.spec.outputs))
         self._num_inputs, self._num_outputs = len(inputs), len(outputs)
         self.runner = Runner(packed(cell), inputs, outputs)
@@ -113,9 +113,9 @@ class Trees:
         leaf, inner = model.cells
         shape = leaf.spec.outputs[0].shape
         self.words, self.hidden, self.state = (
-            torch.zeros(_ROOM, dtype=torch.int64),
-            torch.zeros(_ROOM, *shape),
-            torch.zeros(_ROOM, *shape),
+            host_rows(_ROOM, (), "int64"),
+            host_rows(_ROOM, shape, "float32"),
+            host_rows(_ROOM, shape, "float32"),
         )
         states = [self.hidden, self.state]
         self._leaf = Runner(packed(leaf), [self.words], states)

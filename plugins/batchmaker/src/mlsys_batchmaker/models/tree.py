@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from mlsys_core.errors import InvalidInputError
+from numpy.typing import ArrayLike
 
 from mlsys_batchmaker.cell import make_cell
 from mlsys_batchmaker.model import Model, Payload, Tensor
@@ -16,6 +17,8 @@ from mlsys_batchmaker.plan import CellGraph
 from mlsys_batchmaker.plan.spec import DEFAULT_BATCH_SIZES
 from mlsys_batchmaker.scheduling.requests import Values
 from mlsys_batchmaker.tree_cells import TreeInnerCell, TreeLeafCell
+
+BATCH_SIZES = (*DEFAULT_BATCH_SIZES, 128)  # a tree's levels are wide: fewer tasks for the same rows
 
 
 class BinaryTree:
@@ -59,6 +62,12 @@ class BinaryTree:
         wires = {"h_left": (left, "h"), "h_right": (right, "h"), "c_left": (left, "c"), "c_right": (right, "c")}
         graph.result(graph.add_many("inner", count - 1, wires=wires) + count - 2)
 
+    def structure_key(self, request: Payload) -> tuple[Hashable, Sequence[ArrayLike]]:
+        """Trees of one shape unfold alike."""
+        words = sequence(request, "words")
+        children = np.asarray(request.get("children", ()))
+        return (len(words), children.shape, children.dtype.char, children.tobytes()), (words,)
+
     def finish(self, request: Payload, values: Sequence[Values]) -> Payload:
         """The root's state."""
         return {"hidden": np.asarray(values[0][0])}
@@ -76,7 +85,7 @@ def tree_model(
     *,
     num_words: int = 2000,
     hidden_size: int = 1024,
-    batch_sizes: Sequence[int] = DEFAULT_BATCH_SIZES,
+    batch_sizes: Sequence[int] = BATCH_SIZES,
     seed: int = 0,
     name: str = "tree-lstm",
 ) -> Model:

@@ -61,6 +61,8 @@ class Task(Structure):
         ("lengths", c_void_p),
         ("in_banks", c_void_p),
         ("out_banks", c_void_p),
+        ("in_strides", c_void_p),
+        ("out_strides", c_void_p),
     ]
 
 
@@ -94,3 +96,8 @@ def load(flags: tuple[str, ...] = ()) -> Any:
 def pointers(addresses: list[int]) -> Any:
     """An array of addresses."""
     return (ctypes.c_void_p * len(addresses))(*addresses)
+
+
+def numbers(values: list[int]) -> Any:
+    """An array of int64."""
+    return (ctypes.c_int64 * len(values))(*values)

@@ -7,7 +7,7 @@ depends on the word alone, so for small vocabularies it is a table; larger ones 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import byref
+from ctypes import addressof, byref
 
 import numpy as np
 import torch
@@ -103,7 +103,7 @@ class Runner:
 
     Args:
         cell: packed.
-        in_banks: by input, the memory whose rows it reads: [rows, *shape], contiguous, kept by the caller.
+        in_banks: by input, the memory whose rows it reads: [rows, *shape], each row contiguous, kept by the caller.
         out_banks: by output.
     """
 
@@ -113,7 +113,9 @@ class Runner:
         self._handle = self._library.batchmaker_runner(byref(cell.structure))
         self._banks = [library.pointers([bank.data_ptr() for bank in banks]) for banks in (in_banks, out_banks)]
         self._task = library.Task()
-        self._task.in_banks, self._task.out_banks = map(_address, self._banks)
+        self._task.in_banks, self._task.out_banks = map(addressof, self._banks)
+        self._strides = [library.numbers([bank.stride(0) for bank in banks]) for banks in (in_banks, out_banks)]
+        self._task.in_strides, self._task.out_strides = map(addressof, self._strides)
 
     def __del__(self) -> None:
         if hasattr(self, "_handle"):
@@ -191,9 +193,3 @@ def pack_or_none(form: Form, *, stop: int | None = None) -> PackedCell | None:
         return PackedCell(form, stop=stop)
     except MissingDependencyError:
         return None
-
-
-def _address(array: object) -> int:
-    from ctypes import addressof
-
-    return addressof(array)  # type: ignore[arg-type]

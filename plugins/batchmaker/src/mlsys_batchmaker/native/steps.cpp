@@ -11,6 +11,8 @@
 
 using namespace batchmaker;
 
+constexpr int64_t LINE = 16;  // floats of a cache line: rows a power of two apart would share the few places of one set
+
 // Columns of a packed weight, a bias and the table: [block of UNITS][gate][unit].
 struct Layer {
     int32_t kind;
@@ -25,6 +27,7 @@ struct Layer {
     int64_t blocks() const { return (hidden + UNITS - 1) / UNITS; }
     int64_t padded() const { return blocks() * UNITS; }
     int64_t columns() const { return padded() * gates(); }
+    int64_t stride() const { return padded() + LINE; }  // of rows that are multiplied together
     bool has_state() const { return kind != GRU; }
 };
 
@@ -51,6 +54,8 @@ struct Task {
     const int64_t* lengths;  // [rows]; null: all have `steps`
     void* const* in_banks;   // by input
     void* const* out_banks;  // by output
+    const int64_t* in_strides;  // by input: numbers from a row of its bank to the next
+    const int64_t* out_strides;
 };
 
 namespace {
@@ -80,7 +85,7 @@ struct Runner {
     bool is_inner() const { return layers[0].kind == TREE_INNER; }
     int64_t length(int row) const { return task.lengths ? task.lengths[row] : task.steps; }
     float* hidden_of(int layer, int step, int row) {
-        return hidden.data() + first[layer] + ((int64_t)step * task.rows + row) * layers[layer].padded();
+        return hidden.data() + first[layer] + ((int64_t)step * task.rows + row) * layers[layer].stride();
     }
     int first_input(int layer) const {  // the place of h among the inputs
         int states = layers[0].has_state() ? 2 : 1;
@@ -90,11 +95,11 @@ struct Runner {
     int64_t in_row(int input, int step, int row) const {
         return task.in_rows[step * task.in_step + row * task.in_row + input];
     }
-    const float* state_in(int input, int layer, int row) const {
-        return (const float*)task.in_banks[input] + in_row(input, 0, row) * layers[layer].hidden;
+    const float* row_in(int input, int step, int row) const {
+        return (const float*)task.in_banks[input] + in_row(input, step, row) * task.in_strides[input];
     }
-    float* state_out(int output, int layer, int row) const {
-        return (float*)task.out_banks[output] + task.out_rows[row * task.out_row + output] * layers[layer].hidden;
+    float* row_out(int output, int row) const {
+        return (float*)task.out_banks[output] + task.out_rows[row * task.out_row + output] * task.out_strides[output];
     }
     int64_t word_of(int step, int row) const {
         if (cell.num_words && step > 0) return words[(int64_t)(step - 1) * task.rows + row];
@@ -104,7 +109,7 @@ struct Runner {
         int64_t depth = layers[layer].from_input.depth;
         if (layer) return hidden_of(layer - 1, step, row);
         if (cell.embedding) return cell.embedding + word_of(step, row) * depth;
-        return (const float*)task.in_banks[0] + in_row(0, step, row) * depth;
+        return row_in(0, step, row);
     }
 
     // The inputs' part of the gates of all rows in `inputs`, into `given`.
@@ -153,8 +158,8 @@ struct Runner {
         for (int i = 0; i < count; i++) {
             int row = active[i];
             if (layer.kind == TREE_LEAF) break;
-            left[i] = step ? hidden_of(number, step - 1, row) : state_in(h_in, number, row);
-            if (is_inner()) right[i] = state_in(h_in + 1, number, row);
+            left[i] = step ? hidden_of(number, step - 1, row) : row_in(h_in, 0, row);
+            if (is_inner()) right[i] = row_in(h_in + 1, 0, row);
         }
         // All panels pass by a group of rows that stays in the second cache, then by the next.
         int64_t row_bytes = 4 * std::max<int64_t>(1, layer.from_hidden.depth + layer.from_other.depth);
@@ -199,13 +204,13 @@ struct Runner {
                 states.hidden = left[i] + at;
                 states.given = begin[i] + (block * layer.gates() + 2) * UNITS;
             } else {
-                float* kept = state_out(first_output(number) + 1, number, row);
+                float* kept = row_out(first_output(number) + 1, row);
                 states.new_state = kept + at;
                 if (is_inner()) {
-                    states.state = state_in(2, number, row) + at;
-                    states.other = state_in(3, number, row) + at;
+                    states.state = row_in(2, 0, row) + at;
+                    states.other = row_in(3, 0, row) + at;
                 } else if (layer.kind == LSTM) {
-                    states.state = (step ? kept : state_in(first_input(number) + 1, number, row)) + at;
+                    states.state = (step ? kept : row_in(first_input(number) + 1, 0, row)) + at;
                 }
             }
             finish((Kind)layer.kind, &sums[(i - from) * UNITS], (int64_t)count * UNITS, states, layer.hidden - at);
@@ -245,7 +250,7 @@ struct Runner {
         for (int row = 0; row < task.rows; row++) {
             int last = (int)taken[row] - 1;
             for (int number = 0; number < cell.num_layers; number++)
-                std::memcpy(state_out(first_output(number), number, row), hidden_of(number, last, row),
+                std::memcpy(row_out(first_output(number), row), hidden_of(number, last, row),
                             sizeof(float) * layers[number].hidden);
             if (cell.num_words)
                 ((int64_t*)task.out_banks[0])[task.out_rows[row * task.out_row]] = words[(int64_t)last * task.rows + row];
@@ -258,7 +263,7 @@ struct Runner {
         first.clear();
         for (const Layer& layer : layers) {
             first.push_back(size);
-            size += (int64_t)task.steps * task.rows * layer.padded();
+            size += (int64_t)task.steps * task.rows * layer.stride();
         }
         hidden.resize(size);
         words.resize(cell.num_words ? (int64_t)task.steps * task.rows : 0);

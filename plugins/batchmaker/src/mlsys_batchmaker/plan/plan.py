@@ -12,7 +12,7 @@ in its subgraph that nobody else reads: a chain has one row per output however l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -64,6 +64,12 @@ class Plan:
     more: Pairs  # (node, successor) for further successors in the same subgraph
     sub_more: Pairs  # (subgraph, other) for further subgraphs that wait for one
     result_cell: int | None  # of all results; None: they are of several cells
+    blocks: tuple[int, ...] = field(init=False)  # sizes of the blocks of numbers that a request holds: rows by bank,
+    # nodes, of subgraphs, of results, of its own index; powers of two, 0 for none
+
+    def __post_init__(self) -> None:
+        counts = (*self.num_rows, self.num_nodes, self.num_subgraphs, self.num_slots, 1)
+        object.__setattr__(self, "blocks", tuple([count and 1 << (count - 1).bit_length() for count in counts]))
 
     @property
     def nodes(self) -> Ints:

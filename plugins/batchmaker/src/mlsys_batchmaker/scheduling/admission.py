@@ -10,7 +10,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving import FinishReason, QueueFullError
 
 from mlsys_batchmaker.plan.plan import CELL, UNFINISHED, UNSUBMITTED, WAITING, Plan
-from mlsys_batchmaker.scheduling.blocks import Blocks
+from mlsys_batchmaker.scheduling.blocks import Blocks, Room
 from mlsys_batchmaker.scheduling.requests import CellRequest, Live, ValueStore
 from mlsys_batchmaker.scheduling.state import State
 
@@ -29,8 +29,9 @@ class Admission:
     def __init__(self, state: State, num_rows: Sequence[int], store: ValueStore) -> None:
         self._state = state
         self._store = store
-        self._nodes, self._subs, self._slots, self._indices = (Blocks() for _ in range(4))
         self._rows = [Blocks(first=1, capacity=max(2, rows)) for rows in num_rows]
+        self._nodes, self._subs, self._slots, self._indices = (Blocks() for _ in range(4))
+        self.room = Room([*self._rows, self._nodes, self._subs, self._slots, self._indices])
         self._waiting: deque[tuple[CellRequest, float]] = deque()
         self.by_id: dict[str, Live] = {}
         self.by_index: dict[int, Live] = {}
@@ -132,44 +133,32 @@ class Admission:
         )
 
     def _admit(self, request: CellRequest, now: float) -> bool:
-        plan = request.plan
-        starts: list[int] = []
-        for blocks, count in zip(self._rows, plan.num_rows, strict=True):
-            start = blocks.take(count)
-            if start is None:
-                for given, had, taken in zip(self._rows, plan.num_rows, starts, strict=False):
-                    given.give_back(taken, had)
-                return False
-            starts.append(start)
-        node_start, sub_start = self._nodes.take(plan.num_nodes), self._subs.take(plan.num_subgraphs)
-        first_slot, index = self._slots.take(plan.num_slots), self._indices.take(1)
-        assert node_start is not None  # these have no bound
-        assert sub_start is not None
-        assert first_slot is not None
-        assert index is not None
-        live = Live(request, index, node_start, sub_start, tuple(starts), now, first_slot=first_slot)
+        starts = self.room.take(request.plan.blocks)
+        if starts is None:
+            return False
+        *rows, node_start, sub_start, first_slot, index = starts
+        live = Live(request, index, node_start, sub_start, starts, now, first_slot=first_slot)
         if request.earlier is not None:
             live.added_s, live.started_s = request.earlier.added_s, request.earlier.started_s
         self._state.results.reserve(self._slots.top)
         self._state.num_streaming += request.on_values is not None
         self._state.tables.reserve(self._nodes.top, self._subs.top, self._indices.top)
         self._write(live)
-        self._store.load(starts, request.constants)
+        self._store.load(rows, request.constants)
         self.by_id[request.request_id] = self.by_index[index] = live
         return True
 
     def _write(self, live: Live) -> None:
         """The request's rows of the tables; what waits for nothing is ready."""
         plan, state = live.request.plan, self._state
-        n, s = live.node_start, live.sub_start
-        bases = [*live.row_starts, 0, n, s, live.first_slot, live.index]
+        bases = [*live.starts[:-4], 0, *live.starts[-4:]]
         if state.compiled is not None:
             state.compiled.admit(plan, bases)
         else:
             write_request(state, plan, bases)
         state.note_subgraphs(plan.kinds)
         if state.homes is not None:
-            for homes, start, count in zip(state.homes, live.row_starts, plan.num_rows, strict=True):
+            for homes, start, count in zip(state.homes, live.starts, plan.num_rows, strict=False):
                 homes[start : start + count] = -1
 
     def _free(self, live: Live) -> None:
@@ -181,13 +170,8 @@ class Admission:
                 state.more.pop(live.node_start + node, None)
             for sub, _ in plan.sub_more:
                 state.sub_more.pop(live.sub_start + sub, None)
-        self._nodes.give_back(live.node_start, plan.num_nodes)
-        self._subs.give_back(live.sub_start, plan.num_subgraphs)
-        self._slots.give_back(live.first_slot, plan.num_slots)
-        self._indices.give_back(live.index, 1)
         state.num_streaming -= live.request.on_values is not None
-        for blocks, start, count in zip(self._rows, live.row_starts, plan.num_rows, strict=True):
-            blocks.give_back(start, count)
+        self.room.give_back(plan.blocks, live.starts)
         del self.by_index[live.index]
 
 

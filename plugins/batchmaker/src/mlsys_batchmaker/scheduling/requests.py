@@ -78,7 +78,7 @@ class Live:
     index: int  # in the tables
     node_start: int
     sub_start: int
-    row_starts: tuple[int, ...]  # by bank
+    starts: tuple[int, ...]  # of its blocks: `Plan.blocks`
     added_s: float
     started_s: float | None = None
     num_cells: int = 0
