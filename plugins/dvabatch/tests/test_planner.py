@@ -36,6 +36,17 @@ def test_its_mean_is_no_more_than_that_of_batches_as_they_come(size: int):
     assert planned.mean_s <= 1.05 * run_arm(capped(size), Costed(MIXED), trace).mean_s
 
 
+WEIGHTS = parse_stages("6+0.05,6+0.05,6+0.05,6+0.05")
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.7, 0.8, 0.9, 0.95])
+@pytest.mark.parametrize("costs", [WEIGHTS, MIXED, LINEAR, parse_stages("20+1,20+1,20+0,4+0.05")])
+def test_more_requests_waiting_are_never_better(costs: StageCosts, load: float):
+    """Values rise with the queue; so they do not where policy iteration goes round in a circle."""
+    values = planner(costs, load)._values
+    assert np.diff(values[:193]).min() >= -1e-9
+
+
 def test_it_begins_with_what_is_cheap():
     assert [planner(FLAT, 0.5).begin(waiting) for waiting in (1, 7, 64, 100, 1000)] == [1, 7, 64, 64, 64]
     assert [planner(LINEAR, 0.5).begin(waiting) for waiting in (1, 7, 100)] == [1, 1, 1]
