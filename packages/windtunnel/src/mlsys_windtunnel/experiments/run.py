@@ -142,7 +142,7 @@ def run_cell(cell: Cell, setting: Setting, *, num_threads: int) -> Result:
     if row.model in OUTSIDE:
         options = candidates(row)[cell.candidate]
         budget = Budget(epochs=setting.epochs, num_threads=num_threads, seed=cell.seed)
-        valid, test = OUTSIDE[row.model].fit(code_task(task), options, budget)
+        valid, test = OUTSIDE[row.model].fit(code_task(_columns(task, row.pre)), options, budget)
         note = {"options": dict(options)}
     else:
         source = _source(row.dataset, cell.seed, sizes, row.fraction, row.pre, row.pipe, setting.num_trees, num_threads)
@@ -160,9 +160,19 @@ def run_cell(cell: Cell, setting: Setting, *, num_threads: int) -> Result:
     )
 
 
+def _columns(task: Task, pre: str) -> Task:
+    """What an outside model is given: columns as they are, with ``pre4`` counts beside them."""
+    if pre != "pre4":
+        return task
+    from mlsys_windtunnel.experiments.nearby import with_counts
+
+    return with_counts(task)
+
+
 def _translated(
     source: Any, task: Task, cell: Cell, setting: Setting, num_threads: int
 ) -> tuple[Any, Any, dict[str, Any]]:
+    from mlsys_windtunnel.experiments.nearby import registry
     from mlsys_windtunnel.finetune.tune import fine_tune
     from mlsys_windtunnel.translation import translate
 
@@ -172,7 +182,7 @@ def _translated(
         part.target if task.metric == "rmse" else part.target.astype(np.int64) for part in (task.train, task.valid)
     )
     tuned = fine_tune(
-        translate(source),
+        translate(source, registry=registry()),
         task.train.frame,
         target,
         eval_set=(task.valid.frame, valid_target),

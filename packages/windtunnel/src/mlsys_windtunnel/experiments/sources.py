@@ -1,9 +1,10 @@
-"""The source pipelines of section 5.4.1: three ways to prepare columns, three models behind them.
+"""The source pipelines of section 5.4.1: ways to prepare columns, and three models behind them.
 
 Pre1 encodes categories in binary digits, Pre2 by two hot elements; both leave out those that come fewer than 25 times.
 Pre3 leaves out the rarest that hold a hundredth of the rows together and those below 10, adds each number's bin of 32
 as a category, and gives each category its mean of the target beside its two-hot code. Numbers are standardised
-throughout, which trees do not mind.
+throughout, which trees do not mind. Pre4, which the dissertation has not, is Pre2 and how many training rows are near
+a row (:mod:`.nearby`), for data sets of which it says what near means.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from mlsys_windtunnel.experiments.data import Task
 if TYPE_CHECKING:
     import pandas as pd
 
-Pre = Literal["pre1", "pre2", "pre3"]
+Pre = Literal["pre1", "pre2", "pre3", "pre4"]
 Pipe = Literal["pipe1", "pipe2", "pipe3", "mf", "fm"]
 
 NUM_TREES, NUM_LEAVES, BOOSTING_RATE = 100, 64, 0.25
@@ -85,13 +86,14 @@ def make_columns(task: Task, pre: str) -> Any:
     from sklearn.preprocessing import KBinsDiscretizer, StandardScaler, TargetEncoder
 
     from mlsys_windtunnel.estimators import BinaryEncoder, TwoHotEncoder
+    from mlsys_windtunnel.experiments.nearby import nearby_steps
 
     numbers, words = list(task.numbers), list(task.words)
     steps: list[tuple[str, Any, list[str]]] = [("numbers", StandardScaler(), numbers)]
     if pre != "pre3":
         encoder = BinaryEncoder if pre == "pre1" else TwoHotEncoder
         steps.append(("words", encoder(min_frequency=LEAST_COUNT), words))
-        return ColumnTransformer(steps)
+        return ColumnTransformer([*steps, *(nearby_steps(task.name) if pre == "pre4" else ())])
     folds = StratifiedKFold(5, shuffle=True, random_state=0)
     bins = KBinsDiscretizer(NUM_BINS, encode="ordinal", quantile_method="averaged_inverted_cdf", subsample=None)
     steps.append(("bins", make_pipeline(bins, TwoHotEncoder(min_frequency=LEAST_COUNT_PRE3)), numbers))

@@ -20,6 +20,7 @@ TITLES = {
     "5.4": "scope of translation: the source, trees alone (GBDT2NN), the whole pipeline (table 5.4)",
     "5.5": "cold and warm start, each with its best rate (table 5.5)",
     "5.6": "levels and shares of the training rows (table 5.6)",
+    "nearby": "columns that count training rows nearby",
     "outside": "models that are no translation",
     "ratings": "factorisations on MovieLens-100k",
 }
