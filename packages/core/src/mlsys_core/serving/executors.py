@@ -7,12 +7,13 @@ block on C queues and never spin. The simulated one is in :mod:`mlsys_core.servi
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
-from typing import Generic, Self
+from typing import Any, Generic, Self
 
 from mlsys_core.errors import InvalidInputError, ServingError
-from mlsys_core.serving.protocols import Batch, Output
+from mlsys_core.serving.protocols import Batch, Clock, Output, WorkerId
+from mlsys_core.serving.workers import Completion, QueuedWorkers, Workers
 
 
 def require_in_flight(max_in_flight: int) -> int:
@@ -118,7 +119,8 @@ class ThreadExecutor(Generic[Batch, Output]):
         self._close_timeout_s = close_timeout_s
         self._closed = False
         self._tasks: SimpleQueue[tuple[Batch] | None] = SimpleQueue()  # None: the end
-        self._completed: SimpleQueue[tuple[Batch, Output | BaseException] | None] = SimpleQueue()  # None: an interrupt
+        self.worker = WorkerId(0)  # this and the next are set by a loop that has several
+        self.completed: SimpleQueue[Completion[Batch, Output] | None] = SimpleQueue()  # None: an interrupt
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -127,6 +129,11 @@ class ThreadExecutor(Generic[Batch, Output]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @staticmethod
+    def as_workers(executors: Sequence[ThreadExecutor[Any, Any]], clock: Clock) -> Workers[Any, Any]:
+        """``executors`` behind one wait."""
+        return QueuedWorkers(executors, clock)
 
     def submit(self, batch: Batch) -> None:
         """Hand ``batch`` to the worker thread.
@@ -140,11 +147,12 @@ class ThreadExecutor(Generic[Batch, Output]):
 
     def wait(self, timeout_s: float | None) -> tuple[Batch, Output | BaseException] | None:
         """The oldest completed batch with its output; see :class:`~mlsys_core.serving.protocols.Executor`."""
-        return _get(self._completed, timeout_s)
+        done = _get(self.completed, timeout_s)
+        return None if done is None else (done.batch, done.output)
 
     def interrupt(self) -> None:
         """Make a ``wait`` in progress, or the next one, return soon."""
-        self._completed.put(None)
+        self.completed.put(None)
 
     def close(self) -> None:
         """Stop the thread after the batch that is running, if any; batches not yet started are dropped. Idempotent."""
@@ -157,9 +165,9 @@ class ThreadExecutor(Generic[Batch, Output]):
         while (task := self._tasks.get()) is not None and not self._closed:
             (batch,) = task
             try:
-                self._completed.put((batch, self._fn(batch)))
+                self.completed.put(Completion(self.worker, batch, self._fn(batch)))
             except BaseException as error:  # noqa: BLE001 - a request boundary: the scheduler is told, the thread lives on
-                self._completed.put((batch, error))
+                self.completed.put(Completion(self.worker, batch, error))
             del batch, task  # hold no tensors while waiting for the next
 
 

@@ -2,7 +2,7 @@
 
 One executor is waited for directly, without a hand-over between threads. Of several, each gets a thread that does
 nothing but wait for it. An executor class that knows a better way to wait for several of its kind (virtual time, one
-selector over many sockets) offers a static method ``as_workers(executors, clock) -> Workers``.
+selector over many sockets, :class:`QueuedWorkers`) offers a static method ``as_workers(executors, clock) -> Workers``.
 """
 
 from __future__ import annotations
@@ -108,6 +108,38 @@ class _OneWorker(Generic[Batch, Output]):
         self._executor.interrupt()
 
     def close(self) -> None:
+        _close(self.executors)
+
+
+class QueuedWorkers:
+    """Several executors with threads of their own, which all put what they complete into one queue.
+
+    Args:
+        executors: that have run nothing yet; worker ``i`` is ``executors[i]``. Each gets its number as ``worker`` and
+            the queue as ``completed``, and puts a :class:`Completion` there for each batch.
+        clock: the loop's.
+    """
+
+    def __init__(self, executors: Sequence[Any], clock: Clock) -> None:
+        self.executors = tuple(executors)
+        self._clock = clock
+        self._completed: SimpleQueue[Completion[Any, Any] | None] = SimpleQueue()
+        for number, executor in enumerate(executors):
+            executor.worker, executor.completed = WorkerId(number), self._completed
+
+    def wait(self, until_s: float | None) -> Completion[Any, Any] | None:
+        """See :class:`Workers`."""
+        try:
+            return self._completed.get(timeout=_timeout_s(until_s, self._clock))
+        except Empty:
+            return None
+
+    def interrupt(self) -> None:
+        """See :class:`Workers`."""
+        self._completed.put(None)
+
+    def close(self) -> None:
+        """See :class:`Workers`."""
         _close(self.executors)
 
 
