@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mlsys_batchmaker.bench import figures, systems, workloads
+from mlsys_batchmaker.bench import direct, figures, systems, workloads
 from mlsys_batchmaker.bench.replay import poisson_arrivals, require_equal, run
 from mlsys_batchmaker.bench.suite import plan, scale_of
+from mlsys_batchmaker.models.sequence import lstm_model
 from mlsys_core.errors import InvalidInputError, MlsysError
 
 TINY = dataclasses.replace(figures.QUICK, hidden=8, num_requests=20, loads=(0.5,), vocabulary=20, widths=(1, 10))
@@ -26,6 +27,13 @@ def test_all_sequence_contestants_give_the_same():
         assert all(latency > 0 for latency in each.latencies_s)
         total = np.add(each.queue_s, each.compute_s)
         np.testing.assert_allclose(total, each.latencies_s, rtol=1e-6)
+
+
+def test_the_longest_sentences_fit_the_widest_batch():
+    model = lstm_model(num_words=9, hidden_size=4, batch_sizes=(512,))
+    found = direct.lstm(model)()([{"words": np.arange(330) % 9} for _ in range(512)], 330)
+    assert len(found) == 512
+    np.testing.assert_array_equal(found[0], found[511])
 
 
 def test_a_contestant_that_computes_something_else_is_found():

@@ -18,7 +18,8 @@ from mlsys_batchmaker.model import Model
 from mlsys_batchmaker.native.runner import Ints, PackedCell, Runner
 from mlsys_batchmaker.pool import host_rows
 
-_ROOM = 1 << 16  # rows of a bank
+_ROOM = 1 << 16  # rows of a bank of a tree's nodes; pages are taken as they are written
+_WORDS = 1 << 18  # of words: 512 sentences of 512
 
 
 def packed(cell: Cell) -> PackedCell:
@@ -43,7 +44,7 @@ class Chains:
     def __init__(self, cell: Cell, banks: dict[str, torch.Tensor] | None = None) -> None:
         self.banks = {} if banks is None else banks
         for port in (*cell.spec.inputs, *cell.spec.outputs):
-            rows = _ROOM if port.name == "word" else 1024
+            rows = _WORDS if port.name == "word" else 1024
             self.banks.setdefault(port.name, host_rows(rows, port.shape, port.dtype))
         inputs, outputs = ([self.banks[port.name] for port in ports] for ports in (cell.spec.inputs, cell.spec.outputs))
         self._num_inputs, self._num_outputs = len(inputs), len(outputs)
