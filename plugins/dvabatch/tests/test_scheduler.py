@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlsys_core.serving import FinishReason, ServeRequest, SimulatedExecutor, Simulation, simulate
 from mlsys_core.serving.baselines import ZeroBatch
+from mlsys_core.serving.protocols import WorkerId
 from mlsys_dvabatch.costs import StageCosts
 from mlsys_dvabatch.policies.base import New, Policy, State, Stretch
 from mlsys_dvabatch.policies.input import InputPolicy, PackedPolicy
@@ -147,6 +148,24 @@ def test_a_foreseen_split_forbids_stretching():
     _, scheduler = serve(LoadOperatorPolicy(mode="literal", comp_wait_s=100), model, trace)
     assert scheduler.counters["stretch"] == 0
     assert scheduler.counters["split"] >= 1
+
+
+def test_a_client_that_waits_for_its_answers_gets_one_task_each():
+    """Its rate looks like full load, but nobody would join: after some requests no task is spent on asking."""
+    scheduler = DvaScheduler(LoadOperatorPolicy(), parse_stages("4+4,4+4"))
+    tasks, now = [], 0.0
+    for number in range(100):
+        scheduler.add(ServeRequest(str(number), None), now)
+        tasks.append(0)
+        for stage in (WorkerId(0), WorkerId(1)):
+            task = scheduler.next_batch(stage, now)
+            if task is not None:
+                now += 0.008 * (task.last_stage - task.stage + 1)
+                tasks[-1] += 1
+                scheduler.complete(task, simulated_output(task), now)
+    assert tasks[10] == 2
+    assert tasks[50:] == [1] * 50
+    assert not scheduler.num_unfinished
 
 
 def test_the_favoured_size_variant():

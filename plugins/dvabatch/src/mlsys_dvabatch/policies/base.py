@@ -58,6 +58,7 @@ class State:
         self.is_draining = False  # nobody else will come: wait for no company
         self.mean_length = 1.0  # of recent requests, in units
         self._arrivals_s: deque[float] = deque(maxlen=512)
+        self._busy_share = 1.0  # of recent requests, those that found others here when they came
 
     @property
     def num_waiting(self) -> int:
@@ -75,16 +76,21 @@ class State:
         return self.waiting.oldest_s()
 
     def note_arrival(self, now: float) -> None:
-        """A request has come."""
+        """A request has come, and waits."""
         self._arrivals_s.append(now)
+        self._busy_share += ((self.num_waiting > 1 or self.num_active > 0) - self._busy_share) / 32
 
     def utilisation(self, length: int = 1) -> float:
-        """The load, at the rate of the last 512 arrivals, as a part of what the model's best batch size can do."""
+        """The load, at the rate of the last 512 arrivals, as a part of what the model's best batch size can do.
+
+        No more than the share of requests that find others here: under Poisson arrivals that is the part of the time in
+        which the server works, and so at least the load; a client that asks when it has its answer never finds any.
+        """
         arrivals = self._arrivals_s
         if len(arrivals) < 8 or arrivals[-1] <= arrivals[0]:
             return 0.3
         rate = (len(arrivals) - 1) / (arrivals[-1] - arrivals[0])
-        return rate * least_request_s(self.costs, self.max_batch_size, length) / self.concurrency
+        return min(rate * least_request_s(self.costs, self.max_batch_size, length) / self.concurrency, self._busy_share)
 
     def planner(self, length: int = 1) -> Planner:
         """What is best by the costs, at the present load; lengths that a power of two covers are taken together."""
