@@ -2,7 +2,8 @@ r"""Sentence embeddings over HTTP under Poisson arrivals: DVABatch beside Triton
 
 Each server runs all-MiniLM-L6-v2 with the same code and weights on one thread (`benchmarks/peers/sentence_model.py`),
 batches of at most 64, and is asked in turn, round after round, for texts of the lengths of a GLUE-like workload, in the
-JSON form of the inference route. Vectors are compared before latencies.
+JSON form of the inference route. Vectors are compared before latencies. Some servers (LitServe) keep a core busy while
+they wait; `--group NAME ID` stops a server's process group while the others are asked.
 
     mlsys dvabatch serve all-minilm-l6-v2 --threads 1 --port 18400 &
     python benchmarks/dvabatch/over_http.py --rate 10 --server mlsys 127.0.0.1:18400 all-minilm-l6-v2 \
@@ -14,6 +15,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -56,10 +59,17 @@ async def one_round(address: str, model: str, texts: list[str], rate: float, see
     return [seconds for seconds, _ in answers], np.array([vector for _, vector in answers])
 
 
+def let_run(name: str, groups: list[list[str]]) -> None:
+    """Stop the process groups of all servers but ``name``."""
+    for other, group in groups:
+        os.killpg(int(group), signal.SIGCONT if other == name else signal.SIGSTOP)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", nargs=3, action="append", required=True, metavar=("NAME", "ADDRESS", "MODEL"))
+    parser.add_argument("--group", nargs=2, action="append", default=[], metavar=("NAME", "ID"))
     parser.add_argument("--workload", default="RTE")
     parser.add_argument("--rate", type=float, default=10.0, help="requests per second")
     parser.add_argument("--requests", type=int, default=60, help="in each round")
@@ -72,6 +82,7 @@ def main() -> None:
     for number in range(options.rounds + 1):
         for name, address, model in options.server:
             given = texts if number else texts[:16]
+            let_run(name, options.group)
             found, vectors = asyncio.run(one_round(address, model, given, options.rate, number))
             if number:
                 expected = vectors if expected is None else expected
@@ -79,6 +90,8 @@ def main() -> None:
                 if difference > 1e-4:
                     raise SystemExit(f"{name} gives other vectors, by {difference:g}")
                 latencies[name] += found
+    for name, _ in options.group:
+        let_run(name, [each for each in options.group if each[0] == name])
     rows = [
         {"server": name, "mean_ms": float(np.mean(found)) * 1e3}
         | {f"p{at}_ms": float(np.percentile(found, at)) * 1e3 for at in (50, 99)}

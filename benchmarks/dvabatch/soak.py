@@ -127,8 +127,8 @@ def soak(name: str, seconds: float, *, load: float, seed: int) -> bool:
     operations = dict(scheduler.counters)
     print(
         f"{name}: {len(sent)} requests, {dict(counts)}, {operations}, wrong {len(wrong)}, lost {len(lost)}, "
-        f"doubled {listener.doubled}, batches left {len(rows)}, outputs kept {runner.num_kept}: "
-        f"{'ok' if good else 'FAILED'}",
+        f"doubled {listener.doubled}, batches left {len(rows)}, outputs kept {runner.num_kept}"
+        f"{'' if drained else ', not drained in 60 s'}: {'ok' if good else 'FAILED'}",
         flush=True,
     )
     return good
@@ -140,11 +140,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600, help="in all, shared by the policies")
     parser.add_argument("--load", type=float, default=1.2, help="over the capacity")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--policy", choices=list(POLICIES), help="this one alone, for its share of the time")
     options = parser.parse_args()
     torch.set_num_threads(1)
     good = [
         soak(name, options.seconds / len(POLICIES), load=options.load, seed=options.seed + number)
         for number, name in enumerate(POLICIES)
+        if options.policy in (None, name)
     ]
     return 0 if all(good) else 1
 

@@ -9,6 +9,8 @@ import pytest
 from mlsys_core.cli.main import run
 from mlsys_core.config import settings
 from mlsys_dvabatch.models.vision import VGG19
+from mlsys_dvabatch.profile import OperatorProfile
+from mlsys_dvabatch.zoo import load, open_program
 
 SHORT = ["dvabatch", "baselines", "--stage-ms", "4+0.5,2+0", "--requests", "200"]
 
@@ -69,6 +71,9 @@ def test_errors_are_one_line(options: list[str], says: str, capsys: pytest.Captu
         (["serve", "missing.pt2"], "is no file"),
         (["serve", "vgg19-weights", "--policy", "packed"], "only encoders can be packed"),
         (["serve", "vgg19-weights", "--mode", "bold"], "give literal or cost-aware"),
+        (["serve", "vgg19-weights", "--slice-at", "random"], "give time or diversity"),
+        (["bench", "--part", "audio"], "give one of all, encoder, vision, overhead"),
+        (["bench", "--lengths", "RTE,GLUE"], "--lengths 'GLUE': give some of CoLA"),
         (["profile", "unet", "--shape", "3,x"], "positive numbers with commas"),
         (["profile", "no-such-model"], "is no model DVABatch knows"),
     ],
@@ -103,6 +108,17 @@ def test_profile_prints_costs_and_a_policy(
     assert "by number of stages: 1: " in out
     assert "Milliseconds of a batch" in out
     assert "Policy: load" in out
+
+
+def test_a_model_is_cut_where_preferred_sizes_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("mlsys_dvabatch.zoo.SHAPES", SMALL_SHAPES)
+    program = open_program("vgg19-weights")
+    some = program.allowed_cuts[len(program.allowed_cuts) // 2]
+    profile = OperatorProfile((1, 4), tuple((1.0, 4.0 if number < some else 1.0) for number in range(some + 1)))
+    monkeypatch.setattr("mlsys_dvabatch.zoo.profile_operators", lambda *_, **__: profile)
+    monkeypatch.setattr(type(program), "allowed_cuts", program.allowed_cuts[: program.allowed_cuts.index(some) + 1])
+    model = load("vgg19-weights", tmp_path, num_stages=4, slice_at="diversity").model
+    assert model.num_stages == 2
 
 
 SMALL_SHAPES = {"vgg19-weights": (lambda: VGG19(32, width=2, num_classes=3, hidden=8), (3, 32, 32))}

@@ -83,6 +83,7 @@ def serve(
     window_ms: Annotated[float, typer.Option(help="Window of --policy delay.", min=0)] = 5,
     stages: Annotated[int | None, typer.Option(help="Stages of each model.", min=1, max=64)] = None,
     shape: Annotated[str | None, typer.Option(help="Shape of one request, for ONNX files: 3,224,224.")] = None,
+    slice_at: Annotated[str, typer.Option(help="time: even stages; diversity: where preferred sizes change.")] = "time",
     compiler: Annotated[str | None, typer.Option(help="Compile each stage with this compiler.")] = None,
     threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1)] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -121,6 +122,7 @@ def serve(
                 num_stages=stages,
                 shape=parse_shape(shape),
                 compiler=compiler,
+                slice_at=slice_at,
             )
         served.append(
             ServedModel(
@@ -148,6 +150,7 @@ def profile(
     stages: Annotated[int | None, typer.Option(help="Stages; found by trying where left out.", min=1, max=64)] = None,
     max_batch: Annotated[int, typer.Option(help="Largest batch.", min=1, max=64)] = 64,
     shape: Annotated[str | None, typer.Option(help="Shape of one request, for ONNX files: 3,224,224.")] = None,
+    slice_at: Annotated[str, typer.Option(help="time: even stages; diversity: where preferred sizes change.")] = "time",
 ) -> None:
     """Measure a model: what its stages cost at each batch size, its diversities, and the policy that follows.
 
@@ -158,13 +161,22 @@ def profile(
 
     from mlsys_dvabatch.profile_report import report
 
-    report(model, settings().cache_dir, Console(), stages=stages, max_batch_size=max_batch, shape=parse_shape(shape))
+    report(
+        model,
+        settings().cache_dir,
+        Console(),
+        stages=stages,
+        max_batch_size=max_batch,
+        shape=parse_shape(shape),
+        slice_at=slice_at,
+    )
 
 
 @app.command()
 def bench(
     quick: Annotated[bool, typer.Option("--quick", help="A few minutes: fewer models, loads and requests.")] = False,
-    part: Annotated[str, typer.Option(help="all, encoder or vision.")] = "all",
+    part: Annotated[str, typer.Option(help="all, encoder, vision or overhead.")] = "all",
+    lengths: Annotated[str | None, typer.Option(help="The encoder's texts: RTE,SST-2; see the docs.")] = None,
     output: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("report/dvabatch"),
 ) -> None:
     """The paper's Figures 14 to 21 on this machine: tables, figures and data.
@@ -176,13 +188,18 @@ def bench(
     from mlsys_core.errors import InvalidInputError
     from rich.console import Console
 
-    from mlsys_dvabatch.bench.suite import run
+    from mlsys_dvabatch.bench.suite import PARTS, run
+    from mlsys_dvabatch.bench.workloads import GLUE_LIKE
 
     console = Console()
     context = BenchContext(console, quick, "cpu", torch.get_num_threads())
-    if part not in ("all", "encoder", "vision"):
-        raise InvalidInputError(f"--part {part!r}: give all, encoder or vision")
-    section = run(context, part=part)  # type: ignore[arg-type]
+    if part not in PARTS:
+        raise InvalidInputError(f"--part {part!r}: give one of {', '.join(PARTS)}")
+    workloads = None if lengths is None else [name.strip() for name in lengths.split(",")]
+    for name in workloads or ():
+        if name not in GLUE_LIKE:
+            raise InvalidInputError(f"--lengths {name!r}: give some of {','.join(GLUE_LIKE)}, with commas")
+    section = run(context, part=part, workloads=workloads)
     print_section(section, console)
     for path in write_results("dvabatch", section, context, output):
         console.print(f"wrote {path}")

@@ -26,6 +26,7 @@ def report(
     stages: int | None = None,
     max_batch_size: int = 64,
     shape: tuple[int, ...] | None = None,
+    slice_at: str = "time",
 ) -> None:
     """Profile a model and print what came out."""
     operators = None
@@ -48,7 +49,7 @@ def report(
                 )
                 lines = ", ".join(f"{each.num_stages}: {each.mean_s * 1e3:.1f} ms" for each in tries)
                 console.print(f"Average latency at 9/10 load by number of stages: {lines}")
-        loaded = load(name, cache_dir, num_stages=num_stages, shape=shape)
+        loaded = load(name, cache_dir, num_stages=num_stages, shape=shape, slice_at=slice_at)
         measuring = bar.add_task("stages")
         costs = profiled(
             loaded,

@@ -47,6 +47,7 @@ def prepare(
     num_stages: int | None = None,
     shape: tuple[int, ...] | None = None,
     compiler: str | None = None,
+    slice_at: str = "time",
     progress: Callable[[int, int], None] | None = None,
 ) -> Prepared:
     """Load a model, profile it unless that was done before, and make its policy.
@@ -57,7 +58,8 @@ def prepare(
     """
     if mode not in ("literal", "cost-aware"):
         raise InvalidInputError(f"mode {mode!r}: give literal or cost-aware")
-    loaded = load(name, cache_dir, num_stages=num_stages, shape=shape, compile_stage=compiler_of(compiler))
+    compile_stage = compiler_of(compiler)
+    loaded = load(name, cache_dir, num_stages=num_stages, shape=shape, compile_stage=compile_stage, slice_at=slice_at)
     if compiler is not None and isinstance(loaded.model, BertStages):
         raise InvalidInputError(f"{name}: encoders run as they are; --compiler is for models that are sliced")
     if policy in WHOLE:  # these ask for no costs

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from mlsys_dvabatch.models.bert import BERT_BASE, BERT_LARGE, MINILM, BertConfig, BertStages, load_bert
 from mlsys_dvabatch.models.vision import SHAPES
-from mlsys_dvabatch.slicing.partition import even_cuts
+from mlsys_dvabatch.profile import profile_operators
+from mlsys_dvabatch.slicing.partition import diversity_cuts, even_cuts
 from mlsys_dvabatch.slicing.program import Program, load_program, program_of
 from mlsys_dvabatch.slicing.sliced import Compile, SlicedModel
 
@@ -52,8 +53,19 @@ def load(
     shape: tuple[int, ...] | None = None,
     is_packed: bool = False,
     compile_stage: Compile | None = None,
+    slice_at: str = "time",
 ) -> Loaded:
     """A model by name: an encoder, a vision model with random weights, a ``.pt2`` or ``.onnx`` file.
+
+    Args:
+        name: of the model, or its file or folder.
+        cache_dir: where models are found.
+        num_stages: None: four, or two of an encoder.
+        shape: of one request, for ONNX files.
+        is_packed: encoders without padding.
+        compile_stage: what becomes of each stage.
+        slice_at: "time": stages take equally long; "diversity": cut where the preferred batch size of operators changes
+            most, into fewer stages where there are fewer changes. Encoders are cut between layers.
 
     Raises:
         InvalidInputError: there is no such model, it is damaged, or cannot be cut so.
@@ -68,7 +80,7 @@ def load(
     if name in SHAPES or path.suffix in (".pt2", ".onnx"):
         program = open_program(name, shape)
         stages = num_stages or min(4, len(program.allowed_cuts) + 1)
-        cuts = even_cuts(program.timed(4), program.allowed_cuts, stages)
+        cuts = cuts_at(slice_at, program, stages)
         return Loaded(Path(name).stem, SlicedModel(program, cuts, compile_stage=compile_stage))
     if name == "all-minilm-l6-v2" or path.is_dir():
         folder = resolve_model(name, cache_dir)
@@ -82,6 +94,20 @@ def load(
         f"{name!r} is no model DVABatch knows: give a .pt2 or .onnx file, a folder of a BERT-like encoder, or one of "
         f"{', '.join(sorted(known))}"
     )
+
+
+def cuts_at(slice_at: str, program: Program, num_stages: int) -> list[int]:
+    """Where to cut ``program`` (section 4.1); see :func:`load`.
+
+    Raises:
+        InvalidInputError: ``slice_at`` is neither way, or the program has too few operators.
+    """
+    if slice_at == "time":
+        return even_cuts(program.timed(4), program.allowed_cuts, num_stages)
+    if slice_at == "diversity":
+        preferred = profile_operators(program, batch_sizes=(1, 4, 16)).preferred
+        return diversity_cuts(preferred, program.allowed_cuts, num_stages)
+    raise InvalidInputError(f"--slice-at {slice_at!r}: give time or diversity")
 
 
 def open_program(name: str, shape: tuple[int, ...] | None = None) -> Program:

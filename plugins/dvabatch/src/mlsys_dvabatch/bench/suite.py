@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
 
 import torch
 from mlsys_core import plot
@@ -17,6 +18,7 @@ from mlsys_core.report import Dialogue, Figure, Section, Table
 from mlsys_dvabatch.bench import encoder, vision
 from mlsys_dvabatch.bench.arms import Outcome, delay_batch
 from mlsys_dvabatch.bench.overhead import closed_loop_s
+from mlsys_dvabatch.bench.workloads import GLUE_LIKE
 from mlsys_dvabatch.policies.load import LoadOperatorPolicy
 from mlsys_dvabatch.policies.planner import TASK_S
 from mlsys_dvabatch.profile import profile_operators
@@ -28,65 +30,70 @@ _NOTE = (
     f"{TASK_S * 1e6:.0f} us more, for loop and threads. Loads of vision models are parts of what batches of the best "
     "size can do."
 )
-Part = Literal["all", "encoder", "vision"]
+Part = Literal["all", "encoder", "vision", "overhead"]
+PARTS: tuple[Part, ...] = get_args(Part)
 Body = list[str | Table | Figure | Dialogue]
 
 
-def run(context: BenchContext, *, part: Part = "all") -> Section:
-    """The suite, or a part of it; see :mod:`mlsys_core.bench`."""
+def run(context: BenchContext, *, part: Part = "all", workloads: Sequence[str] | None = None) -> Section:
+    """The suite, or a part of it; see :mod:`mlsys_core.bench`.
+
+    Args:
+        context: where it prints and how long it may take.
+        part: which; "overhead" is the closed loop alone.
+        workloads: lengths of the encoder's texts, names of :data:`GLUE_LIKE`; None: all, or two if it is to be quick.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         body: Body = [_NOTE, f"Load average when it began: {os.getloadavg()[0]:.1f}."]
         data: dict[str, object] = {"load_average": os.getloadavg()[0]}
-        if part != "encoder":
+        if part in ("all", "vision"):
             _vision(context, body, data)
         if part != "vision":
-            _encoder(context, body, data)
+            _encoder(context, body, data, [] if part == "overhead" else workloads)
     finally:
         torch.set_num_threads(threads)
     return Section("DVABatch", body, data=data)
 
 
-def _encoder(context: BenchContext, body: Body, data: dict[str, object]) -> None:
+def _encoder(context: BenchContext, body: Body, data: dict[str, object], workloads: Sequence[str] | None) -> None:
     try:
         bench = encoder.EncoderBench(settings().cache_dir, is_quick=context.is_quick)
     except MissingDependencyError as error:
         body.append(f"Encoder: missing. {error}")
         return
     num = 96
-    workloads = ["RTE", "SST-2"] if context.is_quick else list(encoder_workloads())
+    if workloads is None:
+        workloads = ["RTE", "SST-2"] if context.is_quick else list(GLUE_LIKE)
     by_workload = {}
     for workload in workloads:
         context.console.print(f"{bench.name}, lengths like {workload}")
         by_workload[workload] = encoder.peaks(bench, workload, num)
-    body.append(encoder.peak_table(by_workload))
+    if by_workload:
+        body.append(encoder.peak_table(by_workload))
     data["encoder_peak_rps"] = {w: {o.arm: o.throughput_rps for o in all_} for w, all_ in by_workload.items()}
-    loads = {"RTE": (0.6,), "SST-2": (0.6,)} if context.is_quick else {"RTE": (0.25, 0.6, 0.9), "SST-2": (0.6,)}
-    for arm, workload in itertools.product(("DelayBatch", "Policy I, cost-aware"), loads):
+    for arm, workload in itertools.product(("DelayBatch", "Policy I, cost-aware"), ("RTE", "SST-2")):
+        if workload not in by_workload:
+            continue
         peak = next(outcome for outcome in by_workload[workload] if outcome.arm == arm).throughput_rps
-        for load in loads[workload]:
+        is_full = not context.is_quick and workload == "RTE" and arm != "DelayBatch"
+        for load in (0.25, 0.6, 0.9) if is_full else (0.6,):
             context.console.print(f"{bench.name}, lengths like {workload}, load {load:g} of {arm}'s peak")
-            outcomes = encoder.at_load(bench, workload, 120, load=load, peak_rps=peak)
+            num = 120 if context.is_quick or load != 0.6 else 240
+            outcomes = encoder.at_load(bench, workload, num, load=load, peak_rps=peak)
             caption = f"{bench.name}, lengths like {workload}, load {load:g} of {arm}'s peak, {load * peak:.1f} req/s"
+            caption += f", {num} requests"
             body.append(_latencies(f"{caption} (Figures 14, 16)", outcomes))
             data[f"encoder_latency_{workload}_at_{load:g}_of_{arm}"] = _figures(outcomes)
     request = bench.payload(16)
-    zero_s, dva_s = closed_loop_s(
-        bench.padded, bench.costs[False], LoadOperatorPolicy(), request, clock=time.process_time
-    )
-    body.append(
-        f"Closed loop, one request of 16 tokens at a time (Figure 21, processor time): ZeroBatch {zero_s * 1e3:.2f} "
-        f"ms, DVABatch with 2 stages {dva_s * 1e3:.2f} ms: {(dva_s - zero_s) * 1e3:+.2f} ms."
-    )
-    data["closed_loop_s"] = {"ZeroBatch": zero_s, "DVABatch": dva_s}
-
-
-def encoder_workloads() -> list[str]:
-    """Names of the length sets."""
-    from mlsys_dvabatch.bench.workloads import GLUE_LIKE
-
-    return list(GLUE_LIKE)
+    for name, clock in (("processor", time.process_time), ("wall", time.perf_counter)):
+        zero_s, dva_s = closed_loop_s(bench.padded, bench.costs[False], LoadOperatorPolicy(), request, clock=clock)
+        body.append(
+            f"Closed loop, one request of 16 tokens at a time (Figure 21, {name} time): ZeroBatch {zero_s * 1e3:.2f} "
+            f"ms, DVABatch with 2 stages {dva_s * 1e3:.2f} ms: {(dva_s - zero_s) * 1e3:+.2f} ms."
+        )
+        data[f"closed_loop_{name}_s"] = {"ZeroBatch": zero_s, "DVABatch": dva_s}
 
 
 def _vision(context: BenchContext, body: Body, data: dict[str, object]) -> None:
@@ -108,7 +115,7 @@ def _vision(context: BenchContext, body: Body, data: dict[str, object]) -> None:
             data[f"{name}_at_{load:g}"] = _figures(outcomes)
         body.append(Table(["load", *_HEADERS], rows, f"{name}, 4 stages (Figures 14, 16, 18)"))
         pairs[name] = vision.buffer_pairs(bench, num=num)
-        qos_s = max(vision.QOS_S, 2 * 64 / bench.peak_rps)
+        qos_s = vision.qos_s(bench.costs)
         arms = [delay_batch(window_s), next(arm for arm in vision.policies(bench.costs) if arm.name == "DVABatch")]
         peaks[name] = {
             arm.name: vision.stepping_peak_rps(bench, arm, num_per_step=num // 3, qos_s=qos_s) for arm in arms
