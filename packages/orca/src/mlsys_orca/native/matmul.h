@@ -14,13 +14,17 @@ constexpr int MAX_ROWS = 6;  // of one call of `multiply`: 6 x 16 fill the regis
 constexpr int PAIR_ROWS = LANES == 16 ? MAX_ROWS : 2;  // that may meet two panels at once: more would not fit the registers
 constexpr int DIRECT_ROWS = 2 * MAX_ROWS;  // that read a panel as it is; more have it decoded first
 constexpr int DIRECT_INT4_ROWS = 4;         // it takes more to decode
-constexpr int PIECE = 384;  // input features at most: 24 KiB of a decoded panel
+constexpr int NEAR_ROWS = LANES == 16 ? 12 : MAX_ROWS;  // of one call where panels are in the first-level cache: as
+constexpr int NEAR_PANELS = LANES == 16 ? 2 : 1;         // many sums as registers allow beside weights
+constexpr int PIECE = 384;  // input features at most: 24 KiB of NEAR_PANELS decoded panels
+constexpr int NEAR_PIECE = PIECE / NEAR_PANELS;
 
 // out[r][p * 16 + c] (+)= sum over k of a[r * stride + k] * panel p's (k, c); CONTINUES: the sums go on from `out`.
 template <class Panel, int ROWS, int PANELS, bool CONTINUES>
 inline void multiply(const float* a, int64_t stride, const Panel* panels, int depth, int group, float* out, int out_stride) {
     vf sums[ROWS][PANELS * VECS] = {};
     if constexpr (CONTINUES)
+#pragma GCC unroll 16
         for (int r = 0; r < ROWS; r++)
             for (int j = 0; j < PANELS * VECS; j++) sums[r][j] = load(out + r * out_stride + j * LANES);
     for (int first = 0, g = 0; first < depth; first += group, g++) {
@@ -35,6 +39,7 @@ inline void multiply(const float* a, int64_t stride, const Panel* panels, int de
                 if constexpr (!CONTINUES) panels[p].prefetch(k);
             }
             for (int step = 0; step < Panel::STEP; step++)
+#pragma GCC unroll 16
                 for (int r = 0; r < ROWS; r++) {
                     const vf x = splat(a[r * stride + k + step]);
                     for (int j = 0; j < PANELS * VECS; j++)
@@ -42,8 +47,20 @@ inline void multiply(const float* a, int64_t stride, const Panel* panels, int de
                 }
         }
     }
+#pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++)
         for (int j = 0; j < PANELS * VECS; j++) store(out + r * out_stride + j * LANES, sums[r][j]);
+}
+
+// As `multiply` for 1 to NEAR_ROWS rows against NEAR_PANELS decoded panels.
+template <bool CONTINUES, int ROWS = NEAR_ROWS>
+inline void multiply_near(
+    int rows, const float* a, int64_t stride, const NearPanel* panels, int depth, float* out, int out_stride) {
+    if constexpr (ROWS > 0) {
+        if (rows == ROWS)
+            return multiply<NearPanel, ROWS, NEAR_PANELS, CONTINUES>(a, stride, panels, depth, depth, out, out_stride);
+        multiply_near<CONTINUES, ROWS - 1>(rows, a, stride, panels, depth, out, out_stride);
+    }
 }
 
 // As `multiply` for 1 to MAX_ROWS rows, panel pairs where the registers allow it.
@@ -69,10 +86,10 @@ inline void multiply_rows(
     }
 }
 
-// `rows` in groups of at most MAX_ROWS that are as even as can be: work(first, how many).
-template <class Work>
+// `rows` in groups of at most MOST that are as even as can be: work(first, how many).
+template <int MOST = MAX_ROWS, class Work>
 inline void in_groups(int rows, Work&& work) {
-    const int groups = (rows + MAX_ROWS - 1) / MAX_ROWS;
+    const int groups = (rows + MOST - 1) / MOST;
     for (int g = 0, row = 0; g < groups; g++) {
         const int some = (rows - row + groups - g - 1) / (groups - g);
         work(row, some);
@@ -94,8 +111,8 @@ inline void decode(const Panel& panel, int depth, int group, float* out) {
     }
 }
 
-// `rows` rows against NUM_PANELS panels from `first`, into `sums` [rows][NUM_PANELS * 16]. `scratch` holds depth * 16
-// floats. Few rows read the panels as they are, from memory; many have them decoded once, and take them in pieces that
+// `rows` rows against NUM_PANELS panels from `first`, into `sums` [rows][NUM_PANELS * 16]. `scratch` holds
+// NEAR_PANELS * depth * 16 floats. Few rows read the panels as they are, from memory; many have them decoded once, and take them in pieces that
 // stay in the first-level cache.
 template <class Panel, int NUM_PANELS>
 inline void multiply_tile(
@@ -110,28 +127,35 @@ inline void multiply_tile(
         });
         return;
     }
-    for (int p = 0; p < NUM_PANELS; p++) {
-        const float* decoded = scratch;
-        if constexpr (std::is_same_v<Panel, F32Panel>)
-            decoded = Panel(m, first + p).weights;
-        else
-            decode(Panel(m, first + p), m.depth, group, scratch);
-        const int pieces = (m.depth + PIECE - 1) / PIECE, piece = (m.depth + pieces - 1) / pieces;
+    for (int p = 0; p < NUM_PANELS; p += NEAR_PANELS) {
+        const float* decoded[NEAR_PANELS];
+        for (int q = 0; q < NEAR_PANELS; q++) {
+            float* own = scratch + (int64_t)q * m.depth * PANEL;
+            if constexpr (std::is_same_v<Panel, F32Panel>) {
+                decoded[q] = Panel(m, first + p + q).weights;
+            } else {
+                decode(Panel(m, first + p + q), m.depth, group, own);
+                decoded[q] = own;
+            }
+        }
+        const int pieces = (m.depth + NEAR_PIECE - 1) / NEAR_PIECE, piece = (m.depth + pieces - 1) / pieces;
         for (int k = 0; k < m.depth; k += piece) {
             const int some_depth = std::min(piece, m.depth - k);
-            in_groups(rows, [&](int row, int some) {
-                if constexpr (std::is_same_v<Panel, F32Panel>) {  // the piece after this one comes from memory meanwhile
-                    const float* soon = decoded + (int64_t)(k + piece) * PANEL;
-                    for (int line = piece * row / rows; line < piece * (row + some) / rows; line++)
-                        __builtin_prefetch(soon + line * PANEL, 0, 2);
-                }
-                NearPanel panel(decoded + (int64_t)k * PANEL);
+            in_groups<NEAR_ROWS>(rows, [&](int row, int some) {
+                if constexpr (std::is_same_v<Panel, F32Panel>)  // the piece after this one comes from memory meanwhile
+                    for (const float* each : decoded) {
+                        const float* soon = each + (int64_t)(k + piece) * PANEL;
+                        for (int line = piece * row / rows; line < piece * (row + some) / rows; line++)
+                            __builtin_prefetch(soon + line * PANEL, 0, 2);
+                    }
+                NearPanel panels[NEAR_PANELS];
+                for (int q = 0; q < NEAR_PANELS; q++) panels[q].weights = decoded[q] + (int64_t)k * PANEL;
                 const float* from = a + row * stride + k;
                 float* to = sums + row * WIDTH + p * PANEL;
                 if (k)
-                    multiply_rows<NearPanel, true>(some, from, stride, &panel, 1, some_depth, some_depth, to, WIDTH);
+                    multiply_near<true>(some, from, stride, panels, some_depth, to, WIDTH);
                 else
-                    multiply_rows<NearPanel, false>(some, from, stride, &panel, 1, some_depth, some_depth, to, WIDTH);
+                    multiply_near<false>(some, from, stride, panels, some_depth, to, WIDTH);
             });
         }
     }

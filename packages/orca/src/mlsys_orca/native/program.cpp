@@ -203,7 +203,7 @@ class Program {
             }
         }
         constexpr int LINE = 64 / sizeof(float);
-        float* scratch = grow(scratches[thread], 0, (int64_t)depth * PANEL + MAX_TILE_ROWS * TILE_PANELS * PANEL + LINE);
+        float* scratch = grow(scratches[thread], 0, (int64_t)NEAR_PANELS * depth * PANEL + MAX_TILE_ROWS * TILE_PANELS * PANEL + LINE);
         scratch = (float*)(((uintptr_t)scratch + 63) & ~(uintptr_t)63);
         const auto pairs = (const uint32_t*)input;
         switch (op.matrix.kind) {
@@ -235,7 +235,7 @@ class Program {
         const int down = (rows + block - 1) / block;
         team.for_each(across * down, [&](int i) {
             const int panel = i / down * TILE_PANELS, first = i % down * block;
-            float* sums = scratch + (int64_t)depth * PANEL;
+            float* sums = scratch + (int64_t)NEAR_PANELS * depth * PANEL;
             const int some = std::min(block, rows - first);
             if constexpr (std::is_same_v<Panel, PairsPanel>) {
                 const uint32_t* from = (const uint32_t*)input + (int64_t)first * (depth / 2);

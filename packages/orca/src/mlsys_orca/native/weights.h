@@ -46,7 +46,7 @@ struct FloatPanel {
 };
 using F32Panel = FloatPanel<float>;
 struct NearPanel : F32Panel {  // in the first-level cache already
-    using F32Panel::F32Panel;
+    NearPanel() : F32Panel(nullptr) {}
     void prefetch(int) const {}
 };
 using Bf16Panel = FloatPanel<uint16_t>;
