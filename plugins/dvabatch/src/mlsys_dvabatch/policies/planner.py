@@ -176,7 +176,7 @@ class Planner:
             usual = _most_usual(moves)  # the state whose value is set to 0: from one never seen, all are lost in noise
             system = np.eye(top + 1) - moves
             system[:, usual] = takes_s
-            solution = np.linalg.solve(system, waits_s)
+            solution = solved(system, waits_s)
             gain = float(solution[usual])
             solution[usual] = 0.0
             values = _extended(solution - solution[0])
@@ -188,15 +188,15 @@ class Planner:
 
     def _improved(self, values: Vector, gain: float, chances: list[Vector], chosen: list[int]) -> list[int]:
         top = _NUM_STATES - 1
-        best, better = np.full(top + 1, np.inf), list(chosen)
+        best, better = np.full(top + 1, np.inf), np.array(chosen)
         for index, ((size, own_s, work_s), chance) in enumerate(zip(self._ways, chances, strict=True)):
             left = np.arange(top + 1 - size)
             later = np.correlate(values, chance, "valid")[: len(left)]
             worth = own_s + (left + self.rate * work_s / 2 - gain) * work_s + later
-            for waiting in np.flatnonzero(worth < best[size:] - 1e-12):
-                best[size + waiting] = worth[waiting]
-                better[size + waiting] = index
-        return better
+            gains = worth < best[size:] - 1e-12
+            best[size:][gains] = worth[gains]
+            better[size:][gains] = index
+        return [int(index) for index in better]
 
 
 def _capped(waiting: int) -> int:
@@ -211,6 +211,26 @@ def poisson(mean: float) -> Vector:
     chances: Vector = np.exp(-mean + numbers * np.log(mean) - _LOG_FACTORIALS)
     chances[-1] += max(0.0, 1 - float(chances.sum()))
     return chances
+
+
+def solved(system: Vector, right: Vector) -> Vector:
+    """The x of ``system @ x == right``, by elimination with row pivots.
+
+    Some 5 ms for 193 unknowns. ``numpy.linalg.solve`` is quicker on an idle machine; where the cores are busy, its
+    threads, which a server cannot tell to keep away, made it 70.
+    """
+    rows = np.concatenate([system, right[:, None]], 1)
+    for step in range(len(rows)):
+        pivot = step + int(np.abs(rows[step:, step]).argmax())
+        if pivot != step:
+            rows[[step, pivot]] = rows[[pivot, step]]
+        rows[step, step:] /= rows[step, step]
+        below = step + 1 + np.flatnonzero(rows[step + 1 :, step])
+        rows[below, step:] -= rows[below, step, None] * rows[step, step:]
+    x = rows[:, -1].copy()
+    for step in range(len(rows) - 1, 0, -1):
+        x[:step] -= rows[:step, step] * x[step]
+    return x
 
 
 def _most_usual(moves: Vector) -> int:
