@@ -35,6 +35,7 @@ from runners import NotReadyError, Runner, running
 from traffic import Traffic, make_traffic
 
 ROOT = Path(__file__).parents[2]
+NAMES = [contestant.name for contestant in CONTESTANTS]
 WARMUP_SEED, TUNING_SEED, SEED = 1, 2, 3
 
 
@@ -181,6 +182,14 @@ def _settings_from(path: str) -> dict[str, Settings]:
     return settings
 
 
+def _names(text: str) -> list[str]:
+    """The contestants named, by comma."""
+    names = [name.strip() for name in text.split(",")]
+    if unknown := [name for name in names if name not in NAMES]:
+        raise argparse.ArgumentTypeError(f"no contestant {unknown[0]!r}: there are {', '.join(NAMES)}")
+    return names
+
+
 def parse() -> argparse.Namespace:
     """The command line; ``--quick`` lowers the numbers that were not given."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -194,7 +203,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--in-process", action="store_true", help="engines alone, without HTTP")
     parser.add_argument("--loaded", action="store_true", help="one busy process on each core, at equal priority")
     parser.add_argument("--quick", action="store_true", help="fewer requests, one repetition, three settings each")
-    parser.add_argument("--only", type=lambda text: text.split(","), help="these contestants, by comma")
+    parser.add_argument("--only", type=_names, help=f"these contestants, by comma, of {', '.join(NAMES)}")
     parser.add_argument("--settings-from", type=_settings_from, default={}, help="an earlier result: do not tune anew")
     parser.add_argument("--models", type=Path, default=ROOT / ".peers" / "models", help="what make_models.py wrote")
     parser.add_argument("--peers", type=Path, default=ROOT / ".peers", help="folder of the peers' environments")

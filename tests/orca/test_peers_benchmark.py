@@ -228,3 +228,10 @@ def test_a_contestant_that_ends_says_why(modules: dict[str, ModuleType], tmp_pat
 def test_the_script_shows_its_help() -> None:
     shown = subprocess.run([sys.executable, FOLDER / "peers.py", "--help"], capture_output=True, text=True, check=True)
     assert "--settings-from" in shown.stdout
+
+
+def test_a_contestant_that_there_is_not_is_refused_before_anything_runs():
+    command = [sys.executable, FOLDER / "peers.py", "offline", "--only", "mlsys orca,vllm"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert shown.returncode == 2
+    assert "no contestant 'vllm': there are mlsys orca, openvino-genai, llama.cpp" in shown.stderr
