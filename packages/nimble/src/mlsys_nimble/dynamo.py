@@ -49,18 +49,21 @@ def backend(options: Options) -> Callable[..., Any]:
 def _trained(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     """The graph as a forward and a backward graph, both replayed."""
     from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 
     from mlsys_nimble.training.calls import executor_maker
-    from mlsys_nimble.training.graphs import ReplayedGraph
+    from mlsys_nimble.training.graphs import Partition, ReplayedGraph
 
-    def compile_graph(part: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-        return ReplayedGraph(part, executor_maker(options, saves=True)).as_function()
+    partition = Partition(rematerialises=options.rematerialises)
 
-    partition = min_cut_rematerialization_partition if options.rematerialises else default_partition
-    compiled: Callable[..., Any] = aot_autograd(
-        fw_compiler=compile_graph, bw_compiler=compile_graph, partition_fn=partition
-    )(graph, example_inputs)
+    def forward(part: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        return ReplayedGraph(part, executor_maker(options, saves=True), num_results=partition.num_results).as_function()
+
+    def backward(part: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        return ReplayedGraph(part, executor_maker(options, saves=False)).as_function()
+
+    compiled: Callable[..., Any] = aot_autograd(fw_compiler=forward, bw_compiler=backward, partition_fn=partition)(
+        graph, example_inputs
+    )
     return compiled
 
 

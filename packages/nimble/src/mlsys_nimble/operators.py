@@ -81,6 +81,22 @@ class MatMul:
 
 
 @dataclass(frozen=True, slots=True)
+class Product:
+    """a [*rows, K], b [K, N], bias? [N], mask? [*rows, N], residual?; -> a b + bias [*rows, N], 0 where mask <= 0."""
+
+    has_bias: bool = False
+    has_mask: bool = False  # what a relu gave: its gradient; applied after the epilogue
+    epilogue: Epilogue = NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class WeightGradient:
+    """dy [*rows, N], x [*rows, K]; -> the sum of their outer products over the rows [N, K], and dy's sum? [N]."""
+
+    has_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """q [B, H, L, D], k [B, H, S, D], v [B, H, S, E], mask? broadcastable to [B, H, L, S] (added); -> [B, H, L, E]."""
 
@@ -242,6 +258,8 @@ Kind: TypeAlias = (
     | Separable
     | Linear
     | MatMul
+    | Product
+    | WeightGradient
     | Attention
     | Pointwise
     | Pool

@@ -147,6 +147,29 @@ def _matmul(kind: kinds.MatMul, inputs: tuple[ValueType, ...], result: ValueType
 
 
 @_compile.register
+def _product(kind: kinds.Product, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
+    def multiply(a: Tensor, b: Tensor, *bias: Tensor) -> Tensor:
+        y = a @ b
+        return y + bias[0] if bias else y
+
+    place = 2 + kind.has_bias
+    run = _with_epilogue(kind.epilogue, multiply)
+    if not kind.has_mask:
+        return run
+    return lambda *inputs: run(*inputs[:place], *inputs[place + 1 :]).masked_fill(inputs[place] <= 0, 0.0)
+
+
+@_compile.register
+def _weight_gradient(kind: kinds.WeightGradient, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
+    def run(dy: Tensor, x: Tensor) -> Any:
+        rows = dy.reshape(-1, dy.shape[-1])
+        weight = rows.t() @ x.reshape(-1, x.shape[-1])
+        return (weight, rows.sum(0)) if kind.has_bias else weight
+
+    return run
+
+
+@_compile.register
 def _attention(kind: kinds.Attention, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
     def run(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=kind.is_causal, scale=kind.scale)

@@ -16,13 +16,14 @@ from mlsys_nimble.operators import BatchNormGradient, BatchNormTraining
 from mlsys_nimble.program import Operator, ValueType
 from mlsys_nimble.reference import Run, aten_function, compile_operator
 from mlsys_nimble.strides import Strides, dense, order_of, row_major
-from mlsys_nimble.training import attention, convolutions, kernels, products
+from mlsys_nimble.training import attention, convolutions, kernels, layer_norm, linear, products
 from mlsys_nimble.training.attention import attention_of
 from mlsys_nimble.training.convolutions import images_of, way_of, work_of
 from mlsys_nimble.training.passes import GRADIENT
 
 _BY_KERNEL = (kinds.Pointwise, kinds.Reduce, kinds.Copy, kinds.Cast, kinds.Pad)
 _NORMS = (BatchNormTraining, BatchNormGradient)
+_LINEAR = (kinds.Product, kinds.WeightGradient)
 
 
 def torch_run(operator: Operator, values: Sequence[ValueType]) -> Run:
@@ -102,6 +103,11 @@ def strides_by_kernel(
     asked = attention_of(operator, views)
     if asked is not None:
         return attention.strides_of_results(asked, views)
+    if isinstance(operator.kind, _LINEAR):
+        return linear.strides_of_results(operator, views)
+    found = layer_norm.strides_of_results(operator, views)
+    if found is not None:
+        return found
     if not isinstance(operator.kind, _BY_KERNEL) or results[0].numel == 0:
         return None
     strides = _like_the_largest(results[0], views)
@@ -149,6 +155,10 @@ def make_kernels(operator: Operator, inputs: Sequence[View], outputs: Sequence[V
     asked = attention_of(operator, inputs)
     if asked is not None:
         return attention.make_kernels(asked, inputs, outputs)
+    if isinstance(operator.kind, _LINEAR):
+        return linear.make_kernels(operator.kind, inputs, outputs)
+    if layer_norm.strides_of_results(operator, inputs) is not None:
+        return layer_norm.make_kernels(operator, inputs, outputs)
     views = dict(zip((*operator.inputs, *operator.outputs), (*inputs, *outputs), strict=True))
     kernel = kernel_for(operator, views, {})
     return [kernel] if kernel is not None else []

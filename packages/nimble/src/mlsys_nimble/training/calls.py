@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch._functorch.aot_autograd import aot_function
-from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -27,7 +26,7 @@ from mlsys_nimble.errors import refuse
 from mlsys_nimble.executor import Executor, make_executor
 from mlsys_nimble.prepared import Options, autocast_state
 from mlsys_nimble.program import Program
-from mlsys_nimble.training.graphs import ReplayedGraph
+from mlsys_nimble.training.graphs import Partition, ReplayedGraph
 
 _LOG = logging.getLogger("mlsys_nimble")
 _REFUSED = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)
@@ -41,7 +40,7 @@ class TrainedModel:
         self._options = options
         self.forward: ReplayedGraph | None = None
         self.backward: ReplayedGraph | None = None
-        partition = min_cut_rematerialization_partition if options.rematerialises else default_partition
+        self._partition = Partition(rematerialises=options.rematerialises)
         named_parameters, named_buffers = dict(model.named_parameters()), dict(model.named_buffers())  # tied ones once
 
         def run(parameters: dict[str, Any], buffers: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -51,13 +50,14 @@ class TrainedModel:
             run,
             fw_compiler=self._take_forward,
             bw_compiler=self._take_backward,
-            partition_fn=partition,
+            partition_fn=self._partition,
             num_params_buffers=len(named_parameters) + len(named_buffers),
         )
         self.call: Callable[..., Any] = partial(compiled, named_parameters, named_buffers)
 
     def _take_forward(self, gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]], Any]:
-        self.forward = ReplayedGraph(gm, executor_maker(self._options, saves=True))
+        maker = executor_maker(self._options, saves=True)
+        self.forward = ReplayedGraph(gm, maker, num_results=self._partition.num_results)
         return self.forward.as_function()
 
     def _take_backward(self, gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]], Any]:

@@ -26,6 +26,7 @@ from mlsys_nimble.training.kernels import KernelList, load
 from mlsys_nimble.training.prerun import Prerun, prerun
 from mlsys_nimble.training.products import Into
 from mlsys_nimble.training.recycle import Recycled
+from mlsys_nimble.training.rows import join_rows
 
 MAX_REPLAYS = 4  # ways in which the inputs may lie that are kept
 
@@ -42,8 +43,7 @@ class TensorExecutor:
     """
 
     def __init__(self, program: Program, *, num_threads: int | None = None, **_: Any) -> None:
-        load()
-        self._program = program
+        self._program = join_rows(program, load().training_lanes())
         self._num_threads = num_threads or torch.get_num_threads()
         self._replays: OrderedDict[Any, _Replay] = OrderedDict()
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch.utils._pytree import tree_unflatten
 
 from mlsys_nimble.capture import Captured, capture
@@ -14,8 +15,28 @@ from mlsys_nimble.executor import Executor
 from mlsys_nimble.passes import optimise
 from mlsys_nimble.program import Program
 from mlsys_nimble.training.passes import TRAINING_PASSES
+from mlsys_nimble.training.rows import share_saved_copies
 
 MakeExecutor = Callable[..., Executor]
+
+
+class Partition:
+    """How AOTAutograd cuts a graph in two, which also tells how many of the forward graph's outputs are results.
+
+    Args:
+        rematerialises: Whether the backward graph computes again what is cheap (min-cut); else everything is saved.
+    """
+
+    def __init__(self, *, rematerialises: bool) -> None:
+        self._cut: Any = min_cut_rematerialization_partition if rematerialises else default_partition
+        self.num_results: int | None = None
+
+    def __call__(self, joint: torch.fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
+        """The forward and the backward graph."""
+        self.num_results = num_fwd_outputs
+        return self._cut(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+
+
 _CAPTURE_LOCK = threading.Lock()  # a trace sets flags of the whole process
 
 
@@ -25,11 +46,16 @@ class ReplayedGraph:
     Args:
         graph: Of ATen operators, without side effects.
         make_executor: Of a program and the device that it was captured on.
+        num_results: Of the outputs, how many the caller sees: the first ones, as the others are saved for the backward
+            pass; None: all.
     """
 
-    def __init__(self, graph: torch.fx.GraphModule, make_executor: MakeExecutor) -> None:
+    def __init__(
+        self, graph: torch.fx.GraphModule, make_executor: MakeExecutor, *, num_results: int | None = None
+    ) -> None:
         self._graph: torch.fx.GraphModule | None = graph
         self._make_executor = make_executor
+        self._num_results = num_results
         self._turn = threading.Lock()
         self._captured: Captured | None = None
         self.program: Program | None = None
@@ -63,7 +89,11 @@ class ReplayedGraph:
         assert self._graph is not None
         with _CAPTURE_LOCK:
             self._captured = capture(self._graph, _as_traced(self._graph, arguments))
-        self.program, _ = optimise(self._captured.program, TRAINING_PASSES)
+        program = self._captured.program
+        if self._num_results is not None:
+            results = [place for place in self._captured.output_places if place < self._num_results]
+            program = share_saved_copies(program, len(results))
+        self.program, _ = optimise(program, TRAINING_PASSES)
         self.executor = self._make_executor(self.program, self._captured.device)
         self._graph = None
 

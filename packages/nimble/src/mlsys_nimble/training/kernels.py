@@ -24,6 +24,7 @@ _MAKERS = (
     *("depthwise_forward", "depthwise_input_gradient", "depthwise_weight_gradient", "depthwise_weight_finish"),
     *("winograd2_weights", "winograd2_weight_gradient", "winograd2_weight_finish"),
     *("attention_forward", "attention_backward"),
+    *("product", "weight_gradient", "layer_norm_forward", "layer_norm_backward", "layer_norm_finish"),
     *("winograd4_weights", "winograd4_weight_gradient", "winograd4_weight_finish"),
 )
 
@@ -60,7 +61,7 @@ def load() -> Any:
         MissingDependencyError: there is no C++ compiler.
     """
     here = Path(__file__).parent / "native"
-    headers = [*sorted(here.glob("*.h")), here.parents[1] / "native" / "kernel.h"]
+    headers = [*sorted(here.glob("*.h")), *sorted((here.parents[1] / "native").glob("*.h"))]
     library = load_kernel(here / "training.cpp", cache_dir=settings().cache_dir, headers=headers)
     library.kernel_units.argtypes = library.kernel_scratch.argtypes = library.kernel_free.argtypes = [c_void_p]
     library.kernel_units.restype = library.kernel_scratch.restype = c_int64

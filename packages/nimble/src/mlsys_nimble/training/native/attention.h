@@ -39,7 +39,7 @@ struct Matrices {
 };
 
 template <int ROWS, int VECS>
-inline void multiply_tile(const Matrices& m, int64_t row, int64_t column, int64_t depth, float scale) {
+inline void multiply_small_tile(const Matrices& m, int64_t row, int64_t column, int64_t depth, float scale) {
     vf sums[ROWS][VECS] = {};
     const float *a = m.a + row * m.a_row, *b = m.b + column;
     for (int64_t t = 0; t < depth; t++, a += m.a_depth, b += m.b_row) {
@@ -56,14 +56,14 @@ inline void multiply_small(const Matrices& m, int64_t rows, int64_t columns, int
     int64_t column = 0;
     for (; column + 2 * LANES <= columns; column += 2 * LANES) {
         int64_t row = 0;
-        for (; row + 6 <= rows; row += 6) multiply_tile<6, 2>(m, row, column, depth, scale);
-        for (; row + 2 <= rows; row += 2) multiply_tile<2, 2>(m, row, column, depth, scale);
-        for (; row < rows; row++) multiply_tile<1, 2>(m, row, column, depth, scale);
+        for (; row + 6 <= rows; row += 6) multiply_small_tile<6, 2>(m, row, column, depth, scale);
+        for (; row + 2 <= rows; row += 2) multiply_small_tile<2, 2>(m, row, column, depth, scale);
+        for (; row < rows; row++) multiply_small_tile<1, 2>(m, row, column, depth, scale);
     }
     for (; column < columns; column += LANES) {
         int64_t row = 0;
-        for (; row + 8 <= rows; row += 8) multiply_tile<8, 1>(m, row, column, depth, scale);
-        for (; row < rows; row++) multiply_tile<1, 1>(m, row, column, depth, scale);
+        for (; row + 8 <= rows; row += 8) multiply_small_tile<8, 1>(m, row, column, depth, scale);
+        for (; row < rows; row++) multiply_small_tile<1, 1>(m, row, column, depth, scale);
     }
 }
 

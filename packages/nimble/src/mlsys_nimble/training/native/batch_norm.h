@@ -113,9 +113,9 @@ class BatchNormStatistics : public RowStatistics {
 
 // One unit: what joins the chunks.
 template <class Statistics>
-class Finish : public Kernel {
+class Finished : public Kernel {
   public:
-    explicit Finish(const Statistics* of) : of(of) {}
+    explicit Finished(const Statistics* of) : of(of) {}
     void run(int64_t begin, int64_t end, void*) const override {
         if (begin < end) of->finish();
     }

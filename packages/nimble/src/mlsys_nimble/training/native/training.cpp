@@ -8,6 +8,8 @@
 #include "attention.h"
 #include "batch_norm.h"
 #include "depthwise.h"
+#include "layer_norm.h"
+#include "product.h"
 #include "winograd.h"
 
 using namespace nimble;
@@ -56,11 +58,11 @@ int64_t kernel_scratch(const Kernel* kernel) { return kernel->scratch_nbytes; }
 void kernel_free(Kernel* kernel) { delete kernel; }
 
 Kernel* make_batch_norm_statistics(const BatchNorm* arguments) { return new BatchNormStatistics(*arguments); }
-Kernel* make_batch_norm_finish(const Kernel* const* of) { return new Finish<BatchNormStatistics>((const BatchNormStatistics*)*of); }
+Kernel* make_batch_norm_finish(const Kernel* const* of) { return new Finished<BatchNormStatistics>((const BatchNormStatistics*)*of); }
 Kernel* make_batch_norm_apply(const BatchNorm* arguments) { return new BatchNormApply(*arguments); }
 Kernel* make_batch_norm_gradient_sums(const BatchNormGradient* arguments) { return new BatchNormGradientSums(*arguments); }
 Kernel* make_batch_norm_gradient_finish(const Kernel* const* of) {
-    return new Finish<BatchNormGradientSums>((const BatchNormGradientSums*)*of);
+    return new Finished<BatchNormGradientSums>((const BatchNormGradientSums*)*of);
 }
 Kernel* make_batch_norm_gradient_apply(const Kernel* const* of) {
     return new BatchNormGradientApply((const BatchNormGradientSums*)*of);
@@ -70,11 +72,17 @@ Kernel* make_depthwise_forward(const Depthwise* arguments) { return new Depthwis
 Kernel* make_depthwise_input_gradient(const Depthwise* arguments) { return new DepthwiseImage<false>(*arguments); }
 Kernel* make_depthwise_weight_gradient(const Depthwise* arguments) { return new DepthwiseWeightGradient(*arguments); }
 Kernel* make_depthwise_weight_finish(const Kernel* const* of) {
-    return new Finish<DepthwiseWeightGradient>((const DepthwiseWeightGradient*)*of);
+    return new Finished<DepthwiseWeightGradient>((const DepthwiseWeightGradient*)*of);
 }
 
 Kernel* make_attention_forward(const TrainingAttention* arguments) { return new AttentionForward(*arguments); }
 Kernel* make_attention_backward(const TrainingAttention* arguments) { return new AttentionBackward(*arguments); }
+
+Kernel* make_product(const Product* arguments) { return new ProductKernel(*arguments); }
+Kernel* make_weight_gradient(const WeightGradient* arguments) { return new WeightGradientKernel(*arguments); }
+Kernel* make_layer_norm_forward(const TrainingLayerNorm* arguments) { return new LayerNormForward(*arguments); }
+Kernel* make_layer_norm_backward(const TrainingLayerNorm* arguments) { return new LayerNormBackward(*arguments); }
+Kernel* make_layer_norm_finish(const Kernel* const* of) { return new Finished<LayerNormBackward>((const LayerNormBackward*)*of); }
 
 Kernel* make_winograd2_weights(const WinogradWeights* arguments) { return new WinogradWeightsKernel<2>(*arguments); }
 Kernel* make_winograd4_weights(const WinogradWeights* arguments) { return new WinogradWeightsKernel<4>(*arguments); }

@@ -1,0 +1,105 @@
+"""Kernels of linear layers in training (native/product.h): products with what follows, and the gradient of the weights.
+
+Weights change at each step, so a product packs them first, which costs little beside many rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import Structure, c_int32, c_int64, c_void_p
+
+import torch
+
+from mlsys_nimble.native import kernels as native
+from mlsys_nimble.native import loops
+from mlsys_nimble.native.library import Kernel, View, ViewStruct, view_struct
+from mlsys_nimble.operators import Product, WeightGradient
+from mlsys_nimble.program import Operator
+from mlsys_nimble.strides import Strides, dense, order_of, row_major
+from mlsys_nimble.training.kernels import load
+
+
+class ProductStruct(Structure):
+    """product.h: Product."""
+
+    _fields_ = [
+        *((name, ViewStruct) for name in ("a", "out", "residual", "mask", "bias")),
+        ("weights", c_void_p),
+        ("depth", c_int64),
+        ("columns", c_int64),
+        ("is_relu", c_int32),
+    ]
+
+
+class WeightGradientStruct(Structure):
+    """product.h: WeightGradient."""
+
+    _fields_ = [
+        *((name, ViewStruct) for name in ("dy", "x", "weight", "bias")),
+        *((name, c_int64) for name in ("columns", "features", "threads")),
+    ]
+
+
+def strides_of_results(operator: Operator, inputs: Sequence[View]) -> list[Strides] | None:
+    """How the results of a :class:`Product` or :class:`WeightGradient` lie if kernels make them; None: torch does.
+
+    A product's rows lie as those of its residual do, or its mask, or of what it multiplies; gradients row by row.
+    """
+    kind, (a, b) = operator.kind, inputs[:2]
+    lanes = load().training_lanes()
+    if any(view.dtype != "float32" or 0 in view.shape for view in inputs) or a.strides[-1] != 1 or len(a.shape) > 4:
+        return None
+    if isinstance(kind, WeightGradient):
+        if a.shape[-1] % lanes or b.shape[-1] % lanes or b.strides[-1] != 1 or a.shape[:-1] != b.shape[:-1]:
+            return None
+        return [dense((a.shape[-1], b.shape[-1]), row_major(2)), *([(1,)] if kind.has_bias else [])]
+    if not isinstance(kind, Product) or b.shape[1] % lanes or 1 not in b.strides:
+        return None
+    if kind.has_bias and inputs[2].strides != (1,):
+        return None
+    shape = (*a.shape[:-1], b.shape[1])
+    others = inputs[2 + kind.has_bias :]
+    like = others[-1] if others else a
+    strides = dense(shape, (*order_of(like.shape[:-1], like.strides[:-1]), len(shape) - 1))
+    views = _rows([a, *others, View(0, "float32", shape, strides)])
+    is_even = all(view.strides[-1] == 1 for view in others) and all(len(view.shape) == 1 for view in views[1:])
+    return [strides] if is_even else None
+
+
+def _rows(views: Sequence[View]) -> list[View]:
+    """The rows' first elements, in the order of the last view's; the first view may keep dimensions of its own."""
+    rows = [view.reshaped(view.shape[:-1], view.strides[:-1]) for view in views]
+    merged = loops.merged(rows)
+    if len(merged) > 1 and len(merged[-1].shape) > 1:
+        merged[1:] = loops.merged(rows[1:])
+    return merged
+
+
+def make_kernels(kind: Product | WeightGradient, inputs: Sequence[View], outputs: Sequence[View]) -> list[Kernel]:
+    """The kernels; see :func:`strides_of_results` for what they take."""
+    if isinstance(kind, WeightGradient):
+        dy, x = inputs
+        dy_rows, x_rows = loops.merged([view.reshaped(view.shape[:-1], view.strides[:-1]) for view in inputs])
+        bias = outputs[1] if kind.has_bias else None
+        views = map(view_struct, (dy_rows, x_rows, outputs[0], bias))
+        sizes = dy.shape[-1], x.shape[-1], torch.get_num_threads()
+        return [Kernel(load(), "weight_gradient", WeightGradientStruct(*views, *sizes))]
+    a, b, *rest = inputs
+    depth, columns = b.shape
+    packed = torch.empty(depth * columns)
+    bias = rest.pop(0) if kind.has_bias else None
+    a_rows, *others, out_rows = _rows([a, *rest, outputs[0]])
+    mask = others.pop(0) if kind.has_mask else None
+    residual = others[0] if others else None
+    views = map(view_struct, (a_rows, out_rows, residual, mask, bias))
+    struct = ProductStruct(*views, packed.data_ptr(), depth, columns, kind.epilogue.activation == "relu")
+    return [_pack(b, packed), Kernel(load(), "product", struct, packed)]
+
+
+def _pack(b: View, to: torch.Tensor) -> Kernel:
+    """[K, N] as vectors of columns, each feature's side by side."""
+    depth, columns = b.shape
+    lanes = load().training_lanes()
+    down, along = b.strides
+    x = b.reshaped((columns // lanes, depth, lanes), (lanes * along, down, along))
+    return native.copy(x, View(to.data_ptr(), b.dtype, x.shape, (depth * lanes, lanes, 1)))

@@ -1,0 +1,432 @@
+"""Linear layers of a training graph as operators over rows, with what surrounds them taken in.
+
+AOTAutograd gives products of matrices between views, copies, additions and sums. A product does not care in which order
+its rows come, so views that only order rows go before it; then a bias, a residual, a relu or a relu's gradient follows
+directly and becomes part of it, and the sum over rows that is a bias's gradient becomes part of the weight's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
+
+from mlsys_nimble.operators import (
+    VIEWS,
+    Copy,
+    Epilogue,
+    Kind,
+    MatMul,
+    Permute,
+    Pointwise,
+    Product,
+    Reduce,
+    Reshape,
+    Step,
+    WeightGradient,
+)
+from mlsys_nimble.passes.dead_code import remove_dead_code
+from mlsys_nimble.passes.rewrite import Rewriter
+from mlsys_nimble.passes.views import simplify_views
+from mlsys_nimble.program import Operator, Program, ValueId, ValueType
+
+LEAST_ROWS = 64  # below, packing the weights would cost more than it gains
+MOST_DIMS = 3  # of rows
+
+
+def share_saved_copies(program: Program, num_results: int) -> Program:
+    """Drop copies of what only the backward pass reads: nobody writes there, so memory may be shared.
+
+    Args:
+        program: A forward graph.
+        num_results: The first outputs, which the caller sees; the others are saved.
+    """
+    roots = _roots(program)
+    seen = {roots.get(value, value) for value in program.outputs[:num_results]}
+    seen |= {roots.get(new, new) for _, new in program.mutations} | {*program.inputs, *program.constants}
+    lasting = set(program.outputs[:num_results]) | {new for _, new in program.mutations}
+    for operator in reversed(program.operators):
+        if isinstance(operator.kind, (*VIEWS, Copy)) and lasting.intersection(operator.outputs):
+            lasting.update(operator.inputs)
+    rewriter = Rewriter(program)
+    for _, operator in rewriter:
+        if isinstance(operator.kind, Copy) and operator.outputs[0] not in lasting:
+            source = operator.inputs[0]
+            if roots.get(source, source) not in seen:
+                rewriter.substitute(operator, source)
+    return rewriter.build()
+
+
+def _roots(program: Program) -> dict[ValueId, ValueId]:
+    """For each view the value that it may share its memory with; copies count as views, as they may be dropped."""
+    roots: dict[ValueId, ValueId] = {}
+    for operator in program.operators:
+        if isinstance(operator.kind, (*VIEWS, Copy)):
+            roots[operator.outputs[0]] = roots.get(operator.inputs[0], operator.inputs[0])
+    return roots
+
+
+def join_rows(program: Program, lanes: int) -> Program:
+    """Products of many rows, and the gradients of their weights, with what surrounds them.
+
+    Args:
+        program: After the passes of training, in float32 where products are to be found.
+        lanes: Columns in a vector: products have whole ones.
+    """
+    program = _taken_in(find_products(program, lanes))
+    program = _taken_in(spread_rows(program))
+    return remove_dead_code(simplify_views(straighten(sum_biases(program))))
+
+
+def _taken_in(program: Program) -> Program:
+    while True:
+        program = remove_dead_code(straighten(program))
+        joined = take_in(program)
+        if joined is program:
+            return program
+        program = joined
+
+
+# Views
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """A value as a view of another: the root's elements as ``sizes``, of which each dimension here takes some."""
+
+    root: ValueId
+    sizes: tuple[int, ...]  # in the root's order
+    dims: tuple[tuple[int, ...], ...]  # of the view: places in sizes
+
+
+def straighten(program: Program) -> Program:
+    """Chains of reshapes and permutations become one split, one permutation and one merger, or less.
+
+    What is merged in between and split again would be copied for nothing.
+    """
+    rewriter = Rewriter(program)
+    chains: dict[ValueId, _Chain] = {}
+    for place, operator in rewriter:
+        if not isinstance(operator.kind, Reshape | Permute):
+            continue
+        chain = _extended(chains, operator, rewriter.values)
+        if chain is not None and chain.root != operator.inputs[0]:
+            _put(rewriter, place, operator, chain)
+    return rewriter.build()
+
+
+def _extended(chains: dict[ValueId, _Chain], operator: Operator, values: Sequence[ValueType]) -> _Chain | None:
+    """What a reshape or permutation shows, also noted among ``chains``; None: no chain can tell."""
+    source, value = operator.inputs[0], operator.outputs[0]
+    inner = chains.get(source) or _whole(source, values[source].shape)
+    if isinstance(operator.kind, Permute):
+        chain: _Chain | None = replace(inner, dims=tuple([inner.dims[dim] for dim in operator.kind.dims]))
+    else:
+        chain = _reshaped(inner, values[value].shape) if 0 not in inner.sizes else None
+    if chain is not None:
+        chains[value] = chain = _coalesced(chain)
+    return chain
+
+
+def _whole(value: ValueId, shape: tuple[int, ...]) -> _Chain:
+    return _Chain(value, shape, tuple([(dim,) for dim in range(len(shape))]))
+
+
+def _reshaped(chain: _Chain, shape: tuple[int, ...]) -> _Chain | None:
+    """The chain with dimensions regrouped; None: a boundary falls where none of the sizes can be split."""
+    sizes = {place: (size,) for place, size in enumerate(chain.sizes)}  # each with the parts it is split in
+    left = [place for dim in chain.dims for place in dim if chain.sizes[place] != 1]
+    flat = [(place, chain.sizes[place]) for place in left]
+    dims: list[list[tuple[int, int]]] = []  # (place, part)
+    counts = dict.fromkeys(sizes, 0)
+    parts: dict[int, list[int]] = {place: [] for place in sizes}
+    for wanted in shape:
+        dim: list[tuple[int, int]] = []
+        while wanted > 1:
+            place, size = flat.pop(0)
+            part = size if wanted % size == 0 else wanted
+            if size % part:
+                return None
+            parts[place].append(part)
+            dim.append((place, counts[place]))
+            counts[place] += 1
+            wanted //= part
+            if size != part:
+                flat.insert(0, (place, size // part))
+        dims.append(dim)
+    starts, total, all_sizes = {}, 0, []
+    for place, size in enumerate(chain.sizes):
+        starts[place] = total
+        some = parts[place] or [size]
+        all_sizes += some
+        total += len(some)
+    return _Chain(
+        chain.root, tuple(all_sizes), tuple([tuple([starts[place] + part for place, part in dim]) for dim in dims])
+    )
+
+
+def _coalesced(chain: _Chain) -> _Chain:
+    """Sizes that stay side by side in one dimension become one; those of 1 go."""
+    dims = [[place for place in dim if chain.sizes[place] != 1] for dim in chain.dims]
+    follows = {a: b for dim in dims for a, b in pairwise(dim)}
+    kept = [place for place in range(len(chain.sizes)) if chain.sizes[place] != 1]
+    sizes: list[int] = []
+    number: dict[int, int] = {}
+    for index, place in enumerate(kept):
+        if index and follows.get(kept[index - 1]) == place:
+            sizes[-1] *= chain.sizes[place]
+        else:
+            number[place] = len(sizes)
+            sizes.append(chain.sizes[place])
+    return _Chain(chain.root, tuple(sizes), tuple([tuple([number[p] for p in dim if p in number]) for dim in dims]))
+
+
+def _put(rewriter: Rewriter, place: int, operator: Operator, chain: _Chain) -> None:
+    """The chain, at most three views, in the place of an operator."""
+    value, dtype = chain.root, rewriter.type(chain.root).dtype
+    order = tuple([place for dim in chain.dims for place in dim])
+    wanted = rewriter.type(operator.outputs[0]).shape
+    views: list[tuple[Reshape | Permute, tuple[int, ...]]] = []
+    shape = rewriter.type(value).shape
+    if order != tuple(range(len(order))):
+        if chain.sizes != shape:
+            views.append((Reshape(), chain.sizes))
+        shape = tuple([chain.sizes[place] for place in order])
+        views.append((Permute(order), shape))
+    if shape != wanted:
+        views.append((Reshape(), wanted))
+    if not views:
+        rewriter.substitute(operator, value)
+        return
+    for kind, some in views[:-1]:
+        value = _insert(rewriter, place, operator, kind, (value,), ValueType(some, dtype))
+    rewriter.replace(place, replace(operator, kind=views[-1][0], inputs=(value,)))
+
+
+def _insert(
+    rewriter: Rewriter, place: int, operator: Operator, kind: Kind, inputs: tuple[ValueId, ...], type_: ValueType
+) -> ValueId:
+    """A new operator before that at a place, named after it and numbered."""
+    return rewriter.insert(place, f"{operator.name}_{len(rewriter.values)}", kind, inputs, type_)
+
+
+# Products
+
+
+def find_products(program: Program, lanes: int) -> Program:
+    """Products of two matrices, and of a matrix that is turned first, as gradients of weights are."""
+    rewriter = Rewriter(program)
+    for place, operator in rewriter:
+        types = [rewriter.type(value) for value in (*operator.inputs, *operator.outputs)]
+        if operator.kind != MatMul() or any(type_.dtype != "float32" or len(type_.shape) != 2 for type_ in types):
+            continue
+        (a, b), (count, depth), columns = operator.inputs, types[0].shape, types[2].shape[1]
+        turned = rewriter.producer(a)
+        if columns % lanes or depth == 0:
+            continue
+        if turned is not None and turned.kind == Permute((1, 0)):
+            if depth >= LEAST_ROWS and count % lanes == 0:
+                rewriter.replace(place, replace(operator, kind=WeightGradient(), inputs=(turned.inputs[0], b)))
+        elif count >= LEAST_ROWS:
+            rewriter.replace(place, replace(operator, kind=Product()))
+    return rewriter.build()
+
+
+def spread_rows(program: Program) -> Program:
+    """Rows that were merged from several dimensions keep those: merging may want a copy."""
+    rewriter = Rewriter(program)
+    for place, operator in rewriter:
+        if isinstance(operator.kind, WeightGradient):
+            _spread_gradient(rewriter, place, operator)
+        elif isinstance(operator.kind, Product):
+            rows = _rows_of(rewriter, place, operator, operator.inputs[0])
+            shape = (*rewriter.type(rows).shape[:-1], rewriter.type(operator.outputs[0]).shape[-1])
+            if len(shape) > 2:
+                inputs = (rows, *operator.inputs[1:])
+                made = _insert(rewriter, place, operator, operator.kind, inputs, ValueType(shape, "float32"))
+                rewriter.replace(place, replace(operator, kind=Reshape(), inputs=(made,)))
+    return rewriter.build()
+
+
+def _spread_gradient(rewriter: Rewriter, place: int, operator: Operator) -> None:
+    found = [_rows_of(rewriter, place, operator, value) for value in operator.inputs]
+    shapes = [rewriter.type(value).shape for value in found]
+    if shapes[0][:-1] != shapes[1][:-1]:  # views of the same rows: one is split as the other is
+        few = min((0, 1), key=lambda index: len(shapes[index]))
+        value = operator.inputs[few]
+        shape = (*shapes[1 - few][:-1], rewriter.type(value).shape[-1])
+        found[few] = _insert(rewriter, place, operator, Reshape(), (value,), ValueType(shape, "float32"))
+    rewriter.replace(place, replace(operator, inputs=tuple(found)))
+
+
+def _rows_of(rewriter: Rewriter, place: int, operator: Operator, value: ValueId) -> ValueId:
+    """A matrix as rows of several dimensions, if it was merged from those."""
+    source = rewriter.producer(value)
+    if source is None or not isinstance(source.kind, Reshape):
+        return value
+    shape, depth = rewriter.type(source.inputs[0]).shape, rewriter.type(value).shape[1]
+    cut = len(shape)
+    while cut and prod(shape[cut:]) < depth:
+        cut -= 1
+    if len(rewriter.type(value).shape) != 2 or prod(shape[cut:]) != depth or not 2 <= cut <= MOST_DIMS:
+        return value
+    if cut == len(shape) - 1:
+        return source.inputs[0]
+    return _insert(rewriter, place, operator, Reshape(), source.inputs, ValueType((*shape[:cut], depth), "float32"))
+
+
+def take_in(program: Program) -> Program:
+    """Products with the views and elementwise operators that alone read them; the program itself, if there are none."""
+    rewriter = Rewriter(program)
+    changed = False
+    for place, operator in rewriter:
+        if isinstance(operator.kind, Reshape | Permute):
+            changed |= _order_rows(rewriter, place, operator)
+        elif isinstance(operator.kind, Pointwise) and operator.kind.dtype == "float32":
+            for value in operator.inputs:
+                product = rewriter.sole_producer(value)
+                if product is None or not isinstance(product.kind, Product):
+                    continue
+                joined = _joined(rewriter, product, operator, value)
+                if joined is not None:
+                    rewriter.replace(place, joined)
+                    rewriter.drop(product)
+                    changed = True
+                    break
+    return rewriter.build() if changed else program
+
+
+def _order_rows(rewriter: Rewriter, place: int, operator: Operator) -> bool:
+    """A view of a product's rows becomes a product of viewed rows."""
+    product = rewriter.sole_producer(operator.inputs[0])
+    if product is None or not isinstance(product.kind, Product):
+        return False
+    if product.kind.has_mask or product.kind.epilogue.has_residual:
+        return False
+    shape, before = (rewriter.type(v).shape for v in (operator.outputs[0], operator.inputs[0]))
+    if isinstance(operator.kind, Permute):
+        if operator.kind.dims[-1] != len(before) - 1:
+            return False
+    elif shape[-1] != before[-1] or not _is_split(before[:-1], shape[:-1]):
+        return False
+    a = rewriter.type(product.inputs[0])
+    type_ = ValueType((*shape[:-1], a.shape[-1]), a.dtype)
+    rows = _insert(rewriter, place, operator, operator.kind, product.inputs[:1], type_)
+    rewriter.replace(place, replace(product, inputs=(rows, *product.inputs[1:]), outputs=operator.outputs))
+    rewriter.drop(product)
+    return True
+
+
+def _is_split(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Whether dimensions are only cut in several, at most MOST_DIMS."""
+    left = [size for size in after if size != 1]
+    for size in before:
+        while size > 1:
+            if not left or size % left[0]:
+                return False
+            size //= left.pop(0)
+    return not left and len(after) <= MOST_DIMS
+
+
+def _joined(rewriter: Rewriter, product: Operator, reader: Operator, value: ValueId) -> Operator | None:
+    """The product with what ``reader`` does to its result; None: it is none of what a product can do."""
+    assert isinstance(product.kind, Product)
+    assert isinstance(reader.kind, Pointwise)
+    type_, kind, place = rewriter.type(value), product.kind, reader.inputs.index(value)
+    if rewriter.type(reader.outputs[0]) != type_ or kind.has_mask:
+        return None
+    inputs = list(product.inputs)
+    if reader.kind.steps == (Step("le", (1 - place, 0.0)), Step("where", (-1, 0.0, place))):
+        mask = reader.inputs[1 - place]
+        if rewriter.type(mask) != type_ or kind.epilogue.has_residual:
+            return None
+        inputs.insert(2 + kind.has_bias, mask)
+        return replace(product, kind=replace(kind, has_mask=True), inputs=tuple(inputs), outputs=reader.outputs)
+    so_far = place
+    for number, step in enumerate(reader.kind.steps):
+        others = [argument for argument in step.arguments if argument != so_far]
+        epilogue = kind.epilogue
+        if epilogue.activation is not None or len(others) + 1 != len(step.arguments):
+            return None
+        if step.op == "relu":
+            kind = replace(kind, epilogue=replace(epilogue, activation="relu"))
+        elif step.op == "add" and isinstance(others[0], int) and others[0] >= 0:
+            other = reader.inputs[others[0]]
+            if rewriter.type(other) == type_ and not epilogue.has_residual and other != value:
+                inputs.append(other)
+                kind = replace(kind, epilogue=Epilogue(has_residual=True))
+            elif rewriter.type(other).shape == type_.shape[-1:] and not kind.has_bias:
+                inputs.insert(2, other)
+                kind = replace(kind, has_bias=True)
+            else:
+                return None
+        else:
+            return None
+        so_far = -1 - number
+    if any(rewriter.type(other).dtype != "float32" for other in inputs):
+        return None
+    return replace(product, kind=kind, inputs=tuple(inputs), outputs=reader.outputs)
+
+
+def sum_biases(program: Program) -> Program:
+    """A sum over the rows whose products make a weight's gradient becomes a second result of that."""
+    chains: dict[ValueId, _Chain] = {}
+    for operator in program.operators:
+        if isinstance(operator.kind, Reshape | Permute):
+            _extended(chains, operator, program.values)
+    gradients: dict[object, int] = {}
+    for index, operator in enumerate(program.operators):
+        if operator.kind == WeightGradient():
+            gradients.setdefault(_columns(chains, program, operator.inputs[0]), index)
+    operators = list(program.operators)
+    gone: set[int] = set()
+    for index, operator in enumerate(program.operators):
+        kind = operator.kind
+        if not isinstance(kind, Reduce) or kind.op != "sum" or kind.keeps_dims:
+            continue
+        rank = len(program.values[operator.inputs[0]].shape)
+        if kind.dims != tuple(range(rank - 1)):
+            continue
+        at = gradients.pop(_columns(chains, program, operator.inputs[0]), None)
+        if at is not None:
+            found = operators[at]
+            outputs = (*found.outputs, *operator.outputs)
+            operators[at] = replace(found, kind=WeightGradient(has_bias=True), outputs=outputs)
+            gone.add(index)
+    if not gone:
+        return program
+    left = [operator for index, operator in enumerate(operators) if index not in gone]
+    return replace(program, operators=_in_order(left))
+
+
+def _columns(chains: dict[ValueId, _Chain], program: Program, value: ValueId) -> object:
+    """What two views share if one's last dimension is the other's: the root, and where in its order columns lie."""
+    chain = chains.get(value) or _whole(value, program.values[value].shape)
+    strides = [prod(chain.sizes[place + 1 :]) for place in range(len(chain.sizes))]
+    last: list[tuple[int, int]] = []  # (size, stride), neighbours merged
+    for place in chain.dims[-1]:
+        size, stride = chain.sizes[place], strides[place]
+        if size == 1:
+            continue
+        if last and last[-1][1] == size * stride:
+            last[-1] = (last[-1][0] * size, stride)
+        else:
+            last.append((size, stride))
+    return chain.root, tuple(last)
+
+
+def _in_order(operators: list[Operator]) -> tuple[Operator, ...]:
+    """The operators in an order that may be run, else as they were."""
+    producers = {value: operator for operator in operators for value in operator.outputs}
+    found: dict[tuple[ValueId, ...], Operator] = {}
+    waiting = list(reversed(operators))
+    while waiting:
+        operator = waiting[-1]
+        missing = [producers[value] for value in operator.inputs if value in producers]
+        missing = [one for one in missing if one.outputs not in found]
+        if missing:
+            waiting += missing
+        else:
+            found[waiting.pop().outputs] = operator
+    return tuple(found.values())

@@ -1,0 +1,124 @@
+"""Kernels of linear layers and layer norms in training beside torch in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from mlsys_nimble.native.library import View
+from mlsys_nimble.operators import Aten, Epilogue, Input, Product, WeightGradient
+from mlsys_nimble.program import Operator
+from mlsys_nimble.training import layer_norm, linear
+from mlsys_nimble.training.kernels import KernelList, load
+from torch import Tensor
+
+LANES = load().training_lanes()
+WIDTHS = [(1, LANES), (5, 2 * LANES), (300, 3 * LANES), (LANES, 8 * LANES)]  # of features and columns
+
+
+def rows(*shape: int, is_turned: bool) -> Tensor:
+    """Rows as they come, or with the first two dimensions in the other order in memory."""
+    if is_turned:
+        return torch.randn(shape[1], shape[0], *shape[2:]).transpose(0, 1)
+    return torch.randn(shape)
+
+
+def run(operator: Operator, inputs: list[Tensor], shapes: list[tuple[int, ...]], num_threads: int) -> list[Tensor]:
+    views = [View.of(tensor) for tensor in inputs]
+    strides = linear.strides_of_results(operator, views)
+    assert strides is not None
+    outputs = [
+        torch.empty_strided(shape, step).fill_(float("nan")) for shape, step in zip(shapes, strides, strict=True)
+    ]
+    assert isinstance(operator.kind, Product | WeightGradient)
+    kernels = linear.make_kernels(operator.kind, views, [View.of(tensor) for tensor in outputs])
+    KernelList(kernels, num_threads).run()
+    return outputs
+
+
+@pytest.mark.parametrize(("depth", "columns"), WIDTHS)
+@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("extras", ["", "bias", "bias residual relu", "residual", "mask", "residual mask"])
+def test_products_and_what_follows(depth: int, columns: int, is_turned: bool, num_threads: int, extras: str):
+    torch.manual_seed(0)
+    shape = (9, 15, columns)
+    a = rows(9, 15, depth, is_turned=is_turned)
+    b = torch.randn(columns, depth).t() if is_turned else torch.randn(depth, columns)
+    bias, residual, mask = torch.randn(columns), rows(*shape, is_turned=is_turned), rows(*shape, is_turned=is_turned)
+    epilogue = Epilogue("relu" if "relu" in extras else None, has_residual="residual" in extras)
+    kind = Product(has_bias="bias" in extras, has_mask="mask" in extras, epilogue=epilogue)
+    inputs = [a, b, *([bias] if kind.has_bias else []), *([mask] if kind.has_mask else [])]
+    inputs += [residual] if epilogue.has_residual else []
+    wanted = a.double() @ b.double() + (bias.double() if kind.has_bias else 0)
+    wanted = wanted + residual.double() if epilogue.has_residual else wanted
+    wanted = wanted.relu() if "relu" in extras else wanted
+    wanted = wanted * (mask > 0) if kind.has_mask else wanted
+    operator = Operator("product", kind, tuple(range(len(inputs))), (9,))
+    (made,) = run(operator, inputs, [shape], num_threads)
+    assert (made.stride() == a.stride()) == (depth == columns)
+    torch.testing.assert_close(made.double(), wanted, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(("columns", "features"), [(LANES, LANES), (20 * LANES, 2 * LANES), (3 * LANES, 7 * LANES)])
+@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_gradients_of_weights_and_biases(
+    columns: int, features: int, is_turned: bool, has_bias: bool, num_threads: int
+):
+    torch.manual_seed(0)
+    dy, x = rows(13, 23, columns, is_turned=is_turned), rows(13, 23, features, is_turned=not is_turned)
+    operator = Operator("gradient", WeightGradient(has_bias=has_bias), (0, 1), (2, 3)[: 1 + has_bias])
+    shapes = [(columns, features), (columns,)][: 1 + has_bias]
+    made = run(operator, [dy, x], shapes, num_threads)
+    wanted = dy.double().reshape(-1, columns).t() @ x.double().reshape(-1, features)
+    torch.testing.assert_close(made[0].double(), wanted, rtol=1e-5, atol=1e-4)
+    if has_bias:
+        torch.testing.assert_close(made[1].double(), dy.double().sum((0, 1)), rtol=1e-5, atol=1e-4)
+
+
+def test_what_lies_otherwise_is_torchs():
+    def takes(a: Tensor, b: Tensor) -> bool:
+        return linear.strides_of_results(Operator("p", Product(), (0, 1), (2,)), [View.of(a), View.of(b)]) is not None
+
+    a, b = torch.randn(7, 5), torch.randn(5, LANES)
+    assert takes(a, b)
+    assert not takes(a.double(), b.double())
+    assert not takes(torch.randn(5, 7).t(), b)
+    assert not takes(a, torch.randn(5, LANES + 1))
+    views = [View.of(tensor) for tensor in (a, b, torch.randn(2 * LANES)[::2])]
+    assert linear.strides_of_results(Operator("p", Product(has_bias=True), (0, 1, 2), (3,)), views) is None
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_layer_norms_and_their_gradients(is_turned: bool, num_threads: int):
+    torch.manual_seed(0)
+    width = 3 * LANES
+    x, dy = rows(11, 17, width, is_turned=is_turned) + 3, rows(11, 17, width, is_turned=False)
+    weight, bias = torch.randn(width), torch.randn(width)
+    exact = [tensor.double().requires_grad_() for tensor in (x, weight, bias)]
+    wanted = torch.nn.functional.layer_norm(exact[0], (width,), *exact[1:], 1e-5)
+
+    def run_norm(name: str, arguments: tuple[object, ...], inputs: list[Tensor], shapes: list[torch.Size]):
+        operator = Operator("norm", Aten(name, arguments), tuple(range(len(inputs))), (7, 8, 9))
+        views = [View.of(tensor) for tensor in inputs]
+        strides = layer_norm.strides_of_results(operator, views)
+        assert strides is not None
+        outputs = [
+            torch.empty_strided(shape, step).fill_(float("nan")) for shape, step in zip(shapes, strides, strict=True)
+        ]
+        KernelList(layer_norm.make_kernels(operator, views, list(map(View.of, outputs))), num_threads).run()
+        return outputs
+
+    name = "aten.native_layer_norm"
+    forward = (Input(0), (width,), Input(1), Input(2), 1e-5)
+    statistics = torch.Size((11, 17, 1))
+    y, mean, rstd = run_norm(f"{name}.default", forward, [x, weight, bias], [x.shape, statistics, statistics])
+    torch.testing.assert_close(y.double(), wanted.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(mean, x.mean(-1, keepdim=True), rtol=1e-5, atol=1e-5)
+    backward = (Input(0), Input(1), (width,), *map(Input, range(2, 6)), (True, True, True))
+    inputs = [dy, x, mean, rstd, weight, bias]
+    made = run_norm(f"{name}_backward.default", backward, inputs, [x.shape, weight.shape, bias.shape])
+    for ours, theirs in zip(made, torch.autograd.grad(wanted, exact, dy.double()), strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,97 @@
+"""Linear layers of training graphs with what surrounds them: the programs keep their meaning, and views go away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from mlsys_nimble.capture import capture
+from mlsys_nimble.operators import Copy, Epilogue, MatMul, Permute, Pointwise, Product, Reduce, Reshape, WeightGradient
+from mlsys_nimble.passes import optimise
+from mlsys_nimble.passes.dead_code import remove_dead_code
+from mlsys_nimble.program import Program, check_program
+from mlsys_nimble.reference import ReferenceExecutor
+from mlsys_nimble.training.passes import TRAINING_PASSES
+from mlsys_nimble.training.rows import join_rows, share_saved_copies, straighten
+from torch import Tensor
+
+
+def joined(function: Callable[..., Any], *inputs: Tensor) -> Program:
+    program, _ = optimise(capture(function, inputs).program, TRAINING_PASSES)
+    program = join_rows(program, 8)
+    check_program(program)
+    for made, wanted in zip(ReferenceExecutor(program).run(inputs), function(*inputs), strict=True):
+        torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-4)
+    return program
+
+
+def kinds(program: Program) -> list[type]:
+    return [type(operator.kind) for operator in program.operators]
+
+
+def test_a_layer_between_turned_rows_is_one_product():
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> tuple[Tensor]:
+        rows = x.permute(1, 0, 2).contiguous().view(-1, 16)
+        y = (rows @ weight.t() + bias).view(12, 8, 24).permute(1, 0, 2)
+        return (torch.relu(y + residual),)
+
+    program = joined(forward, torch.randn(8, 12, 16), torch.randn(24, 16), torch.randn(24), torch.randn(8, 12, 24))
+    (product,) = (operator for operator in program.operators if isinstance(operator.kind, Product))
+    assert product.kind == Product(has_bias=True, epilogue=Epilogue("relu", has_residual=True))
+    assert kinds(program) == [Permute, Product]  # of the weight
+    assert product.inputs[0] == program.inputs[0]
+
+
+def test_the_gradients_of_a_layer():
+    def backward(dy: Tensor, x: Tensor, weight: Tensor, seen: Tensor) -> tuple[Tensor, ...]:
+        rows = dy.permute(1, 0, 2).reshape(-1, 24)
+        dx = (rows @ weight).view(12, 8, 16).permute(1, 0, 2)
+        return rows.sum(0), torch.where(seen <= 0, 0.0, dx), rows.t() @ x.permute(1, 0, 2).reshape(-1, 16)
+
+    x = torch.randn(8, 12, 16)
+    program = joined(backward, torch.randn(8, 12, 24), x, torch.randn(24, 16), torch.relu(torch.randn(8, 12, 16)))
+    assert Product(has_mask=True) in [operator.kind for operator in program.operators]
+    assert WeightGradient(has_bias=True) in [operator.kind for operator in program.operators]
+    assert not {Reduce, Pointwise, MatMul}.intersection(kinds(program))
+
+
+def test_a_result_that_others_read_stays():
+    def forward(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        y = x @ weight
+        return y, torch.relu(y), torch.sigmoid(x @ weight + x.sum(1, keepdim=True))
+
+    program = joined(forward, torch.randn(96, 16), torch.randn(16, 24))
+    assert all(kind.kind == Product() for kind in program.operators if isinstance(kind.kind, Product))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(8, 24), (96, 10)])
+def test_few_rows_and_odd_widths_stay_products_of_matrices(rows: int, columns: int):
+    program = joined(lambda x, weight: (x @ weight,), torch.randn(rows, 16), torch.randn(16, columns))
+    assert kinds(program) == [MatMul]
+
+
+def test_what_is_merged_and_split_again_is_not_merged():
+    def heads(x: Tensor) -> tuple[Tensor]:
+        return (x.permute(1, 0, 2).reshape(6, 20, 4).permute(1, 0, 2).reshape(5, 4, 6, 4) + 0.0,)
+
+    program, _ = optimise(capture(heads, (torch.randn(5, 6, 16),)).program, TRAINING_PASSES)
+    program = remove_dead_code(straighten(program))
+    assert kinds(program)[:2] == [Reshape, Permute]
+    shapes = [program.values[operator.outputs[0]].shape for operator in program.operators[:2]]
+    assert shapes == [(5, 6, 4, 4), (5, 4, 6, 4)]
+
+
+def test_only_copies_that_the_caller_does_not_see_are_shared():
+    def forward(x: Tensor) -> tuple[Tensor, ...]:
+        y = torch.relu(x)
+        return y.clone(), y.sigmoid().clone(), x.clone(), y.clone()
+
+    program = capture(forward, (torch.randn(4, 4),)).program
+    copies = kinds(program).count(Copy)
+    assert kinds(share_saved_copies(program, 4)).count(Copy) == copies
+    assert kinds(share_saved_copies(program, 1)).count(Copy) < copies
+    shared = share_saved_copies(program, 1)
+    assert program.inputs[0] not in shared.outputs  # what the caller may still write to is copied
+    assert shared.outputs[0] not in shared.outputs[1:]
