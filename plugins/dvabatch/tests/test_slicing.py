@@ -131,11 +131,14 @@ def test_models_that_cannot_be_sliced_are_refused():
     [("a.pt2", b"no program", "damaged"), ("a.txt", b"", "a .pt2 or .onnx file"), ("a.pt2", None, "damaged")],
     ids=["damaged", "suffix", "missing"],
 )
-def test_bad_files_are_refused(tmp_path: Path, name: str, content: bytes | None, says: str):
+def test_bad_files_are_refused(
+    tmp_path: Path, name: str, content: bytes | None, says: str, capfd: pytest.CaptureFixture[str]
+):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(InvalidInputError, match=says):
         load_program(tmp_path / name)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_onnx_needs_a_shape_and_a_converter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -6,6 +6,7 @@ then requests can join and leave there. Which values do is found by running the 
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor, fx, nn
 
 from mlsys_dvabatch.slicing.onnx_file import load_onnx
 
+_A_SHAPE = "the shape of one request, like --shape 3,224,224"
 _PROBES = (2, 3)  # batch sizes by which rows are told from other dimensions
 
 
@@ -131,13 +133,21 @@ def load_program(path: Path, example: tuple[Tensor, ...] | None = None) -> Progr
         MissingDependencyError: an ONNX file, and onnx2torch is not installed.
     """
     if path.suffix == ".pt2":
+        log = logging.getLogger("torch.export")
+        log.addFilter(_no_record)  # it logs a traceback of what is raised anyway
         try:
             exported = torch.export.load(path)
         except Exception as error:
-            raise InvalidInputError(f"{path} is no exported program, or damaged: {_first_line(error)}") from error
+            raise InvalidInputError(
+                f"{path} is no exported program, or damaged: {_first_line(error)}; write it with torch.export.save"
+            ) from error
+        finally:
+            log.removeFilter(_no_record)
         if example is None:
             if exported.example_inputs is None:
-                raise InvalidInputError(f"{path} keeps no example inputs: give the shape of one request")
+                raise InvalidInputError(
+                    f"{path} keeps no example inputs: give the shape of one request, like --shape 3,224,224"
+                )
             args, kwargs = exported.example_inputs
             if kwargs or not all(isinstance(value, Tensor) and value.ndim for value in args):
                 raise InvalidInputError(f"{path} takes other inputs than tensors by position; export it so")
@@ -145,7 +155,9 @@ def load_program(path: Path, example: tuple[Tensor, ...] | None = None) -> Progr
         return program_of(exported, example)
     if path.suffix == ".onnx":
         if example is None:
-            raise InvalidInputError(f"{path}: give the shape of one request, ONNX files keep none")
+            raise InvalidInputError(
+                f"{path}: give the shape of one request, like --shape 3,224,224; ONNX files keep none"
+            )
         try:
             return program_of(load_onnx(path), example)
         except (InvalidInputError, MissingDependencyError):
@@ -153,6 +165,10 @@ def load_program(path: Path, example: tuple[Tensor, ...] | None = None) -> Progr
         except Exception as error:
             raise InvalidInputError(f"{path} cannot be converted: {_first_line(error)}") from error
     raise InvalidInputError(f"{path}: got {path.suffix or 'no suffix'}; a .pt2 or .onnx file is needed")
+
+
+def _no_record(_record: logging.LogRecord) -> bool:
+    return False
 
 
 def _exported(model: nn.Module, example: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
