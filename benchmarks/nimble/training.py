@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from mlsys_core.environment import describe_environment
@@ -167,6 +168,16 @@ def race(name: str, *, batch: int, seconds: float, clock: Callable[[], float]) -
     return [Row(name, key, batch, found[key], median(times) * 1e3, min(times) * 1e3) for key, times in samples.items()]
 
 
+def earlier(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of other nets that were written before under the same conditions."""
+    if not arguments.json.exists():
+        return []
+    found = json.loads(arguments.json.read_text(encoding="utf-8"))
+    if (found["threads"], found["clock"]) != (arguments.threads, arguments.clock):
+        return []
+    return [row for row in found["rows"] if row["net"] not in arguments.net]
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -175,7 +186,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=20.0, help="of turns for each net")
     parser.add_argument("--clock", choices=("wall", "processor"), default="wall")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="rows of other nets in it stay, if threads and clock are the same")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     if arguments.clock == "processor" and arguments.threads > 1:
@@ -195,7 +206,7 @@ def main() -> None:
             "environment": describe_environment(),
             "threads": arguments.threads,
             "clock": arguments.clock,
-            "rows": [asdict(r) for r in rows],
+            "rows": [*earlier(arguments), *(asdict(r) for r in rows)],
         }
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
