@@ -101,17 +101,10 @@ class ServedModel:
         """All rows of a request; the first that fails fails it, and the others are given up."""
         rows = self._rows(request.inputs, request.num_rows)
         lengths = [self._model.check(row) for row in rows]  # all before any is submitted
-        tasks = [
-            asyncio.ensure_future(self._submit(f"{request.key}.{number}", row, length, request))
-            for number, (row, length) in enumerate(zip(rows, lengths, strict=True))
-        ]
-        try:
-            results = await asyncio.gather(*tasks)
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
+        if len(rows) == 1:
+            results = [await self._submit(f"{request.key}.0", rows[0], lengths[0], request)]
+        else:
+            results = await self._submit_all(rows, lengths, request)
         columns = [result if isinstance(result, tuple) else (result,) for result in results]
         stacked = [torch.stack(column).numpy() for column in zip(*columns, strict=True)]
         return InferResponse({tensor.name: array for tensor, array in zip(self.spec.outputs, stacked, strict=True)})
@@ -119,6 +112,19 @@ class ServedModel:
     async def close(self) -> None:
         """Stop the engine."""
         await asyncio.to_thread(self.engine.close)
+
+    async def _submit_all(self, rows: list[Any], lengths: list[int], request: InferRequest) -> list[Any]:
+        tasks = [
+            asyncio.ensure_future(self._submit(f"{request.key}.{number}", row, length, request))
+            for number, (row, length) in enumerate(zip(rows, lengths, strict=True))
+        ]
+        try:
+            return await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
 
     async def _submit(self, key: str, row: Any, length: int, request: InferRequest) -> Any:
         serve_request = ServeRequest(key, row, length=length, priority=request.priority, deadline_s=request.deadline_s)

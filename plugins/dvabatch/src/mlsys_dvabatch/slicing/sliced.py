@@ -99,7 +99,9 @@ class SlicedModel:
             if not isinstance(value, Tensor) or value.dtype != like.dtype or value.shape != like.shape[1:]:
                 got = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
                 raise InvalidInputError(f"input {name!r} takes {like.dtype} {list(like.shape[1:])}, got {got}")
-            if value.is_floating_point() and not bool((torch.isfinite(value) | (value.isnan() & missing)).all()):
+            if not value.is_floating_point() or bool((finite := value.isfinite()).all()):
+                continue
+            if not bool((finite | (value.isnan() & missing)).all()):
                 what = "NaN where it means no missing value" if bool(missing.any()) else "NaN"
                 raise InvalidInputError(f"input {name!r} holds {what}, or infinity: only finite values are taken")
         return 1
