@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from mlsys_nimble import Nimble
 from mlsys_nimble.capture import capture
 from mlsys_nimble.operators import Copy, Epilogue, MatMul, Permute, Pointwise, Product, Reduce, Reshape, WeightGradient
 from mlsys_nimble.passes import optimise
@@ -15,7 +17,7 @@ from mlsys_nimble.program import Program, check_program
 from mlsys_nimble.reference import ReferenceExecutor
 from mlsys_nimble.training.passes import TRAINING_PASSES
 from mlsys_nimble.training.rows import join_rows, share_saved_copies, straighten
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def joined(function: Callable[..., Any], *inputs: Tensor) -> Program:
@@ -95,3 +97,26 @@ def test_only_copies_that_the_caller_does_not_see_are_shared():
     shared = share_saved_copies(program, 1)
     assert program.inputs[0] not in shared.outputs  # what the caller may still write to is copied
     assert shared.outputs[0] not in shared.outputs[1:]
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_transformer_layer_trains_as_eager_does(activation: str, norm_first: bool, dtype: torch.dtype):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(
+        64, 4, 128, dropout=0.0, batch_first=True, activation=activation, norm_first=norm_first
+    )
+    eager, exact, x = copy.deepcopy(layer), copy.deepcopy(layer).double(), torch.randn(8, 12, 64)
+    model = Nimble(layer).prepare(x, training=True)
+    for _ in range(2):  # gradients accumulate
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            losses = [call(x).float().square().mean() for call in (model, eager)]
+        for loss in (*losses, exact(x.double()).square().mean()):
+            loss.backward()
+    ours, eagers, wanted = (
+        torch.cat([parameter.grad.double().flatten() for parameter in module.parameters()])  # type: ignore[union-attr]
+        for module in (layer, eager, exact)
+    )
+    allowed = max(1e-5, 1.5 * float((eagers - wanted).norm() / wanted.norm()))  # half widths: as near as eager
+    assert (ours - wanted).norm() / wanted.norm() < allowed
