@@ -16,6 +16,8 @@ from mlsys_dvabatch.costs import StageCosts
 from mlsys_dvabatch.engine import Engine
 from mlsys_dvabatch.policies.base import Policy
 
+_NUM_WARM = 64  # requests before those that count: a policy has to see that nobody else comes
+
 
 class _Waiter:
     def __init__(self) -> None:
@@ -52,13 +54,13 @@ def closed_loop_s(
     try:
         for engine in engines:
             engine.loop.start()
-        for number in range(num + 5):
+        for number in range(num + _NUM_WARM):
             for which, (engine, waiter) in enumerate(zip(engines, waiters, strict=True)):
                 waiter.done.clear()
                 start_s = clock()
                 engine.loop.submit(ServeRequest(str(number), payload), str(number))
                 waiter.done.wait()
-                if number >= 5:
+                if number >= _NUM_WARM:
                     times[which].append(clock() - start_s)
     finally:
         for engine in engines:

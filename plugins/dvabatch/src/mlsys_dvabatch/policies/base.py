@@ -78,7 +78,7 @@ class State:
     def note_arrival(self, now: float) -> None:
         """A request has come, and waits."""
         self._arrivals_s.append(now)
-        self._busy_share += ((self.num_waiting > 1 or self.num_active > 0) - self._busy_share) / 32
+        self._busy_share += ((self.num_waiting > 1 or self.num_active > 0) - self._busy_share) / 16
 
     def utilisation(self, length: int = 1) -> float:
         """The load, at the rate of the last 512 arrivals, as a part of what the model's best batch size can do.
@@ -95,7 +95,8 @@ class State:
     def planner(self, length: int = 1) -> Planner:
         """What is best by the costs, at the present load; lengths that a power of two covers are taken together."""
         covering = 1 << max(0, length - 1).bit_length()
-        nearest = round(min(max(self.utilisation(covering), 0.1), 0.95), 1)
+        load = self.utilisation(covering)
+        nearest = 0.01 if load < 0.05 else round(min(max(load, 0.1), 0.95), 1)
         return planner_for(self.costs, self.max_batch_size, nearest, covering)
 
     def can_begin(self) -> bool:
