@@ -83,7 +83,7 @@ def has_packed_weights(model: object) -> bool:
     return any(isinstance(module, Linear) and isinstance(module.weight, QuantizedMatrix) for module in modules)
 
 
-def _look_up(table: Matrix, ids: Tensor) -> Tensor:
+def look_up(table: Matrix, ids: Tensor) -> Tensor:
     """The rows ``ids`` [n] int64 of ``table``: of its dtype, or fp32 if it is quantised."""
     if isinstance(table, QuantizedMatrix):
         return table.rows(ids).dequantized()
@@ -136,9 +136,14 @@ class Embedding(nn.Module):
         _set_matrix(self, "table", table)
         self.register_buffer("positions", positions, persistent=False)
 
-    def forward(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """``token_ids`` and ``positions``, [num_tokens] int64 -> fp32 [num_tokens, hidden_size]."""
-        x = _look_up(self.table, token_ids)
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, rows_of: Callable[[Matrix, Tensor], Tensor] = look_up
+    ) -> Tensor:
+        """``token_ids`` and ``positions``, [num_tokens] int64 -> fp32 [num_tokens, hidden_size].
+
+        ``rows_of`` looks up rows of the table.
+        """
+        x = rows_of(self.table, token_ids)
         x = (x if self.project is None else self.project(x)).float()
         if self.scale != 1:
             x *= self.scale

@@ -21,8 +21,10 @@ from mlsys_orca.kv_cache import KVCache
 from mlsys_orca.models.blocks import Decoder
 from mlsys_orca.models.config import ModelConfig
 from mlsys_orca.models.decoder import DecoderModel, ForwardInputs
-from mlsys_orca.models.layers import LayerNorm, RMSNorm, Rotaries
+from mlsys_orca.models.layers import LayerNorm, RMSNorm, Rotaries, Rotary, look_up
+from mlsys_orca.models.quantized import Matrix, QuantizedMatrix
 from mlsys_orca.native import library
+from mlsys_orca.native.factors import Factors
 from mlsys_orca.native.library import ACTIVATIONS, CACHES, PANEL, ROWS, address
 from mlsys_orca.native.lowering import LoweringError, lower
 from mlsys_orca.native.packing import PackedLinear, pack
@@ -104,7 +106,8 @@ class NativeDecoder:
         self.plan = lower(decoder)
         self.embedding = decoder.embedding
         rotary = decoder.rotary
-        self._rotaries = list(rotary.rotaries) if isinstance(rotary, Rotaries) else [rotary] if rotary else []
+        rotaries = list(rotary.rotaries) if isinstance(rotary, Rotaries) else [rotary] if rotary else []
+        self._factors = [Factors(each) for each in rotaries if isinstance(each, Rotary)]
         self._native = library.load()
         self.seconds: NDArray[np.float64] | None = None  # per operator of the plan, to be added to; None: not measured
         self.largest: NDArray[np.int64] | None = None  # [num_sampled] of the last call: where a row's largest logit is
@@ -146,8 +149,11 @@ class NativeDecoder:
                 )
             spans.append((request.start, request.stop, request.context_len, len(tables)))
             tables.extend(request.block_table)
-        states = self.embedding(inputs.token_ids, inputs.positions).contiguous()
-        turned = [rotary(inputs.positions) for rotary in self._rotaries] or [(None, None)]
+        states = self.embedding(inputs.token_ids, inputs.positions, look_up_native).contiguous()
+        highest = max(request.context_len for request in inputs.batch.requests) - 1
+        turned: Sequence[tuple[Tensor | None, Tensor | None]] = [(None, None)]
+        if self._factors:
+            turned = [factors(inputs.positions, highest) for factors in self._factors]
         logits = torch.empty(len(inputs.wanted), self.config.vocab_size)
         arrays = [np.array(values, dtype=np.int32) for values in (spans, tables, inputs.wanted)]
         cap = self.config.logit_softcap
@@ -305,3 +311,25 @@ def _even_parts(num_rows: int) -> list[tuple[int, int]]:
     """Ranges of at most :data:`_MOST_ROWS` rows, as even as can be."""
     parts = max(1, -(-num_rows // _MOST_ROWS))
     return [(num_rows * part // parts, num_rows * (part + 1) // parts) for part in range(parts)]
+
+
+def look_up_native(table: Matrix, ids: Tensor) -> Tensor:
+    """As :func:`~mlsys_orca.models.layers.look_up`: of a table in codes in one call, where torch takes a dozen.
+
+    Raises:
+        IndexError: there is no such row.
+    """
+    if not isinstance(table, QuantizedMatrix):
+        return look_up(table, ids)
+    codes, scales, offsets = (
+        None if part is None else part.contiguous() for part in (table.codes, table.scales, table.offsets)
+    )
+    has_halves = table.scales.dtype == torch.float16
+    shape = table.out_features, table.in_features, table.group_size, table.bits
+    matrix = library.Codes(address(codes), address(scales), address(offsets), *shape, has_halves)
+    ids = ids.contiguous()
+    found = torch.empty(len(ids), table.in_features)
+    count = library.load().orca_look_up(byref(matrix), ids.data_ptr(), len(ids), found.data_ptr())
+    if count < len(ids):
+        raise IndexError(f"there is no token {ids[count]}: the embedding has {table.out_features} rows")
+    return found

@@ -105,6 +105,21 @@ class Batch(Structure):
     ]
 
 
+class Codes(Structure):
+    """lookup.h: Codes."""
+
+    _fields_ = [
+        ("codes", c_void_p),
+        ("scales", c_void_p),
+        ("offsets", c_void_p),
+        ("rows", c_int64),
+        ("depth", c_int32),
+        ("group", c_int32),
+        ("bits", c_int32),
+        ("has_halves", c_int32),
+    ]
+
+
 @cache
 def load(flags: tuple[str, ...] = ()) -> Any:
     """The library, compiled for this machine on the first call ever.
@@ -127,6 +142,7 @@ def load(flags: tuple[str, ...] = ()) -> Any:
         getattr(library, f"orca_add_{name}").argtypes = [c_void_p, POINTER(structure)]
     library.orca_run.argtypes = [c_void_p, POINTER(Batch)]
     library.orca_pack.argtypes = [c_void_p, c_void_p, *[c_int32] * 6]
+    library.orca_look_up.argtypes = [POINTER(Codes), c_void_p, c_int32, c_void_p]
     library.orca_huge_pages.argtypes = [c_void_p, c_int64]
     return library
 

@@ -11,6 +11,7 @@
 
 #include "attention.h"
 #include "attention_by_unit.h"
+#include "lookup.h"
 #include "matmul.h"
 #include "rows.h"
 #include "team.h"
@@ -428,6 +429,14 @@ void orca_free(Program* program) { delete program; }
 void orca_add_product(Program* program, const orca::Product* op) { program->operators.emplace_back(*op); }
 void orca_add_attention(Program* program, const orca::Attention* op) { program->operators.emplace_back(*op); }
 void orca_add_normalise(Program* program, const orca::Normalise* op) { program->operators.emplace_back(*op); }
+// Rows `ids` of a matrix in codes, [count][depth]; returns how many were looked up before one that there is not.
+int32_t orca_look_up(const orca::Codes* matrix, const int64_t* ids, int32_t count, float* out) {
+    for (int32_t i = 0; i < count; i++) {
+        if (ids[i] < 0 || ids[i] >= matrix->rows) return i;
+        orca::look_up(*matrix, ids[i], out + (int64_t)i * matrix->depth);
+    }
+    return count;
+}
 // Whether this machine multiplies pairs of bf16 in one instruction.
 int orca_has_pairs() {
 #if MLSYS_LANES == 16 && defined(__AVX512BF16__)
