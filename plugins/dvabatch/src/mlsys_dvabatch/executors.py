@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from mlsys_core.device.protocols import Device, Event
 from mlsys_core.serving.protocols import Clock, WorkerId
-from mlsys_core.serving.workers import Completion, Workers
+from mlsys_core.serving.workers import Completion, QueuedWorkers, Workers
 
 from mlsys_dvabatch.tasks import StageOutput, StageTask
 
@@ -47,6 +47,7 @@ class StageExecutor:
         self._core = core
         self._num_threads = num_threads
         self._tasks: SimpleQueue[StageTask | None] = SimpleQueue()
+        self.worker = WorkerId(stage)
         self.completed: SimpleQueue[_Done | None] = SimpleQueue()  # replaced by the loop's own
         self._thread = threading.Thread(target=self._work, name=f"stage-{stage}", daemon=True)
         self._has_started = False
@@ -54,7 +55,7 @@ class StageExecutor:
     @staticmethod
     def as_workers(executors: Sequence[StageExecutor], clock: Clock) -> Workers[StageTask, StageOutput]:
         """All stages behind one queue."""
-        return _StageWorkers(executors, clock)
+        return QueuedWorkers(executors, clock)
 
     def submit(self, batch: StageTask) -> None:
         """Hand ``batch`` to the thread."""
@@ -89,7 +90,7 @@ class StageExecutor:
                 output = self._run(task)
             except BaseException as error:  # noqa: BLE001 - a request boundary: the scheduler is told
                 output = error
-            self.completed.put(Completion(WorkerId(self.stage), task, output))
+            self.completed.put(Completion(self.worker, task, output))
             del task, output  # hold no tensors while waiting for the next
 
 
@@ -141,31 +142,6 @@ class StreamExecutor(StageExecutor):
         """Stop the thread and the stream."""
         super().close()
         self._stream.close()
-
-
-class _StageWorkers:
-    """Executors that put what they complete into one queue."""
-
-    def __init__(self, executors: Sequence[StageExecutor], clock: Clock) -> None:
-        self.executors = tuple(executors)
-        self._clock = clock
-        self._completed: SimpleQueue[_Done | None] = SimpleQueue()
-        for executor in executors:
-            executor.completed = self._completed
-
-    def wait(self, until_s: float | None) -> Completion[StageTask, StageOutput] | None:
-        """The next completion of any stage."""
-        done: _Done | None = _get(self._completed, None if until_s is None else until_s - self._clock.now())
-        return done
-
-    def interrupt(self) -> None:
-        """Make a wait return."""
-        self._completed.put(None)
-
-    def close(self) -> None:
-        """Close all."""
-        for executor in self.executors:
-            executor.close()
 
 
 def _get(queue: SimpleQueue[Any], timeout_s: float | None) -> Any:

@@ -11,13 +11,14 @@ import logging
 import threading
 from collections.abc import Sequence
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.protocols import Batch, Clock, Executor, Output, WorkerId
 
 _logger = logging.getLogger(__name__)
 _JOIN_TIMEOUT_S = 10.0
+_Item = TypeVar("_Item")
 
 
 class Completion(NamedTuple, Generic[Batch, Output]):
@@ -129,10 +130,7 @@ class QueuedWorkers:
 
     def wait(self, until_s: float | None) -> Completion[Any, Any] | None:
         """See :class:`Workers`."""
-        try:
-            return self._completed.get(timeout=_timeout_s(until_s, self._clock))
-        except Empty:
-            return None
+        return _next(self._completed, until_s, self._clock)
 
     def interrupt(self) -> None:
         """See :class:`Workers`."""
@@ -156,10 +154,7 @@ class _PumpedWorkers(Generic[Batch, Output]):
     def wait(self, until_s: float | None) -> Completion[Batch, Output] | Lost | None:
         if not self._threads:  # not in the constructor: a loop that never runs has nothing to close
             self._start()
-        try:
-            return self._arrived.get(timeout=_timeout_s(until_s, self._clock))
-        except Empty:
-            return None
+        return _next(self._arrived, until_s, self._clock)
 
     def interrupt(self) -> None:
         self._arrived.put(None)
@@ -200,6 +195,14 @@ def _close(executors: Sequence[Executor[Any, Any]]) -> None:
             executor.close()
         except Exception:  # the others still have to be closed
             _logger.exception("an executor could not be closed")
+
+
+def _next(queue: SimpleQueue[_Item], until_s: float | None, clock: Clock) -> _Item | None:
+    """What is put into the queue next; None: an interrupt, or the time has come."""
+    try:
+        return queue.get(timeout=_timeout_s(until_s, clock))
+    except Empty:
+        return None
 
 
 def _timeout_s(until_s: float | None, clock: Clock) -> float | None:

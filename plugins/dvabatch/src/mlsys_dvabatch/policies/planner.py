@@ -15,6 +15,7 @@ from math import lgamma
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from mlsys_dvabatch.costs import StageCosts, catch_up_s, least_request_s, remaining_s
 from mlsys_dvabatch.policies.decisions import HYSTERESIS, planned_split, sizes_by_cost
@@ -176,7 +177,8 @@ class Planner:
             usual = _most_usual(moves)  # the state whose value is set to 0: from one never seen, all are lost in noise
             system = np.eye(top + 1) - moves
             system[:, usual] = takes_s
-            solution = solved(system, waits_s)
+            with threadpool_limits(1, user_api="blas"):  # 2 ms; threads that wait for busy cores made it 70
+                solution = np.linalg.solve(system, waits_s)
             gain = float(solution[usual])
             solution[usual] = 0.0
             values = _extended(solution - solution[0])
@@ -211,26 +213,6 @@ def poisson(mean: float) -> Vector:
     chances: Vector = np.exp(-mean + numbers * np.log(mean) - _LOG_FACTORIALS)
     chances[-1] += max(0.0, 1 - float(chances.sum()))
     return chances
-
-
-def solved(system: Vector, right: Vector) -> Vector:
-    """The x of ``system @ x == right``, by elimination with row pivots.
-
-    Some 5 ms for 193 unknowns. ``numpy.linalg.solve`` is quicker on an idle machine; where the cores are busy, its
-    threads, which a server cannot tell to keep away, made it 70.
-    """
-    rows = np.concatenate([system, right[:, None]], 1)
-    for step in range(len(rows)):
-        pivot = step + int(np.abs(rows[step:, step]).argmax())
-        if pivot != step:
-            rows[[step, pivot]] = rows[[pivot, step]]
-        rows[step, step:] /= rows[step, step]
-        below = step + 1 + np.flatnonzero(rows[step + 1 :, step])
-        rows[below, step:] -= rows[below, step, None] * rows[step, step:]
-    x = rows[:, -1].copy()
-    for step in range(len(rows) - 1, 0, -1):
-        x[:step] -= rows[:step, step] * x[step]
-    return x
 
 
 def _most_usual(moves: Vector) -> int:

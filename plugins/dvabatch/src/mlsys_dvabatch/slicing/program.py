@@ -145,9 +145,7 @@ def load_program(path: Path, example: tuple[Tensor, ...] | None = None) -> Progr
             log.removeFilter(_no_record)
         if example is None:
             if exported.example_inputs is None:
-                raise InvalidInputError(
-                    f"{path} keeps no example inputs: give the shape of one request, like --shape 3,224,224"
-                )
+                raise InvalidInputError(f"{path} keeps no example inputs: give {_A_SHAPE}")
             args, kwargs = exported.example_inputs
             if kwargs or not all(isinstance(value, Tensor) and value.ndim for value in args):
                 raise InvalidInputError(f"{path} takes other inputs than tensors by position; export it so")
@@ -155,9 +153,7 @@ def load_program(path: Path, example: tuple[Tensor, ...] | None = None) -> Progr
         return program_of(exported, example)
     if path.suffix == ".onnx":
         if example is None:
-            raise InvalidInputError(
-                f"{path}: give the shape of one request, like --shape 3,224,224; ONNX files keep none"
-            )
+            raise InvalidInputError(f"{path}: give {_A_SHAPE}; ONNX files keep none")
         try:
             return program_of(load_onnx(path), example)
         except (InvalidInputError, MissingDependencyError):
