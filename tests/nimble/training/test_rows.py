@@ -15,8 +15,9 @@ from mlsys_nimble.passes import optimise
 from mlsys_nimble.passes.dead_code import remove_dead_code
 from mlsys_nimble.program import Program, check_program
 from mlsys_nimble.reference import ReferenceExecutor
+from mlsys_nimble.training.chains import straighten
 from mlsys_nimble.training.passes import TRAINING_PASSES
-from mlsys_nimble.training.rows import join_rows, share_saved_copies, straighten
+from mlsys_nimble.training.rows import join_rows, share_saved_copies
 from torch import Tensor, nn
 
 

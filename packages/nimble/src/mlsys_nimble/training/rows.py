@@ -7,16 +7,13 @@ directly and becomes part of it, and the sum over rows that is a bias's gradient
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import replace
 from math import prod
 
 from mlsys_nimble.operators import (
     VIEWS,
     Copy,
     Epilogue,
-    Kind,
     MatMul,
     Permute,
     Pointwise,
@@ -30,6 +27,7 @@ from mlsys_nimble.passes.dead_code import remove_dead_code
 from mlsys_nimble.passes.rewrite import Rewriter
 from mlsys_nimble.passes.views import simplify_views
 from mlsys_nimble.program import Operator, Program, ValueId, ValueType
+from mlsys_nimble.training.chains import columns_of, insert_before, straighten
 
 LEAST_ROWS = 64  # below, packing the weights would cost more than it gains
 MOST_DIMS = 3  # of rows
@@ -88,132 +86,6 @@ def _taken_in(program: Program) -> Program:
         program = joined
 
 
-# Views
-
-
-@dataclass(frozen=True, slots=True)
-class _Chain:
-    """A value as a view of another: the root's elements as ``sizes``, of which each dimension here takes some."""
-
-    root: ValueId
-    sizes: tuple[int, ...]  # in the root's order
-    dims: tuple[tuple[int, ...], ...]  # of the view: places in sizes
-
-
-def straighten(program: Program) -> Program:
-    """Chains of reshapes and permutations become one split, one permutation and one merger, or less.
-
-    What is merged in between and split again would be copied for nothing.
-    """
-    rewriter = Rewriter(program)
-    chains: dict[ValueId, _Chain] = {}
-    for place, operator in rewriter:
-        if not isinstance(operator.kind, Reshape | Permute):
-            continue
-        chain = _extended(chains, operator, rewriter.values)
-        if chain is not None and chain.root != operator.inputs[0]:
-            _put(rewriter, place, operator, chain)
-    return rewriter.build()
-
-
-def _extended(chains: dict[ValueId, _Chain], operator: Operator, values: Sequence[ValueType]) -> _Chain | None:
-    """What a reshape or permutation shows, also noted among ``chains``; None: no chain can tell."""
-    source, value = operator.inputs[0], operator.outputs[0]
-    inner = chains.get(source) or _whole(source, values[source].shape)
-    if isinstance(operator.kind, Permute):
-        chain: _Chain | None = replace(inner, dims=tuple([inner.dims[dim] for dim in operator.kind.dims]))
-    else:
-        chain = _reshaped(inner, values[value].shape) if 0 not in inner.sizes else None
-    if chain is not None:
-        chains[value] = chain = _coalesced(chain)
-    return chain
-
-
-def _whole(value: ValueId, shape: tuple[int, ...]) -> _Chain:
-    return _Chain(value, shape, tuple([(dim,) for dim in range(len(shape))]))
-
-
-def _reshaped(chain: _Chain, shape: tuple[int, ...]) -> _Chain | None:
-    """The chain with dimensions regrouped; None: a boundary falls where none of the sizes can be split."""
-    sizes = {place: (size,) for place, size in enumerate(chain.sizes)}  # each with the parts it is split in
-    left = [place for dim in chain.dims for place in dim if chain.sizes[place] != 1]
-    flat = [(place, chain.sizes[place]) for place in left]
-    dims: list[list[tuple[int, int]]] = []  # (place, part)
-    counts = dict.fromkeys(sizes, 0)
-    parts: dict[int, list[int]] = {place: [] for place in sizes}
-    for wanted in shape:
-        dim: list[tuple[int, int]] = []
-        while wanted > 1:
-            place, size = flat.pop(0)
-            part = size if wanted % size == 0 else wanted
-            if size % part:
-                return None
-            parts[place].append(part)
-            dim.append((place, counts[place]))
-            counts[place] += 1
-            wanted //= part
-            if size != part:
-                flat.insert(0, (place, size // part))
-        dims.append(dim)
-    starts, total, all_sizes = {}, 0, []
-    for place, size in enumerate(chain.sizes):
-        starts[place] = total
-        some = parts[place] or [size]
-        all_sizes += some
-        total += len(some)
-    return _Chain(
-        chain.root, tuple(all_sizes), tuple([tuple([starts[place] + part for place, part in dim]) for dim in dims])
-    )
-
-
-def _coalesced(chain: _Chain) -> _Chain:
-    """Sizes that stay side by side in one dimension become one; those of 1 go."""
-    dims = [[place for place in dim if chain.sizes[place] != 1] for dim in chain.dims]
-    follows = {a: b for dim in dims for a, b in pairwise(dim)}
-    kept = [place for place in range(len(chain.sizes)) if chain.sizes[place] != 1]
-    sizes: list[int] = []
-    number: dict[int, int] = {}
-    for index, place in enumerate(kept):
-        if index and follows.get(kept[index - 1]) == place:
-            sizes[-1] *= chain.sizes[place]
-        else:
-            number[place] = len(sizes)
-            sizes.append(chain.sizes[place])
-    return _Chain(chain.root, tuple(sizes), tuple([tuple([number[p] for p in dim if p in number]) for dim in dims]))
-
-
-def _put(rewriter: Rewriter, place: int, operator: Operator, chain: _Chain) -> None:
-    """The chain, at most three views, in the place of an operator."""
-    value, dtype = chain.root, rewriter.type(chain.root).dtype
-    order = tuple([place for dim in chain.dims for place in dim])
-    wanted = rewriter.type(operator.outputs[0]).shape
-    views: list[tuple[Reshape | Permute, tuple[int, ...]]] = []
-    shape = rewriter.type(value).shape
-    if order != tuple(range(len(order))):
-        if chain.sizes != shape:
-            views.append((Reshape(), chain.sizes))
-        shape = tuple([chain.sizes[place] for place in order])
-        views.append((Permute(order), shape))
-    if shape != wanted:
-        views.append((Reshape(), wanted))
-    if not views:
-        rewriter.substitute(operator, value)
-        return
-    for kind, some in views[:-1]:
-        value = _insert(rewriter, place, operator, kind, (value,), ValueType(some, dtype))
-    rewriter.replace(place, replace(operator, kind=views[-1][0], inputs=(value,)))
-
-
-def _insert(
-    rewriter: Rewriter, place: int, operator: Operator, kind: Kind, inputs: tuple[ValueId, ...], type_: ValueType
-) -> ValueId:
-    """A new operator before that at a place, named after it and numbered."""
-    return rewriter.insert(place, f"{operator.name}_{len(rewriter.values)}", kind, inputs, type_)
-
-
-# Products
-
-
 def find_products(program: Program, lanes: int) -> Program:
     """Products of two matrices, and of a matrix that is turned first, as gradients of weights are."""
     rewriter = Rewriter(program)
@@ -244,7 +116,7 @@ def spread_rows(program: Program) -> Program:
             shape = (*rewriter.type(rows).shape[:-1], rewriter.type(operator.outputs[0]).shape[-1])
             if len(shape) > 2:
                 inputs = (rows, *operator.inputs[1:])
-                made = _insert(rewriter, place, operator, operator.kind, inputs, ValueType(shape, "float32"))
+                made = insert_before(rewriter, place, operator, operator.kind, inputs, ValueType(shape, "float32"))
                 rewriter.replace(place, replace(operator, kind=Reshape(), inputs=(made,)))
     return rewriter.build()
 
@@ -256,7 +128,7 @@ def _spread_gradient(rewriter: Rewriter, place: int, operator: Operator) -> None
         few = min((0, 1), key=lambda index: len(shapes[index]))
         value = operator.inputs[few]
         shape = (*shapes[1 - few][:-1], rewriter.type(value).shape[-1])
-        found[few] = _insert(rewriter, place, operator, Reshape(), (value,), ValueType(shape, "float32"))
+        found[few] = insert_before(rewriter, place, operator, Reshape(), (value,), ValueType(shape, "float32"))
     rewriter.replace(place, replace(operator, inputs=tuple(found)))
 
 
@@ -273,7 +145,9 @@ def _rows_of(rewriter: Rewriter, place: int, operator: Operator, value: ValueId)
         return value
     if cut == len(shape) - 1:
         return source.inputs[0]
-    return _insert(rewriter, place, operator, Reshape(), source.inputs, ValueType((*shape[:cut], depth), "float32"))
+    return insert_before(
+        rewriter, place, operator, Reshape(), source.inputs, ValueType((*shape[:cut], depth), "float32")
+    )
 
 
 def take_in(program: Program) -> Program:
@@ -312,7 +186,7 @@ def _order_rows(rewriter: Rewriter, place: int, operator: Operator) -> bool:
         return False
     a = rewriter.type(product.inputs[0])
     type_ = ValueType((*shape[:-1], a.shape[-1]), a.dtype)
-    rows = _insert(rewriter, place, operator, operator.kind, product.inputs[:1], type_)
+    rows = insert_before(rewriter, place, operator, operator.kind, product.inputs[:1], type_)
     rewriter.replace(place, replace(product, inputs=(rows, *product.inputs[1:]), outputs=operator.outputs))
     rewriter.drop(product)
     return True
@@ -371,14 +245,11 @@ def _joined(rewriter: Rewriter, product: Operator, reader: Operator, value: Valu
 
 def sum_biases(program: Program) -> Program:
     """A sum over the rows whose products make a weight's gradient becomes a second result of that."""
-    chains: dict[ValueId, _Chain] = {}
-    for operator in program.operators:
-        if isinstance(operator.kind, Reshape | Permute):
-            _extended(chains, operator, program.values)
+    columns = columns_of(program)
     gradients: dict[object, int] = {}
     for index, operator in enumerate(program.operators):
         if operator.kind == WeightGradient():
-            gradients.setdefault(_columns(chains, program, operator.inputs[0]), index)
+            gradients.setdefault(columns(operator.inputs[0]), index)
     operators = list(program.operators)
     gone: set[int] = set()
     for index, operator in enumerate(program.operators):
@@ -388,7 +259,7 @@ def sum_biases(program: Program) -> Program:
         rank = len(program.values[operator.inputs[0]].shape)
         if kind.dims != tuple(range(rank - 1)):
             continue
-        at = gradients.pop(_columns(chains, program, operator.inputs[0]), None)
+        at = gradients.pop(columns(operator.inputs[0]), None)
         if at is not None:
             found = operators[at]
             outputs = (*found.outputs, *operator.outputs)
@@ -398,22 +269,6 @@ def sum_biases(program: Program) -> Program:
         return program
     left = [operator for index, operator in enumerate(operators) if index not in gone]
     return replace(program, operators=_in_order(left))
-
-
-def _columns(chains: dict[ValueId, _Chain], program: Program, value: ValueId) -> object:
-    """What two views share if one's last dimension is the other's: the root, and where in its order columns lie."""
-    chain = chains.get(value) or _whole(value, program.values[value].shape)
-    strides = [prod(chain.sizes[place + 1 :]) for place in range(len(chain.sizes))]
-    last: list[tuple[int, int]] = []  # (size, stride), neighbours merged
-    for place in chain.dims[-1]:
-        size, stride = chain.sizes[place], strides[place]
-        if size == 1:
-            continue
-        if last and last[-1][1] == size * stride:
-            last[-1] = (last[-1][0] * size, stride)
-        else:
-            last.append((size, stride))
-    return chain.root, tuple(last)
 
 
 def _in_order(operators: list[Operator]) -> tuple[Operator, ...]:

@@ -1,0 +1,158 @@
+"""Chains of reshapes and permutations of a training graph, seen as one view of their root."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from math import prod
+
+from mlsys_nimble.operators import Kind, Permute, Reshape
+from mlsys_nimble.passes.rewrite import Rewriter
+from mlsys_nimble.program import Operator, Program, ValueId, ValueType
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """A value as a view of another: the root's elements as ``sizes``, of which each dimension here takes some."""
+
+    root: ValueId
+    sizes: tuple[int, ...]  # in the root's order
+    dims: tuple[tuple[int, ...], ...]  # of the view: places in sizes
+
+
+def straighten(program: Program) -> Program:
+    """Chains of reshapes and permutations become one split, one permutation and one merger, or less.
+
+    What is merged in between and split again would be copied for nothing.
+    """
+    rewriter = Rewriter(program)
+    chains: dict[ValueId, _Chain] = {}
+    for place, operator in rewriter:
+        if not isinstance(operator.kind, Reshape | Permute):
+            continue
+        chain = _extended(chains, operator, rewriter.values)
+        if chain is not None and chain.root != operator.inputs[0]:
+            _put(rewriter, place, operator, chain)
+    return rewriter.build()
+
+
+def _extended(chains: dict[ValueId, _Chain], operator: Operator, values: Sequence[ValueType]) -> _Chain | None:
+    """What a reshape or permutation shows, also noted among ``chains``; None: no chain can tell."""
+    source, value = operator.inputs[0], operator.outputs[0]
+    inner = chains.get(source) or _whole(source, values[source].shape)
+    if isinstance(operator.kind, Permute):
+        chain: _Chain | None = replace(inner, dims=tuple([inner.dims[dim] for dim in operator.kind.dims]))
+    else:
+        chain = _reshaped(inner, values[value].shape) if 0 not in inner.sizes else None
+    if chain is not None:
+        chains[value] = chain = _coalesced(chain)
+    return chain
+
+
+def _whole(value: ValueId, shape: tuple[int, ...]) -> _Chain:
+    return _Chain(value, shape, tuple([(dim,) for dim in range(len(shape))]))
+
+
+def _reshaped(chain: _Chain, shape: tuple[int, ...]) -> _Chain | None:
+    """The chain with dimensions regrouped; None: a boundary falls where none of the sizes can be split."""
+    sizes = {place: (size,) for place, size in enumerate(chain.sizes)}  # each with the parts it is split in
+    left = [place for dim in chain.dims for place in dim if chain.sizes[place] != 1]
+    flat = [(place, chain.sizes[place]) for place in left]
+    dims: list[list[tuple[int, int]]] = []  # (place, part)
+    counts = dict.fromkeys(sizes, 0)
+    parts: dict[int, list[int]] = {place: [] for place in sizes}
+    for wanted in shape:
+        dim: list[tuple[int, int]] = []
+        while wanted > 1:
+            place, size = flat.pop(0)
+            part = size if wanted % size == 0 else wanted
+            if size % part:
+                return None
+            parts[place].append(part)
+            dim.append((place, counts[place]))
+            counts[place] += 1
+            wanted //= part
+            if size != part:
+                flat.insert(0, (place, size // part))
+        dims.append(dim)
+    starts, total, all_sizes = {}, 0, []
+    for place, size in enumerate(chain.sizes):
+        starts[place] = total
+        some = parts[place] or [size]
+        all_sizes += some
+        total += len(some)
+    return _Chain(
+        chain.root, tuple(all_sizes), tuple([tuple([starts[place] + part for place, part in dim]) for dim in dims])
+    )
+
+
+def _coalesced(chain: _Chain) -> _Chain:
+    """Sizes that stay side by side in one dimension become one; those of 1 go."""
+    dims = [[place for place in dim if chain.sizes[place] != 1] for dim in chain.dims]
+    follows = {a: b for dim in dims for a, b in pairwise(dim)}
+    kept = [place for place in range(len(chain.sizes)) if chain.sizes[place] != 1]
+    sizes: list[int] = []
+    number: dict[int, int] = {}
+    for index, place in enumerate(kept):
+        if index and follows.get(kept[index - 1]) == place:
+            sizes[-1] *= chain.sizes[place]
+        else:
+            number[place] = len(sizes)
+            sizes.append(chain.sizes[place])
+    return _Chain(chain.root, tuple(sizes), tuple([tuple([number[p] for p in dim if p in number]) for dim in dims]))
+
+
+def _put(rewriter: Rewriter, place: int, operator: Operator, chain: _Chain) -> None:
+    """The chain, at most three views, in the place of an operator."""
+    value, dtype = chain.root, rewriter.type(chain.root).dtype
+    order = tuple([place for dim in chain.dims for place in dim])
+    wanted = rewriter.type(operator.outputs[0]).shape
+    views: list[tuple[Reshape | Permute, tuple[int, ...]]] = []
+    shape = rewriter.type(value).shape
+    if order != tuple(range(len(order))):
+        if chain.sizes != shape:
+            views.append((Reshape(), chain.sizes))
+        shape = tuple([chain.sizes[place] for place in order])
+        views.append((Permute(order), shape))
+    if shape != wanted:
+        views.append((Reshape(), wanted))
+    if not views:
+        rewriter.substitute(operator, value)
+        return
+    for kind, some in views[:-1]:
+        value = insert_before(rewriter, place, operator, kind, (value,), ValueType(some, dtype))
+    rewriter.replace(place, replace(operator, kind=views[-1][0], inputs=(value,)))
+
+
+def insert_before(
+    rewriter: Rewriter, place: int, operator: Operator, kind: Kind, inputs: tuple[ValueId, ...], type_: ValueType
+) -> ValueId:
+    """A new operator before that at a place, named after it and numbered."""
+    return rewriter.insert(place, f"{operator.name}_{len(rewriter.values)}", kind, inputs, type_)
+
+
+def columns_of(program: Program) -> Callable[[ValueId], object]:
+    """Tells of a value what two views share if one's last dimension is the other's."""
+    chains: dict[ValueId, _Chain] = {}
+    for operator in program.operators:
+        if isinstance(operator.kind, Reshape | Permute):
+            _extended(chains, operator, program.values)
+    return partial(_columns, chains, program)
+
+
+def _columns(chains: dict[ValueId, _Chain], program: Program, value: ValueId) -> object:
+    """The root of a view, and where in its order the columns lie."""
+    chain = chains.get(value) or _whole(value, program.values[value].shape)
+    strides = [prod(chain.sizes[place + 1 :]) for place in range(len(chain.sizes))]
+    last: list[tuple[int, int]] = []  # (size, stride), neighbours merged
+    for place in chain.dims[-1]:
+        size, stride = chain.sizes[place], strides[place]
+        if size == 1:
+            continue
+        if last and last[-1][1] == size * stride:
+            last[-1] = (last[-1][0] * size, stride)
+        else:
+            last.append((size, stride))
+    return chain.root, tuple(last)
