@@ -385,3 +385,29 @@ def test_a_loop_that_never_ran_stops_and_cancels() -> None:
     ) as loop:
         submit(loop, "a")
     assert ledger.reasons == {"a": FinishReason.CANCELLED}
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_worker_has_its_next_batch_before_the_listener_hears_of_the_last(num_workers: int) -> None:
+    gate, in_flight = threading.Event(), []
+
+    class Noting:
+        def on_output(self, batch: Any, output: Any, now: float) -> None:
+            gate.set()
+
+        def on_finished(self, finished: Any, now: float) -> None:
+            in_flight.append(loop.num_in_flight)
+
+    def run(batch: Any) -> list[None]:
+        if batch.requests[0].request_id != "0":
+            gate.wait(10)  # the others last until the first has been told of
+        return [None]
+
+    executors = [ThreadExecutor(run) for _ in range(num_workers)]
+    loop = ServingLoop(ZeroBatch(max_batch_size=1), executors, WallClock(), listener=Noting())
+    with loop:
+        for number in range(4):
+            loop.submit(ServeRequest(str(number), None), str(number))
+        loop.start()
+        assert loop.drain(20)
+    assert in_flight[0] == num_workers
