@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from mlsys_core.config import settings
@@ -28,12 +29,12 @@ TEXTS = (
 
 
 def embed(model: BertStages, tokens: list[Tensor], padded_length: int = 1) -> Tensor:
-    requests: list[ServeRequest[Any]] = [ServeRequest(str(n), ids) for n, ids in enumerate(tokens)]
+    requests: list[ServeRequest[Any]] = [ServeRequest(str(n), ids.numpy()) for n, ids in enumerate(tokens)]
     with torch.inference_mode():
         values = model.collate(requests, padded_length)
         for stage in range(model.num_stages):
             values = model.run(stage, values)
-        return torch.stack(model.results(values))
+        return torch.from_numpy(np.stack(model.results(values)))
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 5])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from mlsys_core.serving.oip import ModelRepository, create_oip_app
+from mlsys_core.serving.oip import InferRequest, ModelRepository, create_oip_app
 from mlsys_dvabatch.models.bert import BertConfig, BertStages
 from mlsys_dvabatch.policies.base import Policy
 from mlsys_dvabatch.policies.input import InputPolicy, PackedPolicy
@@ -18,8 +20,10 @@ from mlsys_dvabatch.slicing.program import program_of
 from mlsys_dvabatch.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages import parse_stages
 from mlsys_dvabatch.zoo import Loaded
+from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 TINY = BertConfig(hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64, vocab_size=100, max_length=32)
 
@@ -58,11 +62,11 @@ def tiny(request: pytest.FixtureRequest) -> Iterator[tuple[TestClient, BertStage
         yield client, model
 
 
-def embed(model: BertStages, ids: list[int]) -> Tensor:
+def embed(model: BertStages, ids: list[int]) -> NDArray[np.float32]:
     with torch.inference_mode():
         from mlsys_core.serving import ServeRequest
 
-        values = model.collate([ServeRequest("x", torch.tensor(ids))], len(ids))
+        values = model.collate([ServeRequest("x", np.array(ids))], len(ids))
         for stage in range(model.num_stages):
             values = model.run(stage, values)
         return model.results(values)[0]
@@ -86,7 +90,7 @@ def test_rows_of_several_lengths(tiny: tuple[TestClient, BertStages]):
     assert answer.status_code == 200, answer.text
     output = answer.json()["outputs"][0]
     got = np.array(output["data"], np.float32).reshape(output["shape"])
-    expected = torch.stack([embed(model, [token for token in row if token]) for row in ids]).numpy()
+    expected = np.stack([embed(model, [token for token in row if token]) for row in ids])
     np.testing.assert_allclose(got, expected, atol=1e-5)
     metrics = client.get("/metrics").text
     assert 'mlsys_dvabatch_stage_rows_total{model="tiny",stage="1"} 3.0' in metrics
@@ -143,3 +147,34 @@ def test_an_answer_that_is_not_finite_is_an_error(small: tuple[TestClient, Small
     assert "not finite" in answer.text
     good = client.post("/v2/models/small/infer", json={"inputs": [tensor("x", "FP32", [[1.0, 1.0, 1.0, 1.0]])]})
     assert good.status_code == 200
+
+
+class NoOperators(TorchDispatchMode):
+    """None of torch's operators may run in this thread."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        raise AssertionError(f"{func} runs in the event loop's thread")
+
+
+@pytest.mark.parametrize("kind", ["encoder", "packed encoder", "sliced"])
+def test_the_event_loop_runs_no_operator_of_torch(kind: str):
+    """Each lets go of Python's lock, and the loop waits until the worker threads give it back."""
+    if kind == "sliced":
+        loaded = Loaded("sliced", SlicedModel(program_of(Small().eval(), (torch.ones(1, 4),)), []))
+        served = ServedModel(loaded, parse_stages("1+1"), LoadOperatorPolicy(), num_threads=1)
+        inputs = {"x": np.ones((3, 4), np.float32)}
+    else:
+        is_packed = kind == "packed encoder"
+        served, _ = encoder(PackedPolicy() if is_packed else InputPolicy(), is_packed=is_packed)
+        inputs = {"input_ids": np.full((3, 5), 7), "attention_mask": np.tri(3, 5, 2, np.int64)}
+
+    async def ask() -> None:
+        request = InferRequest(
+            key="1", model_name=served.spec.name, model_version="1", inputs=inputs, outputs=(), num_rows=3
+        )
+        with NoOperators():
+            response = await served.infer(request)
+            await served.close()
+        assert {array.shape[0] for array in response.outputs.values()} == {3}
+
+    asyncio.run(ask())

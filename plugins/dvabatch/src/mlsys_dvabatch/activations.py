@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
+import numpy.typing as npt
 import torch
 from mlsys_core.serving.request import ServeRequest
 from torch import Tensor
@@ -75,8 +76,17 @@ class Packed:
         return Packed(tokens, sum((other.lengths for other in others), self.lengths))
 
 
+def to_host(value: Tensor) -> npt.NDArray[Any]:
+    """The numbers of a tensor, not copied if they are in host memory; bfloat16, which NumPy has not, as float32."""
+    return (value.float() if value.dtype is torch.bfloat16 else value).cpu().numpy()
+
+
 class StageModel(Protocol):
-    """A model in stages, as executors need it. Called from several threads, one stage at a time in each."""
+    """A model in stages, as executors need it. Called from several threads, one stage at a time in each.
+
+    The models here take and give NumPy arrays: the front's thread makes and reads them, and NumPy keeps Python's lock
+    where each operator of torch lets go of it, for whichever other thread waits.
+    """
 
     @property
     def num_stages(self) -> int:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from mlsys_core import plot
 from mlsys_core.config import settings
 from mlsys_core.demo import DemoContext
@@ -15,7 +14,7 @@ from mlsys_core.errors import MissingDependencyError, MlsysError
 from mlsys_core.report import Figure, Section, Table
 from mlsys_core.serving import Collector, FinishReason, Scheduler, ServeRequest
 from mlsys_core.serving.baselines import ZeroBatch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from mlsys_dvabatch.costs import StageCosts
 from mlsys_dvabatch.engine import Engine
@@ -56,7 +55,7 @@ def run(context: DemoContext) -> Section:
     padded = loaded.model
     assert isinstance(padded, BertStages)
     texts = [*SHORT, *LONG]
-    tokens = [torch.tensor(encoded.ids) for encoded in tokenizer_of(loaded).encode_batch(texts)]
+    tokens = [np.array(encoded.ids) for encoded in tokenizer_of(loaded).encode_batch(texts)]
     with context.progress("profiling the encoder") as update:
         costs = profile_stages(
             padded, loaded.request, batch_sizes=(1, 4), lengths=(8, 32, 64), repeats=1, progress=update
@@ -71,13 +70,13 @@ def run(context: DemoContext) -> Section:
     gap_s = costs.stage_s(0, 1, 32) + costs.stage_s(1, 1, 32)
     due_s = np.cumsum(np.random.default_rng(1).exponential(gap_s, len(order)))
     latencies: dict[str, list[float]] = {}
-    vectors: list[Tensor] = []
+    vectors: list[NDArray[np.float32]] = []
     for name, model, make in contestants:
         latencies[name], embedded = _serve(
             model, costs, make(), [tokens[which] for which in order], due_s, num_threads=context.num_threads
         )
         if vectors:
-            difference = max(float((a - b).abs().max()) for a, b in zip(vectors, embedded, strict=True))
+            difference = max(float(np.abs(a - b).max()) for a, b in zip(vectors, embedded, strict=True))
             if difference > 1e-4:
                 raise MlsysError(f"{name} gives other vectors than ZeroBatch, by {difference:g}")
         vectors = vectors or embedded
@@ -106,11 +105,11 @@ def _serve(
     model: BertStages,
     costs: StageCosts,
     policy: Policy | Scheduler[Any, Any, Any],
-    tokens: list[Tensor],
+    tokens: list[NDArray[np.int64]],
     due_s: Any,
     *,
     num_threads: int,
-) -> tuple[list[float], list[Tensor]]:
+) -> tuple[list[float], list[NDArray[np.float32]]]:
     """Latency of each request from when it was due, and its vector."""
     collector: Collector[Any, Any] = Collector()
     with Engine(model, costs, policy, listener=collector, max_batch_size=16, num_threads=num_threads) as engine:
@@ -128,9 +127,9 @@ def _serve(
     return ended, vectors
 
 
-def _nearest(texts: list[str], vectors: dict[int, Tensor]) -> Table:
-    matrix = torch.stack([vectors[number] for number in range(len(texts))])
-    likeness = matrix @ matrix.T - 2 * torch.eye(len(texts))
+def _nearest(texts: list[str], vectors: dict[int, NDArray[np.float32]]) -> Table:
+    matrix = np.stack([vectors[number] for number in range(len(texts))])
+    likeness = matrix @ matrix.T - 2 * np.eye(len(texts))
     rows = []
     for number in range(0, len(texts), 2):
         nearest = int(likeness[number].argmax())

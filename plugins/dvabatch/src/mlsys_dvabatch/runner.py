@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from mlsys_core.errors import ServingError
 from mlsys_core.serving.baselines import RequestBatch
@@ -128,8 +129,11 @@ NOT_FINITE = "the model's answer to this request is not finite (NaN or infinity)
 
 
 def _is_finite(result: Any) -> bool:
-    tensors = result.values() if isinstance(result, dict) else [result]
-    return all(
-        not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
-        for tensor in tensors
-    )
+    values = result.values() if isinstance(result, dict) else result if isinstance(result, tuple) else (result,)
+    return all(_all_finite(value) for value in values)
+
+
+def _all_finite(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not value.is_floating_point() or bool(value.isfinite().all())
+    return not isinstance(value, np.ndarray | np.generic) or value.dtype.kind != "f" or bool(np.isfinite(value).all())

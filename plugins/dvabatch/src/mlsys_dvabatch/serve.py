@@ -106,7 +106,7 @@ class ServedModel:
         else:
             results = await self._submit_all(rows, lengths, request)
         columns = [result if isinstance(result, tuple) else (result,) for result in results]
-        stacked = [torch.stack(column).numpy() for column in zip(*columns, strict=True)]
+        stacked = [np.stack(column) for column in zip(*columns, strict=True)]
         return InferResponse({tensor.name: array for tensor, array in zip(self.spec.outputs, stacked, strict=True)})
 
     async def close(self) -> None:
@@ -160,26 +160,26 @@ class ServedModel:
 
     def _rows(self, inputs: Mapping[str, np.ndarray[Any, Any]], num_rows: int) -> list[Any]:
         if isinstance(self._model, SlicedModel):
-            columns = [torch.from_numpy(np.array(inputs[name])) for name in self._model.input_names]
-            return [tuple(column[row] for column in columns) for row in range(num_rows)]
+            columns = [inputs[name] for name in self._model.input_names]
+            return [tuple(column[row, ...] for column in columns) for row in range(num_rows)]
         if "text" in inputs:
             if "input_ids" in inputs:
                 raise InvalidInputError("got text and input_ids: give one of them")
             assert self._tokenizer is not None
             texts = [value.decode() for value in inputs["text"][:, 0]]
-            return [torch.tensor(encoded.ids) for encoded in self._tokenizer.encode_batch(texts)]
+            return [np.array(encoded.ids) for encoded in self._tokenizer.encode_batch(texts)]
         if "input_ids" not in inputs:
             raise InvalidInputError("got neither text nor input_ids: give one of them")
-        tokens = torch.from_numpy(np.array(inputs["input_ids"]))
+        tokens = inputs["input_ids"]
         mask = inputs.get("attention_mask")
         if mask is None:
             return list(tokens)
-        kept = torch.from_numpy(np.array(mask)).bool()
+        kept = mask != 0
         if kept.shape != tokens.shape:
             raise InvalidInputError(
                 f"attention_mask is {list(kept.shape)}, input_ids {list(tokens.shape)}: make them alike"
             )
-        if not bool((kept.long().diff(dim=1) <= 0).all()):
+        if (kept[:, 1:] & ~kept[:, :-1]).any():
             raise InvalidInputError("attention_mask has a 0 before a 1: pad on the right")
         return [row[keep] for row, keep in zip(tokens, kept, strict=True)]
 

@@ -41,8 +41,8 @@ class Loaded:
         """A payload of ``length`` units."""
         generator = torch.Generator().manual_seed(length)
         if isinstance(self.model, BertStages):
-            return torch.randint(1000, self.model.config.vocab_size, (length,), generator=generator)
-        return tuple(value[0] for value in self.model.program.example)
+            return torch.randint(1000, self.model.config.vocab_size, (length,), generator=generator).numpy()
+        return self.model.example
 
 
 def load(

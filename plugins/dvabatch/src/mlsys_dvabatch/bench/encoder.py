@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from mlsys_core.errors import MlsysError
 from mlsys_core.report import Table
@@ -89,7 +90,7 @@ def check_equal(outcomes: list[Outcome], tolerance: float = 1e-4) -> None:
     first = outcomes[0]
     for outcome in outcomes[1:]:
         for name, expected in first.results.items():
-            difference = float((outcome.results[name] - expected).abs().max())
+            difference = float(np.abs(outcome.results[name] - expected).max())
             if not difference <= tolerance:
                 raise MlsysError(f"{outcome.arm} and {first.arm} differ by {difference:g} in request {name}")
 

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.request import ServeRequest
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mlsys_dvabatch.activations import Packed, Padded
+from mlsys_dvabatch.activations import Packed, Padded, to_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class Layer(nn.Module):
 
 
 class BertStages(nn.Module):
-    """An encoder cut into stages of whole layers; a request's payload is its token ids, its result a unit vector.
+    """An encoder cut into stages of whole layers; from a request's token ids, an array, it makes a unit vector.
 
     The embedding belongs to the first stage, mean pooling and normalisation to the last.
 
@@ -119,8 +121,9 @@ class BertStages(nn.Module):
         Raises:
             InvalidInputError: it is not a vector of token ids that the model takes.
         """
-        if not isinstance(payload, Tensor) or payload.ndim != 1 or payload.dtype not in (torch.int32, torch.int64):
-            what = f"{payload.dtype} of shape {list(payload.shape)}" if isinstance(payload, Tensor) else type(payload)
+        if not isinstance(payload, np.ndarray) or payload.ndim != 1 or payload.dtype not in (np.int32, np.int64):
+            is_array = isinstance(payload, np.ndarray)
+            what = f"{payload.dtype} of shape {list(payload.shape)}" if is_array else type(payload).__name__
             raise InvalidInputError(f"got {what}: a request is a vector of token ids, int32 or int64")
         if not 1 <= len(payload) <= self.config.max_length:
             raise InvalidInputError(f"got {len(payload)} tokens: the model takes 1 to {self.config.max_length}")
@@ -135,20 +138,21 @@ class BertStages(nn.Module):
         """Embeddings are made in the first stage; here are token ids."""
         lengths = [len(request.payload) for request in requests]
         if self.is_packed:
-            return Packed(torch.cat([request.payload.long() for request in requests])[:, None], tuple(lengths))
-        tokens = torch.zeros(len(requests), max(padded_length, *lengths), dtype=torch.int64)
+            packed = np.concatenate([request.payload for request in requests], dtype=np.int64)
+            return Packed(torch.from_numpy(packed)[:, None], tuple(lengths))
+        tokens = np.zeros((len(requests), max(padded_length, *lengths)), np.int64)
         for row, request in enumerate(requests):
             tokens[row, : lengths[row]] = request.payload
-        return Padded({"tokens": tokens, "length": torch.tensor(lengths)})
+        return Padded({"tokens": torch.from_numpy(tokens), "length": torch.tensor(lengths)})
 
     def run(self, stage: int, values: Any) -> Any:
         """Some layers; see :class:`~mlsys_dvabatch.activations.StageModel`."""
         layers = self.layers[self._bounds[stage] : self._bounds[stage + 1]]
         return self._run_packed(stage, layers, values) if self.is_packed else self._run_padded(stage, layers, values)
 
-    def results(self, values: Any) -> list[Tensor]:
+    def results(self, values: Any) -> list[npt.NDArray[np.float32]]:
         """One vector [features] for each request, copied out of its batch."""
-        return list((values.tokens if self.is_packed else values.tensors["hidden"]).clone())
+        return list(to_host(values.tokens if self.is_packed else values.tensors["hidden"]).copy())
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         hidden: Tensor = self.norm(self.words(tokens) + self.positions(positions) + self.token_type)

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.request import ServeRequest
 from torch import Tensor, fx
 
-from mlsys_dvabatch.activations import Padded
+from mlsys_dvabatch.activations import Padded, to_host
 from mlsys_dvabatch.slicing.partition import even_cuts
 from mlsys_dvabatch.slicing.program import Program
 
@@ -23,8 +25,8 @@ Compile = Callable[[fx.GraphModule, tuple[Tensor, ...]], Callable[..., Any]]
 class SlicedModel:
     """A model in stages; see :class:`~mlsys_dvabatch.activations.StageModel`.
 
-    A request's payload is a tuple of tensors, one row of each input; its result one tensor, or a tuple where the model
-    gives several.
+    A request's payload is a tuple of arrays, one row of each input; its result one array, or a tuple where the model
+    gives several. bfloat16 is float32 there.
 
     Args:
         program: what to cut.
@@ -33,6 +35,7 @@ class SlicedModel:
         tolerance: by how much the stages may differ from the whole; compilers reorder sums.
 
     Attributes:
+        example: a payload.
         may_be_missing: for each input, which elements of a row may be NaN: tried with it, the model answers finite
             numbers. Inputs of more than :data:`MOST_TRIED` numbers a row are not tried.
 
@@ -51,6 +54,7 @@ class SlicedModel:
         self.program = program
         self.cuts = tuple(cuts)
         self.num_stages = len(cuts) + 1
+        self.example = tuple(to_host(value[0].detach()) for value in program.example)
         self.input_names = [node.name for node in program.module.graph.nodes if node.op == "placeholder"]
         bounds = [0, *cuts, len(program.operators)]
         if any(left >= right for left, right in pairwise(bounds)):
@@ -70,7 +74,9 @@ class SlicedModel:
     def collate(self, requests: Sequence[ServeRequest[Any]], padded_length: int) -> Padded:
         """One row for each request."""
         columns = zip(*(request.payload for request in requests), strict=True)
-        return Padded({name: torch.stack(rows) for name, rows in zip(self.input_names, columns, strict=True)})
+        stacked = [torch.from_numpy(np.stack(rows)) for rows in columns]
+        named = zip(self.input_names, stacked, self.program.example, strict=True)
+        return Padded({name: value.to(like.dtype) for name, value, like in named})
 
     def run(self, stage: int, values: Padded) -> Padded:
         """One stage."""
@@ -83,7 +89,7 @@ class SlicedModel:
 
     def results(self, values: Padded) -> list[Any]:
         """Rows of the outputs, copied out of their batch."""
-        columns = [value.clone() for value in values.tensors.values()]
+        columns = [to_host(value).copy() for value in values.tensors.values()]
         return list(columns[0]) if len(columns) == 1 else list(zip(*columns, strict=True))
 
     def check(self, payload: Any) -> int:
@@ -92,17 +98,18 @@ class SlicedModel:
         Raises:
             InvalidInputError: number, dtype, shape or values are wrong.
         """
-        expected = self.program.example
-        if not isinstance(payload, tuple) or len(payload) != len(expected):
-            raise InvalidInputError(f"a request is a tuple of {len(expected)} tensors, got {type(payload).__name__}")
-        for name, value, like, missing in zip(self.input_names, payload, expected, self.may_be_missing, strict=True):
-            if not isinstance(value, Tensor) or value.dtype != like.dtype or value.shape != like.shape[1:]:
-                got = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-                raise InvalidInputError(f"input {name!r} takes {like.dtype} {list(like.shape[1:])}, got {got}")
-            if not value.is_floating_point() or bool((finite := value.isfinite()).all()):
+        if not isinstance(payload, tuple) or len(payload) != len(self.example):
+            raise InvalidInputError(f"a request is a tuple of {len(self.example)} arrays, got {type(payload).__name__}")
+        for name, value, like, missing in zip(
+            self.input_names, payload, self.example, self.may_be_missing, strict=True
+        ):
+            if not isinstance(value, np.ndarray) or value.dtype != like.dtype or value.shape != like.shape:
+                got = f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
+                raise InvalidInputError(f"input {name!r} takes {like.dtype} {list(like.shape)}, got {got}")
+            if value.dtype.kind != "f" or (finite := np.isfinite(value)).all():
                 continue
-            if not bool((finite | (value.isnan() & missing)).all()):
-                what = "NaN where it means no missing value" if bool(missing.any()) else "NaN"
+            if not (finite | (np.isnan(value) & missing)).all():
+                what = "NaN where it means no missing value" if missing.any() else "NaN"
                 raise InvalidInputError(f"input {name!r} holds {what}, or infinity: only finite values are taken")
         return 1
 
@@ -110,17 +117,17 @@ class SlicedModel:
         """The example, ``num`` times."""
         return Padded({n: torch.cat([v] * num) for n, v in zip(self.input_names, self.program.example, strict=True)})
 
-    def _find_missing(self) -> list[Tensor]:
+    def _find_missing(self) -> list[npt.NDArray[np.bool_]]:
         """Per input, where NaN means a missing value, as it does to trees: with it alone, answers are finite."""
         example = self.program.example
-        found = [torch.zeros(value.shape[1:], dtype=torch.bool) for value in example]
+        found = [np.zeros(value.shape[1:], np.bool_) for value in example]
         for number, value in enumerate(example):
             if not value.is_floating_point() or value[0].numel() > MOST_TRIED:
                 continue
             for place in range(value[0].numel()):
                 tried = [one[:1].clone() for one in example]
                 tried[number].view(-1)[place] = torch.nan
-                found[number].view(-1)[place] = self._answers_finite(tried)
+                found[number].flat[place] = self._answers_finite(tried)
         return found
 
     def _answers_finite(self, example: Sequence[Tensor]) -> bool:
