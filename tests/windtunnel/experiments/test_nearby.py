@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.experiments import nearby
 from mlsys_windtunnel.experiments.codes import code_task
 from mlsys_windtunnel.experiments.data import Task
-from mlsys_windtunnel.experiments.nearby import NearbyCounts, registry, with_counts
-from mlsys_windtunnel.experiments.sources import make_source
+from mlsys_windtunnel.experiments.nearby import CountTable, NearbyCounts, registry, with_counts
+from mlsys_windtunnel.experiments.sources import make_columns, make_source
 from mlsys_windtunnel.finetune.tune import fine_tune
-from mlsys_windtunnel.modules.embedding import CategoryEmbedding
 from mlsys_windtunnel.translation import translate
 from sklearn.base import clone
 
@@ -38,13 +38,20 @@ def towns(task: Task, monkeypatch: pytest.MonkeyPatch) -> Task:
 def test_counts_are_those_of_the_rows(rows: list[tuple[str, int]], width: int, before: int, after: int, least: int):
     table = np.array(rows, dtype=object)
     encoder = NearbyCounts(width, before=before, after=after, min_frequency=least)
-    counts = np.expm1(encoder.fit_transform(table)).round().astype(int)
+    others = np.expm1(encoder.fit_transform(table)).round().astype(int)
+    counts = np.expm1(encoder.transform(table)).round().astype(int)
     low = min(number for _, number in rows)
     slots = [(word, (number - low) // width) for word, number in rows]
     words = [word for word, _ in rows]
     for (word, slot), found in zip(slots, counts, strict=True):
         expected = [slots.count((word, slot + at)) for at in range(-before, after + 1)]
         assert found.tolist() == (expected if words.count(word) >= least else [0] * len(expected))
+    assert np.array_equal(np.delete(others, before, axis=1), np.delete(counts, before, axis=1))
+    assert np.array_equal(others[:, before], np.maximum(counts[:, before] - 1, 0)), "a row is not among its neighbours"
+    module = CountTable(encoder.table_, before)
+    cells = torch.from_numpy(encoder.lookup_(table))
+    assert np.array_equal(np.expm1(module.train()(cells).numpy()).round(), others)
+    assert np.array_equal(module.eval()(cells).numpy(), encoder.transform(table))
 
 
 def test_strange_rows():
@@ -75,17 +82,18 @@ def test_it_is_translated_and_trained(towns: Task):
     options = {"eval_set": evaluation, "min_gain_se": 0.0, "init": "source", "lr": 0.01, "epochs": 3}
     tuned = fine_tune(module, towns.train.frame, towns.train.target.astype(int), **options)
     assert tuned.best_epoch > 0
-    embeddings = [each for each in tuned.module.network.modules() if isinstance(each, CategoryEmbedding)]
-    (trained,) = (each.tables[0].detach().numpy() for each in embeddings if each.tables[0].shape[1] == 4)
-    assert np.abs(trained - source[0].named_transformers_["town-one"].table_).max() > 1e-3
+    (counts,) = (each for each in tuned.module.network.modules() if isinstance(each, CountTable))
+    assert not counts.training
+    assert np.array_equal(counts.table.numpy(), source[0].named_transformers_["town-one"].table_), "counts stay"
 
 
 def test_outside_models_are_given_the_same_counts(towns: Task):
     task = with_counts(towns)
     assert task.numbers == ("one", "two", *(f"town-one__town_one_{at}" for at in ("-2", "-1", "+0", "+1")))
     coded = code_task(task)
-    source = make_source(towns, "pre4", "pipe1", seed=0, num_threads=1).fit(towns.train.frame, towns.train.target)
-    assert np.array_equal(coded.test.numbers[:, 2:], source[0].transform(towns.test.frame)[:, -4:])
+    columns = make_columns(towns, "pre4")
+    assert np.array_equal(coded.train.numbers[:, 2:], columns.fit_transform(towns.train.frame)[:, -4:])
+    assert np.array_equal(coded.test.numbers[:, 2:], columns.transform(towns.test.frame)[:, -4:])
 
 
 def test_of_other_data_nothing_is_said(task: Task):

@@ -2,11 +2,14 @@
 
 Boosted trees with native categories find such things out by themselves; :class:`NearbyCounts` says them to any model.
 Of flights it is the timetable, as far as the training rows show it: how many left on this route within these ten
-minutes of the day, and within those before and after. No target is looked at, so it is no harm that the rows counted
-are those that a model is trained on.
+minutes of the day, and within those before and after. No target is looked at.
 
 Fitting leaves a row of counts for each category and slot of numbers, as the encoders of ``estimators/categories.py`` do
-for categories. Translated, it is a trainable table of cells (dissertation, section 5.2.3).
+for categories. A row that was counted is told of the *others*: else a flight that left alone would have a count of 1
+while a model is trained, and 0 when it is asked of a new one.
+
+Translated, it is a table that is not trained (:class:`CountTable`). As a trainable one, as section 5.2.3 has it for
+encoders, it has several times as many numbers as there are rows to train on, and learns these by heart.
 """
 
 from __future__ import annotations
@@ -17,15 +20,17 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from mlsys_core.errors import InvalidInputError
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import _check_feature_names_in, check_is_fitted, validate_data
+from torch import Tensor
 
 from mlsys_windtunnel.converters.registry import Converted, ConverterRegistry, Entry
 from mlsys_windtunnel.converters.table import COMBINERS, ENTRIES
 from mlsys_windtunnel.experiments.data import Part, Task
 from mlsys_windtunnel.lookup import CategoryLookup, Column, Vocabulary
-from mlsys_windtunnel.modules.embedding import CategoryEmbedding
+from mlsys_windtunnel.modules.base import OperatorModule
 
 Rows = npt.NDArray[np.float64]
 
@@ -62,6 +67,29 @@ class CellLookup(CategoryLookup):
         return cells[:, None]
 
 
+class CountTable(OperatorModule):
+    """Counts by cell; of the other rows while it trains, as :meth:`NearbyCounts.fit_transform` gives them.
+
+    Args:
+        table: ``[cells, columns]``: log(1 + rows).
+        own: The column in which a cell counts its own rows.
+    """
+
+    table: Tensor
+
+    def __init__(self, table: Rows, own: int) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.from_numpy(np.array(table, np.float64)))
+        self.own = own
+
+    def forward(self, cells: Tensor) -> Tensor:
+        """``[rows, columns]`` from cells ``[rows, 1]``, whole numbers in any dtype."""
+        counts = self.table[cells.long()[:, 0]]
+        if self.training:
+            counts[:, self.own] = (counts[:, self.own].expm1() - 1).clamp(min=0).log1p()
+        return counts
+
+
 class NearbyCounts(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """For a category and a number, log(1 + fitted rows) of the same category with numbers in slots nearby.
 
@@ -77,7 +105,7 @@ class NearbyCounts(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # sc
 
     Example:
         >>> rows = np.array([["a", 1], ["a", 2], ["a", 12], ["b", 3]], dtype=object)
-        >>> np.expm1(NearbyCounts(10, before=1, after=0).fit_transform(rows)).round().tolist()
+        >>> np.expm1(NearbyCounts(10, before=1, after=0).fit(rows).transform(rows)).round().tolist()
         [[0.0, 2.0], [0.0, 2.0], [2.0, 1.0], [0.0, 1.0]]
     """
 
@@ -112,6 +140,12 @@ class NearbyCounts(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # sc
         self.table_ = np.vstack([windows.reshape(-1, near), np.zeros(near)])
         return self
 
+    def fit_transform(self, X: Any, y: Any = None) -> Rows:  # noqa: N803
+        """As :meth:`transform`, without counting a row itself."""
+        rows = self.fit(X, y).transform(X)
+        rows[:, self.before] = np.log1p(np.maximum(np.expm1(rows[:, self.before]) - 1, 0))
+        return rows
+
     def transform(self, X: Any) -> Rows:  # noqa: N803
         """``[rows, before + 1 + after]`` float64, the lowest slot first, for ``X`` ``[rows, 2]``."""
         check_is_fitted(self)
@@ -141,20 +175,21 @@ def with_counts(task: Task) -> Task:
     """The same rows, with the counts as further numbers: for models that are given columns as they are."""
     from sklearn.compose import ColumnTransformer
 
-    counts = ColumnTransformer(nearby_steps(task.name)).fit(task.train.frame)
+    counts = ColumnTransformer(nearby_steps(task.name))
+    of_train = counts.fit_transform(task.train.frame)
     names = tuple(counts.get_feature_names_out())
 
-    def counted(part: Part) -> Part:
-        columns = dict(zip(names, counts.transform(part.frame).T, strict=True))
-        return replace(part, frame=part.frame.assign(**columns))
+    def counted(part: Part, rows: Rows) -> Part:
+        return replace(part, frame=part.frame.assign(**dict(zip(names, rows.T, strict=True))))
 
-    parts = (counted(part) for part in (task.train, task.valid, task.test))
-    return Task(task.name, task.metric, (*task.numbers, *names), task.words, *parts)
+    others = (counted(part, counts.transform(part.frame)) for part in (task.valid, task.test))
+    numbers = (*task.numbers, *names)
+    return Task(task.name, task.metric, numbers, task.words, counted(task.train, of_train), *others)
 
 
 def converter(estimator: NearbyCounts) -> Converted:
-    """A look-up of cells, and their counts as a trainable table."""
-    return Converted(CategoryEmbedding([estimator.table_]), estimator.lookup_, num_codes=1)
+    """A look-up of cells, and their counts."""
+    return Converted(CountTable(estimator.table_, estimator.before), estimator.lookup_, num_codes=1)
 
 
 def registry() -> ConverterRegistry:
