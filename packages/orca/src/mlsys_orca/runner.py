@@ -16,7 +16,7 @@ from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.batch import IterationBatch, IterationOutput
 from mlsys_orca.kv_cache import KVCache
-from mlsys_orca.models.decoder import DecoderModel, ForwardInputs
+from mlsys_orca.models.decoder import DecoderModel, ForwardInputs, LogitsRoom
 from mlsys_orca.native.decoder import NativeKVCache
 from mlsys_orca.sampler import choose, wanted_rows
 
@@ -38,6 +38,7 @@ class Runner:
     def __init__(self, model: DecoderModel, kv_cache: KVCache | NativeKVCache) -> None:
         self.model = model
         self.kv_cache = kv_cache
+        self._room = LogitsRoom()
 
     def run(self, batch: IterationBatch) -> IterationOutput:
         """Run one iteration of the model over ``batch`` and choose a token for each request that samples.
@@ -55,7 +56,11 @@ class Runner:
         if not batch.requests:
             raise InvalidInputError("the batch is empty: an iteration needs at least one request")
         return ForwardInputs(
-            batch, block_size=self.kv_cache.block_size, device=self.model.device, wanted=wanted_rows(batch)
+            batch,
+            block_size=self.kv_cache.block_size,
+            device=self.model.device,
+            wanted=wanted_rows(batch),
+            room=self._room if batch.is_plain else None,  # a prompt's scores may take much more, once
         )
 
 

@@ -29,6 +29,23 @@ class AttentionSpan:
     slots: slice | Tensor  # [context_len] K/V slots in order of position: a slice where they are adjacent, else int64
 
 
+class LogitsRoom:
+    """Memory for one iteration's logits after another: they are megabytes, which the system would clear each time.
+
+    Owner: the runner, which has read an iteration's logits before the next one begins.
+    """
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0)
+
+    def take(self, num_rows: int, vocab_size: int) -> Tensor:
+        """Uninitialised fp32 [num_rows, vocab_size]; what was taken before is overwritten."""
+        size = num_rows * vocab_size
+        if self._memory.numel() < size:
+            self._memory = torch.empty(size)
+        return self._memory[:size].view(num_rows, vocab_size)
+
+
 class ForwardInputs:
     """One iteration as tensors on the model's device, each made when it is first asked for. Owner: the runner.
 
@@ -37,6 +54,7 @@ class ForwardInputs:
         block_size: Slots of a K/V block.
         device: The model's.
         wanted: Rows whose logits are wanted; None: the last of each request that samples.
+        room: Where a model may put the logits; None: in memory of their own.
     """
 
     def __init__(
@@ -46,11 +64,13 @@ class ForwardInputs:
         block_size: int,
         device: torch.device | str,
         wanted: Sequence[int] | None = None,
+        room: LogitsRoom | None = None,
     ) -> None:
         self.batch = batch
         self.block_size = block_size
         self.device = torch.device(device)
         self.wanted = [request.stop - 1 for request in batch.sampled] if wanted is None else wanted
+        self.room = room or LogitsRoom()
 
     @cached_property
     def token_ids(self) -> Tensor:

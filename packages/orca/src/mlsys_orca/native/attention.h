@@ -13,6 +13,8 @@
 
 namespace orca {
 
+constexpr int BLOCKS_AHEAD = 4;  // that are asked of memory before they are read
+
 struct Span {  // one request's part of an iteration
     int32_t start, stop;  // rows
     int32_t context;      // keys that the last row sees
@@ -121,29 +123,39 @@ inline float softmax(const Attention& a, float* scores, int first, int limit, in
     return sum(total);
 }
 
-// out[r][c] += sum over a block's keys of weights[r][key] * values[key][c], for all columns of `values`; asks memory for
-// the block at `soon` meanwhile. A block stays in the first-level cache while all columns pass over it.
+// out[r][c] += sum over a block's keys of weights[r][key] * values[key][c], for WIDE vectors of columns; asks memory for
+// the block at `soon` meanwhile.
+template <int ROWS, int WIDE, class T>
+inline void weigh_columns(const float* weights, int64_t stride, const T* values, int padded_dim, int keys, const T* soon, float* out) {
+    vf sums[ROWS][WIDE];
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++)
+        for (int c = 0; c < WIDE; c++) sums[r][c] = load(out + r * padded_dim + c * LANES);
+    for (int j = 0; j < keys; j++) {
+        const int64_t at = (int64_t)j * padded_dim;
+        vf v[WIDE];
+        for (int c = 0; c < WIDE; c++) v[c] = load(values + at + c * LANES);
+        for (int c = 0; c < WIDE; c += 64 / (int)sizeof(T) / LANES) __builtin_prefetch(soon + at + c * LANES, 0, 2);
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; r++) {
+            const vf x = splat(weights[r * stride + j]);
+            for (int c = 0; c < WIDE; c++) sums[r][c] = fma(x, v[c], sums[r][c]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++)
+        for (int c = 0; c < WIDE; c++) store(out + r * padded_dim + c * LANES, sums[r][c]);
+}
+
+// As `weigh_columns` for all of them, as many at a time as the registers hold. A block stays in the first-level cache.
 template <class T, int ROWS>
 void weigh(const float* weights, int64_t stride, const T* values, int padded_dim, int keys, const T* soon, float* out) {
-    constexpr int WIDE = PANEL / LANES;
-    for (int column = 0; column < padded_dim; column += PANEL) {
-        float* to = out + column;
-        vf sums[ROWS][WIDE];
-        for (int r = 0; r < ROWS; r++)
-            for (int c = 0; c < WIDE; c++) sums[r][c] = load(to + r * padded_dim + c * LANES);
-        for (int j = 0; j < keys; j++) {
-            const int64_t at = (int64_t)j * padded_dim + column;
-            __builtin_prefetch(soon + at);
-            vf v[WIDE];
-            for (int c = 0; c < WIDE; c++) v[c] = load(values + at + c * LANES);
-            for (int r = 0; r < ROWS; r++) {
-                vf x = splat(weights[r * stride + j]);
-                for (int c = 0; c < WIDE; c++) sums[r][c] = fma(x, v[c], sums[r][c]);
-            }
-        }
-        for (int r = 0; r < ROWS; r++)
-            for (int c = 0; c < WIDE; c++) store(to + r * padded_dim + c * LANES, sums[r][c]);
-    }
+    constexpr int NARROW = PANEL / LANES, WIDE = LANES == 16 ? 4 : NARROW;
+    int column = 0;
+    for (; column + WIDE * LANES <= padded_dim; column += WIDE * LANES)
+        weigh_columns<ROWS, WIDE>(weights, stride, values + column, padded_dim, keys, soon + column, out + column);
+    for (; column < padded_dim; column += PANEL)
+        weigh_columns<ROWS, NARROW>(weights, stride, values + column, padded_dim, keys, soon + column, out + column);
 }
 
 // One task: rows `begin` to `end` of `span`, the query heads of one key head.
@@ -172,12 +184,18 @@ void attend(
     for (int row = 0; row < rows; row += MAX_ROWS) {
         const int some = std::min(MAX_ROWS, rows - row);
         const auto values = [&](int block) { return cache.value_block(table[first_block + block], head); };
+        // Blocks in the order in which they are read: keys, values, most likely the next head's keys.
+        const auto block_at = [&](int i) {
+            if (i < num_blocks) return cache.key_block(table[first_block + i], head);
+            if (i < 2 * num_blocks) return values(i - num_blocks);
+            const int after = std::min(head + 1, a.num_kv_heads - 1);
+            return cache.key_block(table[first_block + std::min(i - 2 * num_blocks, num_blocks - 1)], after);
+        };
         for (int block = 0; block < num_blocks; block += 2) {
             const int pair = std::min(2, num_blocks - block);
             const auto panel = [&](int which) {
                 const int at = std::min(block + which, num_blocks - 1);
-                const T* soon = at + 2 < num_blocks ? cache.key_block(table[first_block + at + 2], head) : values(0);
-                return Panel(cache.key_block(table[first_block + at], head), soon);
+                return Panel(block_at(at), block_at(at + BLOCKS_AHEAD));
             };
             Panel panels[2] = {panel(0), panel(1)};
             multiply_rows<Panel, false>(some, queries + (int64_t)row * dim, dim, panels, pair, dim, dim, tile, pair * PANEL);
@@ -197,7 +215,7 @@ void attend(
         for (int block = 0; block < num_blocks; block++) {
             const float* w = scores + (int64_t)row * keys + block * PANEL;
             const int some_keys = std::min(PANEL, reach.limit - (first_block + block) * PANEL);
-            const T* soon = values(std::min(block + 1, num_blocks - 1));
+            const T* soon = block_at(num_blocks + block + BLOCKS_AHEAD);
 #define ORCA_ROWS(ROWS) \
     case ROWS: weigh<T, ROWS>(w, keys, values(block), cache.padded_dim, some_keys, soon, sums); break;
             switch (some) { ORCA_ROWS(1) ORCA_ROWS(2) ORCA_ROWS(3) ORCA_ROWS(4) ORCA_ROWS(5) ORCA_ROWS(6) }

@@ -154,7 +154,7 @@ class NativeDecoder:
         turned: Sequence[tuple[Tensor | None, Tensor | None]] = [(None, None)]
         if self._factors:
             turned = [factors(inputs.positions, highest) for factors in self._factors]
-        logits = torch.empty(len(inputs.wanted), self.config.vocab_size)
+        logits = inputs.room.take(len(inputs.wanted), self.config.vocab_size)
         arrays = [np.array(values, dtype=np.int32) for values in (spans, tables, inputs.wanted)]
         cap = self.config.logit_softcap
         # Found while logits are made. A cap may make equals of two, of which the first would have to be taken.

@@ -16,8 +16,28 @@ constexpr int DIRECT_ROWS = 2 * MAX_ROWS;  // that read a panel as it is; more h
 constexpr int DIRECT_INT4_ROWS = 4;         // it takes more to decode
 constexpr int NEAR_ROWS = LANES == 16 ? 12 : MAX_ROWS;  // of one call where panels are in the first-level cache: as
 constexpr int NEAR_PANELS = LANES == 16 ? 2 : 1;         // many sums as registers allow beside weights
-constexpr int PIECE = 384;  // input features at most: 24 KiB of NEAR_PANELS decoded panels
-constexpr int NEAR_PIECE = PIECE / NEAR_PANELS;
+constexpr int PIECE = 256 / NEAR_PANELS;  // rows of NEAR_PANELS panels that many rows meet at once: 16 KiB, half a cache
+
+// ROWS rows of a matrix, read column by column through as few registers as can be: the address of every fourth row, one
+// stride and three. Left to itself a compiler takes a register for each row, and has none left for the sums.
+template <class T, int ROWS>
+class Column {
+  public:
+    Column(const T* a, int64_t stride) : once(stride * sizeof(T)), thrice(3 * once) {
+        for (int i = 0; i < FOURTHS; i++) fourth[i] = (const char*)(a + 4 * i * stride);
+    }
+    // To be called in each step, lest the sums of address and stride are kept from step to step.
+    void hide() { asm("" : "+r"(once), "+r"(thrice)); }
+    T at(int r, int64_t k) const {
+        const int64_t rest = r % 4 == 3 ? thrice : r % 4 * once;
+        return *(const T*)(fourth[r / 4] + rest + k * (int64_t)sizeof(T));
+    }
+
+  private:
+    static constexpr int FOURTHS = (ROWS + 3) / 4;
+    const char* fourth[FOURTHS];
+    int64_t once, thrice;
+};
 
 // out[r][p * 16 + c] (+)= sum over k of a[r * stride + k] * panel p's (k, c); CONTINUES: the sums go on from `out`.
 template <class Panel, int ROWS, int PANELS, bool CONTINUES>
@@ -27,21 +47,23 @@ inline void multiply(const float* a, int64_t stride, const Panel* panels, int de
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; r++)
             for (int j = 0; j < PANELS * VECS; j++) sums[r][j] = load(out + r * out_stride + j * LANES);
+    Column<float, ROWS> column(a, stride);
     for (int first = 0, g = 0; first < depth; first += group, g++) {
         typename Panel::Group shared[PANELS];
         for (int p = 0; p < PANELS; p++) shared[p] = panels[p].group(g);
         const int stop = std::min(depth, first + group);
 #pragma GCC unroll 2
         for (int k = first; k < stop; k += Panel::STEP) {
+            column.hide();
             vf weights[PANELS][Panel::STEP][VECS];
             for (int p = 0; p < PANELS; p++) {
                 panels[p].read(k, shared[p], weights[p]);
-                if constexpr (!CONTINUES) panels[p].prefetch(k);
+                panels[p].prefetch(k);
             }
             for (int step = 0; step < Panel::STEP; step++)
 #pragma GCC unroll 16
                 for (int r = 0; r < ROWS; r++) {
-                    const vf x = splat(a[r * stride + k + step]);
+                    const vf x = splat(column.at(r, k + step));
                     for (int j = 0; j < PANELS * VECS; j++)
                         sums[r][j] = fma(x, weights[j / VECS][step][j % VECS], sums[r][j]);
                 }
@@ -105,6 +127,7 @@ inline void decode(const Panel& panel, int depth, int group, float* out) {
         for (int k = first; k < std::min(depth, first + group); k += Panel::STEP) {
             vf rows[Panel::STEP][VECS];
             panel.read(k, shared, rows);
+            panel.prefetch(k);
             for (int j = 0; j < Panel::STEP * VECS; j++)
                 store(out + (int64_t)k * PANEL + j * LANES, rows[j / VECS][j % VECS]);
         }
@@ -138,18 +161,17 @@ inline void multiply_tile(
                 decoded[q] = own;
             }
         }
-        const int pieces = (m.depth + NEAR_PIECE - 1) / NEAR_PIECE, piece = (m.depth + pieces - 1) / pieces;
+        const int pieces = (m.depth + PIECE - 1) / PIECE, piece = (m.depth + pieces - 1) / pieces;
         for (int k = 0; k < m.depth; k += piece) {
             const int some_depth = std::min(piece, m.depth - k);
             in_groups<NEAR_ROWS>(rows, [&](int row, int some) {
-                if constexpr (std::is_same_v<Panel, F32Panel>)  // the piece after this one comes from memory meanwhile
-                    for (const float* each : decoded) {
-                        const float* soon = each + (int64_t)(k + piece) * PANEL;
-                        for (int line = piece * row / rows; line < piece * (row + some) / rows; line++)
-                            __builtin_prefetch(soon + line * PANEL, 0, 2);
-                    }
                 NearPanel panels[NEAR_PANELS];
-                for (int q = 0; q < NEAR_PANELS; q++) panels[q].weights = decoded[q] + (int64_t)k * PANEL;
+                for (int q = 0; q < NEAR_PANELS; q++) {
+                    panels[q].weights = decoded[q] + (int64_t)k * PANEL;
+                    // The first rows wait for memory themselves; while the others are multiplied, the next tile comes.
+                    const bool asks = row && std::is_same_v<Panel, F32Panel>;
+                    panels[q].soon = panels[q].weights + (asks ? (int64_t)NEAR_PANELS * m.depth * PANEL : 0);
+                }
                 const float* from = a + row * stride + k;
                 float* to = sums + row * WIDTH + p * PANEL;
                 if (k)
@@ -161,44 +183,46 @@ inline void multiply_tile(
     }
 }
 
-// As `multiply_tile` for pairs of bf16; `a` holds the rows in pairs, `stride` apart.
-template <int ROWS>
+// Pairs `begin` to `end` of 1 to NEAR_ROWS rows against two panels from `first`; from the second piece on the sums go on.
+// Memory is asked for what lies `ahead` weights further on.
+template <int ROWS = NEAR_ROWS>
 inline void multiply_pairs(
-    const Matrix& m, int first, const uint32_t* a, int64_t stride, int begin, int end, float* sums) {
-    constexpr int NUM_PANELS = 2;
+    int rows, const Matrix& m, int first, const uint32_t* a, int64_t stride, int begin, int end, int64_t ahead, float* sums) {
+    constexpr int NUM_PANELS = 2, WIDE = NUM_PANELS * VECS;
+    if constexpr (ROWS > 1)
+        if (rows < ROWS) return multiply_pairs<ROWS - 1>(rows, m, first, a, stride, begin, end, ahead, sums);
     const PairsPanel panels[NUM_PANELS] = {PairsPanel(m, first), PairsPanel(m, first + 1)};
-    vf total[ROWS][NUM_PANELS * VECS] = {};
+    vf total[ROWS][WIDE] = {};
     if (begin)
+#pragma GCC unroll 16
         for (int r = 0; r < ROWS; r++)
-            for (int j = 0; j < NUM_PANELS * VECS; j++) total[r][j] = load(sums + (r * NUM_PANELS * VECS + j) * LANES);
+            for (int j = 0; j < WIDE; j++) total[r][j] = load(sums + (r * WIDE + j) * LANES);
+    Column<uint32_t, ROWS> column(a, stride);
     for (int pair = begin; pair < end; pair++) {
-        vu weights[NUM_PANELS * VECS];
-        for (int j = 0; j < NUM_PANELS * VECS; j++) weights[j] = panels[j / VECS].read(pair, j % VECS);
+        column.hide();
+        vu weights[WIDE];
+        for (int p = 0; p < NUM_PANELS; p++) panels[p].prefetch(pair, ahead);
+        for (int j = 0; j < WIDE; j++) weights[j] = panels[j / VECS].read(pair, j % VECS);
+#pragma GCC unroll 16
         for (int r = 0; r < ROWS; r++) {
-            const vu x = (vu)splat_int((int32_t)a[r * stride + pair]);
-            for (int j = 0; j < NUM_PANELS * VECS; j++) total[r][j] = add_pairs(total[r][j], x, weights[j]);
+            const vu x = (vu)splat_int((int32_t)column.at(r, pair));
+            for (int j = 0; j < WIDE; j++) total[r][j] = add_pairs(total[r][j], x, weights[j]);
         }
     }
+#pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++)
-        for (int j = 0; j < NUM_PANELS * VECS; j++) store(sums + (r * NUM_PANELS * VECS + j) * LANES, total[r][j]);
+        for (int j = 0; j < WIDE; j++) store(sums + (r * WIDE + j) * LANES, total[r][j]);
 }
 
+// As `multiply_tile` for pairs of bf16; `a` holds the rows in pairs, `stride` apart.
 inline void multiply_tile_of_pairs(
     const Matrix& m, int first, int rows, const uint32_t* a, int64_t stride, float* sums) {
     const int pairs = m.depth / 2, pieces = (pairs + PIECE - 1) / PIECE, piece = (pairs + pieces - 1) / pieces;
     for (int begin = 0; begin < pairs; begin += piece) {
         const int end = std::min(pairs, begin + piece);
-        in_groups(rows, [&](int row, int some) {
-            const uint32_t* from = a + row * stride;
-            float* to = sums + row * 2 * PANEL;
-            switch (some) {
-                case 1: multiply_pairs<1>(m, first, from, stride, begin, end, to); break;
-                case 2: multiply_pairs<2>(m, first, from, stride, begin, end, to); break;
-                case 3: multiply_pairs<3>(m, first, from, stride, begin, end, to); break;
-                case 4: multiply_pairs<4>(m, first, from, stride, begin, end, to); break;
-                case 5: multiply_pairs<5>(m, first, from, stride, begin, end, to); break;
-                case 6: multiply_pairs<6>(m, first, from, stride, begin, end, to); break;
-            }
+        in_groups<NEAR_ROWS>(rows, [&](int row, int some) {
+            const int64_t ahead = row ? 2 * (int64_t)m.depth * PANEL : AHEAD / 2;  // as in `multiply_tile`
+            multiply_pairs(some, m, first, a + row * stride, stride, begin, end, ahead, sums + row * 2 * PANEL);
         });
     }
 }

@@ -121,12 +121,14 @@ class Program {
         return is_rounded && m.depth % TILE_DEPTH == 0 && has_tiles();
     }
 
-    // A register that only products of the unit read, as it is, holds what they would make of it: bf16.
+    static bool is_in_pairs(const Matrix& m) { return m.kind == BF16_PAIRS || is_by_unit(m); }
+
+    // A register that only products of pairs read, as it is, holds what they would make of it: bf16.
     void choose_forms() {
         for (size_t i = 1; i + 1 < registers.size(); i++) registers[i].is_bf16 = true;
         for (auto& op : operators) {
             if (auto* product = std::get_if<Product>(&op)) {
-                if (!is_by_unit(product->matrix) || product->norm.kind != NO_NORM || product->rows != ALL)
+                if (!is_in_pairs(product->matrix) || product->norm.kind != NO_NORM || product->rows != ALL)
                     registers[product->source].is_bf16 = false;
                 if (product->accumulates || product->rows != ALL) registers[product->target].is_bf16 = false;
             } else if (auto* attention = std::get_if<Attention>(&op)) {
@@ -179,7 +181,7 @@ class Program {
         if (!rows) return;
         const Register& source = registers[op.source];
         const float* input = source.floats;
-        const bool by_unit = is_by_unit(op.matrix), in_pairs = by_unit || op.matrix.kind == BF16_PAIRS;
+        const bool by_unit = is_by_unit(op.matrix), in_pairs = is_in_pairs(op.matrix);
         if (!source.is_bf16 && (op.norm.kind != NO_NORM || op.rows == TAKEN || in_pairs)) {
             const int64_t stride = in_pairs ? depth / 2 : depth;  // of the prepared rows
             auto prepare = [&](int row, float* to) {
@@ -238,6 +240,7 @@ class Program {
             const int panel = i / down * TILE_PANELS, first = i % down * block;
             float* sums = scratch + (int64_t)NEAR_PANELS * depth * PANEL;
             const int some = std::min(block, rows - first);
+            if (some > FEW_ROWS) ask_for_target(op, panel, first, some);
             if constexpr (std::is_same_v<Panel, PairsPanel>) {
                 const uint32_t* from = (const uint32_t*)input + (int64_t)first * (depth / 2);
                 multiply_tile_of_pairs(op.matrix, panel, some, from, depth / 2, sums);
@@ -288,6 +291,16 @@ class Program {
             soon.next += (int64_t)steps * soon.lines * 64;
             finish(op, thread, panel, row, some, sums);
         }
+    }
+
+    // What `finish` will write comes to the cache while the tile is multiplied.
+    void ask_for_target(const Product& op, int panel, int first, int rows) {
+        const Register& target = registers[op.target];
+        const int column = panel * PANEL / (op.is_gated ? 2 : 1), size = target.is_bf16 ? 2 : 4;
+        const char* to = (const char*)target.floats + ((int64_t)first * target.width + column) * size;
+        const int bytes = (op.is_gated ? PANEL : TILE_PANELS * PANEL) * size;
+        for (int r = 0; r < rows; r++, to += (int64_t)target.width * size)
+            for (int at = 0; at < bytes; at += 64) __builtin_prefetch(to + at, 1, 2);
     }
 
     // A tile's rows from `first`: bias, activation or gate, and the sum with what is there.

@@ -41,13 +41,13 @@ struct FloatPanel {
         for (int v = 0; v < VECS; v++) out[0][v] = load(weights + (int64_t)row * PANEL + v * LANES);
     }
     void prefetch(int row) const {
-        __builtin_prefetch((soon ? soon : weights + AHEAD / sizeof(T)) + (int64_t)row * PANEL);
+        __builtin_prefetch((soon ? soon : weights + AHEAD / sizeof(T)) + (int64_t)row * PANEL, 0, 2);
     }
 };
 using F32Panel = FloatPanel<float>;
-struct NearPanel : F32Panel {  // in the first-level cache already
+struct NearPanel : F32Panel {  // in the first-level cache already; what is read later waits in the second-level one
     NearPanel() : F32Panel(nullptr) {}
-    void prefetch(int) const {}
+    void prefetch(int row) const { __builtin_prefetch(soon + (int64_t)row * PANEL, 0, 2); }
 };
 using Bf16Panel = FloatPanel<uint16_t>;
 
@@ -57,6 +57,7 @@ struct PairsPanel {
     const uint16_t* weights;
     PairsPanel(const Matrix& m, int panel) : weights((const uint16_t*)m.codes + (int64_t)panel * m.depth * PANEL) {}
     vu read(int pair, int v) const { return load_as<vu>(weights + ((int64_t)pair * PANEL + v * LANES) * 2); }
+    void prefetch(int pair, int64_t ahead) const { __builtin_prefetch(weights + ahead + (int64_t)pair * PANEL * 2, 0, 2); }
 };
 
 // weight = scale * code + offset, rounded once.
