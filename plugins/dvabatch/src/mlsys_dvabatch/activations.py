@@ -78,7 +78,9 @@ class Packed:
 
 def to_host(value: Tensor) -> npt.NDArray[Any]:
     """The numbers of a tensor, not copied if they are in host memory; bfloat16, which NumPy has not, as float32."""
-    return (value.float() if value.dtype is torch.bfloat16 else value).cpu().numpy()
+    if value.dtype is torch.bfloat16:
+        value = value.float()
+    return value.numpy() if value.is_cpu else value.cpu().numpy()
 
 
 class StageModel(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -111,7 +111,7 @@ def create_app(
         title=config.title,
         version=config.version,
         lifespan=_lifespan(runtime, lifespan),
-        middleware=_middleware(runtime, new_request_id or (lambda: secrets.token_hex(16))),
+        middleware=_middleware(runtime, new_request_id or _random_ids()),
         # The supervisor answers all that is no HTTPException; the last line is for a fault outside of it.
         exception_handlers={HTTPException: on_error, RequestValidationError: on_error, Exception: on_error},
         responses={
@@ -167,6 +167,12 @@ def _middleware(runtime: HttpRuntime, new_request_id: Callable[[], str]) -> list
         Middleware(BodyLimitMiddleware, max_body_nbytes=config.max_body_nbytes),
     ]
     return stack
+
+
+def _random_ids() -> Callable[[], str]:
+    """Ids that nobody has to be unable to guess: without asking the system for each."""
+    source = random.Random()
+    return lambda: f"{source.getrandbits(128):032x}"
 
 
 def _lifespan(

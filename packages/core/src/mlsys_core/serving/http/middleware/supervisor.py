@@ -11,7 +11,6 @@ import asyncio
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import structlog
 from starlette.datastructures import Headers
@@ -133,34 +132,40 @@ class _Run:
     def __init__(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
         self._send = send
-        self._stop_error: asyncio.Future[MlsysError] = loop.create_future()
+        self._stop_error: MlsysError | None = None
+        self._end: asyncio.Future[None] = loop.create_future()  # of the call, or its stop: whichever is first
         self._task = loop.create_task(_call(app, scope, receive, self._guarded_send))
+        self._task.add_done_callback(self._note_end)
 
     @property
     def was_stopped(self) -> bool:
-        return self._stop_error.done()
+        return self._stop_error is not None
 
     def stop(self, error: MlsysError) -> None:
         """End the call with ``error``, unless it has ended or been stopped already."""
-        if not self._task.done() and not self._stop_error.done():
-            self._stop_error.set_result(error)
+        if not self._task.done() and self._stop_error is None:
+            self._stop_error = error
             self._task.cancel()
+            self._note_end()
 
     async def outcome(self) -> BaseException | None:
         """Wait for the end or the stop, whichever is first; what the client is to be told, or None if all went well."""
         try:
-            either: set[asyncio.Future[Any]] = {self._task, self._stop_error}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            await self._end
         except asyncio.CancelledError:  # the server gives this request up
             self._task.cancel()
             await self.settled()
             raise
-        if self._stop_error.done():
-            return self._stop_error.result()
+        if self._stop_error is not None:
+            return self._stop_error
         if self._task.cancelled():
             return RuntimeError("the application cancelled its own request")
         error = self._task.exception()
         return None if error is None else unwrap(error)
+
+    def _note_end(self, _: object = None) -> None:
+        if not self._end.done():
+            self._end.set_result(None)
 
     async def settled(self) -> BaseException | None:
         """Wait until a stopped call has cleaned up; what it raised instead, if it did."""
@@ -168,11 +173,11 @@ class _Run:
         if not self.was_stopped or self._task.cancelled():
             return None
         error = self._task.exception()
-        return None if error is self._stop_error.result() else error
+        return None if error is self._stop_error else error
 
     async def _guarded_send(self, message: Message) -> None:
-        if self._stop_error.done():
-            raise self._stop_error.result()  # an application that ignored its cancellation
+        if self._stop_error is not None:
+            raise self._stop_error  # an application that ignored its cancellation
         await self._send(message)
 
 
