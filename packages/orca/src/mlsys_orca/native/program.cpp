@@ -21,6 +21,7 @@ namespace orca {
 
 constexpr int TILE_PANELS = 2;            // a product's tile is two panels wide: 32 columns, or 16 gated ones
 constexpr int MIN_TILE_ROWS = 48, MAX_TILE_ROWS = 512, TILES_PER_THREAD = 8;
+constexpr int NEAR_TILE_ROWS = 96;         // whose sums stay in the first-level cache
 constexpr int UNIT_BYTES = 640 << 10;     // of rows that the matrix unit takes again and again: they stay in the second-level cache
 constexpr int FEW_ROWS = 4;               // rows that each thread rather prepares for itself than waits for
 constexpr int TILE_QUERIES = 24;          // rows of one attention task
@@ -233,7 +234,9 @@ class Program {
     template <class Panel>
     void run_tiles(const Product& op, int thread, int rows, const float* input, float* scratch) {
         const int depth = op.matrix.depth, across = (op.matrix.panels() + TILE_PANELS - 1) / TILE_PANELS;
-        const int wanted = blocks_of_rows(rows, MAX_TILE_ROWS, across);
+        // Where a panel is read as it stands, the next rows find it in the second-level cache; else it was decoded for all.
+        constexpr bool AS_IT_IS = std::is_same_v<Panel, F32Panel> || std::is_same_v<Panel, PairsPanel>;
+        const int wanted = blocks_of_rows(rows, AS_IT_IS ? NEAR_TILE_ROWS : MAX_TILE_ROWS, across);
         const int block = std::max((rows + wanted - 1) / wanted, std::min(rows, MIN_TILE_ROWS));
         const int down = (rows + block - 1) / block;
         team.for_each(across * down, [&](int i) {
