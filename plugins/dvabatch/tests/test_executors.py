@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from mlsys_core.device import get_device
+from mlsys_core.errors import ServingError
 from mlsys_core.serving import Collector, FinishReason, ServeRequest
 from mlsys_dvabatch.activations import Padded
 from mlsys_dvabatch.engine import Engine
@@ -15,7 +17,7 @@ from mlsys_dvabatch.executors import StreamExecutor
 from mlsys_dvabatch.policies.base import Mode, Policy
 from mlsys_dvabatch.policies.load import EarlyExitPolicy, LoadPolicy
 from mlsys_dvabatch.policies.operator import OperatorPolicy
-from mlsys_dvabatch.runner import StageRunner
+from mlsys_dvabatch.runner import StageRunner, check_finite
 from mlsys_dvabatch.stages import parse_stages
 from mlsys_dvabatch.table import Part
 from mlsys_dvabatch.tasks import Source, StageOutput, StageTask
@@ -79,6 +81,15 @@ def test_one_poisoned_request_fails_alone():
     assert failed.keys() == {"4", "6"}
     assert failed["4"] == "a negative value"
     assert "not finite" in failed["6"]
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor])
+def test_an_answer_in_several_parts_is_finite_if_all_are(make: Any):
+    good, bad = make([1.0, 2.0]), make([1.0, np.nan])
+    first, second, third = check_finite([(good, good), (good, bad), {"only": bad}])
+    assert first[0] is good
+    assert isinstance(second, ServingError)
+    assert isinstance(third, ServingError)
 
 
 def test_early_exits_and_skips_of_a_real_run():

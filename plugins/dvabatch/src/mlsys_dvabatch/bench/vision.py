@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-import torch
-
 from mlsys_dvabatch.bench.arms import Arm, Outcome, best_static, delay_batch, run_arm, zero_batch
 from mlsys_dvabatch.bench.subjects import Costed
 from mlsys_dvabatch.bench.workloads import poisson_trace
@@ -44,11 +42,8 @@ def measure_model(name: str, *, is_quick: bool, num_stages: int = 4) -> VisionBe
     cuts = even_cuts(program.timed(4, repeats=1), program.allowed_cuts, num_stages)
     model = SlicedModel(program, cuts)
 
-    def request(_length: int) -> tuple[torch.Tensor, ...]:
-        return tuple(value[0] for value in program.example)
-
     sizes = (1, 2, 4, 8, 16) if is_quick else (1, 2, 4, 8, 16, 32, 64)
-    table = profile_stages(model, request, batch_sizes=sizes, repeats=3, clock=time.thread_time)
+    table = profile_stages(model, lambda _: model.example, batch_sizes=sizes, repeats=3, clock=time.thread_time)
     return VisionBench(name, program, table)
 
 
