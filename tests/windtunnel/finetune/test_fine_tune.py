@@ -95,6 +95,19 @@ def test_training_gets_better_and_leaves_the_module_as_it_is() -> None:
     assert all(torch.equal(value, before[name]) for name, value in MODULE.state_dict().items())
 
 
+def test_leaf_values_have_a_decay_of_their_own() -> None:
+    """Nothing but decay: a rate so low that gradients do not count, a decay so high that it does."""
+    options = {"eval_set": None, "init": "source", "schedule": "constant", "lr": 1e-9}
+    start, decayed = (
+        dict(tuned(level="L4", **options, **more).module.network.named_parameters())
+        for more in ({}, {"leaf_decay": 5e7})
+    )
+    assert any(name.endswith(".leaf") for name in start)
+    for name, value in start.items():
+        shrunk = 0.95 ** (2 * 4) if name.endswith(".leaf") else 1.0  # two epochs of four steps
+        torch.testing.assert_close(decayed[name], value * shrunk, rtol=1e-4, atol=1e-6)
+
+
 def test_a_trained_module_is_saved_loaded_and_trained_further(tmp_path: Path) -> None:
     first = tuned(level="L4", epochs=3, lr=0.01)
     loaded = load(save(first.module, tmp_path / "tuned"))

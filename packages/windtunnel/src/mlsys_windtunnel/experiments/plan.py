@@ -116,7 +116,7 @@ def _rows(table: str, dataset: str) -> Iterator[Row]:
             for model in ("source", "L1", "L2", "L3", "windtunnel"):
                 yield Row(dataset, model, "pre2", "pipe2", fraction)
     elif table == "nearby":
-        yield from (Row(dataset, model, "pre4", "pipe2") for model in ("source", "gbdt2nn", "windtunnel"))
+        yield from (Row(dataset, model, "pre4", "pipe2") for model in ("source", "leaves", "gbdt2nn", "windtunnel"))
         yield from (Row(dataset, model, "pre4") for model in OUTSIDE_MODELS)
     elif table == "outside":
         yield from (Row(dataset, model) for model in OUTSIDE_MODELS)

@@ -32,7 +32,7 @@ def candidates(row: Row) -> Sequence[Mapping[str, Any]]:
     """Sets of options that a row's model chooses between by validation."""
     if row.model in OUTSIDE:
         return OUTSIDE[row.model].candidates
-    return TRANSLATIONS[row.model].candidates(row.dataset) if row.model in TRANSLATIONS else ({},)
+    return TRANSLATIONS[row.model].candidates(row.dataset, row.pre) if row.model in TRANSLATIONS else ({},)
 
 
 def counter(setting: Setting) -> NumCandidates:

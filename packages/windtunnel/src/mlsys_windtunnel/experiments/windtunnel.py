@@ -10,6 +10,11 @@ from typing import Any
 # trees of 32 leaves, by their validation rows (docs/windtunnel-experiments.md).
 RATES: dict[str, tuple[Mapping[str, Any], ...]] = {
     "flights-3m": ({"lr": 2e-3, "batch_size": 2048, "init": "source", "temperature": 0.05},),
+    # trees of counts have learnt their training rows by heart: every step that follows these rows harms
+    "flights-3m/pre4": tuple(
+        {"lr": 1e-3, "batch_size": 2048, "init": "source", "temperature": 0.02, "leaf_decay": decay}
+        for decay in (3, 10)
+    ),
     # few rows, and gains of hundredths of a point: the best of four epochs is often above the source by chance
     "adult": tuple({"lr": rate, "batch_size": 512, "min_gain_se": 2.0} for rate in (5e-4, 2e-3, 2e-4)),
     "nycflights13": ({"lr": 5e-4}, {"lr": 2e-3}, {"lr": 2e-4}),
@@ -28,9 +33,9 @@ class Translation:
     options: Mapping[str, Any] = field(default_factory=dict)  # of soft mode, as fine_tune takes them
     is_cold: bool = False
 
-    def candidates(self, dataset: str) -> tuple[Mapping[str, Any], ...]:
-        """Options to choose between by validation: the same number for each start."""
-        return COLD_RATES if self.is_cold else RATES[dataset]
+    def candidates(self, dataset: str, pre: str) -> tuple[Mapping[str, Any], ...]:
+        """Options to choose between by validation."""
+        return COLD_RATES if self.is_cold else RATES.get(f"{dataset}/{pre}", RATES[dataset])
 
 
 TRANSLATIONS: dict[str, Translation] = {
@@ -39,5 +44,6 @@ TRANSLATIONS: dict[str, Translation] = {
     "L2": Translation({"level": "L2"}),
     "L3": Translation({"level": "L3"}),
     "gbdt2nn": Translation({"level": "L4", "scope": "trees"}),
+    "leaves": Translation({"level": "L1", "scope": "trees"}),
     "cold": Translation({"level": "L4", "init": "random", "temperature": 1.0}, is_cold=True),
 }

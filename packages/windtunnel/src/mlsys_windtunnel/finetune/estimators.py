@@ -60,6 +60,7 @@ class _FineTuned(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
         min_gain_se: float = 1.0,
         ema: float | None = None,
         weight_decay: float = 1e-6,
+        leaf_decay: float | None = None,
         embedding_rate: float = 2.5,
         validation_fraction: float = 0.1,
         checkpoint_dir: Any = None,
@@ -89,6 +90,7 @@ class _FineTuned(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
         self.min_gain_se = min_gain_se
         self.ema = ema
         self.weight_decay = weight_decay
+        self.leaf_decay = leaf_decay
         self.embedding_rate = embedding_rate
         self.validation_fraction = validation_fraction
         self.checkpoint_dir = checkpoint_dir
@@ -211,8 +213,8 @@ class WindTunnelClassifier(ClassifierMixin, _FineTuned):  # type: ignore[misc]
             for data that it has not seen. None: ``HistGradientBoostingClassifier``.
         level: What of trees is trained, "L1" to "L4": see :class:`~mlsys_windtunnel.soft.options.SoftOptions`.
         gate, init, scope, temperature, leaf_temperature, final_sharpness, dropout, rank: See there.
-        epochs, lr, batch_size, schedule, loss, metric, patience, min_gain_se, ema, weight_decay, embedding_rate: See
-            :class:`~mlsys_windtunnel.finetune.options.TrainingOptions`.
+        epochs, lr, batch_size, schedule, loss, metric, patience, min_gain_se, ema, weight_decay, leaf_decay,
+            embedding_rate: See :class:`~mlsys_windtunnel.finetune.options.TrainingOptions`.
         validation_fraction: Share of the rows held out to choose the best epoch by, where ``fit`` is given no
             ``eval_set``; 0 keeps the last epoch.
         checkpoint_dir, n_threads, n_processes, launcher, verbose: See there too.
@@ -257,6 +259,7 @@ class WindTunnelClassifier(ClassifierMixin, _FineTuned):  # type: ignore[misc]
         min_gain_se: float = 1.0,
         ema: float | None = None,
         weight_decay: float = 1e-6,
+        leaf_decay: float | None = None,
         embedding_rate: float = 2.5,
         validation_fraction: float = 0.1,
         checkpoint_dir: Any = None,

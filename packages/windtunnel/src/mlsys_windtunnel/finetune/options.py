@@ -33,6 +33,8 @@ class TrainingOptions:
             was given; else that is kept. 0 asks for any gain. A cold start is kept in any case.
         ema: Decay a step of a moving average of the parameters, which is then what is scored and kept; None: none.
         weight_decay: Of AdamW.
+        leaf_decay: Likewise of the leaf values of trees, whose source may have learnt its training rows by heart; the
+            answers' scale shrinks with them. None: ``weight_decay``.
         embedding_rate: See ``lr``.
         chunk_rows: Rows that go through the network at once; a batch's gradients are their sum. Smaller chunks stay in
             caches. None: 1,024.
@@ -55,6 +57,7 @@ class TrainingOptions:
     min_gain_se: float = 1.0
     ema: float | None = None
     weight_decay: float = 1e-6
+    leaf_decay: float | None = None
     embedding_rate: float = 2.5
     chunk_rows: int | None = None
     random_state: int = 0
@@ -76,8 +79,8 @@ class TrainingOptions:
             raise InvalidInputError(f"ema is {self.ema}; a decay lies between 0 and 1, such as .999")
         if not 0 <= self.min_gain_se < float("inf"):
             raise InvalidInputError(f"min_gain_se is {self.min_gain_se}; it must be 0 or more, and finite")
-        if self.weight_decay < 0 or self.embedding_rate <= 0:
-            raise InvalidInputError("weight_decay must be 0 or more, and embedding_rate above 0")
+        if min(self.weight_decay, self.leaf_decay or 0) < 0 or self.embedding_rate <= 0:
+            raise InvalidInputError("weight_decay and leaf_decay must be 0 or more, and embedding_rate above 0")
         for name, kind in (("schedule", Schedule), ("launcher", Literal["local", "ray"])):
             if getattr(self, name) not in get_args(kind):
                 raise InvalidInputError(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(get_args(kind))}")

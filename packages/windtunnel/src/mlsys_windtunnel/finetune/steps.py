@@ -16,7 +16,7 @@ from mlsys_windtunnel.modules.embedding import CategoryEmbedding
 from mlsys_windtunnel.modules.factorization import FactorizationMachine, IdFactorization
 from mlsys_windtunnel.modules.linear import Affine
 from mlsys_windtunnel.network import Network
-from mlsys_windtunnel.soft.trees import SoftTrees
+from mlsys_windtunnel.soft.trees import SoftGroupParameters, SoftTrees
 
 SMALLEST_DEVIATION = 1e-12
 
@@ -30,20 +30,36 @@ class Optimizer:
         lr: The highest rate.
         embedding_rate: What it is multiplied with for embeddings.
         weight_decay: As of AdamW.
+        leaf_decay: Likewise, of leaf values; None: ``weight_decay``.
     """
 
-    def __init__(self, network: Network, x: Tensor, *, lr: float, embedding_rate: float, weight_decay: float) -> None:
+    def __init__(
+        self,
+        network: Network,
+        x: Tensor,
+        *,
+        lr: float,
+        embedding_rate: float,
+        weight_decay: float,
+        leaf_decay: float | None = None,
+    ) -> None:
         units = step_units(network, x)
         embeddings = {id(table) for table in embedding_tables(network)}
+        leaves = set() if leaf_decay is None else {id(values) for values in leaf_values(network)}
         self.parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self._scaled = [(parameter, units[id(parameter)]) for parameter in self.parameters if id(parameter) in units]
         self._rates: list[float] = []
         groups = []
-        for is_embedding in (False, True):
-            chosen = [parameter for parameter in self.parameters if (id(parameter) in embeddings) == is_embedding]
+        others = {id(parameter) for parameter in self.parameters} - embeddings - leaves
+        for group, times, decay in (
+            (others, 1, weight_decay),
+            (embeddings, embedding_rate, weight_decay),
+            (leaves, 1, leaf_decay),
+        ):
+            chosen = [parameter for parameter in self.parameters if id(parameter) in group]
             if chosen:
-                groups.append({"params": chosen})
-                self._rates.append(lr * (embedding_rate if is_embedding else 1))
+                groups.append({"params": chosen, "weight_decay": decay})
+                self._rates.append(lr * times)
         is_fused = all(parameter.device.type in ("cpu", "cuda") for parameter in self.parameters)
         self.adamw = torch.optim.AdamW(groups, lr=lr, weight_decay=weight_decay, fused=is_fused)
 
@@ -64,6 +80,13 @@ def embedding_tables(network: Network) -> Iterator[Tensor]:
     for part in network.modules():
         if isinstance(part, CategoryEmbedding | IdFactorization):
             yield from part.tables
+
+
+def leaf_values(network: Network) -> Iterator[Tensor]:
+    """Leaf values of soft trees, ``[trees, leaves, outputs]`` each."""
+    for part in network.modules():
+        if isinstance(part, SoftGroupParameters):
+            yield part.leaf
 
 
 def step_units(network: Network, x: Tensor) -> dict[int, Tensor]:

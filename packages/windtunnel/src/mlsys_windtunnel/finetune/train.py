@@ -81,6 +81,7 @@ class Trainer:
             lr=options.lr,
             embedding_rate=options.embedding_rate,
             weight_decay=options.weight_decay,
+            leaf_decay=options.leaf_decay,
         )
         if not self.optimizer.parameters:
             raise InvalidInputError("nothing of this pipeline is trained; with scope='trees' it must have trees")
