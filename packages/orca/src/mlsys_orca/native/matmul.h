@@ -136,15 +136,16 @@ inline void decode(const Panel& panel, int depth, int group, float* out) {
 
 // `rows` rows against NUM_PANELS panels from `first`, into `sums` [rows][NUM_PANELS * 16]. `scratch` holds
 // NEAR_PANELS * depth * 16 floats. Few rows read the panels as they are, from memory; many have them decoded once, and take them in pieces that
-// stay in the first-level cache.
-template <class Panel, int NUM_PANELS>
+// stay in the first-level cache. `begins(row, some)` is called before `some` rows are first multiplied.
+template <class Panel, int NUM_PANELS, class Begins>
 inline void multiply_tile(
-    const Matrix& m, int first, int rows, const float* a, int64_t stride, float* scratch, float* sums) {
+    const Matrix& m, int first, int rows, const float* a, int64_t stride, float* scratch, float* sums, Begins&& begins) {
     constexpr int WIDTH = NUM_PANELS * PANEL;
     const int group = m.group ? m.group : m.depth;
     if (rows <= (std::is_same_v<Panel, Int4Panel> ? DIRECT_INT4_ROWS : DIRECT_ROWS)) {
         in_groups(rows, [&](int row, int some) {
             alignas(64) Panel panels[NUM_PANELS] = {Panel(m, first), Panel(m, first + NUM_PANELS - 1)};
+            begins(row, some);
             multiply_rows<Panel, false>(
                 some, a + row * stride, stride, panels, NUM_PANELS, m.depth, group, sums + row * WIDTH, WIDTH);
         });
@@ -165,6 +166,7 @@ inline void multiply_tile(
         for (int k = 0; k < m.depth; k += piece) {
             const int some_depth = std::min(piece, m.depth - k);
             in_groups<NEAR_ROWS>(rows, [&](int row, int some) {
+                if (!k && !p) begins(row, some);
                 NearPanel panels[NEAR_PANELS];
                 for (int q = 0; q < NEAR_PANELS; q++) {
                     panels[q].weights = decoded[q] + (int64_t)k * PANEL;
@@ -215,12 +217,14 @@ inline void multiply_pairs(
 }
 
 // As `multiply_tile` for pairs of bf16; `a` holds the rows in pairs, `stride` apart.
+template <class Begins>
 inline void multiply_tile_of_pairs(
-    const Matrix& m, int first, int rows, const uint32_t* a, int64_t stride, float* sums) {
+    const Matrix& m, int first, int rows, const uint32_t* a, int64_t stride, float* sums, Begins&& begins) {
     const int pairs = m.depth / 2, pieces = (pairs + PIECE - 1) / PIECE, piece = (pairs + pieces - 1) / pieces;
     for (int begin = 0; begin < pairs; begin += piece) {
         const int end = std::min(pairs, begin + piece);
         in_groups<NEAR_ROWS>(rows, [&](int row, int some) {
+            if (!begin) begins(row, some);
             const int64_t ahead = row ? 2 * (int64_t)m.depth * PANEL : AHEAD / 2;  // as in `multiply_tile`
             multiply_pairs(some, m, first, a + row * stride, stride, begin, end, ahead, sums + row * 2 * PANEL);
         });

@@ -243,13 +243,13 @@ class Program {
             const int panel = i / down * TILE_PANELS, first = i % down * block;
             float* sums = scratch + (int64_t)NEAR_PANELS * depth * PANEL;
             const int some = std::min(block, rows - first);
-            if (some > FEW_ROWS) ask_for_target(op, panel, first, some);
+            const auto begins = [&](int row, int few) { ask_for_target(op, panel, first + row, few); };
             if constexpr (std::is_same_v<Panel, PairsPanel>) {
                 const uint32_t* from = (const uint32_t*)input + (int64_t)first * (depth / 2);
-                multiply_tile_of_pairs(op.matrix, panel, some, from, depth / 2, sums);
+                multiply_tile_of_pairs(op.matrix, panel, some, from, depth / 2, sums, begins);
             } else {
                 const float* from = input + (int64_t)first * depth;
-                multiply_tile<Panel, TILE_PANELS>(op.matrix, panel, some, from, depth, scratch, sums);
+                multiply_tile<Panel, TILE_PANELS>(op.matrix, panel, some, from, depth, scratch, sums, begins);
             }
             finish(op, thread, panel, first, some, sums);
         });

@@ -69,9 +69,13 @@ inline uint16_t to_bf16(float x) {  // to the nearest, ties to even
     return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 inline void store(uint16_t* to, vf x) {
+#if MLSYS_LANES == 16 && defined(__AVX512BF16__)
+    _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh((__m512)x));
+#else
     vu bits = (vu)x;
     vh out = __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, vh);
     std::memcpy(to, &out, sizeof(vh));
+#endif
 }
 inline void store_one(float* to, float x) { *to = x; }
 inline void store_one(uint16_t* to, float x) { *to = to_bf16(x); }
