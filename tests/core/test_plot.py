@@ -27,6 +27,7 @@ SYSTEMS = {
 }
 FIGURES = {
     "latency_vs_load": lambda: plot.latency_vs_load(SYSTEMS, title="Load"),
+    "by_request": lambda: plot.by_request({"a": [0.1, 0.2, 0.3], "b": [0.2]}, steps=[2], limit_s=0.25),
     "throughput_latency": lambda: plot.throughput_latency(SYSTEMS),
     "cdf": lambda: plot.cdf({"orca": [0.3, 0.1, 0.2], "ft": [0.5]}),
     "cdf_log": lambda: plot.cdf({"lengths": [1, 20, 300]}, xlabel="tokens", scale=1.0, log=True),

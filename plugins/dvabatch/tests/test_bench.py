@@ -12,7 +12,7 @@ from mlsys_dvabatch.bench.arms import Arm, Outcome, run_arm
 from mlsys_dvabatch.bench.encoder import check_equal, contestants, peak_table
 from mlsys_dvabatch.bench.overhead import closed_loop_s
 from mlsys_dvabatch.bench.subjects import Costed, Timed
-from mlsys_dvabatch.bench.vision import VisionBench, at_load, buffer_pairs, stepping_peak_rps
+from mlsys_dvabatch.bench.vision import Stepping, VisionBench, at_load, buffer_pairs, stepping
 from mlsys_dvabatch.bench.workloads import backlog, lengths_like, poisson_trace
 from mlsys_dvabatch.models.bert import BertConfig, BertStages
 from mlsys_dvabatch.policies.load import LoadOperatorPolicy
@@ -68,10 +68,21 @@ def test_vision_contestants():
     assert [outcome.arm for outcome in outcomes][:2] == ["ZeroBatch", "DelayBatch"]
     assert outcomes[2].mean_s <= outcomes[0].mean_s
     assert set(buffer_pairs(bench, num=40)) == {1, 2, 3, 4}
-    arm = Arm("DVABatch", LoadOperatorPolicy)
-    assert stepping_peak_rps(bench, arm, num_per_step=25, qos_s=100.0) > stepping_peak_rps(
-        bench, arm, num_per_step=25, qos_s=0.02
-    )
+
+
+def test_a_load_rises_in_one_run_until_requests_take_too_long():
+    program = program_of(nn.Linear(2, 2).eval(), (torch.ones(1, 2),))
+    bench = VisionBench("small", program, parse_stages("2+0.5,2+0.5,2+0.5"))
+    run = stepping(bench, Arm("DVABatch", LoadOperatorPolicy), num_per_step=25)
+    assert len(run.latencies_s) == 21 * 25
+    assert run.rates[0] == pytest.approx(bench.peak_rps / 20)
+    assert run.rates[-1] > bench.peak_rps
+    assert run.highest_rps(100.0) == run.rates[-1] > run.highest_rps(0.02)
+
+
+def test_the_highest_load_is_that_before_the_first_bad_step():
+    run = Stepping((1.0, 2.0, 3.0), 2, (0.1, 0.1, 0.1, 0.9, 0.1, 0.1))
+    assert [run.highest_rps(qos_s) for qos_s in (1.0, 0.5, 0.05)] == [3.0, 1.0, 0.0]
 
 
 def test_the_closed_loop_measures_both():

@@ -14,8 +14,10 @@ from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_core.models import resolve_model
 from mlsys_core.serving import ServeRequest
 from mlsys_dvabatch.models.bert import BertConfig, BertStages, load_bert
+from mlsys_dvabatch.profile import boundary_nbytes
 from mlsys_dvabatch.serve import tokenizer_of
 from mlsys_dvabatch.zoo import load
+from numpy.typing import NDArray
 from torch import Tensor
 
 TINY = BertConfig(hidden_size=32, num_layers=5, num_heads=4, intermediate_size=64, vocab_size=100, max_length=64)
@@ -102,3 +104,14 @@ def test_another_kind_of_model_is_refused(tmp_path: Path):
 def test_an_unknown_name_lists_what_there_is(tmp_path: Path):
     with pytest.raises(InvalidInputError, match="bert-base, bert-large"):
         load("berth", tmp_path)
+
+
+def test_what_stages_hand_on_is_counted():
+    def zeros(length: int) -> NDArray[np.int64]:
+        return np.zeros(length, np.int64)
+
+    model = BertStages(TINY, 3, is_packed=True).eval()
+    hidden = 4 * 7 * TINY.hidden_size * 4  # requests, tokens, features, bytes
+    assert boundary_nbytes(model, zeros, num=4, length=7) == [hidden, hidden]
+    padded = boundary_nbytes(model.with_form(is_packed=False), zeros, num=4, length=7)
+    assert all(hidden < nbytes < 2 * hidden for nbytes in padded)

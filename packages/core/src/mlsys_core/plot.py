@@ -210,6 +210,40 @@ def cdf(
 
 
 @_style()
+def by_request(
+    latencies_s: Mapping[str, Sequence[float]],
+    *,
+    steps: Sequence[int] = (),
+    limit_s: float | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Each request's latency by its number, a point for each (DVABatch, figure 15).
+
+    Args:
+        latencies_s: of each system's requests, seconds above 0, in order of arrival.
+        steps: numbers of requests at which something changes, such as the load: a line down.
+        limit_s: a latency that is not to be exceeded: a line across.
+        title: above the figure.
+
+    Raises:
+        InvalidInputError: there is no system, or one without a request.
+    """
+    _require_data(latencies_s, "give each system at least one latency")
+    figure, axes = _new_axes("request (in order of arrival)", "latency (ms)", title)
+    for (name, values), color in zip(latencies_s.items(), cycle(PALETTE), strict=False):
+        axes.plot(np.asarray(values) * 1e3, ".", markersize=2, label=name, color=color, rasterized=True)
+    for number in steps:
+        axes.axvline(number, color="0.85", linewidth=0.6, zorder=0)
+    if limit_s is not None:
+        axes.axhline(limit_s * 1e3, color="0.3", linewidth=0.8, linestyle="--")
+    axes.set_yscale("log")
+    _label_log(axes.yaxis)
+    axes.set_xlim(left=0)
+    axes.legend(markerscale=5)
+    return figure
+
+
+@_style()
 def bars(
     groups: Mapping[str, Mapping[str, float | None]],
     *,

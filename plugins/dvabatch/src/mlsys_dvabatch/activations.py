@@ -20,6 +20,11 @@ class Activations(Protocol):
         """Requests."""
         ...
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        ...
+
     def select(self, rows: Sequence[int]) -> Self:
         """Those of some requests, in the order given."""
         ...
@@ -39,6 +44,11 @@ class Padded:
     def num(self) -> int:
         """Requests."""
         return int(next(iter(self.tensors.values())).shape[0])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(value.nbytes for value in self.tensors.values())
 
     def select(self, rows: Sequence[int]) -> Padded:
         """A view where the rows follow one another, else a copy."""
@@ -64,6 +74,11 @@ class Packed:
     def num(self) -> int:
         """Requests."""
         return len(self.lengths)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tokens."""
+        return self.tokens.nbytes
 
     def select(self, rows: Sequence[int]) -> Packed:
         """A copy."""

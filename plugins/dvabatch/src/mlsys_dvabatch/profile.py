@@ -70,6 +70,24 @@ def profile_stages(
     return TableCosts(table, model.num_stages, tuple(lengths))
 
 
+def boundary_nbytes(model: StageModel, request: Callable[[int], Any], *, num: int, length: int = 1) -> list[int]:
+    """Bytes that each stage but the last hands on for ``num`` requests: what a buffer pair can hold (section 6).
+
+    Args:
+        model: in stages; it is run once.
+        request: a payload of a given length.
+        num: requests of the batch.
+        length: of each.
+    """
+    found = []
+    with torch.inference_mode():
+        values = model.collate([ServeRequest(str(n), request(length), length=length) for n in range(num)], length)
+        for stage in range(model.num_stages - 1):
+            values = model.run(stage, values)
+            found.append(values.nbytes)
+    return found
+
+
 def cached_costs(
     cache_dir: Path, name: str, model: StageModel, lengths: Sequence[int], measure_costs: Callable[[], TableCosts]
 ) -> TableCosts:

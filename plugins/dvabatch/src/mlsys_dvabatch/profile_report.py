@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mlsys_core.memory.plan import format_nbytes
 from mlsys_core.profiling import ProfileTable
 from rich.box import SIMPLE
 from rich.console import Console
@@ -13,7 +14,7 @@ from rich.table import Table
 from mlsys_dvabatch.costs import TableCosts, unit_name
 from mlsys_dvabatch.models.bert import BertStages
 from mlsys_dvabatch.policies.registry import choose
-from mlsys_dvabatch.profile import BATCH_SIZES, choose_num_stages, diversities_of, profile_operators
+from mlsys_dvabatch.profile import BATCH_SIZES, boundary_nbytes, choose_num_stages, diversities_of, profile_operators
 from mlsys_dvabatch.serving_options import profiled
 from mlsys_dvabatch.zoo import load, open_program
 
@@ -59,6 +60,13 @@ def report(
         )
     assert isinstance(costs, TableCosts)
     _print_costs(costs, console)
+    length = costs.lengths[-1]
+    between = boundary_nbytes(loaded.model, loaded.request, num=max_batch_size, length=length)
+    if between:
+        what = f"{max_batch_size} requests" + (f" of length {length}" if len(costs.lengths) > 1 else "")
+        each = ", ".join(format_nbytes(nbytes) for nbytes in between)
+        total = format_nbytes(sum(between))
+        console.print(f"Between the stages, for {what}: {each}. Each buffer pair holds up to {total}.")
     is_encoder = isinstance(loaded.model, BertStages)
     found = diversities_of(has_lengths=is_encoder, profile=operators)
     names = ["load", *(["input"] if found.input else []), *(["operator"] if found.operator else [])]

@@ -117,9 +117,9 @@ def _vision(context: BenchContext, body: Body, data: dict[str, object]) -> None:
         pairs[name] = vision.buffer_pairs(bench, num=num)
         qos_s = vision.qos_s(bench.costs)
         arms = [delay_batch(window_s), next(arm for arm in vision.policies(bench.costs) if arm.name == "DVABatch")]
-        peaks[name] = {
-            arm.name: vision.stepping_peak_rps(bench, arm, num_per_step=num // 3, qos_s=qos_s) for arm in arms
-        } | {"qos_s": qos_s}
+        rising = {arm.name: vision.stepping(bench, arm, num_per_step=num // 3) for arm in arms}
+        peaks[name] = {arm: run.highest_rps(qos_s) for arm, run in rising.items()} | {"qos_s": qos_s}
+        body.append(_by_request(name, rising, qos_s))
         if name in ("linknet", "resnet152"):
             sizes = (1, 4, 16) if context.is_quick else (1, 4, 16, 64)
             operators = profile_operators(bench.program, batch_sizes=sizes)
@@ -139,6 +139,14 @@ def _vision(context: BenchContext, body: Body, data: dict[str, object]) -> None:
         )
     )
     data.update(buffer_pairs=_text_keys(pairs), stages=_text_keys(stages), stepping=peaks)
+
+
+def _by_request(name: str, runs: dict[str, vision.Stepping], qos_s: float) -> Figure:
+    one = next(iter(runs.values()))
+    steps = range(one.num_per_step, len(one.latencies_s), one.num_per_step)
+    drawn = plot.by_request({arm: run.latencies_s for arm, run in runs.items()}, steps=steps, limit_s=qos_s)
+    caption = f"{name}: load rising from {one.rates[0]:.1f} to {one.rates[-1]:.1f} req/s, a line a step (Figure 15)"
+    return Figure(plot.to_svg(drawn), caption)
 
 
 _HEADERS = ("contestant", "average (ms)", "p99 (ms)", "to ZeroBatch", "to best static", "new / stretch / split")

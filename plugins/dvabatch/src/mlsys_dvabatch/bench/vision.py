@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+import numpy as np
+
 from mlsys_dvabatch.bench.arms import Arm, Outcome, best_static, delay_batch, run_arm, zero_batch
 from mlsys_dvabatch.bench.subjects import Costed
-from mlsys_dvabatch.bench.workloads import poisson_trace
+from mlsys_dvabatch.bench.workloads import poisson_trace, stepping_trace
 from mlsys_dvabatch.costs import StageCosts, TableCosts, least_request_s, remaining_s
 from mlsys_dvabatch.policies.load import LazyPolicy, LoadOperatorPolicy, LoadPolicy
 from mlsys_dvabatch.policies.operator import OperatorPolicy
@@ -106,13 +108,24 @@ def stage_counts(bench: VisionBench, operators: OperatorProfile, *, num: int) ->
     return found
 
 
-def stepping_peak_rps(bench: VisionBench, arm: Arm, *, num_per_step: int, qos_s: float) -> float:
-    """The highest load, in steps of a twentieth of the peak, at which 99 of 100 requests stay within ``qos_s``."""
-    subject = Costed(bench.costs, TASK_S)
-    highest = 0.0
-    for step in range(1, 22):
-        rate = bench.peak_rps * step / 20
-        if run_arm(arm, subject, poisson_trace(rate, [1] * num_per_step, lambda _: None)).p99_s > qos_s:
-            break
-        highest = rate
-    return highest
+@dataclass(frozen=True, slots=True)
+class Stepping:
+    """A run under a load that rises step by step."""
+
+    rates: tuple[float, ...]  # requests per second of each step
+    num_per_step: int
+    latencies_s: tuple[float, ...]  # in order of arrival
+
+    def highest_rps(self, qos_s: float) -> float:
+        """The load of the last step before the first in which more than one request of 100 took longer; 0: none."""
+        by_step = np.percentile(np.reshape(self.latencies_s, (len(self.rates), self.num_per_step)), 99, axis=1)
+        too_long = np.flatnonzero(by_step > qos_s)
+        num_good = int(too_long[0]) if len(too_long) else len(self.rates)
+        return self.rates[num_good - 1] if num_good else 0.0
+
+
+def stepping(bench: VisionBench, arm: Arm, *, num_per_step: int) -> Stepping:
+    """Serve a load that rises by a twentieth of the peak a step, to one step beyond it (Figure 15)."""
+    rates = tuple(bench.peak_rps * step / 20 for step in range(1, 22))
+    outcome = run_arm(arm, Costed(bench.costs, TASK_S), stepping_trace(rates, num_per_step))
+    return Stepping(rates, num_per_step, outcome.latencies_s)

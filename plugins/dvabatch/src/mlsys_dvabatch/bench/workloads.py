@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,16 @@ def poisson_trace(
         (float(at), ServeRequest(str(number), payload(length), length=length))
         for number, (at, length) in enumerate(zip(times, lengths, strict=True))
     ]
+
+
+def stepping_trace(rates: Sequence[float], num_per_step: int) -> list[tuple[float, ServeRequest[Any]]]:
+    """``num_per_step`` requests of length 1 at each of ``rates`` per second, one after another (Figure 15)."""
+    trace: list[tuple[float, ServeRequest[Any]]] = []
+    for step, rate in enumerate(rates):
+        begin = trace[-1][0] if trace else 0.0
+        for at, request in poisson_trace(rate, [1] * num_per_step, lambda _: None, seed=step):
+            trace.append((begin + at, replace(request, request_id=str(len(trace)))))
+    return trace
 
 
 def backlog(lengths: list[int], payload: Callable[[int], Any]) -> list[tuple[float, ServeRequest[Any]]]:
