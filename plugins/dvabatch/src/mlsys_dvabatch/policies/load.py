@@ -26,6 +26,7 @@ class LoadPolicy(Policy):
         comp_wait_s: literal: seconds since its creation during which a batch may be stretched.
         qos_s: cost-aware: seconds since its creation within which a batch is to leave; None for no target.
         max_stage: stretch only batches that have completed at most so many stages; None for any (the artifact has it).
+        is_strict: literal: a stretched batch stays below the largest size (the artifact's bound), else it may reach it.
     """
 
     num_pairs: ClassVar[int] = 2
@@ -37,11 +38,13 @@ class LoadPolicy(Policy):
         comp_wait_s: float = 0.1,
         qos_s: float | None = None,
         max_stage: int | None = None,
+        is_strict: bool = False,
     ) -> None:
         super().__init__(mode=mode)
         self.comp_wait_s = comp_wait_s
         self.qos_s = qos_s
         self.max_stage = max_stage
+        self.is_strict = is_strict
 
     def admit(self, state: State, now: float) -> Sequence[New | Stretch]:
         """A stretch if it is allowed and pays, else a new batch as soon as one can start."""
@@ -78,7 +81,7 @@ class LoadPolicy(Policy):
 
     def _all_late(self, row: Row, state: State, now: float) -> int:
         young = now - row.created_s < self.comp_wait_s
-        return min(state.num_waiting, state.max_batch_size - row.size) if young else 0
+        return max(0, min(state.num_waiting, state.max_batch_size - self.is_strict - row.size)) if young else 0
 
     def _best_late(self, row: Row, state: State, now: float) -> int:
         """As many as it is best to let join, if the batch has not begun or is between two stages, and in one piece."""
@@ -112,8 +115,9 @@ class LoadOperatorPolicy(LoadPolicy):
         comp_wait_s: float = 0.1,
         qos_s: float | None = None,
         max_stage: int | None = None,
+        is_strict: bool = False,
     ) -> None:
-        super().__init__(mode=mode, comp_wait_s=comp_wait_s, qos_s=qos_s, max_stage=max_stage)
+        super().__init__(mode=mode, comp_wait_s=comp_wait_s, qos_s=qos_s, max_stage=max_stage, is_strict=is_strict)
         self._operator = OperatorPolicy(mode=mode)
 
     def begin(self, state: State, now: float) -> Sequence[New | Stretch]:
