@@ -10,6 +10,7 @@ from mlsys_orca.batch import BatchBuilder, SamplingParams
 from mlsys_orca.kv_cache import KVCache, kv_nbytes_per_token
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.models.decoder import ForwardInputs, LogitsRoom
 from mlsys_orca.runner import Runner, intra_op_threads
 
 BLOCK = 4
@@ -155,3 +156,30 @@ def test_the_thread_count_is_the_owners_and_comes_back(loaded: LoadedModel) -> N
         alone(loaded, [3], 1)
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
+
+
+def test_room_for_logits_is_taken_again_and_grows():
+    room = LogitsRoom()
+    first = room.take(2, 8)
+    assert first.shape == (2, 8)
+    assert room.take(1, 16).data_ptr() == first.data_ptr()
+    assert room.take(3, 8).shape == (3, 8)
+
+
+def test_iterations_of_a_runner_share_the_room(loaded: LoadedModel):
+    rooms: list[LogitsRoom] = []
+
+    class Watched:
+        device = loaded.model.device
+
+        def __call__(self, inputs: ForwardInputs, kv_cache: KVCache) -> torch.Tensor:
+            rooms.append(inputs.room)
+            return loaded.model(inputs, kv_cache)
+
+    runner = make_runner(loaded)
+    runner.model = Watched()
+    for position in range(2):
+        builder = BatchBuilder()
+        builder.add("a", [7], num_computed_tokens=position, block_table=(0,), sampling=SamplingParams())
+        runner.run(builder.build())
+    assert rooms[0] is rooms[1]

@@ -16,7 +16,7 @@ constexpr int DIRECT_ROWS = 2 * MAX_ROWS;  // that read a panel as it is; more h
 constexpr int DIRECT_INT4_ROWS = 4;         // it takes more to decode
 constexpr int NEAR_ROWS = LANES == 16 ? 12 : MAX_ROWS;  // of one call where panels are in the first-level cache: as
 constexpr int NEAR_PANELS = LANES == 16 ? 2 : 1;         // many sums as registers allow beside weights
-constexpr int PIECE = 256 / NEAR_PANELS;  // rows of NEAR_PANELS panels that many rows meet at once: 16 KiB, half a cache
+constexpr int PIECE = 256 / NEAR_PANELS;  // features, or pairs, that many rows meet at once: 16 KiB of panels, half a cache
 
 // ROWS rows of a matrix, read column by column through as few registers as can be: the address of every fourth row, one
 // stride and three. Left to itself a compiler takes a register for each row, and has none left for the sums.
