@@ -13,6 +13,7 @@ OPTIONS is one JSON object: ``model`` and ``tokenizer`` (paths), ``num_threads``
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import json
 import os
@@ -80,6 +81,8 @@ def main() -> None:
         module.serve(arguments.options, arguments.port)
         return
     engine: Engine = module.make(arguments.options)
+    gc.collect()
+    gc.freeze()  # as servers do: to look through all that is loaded would halt an engine for a while
     if arguments.port is not None:
         from http_front import read_words, serve
 

@@ -10,6 +10,7 @@ from mlsys_orca.models.attention import AttentionOptions, ragged_attention
 from mlsys_orca.models.decoder import AttentionSpan
 from mlsys_orca.models.layers import RMSNorm, rotate
 from mlsys_orca.native import library
+from tests.orca.native.conftest import BUILDS
 from torch import Tensor
 
 Run = Callable[..., Tensor]
@@ -17,6 +18,17 @@ BLOCK = library.PANEL
 MIXED = [(0, 1), (5, 1), (0, 40), (15, 1), (16, 1), (31, 2), (100, 17), (0, 16), (47, 1)]
 DECODES = [(past, 1) for past in (0, 1, 14, 15, 16, 17, 63, 130)]
 SHAPES = [(1, 1, 16), (6, 2, 64), (9, 3, 24), (4, 4, 80), (8, 1, 32)]  # query heads, key heads, head_dim
+
+
+@pytest.fixture(params=["unit", "native", "wide", "portable"])
+def in_pairs(request: pytest.FixtureRequest) -> Any:
+    """The library: with the matrix unit, where there is one; without it, in each of its builds."""
+    if request.param == "unit":
+        native = library.load()
+        if not native.orca_has_unit():
+            pytest.skip("this processor has no matrix unit")
+        return native
+    return library.load((*BUILDS[request.param], "-mno-amx-bf16"))
 
 
 def operator_of(heads: tuple[int, int, int], options: AttentionOptions, **fields: Any) -> library.Attention:
@@ -96,20 +108,18 @@ def test_attention_is_torchs(native: Any, run: Run, ragged: Any, heads: Any, spa
         assert torch.allclose(out, case.expected(options), rtol=1e-4, atol=2e-5)
 
 
-def test_a_cache_of_pairs_is_attended_by_the_matrix_unit(run: Run, ragged: Any) -> None:
-    native = library.load()
-    skip_without_unit(native)
-    for heads in ((6, 2, 64), (2, 2, 32), (40, 1, 96)):
-        for options in (AttentionOptions(), AttentionOptions(scale=0.3, softcap=2.0), AttentionOptions(window=33)):
-            for spans in (MIXED, DECODES, [(0, 150)]):
-                case = Case(heads, spans, torch.bfloat16)
-                case.queries = case.queries.bfloat16().float()  # it rounds them itself
-                case.states[:, : heads[0] * heads[2]] = case.queries.flatten(1)
-                batch = ragged(spans, case.tables, *case.pairs(), cache="bf16-pairs")
-                operator = operator_of(heads, options)
-                out = run(native, operator, case.states, heads[0] * heads[2], threads=2, ragged=batch)
-                assert torch.allclose(out, case.expected(options), rtol=0, atol=0.02)
-                assert (out - case.expected(options)).square().mean().sqrt() < 0.003  # weights rounded to bf16
+@pytest.mark.parametrize("heads", [(6, 2, 64), (2, 2, 32), (40, 1, 96), (4, 4, 80), (13, 1, 16)], ids=str)
+def test_a_cache_of_pairs_is_attended_in_pairs(in_pairs: Any, run: Run, ragged: Any, heads: Any) -> None:
+    for options in (AttentionOptions(), AttentionOptions(scale=0.3, softcap=2.0), AttentionOptions(window=33)):
+        for spans in (MIXED, DECODES, [(0, 150)]):
+            case = Case(heads, spans, torch.bfloat16)
+            case.queries = case.queries.bfloat16().float()  # it rounds them itself
+            case.states[:, : heads[0] * heads[2]] = case.queries.flatten(1)
+            batch = ragged(spans, case.tables, *case.pairs(), cache="bf16-pairs")
+            operator = operator_of(heads, options)
+            out = run(in_pairs, operator, case.states, heads[0] * heads[2], threads=2, ragged=batch)
+            assert torch.allclose(out, case.expected(options), rtol=0, atol=0.02)
+            assert (out - case.expected(options)).square().mean().sqrt() < 0.003  # weights rounded to bf16
 
 
 @pytest.mark.parametrize("heads", SHAPES, ids=str)
@@ -120,17 +130,10 @@ def test_a_request_gets_the_same_bits_alone_in_any_batch_and_in_any_chunks(
     same_bits_in_any_batch_and_chunks(native, run, ragged, case, case.keys, case.values, "fp32")
 
 
-@pytest.mark.parametrize("heads", [(6, 2, 64), (40, 1, 96)], ids=str)
-def test_the_matrix_unit_gives_the_same_bits_in_any_batch(run: Run, ragged: Any, heads: Any) -> None:
-    native = library.load()
-    skip_without_unit(native)
+@pytest.mark.parametrize("heads", [(6, 2, 64), (40, 1, 96), (4, 4, 80)], ids=str)
+def test_pairs_give_the_same_bits_in_any_batch(in_pairs: Any, run: Run, ragged: Any, heads: Any) -> None:
     case = Case(heads, [(0, 90), *MIXED], torch.bfloat16)
-    same_bits_in_any_batch_and_chunks(native, run, ragged, case, *case.pairs(), "bf16-pairs")
-
-
-def skip_without_unit(native: Any) -> None:
-    if library.CACHES[native.orca_bf16_cache(64)] != "bf16-pairs":
-        pytest.skip("this processor has no matrix unit")
+    same_bits_in_any_batch_and_chunks(in_pairs, run, ragged, case, *case.pairs(), "bf16-pairs")
 
 
 def same_bits_in_any_batch_and_chunks(

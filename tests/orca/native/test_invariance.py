@@ -10,7 +10,7 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.serving import WorkerId
-from mlsys_orca.batch import IterationBatch
+from mlsys_orca.batch import BatchBuilder, IterationBatch, SamplingParams
 from mlsys_orca.block_tables import BlockTables
 from mlsys_orca.engine import Engine, EngineConfig
 from mlsys_orca.loading.load import load_model
@@ -39,6 +39,7 @@ class Listening:
         self.heard: dict[tuple[str, int], list[Tensor]] = {}
 
     def __call__(self, inputs: ForwardInputs, kv_cache: Any) -> Tensor:
+        inputs.needs_logits = True
         logits = self.model(inputs, kv_cache)
         assert self.model.largest is not None
         assert self.model.largest.tolist() == logits.numpy().argmax(-1).tolist()
@@ -97,6 +98,34 @@ def test_a_request_gets_the_same_bits_under_any_policy_and_in_any_batch(make_ggu
     for key, rows in together.items():
         for row in rows:
             assert torch.equal(row, alone[key]), key
+
+
+@pytest.mark.parametrize(
+    "other", [SamplingParams(), SamplingParams(num_logprobs=2), SamplingParams(temperature=0.7, seed=3)], ids=str
+)
+def test_logits_are_written_only_where_they_are_read(make_gguf: Any, other: SamplingParams) -> None:
+    model = load_model(make_gguf(), dtype="fp32", backend="native").model
+    seen: list[Tensor] = []
+
+    class Watched:
+        config, dtype, device = model.config, model.dtype, model.device
+        needs: bool | None = None
+
+        def __call__(self, inputs: ForwardInputs, kv_cache: Any) -> Tensor:
+            inputs.needs_logits = inputs.needs_logits or bool(self.needs)
+            seen.append(model(inputs, kv_cache).clone())
+            self.largest = model.largest
+            return seen[-1]
+
+    watched, tokens = Watched(), []
+    for watched.needs in (None, True):
+        builder = BatchBuilder()
+        for block, sampling in enumerate((SamplingParams(), other)):
+            builder.add(str(block), [3, 1, 4], num_computed_tokens=0, block_table=(block,), sampling=sampling)
+        tokens.append(Runner(watched, new_kv_cache(model, num_blocks=2)).run(builder.build()).sampled)
+    assert tokens[0] == tokens[1]
+    assert seen[1].shape == (2, model.config.vocab_size)
+    assert seen[0].shape == ((2, 0) if other == SamplingParams() else seen[1].shape)
 
 
 def test_an_iteration_of_many_rows_is_cut_without_a_trace(make_gguf: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from itertools import islice
 from pathlib import Path
@@ -90,6 +91,8 @@ def generate(
         total = None if source == "-" else sum(map(bool, map(str.strip, Path(source).read_text("utf-8").splitlines())))
         task = progress.add_task("answering", total=total, completed=done)
         items = islice(read_items(lines), done, None)
+        gc.collect()
+        gc.freeze()  # what is loaded stays: to look through it again and again would halt all answers each time
         asyncio.run(
             generate_all(
                 service,

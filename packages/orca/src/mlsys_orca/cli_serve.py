@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -136,6 +137,8 @@ def serve(
         service = make_service(loaded, name or model_name(model), engine_config, encoder=found)
 
         def banner(address: ServerAddress) -> None:
+            gc.collect()
+            gc.freeze()  # what is loaded stays: to look through it again would halt all requests for some 75 ms
             typer.echo("\n".join(["", *_banner(service, address), ""]), err=True)
 
         code = serve_http(make_app(service, http), host, port, on_ready=banner)

@@ -151,7 +151,9 @@ class Engine:
         executor: InlineExecutor[IterationBatch, IterationOutput] = InlineExecutor(run)
         self._streams = _Streams(is_live=getattr(scheduler, "streams_tokens", True))
         self._loop = ServingLoop(scheduler, executor, WallClock(), recorder=recorder, listener=self._streams)
-        self._num_threads = config.num_threads
+        # A native model has threads of its own. Those of torch's small operators around it would spin, each time for
+        # a while, on a core that the model's want next.
+        self._num_torch_threads = 1 if isinstance(model, NativeDecoder) else config.num_threads
         self._thread = threading.Thread(target=self._run, name="orca-engine", daemon=True)
         self.failure: BaseException | None = None  # what ended the loop, if something did
 
@@ -227,7 +229,7 @@ class Engine:
                 yield item
 
     def _run(self) -> None:
-        with intra_op_threads(self._num_threads):
+        with intra_op_threads(self._num_torch_threads):
             try:
                 self._loop.run_forever()
             except BaseException as error:  # noqa: BLE001 - the thread's end; requests were failed with it, readiness tells

@@ -18,7 +18,7 @@ from mlsys_orca.batch import IterationBatch, IterationOutput
 from mlsys_orca.kv_cache import KVCache
 from mlsys_orca.models.decoder import DecoderModel, ForwardInputs, LogitsRoom
 from mlsys_orca.native.decoder import NativeKVCache
-from mlsys_orca.sampler import choose, wanted_rows
+from mlsys_orca.sampler import choose, needs_logits, wanted_rows
 
 
 class Runner:
@@ -61,6 +61,7 @@ class Runner:
             device=self.model.device,
             wanted=wanted_rows(batch),
             room=self._room if batch.is_plain else None,  # a prompt's scores may take much more, once
+            needs_logits=needs_logits(batch),
         )
 
 

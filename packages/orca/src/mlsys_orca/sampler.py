@@ -44,12 +44,19 @@ def wanted_rows(batch: IterationBatch) -> list[int]:
     return rows
 
 
+def needs_logits(batch: IterationBatch) -> bool:
+    """Whether :func:`choose` reads logits at all, if it is told where each row's largest is."""
+    params = [request.sampling for request in batch.sampled if request.sampling is not None]
+    return not batch.is_plain or any(not each.is_greedy or each.num_logprobs is not None for each in params)
+
+
 def choose(batch: IterationBatch, logits: Tensor, *, largest: Ids | None = None) -> IterationOutput:
     """What ``batch`` gives: a token for each request that samples, more where guesses were right, prompts' scores.
 
     Args:
         batch: What ran.
-        logits: fp32 [rows, vocab_size], of :func:`wanted_rows`.
+        logits: fp32 [rows, vocab_size], of :func:`wanted_rows`; [rows, 0] with ``largest``, unless
+            :func:`needs_logits`.
         largest: [rows] where each row's largest is, where the model found it on the way; None: it is looked for.
     """
     if batch.is_plain:
@@ -154,7 +161,10 @@ def sample(
     sampled = []
     for index, (greedy, request_id, position, how) in enumerate(zip(best, request_ids, positions, params, strict=True)):
         token_id = greedy if how.is_greedy else _draw(logits[index].cpu().numpy(), how, uniform(how.seed, position))
-        sampled.append(_report(logits[index], request_id, token_id, how.num_logprobs))
+        if how.num_logprobs is None:
+            sampled.append(SampledToken(request_id, token_id))
+        else:
+            sampled.append(_report(logits[index], request_id, token_id, how.num_logprobs))
     return tuple(sampled)
 
 

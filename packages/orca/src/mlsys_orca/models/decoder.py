@@ -55,6 +55,8 @@ class ForwardInputs:
         device: The model's.
         wanted: Rows whose logits are wanted; None: the last of each request that samples.
         room: Where a model may put the logits; None: in memory of their own.
+        needs_logits: False: each row's largest is enough. A model that finds these on the way may give logits without
+            columns.
     """
 
     def __init__(
@@ -65,12 +67,14 @@ class ForwardInputs:
         device: torch.device | str,
         wanted: Sequence[int] | None = None,
         room: LogitsRoom | None = None,
+        needs_logits: bool = True,
     ) -> None:
         self.batch = batch
         self.block_size = block_size
         self.device = torch.device(device)
         self.wanted = [request.stop - 1 for request in batch.sampled] if wanted is None else wanted
         self.room = room or LogitsRoom()
+        self.needs_logits = needs_logits
 
     @cached_property
     def token_ids(self) -> Tensor:

@@ -35,7 +35,7 @@ struct Attention {
 };
 
 // One layer's cache, of floats or bf16: keys [blocks, kv heads, head_dim, 16], values [blocks, kv heads, 16, padded_dim].
-// Where the matrix unit reads it, of pairs of bf16: keys [.., head_dim / 2, 16, 2], values [.., 8, padded_dim, 2].
+// Where pairs of bf16 are multiplied, of such pairs: keys [.., head_dim / 2, 16, 2], values [.., 8, padded_dim, 2].
 template <class T, bool IN_PAIRS = false>
 struct LayerCache {
     T* keys;
@@ -53,6 +53,21 @@ struct LayerCache {
     }
 };
 
+// The blocks of one key head that a task reads, in their order: keys, values, most likely the next head's keys.
+template <class T, bool IN_PAIRS>
+struct Blocks {
+    const LayerCache<T, IN_PAIRS>& cache;
+    const int32_t* table;
+    int count, head;
+    const T* keys(int i) const { return cache.key_block(table[std::min(i, count - 1)], head); }
+    const T* values(int i) const { return cache.value_block(table[i], head); }
+    const T* read(int i) const {
+        if (i < count) return keys(i);
+        if (i < 2 * count) return values(i - count);
+        return cache.key_block(table[std::min(i - 2 * count, count - 1)], std::min(head + 1, cache.num_kv_heads - 1));
+    }
+};
+
 inline int padded(int size) { return (size + PANEL - 1) / PANEL * PANEL; }
 
 // Normalise and turn one head, in place. `position_factors`: the row's cosines, then its sines; null: none.
@@ -61,8 +76,8 @@ inline void prepare_head(const Attention& a, int head, float* x, const float* co
     if (a.rotary_dim) rotate(x, cos, sin, a.rotary_dim);
 }
 
-// Keep a row's key and value of one head. `qkv` is the row of the projections. The unit multiplies all slots of a block
-// of values, by zero where no key is: what follows a request's last row in a block that it began becomes zero, too.
+// Keep a row's key and value of one head. `qkv` is the row of the projections. Products of pairs take all slots of a
+// block of values, by zero where no key is: what follows a request's last row in a block that it began becomes zero, too.
 template <class T, bool IN_PAIRS>
 void keep(
     const Attention& a, const LayerCache<T, IN_PAIRS>& cache, const Span& span, const int32_t* table, int row, int head,
@@ -71,11 +86,13 @@ void keep(
     float key[1024];
     copy_row(qkv + (a.num_heads + head) * a.head_dim, key, a.head_dim);
     prepare_head(a, a.num_heads + head, key, cos, sin);
+    T rounded[1024];
     T* keys = cache.key_block(block, head);
-    for (int d = 0; d < a.head_dim; d++) store_one(keys + cache.key_at(at, d), key[d]);
-    const float* value = qkv + (a.num_heads + a.num_kv_heads + head) * a.head_dim;
+    convert_row(key, rounded, a.head_dim);
+    for (int d = 0; d < a.head_dim; d++) keys[cache.key_at(at, d)] = rounded[d];
     T* values = cache.value_block(block, head);
-    for (int d = 0; d < a.head_dim; d++) store_one(values + cache.value_at(at, d), value[d]);
+    convert_row(qkv + (a.num_heads + a.num_kv_heads + head) * a.head_dim, rounded, a.head_dim);
+    for (int d = 0; d < a.head_dim; d++) values[cache.value_at(at, d)] = rounded[d];
     if (IN_PAIRS && row == span.stop - 1 && position - at >= span.context - (span.stop - span.start)) {
         if (at % 2 == 0)
             for (int d = 0; d < a.head_dim; d++) values[cache.value_at(at + 1, d)] = T{};
@@ -181,21 +198,14 @@ void attend(
         const int64_t at = (int64_t)token * a.rotary_dim;
         prepare_head(a, query_head, queries + row * dim, cos + at, sin + at);
     }
+    const Blocks<T, false> blocks{cache, table + first_block, num_blocks, head};
     for (int row = 0; row < rows; row += MAX_ROWS) {
         const int some = std::min(MAX_ROWS, rows - row);
-        const auto values = [&](int block) { return cache.value_block(table[first_block + block], head); };
-        // Blocks in the order in which they are read: keys, values, most likely the next head's keys.
-        const auto block_at = [&](int i) {
-            if (i < num_blocks) return cache.key_block(table[first_block + i], head);
-            if (i < 2 * num_blocks) return values(i - num_blocks);
-            const int after = std::min(head + 1, a.num_kv_heads - 1);
-            return cache.key_block(table[first_block + std::min(i - 2 * num_blocks, num_blocks - 1)], after);
-        };
         for (int block = 0; block < num_blocks; block += 2) {
             const int pair = std::min(2, num_blocks - block);
             const auto panel = [&](int which) {
                 const int at = std::min(block + which, num_blocks - 1);
-                return Panel(block_at(at), block_at(at + BLOCKS_AHEAD));
+                return Panel(blocks.read(at), blocks.read(at + BLOCKS_AHEAD));
             };
             Panel panels[2] = {panel(0), panel(1)};
             multiply_rows<Panel, false>(some, queries + (int64_t)row * dim, dim, panels, pair, dim, dim, tile, pair * PANEL);
@@ -215,9 +225,9 @@ void attend(
         for (int block = 0; block < num_blocks; block++) {
             const float* w = scores + (int64_t)row * keys + block * PANEL;
             const int some_keys = std::min(PANEL, reach.limit - (first_block + block) * PANEL);
-            const T* soon = block_at(num_blocks + block + BLOCKS_AHEAD);
+            const T* soon = blocks.read(num_blocks + block + BLOCKS_AHEAD);
 #define ORCA_ROWS(ROWS) \
-    case ROWS: weigh<T, ROWS>(w, keys, values(block), cache.padded_dim, some_keys, soon, sums); break;
+    case ROWS: weigh<T, ROWS>(w, keys, blocks.values(block), cache.padded_dim, some_keys, soon, sums); break;
             switch (some) { ORCA_ROWS(1) ORCA_ROWS(2) ORCA_ROWS(3) ORCA_ROWS(4) ORCA_ROWS(5) ORCA_ROWS(6) }
 #undef ORCA_ROWS
         }

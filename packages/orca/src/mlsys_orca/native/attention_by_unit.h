@@ -1,5 +1,4 @@
-// Attention as in attention.h, its two products by the matrix unit: over a cache of pairs of bf16, queries and weights
-// rounded to bf16. Every sum runs over features or keys in their order, whatever the rows are computed with.
+// The two products of attention in pairs by the matrix unit.
 #pragma once
 
 #include "attention.h"
@@ -7,7 +6,7 @@
 
 namespace orca {
 
-// Whether heads of that size are multiplied by the unit: decides how the cache is laid out.
+// Whether heads of that size are multiplied by the unit.
 inline bool attends_by_unit(int head_dim) { return has_tiles() && head_dim % TILE_DEPTH == 0; }
 
 #if ORCA_HAS_TILES
@@ -57,7 +56,7 @@ inline void ask_for(const uint16_t* block, int dim) {
 
 // scores[r][key] = queries r . key, for ROWS tiles of rows [.., dim] and 4 / ROWS blocks of keys.
 template <int ROWS, class Keys>
-inline void score(const uint16_t* queries, Keys&& keys, int dim, float* scores, int64_t stride) {
+inline void score_tiles(const uint16_t* queries, Keys&& keys, int dim, float* scores, int64_t stride) {
     clear_sums();
     const uint16_t* blocks[4 / ROWS];
     for (int c = 0; c < 4 / ROWS; c++) blocks[c] = keys(c);
@@ -71,7 +70,7 @@ inline void score(const uint16_t* queries, Keys&& keys, int dim, float* scores, 
 
 // out[r][c] = sum over all blocks of weights[r][key] * value(key, c), for ROWS tiles of rows and 4 / ROWS of columns.
 template <int ROWS, class Values>
-inline void weigh_by_unit(
+inline void weigh_tiles(
     const uint16_t* weights, int64_t stride, Values&& values, int num_blocks, int dim, int column, float* out) {
     clear_sums();
     for (int block = 0; block < num_blocks; block++) {
@@ -86,68 +85,31 @@ inline void weigh_by_unit(
 }
 #undef ORCA_ADD_STEP
 
-// One task: rows `begin` to `end` of `span`, the query heads of one key head.
-inline void attend(
-    const Attention& a, const LayerCache<uint16_t, true>& cache, const Span& span, const int32_t* table, int head,
-    int begin, int end, const float* qkv, const float* cos, const float* sin, const Register& merged, std::vector<float>& scratch) {
-    const Reach reach(a, span, begin, end);
-    const int group = a.num_heads / a.num_kv_heads, dim = a.head_dim, rows = (end - begin) * group;
-    const int width = (a.num_heads + 2 * a.num_kv_heads) * dim, seen_keys = reach.num_blocks * PANEL;
-    const int keys = (reach.num_blocks + 3) / 4 * 4 * PANEL;  // four blocks at a time
-    constexpr int LINE = 64 / sizeof(float);
-    scratch.resize((int64_t)UNIT_ROWS * (dim + dim / 2 + keys + keys / 2) + LINE);
-    float* scores = (float*)(((uintptr_t)scratch.data() + 63) & ~(uintptr_t)63);
-    float* sums = scores + UNIT_ROWS * keys;
-    uint16_t* weights = (uint16_t*)(sums + UNIT_ROWS * dim);
-    uint16_t* queries = weights + UNIT_ROWS * keys;
-    const int32_t* blocks = table + reach.first_block;
-    const auto values = [&](int block) { return cache.value_block(blocks[block], head); };
-    const auto keys_of = [&](int block) { return cache.key_block(blocks[std::min(block, reach.num_blocks - 1)], head); };
+// As attend_in_pairs() wants its products.
+struct ByUnit {
+    static constexpr int ROWS = UNIT_ROWS;
+    using Read = Blocks<uint16_t, true>;
 
-    for (int row = 0; row < rows; row += UNIT_ROWS) {
-        const int some = std::min(UNIT_ROWS, rows - row);
-        for (int r = 0; r < some; r++) {
-            const int token = begin + (row + r) / group, query_head = head * group + (row + r) % group;
-            const int64_t at = (int64_t)token * a.rotary_dim;
-            float query[1024];
-            copy_row(qkv + (int64_t)token * width + query_head * dim, query, dim);
-            prepare_head(a, query_head, query, cos + at, sin + at);
-            to_bf16(query, queries + r * dim, dim);
-        }
-        for (int block = 0; block < reach.num_blocks;) {
-            const auto from = [&](int c) { return keys_of(block + c); };
-            const bool is_few = some <= TILE_ROWS;
-            const int count = is_few ? 4 : 2;
-            for (int c = 0; c < count; c++) ask_for(keys_of(block + count + c), dim);
-            (is_few ? score<1, decltype(from)&> : score<2, decltype(from)&>)(queries, from, dim, scores + block * PANEL, keys);
-            block += count;
-        }
-        float inverse[UNIT_ROWS];
-        for (int r = 0; r < some; r++) {
-            const int seen = reach.seen_by(begin + (row + r) / group, span);
-            const int first = a.window ? std::max(0, seen - a.window) : 0;
-            const int shift = reach.first_block * PANEL;
-            uint16_t* own = weights + r * keys;
-            inverse[r] = 1.0f / softmax(a, scores + r * keys, first - shift, seen - shift, seen_keys, own);
-        }
-        for (int column = 0; column < dim;) {
-            const bool is_wide = some <= TILE_ROWS && column + 4 * PANEL <= dim;
-            (is_wide ? weigh_by_unit<1, decltype(values)&> : weigh_by_unit<2, decltype(values)&>)(
-                weights, keys, values, reach.num_blocks, dim, column, sums);
-            column += (is_wide ? 4 : 2) * PANEL;
-        }
-        for (int r = 0; r < some; r++) {
-            const int token = begin + (row + r) / group, query_head = head * group + (row + r) % group;
-            put_row(merged, token, query_head * dim, sums + r * dim, inverse[r], dim);
+    static void score(const Read& blocks, const uint16_t* queries, int rows, int dim, float* scores, int64_t stride) {
+        const bool is_few = rows <= TILE_ROWS;
+        const int count = is_few ? 4 : 2;
+        for (int block = 0; block < blocks.count; block += count) {
+            const auto from = [&](int c) { return blocks.keys(block + c); };
+            for (int c = 0; c < count; c++) ask_for(blocks.keys(block + count + c), dim);
+            (is_few ? score_tiles<1, decltype(from)&> : score_tiles<2, decltype(from)&>)(queries, from, dim, scores + block * PANEL, stride);
         }
     }
-}
 
-#else
-
-inline void attend(
-    const Attention&, const LayerCache<uint16_t, true>&, const Span&, const int32_t*, int, int, int, const float*,
-    const float*, const float*, const Register&, std::vector<float>&) {}
+    static void weigh(const Read& blocks, const uint16_t* weights, int64_t stride, int rows, int dim, float* out) {
+        const auto values = [&](int block) { return blocks.values(block); };
+        for (int column = 0; column < dim;) {
+            const bool is_wide = rows <= TILE_ROWS && column + 4 * PANEL <= dim;
+            (is_wide ? weigh_tiles<1, decltype(values)&> : weigh_tiles<2, decltype(values)&>)(
+                weights, stride, values, blocks.count, dim, column, out);
+            column += (is_wide ? 4 : 2) * PANEL;
+        }
+    }
+};
 
 #endif
 

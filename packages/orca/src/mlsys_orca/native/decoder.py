@@ -134,7 +134,7 @@ class NativeDecoder:
         return sum(kept.nbytes for kept in self._kept)
 
     def __call__(self, inputs: ForwardInputs, kv_cache: KVCache | NativeKVCache) -> Tensor:
-        """Run one iteration: writes its keys and values, returns fp32 logits [num_sampled, vocab_size].
+        """Run one iteration: writes its keys and values, returns fp32 logits [num_sampled, vocab_size], or [.., 0].
 
         Raises:
             MemoryPlanError: a request's block table is too short for its tokens.
@@ -154,9 +154,11 @@ class NativeDecoder:
         turned: Sequence[tuple[Tensor | None, Tensor | None]] = [(None, None)]
         if self._factors:
             turned = [factors(inputs.positions, highest) for factors in self._factors]
-        logits = inputs.room.take(len(inputs.wanted), self.config.vocab_size)
         arrays = [np.array(values, dtype=np.int32) for values in (spans, tables, inputs.wanted)]
         cap = self.config.logit_softcap
+        logits = torch.empty(len(inputs.wanted), 0)
+        if inputs.needs_logits or cap is not None:
+            logits = inputs.room.take(len(inputs.wanted), self.config.vocab_size)
         # Found while logits are made. A cap may make equals of two, of which the first would have to be taken.
         self.largest = np.empty(len(logits), dtype=np.int64) if cap is None else None
         for first, stop in _even_parts(inputs.batch.num_tokens):
@@ -192,7 +194,7 @@ class NativeDecoder:
             *(array.ctypes.data for array in (own, tables, sampled)),
             *(ctypes.addressof(factor) for factor in factors),
             states[first:stop].data_ptr(),
-            logits[begin:end].data_ptr(),
+            logits[begin:end].data_ptr() if logits.numel() else None,
             kv_cache.keys.data_ptr(),
             kv_cache.values.data_ptr(),
             kv_cache.num_blocks,

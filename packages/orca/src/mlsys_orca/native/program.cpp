@@ -10,7 +10,7 @@
 #include <variant>
 
 #include "attention.h"
-#include "attention_by_unit.h"
+#include "attention_in_pairs.h"
 #include "lookup.h"
 #include "matmul.h"
 #include "rows.h"
@@ -54,7 +54,7 @@ struct Batch {
     const float* const* cos;      // per rotary, [num_rows, rotary_dim]
     const float* const* sin;
     float* states;  // register 0, [num_rows, its width]
-    float* logits;  // the last register, [num_sampled, its width]
+    float* logits;  // the last register, [num_sampled, its width]; null: not wanted, `largest` is
     void* keys;     // [layers, blocks, kv heads, head_dim, 16]
     void* values;   // [layers, blocks, kv heads, 16, padded head_dim]
     int32_t num_blocks;
@@ -188,7 +188,7 @@ class Program {
             auto prepare = [&](int row, float* to) {
                 const float* from = source.floats + (int64_t)(op.rows == TAKEN ? batch->sampled[row] : row) * depth;
                 if (op.norm.kind == NO_NORM)
-                    in_pairs ? to_bf16(from, (uint16_t*)to, depth) : copy_row(from, to, depth);
+                    in_pairs ? convert_row(from, (uint16_t*)to, depth) : copy_row(from, to, depth);
                 else if (in_pairs)
                     normalise(op.norm, from, (uint16_t*)to);
                 else
@@ -299,6 +299,7 @@ class Program {
     // What `finish` will write comes to the cache while the tile is multiplied.
     void ask_for_target(const Product& op, int panel, int first, int rows) {
         const Register& target = registers[op.target];
+        if (!target.floats) return;
         const int column = panel * PANEL / (op.is_gated ? 2 : 1), size = target.is_bf16 ? 2 : 4;
         const char* to = (const char*)target.floats + ((int64_t)first * target.width + column) * size;
         const int bytes = (op.is_gated ? PANEL : TILE_PANELS * PANEL) * size;
@@ -323,6 +324,7 @@ class Program {
                     if (op.is_gated) x *= sum_of(from, c + PANEL);
                     const int lanes = std::min(LANES, some - c);
                     if (peak) peak[r].see(x, column + c, lanes);
+                    if (!target.floats) continue;
                     if (target.is_bf16)
                         put(target.halves() + at + c, x, lanes);
                     else
@@ -366,7 +368,8 @@ class Program {
 
         // Rows of a request see each other's keys: all are kept before any task that may need them, unless each task
         // has all rows of its request.
-        const int tile = std::max(1, (IN_PAIRS ? UNIT_ROWS : TILE_QUERIES) * op.num_kv_heads / op.num_heads);
+        const bool by_unit = IN_PAIRS && attends_by_unit(op.head_dim);
+        const int tile = std::max(1, (by_unit ? UNIT_ROWS : TILE_QUERIES) * op.num_kv_heads / op.num_heads);
         const bool is_whole = longest <= tile;
         if (!is_whole) {
             const int step = 8;
@@ -385,9 +388,15 @@ class Program {
             if (begin >= end) return;
             if (is_whole)
                 for (int row = begin; row < end; row++) keep_row(span, row, head);
-            attend(
-                op, cache, span, batch->block_tables + span.table, head, begin, end, qkv, cos, sin,
-                registers[op.target], attention_scratch(thread));
+            const auto task = [&](auto attend) {
+                attend(
+                    op, cache, span, batch->block_tables + span.table, head, begin, end, qkv, cos, sin,
+                    registers[op.target], attention_scratch(thread));
+            };
+            if constexpr (!IN_PAIRS)
+                task(attend<T>);
+            else
+                task(by_unit ? attend_in_pairs<ByUnit> : attend_in_pairs<ByInstruction>);
         });
     }
 
@@ -455,15 +464,14 @@ int32_t orca_look_up(const orca::Codes* matrix, const int64_t* ids, int32_t coun
 }
 // Whether this machine multiplies pairs of bf16 in one instruction.
 int orca_has_pairs() {
-#if MLSYS_LANES == 16 && defined(__AVX512BF16__)
-    return 1;
-#else
-    return 0;
-#endif
+    return orca::HAS_PAIRS;
 }
 
+// Whether it has a matrix unit, and the kernel lets us use it.
+int orca_has_unit() { return orca::has_tiles(); }
+
 // How the cache of a model with heads of that size stands in bf16: CacheKind.
-int orca_bf16_cache(int head_dim) { return orca::attends_by_unit(head_dim) ? orca::PAIRS : orca::HALVES; }
+int orca_bf16_cache(int head_dim) { return orca::attends_in_pairs(head_dim) ? orca::PAIRS : orca::HALVES; }
 
 void orca_run(Program* program, const orca::Batch* batch) { program->run(*batch); }
 

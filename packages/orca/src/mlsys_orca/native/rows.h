@@ -17,7 +17,9 @@ struct Norm {
     const float* bias;    // [size]; null: 0
 };
 
-inline void to_bf16(const float* x, uint16_t* out, int size) {
+// To floats or bf16.
+template <class T>
+inline void convert_row(const float* x, T* out, int size) {
     int i = 0;
     for (; i + LANES <= size; i += LANES) store(out + i, load(x + i));
     for (; i < size; i++) store_one(out + i, x[i]);

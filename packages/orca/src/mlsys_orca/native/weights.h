@@ -11,6 +11,13 @@ namespace orca {
 
 constexpr int AHEAD = 2048;  // bytes of a panel that are asked of memory early
 
+// Whether this machine multiplies pairs of bf16 in one instruction.
+#if MLSYS_LANES == 16 && defined(__AVX512BF16__)
+constexpr bool HAS_PAIRS = true;
+#else
+constexpr bool HAS_PAIRS = false;
+#endif
+
 enum Kind : int32_t { F32, BF16, INT8, INT4, BF16_PAIRS };
 
 // What the caller describes, as it arrives through ctypes.
