@@ -10,8 +10,9 @@ from mlsys_orca.models.attention import AttentionOptions, ragged_attention
 from mlsys_orca.models.decoder import AttentionSpan
 from mlsys_orca.models.layers import RMSNorm, rotate
 from mlsys_orca.native import library
-from tests.orca.native.conftest import BUILDS
 from torch import Tensor
+
+from tests.orca.native.conftest import BUILDS
 
 Run = Callable[..., Tensor]
 BLOCK = library.PANEL
