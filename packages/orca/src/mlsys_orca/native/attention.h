@@ -10,6 +10,7 @@
 
 #include "matmul.h"
 #include "rows.h"
+#include "scratch.h"
 
 namespace orca {
 
@@ -179,7 +180,7 @@ void weigh(const float* weights, int64_t stride, const T* values, int padded_dim
 template <class T>
 void attend(
     const Attention& a, const LayerCache<T>& cache, const Span& span, const int32_t* table, int head, int begin, int end,
-    const float* qkv, const float* cos, const float* sin, const Register& merged, std::vector<float>& scratch) {
+    const float* qkv, const float* cos, const float* sin, const Register& merged, Scratch& scratch) {
     using Panel = std::conditional_t<std::is_same_v<T, float>, F32Panel, Bf16Panel>;
     const int group = a.num_heads / a.num_kv_heads, dim = a.head_dim;
     const int width = (a.num_heads + 2 * a.num_kv_heads) * dim;
@@ -188,8 +189,7 @@ void attend(
     const int shift = first_block * PANEL, keys = num_blocks * PANEL;
     const int rows = (end - begin) * group;
 
-    scratch.resize((int64_t)rows * (dim + keys) + MAX_ROWS * (2 * PANEL + cache.padded_dim));
-    float* queries = scratch.data();
+    float* queries = scratch.grow((int64_t)rows * (dim + keys) + MAX_ROWS * (2 * PANEL + cache.padded_dim));
     float* scores = queries + (int64_t)rows * dim;
     float* tile = scores + (int64_t)rows * keys;
     for (int row = 0; row < rows; row++) {

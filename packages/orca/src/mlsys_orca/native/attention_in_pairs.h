@@ -113,15 +113,13 @@ using ByUnit = ByInstruction;
 template <class Products>
 void attend_in_pairs(
     const Attention& a, const LayerCache<uint16_t, true>& cache, const Span& span, const int32_t* table, int head,
-    int begin, int end, const float* qkv, const float* cos, const float* sin, const Register& merged, std::vector<float>& scratch) {
+    int begin, int end, const float* qkv, const float* cos, const float* sin, const Register& merged, Scratch& scratch) {
     const Reach reach(a, span, begin, end);
     const int group = a.num_heads / a.num_kv_heads, dim = a.head_dim, rows = (end - begin) * group;
     const int width = (a.num_heads + 2 * a.num_kv_heads) * dim, seen_keys = reach.num_blocks * PANEL;
     const int keys = (reach.num_blocks + 3) / 4 * 4 * PANEL;  // four blocks at a time
-    constexpr int LINE = 64 / sizeof(float), ROWS = Products::ROWS;
-    const size_t needed = (int64_t)ROWS * (dim + dim / 2 + keys + keys / 2) + LINE;
-    if (scratch.size() < needed) scratch.resize(needed);
-    float* scores = (float*)(((uintptr_t)scratch.data() + 63) & ~(uintptr_t)63);
+    constexpr int ROWS = Products::ROWS;
+    float* scores = scratch.grow((int64_t)ROWS * (dim + dim / 2 + keys + keys / 2));
     float* sums = scores + ROWS * keys;
     uint16_t* weights = (uint16_t*)(sums + ROWS * dim);
     uint16_t* queries = weights + ROWS * keys;

@@ -66,7 +66,7 @@ struct Batch {
 class Program {
   public:
     Program(int threads, int spins, int num_registers, const int32_t* widths)
-        : team(threads, spins), registers(num_registers), scratches(threads), peaks(threads) {
+        : team(threads, spins), registers(num_registers), owned(num_registers), peaks(threads), own_memory(threads) {
         for (int i = 0; i < num_registers; i++) registers[i].width = widths[i];
     }
 
@@ -78,11 +78,11 @@ class Program {
         registers.front().floats = what.states;
         registers.back().floats = what.logits;
         for (size_t i = 1; i + 1 < registers.size(); i++)
-            registers[i].floats = grow(owned, i, (int64_t)(what.num_rows + TILE_ROWS) * registers[i].width);
+            registers[i].floats = owned[i].grow((int64_t)(what.num_rows + TILE_ROWS) * registers[i].width);
         int64_t deepest = 0;
         for (auto& op : operators)
             if (auto* product = std::get_if<Product>(&op)) deepest = std::max<int64_t>(deepest, product->matrix.depth);
-        prepared = grow(owned, 0, (int64_t)(std::max(what.num_rows, what.num_sampled) + TILE_ROWS) * deepest);
+        prepared = owned[0].grow((int64_t)(std::max(what.num_rows, what.num_sampled) + TILE_ROWS) * deepest);
         spans_of_rows();
         if (what.largest)
             for (auto& own : peaks) own.assign(what.num_sampled, Peak());
@@ -95,8 +95,6 @@ class Program {
     }
 
   private:
-    using Scratch = std::vector<float>;
-
     struct Peak {  // a row's largest logit so far
         float value = -INFINITY;
         int column = 0;
@@ -110,12 +108,6 @@ class Program {
                 if (x[i] > value) value = x[i], column = first + i;
         }
     };
-
-    static float* grow(std::vector<Scratch>& buffers, size_t index, int64_t size) {
-        if (buffers.size() <= index) buffers.resize(index + 1);
-        if ((int64_t)buffers[index].size() < size) buffers[index].resize(size);
-        return buffers[index].data();
-    }
 
     static bool is_by_unit(const Matrix& m) {
         const bool is_rounded = m.kind == BF16_PAIRS || (m.takes_bf16 && m.group % 2 == 0);
@@ -195,7 +187,7 @@ class Program {
                     normalise(op.norm, from, to);
             };
             if (rows <= FEW_ROWS) {
-                float* own = grow(scratches[thread], 1, (rows + TILE_ROWS) * stride);
+                float* own = own_memory[thread].rows.grow((rows + TILE_ROWS) * stride);
                 for (int row = 0; row < rows; row++) prepare(row, own + row * stride);
                 input = own;
             } else {
@@ -206,9 +198,7 @@ class Program {
                 input = prepared;
             }
         }
-        constexpr int LINE = 64 / sizeof(float);
-        float* scratch = grow(scratches[thread], 0, (int64_t)NEAR_PANELS * depth * PANEL + MAX_TILE_ROWS * TILE_PANELS * PANEL + LINE);
-        scratch = (float*)(((uintptr_t)scratch + 63) & ~(uintptr_t)63);
+        float* scratch = own_memory[thread].tiles.grow((int64_t)NEAR_PANELS * depth * PANEL + MAX_TILE_ROWS * TILE_PANELS * PANEL);
         const auto pairs = (const uint32_t*)input;
         switch (op.matrix.kind) {
             case F32: run_tiles<F32Panel>(op, thread, rows, input, scratch); break;
@@ -391,18 +381,13 @@ class Program {
             const auto task = [&](auto attend) {
                 attend(
                     op, cache, span, batch->block_tables + span.table, head, begin, end, qkv, cos, sin,
-                    registers[op.target], attention_scratch(thread));
+                    registers[op.target], own_memory[thread].attention);
             };
             if constexpr (!IN_PAIRS)
                 task(attend<T>);
             else
                 task(by_unit ? attend_in_pairs<ByUnit> : attend_in_pairs<ByInstruction>);
         });
-    }
-
-    Scratch& attention_scratch(int thread) {
-        grow(scratches[thread], 2, 0);
-        return scratches[thread][2];
     }
 
     void run_normalise(const Normalise& op) {
@@ -417,11 +402,15 @@ class Program {
         });
     }
 
+    struct OwnMemory {
+        Scratch tiles, rows, attention;  // tiles: decoded panels and sums; rows: prepared ones
+    };
+
     Team team;
     std::vector<Register> registers;
-    std::vector<Scratch> owned;                   // registers' memory; index 0 is `prepared`
-    std::vector<std::vector<Peak>> peaks;         // per thread: of each sampled row
-    std::vector<std::vector<Scratch>> scratches;  // per thread: decoded panels, prepared rows, attention
+    std::vector<Scratch> owned;            // registers' memory; index 0 is `prepared`
+    std::vector<std::vector<Peak>> peaks;  // per thread: of each sampled row
+    std::vector<OwnMemory> own_memory;     // per thread
     float* prepared = nullptr;
     const Batch* batch = nullptr;
     std::vector<int32_t> span_of_row;
