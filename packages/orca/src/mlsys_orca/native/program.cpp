@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #endif
 #include <chrono>
+#include <map>
 #include <variant>
 
 #include "attention.h"
@@ -83,7 +84,7 @@ class Program {
         for (auto& op : operators)
             if (auto* product = std::get_if<Product>(&op)) deepest = std::max<int64_t>(deepest, product->matrix.depth);
         prepared = owned[0].grow((int64_t)(std::max(what.num_rows, what.num_sampled) + TILE_ROWS) * deepest);
-        spans_of_rows();
+        divide_spans();
         if (what.largest)
             for (auto& own : peaks) own.assign(what.num_sampled, Peak());
         team.run([](void* self, int thread) { ((Program*)self)->execute(thread); }, this);
@@ -101,11 +102,9 @@ class Program {
         bool operator<(const Peak& other) const {
             return value < other.value || (value == other.value && column > other.column);
         }
-        // A thread's columns come in ascending order.
         void see(vf x, int first, int lanes) {
-            if (!any_above(x, value)) return;
-            for (int i = 0; i < lanes; i++)
-                if (x[i] > value) value = x[i], column = first + i;
+            if (!any_from(x, value)) return;
+            for (int i = 0; i < lanes; i++) *this = std::max(*this, Peak{x[i], first + i});
         }
     };
 
@@ -133,7 +132,8 @@ class Program {
         }
     }
 
-    void spans_of_rows() {
+    // Which request each row belongs to, and the rows of it that each attention task takes.
+    void divide_spans() {
         span_of_row.resize(batch->num_rows);
         longest = 0;
         for (int s = 0; s < batch->num_spans; s++) {
@@ -141,6 +141,20 @@ class Program {
             longest = std::max(longest, span.stop - span.start);
             for (int row = span.start; row < span.stop; row++) span_of_row[row] = s;
         }
+        tasks.clear();
+        for (auto& op : operators) {
+            auto* attention = std::get_if<Attention>(&op);
+            if (!attention || tasks.count(task_rows(*attention))) continue;
+            const int most = task_rows(*attention);
+            for (int s = 0; s < batch->num_spans; s++)
+                for (int row = batch->spans[s].start; row < batch->spans[s].stop; row += most) tasks[most].push_back({s, row});
+        }
+    }
+
+    // How many rows of a request an attention task has at most.
+    int task_rows(const Attention& op) const {
+        const bool by_unit = batch->cache == PAIRS && attends_by_unit(op.head_dim);
+        return std::max(1, (by_unit ? UNIT_ROWS : TILE_QUERIES) * op.num_kv_heads / op.num_heads);
     }
 
     void execute(int thread) {
@@ -160,7 +174,7 @@ class Program {
                     case PAIRS: run_attention<uint16_t, true>(*attention, thread); break;
                 }
             } else {
-                run_normalise(std::get<Normalise>(op));
+                run_normalise(std::get<Normalise>(op), thread);
             }
             if (seconds) *seconds++ += std::chrono::duration<double>(Clock::now() - begin).count();
         }
@@ -192,7 +206,7 @@ class Program {
                 input = own;
             } else {
                 const int step = std::max(1, 8192 / depth);
-                team.for_each((rows + step - 1) / step, [&](int i) {
+                team.for_each(thread, (rows + step - 1) / step, [&](int i) {
                     for (int row = i * step; row < std::min(rows, (i + 1) * step); row++) prepare(row, prepared + row * stride);
                 });
                 input = prepared;
@@ -229,8 +243,11 @@ class Program {
         const int wanted = blocks_of_rows(rows, AS_IT_IS ? NEAR_TILE_ROWS : MAX_TILE_ROWS, across);
         const int block = std::max((rows + wanted - 1) / wanted, std::min(rows, MIN_TILE_ROWS));
         const int down = (rows + block - 1) / block;
-        team.for_each(across * down, [&](int i) {
-            const int panel = i / down * TILE_PANELS, first = i % down * block;
+        // Each thread takes blocks of its own, panel by panel, where there are enough of them; else panels of its own.
+        const int sets = down % team.size ? 1 : team.size, own = down / sets;
+        team.for_each(thread, across * down, [&](int i) {
+            const int set = i / (across * own), rest = i % (across * own);
+            const int panel = rest / own * TILE_PANELS, first = (set * own + rest % own) * block;
             float* sums = scratch + (int64_t)NEAR_PANELS * depth * PANEL;
             const int some = std::min(block, rows - first);
             const auto begins = [&](int row, int few) { ask_for_target(op, panel, first + row, few); };
@@ -253,7 +270,7 @@ class Program {
         const int across = (m.panels() + TILE_PANELS - 1) / TILE_PANELS;
         const int wanted = blocks_of_rows(rows, std::max(UNIT_ROWS, UNIT_BYTES / m.depth / 2), across);
         const int block = ((rows + wanted - 1) / wanted + UNIT_ROWS - 1) / UNIT_ROWS * UNIT_ROWS;
-        team.for_each(across * ((rows + block - 1) / block), [&](int i) {
+        team.for_each(thread, across * ((rows + block - 1) / block), [&](int i) {
             const int panel = i % across * TILE_PANELS, first = i / across * block, stop = std::min(rows, first + block);
             if constexpr (std::is_same_v<Panel, PairsPanel>) {
                 multiply_block(op, thread, panel, first, stop, input, StoredPanels{{Panel(m, panel).weights, Panel(m, panel + 1).weights}});
@@ -359,23 +376,27 @@ class Program {
         // Rows of a request see each other's keys: all are kept before any task that may need them, unless each task
         // has all rows of its request.
         const bool by_unit = IN_PAIRS && attends_by_unit(op.head_dim);
-        const int tile = std::max(1, (by_unit ? UNIT_ROWS : TILE_QUERIES) * op.num_kv_heads / op.num_heads);
-        const bool is_whole = longest <= tile;
+        const int most = task_rows(op);
+        const bool is_whole = longest <= most;
         if (!is_whole) {
             const int step = 8;
-            team.for_each((batch->num_rows + step - 1) / step, [&](int i) {
+            team.for_each(thread, (batch->num_rows + step - 1) / step, [&](int i) {
                 for (int row = i * step; row < std::min(batch->num_rows, (i + 1) * step); row++)
                     for (int head = 0; head < op.num_kv_heads; head++)
                         keep_row(batch->spans[span_of_row[row]], row, head);
             });
         }
-        const int tiles = (longest + tile - 1) / tile;
-        team.for_each(tiles * batch->num_spans * op.num_kv_heads, [&](int i) {
-            const int head = i % op.num_kv_heads, rest = i / op.num_kv_heads;
-            const Span& span = batch->spans[rest % batch->num_spans];
-            const int begin = span.start + (tiles - 1 - rest / batch->num_spans) * tile;  // long contexts first
-            const int end = std::min(span.stop, begin + tile);
-            if (begin >= end) return;
+        const std::vector<Task>& own = tasks.at(most);
+        const auto first_task = [&](int owner) {  // of the rows that are its own in other operators, too
+            const int row = (int64_t)batch->num_rows * owner / team.size;
+            const auto at = std::lower_bound(own.begin(), own.end(), row, [](const Task& task, int row) { return task.row < row; });
+            return (int)(at - own.begin()) * op.num_kv_heads;
+        };
+        team.for_each_dealt(thread, first_task, [&](int i) {
+            const Task& task_of_rows = own[i / op.num_kv_heads];
+            const int head = i % op.num_kv_heads, begin = task_of_rows.row;
+            const Span& span = batch->spans[task_of_rows.span];
+            const int end = std::min(span.stop, begin + most);
             if (is_whole)
                 for (int row = begin; row < end; row++) keep_row(span, row, head);
             const auto task = [&](auto attend) {
@@ -390,9 +411,9 @@ class Program {
         });
     }
 
-    void run_normalise(const Normalise& op) {
+    void run_normalise(const Normalise& op, int thread) {
         const int size = op.norm.size, step = std::max(1, 8192 / size);
-        team.for_each((batch->num_rows + step - 1) / step, [&](int i) {
+        team.for_each(thread, (batch->num_rows + step - 1) / step, [&](int i) {
             std::vector<float> row_out(size);
             for (int row = i * step; row < std::min(batch->num_rows, (i + 1) * step); row++) {
                 normalise(op.norm, registers[op.source].floats + (int64_t)row * size, row_out.data());
@@ -414,6 +435,10 @@ class Program {
     float* prepared = nullptr;
     const Batch* batch = nullptr;
     std::vector<int32_t> span_of_row;
+    struct Task {
+        int span, row;  // its first
+    };
+    std::map<int, std::vector<Task>> tasks;  // by how many rows one has at most, in row order
     int longest = 0;  // rows of the span that has most
 };
 

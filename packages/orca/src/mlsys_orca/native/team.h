@@ -1,7 +1,8 @@
 // The threads that run a model's iterations: one team for the life of an engine, asleep between iterations.
 //
-// All of them run the same program (`run`), and meet at the end of each operator (`for_each`). Work is claimed tile by
-// tile, so a thread that the host has taken off its core leaves the rest of its share to the others. Waiting is a short
+// All of them run the same program (`run`), and meet at the end of each operator (`for_each`). Each begins with a share of
+// its own, the same rows in one operator as in the next, which its core's caches have; it claims tile by tile, and then
+// helps the others, so a thread that the host has taken off its core leaves the rest of its share to them. Waiting is a short
 // spin and then sleep: where other processes want the cores, a spinning waiter takes time from the thread it waits for.
 #pragma once
 
@@ -20,7 +21,7 @@ class Team {
   public:
     using Body = void (*)(void* context, int thread);
 
-    Team(int size, int spins) : size(size), spins(spins) {
+    Team(int size, int spins) : size(size), spins(spins), shares(size) {
         for (int thread = 1; thread < size; thread++) threads.emplace_back([this, thread] { serve(thread); });
     }
 
@@ -39,16 +40,26 @@ class Team {
         barrier();
     }
 
-    // Called by every thread of `run` alike: `work(i)` for 0 <= i < count, each on whichever thread claims it; returns
-    // when all are done. A claim is of a share of what is left, so that claims are few and the last ones small.
+    // Called by every thread of `run` alike: `work(i)` for 0 <= i < count; returns when all are done.
     template <class Work>
-    void for_each(int count, Work&& work) {
-        int first = claimed.load(std::memory_order_relaxed);
-        while (first < count) {
-            const int stop = first + std::max(1, (count - first) / (2 * size));
-            if (!claimed.compare_exchange_weak(first, stop, std::memory_order_relaxed)) continue;
-            for (int i = first; i < stop; i++) work(i);
-            first = claimed.load(std::memory_order_relaxed);
+    void for_each(int thread, int count, Work&& work) {
+        for_each_dealt(thread, [&](int owner) { return (int)((int64_t)count * owner / size); }, work);
+    }
+
+    // As `for_each`, thread t having begin(t) to begin(t + 1) - 1. A claim is of a part of what is left of a share, so that
+    // claims are few and the last ones small.
+    template <class Begin, class Work>
+    void for_each_dealt(int thread, Begin&& begin, Work&& work) {
+        for (int k = 0; k < size; k++) {
+            const int owner = (thread + k) % size, from = begin(owner), count = begin(owner + 1) - from;
+            std::atomic<int>& claimed = shares[owner].claimed;
+            int first = claimed.load(std::memory_order_relaxed);
+            while (first < count) {
+                const int stop = first + std::max(1, (count - first) / 4);
+                if (!claimed.compare_exchange_weak(first, stop, std::memory_order_relaxed)) continue;
+                for (int i = first; i < stop; i++) work(from + i);
+                first = claimed.load(std::memory_order_relaxed);
+            }
         }
         barrier();
     }
@@ -67,27 +78,32 @@ class Team {
     }
 
     void barrier() {
-        if (size == 1) {
-            claimed.store(0, std::memory_order_relaxed);
-            return;
-        }
+        if (size == 1) return deal_anew();
         int32_t seen = passed.read();
         if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
             arrived.store(0, std::memory_order_relaxed);
-            claimed.store(0, std::memory_order_relaxed);
+            deal_anew();
             passed.advance();
         } else {
             passed.wait_past(seen, spins);
         }
     }
 
+    void deal_anew() {
+        for (Share& share : shares) share.claimed.store(0, std::memory_order_relaxed);
+    }
+
+    struct alignas(64) Share {
+        std::atomic<int> claimed{0};
+    };
+
     const int spins;
+    std::vector<Share> shares;
     std::vector<std::thread> threads;
     Body body = nullptr;
     void* context = nullptr;
     Signal started, passed;
     alignas(64) std::atomic<int> arrived{0};
-    alignas(64) std::atomic<int> claimed{0};
 };
 
 }  // namespace orca

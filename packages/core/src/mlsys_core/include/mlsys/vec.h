@@ -161,15 +161,15 @@ inline float largest(vf x) {
     return lanes[0];
 }
 
-// Whether any lane is above `bound`.
-inline bool any_above(vf x, float bound) {
+// Whether any lane is `bound` or above.
+inline bool any_from(vf x, float bound) {
 #if MLSYS_LANES == 16 && defined(__AVX512F__)
-    return _mm512_cmp_ps_mask(x, splat(bound), _CMP_GT_OQ);
+    return _mm512_cmp_ps_mask(x, splat(bound), _CMP_GE_OQ);
 #elif MLSYS_LANES == 8 && defined(__AVX__)
-    return _mm256_movemask_ps(_mm256_cmp_ps(x, splat(bound), _CMP_GT_OQ));
+    return _mm256_movemask_ps(_mm256_cmp_ps(x, splat(bound), _CMP_GE_OQ));
 #else
     for (int i = 0; i < LANES; i++)
-        if (x[i] > bound) return true;
+        if (x[i] >= bound) return true;
     return false;
 #endif
 }
