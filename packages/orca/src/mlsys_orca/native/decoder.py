@@ -31,7 +31,8 @@ from mlsys_orca.native.packing import PackedLinear, pack
 from mlsys_orca.native.plan import Attend, Normalise, Operator, Product
 
 _log = logging.getLogger(__name__)
-_MOST_ROWS = 512  # that go through all layers at once: what lies between two operators stays in the caches
+_MOST_ROWS = 256  # that go through all layers at once: what lies between two operators stays in the caches; twice as
+# many where the matrix unit multiplies them, which would else wait for the weights
 _SPINS = 2000  # pauses before a waiting thread sleeps: some 20 microseconds, an operator of a small batch
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -161,7 +162,8 @@ class NativeDecoder:
             logits = inputs.room.take(len(inputs.wanted), self.config.vocab_size)
         # Found while logits are made. A cap may make equals of two, of which the first would have to be taken.
         self.largest = np.empty(len(logits), dtype=np.int64) if cap is None else None
-        for first, stop in _even_parts(inputs.batch.num_tokens):
+        most_rows = _MOST_ROWS * (2 if self._native.orca_has_unit() else 1)
+        for first, stop in _even_parts(inputs.batch.num_tokens, most_rows):
             self._run_rows(first, stop, arrays, states, turned, logits, kv_cache)
         return logits if cap is None else (logits / cap).tanh_().mul_(cap)
 
@@ -309,9 +311,9 @@ def new_kv_cache(model: DecoderModel, *, num_blocks: int, block_size: int = PANE
     return KVCache(model.config, num_blocks=num_blocks, block_size=block_size, dtype=model.dtype, device=model.device)
 
 
-def _even_parts(num_rows: int) -> list[tuple[int, int]]:
-    """Ranges of at most :data:`_MOST_ROWS` rows, as even as can be."""
-    parts = max(1, -(-num_rows // _MOST_ROWS))
+def _even_parts(num_rows: int, most_rows: int) -> list[tuple[int, int]]:
+    """Ranges of at most ``most_rows`` rows, as even as can be."""
+    parts = max(1, -(-num_rows // most_rows))
     return [(num_rows * part // parts, num_rows * (part + 1) // parts) for part in range(parts)]
 
 
