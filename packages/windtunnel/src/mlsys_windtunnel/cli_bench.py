@@ -75,11 +75,17 @@ def bench(
     if quick:
         setting = Setting(Sizes(QUICK_ROWS, QUICK_ROWS, QUICK_ROWS), QUICK_EPOCHS, QUICK_TREES, is_quick=True)
         seeds, name = min(seeds, 2), f"{name}-quick"
+    choices = {"--data": (datasets, "dataset"), "--only": (only, "model"), "--columns": (columns, "pre")}
+    choices["--pipe"] = (pipes, "pipe")
     wanted = [row for table in chosen for row in rows_of(table, datasets or ())]
-    for given, name_of in ((only, "model"), (columns, "pre"), (pipes, "pipe")):
+    for option, (given, name_of) in choices.items():
+        known = {getattr(row, name_of) for table in TABLES for row in rows_of(table)} - {"-"}
+        for unknown in set(given or ()) - known:
+            raise InvalidInputError(f"{option} {unknown}: there is none of this name; there are {', '.join(sorted(known))}")
         wanted = [row for row in wanted if not given or getattr(row, name_of) in (*given, "-")]
     if not wanted:
-        raise InvalidInputError("no row is left to run: see --data, --only, --columns and --pipe")
+        options = ", ".join(option for option, (given, _) in choices.items() if given)
+        raise InvalidInputError(f"{', '.join(chosen)}: no row is left to run with {options}")
     journal = Journal(output / f"{name}.jsonl", setting)
     absent = missing_packages(wanted)
     cells = next_cells(
