@@ -81,7 +81,7 @@ def bench(
     for option, (given, name_of) in choices.items():
         known = {getattr(row, name_of) for table in TABLES for row in rows_of(table)} - {"-"}
         for unknown in set(given or ()) - known:
-            raise InvalidInputError(f"{option} {unknown}: there is none of this name; there are {', '.join(sorted(known))}")
+            raise InvalidInputError(f"{option} {unknown}: there is none; there are {', '.join(sorted(known))}")
         wanted = [row for row in wanted if not given or getattr(row, name_of) in (*given, "-")]
     if not wanted:
         options = ", ".join(option for option, (given, _) in choices.items() if given)
