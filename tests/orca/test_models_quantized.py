@@ -13,8 +13,8 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from mlsys_orca.batch import BatchBuilder, SamplingParams
 from mlsys_orca.loading.load import load_model
+from mlsys_orca.models.decoder import ForwardInputs
 from mlsys_orca.native.decoder import new_kv_cache
-from mlsys_orca.runner import Runner
 from torch import Tensor
 
 Q = GGMLQuantizationType
@@ -35,7 +35,9 @@ def logits(path: Path, **options: Any) -> Tensor:
     builder.add("a", [5, 9, 200], num_computed_tokens=0, block_table=(0,), sampling=SamplingParams())
     builder.add("b", [7], num_computed_tokens=0, block_table=(1,), sampling=SamplingParams())
     with torch.inference_mode():
-        out: Tensor = loaded.model(Runner(loaded.model, cache)._inputs(builder.build()), cache)
+        out: Tensor = loaded.model(
+            ForwardInputs(builder.build(), block_size=cache.block_size, device=loaded.model.device), cache
+        )
     return out
 
 

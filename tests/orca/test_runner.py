@@ -137,7 +137,7 @@ def test_bf16_is_close_to_fp32(make_gguf: Callable[..., Path]) -> None:
         cache = KVCache(loaded.config, num_blocks=16, block_size=BLOCK, dtype=loaded.model.dtype)
         builder = BatchBuilder()
         builder.add("a", range(40), num_computed_tokens=0, block_table=tuple(range(16)), sampling=GREEDY)
-        inputs = Runner(loaded.model, cache)._inputs(builder.build())
+        inputs = ForwardInputs(builder.build(), block_size=cache.block_size, device=loaded.model.device)
         with torch.inference_mode():
             both.append(loaded.model(inputs, cache))
     assert all(logits.dtype == torch.float32 for logits in both)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from mlsys_orca.batch import BatchBuilder, SamplingParams
 from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.models.decoder import ForwardInputs
 from mlsys_orca.native.decoder import new_kv_cache
-from mlsys_orca.runner import Runner
 from mlsys_orca.tokenizer import Detokenizer
 
 pytestmark = pytest.mark.model
@@ -88,7 +88,7 @@ def test_logits_agree(smollm2: LoadedModel, reference_model: Any, prompts: list[
         builder = BatchBuilder()
         builder.add("a", prompt, num_computed_tokens=0, block_table=tuple(range(16)), sampling=SamplingParams())
         with torch.inference_mode():
-            ours = smollm2.model(Runner(smollm2.model, cache)._inputs(builder.build()), cache)
+            ours = smollm2.model(ForwardInputs(builder.build(), block_size=cache.block_size, device="cpu"), cache)
             theirs = reference_model(torch.tensor([prompt])).logits[:, -1]
         assert torch.allclose(ours, theirs, atol=2e-3)  # on logits of up to 30
 

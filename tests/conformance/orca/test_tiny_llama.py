@@ -15,8 +15,8 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_orca.batch import BatchBuilder, SamplingParams
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.models.decoder import ForwardInputs
 from mlsys_orca.native.decoder import new_kv_cache
-from mlsys_orca.runner import Runner
 from torch import Tensor
 
 VOCAB = 256
@@ -80,7 +80,9 @@ def logits(loaded: LoadedModel, prompts: list[list[int]]) -> Tensor:
         table = tuple(range(8 * i, 8 * i + 8))
         builder.add(str(i), prompt, num_computed_tokens=0, block_table=table, sampling=SamplingParams())
     with torch.inference_mode():
-        out: Tensor = loaded.model(Runner(loaded.model, cache)._inputs(builder.build()), cache)
+        out: Tensor = loaded.model(
+            ForwardInputs(builder.build(), block_size=cache.block_size, device=loaded.model.device), cache
+        )
     return out
 
 
