@@ -27,15 +27,9 @@ inline void score_pairs(
         vu k[WIDE];
         for (int j = 0; j < WIDE; j++) k[j] = load_as<vu>(keys[j / VECS] + 2 * (pair * PANEL + j % VECS * LANES));
         for (int c = 0; c < BLOCKS; c++) __builtin_prefetch(soon[c] + 2 * pair * PANEL, 0, 2);
-#pragma GCC unroll 16
-        for (int r = 0; r < ROWS; r++) {
-            const vu x = (vu)splat_int((int32_t)column.at(r, pair));
-            for (int j = 0; j < WIDE; j++) sums[r][j] = add_pairs(sums[r][j], x, k[j]);
-        }
+        add_pair_of_rows(column, pair, k, sums);
     }
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; r++)
-        for (int j = 0; j < WIDE; j++) store(scores + r * scores_stride + j * LANES, sums[r][j]);
+    store_rows(sums, scores, scores_stride);
 }
 
 // out[r][c] = sum over the blocks' keys of weights[r][key] * value(key, c), for ROWS rows and WIDE vectors of columns.
@@ -53,16 +47,10 @@ inline void weigh_pairs(
             vu v[WIDE];
             for (int c = 0; c < WIDE; c++) v[c] = load_as<vu>(values + at + 2 * c * LANES);
             for (int c = 0; c < WIDE; c += 16 / LANES) __builtin_prefetch(soon + at + 2 * c * LANES, 0, 2);
-#pragma GCC unroll 16
-            for (int r = 0; r < ROWS; r++) {
-                const vu x = (vu)splat_int((int32_t)rows.at(r, block * PANEL / 2 + pair));
-                for (int c = 0; c < WIDE; c++) sums[r][c] = add_pairs(sums[r][c], x, v[c]);
-            }
+            add_pair_of_rows(rows, block * PANEL / 2 + pair, v, sums);
         }
     }
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; r++)
-        for (int c = 0; c < WIDE; c++) store(out + r * dim + column + c * LANES, sums[r][c]);
+    store_rows(sums, out + column, dim);
 }
 
 struct ByInstruction {

@@ -185,6 +185,23 @@ inline void multiply_tile(
     }
 }
 
+// sums[r][j] += pair `pair` of row r * columns[j].
+template <int ROWS, int WIDE>
+inline void add_pair_of_rows(const Column<uint32_t, ROWS>& rows, int64_t pair, const vu (&columns)[WIDE], vf (&sums)[ROWS][WIDE]) {
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++) {
+        const vu x = (vu)splat_int((int32_t)rows.at(r, pair));
+        for (int j = 0; j < WIDE; j++) sums[r][j] = add_pairs(sums[r][j], x, columns[j]);
+    }
+}
+
+template <int ROWS, int WIDE>
+inline void store_rows(const vf (&sums)[ROWS][WIDE], float* out, int64_t stride) {
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++)
+        for (int j = 0; j < WIDE; j++) store(out + r * stride + j * LANES, sums[r][j]);
+}
+
 // Pairs `begin` to `end` of 1 to NEAR_ROWS rows against two panels from `first`; from the second piece on the sums go on.
 // Memory is asked for what lies `ahead` weights further on.
 template <int ROWS = NEAR_ROWS>
@@ -205,15 +222,9 @@ inline void multiply_pairs(
         vu weights[WIDE];
         for (int p = 0; p < NUM_PANELS; p++) panels[p].prefetch(pair, ahead);
         for (int j = 0; j < WIDE; j++) weights[j] = panels[j / VECS].read(pair, j % VECS);
-#pragma GCC unroll 16
-        for (int r = 0; r < ROWS; r++) {
-            const vu x = (vu)splat_int((int32_t)column.at(r, pair));
-            for (int j = 0; j < WIDE; j++) total[r][j] = add_pairs(total[r][j], x, weights[j]);
-        }
+        add_pair_of_rows(column, pair, weights, total);
     }
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; r++)
-        for (int j = 0; j < WIDE; j++) store(sums + (r * WIDE + j) * LANES, total[r][j]);
+    store_rows(total, sums, WIDE * LANES);
 }
 
 // As `multiply_tile` for pairs of bf16; `a` holds the rows in pairs, `stride` apart.
