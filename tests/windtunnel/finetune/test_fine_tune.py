@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +170,25 @@ def test_two_processes_come_to_what_one_does(launcher: str) -> None:
     np.testing.assert_allclose(two.module.predict_proba(X), one.module.predict_proba(X), atol=2e-4)
     assert two.history[-1]["train_loss"] == pytest.approx(one.history[-1]["train_loss"], rel=1e-4)
     assert np.abs(one.module.predict_proba(X) - MODULE.predict_proba(X)).max() > 0.01
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_no_thread_outlives_the_group() -> None:
+    """A thread of gloo that is left would need the interpreter while it ends, and abort the process."""
+    program = """if True:
+        import os, time, torch
+        from mlsys_windtunnel.finetune.launch import _free_port, _group
+
+        before = len(os.listdir("/proc/self/task"))
+        with _group(f"tcp://127.0.0.1:{_free_port()}", 1, 0):
+            torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])
+            torch.distributed.all_reduce(torch.ones(1))
+            assert len(os.listdir("/proc/self/task")) > before
+        deadline = time.monotonic() + 10  # a thread that has been joined is listed for a moment yet
+        while len(os.listdir("/proc/self/task")) > before:
+            assert time.monotonic() < deadline, "threads are left"
+    """
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import importlib
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,12 +39,24 @@ def processes(job: Job) -> Iterator[None]:
         return
     address = f"tcp://127.0.0.1:{_free_port()}"
     start = _with_ray if options.launcher == "ray" else _locally
-    with start(job, address):
-        distributed.init_process_group("gloo", address, TIMEOUT, options.n_processes, 0)
-        try:
-            yield
-        finally:
-            distributed.destroy_process_group()
+    with start(job, address), _group(address, options.n_processes, 0):
+        yield
+
+
+@contextmanager
+def _group(address: str, count: int, rank: int) -> Iterator[None]:
+    """torch.distributed's default group, for the time of the block.
+
+    A module of torch has the default group as default arguments. Imported inside the block (the first optimiser of a
+    process does so) it would keep the group for ever, and gloo's threads with it, which may abort a process that ends.
+    """
+    importlib.import_module("torch.distributed.nn.functional")
+
+    distributed.init_process_group("gloo", address, TIMEOUT, count, rank)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
 
 
 @contextmanager
@@ -95,11 +108,8 @@ def _work(job: Job, address: str, rank: int, num_threads: int) -> None:
     tunable, rows, evaluation, options, final_sharpness = job
     torch.set_num_threads(num_threads)
     tunable = copy.deepcopy(tunable)  # what torch sends shares memory with the first process, which trains its own
-    distributed.init_process_group("gloo", address, TIMEOUT, options.n_processes, rank)
-    try:
+    with _group(address, options.n_processes, rank):
         Trainer(tunable, rows, evaluation, options, final_sharpness=final_sharpness).run()
-    finally:
-        distributed.destroy_process_group()
 
 
 def _free_port() -> int:
