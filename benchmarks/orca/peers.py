@@ -4,6 +4,7 @@
     python benchmarks/orca/peers.py offline                         all requests at once: output tokens per second
     python benchmarks/orca/peers.py online --rates 1,2,3            Poisson arrivals: time to first token, ms per token
     python benchmarks/orca/peers.py offline --in-process --loaded   engines without HTTP, a busy process on each core
+    python benchmarks/orca/peers.py offline --both-fronts           over HTTP and without, in turn: what HTTP costs
 
 Peers are optional, each in an environment of its own (``benchmarks/peers/NAME/requirements.txt``); missing ones are
 named.
@@ -16,6 +17,7 @@ run: figures of a row above a tenth tell little.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -36,6 +38,7 @@ from traffic import Traffic, make_traffic
 
 ROOT = Path(__file__).parents[2]
 NAMES = [contestant.name for contestant in CONTESTANTS]
+WITHOUT_HTTP = ", without HTTP"
 WARMUP_SEED, TUNING_SEED, SEED = 1, 2, 3
 
 
@@ -71,20 +74,22 @@ class Benchmark:
         self.notes[contestant.name] = reason
         self.console.print(f"{contestant.name}: {reason}", markup=False)
 
-    def measure(self, contestant: Contestant, settings: Settings, traffics: Sequence[Traffic]) -> list[Run]:
+    def measure(
+        self, contestant: Contestant, settings: Settings, traffics: Sequence[Traffic], *, is_in_process: bool
+    ) -> list[Run]:
         """Start ``contestant``, warm it up, send it each of ``traffics``, end it."""
         log = self.logs / f"{contestant.name.replace(' ', '-')}.log"
-        is_in_process = self.options.in_process
+        name = contestant.name + WITHOUT_HTTP * (is_in_process and self.options.both_fronts)
         with running(contestant, self.job, settings, is_in_process=is_in_process, log=log) as runner:
             runner.run(self.traffic(None, 4, WARMUP_SEED))
-            return [self.measured(contestant, runner, traffic) for traffic in traffics]
+            return [self.measured(name, runner, traffic) for traffic in traffics]
 
-    def measured(self, contestant: Contestant, runner: Runner, traffic: Traffic) -> Run:
+    def measured(self, name: str, runner: Runner, traffic: Traffic) -> Run:
         """One run, and what others did meanwhile."""
         with Shares() as shares:
             result = runner.run(traffic)
         problems = problems_of(result, [len(prompt) for prompt in traffic.prompts])
-        return Run(contestant.name, traffic.name, result, shares.foreign, problems)
+        return Run(name, traffic.name, result, shares.foreign, problems)
 
     def tune(self, contestant: Contestant) -> None:
         """Choose the settings of ``contestant`` on a short run of the mode's own kind."""
@@ -94,7 +99,7 @@ class Benchmark:
         scores: list[tuple[Settings, float]] = []
         for settings in contestant.settings(self.job)[: 3 if self.options.quick else None]:
             try:
-                (run,) = self.measure(contestant, settings, [traffic])
+                (run,) = self.measure(contestant, settings, [traffic], is_in_process=self.options.in_process)
             except NotReadyError as error:
                 self.tried.setdefault(contestant.name, []).append({"settings": dict(settings), "error": str(error)})
                 self.console.print(f"{contestant.name} {dict(settings)}: {error}", markup=False)
@@ -128,17 +133,20 @@ class Benchmark:
                     self.tune(contestant)
             rates = [None] if self.is_offline else options.rates
             traffics = [self.traffic(rate, options.requests, SEED) for rate in rates]
+            fronts = [False, True] if options.both_fronts else [options.in_process]
             for repetition in range(options.repetitions):
-                for contestant in contestants:
+                for contestant, is_in_process in itertools.product(contestants, fronts):
                     if contestant.name in self.chosen:
                         self.console.print(f"{contestant.name}, repetition {repetition + 1}", highlight=False)
-                        self.runs += self.measure(contestant, self.chosen[contestant.name], traffics)
+                        settings = self.chosen[contestant.name]
+                        self.runs += self.measure(contestant, settings, traffics, is_in_process=is_in_process)
 
     def section(self) -> report.Section:
         """Tables, figure and data."""
         options = self.options
         what = f"{options.model} {options.dtype}, {options.threads} threads, {options.mode}"
-        what += ", in process" * options.in_process + ", a busy process on each core" * options.loaded
+        what += ", in process" * options.in_process + ", with HTTP and without" * options.both_fronts
+        what += ", a busy process on each core" * options.loaded
         body: list[str | report.Table | report.Figure] = [
             f"{what}: {options.requests} requests, prompts U(16,256), outputs U(1,64) tokens, medians of "
             f"{options.repetitions}. Foreign: the largest share of the machine that other processes took."
@@ -200,7 +208,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rates", type=_rates, default=[1.9, 4.6, 6.9], help="requests per second, online")
     parser.add_argument("--requests", type=int, help="in a run; by default 96 offline, 200 online, 24 quick")
     parser.add_argument("--repetitions", type=int, help="turns of each contestant; by default 3, 1 quick")
-    parser.add_argument("--in-process", action="store_true", help="engines alone, without HTTP")
+    fronts = parser.add_mutually_exclusive_group()
+    fronts.add_argument("--in-process", action="store_true", help="engines alone, without HTTP")
+    fronts.add_argument("--both-fronts", action="store_true", help="each over HTTP and without it, in turn")
     parser.add_argument("--loaded", action="store_true", help="one busy process on each core, at equal priority")
     parser.add_argument("--quick", action="store_true", help="fewer requests, one repetition, three settings each")
     parser.add_argument("--only", type=_names, help=f"these contestants, by comma, of {', '.join(NAMES)}")
@@ -231,7 +241,8 @@ def main() -> int:
         elif isinstance(item, str):
             benchmark.console.print(item, markup=False, highlight=False)
     parts = ["orca-peers", options.mode, options.model, options.dtype]
-    name = "-".join(parts + ["in-process"] * options.in_process + ["loaded"] * options.loaded)
+    parts += ["in-process"] * options.in_process + ["both-fronts"] * options.both_fronts + ["loaded"] * options.loaded
+    name = "-".join(parts)
     environment = describe_environment()
     record = {"environment": environment, "results": dict(section.data)}
     (options.output / f"{name}.json").write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")

@@ -67,6 +67,7 @@ FORMS = {
     "fp32": ("fp32", "float"),
     "bf16": ("bf16", "float"),
     "packed": ("fp32", "packed"),
+    "packed-bf16": ("bf16", "packed"),
     "int8": ("fp32", "int8"),
     "int4": ("fp32", "int4"),
 }

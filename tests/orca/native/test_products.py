@@ -15,7 +15,7 @@ from torch.nn import functional
 
 Run = Callable[..., Tensor]
 KINDS = ["fp32", "bf16", "bf16-pairs", "int8", "int4", "int4-offsets", "int8-halves"]
-ROUNDED = ["int8-rounded", "int4-rounded", "int4-offsets-rounded"]  # to bf16, where a matrix unit multiplies them
+ROUNDED = ["int8-rounded", "int4-rounded", "int4-offsets-rounded"]  # to bf16, where pairs of it are multiplied
 ROWS = (1, 2, 3, 4, 5, 6, 7, 12, 13, 40, 97)
 
 

@@ -227,19 +227,59 @@ inline void multiply_pairs(
     store_rows(total, sums, WIDE * LANES);
 }
 
-// As `multiply_tile` for pairs of bf16; `a` holds the rows in pairs, `stride` apart.
+// 1 to NEAR_ROWS rows in pairs against two panels of codes from `first`, which are decoded on the way.
+template <class Panel, int ROWS = NEAR_ROWS>
+inline void multiply_codes(int rows, const Matrix& m, int first, const uint32_t* a, int64_t stride, float* sums) {
+    constexpr int NUM_PANELS = 2, WIDE = NUM_PANELS * VECS;
+    if constexpr (ROWS > 1)
+        if (rows < ROWS) return multiply_codes<Panel, ROWS - 1>(rows, m, first, a, stride, sums);
+    const Panel panels[NUM_PANELS] = {Panel(m, first), Panel(m, first + 1)};
+    vf total[ROWS][WIDE] = {};
+    Column<uint32_t, ROWS> column(a, stride);
+    const int pairs = m.group / 2;  // that share a scale
+    for (int g = 0; g < m.depth / m.group; g++) {
+        const typename Panel::Group shared[NUM_PANELS] = {panels[0].group(g), panels[1].group(g)};
+        for (int64_t pair = g * pairs; pair < (g + 1) * pairs; pair++) {
+            column.hide();
+            vu weights[WIDE];
+            for (int p = 0; p < NUM_PANELS; p++) {
+                panels[p].prefetch(2 * pair);
+                weights[p * VECS] = read_pair(panels[p], 2 * pair, shared[p]);
+            }
+            add_pair_of_rows(column, pair, weights, total);
+        }
+    }
+    store_rows(total, sums, WIDE * LANES);
+}
+
+// As `multiply_tile` for pairs of bf16; `a` holds the rows in pairs, `stride` apart. `next`: how many weights further on
+// that lies which is read after this tile.
 template <class Begins>
 inline void multiply_tile_of_pairs(
-    const Matrix& m, int first, int rows, const uint32_t* a, int64_t stride, float* sums, Begins&& begins) {
+    const Matrix& m, int first, int rows, const uint32_t* a, int64_t stride, int64_t next, float* sums, Begins&& begins) {
     const int pairs = m.depth / 2, pieces = (pairs + PIECE - 1) / PIECE, piece = (pairs + pieces - 1) / pieces;
     for (int begin = 0; begin < pairs; begin += piece) {
         const int end = std::min(pairs, begin + piece);
         in_groups<NEAR_ROWS>(rows, [&](int row, int some) {
             if (!begin) begins(row, some);
-            const int64_t ahead = row ? 2 * (int64_t)m.depth * PANEL : AHEAD / 2;  // as in `multiply_tile`
+            const int64_t ahead = row ? next : AHEAD / 2;  // as in `multiply_tile`
             multiply_pairs(some, m, first, a + row * stride, stride, begin, end, ahead, sums + row * 2 * PANEL);
         });
     }
+}
+
+// As `multiply_tile_of_pairs` for codes. `scratch` holds 2 * depth * 16 numbers in bf16.
+template <class Panel, class Begins>
+inline void multiply_tile_of_codes(
+    const Matrix& m, int first, int rows, const uint32_t* a, int64_t stride, uint16_t* scratch, float* sums, Begins&& begins) {
+    if (rows <= NEAR_ROWS) {
+        begins(0, rows);
+        return multiply_codes<Panel>(rows, m, first, a, stride, sums);
+    }
+    for (int p = 0; p < 2; p++) decode_pairs(Panel(m, first + p), 0, m.depth, m.group, scratch + (int64_t)p * m.depth * PANEL);
+    Matrix decoded = m;
+    decoded.codes = scratch;
+    multiply_tile_of_pairs(decoded, 0, rows, a, stride, 0, sums, begins);
 }
 
 }  // namespace orca

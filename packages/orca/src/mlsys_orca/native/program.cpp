@@ -108,19 +108,14 @@ class Program {
         }
     };
 
-    static bool is_by_unit(const Matrix& m) {
-        const bool is_rounded = m.kind == BF16_PAIRS || (m.takes_bf16 && m.group % 2 == 0);
-        return is_rounded && m.depth % TILE_DEPTH == 0 && has_tiles();
-    }
-
-    static bool is_in_pairs(const Matrix& m) { return m.kind == BF16_PAIRS || is_by_unit(m); }
+    static bool is_by_unit(const Matrix& m) { return m.is_in_pairs() && m.depth % TILE_DEPTH == 0 && has_tiles(); }
 
     // A register that only products of pairs read, as it is, holds what they would make of it: bf16.
     void choose_forms() {
         for (size_t i = 1; i + 1 < registers.size(); i++) registers[i].is_bf16 = true;
         for (auto& op : operators) {
             if (auto* product = std::get_if<Product>(&op)) {
-                if (!is_in_pairs(product->matrix) || product->norm.kind != NO_NORM || product->rows != ALL)
+                if (!product->matrix.is_in_pairs() || product->norm.kind != NO_NORM || product->rows != ALL)
                     registers[product->source].is_bf16 = false;
                 if (product->accumulates || product->rows != ALL) registers[product->target].is_bf16 = false;
             } else if (auto* attention = std::get_if<Attention>(&op)) {
@@ -188,7 +183,7 @@ class Program {
         if (!rows) return;
         const Register& source = registers[op.source];
         const float* input = source.floats;
-        const bool by_unit = is_by_unit(op.matrix), in_pairs = is_in_pairs(op.matrix);
+        const bool in_pairs = op.matrix.is_in_pairs();
         if (!source.is_bf16 && (op.norm.kind != NO_NORM || op.rows == TAKEN || in_pairs)) {
             const int64_t stride = in_pairs ? depth / 2 : depth;  // of the prepared rows
             auto prepare = [&](int row, float* to) {
@@ -213,20 +208,24 @@ class Program {
             }
         }
         float* scratch = own_memory[thread].tiles.grow((int64_t)NEAR_PANELS * depth * PANEL + MAX_TILE_ROWS * TILE_PANELS * PANEL);
-        const auto pairs = (const uint32_t*)input;
         switch (op.matrix.kind) {
             case F32: run_tiles<F32Panel>(op, thread, rows, input, scratch); break;
             case BF16: run_tiles<Bf16Panel>(op, thread, rows, input, scratch); break;
-            case INT8:
-                by_unit ? run_by_unit<Int8Panel>(op, thread, rows, pairs, scratch) : run_tiles<Int8Panel>(op, thread, rows, input, scratch);
-                break;
-            case INT4:
-                by_unit ? run_by_unit<Int4Panel>(op, thread, rows, pairs, scratch) : run_tiles<Int4Panel>(op, thread, rows, input, scratch);
-                break;
+            case INT8: run_codes<Int8Panel>(op, thread, rows, input, scratch); break;
+            case INT4: run_codes<Int4Panel>(op, thread, rows, input, scratch); break;
             case BF16_PAIRS:
-                by_unit ? run_by_unit<PairsPanel>(op, thread, rows, pairs, scratch) : run_tiles<PairsPanel>(op, thread, rows, input, scratch);
+                is_by_unit(op.matrix) ? run_by_unit<PairsPanel>(op, thread, rows, (const uint32_t*)input, scratch)
+                                      : run_tiles<PairsPanel, true>(op, thread, rows, input, scratch);
                 break;
         }
+    }
+
+    template <class Panel>
+    void run_codes(const Product& op, int thread, int rows, const float* input, float* scratch) {
+        if (is_by_unit(op.matrix)) return run_by_unit<Panel>(op, thread, rows, (const uint32_t*)input, scratch);
+        if constexpr (HAS_PAIRS)
+            if (op.matrix.is_in_pairs()) return run_tiles<Panel, true>(op, thread, rows, input, scratch);
+        run_tiles<Panel>(op, thread, rows, input, scratch);
     }
 
     // How many blocks `rows` fall into, if a block has `most` at most and every thread is to have several tiles.
@@ -235,7 +234,7 @@ class Program {
     }
 
     // A tile is a pair of panels against a block of rows: the more rows, the less often a panel is read and decoded.
-    template <class Panel>
+    template <class Panel, bool IN_PAIRS = false>
     void run_tiles(const Product& op, int thread, int rows, const float* input, float* scratch) {
         const int depth = op.matrix.depth, across = (op.matrix.panels() + TILE_PANELS - 1) / TILE_PANELS;
         // Where a panel is read as it stands, the next rows find it in the second-level cache; else it was decoded for all.
@@ -251,13 +250,13 @@ class Program {
             float* sums = scratch + (int64_t)NEAR_PANELS * depth * PANEL;
             const int some = std::min(block, rows - first);
             const auto begins = [&](int row, int few) { ask_for_target(op, panel, first + row, few); };
-            if constexpr (std::is_same_v<Panel, PairsPanel>) {
-                const uint32_t* from = (const uint32_t*)input + (int64_t)first * (depth / 2);
-                multiply_tile_of_pairs(op.matrix, panel, some, from, depth / 2, sums, begins);
-            } else {
-                const float* from = input + (int64_t)first * depth;
-                multiply_tile<Panel, TILE_PANELS>(op.matrix, panel, some, from, depth, scratch, sums, begins);
-            }
+            const uint32_t* pairs = (const uint32_t*)input + (int64_t)first * (depth / 2);
+            if constexpr (!IN_PAIRS)
+                multiply_tile<Panel, TILE_PANELS>(op.matrix, panel, some, input + (int64_t)first * depth, depth, scratch, sums, begins);
+            else if constexpr (std::is_same_v<Panel, PairsPanel>)
+                multiply_tile_of_pairs(op.matrix, panel, some, pairs, depth / 2, 2 * (int64_t)depth * PANEL, sums, begins);
+            else
+                multiply_tile_of_codes<Panel>(op.matrix, panel, some, pairs, depth / 2, (uint16_t*)scratch, sums, begins);
             finish(op, thread, panel, first, some, sums);
         });
     }

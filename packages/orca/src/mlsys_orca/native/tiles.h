@@ -69,29 +69,6 @@ class Tiles {
     }
 };
 
-// Decode features `begin` to `end` of a panel to pairs, as PairsPanel has them.
-template <class Panel>
-inline void decode_pairs(const Panel& panel, int begin, int end, int group, uint16_t* out) {
-    alignas(64) uint16_t order[2 * PANEL];
-    for (int c = 0; c < PANEL; c++) order[2 * c] = c, order[2 * c + 1] = PANEL + c;
-    const __m512i interleaved = _mm512_load_si512(order);
-    for (int k = begin; k < end;) {
-        const auto shared = panel.group(k / group);
-        for (const int stop = std::min(end, (k / group + 1) * group); k < stop; k += 2) {
-            vf rows[2][VECS];
-            if constexpr (Panel::STEP == 2) {
-                panel.read(k, shared, rows);
-            } else {
-                panel.read(k, shared, reinterpret_cast<vf(&)[1][VECS]>(rows[0]));
-                panel.read(k + 1, shared, reinterpret_cast<vf(&)[1][VECS]>(rows[1]));
-            }
-            panel.prefetch(k);
-            const __m512i beside = (__m512i)_mm512_cvtne2ps_pbh(rows[1][0], rows[0][0]);
-            _mm512_storeu_si512(out + (int64_t)(k - begin) * PANEL, _mm512_permutexvar_epi16(interleaved, beside));
-        }
-    }
-}
-
 // Two panels as they stand.
 struct StoredPanels {
     const uint16_t* panels[2];
@@ -146,8 +123,6 @@ inline void multiply_tiles(const uint32_t* a, int64_t stride, const Panels& pane
 
 #else
 
-template <class Panel>
-inline void decode_pairs(const Panel&, int, int, int, uint16_t*) {}
 struct StoredPanels {
     const uint16_t* panels[2];
 };

@@ -5,6 +5,8 @@
 // value does not depend on which loop computed it.
 #pragma once
 
+#include <algorithm>
+
 #include "vec.h"
 
 namespace orca {
@@ -32,6 +34,7 @@ struct Matrix {
     int32_t has_halves;   // scales and offsets are fp16, else fp32
     int32_t takes_bf16;   // INT8 and INT4: rows and decoded weights may be rounded to bf16
     int32_t panels() const { return (columns + PANEL - 1) / PANEL; }
+    bool is_in_pairs() const { return kind == BF16_PAIRS || (HAS_PAIRS && takes_bf16 && group % 2 == 0); }
 };
 
 // A panel is read a step at a time, STEP rows at once, with what its group of rows shares (`Group`) in registers.
@@ -104,10 +107,10 @@ struct Int8Panel : Scales {
     const int8_t* codes;
     Int8Panel(const Matrix& m, int panel)
         : Scales(m, panel), codes((const int8_t*)m.codes + (int64_t)panel * m.depth * PANEL) {}
-    void read(int row, const Group& group, vf (&out)[1][VECS]) const {
-        for (int v = 0; v < VECS; v++) out[0][v] = group.decode(load(codes + (int64_t)row * PANEL + v * LANES), v);
+    void read(int64_t row, const Group& group, vf (&out)[1][VECS]) const {
+        for (int v = 0; v < VECS; v++) out[0][v] = group.decode(load(codes + row * PANEL + v * LANES), v);
     }
-    void prefetch(int row) const { __builtin_prefetch(codes + AHEAD + (int64_t)row * PANEL); }
+    void prefetch(int64_t row) const { __builtin_prefetch(codes + AHEAD + row * PANEL); }
 };
 
 // Two rows share their bytes: the even row has the low halves. Codes are 0 to 15.
@@ -117,14 +120,50 @@ struct Int4Panel : Scales {
     const uint8_t* codes;
     Int4Panel(const Matrix& m, int panel)
         : Scales(m, panel), codes((const uint8_t*)m.codes + (int64_t)panel * (m.depth / 2) * PANEL) {}
-    void read(int row, const Group& group, vf (&out)[2][VECS]) const {
+    void read(int64_t row, const Group& group, vf (&out)[2][VECS]) const {
         for (int v = 0; v < VECS; v++) {
-            const vu bytes = load_bytes(codes + (int64_t)(row / 2) * PANEL + v * LANES);
+            const vu bytes = load_bytes(codes + (row >> 1) * PANEL + v * LANES);
             out[0][v] = group.decode(__builtin_convertvector((vi)(bytes & 15), vf), v);
             out[1][v] = group.decode(__builtin_convertvector((vi)(bytes >> 4), vf), v);
         }
     }
-    void prefetch(int row) const { __builtin_prefetch(codes + AHEAD + (int64_t)(row / 2) * PANEL); }
+    void prefetch(int64_t row) const { __builtin_prefetch(codes + AHEAD + (row >> 1) * PANEL); }
 };
+
+#if MLSYS_LANES == 16 && defined(__AVX512BF16__)
+// Features `k` and `k + 1` of a panel of codes as PairsPanel has them: decoded, then rounded to bf16.
+template <class Panel>
+inline vu read_pair(const Panel& panel, int64_t k, const typename Panel::Group& shared) {
+    alignas(64) static constexpr uint16_t BESIDE[] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    vf rows[2][VECS];
+    if constexpr (Panel::STEP == 2) {
+        panel.read(k, shared, rows);
+    } else {
+        panel.read(k, shared, reinterpret_cast<vf(&)[1][VECS]>(rows[0]));
+        panel.read(k + 1, shared, reinterpret_cast<vf(&)[1][VECS]>(rows[1]));
+    }
+    const __m512i apart = (__m512i)_mm512_cvtne2ps_pbh(rows[1][0], rows[0][0]);
+    return (vu)_mm512_permutexvar_epi16(_mm512_load_si512(BESIDE), apart);
+}
+#else
+template <class Panel>
+inline vu read_pair(const Panel&, int64_t, const typename Panel::Group&) {
+    return vu{};
+}
+#endif
+
+// Decode features `begin` to `end` of a panel of codes to pairs, as PairsPanel has them.
+template <class Panel>
+inline void decode_pairs(const Panel& panel, int begin, int end, int group, uint16_t* out) {
+    for (int k = begin; k < end;) {
+        const auto shared = panel.group(k / group);
+        for (const int stop = std::min(end, (k / group + 1) * group); k < stop; k += 2) {
+            panel.prefetch(k);
+            const vu pairs = read_pair(panel, k, shared);
+            std::memcpy(out + (int64_t)(k - begin) * PANEL, &pairs, sizeof pairs);
+        }
+    }
+}
 
 }  // namespace orca
