@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from mlsys_core.collector import kept_out_of_collections
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.cli_options import (
@@ -91,16 +91,15 @@ def generate(
         total = None if source == "-" else sum(map(bool, map(str.strip, Path(source).read_text("utf-8").splitlines())))
         task = progress.add_task("answering", total=total, completed=done)
         items = islice(read_items(lines), done, None)
-        gc.collect()
-        gc.freeze()  # what is loaded stays: to look through it again and again would halt all answers each time
-        asyncio.run(
-            generate_all(
-                service,
-                items,
-                answers,
-                defaults=defaults,
-                as_chat=as_chat,
-                first_index=done,
-                on_done=lambda _: progress.advance(task),
+        with kept_out_of_collections():
+            asyncio.run(
+                generate_all(
+                    service,
+                    items,
+                    answers,
+                    defaults=defaults,
+                    as_chat=as_chat,
+                    first_index=done,
+                    on_done=lambda _: progress.advance(task),
+                )
             )
-        )

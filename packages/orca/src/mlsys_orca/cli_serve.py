@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from mlsys_core.collector import kept_out_of_collections
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.cli_options import (
@@ -137,11 +137,11 @@ def serve(
         service = make_service(loaded, name or model_name(model), engine_config, encoder=found)
 
         def banner(address: ServerAddress) -> None:
-            gc.collect()
-            gc.freeze()  # what is loaded stays: to look through it again would halt all requests for some 75 ms
+            serving.enter_context(kept_out_of_collections())
             typer.echo("\n".join(["", *_banner(service, address), ""]), err=True)
 
-        code = serve_http(make_app(service, http), host, port, on_ready=banner)
+        with ExitStack() as serving:
+            code = serve_http(make_app(service, http), host, port, on_ready=banner)
     raise typer.Exit(code)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -114,6 +114,7 @@ def serve(
 
     Example: mlsys batchmaker serve models/g2p-en --grpc-port 8001
     """
+    from mlsys_core.collector import kept_out_of_collections
     from mlsys_core.serving.http import serve as serve_app
     from mlsys_core.serving.oip import GrpcConfig
 
@@ -132,12 +133,14 @@ def serve(
     served = make_app(model_dirs, config, grpc=grpc, trust_code=trust_code)
     typer.echo(f"loading {', '.join(map(str, model_dirs))}: cells are made for every batch size, some seconds a model")
 
-    def tell(address: ServerAddress) -> None:
-        gc.collect()
-        gc.freeze()  # what is loaded stays: to look through it again would halt all requests for some 75 ms
-        typer.echo(f"serving at {address.url}/v2")
+    with ExitStack() as serving:
 
-    raise typer.Exit(serve_app(served, host, port, on_ready=tell))
+        def tell(address: ServerAddress) -> None:
+            serving.enter_context(kept_out_of_collections())
+            typer.echo(f"serving at {address.url}/v2")
+
+        code = serve_app(served, host, port, on_ready=tell)
+    raise typer.Exit(code)
 
 
 @app.command()
