@@ -17,6 +17,8 @@ def kept_out_of_collections() -> Iterator[None]:
         >>> with kept_out_of_collections():
         ...     gc.get_freeze_count() > 0
         True
+        >>> gc.get_freeze_count()
+        0
     """
     gc.collect()
     gc.freeze()
