@@ -61,7 +61,7 @@ def run_operator(
         tables = np.array([block for table in ragged.tables for block in table], dtype=np.int32)
         batch.num_spans, batch.spans, batch.block_tables = len(rows), spans.ctypes.data, tables.ctypes.data
         batch.keys, batch.values = ragged.keys.data_ptr(), ragged.values.data_ptr()
-        batch.num_blocks, batch.cache = ragged.keys.shape[1], library.CACHES.index(ragged.cache)
+        batch.num_layers, batch.cache = 1, library.CACHES.index(ragged.cache)
         held += [spans, tables]
         for name in ("cos", "sin"):
             if (factor := getattr(ragged, name)) is not None:

@@ -60,13 +60,13 @@ class Case:
         self.contexts = [torch.randn(past + new, 2, num_kv_heads, dim).to(dtype) for past, new in spans]
         num_blocks = len(blocks) + sum(map(len, self.tables))
         # What was never written may be anything.
-        self.keys = torch.full((1, num_blocks, num_kv_heads, dim, BLOCK), torch.nan, dtype=dtype)
-        self.values = torch.full((1, num_blocks, num_kv_heads, BLOCK, -(-dim // 16) * 16), torch.nan, dtype=dtype)
+        self.keys = torch.full((num_blocks, num_kv_heads, dim, BLOCK), torch.nan, dtype=dtype)
+        self.values = torch.full((num_blocks, num_kv_heads, BLOCK, -(-dim // 16) * 16), torch.nan, dtype=dtype)
         for (past, _), table, context in zip(spans, self.tables, self.contexts, strict=True):
             for position in range(past):
                 block, at = table[position // BLOCK], position % BLOCK
-                self.keys[0, block, :, :, at] = context[position, 0]
-                self.values[0, block, :, at, :dim] = context[position, 1]
+                self.keys[block, :, :, at] = context[position, 0]
+                self.values[block, :, at, :dim] = context[position, 1]
         new_rows = [context[past:] for (past, _), context in zip(spans, self.contexts, strict=True)]
         rows = torch.cat(new_rows).float()
         self.queries = torch.randn(len(rows), num_heads, dim)
@@ -77,9 +77,9 @@ class Case:
         values = self.values.clone()
         for (past, _), table in zip(self.spans, self.tables, strict=True):
             if past % BLOCK:
-                values[0, table[past // BLOCK], :, past % BLOCK :] = 0
-        return self.keys.unflatten(3, (-1, 2)).movedim(4, 5).contiguous(), (
-            values.unflatten(3, (-1, 2)).movedim(4, 5).contiguous()
+                values[table[past // BLOCK], :, past % BLOCK :] = 0
+        return self.keys.unflatten(2, (-1, 2)).movedim(3, 4).contiguous(), (
+            values.unflatten(2, (-1, 2)).movedim(3, 4).contiguous()
         )
 
     def expected(self, options: AttentionOptions) -> Tensor:

@@ -13,9 +13,11 @@ from mlsys_core.serving import WorkerId
 from mlsys_orca.batch import BatchBuilder, IterationBatch, SamplingParams
 from mlsys_orca.block_tables import BlockTables
 from mlsys_orca.engine import Engine, EngineConfig
+from mlsys_orca.kv_cache import kv_nbytes_per_token
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.models.decoder import ForwardInputs
 from mlsys_orca.native.decoder import NativeDecoder, new_kv_cache
+from mlsys_orca.native.library import RUN
 from mlsys_orca.runner import Runner
 from mlsys_orca.schedulers.policy import make_scheduler
 from mlsys_orca.schedulers.request import GenerationRequest
@@ -144,3 +146,29 @@ def test_an_engine_that_must_be_invariant_refuses_a_model_that_is_not(make_gguf:
     assert Engine(load_model(make_gguf()), config, available_nbytes=2**30).is_batch_invariant
     with pytest.raises(InvalidInputError, match="only native models"):
         Engine(load_model(make_gguf(), backend="torch"), config, available_nbytes=2**30)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_where_in_the_cache_a_block_stands_changes_nothing(make_gguf: Any, dtype: Any) -> None:
+    model = load_model(make_gguf(), dtype=dtype, weights="float", backend="native").model
+    assert isinstance(model, NativeDecoder)
+    assert model.config.num_layers > 1
+    ids = [7 * position % 50 + 1 for position in range(40)]
+
+    def logits(cache: Any, table: tuple[int, ...], first: int, stop: int, *, copies: Any = ()) -> Tensor:
+        builder = BatchBuilder()
+        cache.copy_blocks(copies)
+        builder.add("a", ids[first:stop], num_computed_tokens=first, block_table=table, sampling=SamplingParams())
+        return model(ForwardInputs(builder.build(), block_size=16, device="cpu"), cache).clone()
+
+    near, far = new_kv_cache(model, num_blocks=3), new_kv_cache(model, num_blocks=3 * RUN)
+    for cache in (near, far):
+        cache.keys.fill_(torch.nan)
+        cache.values.fill_(torch.nan)
+    expected = [logits(near, (0, 1, 2), first, stop) for first, stop in ((0, 33), (33, 40))]
+    scattered = (2 * RUN + 1, RUN - 1, RUN)
+    assert torch.equal(logits(far, scattered, 0, 33), expected[0])
+    copies = [(scattered[1], 3 * RUN - 1), (scattered[2], 0)]
+    moved = (scattered[0], 3 * RUN - 1, 0)
+    assert torch.equal(logits(far, moved, 33, 40, copies=copies), expected[1])
+    assert near.nbytes == 3 * 16 * kv_nbytes_per_token(model.config, model.dtype)

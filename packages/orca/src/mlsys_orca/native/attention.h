@@ -14,6 +14,7 @@
 
 namespace orca {
 
+constexpr int RUN = 64;  // blocks of the cache whose layers stand beside each other
 constexpr int BLOCKS_AHEAD = 4;  // that are asked of memory before they are read
 
 struct Span {  // one request's part of an iteration
@@ -35,18 +36,20 @@ struct Attention {
     const float* head_norm;  // [num_heads + num_kv_heads, head_dim] RMSNorm of queries and keys; null: none
 };
 
-// One layer's cache, of floats or bf16: keys [blocks, kv heads, head_dim, 16], values [blocks, kv heads, 16, padded_dim].
+// One layer's cache, of floats or bf16: keys [.., kv heads, head_dim, 16], values [.., kv heads, 16, padded_dim] of each block.
+// Runs of blocks stand one after another, layer after layer in each: one layer's blocks are near each other, and memory is
+// first touched a run at a time, not in all layers by one iteration that goes one block further than any before.
 // Where pairs of bf16 are multiplied, of such pairs: keys [.., head_dim / 2, 16, 2], values [.., 8, padded_dim, 2].
 template <class T, bool IN_PAIRS = false>
 struct LayerCache {
     T* keys;
     T* values;
-    int num_kv_heads, head_dim, padded_dim;
-    T* key_block(int block, int head) const {
-        return keys + ((int64_t)block * num_kv_heads + head) * head_dim * PANEL;
-    }
-    T* value_block(int block, int head) const {
-        return values + ((int64_t)block * num_kv_heads + head) * PANEL * padded_dim;
+    int num_layers, layer, num_kv_heads, head_dim, padded_dim;
+    T* key_block(int block, int head) const { return keys + place(block, head) * head_dim * PANEL; }
+    T* value_block(int block, int head) const { return values + place(block, head) * PANEL * padded_dim; }
+    int64_t place(int block, int head) const {
+        const int64_t run = (int64_t)(block / RUN) * num_layers + layer;
+        return (run * RUN + block % RUN) * num_kv_heads + head;
     }
     int key_at(int slot, int d) const { return IN_PAIRS ? (d / 2 * PANEL + slot) * 2 + d % 2 : d * PANEL + slot; }
     int value_at(int slot, int d) const {

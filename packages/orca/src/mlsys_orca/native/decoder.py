@@ -25,7 +25,7 @@ from mlsys_orca.models.layers import LayerNorm, RMSNorm, Rotaries, Rotary, look_
 from mlsys_orca.models.quantized import Matrix, QuantizedMatrix
 from mlsys_orca.native import library
 from mlsys_orca.native.factors import Factors
-from mlsys_orca.native.library import ACTIVATIONS, CACHES, PANEL, ROWS, address
+from mlsys_orca.native.library import ACTIVATIONS, CACHES, PANEL, ROWS, RUN, address
 from mlsys_orca.native.lowering import LoweringError, lower
 from mlsys_orca.native.packing import PackedLinear, pack
 from mlsys_orca.native.plan import Attend, Normalise, Operator, Product
@@ -40,8 +40,9 @@ _DTYPES = (torch.float32, torch.bfloat16)
 class NativeKVCache:
     """Keys and values of all layers, block by block, in the order that native attention reads.
 
-    A block's keys of one head stand feature after feature, its values token after token; where the processor's matrix
-    unit reads them, two bf16 features, and two bf16 tokens, stand side by side.
+    Blocks stand in runs of 64, layer after layer in each: memory is taken as requests come, by all layers of a run and
+    not of all blocks. A block's keys of one head stand feature after feature, its values token after token; where pairs
+    of bf16 are multiplied, two features, and two tokens, stand side by side.
 
     Args:
         config: The model's shape.
@@ -57,7 +58,7 @@ class NativeKVCache:
         self.kind = CACHES.index("fp32")  # how the program reads it
         if dtype == torch.bfloat16:
             self.kind = library.load().orca_bf16_cache(config.head_dim)
-        heads = (config.num_layers, num_blocks, config.num_kv_heads)
+        heads = (-(-num_blocks // RUN), config.num_layers, RUN, config.num_kv_heads)
         self.keys = torch.empty(*heads, config.head_dim, PANEL, dtype=dtype)
         self.values = torch.empty(*heads, PANEL, -(-config.head_dim // PANEL) * PANEL, dtype=dtype)
         for tensor in (self.keys, self.values):
@@ -65,16 +66,16 @@ class NativeKVCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all keys and values."""
-        return self.keys.nbytes + self.values.nbytes
+        """Bytes of all blocks' keys and values; what the last run has beside them is never touched."""
+        return (self.keys.nbytes + self.values.nbytes) * self.num_blocks // (len(self.keys) * RUN)
 
     def copy_blocks(self, block_copies: Sequence[BlockCopy]) -> None:
         """As :meth:`mlsys_orca.kv_cache.KVCache.copy_blocks`."""
         if not block_copies:
             return
-        sources, destinations = (list(blocks) for blocks in zip(*block_copies, strict=True))
+        sources, destinations = (torch.tensor(blocks) for blocks in zip(*block_copies, strict=True))
         for tensor in (self.keys, self.values):
-            tensor[:, destinations] = tensor[:, sources]
+            tensor[destinations // RUN, :, destinations % RUN] = tensor[sources // RUN, :, sources % RUN]
 
 
 class _Program(c_void_p):
@@ -199,7 +200,7 @@ class NativeDecoder:
             logits[begin:end].data_ptr() if logits.numel() else None,
             kv_cache.keys.data_ptr(),
             kv_cache.values.data_ptr(),
-            kv_cache.num_blocks,
+            self.config.num_layers,
             kv_cache.kind,
             None if self.seconds is None else self.seconds.ctypes.data,
             None if self.largest is None else self.largest[begin:end].ctypes.data,

@@ -12,6 +12,7 @@ from mlsys_core.config import settings
 from mlsys_core.native import load_kernel
 
 PANEL = 16  # vec.h: columns of a packed weight, and slots of a block of keys
+RUN = 64  # attention.h: blocks of the cache whose layers stand beside each other
 KINDS = ("fp32", "bf16", "int8", "int4", "bf16-pairs")  # weights.h: Kind
 ACTIVATIONS = (None, "silu", "gelu", "gelu_tanh", "relu")  # vec.h: Activation
 CACHES = ("fp32", "bf16", "bf16-pairs")  # program.cpp: CacheKind
@@ -98,7 +99,7 @@ class Batch(Structure):
         ("logits", c_void_p),
         ("keys", c_void_p),
         ("values", c_void_p),
-        ("num_blocks", c_int32),
+        ("num_layers", c_int32),
         ("cache", c_int32),
         ("seconds", c_void_p),
         ("largest", c_void_p),

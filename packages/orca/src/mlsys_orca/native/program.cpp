@@ -56,9 +56,9 @@ struct Batch {
     const float* const* sin;
     float* states;  // register 0, [num_rows, its width]
     float* logits;  // the last register, [num_sampled, its width]; null: not wanted, `largest` is
-    void* keys;     // [layers, blocks, kv heads, head_dim, 16]
-    void* values;   // [layers, blocks, kv heads, 16, padded head_dim]
-    int32_t num_blocks;
+    void* keys;     // [runs, layers, RUN blocks, kv heads, head_dim, 16]
+    void* values;   // [runs, layers, RUN blocks, kv heads, 16, padded head_dim]
+    int32_t num_layers;
     int32_t cache;    // CacheKind
     double* seconds;  // [operators], what each takes is added; null: not measured
     int64_t* largest;  // [num_sampled] where each row's largest logit is, the first of equals; null: not wanted
@@ -200,10 +200,7 @@ class Program {
                 for (int row = 0; row < rows; row++) prepare(row, own + row * stride);
                 input = own;
             } else {
-                const int step = std::max(1, 8192 / depth);
-                team.for_each(thread, (rows + step - 1) / step, [&](int i) {
-                    for (int row = i * step; row < std::min(rows, (i + 1) * step); row++) prepare(row, prepared + row * stride);
-                });
+                for_each_row(thread, rows, depth, [&](int row) { prepare(row, prepared + row * stride); });
                 input = prepared;
             }
         }
@@ -218,6 +215,15 @@ class Program {
                                       : run_tiles<PairsPanel, true>(op, thread, rows, input, scratch);
                 break;
         }
+    }
+
+    // work(row) for each of `rows`, which have `size` features; every thread calls it alike.
+    template <class Work>
+    void for_each_row(int thread, int rows, int size, Work&& work) {
+        const int step = std::max(1, 8192 / size);
+        team.for_each(thread, (rows + step - 1) / step, [&](int i) {
+            for (int row = i * step; row < std::min(rows, (i + 1) * step); row++) work(row);
+        });
     }
 
     template <class Panel>
@@ -239,7 +245,8 @@ class Program {
         const int depth = op.matrix.depth, across = (op.matrix.panels() + TILE_PANELS - 1) / TILE_PANELS;
         // Where a panel is read as it stands, the next rows find it in the second-level cache; else it was decoded for all.
         constexpr bool AS_IT_IS = std::is_same_v<Panel, F32Panel> || std::is_same_v<Panel, PairsPanel>;
-        const int wanted = blocks_of_rows(rows, AS_IT_IS ? NEAR_TILE_ROWS : MAX_TILE_ROWS, across);
+        int wanted = blocks_of_rows(rows, AS_IT_IS ? NEAR_TILE_ROWS : MAX_TILE_ROWS, across);
+        if (wanted > 1) wanted = (wanted + team.size - 1) / team.size * team.size;  // that threads have rows of their own
         const int block = std::max((rows + wanted - 1) / wanted, std::min(rows, MIN_TILE_ROWS));
         const int down = (rows + block - 1) / block;
         // Each thread takes blocks of its own, panel by panel, where there are enough of them; else panels of its own.
@@ -360,10 +367,8 @@ class Program {
     template <class T, bool IN_PAIRS>
     void run_attention(const Attention& op, int thread) {
         const int padded_dim = padded(op.head_dim), width = registers[op.source].width;
-        const int64_t slots = (int64_t)batch->num_blocks * PANEL * op.num_kv_heads;
         const LayerCache<T, IN_PAIRS> cache{
-            (T*)batch->keys + op.layer * slots * op.head_dim, (T*)batch->values + op.layer * slots * padded_dim,
-            op.num_kv_heads, op.head_dim, padded_dim};
+            (T*)batch->keys, (T*)batch->values, batch->num_layers, op.layer, op.num_kv_heads, op.head_dim, padded_dim};
         const float* qkv = registers[op.source].floats;
         const float* cos = op.rotary_dim ? batch->cos[op.rotary] : nullptr;
         const float* sin = op.rotary_dim ? batch->sin[op.rotary] : nullptr;
@@ -411,14 +416,12 @@ class Program {
     }
 
     void run_normalise(const Normalise& op, int thread) {
-        const int size = op.norm.size, step = std::max(1, 8192 / size);
-        team.for_each(thread, (batch->num_rows + step - 1) / step, [&](int i) {
-            std::vector<float> row_out(size);
-            for (int row = i * step; row < std::min(batch->num_rows, (i + 1) * step); row++) {
-                normalise(op.norm, registers[op.source].floats + (int64_t)row * size, row_out.data());
-                float* target = registers[op.target].floats + (int64_t)row * size;
-                for (int c = 0; c < size; c++) target[c] = op.accumulates ? target[c] + row_out[c] : row_out[c];
-            }
+        const int size = op.norm.size;
+        float* out = own_memory[thread].rows.grow(size);
+        for_each_row(thread, batch->num_rows, size, [&](int row) {
+            normalise(op.norm, registers[op.source].floats + (int64_t)row * size, out);
+            float* target = registers[op.target].floats + (int64_t)row * size;
+            for (int c = 0; c < size; c++) target[c] = op.accumulates ? target[c] + out[c] : out[c];
         });
     }
 
