@@ -46,8 +46,8 @@ def test_preparations_differ_in_width(task: Task):
 
 
 def test_unknown_source_is_refused(task: Task):
-    with pytest.raises(InvalidInputError, match="pre5/pipe1"):
-        make_source(task, "pre5", "pipe1", seed=0, num_threads=1)
+    with pytest.raises(InvalidInputError, match="pre9/pipe1"):
+        make_source(task, "pre9", "pipe1", seed=0, num_threads=1)
 
 
 def test_factorisations_of_ratings():

@@ -13,6 +13,7 @@ from mlsys_windtunnel.experiments import nearby
 from mlsys_windtunnel.experiments.codes import code_task
 from mlsys_windtunnel.experiments.data import Task
 from mlsys_windtunnel.experiments.nearby import CountTable, NearbyCounts, registry, with_counts
+from mlsys_windtunnel.experiments.run import outside_columns
 from mlsys_windtunnel.experiments.sources import make_columns, make_source
 from mlsys_windtunnel.finetune.tune import fine_tune
 from mlsys_windtunnel.translation import translate
@@ -106,3 +107,16 @@ def test_names(towns: Task):
     names = NearbyCounts(0.5, before=1, after=1).fit(frame).get_feature_names_out()
     assert names.tolist() == ["town_one_-1", "town_one_+0", "town_one_+1"]
     assert isinstance(frame, pd.DataFrame)
+
+
+def test_columns_that_tell_the_date_are_left_out_for_everybody(towns: Task, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(InvalidInputError, match="flights-3m; not of towns"):
+        make_source(towns, "pre5", "pipe2", seed=0, num_threads=1)
+    monkeypatch.setitem(nearby.DATES, towns.name, ("two",))
+    dated, without = (
+        make_columns(towns, pre).fit(towns.train.frame).get_feature_names_out() for pre in ("pre4", "pre5")
+    )
+    assert set(dated) - set(without) == {"numbers__two"}
+    of_outside = outside_columns(towns, "pre5").numbers
+    assert of_outside == tuple(name for name in outside_columns(towns, "pre4").numbers if name != "two")
+    assert outside_columns(towns, "-") is towns

@@ -32,7 +32,7 @@ def bench(
     ] = None,
     columns: Annotated[
         list[str] | None,
-        typer.Option(metavar="PRE", help="Only rows with these columns: pre1 to pre4; more than once."),
+        typer.Option(metavar="PRE", help="Only rows with these columns: pre1 to pre5; more than once."),
     ] = None,
     pipes: Annotated[
         list[str] | None,

@@ -38,6 +38,9 @@ Rows = npt.NDArray[np.float64]
 NEARBY: dict[str, tuple[tuple[str, str, Mapping[str, Any]], ...]] = {
     "flights-3m": (("route", "minute", {"width": 10, "before": 6, "after": 2, "min_frequency": 25}),),
 }
+# By data set: numbers that tell the date. Day of the month and weekday are together nearly the date of a training row,
+# so what was unusual on it is learnt, and is then looked for in other months.
+DATES: dict[str, tuple[str, ...]] = {"flights-3m": ("day",)}
 
 
 class CellLookup(CategoryLookup):
@@ -169,6 +172,17 @@ def nearby_steps(dataset: str) -> list[tuple[str, NearbyCounts, list[str]]]:
     if dataset not in NEARBY:
         raise InvalidInputError(f"what is near is said of {', '.join(NEARBY)}; not of {dataset}")
     return [(f"{word}-{number}", NearbyCounts(**options), [word, number]) for word, number, options in NEARBY[dataset]]
+
+
+def undated(task: Task) -> Task:
+    """The same rows without the numbers that tell their date.
+
+    Raises:
+        InvalidInputError: :data:`DATES` lacks the data set.
+    """
+    if task.name not in DATES:
+        raise InvalidInputError(f"which columns tell the date is said of {', '.join(DATES)}; not of {task.name}")
+    return replace(task, numbers=tuple(name for name in task.numbers if name not in DATES[task.name]))
 
 
 def with_counts(task: Task) -> Task:

@@ -37,7 +37,7 @@ class Row:
 
     dataset: str
     model: str  # "source", one of windtunnel.TRANSLATIONS, or an outside model
-    pre: str = "-"  # "-": the model takes raw columns; an outside model with "pre4" takes its counts beside these
+    pre: str = "-"  # "-": the model takes raw columns; an outside model with "pre4" or "pre5" takes its counts, too
     pipe: str = "-"
     fraction: float = 1.0  # of the training rows
 
@@ -116,8 +116,9 @@ def _rows(table: str, dataset: str) -> Iterator[Row]:
             for model in ("source", "L1", "L2", "L3", "windtunnel"):
                 yield Row(dataset, model, "pre2", "pipe2", fraction)
     elif table == "nearby":
-        yield from (Row(dataset, model, "pre4", "pipe2") for model in ("source", "leaves", "gbdt2nn", "windtunnel"))
-        yield from (Row(dataset, model, "pre4") for model in OUTSIDE_MODELS)
+        for pre in ("pre4", "pre5"):
+            yield from (Row(dataset, model, pre, "pipe2") for model in ("source", "leaves", "gbdt2nn", "windtunnel"))
+            yield from (Row(dataset, model, pre) for model in OUTSIDE_MODELS)
     elif table == "outside":
         yield from (Row(dataset, model) for model in OUTSIDE_MODELS)
     else:

@@ -142,7 +142,7 @@ def run_cell(cell: Cell, setting: Setting, *, num_threads: int) -> Result:
     if row.model in OUTSIDE:
         options = candidates(row)[cell.candidate]
         budget = Budget(epochs=setting.epochs, num_threads=num_threads, seed=cell.seed)
-        valid, test = OUTSIDE[row.model].fit(code_task(_columns(task, row.pre)), options, budget)
+        valid, test = OUTSIDE[row.model].fit(code_task(outside_columns(task, row.pre)), options, budget)
         note = {"options": dict(options)}
     else:
         source = _source(row.dataset, cell.seed, sizes, row.fraction, row.pre, row.pipe, setting.num_trees, num_threads)
@@ -160,13 +160,13 @@ def run_cell(cell: Cell, setting: Setting, *, num_threads: int) -> Result:
     )
 
 
-def _columns(task: Task, pre: str) -> Task:
-    """What an outside model is given: columns as they are, with ``pre4`` counts beside them."""
-    if pre != "pre4":
-        return task
-    from mlsys_windtunnel.experiments.nearby import with_counts
+def outside_columns(task: Task, pre: str) -> Task:
+    """What an outside model is given: columns as they are; counts beside them with ``pre4``, no date with ``pre5``."""
+    from mlsys_windtunnel.experiments.nearby import undated, with_counts
 
-    return with_counts(task)
+    if pre == "pre5":
+        return with_counts(undated(task))
+    return with_counts(task) if pre == "pre4" else task
 
 
 def _translated(

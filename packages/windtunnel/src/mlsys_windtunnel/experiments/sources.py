@@ -4,7 +4,8 @@ Pre1 encodes categories in binary digits, Pre2 by two hot elements; both leave o
 Pre3 leaves out the rarest that hold a hundredth of the rows together and those below 10, adds each number's bin of 32
 as a category, and gives each category its mean of the target beside its two-hot code. Numbers are standardised
 throughout, which trees do not mind. Pre4, which the dissertation has not, is Pre2 and how many training rows are near
-a row (:mod:`.nearby`), for data sets of which it says what near means.
+a row (:mod:`.nearby`), for data sets of which it says what near means; Pre5 is Pre4 without the columns that tell a
+training row's date.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from mlsys_windtunnel.experiments.data import Task
 if TYPE_CHECKING:
     import pandas as pd
 
-Pre = Literal["pre1", "pre2", "pre3", "pre4"]
+Pre = Literal["pre1", "pre2", "pre3", "pre4", "pre5"]
 Pipe = Literal["pipe1", "pipe2", "pipe3", "mf", "fm"]
 
 NUM_TREES, NUM_LEAVES, BOOSTING_RATE = 100, 64, 0.25
@@ -86,14 +87,14 @@ def make_columns(task: Task, pre: str) -> Any:
     from sklearn.preprocessing import KBinsDiscretizer, StandardScaler, TargetEncoder
 
     from mlsys_windtunnel.estimators import BinaryEncoder, TwoHotEncoder
-    from mlsys_windtunnel.experiments.nearby import nearby_steps
+    from mlsys_windtunnel.experiments.nearby import nearby_steps, undated
 
-    numbers, words = list(task.numbers), list(task.words)
+    numbers, words = list(undated(task).numbers if pre == "pre5" else task.numbers), list(task.words)
     steps: list[tuple[str, Any, list[str]]] = [("numbers", StandardScaler(), numbers)]
     if pre != "pre3":
         encoder = BinaryEncoder if pre == "pre1" else TwoHotEncoder
         steps.append(("words", encoder(min_frequency=LEAST_COUNT), words))
-        return ColumnTransformer([*steps, *(nearby_steps(task.name) if pre == "pre4" else ())])
+        return ColumnTransformer([*steps, *(nearby_steps(task.name) if pre in ("pre4", "pre5") else ())])
     folds = StratifiedKFold(5, shuffle=True, random_state=0)
     bins = KBinsDiscretizer(NUM_BINS, encode="ordinal", quantile_method="averaged_inverted_cdf", subsample=None)
     steps.append(("bins", make_pipeline(bins, TwoHotEncoder(min_frequency=LEAST_COUNT_PRE3)), numbers))

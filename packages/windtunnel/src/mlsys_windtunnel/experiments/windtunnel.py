@@ -41,7 +41,8 @@ class Translation:
         """Options to choose between by validation."""
         if self.is_cold:
             return COLD_RATES
-        return RATES.get(f"{dataset}/{pre}/{self.options['level']}", RATES[dataset])
+        counted = "pre4" if pre == "pre5" else pre  # what was searched for with counts
+        return RATES.get(f"{dataset}/{counted}/{self.options['level']}", RATES[dataset])
 
 
 TRANSLATIONS: dict[str, Translation] = {
