@@ -132,7 +132,8 @@ class Benchmark:
                 else:
                     self.tune(contestant)
             rates = [None] if self.is_offline else options.rates
-            traffics = [self.traffic(rate, options.requests, SEED) for rate in rates]
+            # Prompts of their own at each rate: an engine that keeps prefixes would find those of the rate before.
+            traffics = [self.traffic(rate, options.requests, SEED + number) for number, rate in enumerate(rates)]
             fronts = [False, True] if options.both_fronts else [options.in_process]
             for repetition in range(options.repetitions):
                 for contestant, is_in_process in itertools.product(contestants, fronts):
