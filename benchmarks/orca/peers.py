@@ -61,6 +61,14 @@ class Benchmark:
         """The requests of one run."""
         return make_traffic(self.job.model, rate, num_requests=num_requests, seed=seed)
 
+    def traffics(self) -> list[Traffic]:
+        """What each contestant is sent in a turn, one after another.
+
+        Prompts of their own at each rate: an engine that keeps prefixes would find those of the rate before.
+        """
+        rates = [None] if self.is_offline else self.options.rates
+        return [self.traffic(rate, self.options.requests, SEED + number) for number, rate in enumerate(rates)]
+
     def contestants(self) -> list[Contestant]:
         """Those asked for that can take part; the others are noted."""
         asked = [each for each in CONTESTANTS if not self.options.only or each.name in self.options.only]
@@ -131,9 +139,7 @@ class Benchmark:
                     self.chosen[contestant.name] = options.settings_from[contestant.name]
                 else:
                     self.tune(contestant)
-            rates = [None] if self.is_offline else options.rates
-            # Prompts of their own at each rate: an engine that keeps prefixes would find those of the rate before.
-            traffics = [self.traffic(rate, options.requests, SEED + number) for number, rate in enumerate(rates)]
+            traffics = self.traffics()
             fronts = [False, True] if options.both_fronts else [options.in_process]
             for repetition in range(options.repetitions):
                 for contestant, is_in_process in itertools.product(contestants, fronts):

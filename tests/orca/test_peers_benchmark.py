@@ -15,7 +15,7 @@ import pytest
 from mlsys_core.workload import LoadResult, RequestRecord
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "orca"
-NAMES = ("make_models", "contestants", "traffic", "findings", "runners", "child", "http_front")
+NAMES = ("make_models", "contestants", "traffic", "findings", "runners", "child", "http_front", "peers")
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +61,16 @@ def test_traffic_is_seeded_and_the_same_for_text_and_ids(modules: dict[str, Modu
         assert min(prompt) >= modules["make_models"].NUM_SILENT_TOKENS
         assert text.extra["prompt"].split() == [traffic.words[token].strip() for token in prompt]
         assert child == {"arrival_s": item.arrival_s, "prompt": list(prompt), "num_tokens": item.num_output_tokens}
+
+
+def test_each_rate_has_prompts_of_its_own(
+    modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["peers.py", "online", "--rates", "1,2,4", "--requests", "20", "--output", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    benchmark = modules["peers"].Benchmark(modules["peers"].parse())
+    sent = [prompt for traffic in benchmark.traffics() for prompt in traffic.prompts]
+    assert len({prompt[:16] for prompt in sent}) == len(sent) == 60, "the first block of each is met for the first time"
 
 
 def test_text_of_words_is_split_into_the_same_tokens(modules: dict[str, ModuleType]) -> None:
