@@ -51,7 +51,9 @@ def run_operator(
     batch = library.Batch(num_rows=len(states), states=states.data_ptr(), logits=out.data_ptr())
     held: list[Any] = []
     if largest is not None:
-        batch.num_sampled, batch.largest = len(states), largest.ctypes.data
+        sampled = np.arange(len(states), dtype=np.int32)
+        batch.num_sampled, batch.sampled, batch.largest = len(states), sampled.ctypes.data, largest.ctypes.data
+        held.append(sampled)
     if ragged is not None:
         rows, start, at = [], 0, 0
         for (past, new), table in zip(ragged.spans, ragged.tables, strict=True):

@@ -141,6 +141,32 @@ def test_an_iteration_of_many_rows_is_cut_without_a_trace(make_gguf: Any, monkey
         assert all(map(torch.equal, rows, whole[key])), key
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("wanted", [[20], [3, 20, 21], [], [0, 5, 6, 7, 8, 22]], ids=str)
+def test_rows_that_nobody_asks_for_change_nothing(make_gguf: Any, form: str, wanted: list[int]) -> None:
+    dtype, weights = FORMS[form]
+    model = load_model(make_gguf(), dtype=dtype, weights=weights, backend="native").model  # type: ignore[arg-type]
+    assert isinstance(model, NativeDecoder)
+    builder = BatchBuilder()
+    for block, num_tokens in enumerate((21, 1, 1)):  # a prompt beside two tokens
+        ids = [(7 * position + block) % 50 + 1 for position in range(num_tokens)]
+        table = (2 * block, 2 * block + 1)
+        builder.add(str(block), ids, num_computed_tokens=0, block_table=table, sampling=SamplingParams())
+    batch = builder.build()
+
+    def run(rows: list[int]) -> tuple[Tensor, Any]:
+        cache = new_kv_cache(model, num_blocks=6)
+        for tensor in (cache.keys, cache.values):
+            tensor.zero_()
+        return model(ForwardInputs(batch, block_size=16, device="cpu", wanted=rows), cache).clone(), cache
+
+    (every, whole), (some, cache) = run(list(range(23))), run(wanted)
+    assert some.shape == (len(wanted), model.config.vocab_size)
+    assert torch.equal(some, every[wanted])
+    assert torch.equal(cache.keys, whole.keys), "all tokens are kept, in the last layer too"
+    assert torch.equal(cache.values, whole.values)
+
+
 def test_an_engine_that_must_be_invariant_refuses_a_model_that_is_not(make_gguf: Any) -> None:
     config = EngineConfig(batch_invariant=True, max_batch_size=1)
     assert Engine(load_model(make_gguf()), config, available_nbytes=2**30).is_batch_invariant

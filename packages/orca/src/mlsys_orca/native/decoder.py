@@ -25,10 +25,10 @@ from mlsys_orca.models.layers import LayerNorm, RMSNorm, Rotaries, Rotary, look_
 from mlsys_orca.models.quantized import Matrix, QuantizedMatrix
 from mlsys_orca.native import library
 from mlsys_orca.native.factors import Factors
-from mlsys_orca.native.library import ACTIVATIONS, CACHES, PANEL, ROWS, RUN, address
+from mlsys_orca.native.library import ACTIVATIONS, CACHES, PANEL, RUN, address
 from mlsys_orca.native.lowering import LoweringError, lower
 from mlsys_orca.native.packing import PackedLinear, pack
-from mlsys_orca.native.plan import Attend, Normalise, Operator, Product
+from mlsys_orca.native.plan import Attend, Normalise, Operator, Product, Take
 
 _log = logging.getLogger(__name__)
 _MOST_ROWS = 256  # that go through all layers at once: what lies between two operators stays in the caches; twice as
@@ -231,13 +231,14 @@ class NativeDecoder:
                     ACTIVATIONS.index(operator.activation),
                     operator.is_gated,
                     operator.accumulates,
-                    ROWS.index(operator.rows),
                 )
             case Attend():
                 return self._attention(operator, number)
             case Normalise():
                 source, target = number[operator.source], number[operator.target]
                 return library.Normalise(self._norm(operator.norm), source, target, operator.accumulates)
+            case Take():
+                return library.Take(number[operator.register])
 
     def _attention(self, operator: Attend, number: dict[str, int]) -> library.Attention:
         attention, config = operator.attention, self.config
@@ -256,6 +257,7 @@ class NativeDecoder:
             attention.options.softcap or 0.0,
             norm.eps if isinstance(norm, RMSNorm) else 0.0,
             None if not isinstance(norm, RMSNorm) else self._keep(norm.weight),
+            operator.is_last,
         )
 
     def _norm(self, norm: RMSNorm | LayerNorm | None) -> library.Norm:

@@ -16,7 +16,6 @@ RUN = 64  # attention.h: blocks of the cache whose layers stand beside each othe
 KINDS = ("fp32", "bf16", "int8", "int4", "bf16-pairs")  # weights.h: Kind
 ACTIVATIONS = (None, "silu", "gelu", "gelu_tanh", "relu")  # vec.h: Activation
 CACHES = ("fp32", "bf16", "bf16-pairs")  # program.cpp: CacheKind
-ROWS = ("all", "taken", "sampled")  # program.cpp: Rows
 
 
 class Matrix(Structure):
@@ -53,7 +52,6 @@ class Product(Structure):
         ("activation", c_int32),
         ("is_gated", c_int32),
         ("accumulates", c_int32),
-        ("rows", c_int32),
     ]
 
 
@@ -74,6 +72,7 @@ class Attention(Structure):
         ("softcap", c_float),
         ("norm_eps", c_float),
         ("head_norm", c_void_p),
+        ("is_last", c_int32),
     ]
 
 
@@ -81,6 +80,12 @@ class Normalise(Structure):
     """program.cpp: Normalise."""
 
     _fields_ = [("norm", Norm), ("source", c_int32), ("target", c_int32), ("accumulates", c_int32)]
+
+
+class Take(Structure):
+    """program.cpp: Take."""
+
+    _fields_ = [("taken", c_int32)]
 
 
 class Batch(Structure):
@@ -139,7 +144,7 @@ def load(flags: tuple[str, ...] = ()) -> Any:
     library.orca_program.restype = c_void_p
     library.orca_program.argtypes = [c_int32, c_int32, c_int32, c_void_p]
     library.orca_free.argtypes = [c_void_p]
-    for name, structure in (("product", Product), ("attention", Attention), ("normalise", Normalise)):
+    for name, structure in (("product", Product), ("attention", Attention), ("normalise", Normalise), ("take", Take)):
         getattr(library, f"orca_add_{name}").argtypes = [c_void_p, POINTER(structure)]
     library.orca_run.argtypes = [c_void_p, POINTER(Batch)]
     library.orca_pack.argtypes = [c_void_p, c_void_p, *[c_int32] * 6]

@@ -6,6 +6,8 @@ The modules stay what a model is; here is only how each is written in the plan's
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import singledispatch
 
 from mlsys_core.errors import MlsysError
@@ -16,7 +18,7 @@ from mlsys_orca.models.gemma2 import SandwichLayer
 from mlsys_orca.models.gpt_neox import ParallelLayer
 from mlsys_orca.models.layers import LayerNorm, Linear, RMSNorm, Rotaries, Rotary
 from mlsys_orca.models.opt import Cast, PostNormLayer
-from mlsys_orca.native.plan import LOGITS, STATES, Attend, Normalise, Operator, Plan, Product, Rows
+from mlsys_orca.native.plan import LOGITS, STATES, Attend, Normalise, Operator, Plan, Product, Take
 
 MAX_HEAD_DIM = 1024  # attention.h's own
 
@@ -40,7 +42,23 @@ def lower(decoder: Decoder) -> Plan:
     _lower_head(decoder, plan)
     widths = {STATES: decoder.config.hidden_size} | plan.widths
     widths[LOGITS] = widths.pop(LOGITS)  # last
-    return Plan(widths, tuple(plan.operators))
+    return Plan(widths, tuple(_leaving_rows_behind(plan.operators)))
+
+
+def _leaving_rows_behind(operators: Sequence[Operator]) -> list[Operator]:
+    """``operators`` with the sampled rows taken of all registers that are still read, once no row reads another."""
+    last = max((i for i, operator in enumerate(operators) if isinstance(operator, Attend)), default=-1)
+    before: list[Operator] = list(operators[: last + 1])
+    after = [operator for operator in operators[last + 1 :] if isinstance(operator, Product | Normalise)]
+    if before and isinstance(before[-1], Attend):
+        before[-1] = replace(before[-1], is_last=True)
+    read, written = list[str](), set[str]()
+    for operator in after:
+        for register in [operator.source] + [operator.target] * operator.accumulates:
+            if register not in (*read, *written):
+                read.append(register)
+        written.add(operator.target)
+    return [*before, *(Take(register=register) for register in read), *after]
 
 
 class _Lowering:
@@ -63,7 +81,6 @@ class _Lowering:
         activation: str | None = None,
         is_gated: bool = False,
         accumulates: bool = False,
-        rows: Rows = "all",
     ) -> None:
         if not isinstance(linear, Linear):
             raise LoweringError(f"a product by {type(linear).__name__}")
@@ -77,7 +94,6 @@ class _Lowering:
                 activation=activation,
                 is_gated=is_gated,
                 accumulates=accumulates,
-                rows=rows,
             )
         )
 
@@ -185,7 +201,7 @@ def _lower_head(decoder: Decoder, plan: _Lowering) -> None:
     norm = None if isinstance(decoder.norm, Cast) else decoder.norm
     if isinstance(decoder.head, nn.Sequential):
         project, head = decoder.head
-        plan.product(STATES, project, "projected", norm=norm, rows="taken")
-        plan.product("projected", head, LOGITS, rows="sampled")
+        plan.product(STATES, project, "projected", norm=norm)
+        plan.product("projected", head, LOGITS)
     else:
-        plan.product(STATES, decoder.head, LOGITS, norm=norm, rows="taken")
+        plan.product(STATES, decoder.head, LOGITS, norm=norm)

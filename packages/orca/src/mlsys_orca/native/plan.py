@@ -2,20 +2,19 @@
 
 Registers are fp32 matrices [rows, width], named by what they hold. ``states`` enters as the embedded tokens,
 ``logits`` leaves. Three operators are enough, since norms enter products and activations, gates and sums leave them:
-about five a layer, so that five times a layer the threads meet.
+about five a layer, so that five times a layer the threads meet. A fourth leaves rows behind: what the last layer makes
+of a token after its attention is read by the head alone, and that only where a token is sampled.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import nn
 
 from mlsys_orca.models.blocks import Attention
 from mlsys_orca.models.layers import LayerNorm, Linear, RMSNorm
 
-Rows = Literal["all", "taken", "sampled"]  # "taken": the sampled ones of all rows, "sampled": they alone are there
 STATES = "states"
 LOGITS = "logits"
 
@@ -31,7 +30,6 @@ class Product:
     activation: str | None = None  # a name of layers.ACTIVATIONS
     is_gated: bool = False  # the first half of the columns gates the second; the target is half as wide
     accumulates: bool = False  # adds to what the target holds
-    rows: Rows = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +40,7 @@ class Attend:
     target: str
     attention: Attention
     rotary: int | None  # which of the decoder's rotaries turns the heads
+    is_last: bool = False  # attends for the sampled rows alone; the others' keys and values are kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +53,14 @@ class Normalise:
     accumulates: bool = False
 
 
-Operator = Product | Attend | Normalise
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Take:
+    """From here on ``register`` has the sampled rows alone, one after another."""
+
+    register: str
+
+
+Operator = Product | Attend | Normalise | Take
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +75,18 @@ class Plan:
 
 
 def _line(operator: Operator) -> str:
-    arrow = "+=" if not isinstance(operator, Attend) and operator.accumulates else "="
+    if isinstance(operator, Take):
+        return f"{operator.register} = sampled rows of {operator.register}"
     source = operator.source
     if isinstance(operator, Attend):
-        return f"{operator.target} = attention {operator.attention.index} ({source})"
+        rows = "sampled rows of " if operator.is_last else ""
+        return f"{operator.target} = attention {operator.attention.index} ({rows}{source})"
+    arrow = "+=" if operator.accumulates else "="
     if operator.norm is not None:
         source = f"{_norm_name(operator.norm)}({source})"
     if isinstance(operator, Normalise):
         return f"{operator.target} {arrow} {source}"
-    rows = "sampled rows of " if operator.rows == "taken" else ""
-    product = f"[{operator.linear.out_features}, {operator.linear.in_features}] x {rows}{source}"
+    product = f"[{operator.linear.out_features}, {operator.linear.in_features}] x {source}"
     if operator.activation is not None:
         product = f"{operator.activation}{' gate' if operator.is_gated else ''}({product})"
     return f"{operator.target} {arrow} {product}"

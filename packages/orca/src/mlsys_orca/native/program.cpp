@@ -28,7 +28,6 @@ constexpr int FEW_ROWS = 4;               // rows that each thread rather prepar
 constexpr int TILE_QUERIES = 24;          // rows of one attention task
 
 enum CacheKind : int32_t { FLOATS, HALVES, PAIRS };  // fp32, bf16, pairs of bf16
-enum Rows : int32_t { ALL, TAKEN, SAMPLED };  // all; the sampled ones of all; all of a register that has those alone
 
 struct Product {  // target (+)= activation(norm(source) @ matrix.T + bias), or activation(gates) * ups
     Matrix matrix;
@@ -38,13 +37,16 @@ struct Product {  // target (+)= activation(norm(source) @ matrix.T + bias), or 
     int32_t activation;
     int32_t is_gated;     // panels alternate: 16 gates, the 16 factors they belong to
     int32_t accumulates;  // adds to the target
-    int32_t rows;         // Rows
 };
 
 struct Normalise {  // target (+)= norm(source)
     Norm norm;
     int32_t source, target;
     int32_t accumulates;
+};
+
+struct Take {  // the register, and all that is made of it, has the sampled rows alone from here on
+    int32_t taken;
 };
 
 struct Batch {
@@ -71,7 +73,7 @@ class Program {
         for (int i = 0; i < num_registers; i++) registers[i].width = widths[i];
     }
 
-    std::vector<std::variant<Product, Attention, Normalise>> operators;
+    std::vector<std::variant<Product, Attention, Normalise, Take>> operators;
 
     void run(const Batch& what) {
         batch = &what;
@@ -83,7 +85,7 @@ class Program {
         int64_t deepest = 0;
         for (auto& op : operators)
             if (auto* product = std::get_if<Product>(&op)) deepest = std::max<int64_t>(deepest, product->matrix.depth);
-        prepared = owned[0].grow((int64_t)(std::max(what.num_rows, what.num_sampled) + TILE_ROWS) * deepest);
+        prepared = owned[0].grow((int64_t)(what.num_rows + TILE_ROWS) * deepest);
         divide_spans();
         if (what.largest)
             for (auto& own : peaks) own.assign(what.num_sampled, Peak());
@@ -115,14 +117,13 @@ class Program {
         for (size_t i = 1; i + 1 < registers.size(); i++) registers[i].is_bf16 = true;
         for (auto& op : operators) {
             if (auto* product = std::get_if<Product>(&op)) {
-                if (!product->matrix.is_in_pairs() || product->norm.kind != NO_NORM || product->rows != ALL)
+                if (!product->matrix.is_in_pairs() || product->norm.kind != NO_NORM)
                     registers[product->source].is_bf16 = false;
-                if (product->accumulates || product->rows != ALL) registers[product->target].is_bf16 = false;
+                if (product->accumulates) registers[product->target].is_bf16 = false;
             } else if (auto* attention = std::get_if<Attention>(&op)) {
                 registers[attention->source].is_bf16 = false;
-            } else {
-                const Normalise& normalise = std::get<Normalise>(op);
-                registers[normalise.source].is_bf16 = registers[normalise.target].is_bf16 = false;
+            } else if (auto* normalise = std::get_if<Normalise>(&op)) {
+                registers[normalise->source].is_bf16 = registers[normalise->target].is_bf16 = false;
             }
         }
     }
@@ -139,10 +140,18 @@ class Program {
         tasks.clear();
         for (auto& op : operators) {
             auto* attention = std::get_if<Attention>(&op);
-            if (!attention || tasks.count(task_rows(*attention))) continue;
-            const int most = task_rows(*attention);
-            for (int s = 0; s < batch->num_spans; s++)
-                for (int row = batch->spans[s].start; row < batch->spans[s].stop; row += most) tasks[most].push_back({s, row});
+            if (!attention) continue;
+            const int most = task_rows(*attention), spans = tasks.count(most) ? 0 : batch->num_spans;
+            for (int s = 0; s < spans; s++) {
+                const int stop = batch->spans[s].stop;
+                for (int row = batch->spans[s].start; row < stop; row += most)
+                    tasks[most].push_back({s, row, std::min(stop, row + most)});
+            }
+        }
+        auto& single = tasks[0];
+        for (int i = 0; i < batch->num_sampled; i++) {
+            const int row = batch->sampled[i];
+            single.push_back({span_of_row[row], row, row + 1});
         }
     }
 
@@ -156,11 +165,12 @@ class Program {
         using Clock = std::chrono::steady_clock;
         double* seconds = thread ? nullptr : batch->seconds;
         Tiles tiles;
+        int rows = batch->num_rows;
         for (auto& op : operators) {
             const auto begin = seconds ? Clock::now() : Clock::time_point();
             if (auto* product = std::get_if<Product>(&op)) {
                 if (is_by_unit(product->matrix)) tiles.for_products();
-                run_product(*product, thread);
+                run_product(*product, thread, rows);
             } else if (auto* attention = std::get_if<Attention>(&op)) {
                 if (batch->cache == PAIRS) tiles.for_attention();
                 switch (batch->cache) {
@@ -168,8 +178,11 @@ class Program {
                     case HALVES: run_attention<uint16_t, false>(*attention, thread); break;
                     case PAIRS: run_attention<uint16_t, true>(*attention, thread); break;
                 }
+            } else if (auto* normalise = std::get_if<Normalise>(&op)) {
+                run_normalise(*normalise, thread, rows);
             } else {
-                run_normalise(std::get<Normalise>(op), thread);
+                run_take(std::get<Take>(op), thread);
+                rows = batch->num_sampled;
             }
             if (seconds) *seconds++ += std::chrono::duration<double>(Clock::now() - begin).count();
         }
@@ -177,19 +190,18 @@ class Program {
 
     // --- products ---
 
-    void run_product(const Product& op, int thread) {
-        const int rows = op.rows == ALL ? batch->num_rows : batch->num_sampled;
+    void run_product(const Product& op, int thread, int rows) {
         const int depth = op.matrix.depth;
         if (!rows) return;
         const Register& source = registers[op.source];
         const float* input = source.floats;
         const bool in_pairs = op.matrix.is_in_pairs();
-        if (!source.is_bf16 && (op.norm.kind != NO_NORM || op.rows == TAKEN || in_pairs)) {
+        if (!source.is_bf16 && (op.norm.kind != NO_NORM || in_pairs)) {
             const int64_t stride = in_pairs ? depth / 2 : depth;  // of the prepared rows
             auto prepare = [&](int row, float* to) {
-                const float* from = source.floats + (int64_t)(op.rows == TAKEN ? batch->sampled[row] : row) * depth;
+                const float* from = source.floats + (int64_t)row * depth;
                 if (op.norm.kind == NO_NORM)
-                    in_pairs ? convert_row(from, (uint16_t*)to, depth) : copy_row(from, to, depth);
+                    convert_row(from, (uint16_t*)to, depth);
                 else if (in_pairs)
                     normalise(op.norm, from, (uint16_t*)to);
                 else
@@ -381,7 +393,8 @@ class Program {
         // has all rows of its request.
         const bool by_unit = IN_PAIRS && attends_by_unit(op.head_dim);
         const int most = task_rows(op);
-        const bool is_whole = longest <= most;
+        const bool has_rest = op.is_last && batch->num_sampled < batch->num_rows;  // rows that need not attend
+        const bool is_whole = longest <= most && !has_rest;
         if (!is_whole) {
             const int step = 8;
             team.for_each(thread, (batch->num_rows + step - 1) / step, [&](int i) {
@@ -390,17 +403,16 @@ class Program {
                         keep_row(batch->spans[span_of_row[row]], row, head);
             });
         }
-        const std::vector<Task>& own = tasks.at(most);
+        const std::vector<Task>& own = tasks.at(has_rest ? 0 : most);
         const auto first_task = [&](int owner) {  // of the rows that are its own in other operators, too
             const int row = (int64_t)batch->num_rows * owner / team.size;
-            const auto at = std::lower_bound(own.begin(), own.end(), row, [](const Task& task, int row) { return task.row < row; });
+            const auto at = std::lower_bound(own.begin(), own.end(), row, [](const Task& task, int row) { return task.begin < row; });
             return (int)(at - own.begin()) * op.num_kv_heads;
         };
         team.for_each_dealt(thread, first_task, [&](int i) {
-            const Task& task_of_rows = own[i / op.num_kv_heads];
-            const int head = i % op.num_kv_heads, begin = task_of_rows.row;
-            const Span& span = batch->spans[task_of_rows.span];
-            const int end = std::min(span.stop, begin + most);
+            const auto [number, begin, end] = own[i / op.num_kv_heads];
+            const int head = i % op.num_kv_heads;
+            const Span& span = batch->spans[number];
             if (is_whole)
                 for (int row = begin; row < end; row++) keep_row(span, row, head);
             const auto task = [&](auto attend) {
@@ -415,13 +427,24 @@ class Program {
         });
     }
 
-    void run_normalise(const Normalise& op, int thread) {
+    void run_normalise(const Normalise& op, int thread, int rows) {
         const int size = op.norm.size;
         float* out = own_memory[thread].rows.grow(size);
-        for_each_row(thread, batch->num_rows, size, [&](int row) {
+        for_each_row(thread, rows, size, [&](int row) {
             normalise(op.norm, registers[op.source].floats + (int64_t)row * size, out);
             float* target = registers[op.target].floats + (int64_t)row * size;
             for (int c = 0; c < size; c++) target[c] = op.accumulates ? target[c] + out[c] : out[c];
+        });
+    }
+
+    // Few rows, each to its own place or before it: one thread moves them.
+    void run_take(const Take& op, int thread) {
+        if (batch->num_sampled == batch->num_rows) return;
+        const Register& all = registers[op.taken];
+        const int64_t nbytes = all.width * (all.is_bf16 ? sizeof(uint16_t) : sizeof(float));
+        char* rows = (char*)all.floats;
+        team.for_each(thread, 1, [&](int) {
+            for (int i = 0; i < batch->num_sampled; i++) std::memmove(rows + i * nbytes, rows + batch->sampled[i] * nbytes, nbytes);
         });
     }
 
@@ -438,9 +461,9 @@ class Program {
     const Batch* batch = nullptr;
     std::vector<int32_t> span_of_row;
     struct Task {
-        int span, row;  // its first
+        int span, begin, end;  // its rows
     };
-    std::map<int, std::vector<Task>> tasks;  // by how many rows one has at most, in row order
+    std::map<int, std::vector<Task>> tasks;  // by how many rows one has at most, in row order; 0: the sampled rows, one each
     int longest = 0;  // rows of the span that has most
 };
 
@@ -469,6 +492,7 @@ Program* orca_program(int threads, int spins, int num_registers, const int32_t* 
 void orca_free(Program* program) { delete program; }
 void orca_add_product(Program* program, const orca::Product* op) { program->operators.emplace_back(*op); }
 void orca_add_attention(Program* program, const orca::Attention* op) { program->operators.emplace_back(*op); }
+void orca_add_take(Program* program, const orca::Take* op) { program->operators.emplace_back(*op); }
 void orca_add_normalise(Program* program, const orca::Normalise* op) { program->operators.emplace_back(*op); }
 // Rows `ids` of a matrix in codes, [count][depth]; returns how many were looked up before one that there is not.
 int32_t orca_look_up(const orca::Codes* matrix, const int64_t* ids, int32_t count, float* out) {
