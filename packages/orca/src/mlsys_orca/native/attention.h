@@ -34,7 +34,7 @@ struct Attention {
     float softcap;  // 0: none
     float norm_eps;
     const float* head_norm;  // [num_heads + num_kv_heads, head_dim] RMSNorm of queries and keys; null: none
-    int32_t is_last;  // attends for the sampled rows alone; the others' keys and values are kept
+    int32_t only_sampled;  // attends for the sampled rows alone; the others' keys and values are kept
 };
 
 // One layer's cache, of floats or bf16: keys [.., kv heads, head_dim, 16], values [.., kv heads, 16, padded_dim] of each block.

@@ -257,7 +257,7 @@ class NativeDecoder:
             attention.options.softcap or 0.0,
             norm.eps if isinstance(norm, RMSNorm) else 0.0,
             None if not isinstance(norm, RMSNorm) else self._keep(norm.weight),
-            operator.is_last,
+            operator.only_sampled,
         )
 
     def _norm(self, norm: RMSNorm | LayerNorm | None) -> library.Norm:

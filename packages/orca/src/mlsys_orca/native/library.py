@@ -72,7 +72,7 @@ class Attention(Structure):
         ("softcap", c_float),
         ("norm_eps", c_float),
         ("head_norm", c_void_p),
-        ("is_last", c_int32),
+        ("only_sampled", c_int32),
     ]
 
 

@@ -51,7 +51,7 @@ def _leaving_rows_behind(operators: Sequence[Operator]) -> list[Operator]:
     before: list[Operator] = list(operators[: last + 1])
     after = [operator for operator in operators[last + 1 :] if isinstance(operator, Product | Normalise)]
     if before and isinstance(before[-1], Attend):
-        before[-1] = replace(before[-1], is_last=True)
+        before[-1] = replace(before[-1], only_sampled=True)
     read, written = list[str](), set[str]()
     for operator in after:
         for register in [operator.source] + [operator.target] * operator.accumulates:

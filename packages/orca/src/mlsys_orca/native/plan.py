@@ -40,7 +40,7 @@ class Attend:
     target: str
     attention: Attention
     rotary: int | None  # which of the decoder's rotaries turns the heads
-    is_last: bool = False  # attends for the sampled rows alone; the others' keys and values are kept
+    only_sampled: bool = False  # attends for the sampled rows alone; the others' keys and values are kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ def _line(operator: Operator) -> str:
         return f"{operator.register} = sampled rows of {operator.register}"
     source = operator.source
     if isinstance(operator, Attend):
-        rows = "sampled rows of " if operator.is_last else ""
+        rows = "sampled rows of " if operator.only_sampled else ""
         return f"{operator.target} = attention {operator.attention.index} ({rows}{source})"
     arrow = "+=" if operator.accumulates else "="
     if operator.norm is not None:

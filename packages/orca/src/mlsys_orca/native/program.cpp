@@ -140,18 +140,18 @@ class Program {
         tasks.clear();
         for (auto& op : operators) {
             auto* attention = std::get_if<Attention>(&op);
-            if (!attention) continue;
-            const int most = task_rows(*attention), spans = tasks.count(most) ? 0 : batch->num_spans;
-            for (int s = 0; s < spans; s++) {
+            if (!attention || tasks.count(task_rows(*attention))) continue;
+            const int most = task_rows(*attention);
+            for (int s = 0; s < batch->num_spans; s++) {
                 const int stop = batch->spans[s].stop;
                 for (int row = batch->spans[s].start; row < stop; row += most)
                     tasks[most].push_back({s, row, std::min(stop, row + most)});
             }
         }
-        auto& single = tasks[0];
+        sampled_tasks.clear();
         for (int i = 0; i < batch->num_sampled; i++) {
             const int row = batch->sampled[i];
-            single.push_back({span_of_row[row], row, row + 1});
+            sampled_tasks.push_back({span_of_row[row], row, row + 1});
         }
     }
 
@@ -393,7 +393,7 @@ class Program {
         // has all rows of its request.
         const bool by_unit = IN_PAIRS && attends_by_unit(op.head_dim);
         const int most = task_rows(op);
-        const bool has_rest = op.is_last && batch->num_sampled < batch->num_rows;  // rows that need not attend
+        const bool has_rest = op.only_sampled && batch->num_sampled < batch->num_rows;  // rows that need not attend
         const bool is_whole = longest <= most && !has_rest;
         if (!is_whole) {
             const int step = 8;
@@ -403,7 +403,7 @@ class Program {
                         keep_row(batch->spans[span_of_row[row]], row, head);
             });
         }
-        const std::vector<Task>& own = tasks.at(has_rest ? 0 : most);
+        const std::vector<Task>& own = has_rest ? sampled_tasks : tasks.at(most);
         const auto first_task = [&](int owner) {  // of the rows that are its own in other operators, too
             const int row = (int64_t)batch->num_rows * owner / team.size;
             const auto at = std::lower_bound(own.begin(), own.end(), row, [](const Task& task, int row) { return task.begin < row; });
@@ -463,7 +463,8 @@ class Program {
     struct Task {
         int span, begin, end;  // its rows
     };
-    std::map<int, std::vector<Task>> tasks;  // by how many rows one has at most, in row order; 0: the sampled rows, one each
+    std::map<int, std::vector<Task>> tasks;  // by how many rows one has at most, in row order
+    std::vector<Task> sampled_tasks;         // one of each sampled row
     int longest = 0;  // rows of the span that has most
 };
 

@@ -165,7 +165,7 @@ def outside_columns(task: Task, pre: str) -> Task:
     from mlsys_windtunnel.experiments.nearby import undated, with_counts
 
     if pre == "pre5":
-        return with_counts(undated(task))
+        return outside_columns(undated(task), "pre4")
     return with_counts(task) if pre == "pre4" else task
 
 

@@ -89,12 +89,14 @@ def make_columns(task: Task, pre: str) -> Any:
     from mlsys_windtunnel.estimators import BinaryEncoder, TwoHotEncoder
     from mlsys_windtunnel.experiments.nearby import nearby_steps, undated
 
-    numbers, words = list(undated(task).numbers if pre == "pre5" else task.numbers), list(task.words)
+    if pre == "pre5":
+        return make_columns(undated(task), "pre4")
+    numbers, words = list(task.numbers), list(task.words)
     steps: list[tuple[str, Any, list[str]]] = [("numbers", StandardScaler(), numbers)]
     if pre != "pre3":
         encoder = BinaryEncoder if pre == "pre1" else TwoHotEncoder
         steps.append(("words", encoder(min_frequency=LEAST_COUNT), words))
-        return ColumnTransformer([*steps, *(nearby_steps(task.name) if pre in ("pre4", "pre5") else ())])
+        return ColumnTransformer([*steps, *(nearby_steps(task.name) if pre == "pre4" else ())])
     folds = StratifiedKFold(5, shuffle=True, random_state=0)
     bins = KBinsDiscretizer(NUM_BINS, encode="ordinal", quantile_method="averaged_inverted_cdf", subsample=None)
     steps.append(("bins", make_pipeline(bins, TwoHotEncoder(min_frequency=LEAST_COUNT_PRE3)), numbers))
