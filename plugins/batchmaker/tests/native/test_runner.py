@@ -71,12 +71,13 @@ def test_as_the_module(kind: str, hidden: int, rows: int, steps: int, has_table:
     require_as_the_module(kind, hidden, rows, steps, has_table=has_table, seed=seed)
 
 
+@pytest.mark.parametrize("march", ["native", "x86-64-v3", "x86-64"])
 @pytest.mark.parametrize("lanes", [8, 16])
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_of_any_width(kind: str, lanes: int, monkeypatch: pytest.MonkeyPatch):
+def test_of_any_width(kind: str, lanes: int, march: str, monkeypatch: pytest.MonkeyPatch):
     """Vectors and panels of other machines, and more rows than are multiplied at once."""
     load = library.load
-    monkeypatch.setattr(library, "load", lambda: load((f"-DMLSYS_LANES={lanes}",)))
+    monkeypatch.setattr(library, "load", lambda: load((f"-march={march}", f"-DMLSYS_LANES={lanes}")))
     for seed, (hidden, rows, steps) in enumerate([(1, 1, 1), (33, 13, 3), (47, 64, 2)]):
         require_as_the_module(kind, hidden, rows, steps, has_table=seed != 1, seed=seed)
 

@@ -24,14 +24,6 @@ constexpr int LEAST_CHANNELS = 4 * LINE; // of a piece: below, lines come from m
 constexpr int ROWS_NBYTES = 24 << 10;    // of a window's rows, in the first-level cache
 constexpr int IMAGE_NBYTES = 1 << 20;    // about what the second-level cache holds
 
-// Compilers would rather read a weight again for each product than keep it; loads are what this kernel is short of.
-inline vf in_register(vf x) {
-#if defined(__AVX__) && (MLSYS_LANES == 8 || defined(__AVX512F__))
-    asm("" : "+v"(x));
-#endif
-    return x;
-}
-
 class DepthwiseKernel : public Kernel {
   public:
     explicit DepthwiseKernel(const Depthwise& d) : d(d), finish(d.epilogue) {

@@ -25,13 +25,6 @@ struct Matrix {
 // Every loop over R and VECS is unrolled, or the compiler keeps the sums in memory.
 #define BATCHMAKER_UNROLL _Pragma("GCC unroll 32")
 
-inline vf in_register(vf x) {  // else the compiler loads it anew for each row
-#if defined(__x86_64__)
-    asm("" : "+x"(x));
-#endif
-    return x;
-}
-
 template <int R>
 inline void multiply_rows(const float* const* rows, int64_t first, int64_t count, const float* weight, float* sums) {
     vf acc[R * VECS];

@@ -51,6 +51,15 @@ inline V load_as(const T* from) {
 inline vf load(const float* from) { return load_as<vf>(from); }
 inline void store(float* to, vf x) { std::memcpy(to, &x, sizeof(vf)); }
 
+// Keep `x` in a register: compilers would rather read it from memory again for each use. Only where a register of the
+// target holds a whole vector; elsewhere (16 lanes without AVX-512, any without AVX) the constraint has no solution.
+inline vf in_register(vf x) {
+#if defined(__AVX512F__) || (defined(__AVX__) && MLSYS_LANES == 8)
+    asm("" : "+v"(x));
+#endif
+    return x;
+}
+
 // bf16 is the upper half of a float.
 typedef uint16_t vh __attribute__((vector_size(2 * LANES), may_alias));
 inline vf load(const uint16_t* from) {
