@@ -42,7 +42,7 @@ def python(plugin: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("MLSYS_", "PYTEST_"))}
     command = [str(python), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=800)
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env)
 
 
 def test_there_is_only_core_and_the_plugin(plugin: str, python: Path):

@@ -45,7 +45,7 @@ def mlsys(environment: Path, trace: Path, tmp_path: Path) -> Mlsys:
         env = {k: v for k, v in os.environ.items() if not k.startswith("MLSYS_")}
         env |= {"MINI_OLD_API_TRACE": str(trace), "COLUMNS": "200", **variables}
         command = [str(environment / "bin" / "python"), "-m", "mlsys_core", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, timeout=120)
+        return subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path)
 
     return call
 

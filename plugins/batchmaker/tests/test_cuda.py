@@ -115,5 +115,5 @@ def test_a_gpu_says_the_same_words(chunks: str):
         model = seq2seq_model(num_words=9, hidden_size=32, eos=None)
         with Engine(model, EngineConfig(device=device, executor=chunks)) as engine:
             futures = [engine.submit(request) for request in requests]
-            words.append([future.result(60).outputs["words"].tolist() for future in futures])
+            words.append([future.result().outputs["words"].tolist() for future in futures])
     assert words[0] == words[1]

@@ -197,4 +197,4 @@ def test_on_a_gpu() -> None:
 
 def test_importing_the_package_imports_no_torch() -> None:
     code = "import sys, mlsys_core.memory; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

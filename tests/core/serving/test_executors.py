@@ -19,12 +19,12 @@ def test_batches_complete_in_order_with_output_or_error(make: Callable[..., Thre
     try:
         for batch in (2, 3, 4):
             executor.submit(batch)
-        assert executor.wait(5.0) == (2, 20)
-        done = executor.wait(5.0)
+        assert executor.wait(None) == (2, 20)
+        done = executor.wait(None)
         assert done is not None
         assert done[0] == 3
         assert isinstance(done[1], ValueError)
-        assert executor.wait(5.0) == (4, 40)
+        assert executor.wait(None) == (4, 40)
         assert executor.wait(0.0) is None
     finally:
         executor.close()
@@ -73,7 +73,7 @@ def test_thread_runs_all_on_one_other_thread() -> None:
     with ThreadExecutor[int, int](lambda _: threading.get_ident(), max_in_flight=3) as executor:
         for batch in range(3):
             executor.submit(batch)
-        idents = {output for _, output in (executor.wait(5.0) or (0, None) for _ in range(3))}
+        idents = {output for _, output in (executor.wait(None) or (0, None) for _ in range(3))}
     assert len(idents) == 1
     assert threading.get_ident() not in idents
 
@@ -87,10 +87,10 @@ def test_thread_survives_a_batch_that_exits() -> None:
     with ThreadExecutor(leave, max_in_flight=2) as executor:
         executor.submit(0)
         executor.submit(1)
-        done = executor.wait(5.0)
+        done = executor.wait(None)
         assert done is not None
         assert isinstance(done[1], SystemExit)
-        assert executor.wait(5.0) == (1, 1)
+        assert executor.wait(None) == (1, 1)
 
 
 def test_close_finishes_the_running_batch_and_drops_the_rest() -> None:
@@ -98,14 +98,14 @@ def test_close_finishes_the_running_batch_and_drops_the_rest() -> None:
 
     def work(batch: int) -> int:
         started.set()
-        release.wait(5.0)
+        release.wait()
         ran.append(batch)
         return batch
 
     executor = ThreadExecutor(work, max_in_flight=2)
     executor.submit(1)
     executor.submit(2)
-    assert started.wait(5.0)
+    assert started.wait()
     threading.Timer(0.02, release.set).start()
     executor.close()
     assert ran == [1]
@@ -114,12 +114,10 @@ def test_close_finishes_the_running_batch_and_drops_the_rest() -> None:
 
 def test_close_gives_up_on_a_batch_that_hangs() -> None:
     release = threading.Event()
-    executor = ThreadExecutor[None, bool](lambda _: release.wait(5.0), close_timeout_s=0.01, name="hangs")
+    executor = ThreadExecutor[None, bool](lambda _: release.wait(), close_timeout_s=0.01, name="hangs")
     executor.submit(None)
     executor.close()
     assert not release.is_set()  # close came back although the batch has not
     release.set()
-    deadline = time.monotonic() + 5
-    while any(thread.name == "hangs" for thread in threading.enumerate()) and time.monotonic() < deadline:
+    while any(thread.name == "hangs" for thread in threading.enumerate()):
         time.sleep(0.005)
-    assert not any(thread.name == "hangs" for thread in threading.enumerate())

@@ -169,7 +169,7 @@ def test_ctrl_c_saves_the_partial_result(tmp_path, server):
         while len(server.bodies) < 3 and process.poll() is None:
             waiting.wait(0.01)
         os.kill(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate()
     finally:
         process.kill()
         process.wait()

@@ -279,7 +279,7 @@ def test_blocking_run_works_outside_the_main_thread():
     results = []
     thread = threading.Thread(target=lambda: results.append(run_load_blocking(every(0.0, 2), Recorder(0.0))))
     thread.start()
-    thread.join(10)
+    thread.join()
     assert len(results[0].successes) == 2
 
 

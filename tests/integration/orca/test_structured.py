@@ -174,6 +174,6 @@ def test_a_call_and_its_result_are_part_of_the_conversation(tool_client):
 def test_tools_change_the_prompt_and_none_hides_them(tool_url):
     def num_prompt(**options):
         body = {"model": MODEL, "messages": RAIN, "max_tokens": 1} | options
-        return httpx.post(f"{tool_url}/v1/chat/completions", json=body, timeout=60).json()["usage"]["prompt_tokens"]
+        return httpx.post(f"{tool_url}/v1/chat/completions", json=body, timeout=None).json()["usage"]["prompt_tokens"]
 
     assert num_prompt(tools=[WEATHER]) > num_prompt() == num_prompt(tools=[WEATHER], tool_choice="none")

@@ -61,7 +61,7 @@ def test_as_alone(executor: str, workers: int):
     rng = np.random.default_rng(0)
     requests = [rng.integers(0, 7, length) for length in rng.integers(1, 12, 25)]
     with Engine(model, EngineConfig(executor=executor, num_workers=workers)) as engine:
-        answers = [future.result(60) for future in [engine.submit({"words": words}) for words in requests]]
+        answers = [future.result() for future in [engine.submit({"words": words}) for words in requests]]
         assert engine.counters.effective_batch_size > 1.5
     lengths = set()
     for words, answer in zip(requests, answers, strict=True):
@@ -88,17 +88,17 @@ def test_one_that_cannot_go_on_fails_alone():
     model = Model("broken", good.cells, Broken(**good.architecture.config()))
     with Engine(model) as engine:
         futures = [engine.submit({"words": np.arange(length)}) for length in (2, 3, 4)]
-        assert futures[0].result(30).outputs["words"].tolist() == search(good, np.arange(2))[0]
+        assert futures[0].result().outputs["words"].tolist() == search(good, np.arange(2))[0]
         with pytest.raises(InvalidInputError, match="three words"):
-            futures[1].result(30)
-        assert futures[2].result(30).outputs["words"].tolist() == search(good, np.arange(4))[0]
+            futures[1].result()
+        assert futures[2].result().outputs["words"].tolist() == search(good, np.arange(4))[0]
 
 
 def test_growth_is_bounded():
     good = sharp(width=2)
     model = Model("small", good.cells, good.architecture, max_cells=6)
     with Engine(model) as engine, pytest.raises(InvalidInputError, match="are served"):
-        engine.submit({"words": np.arange(5)}).result(30)
+        engine.submit({"words": np.arange(5)}).result()
 
 
 def test_a_growing_request_can_be_cancelled_and_waits_for_room():
@@ -110,10 +110,10 @@ def test_a_growing_request_can_be_cancelled_and_waits_for_room():
         for number, (words, future) in enumerate(zip(requests, futures, strict=True)):
             if number == 40:
                 try:
-                    future.result(60)
+                    future.result()
                 except CancelledError:
                     continue
-            assert future.result(60).outputs["words"].tolist() == search(model, words)[0]
+            assert future.result().outputs["words"].tolist() == search(model, words)[0]
         admission = engine.scheduler._admission
         assert not admission.by_index
         assert admission.room.num_held == 0
@@ -124,6 +124,6 @@ def test_saved_and_loaded(tmp_path):
     save_model(model, tmp_path)
     with Engine(load_model(tmp_path)) as engine:
         assert (
-            engine.submit({"words": np.arange(4)}).result(30).outputs["words"].tolist()
+            engine.submit({"words": np.arange(4)}).result().outputs["words"].tolist()
             == (search(model, np.arange(4))[0])
         )

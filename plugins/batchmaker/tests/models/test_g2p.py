@@ -95,7 +95,7 @@ def test_2000_words_have_the_phonemes_of_the_package(compiler: str):
     assert len(asked) == 2000
     with Engine(model, EngineConfig(compiler=compiler)) as engine:
         futures = [engine.submit({"word": np.array([word.encode()], dtype=object)}) for word in asked]
-        answers = [[p.decode() for p in future.result(120).outputs["phonemes"]] for future in futures]
+        answers = [[p.decode() for p in future.result().outputs["phonemes"]] for future in futures]
         assert engine.counters.effective_batch_size > 8
     expected = [predict(word, weights) for word in asked]
     assert answers == expected

@@ -28,7 +28,7 @@ def test_lstm(config: EngineConfig):
     rng = np.random.default_rng(0)
     requests = [{"words": rng.integers(0, 50, length)} for length in rng.integers(1, 30, 25)]
     with Engine(model, config) as engine:
-        answers = [future.result(30) for future in [engine.submit(request) for request in requests]]
+        answers = [future.result() for future in [engine.submit(request) for request in requests]]
         assert engine.counters.cells == sum(len(request["words"]) for request in requests)
     reference = torch.nn.LSTM(16, 16, batch_first=True)
     cell = model.cells[0].module
@@ -52,7 +52,7 @@ def test_seq2seq(config: EngineConfig, stops: bool):
     eos = decode(endless, requests[0]["words"], None)[3] if stops else None  # a word that this model does say
     model = seq2seq_model(num_words=6, hidden_size=16, eos=eos, seed=3, **sizes)
     with Engine(model, config) as engine:
-        answers = [future.result(30) for future in [engine.submit(request) for request in requests]]
+        answers = [future.result() for future in [engine.submit(request) for request in requests]]
     stopped = 0
     for request, answer in zip(requests, answers, strict=True):
         assert answer.outputs["words"].tolist() == decode(model, request["words"], eos)
@@ -81,7 +81,7 @@ def test_words_are_streamed():
     seen: list[int] = []
     with Engine(model, EngineConfig(compiler="eager")) as engine:
         request = {"words": np.array([1, 2])}
-        answer = engine.submit(request, on_values=lambda values: seen.append(int(values[0]))).result(30)
+        answer = engine.submit(request, on_values=lambda values: seen.append(int(values[0]))).result()
     assert seen == answer.outputs["words"].tolist()
 
 
@@ -99,7 +99,7 @@ def test_bad_requests_are_refused_alone():
                 engine.submit({"words": np.array(words)})
         with pytest.raises(InvalidInputError, match="no tensor 'words'"):
             engine.submit({"wrods": np.array([1])})
-        assert good.result(30).outputs["hidden"].shape == (8,)
+        assert good.result().outputs["hidden"].shape == (8,)
 
 
 def test_an_id_in_use_is_refused_and_its_owner_goes_on():
@@ -108,7 +108,7 @@ def test_an_id_in_use_is_refused_and_its_owner_goes_on():
         first = engine.submit({"words": np.zeros(4000, dtype=np.int64)}, request_id="a")
         with pytest.raises(InvalidInputError, match="'a' belongs to an unfinished"):
             engine.submit({"words": np.array([1])}, request_id="a")
-        assert first.result(60).outputs["hidden"].shape == (8,)
+        assert first.result().outputs["hidden"].shape == (8,)
 
 
 def test_cancelled_and_expired_requests():
@@ -118,7 +118,7 @@ def test_cancelled_and_expired_requests():
         cancelled = engine.submit({"words": np.zeros(4000, dtype=np.int64)}, request_id="c")
         good = engine.submit({"words": np.zeros(20, dtype=np.int64)})
         engine.cancel("c")
-        assert good.result(30).outputs["hidden"].shape == (8,)
+        assert good.result().outputs["hidden"].shape == (8,)
         for future, says in ((expired, "expired"), (cancelled, "cancelled")):
             with pytest.raises(CancelledError, match=says):
-                future.result(30)
+                future.result()

@@ -33,7 +33,7 @@ def test_random_trees(compiler: str, executor: str, workers: int):
     requests = [random_tree(rng, num_leaves=int(n), num_words=30) for n in rng.integers(1, 25, 20)]
     requests.append(complete_tree(16, rng.integers(0, 30, 16)))
     with Engine(model, EngineConfig(executor=executor, num_workers=workers, compiler=compiler)) as engine:
-        answers = [future.result(30) for future in [engine.submit(request) for request in requests]]
+        answers = [future.result() for future in [engine.submit(request) for request in requests]]
     for request, answer in zip(requests, answers, strict=True):
         np.testing.assert_allclose(answer.outputs["hidden"], recursive(model, request), rtol=0, atol=1e-6)
 

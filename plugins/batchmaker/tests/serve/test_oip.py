@@ -45,7 +45,7 @@ def tensor(module, words: np.ndarray):
 def test_http(served):
     expected_model = lstm_model(num_words=6, hidden_size=8)
     with Engine(expected_model, EngineConfig(compiler="eager")) as engine:
-        expected = engine.submit({"words": WORDS}).result(30).outputs["hidden"]
+        expected = engine.submit({"words": WORDS}).result().outputs["hidden"]
     with httpclient.InferenceServerClient(served[0]) as client:
         assert client.is_model_ready("lstm")
         result = client.infer("lstm", [tensor(httpclient, WORDS)])

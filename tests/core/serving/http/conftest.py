@@ -76,7 +76,7 @@ def dial() -> Callable[[BackgroundServer], Any]:
 
     @contextmanager
     def connect(server: BackgroundServer) -> Iterator[socket.socket]:
-        with socket.create_connection((server.address.host, server.address.port), timeout=10) as sock:
+        with socket.create_connection((server.address.host, server.address.port)) as sock:
             yield sock
 
     return connect

@@ -67,7 +67,7 @@ class Handlers:
             self.ended.append("wait")
 
     def thread(self) -> str:
-        self.release.wait(10)
+        self.release.wait()
         self.ended.append("thread")
         return "late"
 
@@ -85,7 +85,7 @@ class Handlers:
     async def stubborn(self) -> str:
         while not self.release.is_set():
             try:
-                await asyncio.sleep(10)
+                await asyncio.sleep(3600)
             except asyncio.CancelledError:
                 self.ended.append("cancelled")
                 self.release.set()
