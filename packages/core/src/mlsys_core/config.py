@@ -25,6 +25,9 @@ class Settings:
     plugins_strict: bool  # MLSYS_PLUGINS_STRICT=1: re-raise what a broken plugin raised
     cache_dir: Path  # MLSYS_CACHE_DIR, else the platform's user cache folder
     debug: bool  # MLSYS_DEBUG=1: the command line shows tracebacks of MlsysError too
+    kernel_level: str = "native"  # MLSYS_KERNEL_LEVEL: instructions of native kernels; mlsys_core.native.levels
+    sanitizer: str | None = None  # MLSYS_SANITIZE=address|undefined|thread: kernels are built with it (make sanitize)
+    compiler: str | None = None  # CXX: the C++ compiler of native kernels; None: c++, g++ or clang++
 
 
 def _names(value: str) -> frozenset[str]:
@@ -53,6 +56,9 @@ def read_settings(environ: dict[str, str] | os._Environ[str]) -> Settings:
         plugins_strict=_flag(environ.get("MLSYS_PLUGINS_STRICT", "")),
         cache_dir=Path(cache).expanduser(),
         debug=_flag(environ.get("MLSYS_DEBUG", "")),
+        kernel_level=environ.get("MLSYS_KERNEL_LEVEL", "").strip() or "native",
+        sanitizer=environ.get("MLSYS_SANITIZE", "").strip() or None,
+        compiler=environ.get("CXX", "").strip() or None,
     )
 
 

@@ -23,6 +23,10 @@ class MissingDependencyError(MlsysError):
     """An optional package, model or tool is not installed; the message names the command that adds it."""
 
 
+class KernelUnavailableError(MissingDependencyError):
+    """A native kernel can neither be compiled here nor found in the cache; whatever it speeds up has a slower path."""
+
+
 class DeviceError(MlsysError):
     """A device is absent, unusable or was asked for something it cannot do."""
 

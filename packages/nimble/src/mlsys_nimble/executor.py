@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
-from mlsys_core.errors import InvalidInputError, MissingDependencyError
+from mlsys_core.errors import InvalidInputError, KernelUnavailableError
 from mlsys_core.lazy import resolve
+from mlsys_core.native import warn_without_kernels
 
 from mlsys_nimble.program import Program
 
@@ -45,7 +46,8 @@ def make_executor(name: str, program: Program, **options: Any) -> Executor:
     if name in ("auto", "training"):
         try:
             return _make("native" if name == "auto" else name, program, **options)
-        except MissingDependencyError:
+        except KernelUnavailableError as error:
+            warn_without_kernels("Nimble", "the schedule is replayed by torch's operators", error)
             return _make("reference", program, **options)
     if name not in _FACTORIES:
         raise InvalidInputError(f"no executor is called {name!r}; there are auto, {', '.join(_FACTORIES)}")

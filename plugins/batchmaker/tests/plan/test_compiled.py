@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mlsys_batchmaker.plan import CellGraph, CellSpec, Layout, Plan, Planner, Port, Wire, compiled, planner, reference
 from mlsys_batchmaker.plan.compiled import CompiledPlans
 from mlsys_batchmaker.plan.structure import CODES, pack_part, pack_structure
-from mlsys_core.errors import InvalidInputError, MissingDependencyError
+from mlsys_core.errors import InvalidInputError, KernelUnavailableError
 
 H, WORD, C = Port("h", "float32", (2,)), Port("word", "int64"), Port("c", "float32", (2,))
 A, B = Port("a", *H.signature), Port("b", *H.signature)
@@ -159,7 +159,7 @@ def test_random_structures_are_of_all_kinds():
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch):
     def missing() -> None:
-        raise MissingDependencyError("no C++ compiler")
+        raise KernelUnavailableError("no C++ compiler")
 
     monkeypatch.setattr(compiled, "_load", missing)
     assert planner.Planner(LAYOUT)._make.func is reference.make_plan

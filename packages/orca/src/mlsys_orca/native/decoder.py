@@ -13,6 +13,7 @@ from typing import Self
 import numpy as np
 import torch
 from mlsys_core.errors import InvalidInputError, MemoryPlanError, MlsysError
+from mlsys_core.native import warn_without_kernels
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -297,7 +298,7 @@ def to_native(model: DecoderModel, *, backend: str = "auto") -> DecoderModel:
     if isinstance(reason, LoweringError):
         _log.info("the model runs in torch: %s", reason)
     else:
-        _log.warning("the model runs in torch, which is slower: %s", reason)
+        warn_without_kernels("Orca", "the model runs in torch's operators", reason)
     return model
 
 

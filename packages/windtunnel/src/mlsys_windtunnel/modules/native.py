@@ -6,17 +6,14 @@ The kernel is ``native/models.cpp``; where there is no compiler, numpy and torch
 from __future__ import annotations
 
 import ctypes
-import logging
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 from mlsys_core.config import settings
-from mlsys_core.errors import MlsysError
-from mlsys_core.native import load_kernel
-
-_log = logging.getLogger(__name__)
+from mlsys_core.errors import KernelUnavailableError
+from mlsys_core.native import load_kernel, warn_without_kernels
 
 
 @lru_cache(maxsize=1)
@@ -25,8 +22,8 @@ def kernel() -> ctypes.CDLL | None:
     source = Path(__file__).parent.parent / "native" / "models.cpp"
     try:
         library = load_kernel(source, cache_dir=settings().cache_dir)
-    except MlsysError as error:
-        _log.warning("numpy and torch answer, which is slower: %s", error)
+    except KernelUnavailableError as error:
+        warn_without_kernels("WindTunnel", "numpy and torch answer", error)
         return None
     pointer, count, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
     library.mlsys_sum_trees.argtypes = [pointer, pointer, count, count, count, number, pointer]

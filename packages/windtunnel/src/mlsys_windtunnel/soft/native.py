@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -14,14 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from mlsys_core.config import settings
-from mlsys_core.errors import MlsysError
-from mlsys_core.native import load_kernel
+from mlsys_core.errors import KernelUnavailableError
+from mlsys_core.native import load_kernel, warn_without_kernels
 from torch import Tensor
 
 if TYPE_CHECKING:
     from mlsys_windtunnel.soft.trees import SoftGroupParameters, SoftTrees
-
-_log = logging.getLogger(__name__)
 
 
 def _record(name: str, pointers: Iterable[str], *others: tuple[str, Any]) -> type[ctypes.Structure]:
@@ -52,8 +49,8 @@ def kernel() -> ctypes.CDLL | None:
     flags = ("-ffp-contract=fast", "-fno-strict-aliasing", "-Wno-psabi")
     try:
         library = load_kernel(source, cache_dir=settings().cache_dir, flags=flags)
-    except MlsysError as error:
-        _log.warning("torch trains soft trees, which is slower: %s", error)
+    except KernelUnavailableError as error:
+        warn_without_kernels("WindTunnel's fine-tuning", "torch trains soft trees", error)
         return None
     library.mlsys_soft_forward.argtypes = library.mlsys_soft_backward.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     library.mlsys_soft_forward.restype = library.mlsys_soft_backward.restype = None

@@ -11,7 +11,8 @@ from ctypes import addressof, byref
 
 import numpy as np
 import torch
-from mlsys_core.errors import MissingDependencyError
+from mlsys_core.errors import KernelUnavailableError
+from mlsys_core.native import warn_without_kernels
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -191,5 +192,6 @@ def pack_or_none(form: Form, *, stop: int | None = None) -> PackedCell | None:
         return None
     try:
         return PackedCell(form, stop=stop)
-    except MissingDependencyError:
+    except KernelUnavailableError as error:
+        warn_without_kernels("BatchMaker's cells", "torch's operators run them", error)
         return None

@@ -6,7 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 
-from mlsys_core.errors import MissingDependencyError
+from mlsys_core.errors import KernelUnavailableError
+from mlsys_core.native import warn_without_kernels
 
 from mlsys_batchmaker.plan.compiled import CompiledPlans
 from mlsys_batchmaker.plan.graph import CellGraph
@@ -27,7 +28,8 @@ class Planner:
         self._make: Callable[[bytes], Plan]
         try:
             self._make = CompiledPlans(layout).make
-        except MissingDependencyError:
+        except KernelUnavailableError as error:
+            warn_without_kernels("BatchMaker's planner", "plans are made in Python", error)
             self._make = partial(make_plan, layout)
         self._max_plans = max_plans
         self._plans: OrderedDict[bytes, Plan] = OrderedDict()

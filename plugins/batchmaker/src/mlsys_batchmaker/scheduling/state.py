@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import numpy as np
-from mlsys_core.errors import InvalidInputError, MissingDependencyError
+from mlsys_core.errors import InvalidInputError, KernelUnavailableError
+from mlsys_core.native import warn_without_kernels
 from numpy.typing import NDArray
 
 from mlsys_batchmaker.plan.layout import Layout
@@ -123,10 +123,12 @@ class State:
         calls = None
         if compiled and not several:
             most = max(spec.max_batch_size for spec in layout.cells)
-            with suppress(MissingDependencyError):
+            try:
                 calls = Compiled(
                     tables.shared, cells, ready, num_banks=layout.none, num_workers=len(devices), max_batch=most
                 )
+            except KernelUnavailableError as error:
+                warn_without_kernels("BatchMaker's scheduler", "tasks are formed in Python", error)
         return cls(
             layout=layout,
             config=config,

@@ -1,0 +1,24 @@
+"""Small C++ kernels, compiled for this machine the first time they are wanted and kept in the cache.
+
+A kernel is one C++17 file (and the headers it includes) with ``extern "C"`` functions over plain pointers, loaded
+through ctypes. So a package needs no compiler to install, and a kernel uses all that this CPU has. Callers of
+:func:`load_kernel` keep a path in torch for machines without a compiler, and say so with :func:`warn_without_kernels`.
+
+``levels`` names the instruction sets, ``compiler`` runs the compiler, ``store`` keeps libraries that can be trusted,
+``loader`` ties them together.
+"""
+
+from mlsys_core.native.levels import LEVELS, NATIVE, Level, builds, executable_levels
+from mlsys_core.native.loader import FLAGS, INCLUDE, load_kernel, warn_without_kernels
+
+__all__ = [
+    "FLAGS",
+    "INCLUDE",
+    "LEVELS",
+    "NATIVE",
+    "Level",
+    "builds",
+    "executable_levels",
+    "load_kernel",
+    "warn_without_kernels",
+]

@@ -1,0 +1,109 @@
+"""The instruction levels that kernels are compiled for; the only list of them.
+
+``MLSYS_KERNEL_LEVEL`` names one, and every kernel of the process is compiled for it: so an AVX-512 machine runs the
+whole suite as one with AVX2 alone would. The default is ``native``, all that the processor has.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from mlsys_core.errors import InvalidInputError
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A set of instructions that a compiler may use."""
+
+    name: str  # as MLSYS_KERNEL_LEVEL says it
+    flags: tuple[str, ...]  # for GCC 11 and Clang 12, or newer
+    needs: frozenset[str] = frozenset()  # words of /proc/cpuinfo: what the processor must have
+
+
+_V3 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_BF16 = _V4 | {"avx512_bf16", "avx512_vnni"}
+_AMX = _BF16 | {"amx_tile", "amx_bf16", "amx_int8"}
+_BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni")
+
+NATIVE = Level("native", ("-march=native",))
+_X86 = (  # each has what the one before it has
+    Level("x86-64", ("-march=x86-64",)),
+    Level("x86-64-v3", ("-march=x86-64-v3",), _V3),
+    Level("x86-64-v4", ("-march=x86-64-v4",), _V4),
+    Level("avx512-bf16", _BF16_FLAGS, _BF16),
+    Level("amx", (*_BF16_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8"), _AMX),
+)
+LEVELS: tuple[Level, ...] = _X86 if platform.machine().lower() in ("x86_64", "amd64") else ()
+"""Levels of this processor's family, lowest first, whether or not this processor executes them."""
+
+
+@cache
+def cpu_flags() -> str:
+    """Return the line of /proc/cpuinfo that lists the processor's extensions; empty where there is none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def level_named(name: str, *, has: frozenset[str] | None = None) -> Level:
+    """Return the level called ``name``.
+
+    Args:
+        name: ``native``, or one of :data:`LEVELS`.
+        has: Extensions of the processor; None: this one's.
+
+    Raises:
+        InvalidInputError: no level has that name, or the processor lacks an extension that it needs.
+    """
+    found = {level.name: level for level in (NATIVE, *LEVELS)}.get(name)
+    if found is None:
+        names = ", ".join(level.name for level in (NATIVE, *LEVELS))
+        raise InvalidInputError(f"MLSYS_KERNEL_LEVEL is {name!r}; it may be {names}")
+    missing = found.needs - (frozenset(cpu_flags().split()) if has is None else has)
+    if missing:
+        best = executable_levels(has=has)[-1].name
+        raise InvalidInputError(
+            f"MLSYS_KERNEL_LEVEL is {name!r}, for which this processor lacks {', '.join(sorted(missing))}; "
+            f"the highest that it executes is {best}"
+        )
+    return found
+
+
+def executable_levels(*, has: frozenset[str] | None = None) -> tuple[Level, ...]:
+    """Return the levels of :data:`LEVELS` that a processor executes, lowest first.
+
+    Args:
+        has: Its extensions as /proc/cpuinfo writes them; None: this processor's.
+
+    Example:
+        >>> [level.name for level in executable_levels(has=frozenset()) if level.needs]
+        []
+    """
+    extensions = frozenset(cpu_flags().split()) if has is None else has
+    return tuple(level for level in LEVELS if level.needs <= extensions)
+
+
+def builds(chosen: str = "native") -> dict[str, tuple[str, ...]]:
+    """Return the flags of every build that a kernel's own tests run on this machine, by name.
+
+    One build for each level that the machine executes. ``chosen`` stands for the highest, as users have it; the others
+    are less optimised, so that they compile sooner. Where no 512-bit registers are, a further build asks for vectors
+    of 16 floats all the same: code for them is then at least executed in halves.
+
+    Args:
+        chosen: Value of ``MLSYS_KERNEL_LEVEL``: levels above it are left out.
+    """
+    levels = executable_levels()
+    if chosen != NATIVE.name:
+        levels = tuple(level for level in levels if level.needs <= level_named(chosen).needs)
+    found: dict[str, tuple[str, ...]] = {chosen: ()}
+    found.update({level.name: (*level.flags, "-O2") for level in levels[:-1]})
+    if not levels or "avx512f" not in levels[-1].needs:
+        found["wide"] = ("-DMLSYS_LANES=16", "-O2")
+    return found

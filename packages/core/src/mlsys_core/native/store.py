@@ -1,0 +1,169 @@
+"""Compiled libraries on disk: only what this user or root wrote, and only whole, is ever loaded.
+
+A library stands beside a manifest with its SHA-256 and what it was compiled by. Both are written under another name
+and renamed, so a reader sees a whole file or none; one that does not match its manifest counts as absent.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import grp
+import hashlib
+import json
+import logging
+import os
+import pwd
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A folder of libraries.
+
+    Attributes:
+        folder: Made when something is first kept.
+    """
+
+    folder: Path
+
+    def find(self, name: str) -> Path | None:
+        """Return the library called ``name``; None if it is absent, damaged, or another user could have written it."""
+        library = self.folder / name
+        try:
+            said = json.loads(_manifest(library).read_text())["sha256"]
+            is_safe = not any(_is_foreign(path.stat()) for path in (library, _manifest(library)))
+            with library.open("rb") as file:
+                is_whole = hashlib.file_digest(file, "sha256").hexdigest() == said
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError):
+            is_safe = is_whole = False
+        if is_safe and is_whole:
+            return library
+        warn_once(f"{library} is damaged, or other users can write it: it is not loaded")
+        return None
+
+    def find_any(self, prefix: str) -> Path | None:
+        """Return a library whose name begins with ``prefix``, the newest first; None if there is no sound one."""
+        try:
+            found = sorted(self.folder.glob(f"{prefix}*.so"), key=lambda path: -path.stat().st_mtime_ns)
+        except OSError:
+            return None
+        return next((library for path in found if (library := self.find(path.name))), None)
+
+    @contextmanager
+    def alone(self, name: str) -> Iterator[Path]:
+        """Give a new folder to build in, to one process or thread at a time for each ``name``.
+
+        Raises:
+            OSError: nothing can be written here.
+        """
+        self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.folder) as work, (self.folder / f".{name}.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released with the file
+            yield Path(work)
+
+    def keep(self, built: Path, about: dict[str, str]) -> Path:
+        """Move ``built`` here under its own name, with a manifest that also says ``about``; return where it is now.
+
+        Raises:
+            OSError: nothing can be written here.
+        """
+        library = self.folder / built.name
+        with built.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        manifest = _manifest(built)
+        manifest.write_text(json.dumps({"sha256": digest, **about}, indent=1) + "\n")
+        built.chmod(0o755)
+        manifest.chmod(0o644)
+        built.replace(library)
+        manifest.replace(_manifest(library))
+        return library
+
+
+def trusted_store(folder: Path) -> Store | None:
+    """Return the store in ``folder``; None, and a line in the log, where other users could plant libraries in it."""
+    problem = problem_of(folder)
+    if problem:
+        warn_once(f"compiled kernels in {folder} are not used: {problem}")
+        return None
+    return Store(folder)
+
+
+def problem_of(folder: Path) -> str | None:
+    """Return why ``folder``, which need not exist, is unsafe to load code from; None where it is safe.
+
+    It and each folder above it must belong to this user or to root. Others may write to none, but for folders above
+    it with the sticky bit (/tmp), whose entries only their owners rename.
+    """
+    path = folder.resolve()
+    for each in (path, *path.parents):
+        try:
+            status = each.stat()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return f"{each} cannot be examined ({error.strerror}); set MLSYS_CACHE_DIR to a folder of your own"
+        if status.st_uid not in (0, os.geteuid()):
+            return f"{each} belongs to another user ({status.st_uid}); set MLSYS_CACHE_DIR to a folder of your own"
+        if _is_open(status) and (each == path or not status.st_mode & stat.S_ISVTX):
+            mode = stat.S_IMODE(status.st_mode)
+            return f"other users can write to {each} (mode {mode:o}); chmod go-w it, or set MLSYS_CACHE_DIR"
+    return None
+
+
+def _is_foreign(status: os.stat_result) -> bool:
+    return status.st_uid not in (0, os.geteuid()) or _is_open(status)
+
+
+def _is_open(status: os.stat_result) -> bool:
+    """Tell whether somebody beside the owner and root may write; a user's private group is no one else."""
+    if status.st_mode & stat.S_IWOTH:
+        return True
+    return bool(status.st_mode & stat.S_IWGRP) and not _is_private(status.st_gid)
+
+
+@cache
+def _is_private(group_id: int) -> bool:
+    try:
+        user, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group_id)
+    except KeyError:
+        return False
+    return group_id == 0 or (group.gr_name == user and set(group.gr_mem) <= {user})
+
+
+def temporary_store() -> Store:
+    """Return a store that lives as long as this process."""
+    return Store(_temporary_folder(os.getpid()))
+
+
+@cache
+def _temporary_folder(process_id: int) -> Path:  # one for each process: a fork makes its own
+    folder = Path(tempfile.mkdtemp(prefix="mlsys-kernels-"))
+    atexit.register(_remove, folder, process_id)
+    return folder
+
+
+def _remove(folder: Path, process_id: int) -> None:
+    if os.getpid() == process_id:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@cache
+def warn_once(message: str) -> None:
+    """Log ``message`` as a warning, once in a process."""
+    _log.warning("%s", message)
+
+
+def _manifest(library: Path) -> Path:
+    return library.with_name(library.name + ".json")
