@@ -88,6 +88,12 @@ def write_gguf(
     return path
 
 
+@pytest.fixture(scope="session")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model's file, for servers that many tests share."""
+    return write_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf", tiny_metadata(), tiny_tensors())
+
+
 @pytest.fixture
 def make_gguf(tmp_path: Path) -> Callable[..., Path]:
     """Write a tiny GGUF: ``make_gguf(changes={key: value or None}, tensors=..., architecture=..., kind=...)``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,8 @@ from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.native.decoder import new_kv_cache
 from mlsys_orca.runner import Runner
 from mlsys_orca.schedulers.orca import IterationScheduler
-from mlsys_orca.schedulers.request import GenerationRequest
+from mlsys_orca.schedulers.request import GenerationRequest, GenerationResult
+from mlsys_orca.text_stream import stream_text
 
 SCHEMA = {
     "type": "object",
@@ -97,3 +99,38 @@ def test_guesses_and_guides_go_together(loaded: LoadedModel, maker: GuideMaker, 
 def test_what_is_no_grammar_is_refused(maker: GuideMaker, kind: str, spec: object) -> None:
     with pytest.raises(InvalidInputError):
         maker.guide(grammar_of(kind, spec))
+
+
+def test_a_grammar_that_no_text_fits_is_refused(loaded) -> None:
+    maker = GuideMaker(loaded.tokenizer, loaded.config.vocab_size)
+    for grammar in ("start: start", "start: a\na: b\nb: a"):
+        with pytest.raises(InvalidInputError, match="no text of this model's tokens fits"):
+            maker.guide(grammar_of("lark", grammar))
+
+
+def test_an_answer_whose_parser_gave_up_is_an_error_and_not_a_short_answer(loaded) -> None:
+    guide = GuideMaker(loaded.tokenizer, loaded.config.vocab_size).guide(grammar_of("regex", "(he)+"))
+    first = int(guide.allowed([]).nonzero()[0][0])
+    assert guide.failure is None
+    guide.allowed([first, loaded.config.vocab_size - 3])  # no such token was allowed
+    assert guide.failure
+    request = GenerationRequest(
+        request_id="a", prompt_token_ids=(5,), max_new_tokens=4, sampling=SamplingParams(guide=guide)
+    )
+
+    class Tokens:
+        def __init__(self) -> None:
+            self.request = request
+
+        async def __aiter__(self):
+            yield GenerationResult(tokens=(), finish_reason="stop")
+
+        def close(self) -> None:
+            pass
+
+    async def read() -> None:
+        async for _ in stream_text(Tokens(), loaded.tokenizer):
+            pass
+
+    with pytest.raises(InvalidInputError, match="too much for its parser"):
+        asyncio.run(read())

@@ -30,6 +30,11 @@ MAX_LOGPROBS = 20  # what the OpenAI protocol allows
 class Guide(Protocol):
     """What a request's answer may be; owner: the request. Its answers depend on its arguments alone."""
 
+    @property
+    def failure(self) -> str | None:
+        """Why it could not go on, and ended an answer that does not fit; None: it did."""
+        ...
+
     def allowed(self, answer: Sequence[int]) -> NDArray[np.bool_]:
         """Which tokens may follow ``answer``: [vocab_size], at least one."""
         ...

@@ -29,7 +29,7 @@ from mlsys_orca.loading.safetensors_file import SafetensorsDirectory
 from mlsys_orca.models import encoder_family
 from mlsys_orca.models.encoder import Encoder, spans_of
 from mlsys_orca.models.encoder_family import EncoderConfig
-from mlsys_orca.tokenizer import Tokenizer
+from mlsys_orca.tokenizer import LEAST_MAX_CHARS, Tokenizer
 
 DEFAULT_BATCH_TOKENS = 4096  # more gives products nothing, and takes memory
 
@@ -91,6 +91,7 @@ class TextEncoder:
         Raises:
             InvalidInputError: it is too long, and not to be cut; or it is no valid Unicode.
         """
+        text = self._bounded(text, truncate=truncate)
         limit = self.max_tokens if truncate else None
         token_ids = self._tokenizer.encode(self.pooling.prompt + text, add_bos=True, max_tokens=limit)
         self._check(token_ids)
@@ -129,6 +130,16 @@ class TextEncoder:
             if progress:
                 progress(batch.stop, len(texts))
         return vectors
+
+    def _bounded(self, text: str, *, truncate: bool) -> str:
+        """``text``, or as much of it as can matter; what is certainly too long is not tokenised."""
+        most = max(LEAST_MAX_CHARS, 16 * self.max_tokens * self._tokenizer.max_token_chars)
+        if len(text) > most and not truncate:
+            raise InvalidInputError(
+                f"a text has {len(text)} characters, and none of more than {most} fits {self.name}'s "
+                f"{self.max_tokens} tokens: split it, or have it truncated"
+            )
+        return text[:most]
 
     def _check(self, token_ids: Sequence[int]) -> None:
         if not 1 <= len(token_ids) <= self.max_tokens:
@@ -172,7 +183,9 @@ class TextEncoder:
         if not self.scores_pairs:
             raise InvalidInputError(f"{self.name} is no cross-encoder: compare its vectors")
         limit = self.max_tokens if truncate else None
-        pairs = [self._tokenizer.encode_pair(first, other, max_tokens=limit) for other in others]
+        first = self._bounded(first, truncate=False)
+        rest = (self._bounded(other, truncate=truncate) for other in others)
+        pairs = [self._tokenizer.encode_pair(first, other, max_tokens=limit) for other in rest]
         for token_ids, _ in pairs:
             self._check(token_ids)
         scores = torch.empty(len(pairs))

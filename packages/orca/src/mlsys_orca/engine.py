@@ -199,15 +199,21 @@ class Engine:
         self.check_room()
         return TokenStream(request, self._loop, self._streams, self.stats)
 
-    def check_room(self) -> None:
-        """See whether one more request may wait.
+    def check_room(self, num_more: int = 1) -> None:
+        """See whether ``num_more`` requests may wait.
 
         Raises:
-            BusyError: it may not.
+            InvalidInputError: so many never may, however few others there are.
+            BusyError: they may not now.
         """
         bound = self.config.max_waiting
+        if bound is not None and num_more > bound + self.config.max_batch_size:
+            raise InvalidInputError(
+                f"this asks for {num_more} answers, and the server takes at most {bound + self.config.max_batch_size} "
+                "at a time: send fewer prompts or choices in one request"
+            )
         num_waiting = self.num_unfinished - self.config.max_batch_size
-        if bound is not None and num_waiting >= bound:
+        if bound is not None and num_waiting + num_more > bound:
             whole = self.stats.whole
             num_ended = whole.buckets()[-1][1]
             mean_s = whole.sum / num_ended if num_ended else 1.0

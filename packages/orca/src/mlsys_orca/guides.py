@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -90,8 +91,17 @@ class GuideMaker:
         except Exception as error:  # its errors have no class of their own
             raise InvalidInputError(f"this model's tokenizer cannot be guided: {error}") from error
 
+    def warm_up(self) -> None:
+        """Build the tables, if this tokenizer can be guided."""
+        with suppress(InvalidInputError), self._lock:
+            _ = self._tables
+
     def guide(self, grammar: Grammar) -> GrammarGuide:
-        """A new guide; blocking for as long as the grammar takes to compile, so not for an event loop's thread.
+        """A new guide, as :meth:`guides`."""
+        return self.guides(grammar, 1)[0]
+
+    def guides(self, grammar: Grammar, number: int) -> list[GrammarGuide]:
+        """``number`` new guides of a grammar that is compiled once; blocking, so not for an event loop's thread.
 
         Raises:
             InvalidInputError: the grammar is wrong or too large, or the tokenizer is of no kind that can be guided.
@@ -101,7 +111,13 @@ class GuideMaker:
         matcher = LLMatcher(tables, grammar.source, log_level=0)
         if matcher.is_error():
             raise InvalidInputError(f"the grammar of the structured output is refused: {matcher.get_error()[:500]}")
-        return GrammarGuide(matcher, self._vocab_size, self._tokenizer.eos_ids)
+        first = GrammarGuide(matcher.deep_copy(), self._vocab_size, self._tokenizer.eos_ids)
+        if not first.allowed([]).any() or first.failure:
+            raise InvalidInputError(
+                f"no text of this model's tokens fits the grammar of the structured output: {first.failure or 'empty'}"
+            )
+        matchers = [matcher, *(matcher.deep_copy() for _ in range(number - 1))]
+        return [GrammarGuide(each, self._vocab_size, self._tokenizer.eos_ids) for each in matchers]
 
 
 class GrammarGuide:
@@ -114,6 +130,7 @@ class GrammarGuide:
         self._read: list[int] = []  # the answer as far as the parser has gone
         self._bits = np.zeros(-(-vocab_size // 32), dtype=np.int32)
         self._foreseen: tuple[list[int], Future[NDArray[np.bool_]]] | None = None
+        self.failure: str | None = None  # why the parser gave up: an answer that ended so fits nothing
 
     def allowed(self, answer: Sequence[int]) -> NDArray[np.bool_]:
         """Which tokens may follow: [vocab_size]."""
@@ -132,15 +149,25 @@ class GrammarGuide:
         self._foreseen = asked, _worker.submit(self._mask, asked)
 
     def _mask(self, answer: list[int]) -> NDArray[np.bool_]:
+        if answer and answer[-1] in self._eos_ids:  # nothing follows, and a parser that is done takes no more
+            return self._only_the_end()
         try:
             self._go_to(answer)
             if self._matcher.is_stopped():  # the text is complete, or the parser gave up
-                return self._only_the_end()
+                return self._end_of_it()
             self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
-        except Exception:  # noqa: BLE001 - one request's parser must not take down the iteration of all
+        except Exception as error:  # noqa: BLE001 - one request's parser must not take down the iteration of all
             _log.exception("a grammar's parser failed: its answer ends here")
+            self.failure = str(error)[:300] or type(error).__name__
             return self._only_the_end()
+        if self._matcher.is_error():  # which it may find while it computes
+            return self._end_of_it()
         return np.unpackbits(self._bits.view(np.uint8), bitorder="little", count=self._vocab_size).view(bool)
+
+    def _end_of_it(self) -> NDArray[np.bool_]:
+        if self._matcher.is_error():
+            self.failure = self._matcher.get_error().partition("\n")[0][:300]
+        return self._only_the_end()
 
     def _only_the_end(self) -> NDArray[np.bool_]:
         mask = np.zeros(self._vocab_size, dtype=bool)

@@ -55,12 +55,15 @@ def make_app(service: ModelService, http: HttpConfig, *, logger: FilteringBoundL
     engine = service.engine
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await asyncio.to_thread(service.warm_up)
+        await asyncio.to_thread(app.openapi)  # which is kept: the first who asks for it must not hold up the others
         engine.start()
         try:
             yield
         finally:
             await asyncio.to_thread(engine.close)
+            service.front.close()
 
     readiness = Readiness()
     readiness.add_check("engine", lambda: None if engine.failure is None else "the engine has stopped; restart")

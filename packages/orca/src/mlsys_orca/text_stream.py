@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Literal
 
+from mlsys_core.errors import InvalidInputError
+
 from mlsys_orca.batch import SampledToken, ScoredPrompt
 from mlsys_orca.engine import TokenStream
 from mlsys_orca.scheduler import GenerationResult
@@ -60,6 +62,8 @@ async def stream_text(
                 scored += item.tokens[max(0, len(scored) + 1 - item.position) :]  # preempted prompts are scored again
                 continue
             if isinstance(item, GenerationResult):
+                if (guide := request.sampling.guide) is not None and guide.failure is not None:
+                    raise InvalidInputError(f"the grammar became too much for its parser: {guide.failure}")
                 rest = stop.push(detokenizer.flush())
                 tail = "" if stop.stopped_by else stop.finish()
                 by: str | int | None = stop.stopped_by

@@ -15,6 +15,8 @@ from mlsys_core.errors import InvalidInputError
 
 _UNTYPED = "\uf8ff"  # a character for private use: a piece that begins with it is found in no text
 REPLACEMENT = "\ufffd"  # what decoding puts for bytes that are no complete character
+LEAST_MAX_CHARS = 65_536  # a text of fewer is always tokenised: characters no vocabulary has may share one token
+_LONG = 4096  # characters or tokens from which on the backend's batch calls are taken: they leave Python's lock
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -52,6 +54,15 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Tokens, added ones among them."""
         return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @cached_property
+    def max_token_chars(self) -> int:
+        """Characters of the longest token: no text of more than that many times n characters has n tokens."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
+
+    def warm_up(self) -> None:
+        """Build what the first requests would otherwise wait for."""
+        _ = self.max_token_chars, self.control_tokens, self._plain
 
     @cached_property
     def control_tokens(self) -> dict[str, int]:
@@ -106,8 +117,8 @@ class Tokenizer:
         try:
             backend = self._backend if allow_special else self._plain
             if max_tokens is None:
-                return backend.encode(text, add_special_tokens=add_bos).ids
-            encoding = backend.encode(text, add_special_tokens=False)
+                return _encoding(backend, text, add_special_tokens=add_bos).ids
+            encoding = _encoding(backend, text, add_special_tokens=False)
             encoding.truncate(max(0, max_tokens - (backend.num_special_tokens_to_add(is_pair=False) if add_bos else 0)))
             return backend.post_process(encoding, add_special_tokens=add_bos).ids
         except (UnicodeError, TypeError) as error:
@@ -128,7 +139,7 @@ class Tokenizer:
             InvalidInputError: a text is no valid Unicode.
         """
         try:
-            before, after = (self._plain.encode(text, add_special_tokens=False) for text in (first, second))
+            before, after = (_encoding(self._plain, text, add_special_tokens=False) for text in (first, second))
         except (UnicodeError, TypeError) as error:
             raise InvalidInputError(f"the text cannot be encoded: {error}; send valid Unicode") from error
         if max_tokens is not None:
@@ -144,7 +155,9 @@ class Tokenizer:
             token_ids: Ids below the vocabulary's size; others are skipped.
             skip_special: Leave control tokens out.
         """
-        return self._backend.decode(list(token_ids), skip_special_tokens=skip_special)
+        if len(token_ids) < _LONG:
+            return self._backend.decode(list(token_ids), skip_special_tokens=skip_special)
+        return self._backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special)[0]
 
     def token_bytes(self, token_id: int) -> bytes | None:
         """The bytes that a token stands for, which need not be whole characters; None: the token is unknown."""
@@ -168,6 +181,12 @@ class Tokenizer:
     def token_id(self, text: str) -> int | None:
         """The id of the token spelled exactly ``text``, if there is one."""
         return self._backend.token_to_id(text)
+
+
+def _encoding(backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool) -> tokenizers.Encoding:
+    if len(text) < _LONG:
+        return backend.encode(text, add_special_tokens=add_special_tokens)
+    return backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
 
 class Detokenizer:

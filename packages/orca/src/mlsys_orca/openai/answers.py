@@ -63,6 +63,12 @@ async def collect(generation: Generation) -> list[Whole]:
         generation.close()
 
 
+def num_values(answers: list[Whole]) -> int:
+    """Return how many numbers and texts ``answers`` are written with, about."""
+    tokens = (token for whole in answers for token in (*whole.tokens, *whole.scored))
+    return sum(1 + len(token.top_logprobs) for token in tokens) + len(answers)
+
+
 async def _whole(choice: Choice) -> Whole:
     whole, texts = Whole(choice.index), []
     async for delta in choice.deltas:

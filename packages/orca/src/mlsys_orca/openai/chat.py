@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import Request, Response
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http import Router, cancel_on_disconnect
+from mlsys_core.serving.http import HttpError, Router, cancel_on_disconnect
 from pydantic import Field, model_validator
 
 from mlsys_orca.batch import MAX_LOGPROBS
 from mlsys_orca.guides import Grammar
-from mlsys_orca.openai.answers import STREAMED, streamed
+from mlsys_orca.openai.answers import STREAMED, collect, num_values, streamed
 from mlsys_orca.openai.chat_answer import ChatCompletion, chat_completion, chat_events
-from mlsys_orca.openai.fields import Body, Generating, Neutral, ResponseFormat, grammar_from
+from mlsys_orca.openai.fields import (
+    MAX_CHOICES,
+    MAX_MESSAGES,
+    Body,
+    Generating,
+    Neutral,
+    ResponseFormat,
+    grammar_from,
+)
+from mlsys_orca.openai.front import LARGE
+from mlsys_orca.openai.intake import bounded_json
 from mlsys_orca.openai.service import Ask, ModelService, text_options
 from mlsys_orca.openai.tools import Notation, call_grammar, need_notation
 
@@ -53,9 +61,9 @@ class Message(Body):
         "function_call": (None,),
     }
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
+    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = None
     name: str | None = Field(default=None, max_length=256)  # for templates that show it
-    tool_calls: list[MessageToolCall] | None = None
+    tool_calls: Annotated[list[MessageToolCall], Field(max_length=MAX_CHOICES, fail_fast=True)] | None = None
     tool_call_id: str | None = Field(default=None, max_length=256)
 
     @model_validator(mode="after")
@@ -86,8 +94,8 @@ class Message(Body):
 
 def _called(function: CalledFunction) -> dict[str, Any]:
     try:
-        arguments = json.loads(function.arguments or "{}")
-    except ValueError as error:
+        arguments = bounded_json((function.arguments or "{}").encode())
+    except (HttpError, UnicodeError) as error:
         raise InvalidInputError(f"the arguments of a call of {function.name!r} are no JSON: {error}") from error
     return {"name": function.name, "arguments": arguments}
 
@@ -142,13 +150,13 @@ class ChatCompletionRequest(Generating):
         "verbosity": (None,),
         "web_search_options": (None,),
     }
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_tokens: int | None = Field(default=None, ge=1, le=2**31, description="The older name of the next.")
     max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31, description="New tokens at most.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = Field(default=None, max_length=128)
+    tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="Variables of the chat template.")
@@ -265,10 +273,11 @@ def add_routes(router: Router, service: ModelService) -> None:
     tokenizer = service.loaded.tokenizer
 
     @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAMED)  # type: ignore[arg-type]
-    async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response | ChatCompletion:
+    async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Answer a conversation, whole or as a stream of server-sent events."""
-        service.adapter_of(body.model)
-        ask, notation = await asyncio.to_thread(ask_of, body, service)
+        service.check_counts(body.model, num_choices=body.n or 1)
+        size = int(request.headers.get("content-length", LARGE))
+        ask, notation = await service.front.run(ask_of, body, service, size=size)
         generation = await service.start(ask, user=body.user)
         only_one = body.parallel_tool_calls is False
         if body.stream:
@@ -276,6 +285,8 @@ def add_routes(router: Router, service: ModelService) -> None:
                 generation, tokenizer, notation=notation, only_one=only_one, include_usage=body.include_usage
             )
             return streamed(generation, events)
-        return await cancel_on_disconnect(
-            request, chat_completion(generation, tokenizer, notation=notation, only_one=only_one)
+        answers = await cancel_on_disconnect(request, collect(generation))
+        return await service.front.answer(
+            lambda: chat_completion(generation, answers, tokenizer, notation=notation, only_one=only_one),
+            size=num_values(answers),
         )

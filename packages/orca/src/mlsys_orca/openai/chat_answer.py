@@ -16,7 +16,6 @@ from mlsys_orca.openai.answers import (
     Usage,
     Whole,
     chat_logprobs,
-    collect,
     event,
     merged,
     prompt_logprobs,
@@ -104,18 +103,23 @@ class ChatCompletionChunk(BaseModel):
     usage: Usage | None = None
 
 
-async def chat_completion(
-    generation: Generation, tokenizer: Tokenizer, *, notation: Notation | None = None, only_one: bool = False
+def chat_completion(
+    generation: Generation,
+    answers: list[Whole],
+    tokenizer: Tokenizer,
+    *,
+    notation: Notation | None = None,
+    only_one: bool = False,
 ) -> ChatCompletion:
     """The whole answer.
 
     Args:
-        generation: What runs.
+        generation: What ran.
+        answers: What it gave.
         tokenizer: The model's.
         notation: How calls are written; None: there are none.
         only_one: Calls after the first are left out.
     """
-    answers = await collect(generation)
     scored = answers[0].scored
     return ChatCompletion(
         id=generation.answer_id,

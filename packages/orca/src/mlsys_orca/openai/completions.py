@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from fastapi import Request, Response
 from mlsys_core.serving.http import Router, cancel_on_disconnect
@@ -23,28 +23,31 @@ from mlsys_orca.openai.answers import (
     completion_logprobs,
     event,
     merged,
+    num_values,
     prompt_logprobs,
     streamed,
 )
-from mlsys_orca.openai.fields import MAX_CHOICES, Generating, Neutral, ResponseFormat, TokenId, grammar_from
-from mlsys_orca.openai.service import Ask, Generation, ModelService, text_options
+from mlsys_orca.openai.fields import (
+    MAX_CHOICES,
+    Generating,
+    Ids,
+    ManyIds,
+    Neutral,
+    ResponseFormat,
+    Text,
+    Texts,
+    grammar_from,
+)
+from mlsys_orca.openai.service import Ask, Generation, ModelService, num_chars, text_options
 from mlsys_orca.text_stream import FinishReason
 from mlsys_orca.tokenizer import Tokenizer
-
-Text = Annotated[str, Field(min_length=1)]
-Ids = Annotated[list[TokenId], Field(min_length=1)]
 
 
 class CompletionRequest(Generating):
     """``POST /v1/completions``."""
 
     neutral: ClassVar[Neutral] = {"suffix": (None, "")}
-    prompt: (
-        Text
-        | Ids
-        | Annotated[list[Text], Field(min_length=1, max_length=2048)]
-        | Annotated[list[Ids], Field(min_length=1, max_length=2048)]
-    )
+    prompt: Text | Ids | Texts | ManyIds
     best_of: int | None = Field(default=None, ge=1, le=MAX_CHOICES, description="Answers made, of which n are given.")
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=5)
@@ -98,11 +101,13 @@ def ask_of(body: CompletionRequest, service: ModelService) -> Ask:
     Raises:
         InvalidInputError: a token id is not in the vocabulary, or a grammar cannot be read.
     """
-    tokenizer, prompts = service.loaded.tokenizer, []
-    for prompt in body.prompts:
-        if not isinstance(prompt, str):
+    tokenizer = service.loaded.tokenizer
+    for prompt in body.prompts:  # all lengths first: a wrong one costs no work on the others
+        if isinstance(prompt, str):
+            service.check_length(len(prompt))
+        else:
             service.check_ids(prompt)
-        prompts.append(tokenizer.encode(prompt, add_bos=True) if isinstance(prompt, str) else prompt)
+    prompts = [tokenizer.encode(each, add_bos=True) if isinstance(each, str) else each for each in body.prompts]
     sampling = service.sampling_of(body, num_logprobs=body.logprobs)
     if _ranks(body) and sampling.num_logprobs is None:
         sampling = replace(sampling, num_logprobs=0)
@@ -126,9 +131,10 @@ def _ranks(body: CompletionRequest) -> bool:
     return body.best_of is not None and body.best_of > (body.n or 1)
 
 
-async def completion(generation: Generation, body: CompletionRequest, tokenizer: Tokenizer) -> Completion:
+def completion(
+    generation: Generation, answers: list[Whole], body: CompletionRequest, tokenizer: Tokenizer
+) -> Completion:
     """The whole answer."""
-    answers = await collect(generation)
     num_new_tokens = 0 if body.max_tokens == 0 else sum(len(whole.tokens) for whole in answers)
     if _ranks(body):
         answers = _best(answers, body.best_of or 1, body.n or 1)
@@ -184,7 +190,7 @@ async def completion_events(
     offsets, num_new_tokens = [0] * len(generation.choices), 0
     if body.echo:
         for choice in generation.choices:
-            text = tokenizer.decode(choice.request.prompt_token_ids)
+            text = await asyncio.to_thread(tokenizer.decode, choice.request.prompt_token_ids)
             yield chunk([CompletionChoice(index=choice.index, text=text, finish_reason=None)])
     async for choice, delta in merged(generation):
         waiting = pending[choice.index]
@@ -216,10 +222,15 @@ def add_routes(router: Router, service: ModelService) -> None:
     tokenizer = service.loaded.tokenizer
 
     @router.post("/v1/completions", response_model=Completion, responses=STREAMED)  # type: ignore[arg-type]
-    async def completions(body: CompletionRequest, request: Request) -> Response | Completion:
+    async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue a text, whole or as a stream of server-sent events."""
-        ask = await asyncio.to_thread(ask_of, body, service)  # a long text must not hold the others up
+        num_choices = body.best_of or body.n or 1
+        service.check_counts(body.model, num_prompts=len(body.prompts), num_choices=num_choices)
+        ask = await service.front.run(ask_of, body, service, size=num_chars(body.prompts))
         generation = await service.start(ask, user=body.user)
         if body.stream:
             return streamed(generation, completion_events(generation, body, tokenizer))
-        return await cancel_on_disconnect(request, completion(generation, body, tokenizer))
+        answers = await cancel_on_disconnect(request, collect(generation))
+        return await service.front.answer(
+            lambda: completion(generation, answers, body, tokenizer), size=num_values(answers)
+        )

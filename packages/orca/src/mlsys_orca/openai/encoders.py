@@ -6,8 +6,10 @@ import asyncio
 import base64
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Annotated, Literal
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
+from fastapi import Response
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.http import Router
 from pydantic import BaseModel, Field
@@ -15,24 +17,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from mlsys_orca.embedding import TextEncoder
-from mlsys_orca.openai.fields import Body, TokenId
+from mlsys_orca.engine import BusyError
+from mlsys_orca.openai.fields import Body, Ids, ManyIds, Text, Texts
+from mlsys_orca.openai.front import to_json
 from mlsys_orca.openai.service import ModelService, unknown_model
 
-Text = Annotated[str, Field(min_length=1)]
-Ids = Annotated[list[TokenId], Field(min_length=1)]
-MAX_TEXTS = 2048
+MAX_WAITING = 64  # requests for the encoder
 
 
 class EmbeddingRequest(Body):
     """``POST /v1/embeddings``."""
 
     model: str = Field(min_length=1, max_length=256)
-    input: (
-        Text
-        | Ids
-        | Annotated[list[Text], Field(min_length=1, max_length=MAX_TEXTS)]
-        | Annotated[list[Ids], Field(min_length=1, max_length=MAX_TEXTS)]
-    )
+    input: Text | Ids | Texts | ManyIds
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1, description="Only the model's own number.")
     truncate: bool = Field(default=False, description="An extension: cut texts that are too long.")
@@ -75,7 +72,7 @@ class RerankRequest(Body):
 
     model: str = Field(min_length=1, max_length=256)
     query: Text
-    documents: list[Text] = Field(min_length=1, max_length=MAX_TEXTS)
+    documents: Texts
     top_n: int | None = Field(default=None, ge=1)
     return_documents: bool = True
     truncate: bool = Field(default=False, description="An extension: cut texts that are too long.")
@@ -106,7 +103,8 @@ class RerankAnswer(BaseModel):
 
 def add_routes(router: Router, service: ModelService) -> None:
     """``/v1/embeddings`` and ``/v1/rerank``."""
-    lock = asyncio.Lock()  # an encoder has one caller at a time
+    thread = ThreadPoolExecutor(1, thread_name_prefix="orca-encoder")  # an encoder has one caller at a time
+    num_waiting = 0
 
     def encoder_of(model: str) -> TextEncoder:
         encoder = service.encoder
@@ -116,48 +114,66 @@ def add_routes(router: Router, service: ModelService) -> None:
             raise unknown_model(model, [] if encoder is None else [encoder.name])
         return encoder
 
-    async def run(work: Callable[[], tuple[Tensor, int]]) -> tuple[Tensor, EncoderUsage]:
-        async with lock:
-            result, num_tokens = await asyncio.to_thread(work)
-        return result, EncoderUsage(prompt_tokens=num_tokens, total_tokens=num_tokens)
+    async def run(make: Callable[[], BaseModel]) -> Response:
+        nonlocal num_waiting
+        if num_waiting >= MAX_WAITING:
+            raise BusyError(num_waiting, MAX_WAITING, 1.0)
+        num_waiting += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(thread, lambda: Response(to_json(make()), media_type="application/json"))
+        finally:
+            num_waiting -= 1
 
-    @router.post("/v1/embeddings")
-    async def embeddings(body: EmbeddingRequest) -> EmbeddingList:
+    @router.post("/v1/embeddings", response_model=EmbeddingList)
+    async def embeddings(body: EmbeddingRequest) -> Response:
         """The vectors of texts."""
         encoder = encoder_of(body.model)
         if encoder.scores_pairs:
             raise InvalidInputError(f"{body.model!r} is a cross-encoder, which has no vectors: use /v1/rerank")
         if body.dimensions not in (None, encoder.dimension):
             raise InvalidInputError(f"dimensions is {body.dimensions}; this model's vectors have {encoder.dimension}")
-        vectors, usage = await run(lambda: _vectors(encoder, body.texts, truncate=body.truncate))
-        data = [
-            Embedding(
-                index=index,
-                embedding=vector.tolist()
-                if body.encoding_format == "float"
-                else base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode(),
-            )
-            for index, vector in enumerate(vectors)
-        ]
-        return EmbeddingList(data=data, model=body.model, usage=usage)
+        return await run(lambda: _embeddings(encoder, body))
 
-    @router.post("/v1/rerank")
-    async def rerank(body: RerankRequest) -> RerankAnswer:
+    @router.post("/v1/rerank", response_model=RerankAnswer)
+    async def rerank(body: RerankRequest) -> Response:
         """Documents by how well they fit a query: what a cross-encoder says, or the cosine of an encoder's vectors."""
         encoder = encoder_of(body.model)
-        score = _scores if encoder.scores_pairs else _cosines
-        found, usage = await run(lambda: score(encoder, body.query, body.documents, truncate=body.truncate))
-        scores = found.tolist()
-        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
-        results = [
-            RerankResult(
-                index=index,
-                relevance_score=scores[index],
-                document=RerankDocument(text=body.documents[index]) if body.return_documents else None,
-            )
-            for index in order
-        ]
-        return RerankAnswer(id=f"rerank-{uuid.uuid4().hex}", model=body.model, results=results, usage=usage)
+        return await run(lambda: _ranking(encoder, body))
+
+
+def _embeddings(encoder: TextEncoder, body: EmbeddingRequest) -> EmbeddingList:
+    vectors, num_tokens = _vectors(encoder, body.texts, truncate=body.truncate)
+    data = [
+        Embedding(
+            index=index,
+            embedding=vector.tolist()
+            if body.encoding_format == "float"
+            else base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode(),
+        )
+        for index, vector in enumerate(vectors)
+    ]
+    return EmbeddingList(data=data, model=body.model, usage=_usage(num_tokens))
+
+
+def _ranking(encoder: TextEncoder, body: RerankRequest) -> RerankAnswer:
+    score = _scores if encoder.scores_pairs else _cosines
+    found, num_tokens = score(encoder, body.query, body.documents, truncate=body.truncate)
+    scores = found.tolist()
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
+    results = [
+        RerankResult(
+            index=index,
+            relevance_score=scores[index],
+            document=RerankDocument(text=body.documents[index]) if body.return_documents else None,
+        )
+        for index in order
+    ]
+    return RerankAnswer(id=f"rerank-{uuid.uuid4().hex}", model=body.model, results=results, usage=_usage(num_tokens))
+
+
+def _usage(num_tokens: int) -> EncoderUsage:
+    return EncoderUsage(prompt_tokens=num_tokens, total_tokens=num_tokens)
 
 
 def _vectors(encoder: TextEncoder, texts: Sequence[str | list[int]], *, truncate: bool) -> tuple[Tensor, int]:

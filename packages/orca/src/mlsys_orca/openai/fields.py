@@ -15,9 +15,19 @@ from mlsys_orca.batch import MAX_LOGPROBS
 from mlsys_orca.guides import Grammar, GrammarKind, grammar_of
 
 MAX_CHOICES = 128
+MAX_PROMPTS = 2048  # of one request
+MAX_MESSAGES = 4096  # of a conversation; likewise the parts of a message
+MAX_BIASES = 4096  # tokens with a bias
+_MAX_FIELDS = 256  # of an object; more than any has
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
+StopStrings = Annotated[list[StopString], Field(max_length=16, fail_fast=True)]
 Neutral = dict[str, tuple[Any, ...]]  # field -> the values at which it is taken, though nothing comes of it
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+# Lists end at the first item that is wrong: a list of half a million may have as many.
+Text = Annotated[str, Field(min_length=1)]
+Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+Texts = Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+ManyIds = Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
@@ -41,6 +51,8 @@ class Body(BaseModel):
     def _refuse_what_is_not_implemented(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
+        if len(values) > _MAX_FIELDS:
+            raise ValueError(f"there are {len(values)} fields, and no object of this request has so many")
         rest = dict(values)
         for name, allowed in cls.neutral.items():
             if name in rest:
@@ -68,7 +80,7 @@ class StructuredOutputs(Body):
 
     json_: dict[str, Any] | bool | None = Field(default=None, alias="json", description="A JSON schema.")
     regex: str | None = Field(default=None, min_length=1, max_length=100_000)
-    choice: list[Annotated[str, Field(min_length=1)]] | None = Field(default=None, min_length=1, max_length=1000)
+    choice: Annotated[list[Text], Field(fail_fast=True)] | None = Field(default=None, min_length=1, max_length=1000)
     grammar: str | None = Field(default=None, min_length=1, max_length=100_000, description="Lark's or GBNF notation.")
 
     @model_validator(mode="after")
@@ -155,11 +167,13 @@ class Generating(Sampled):
     repetition_penalty: float = Field(default=1.0, gt=0, le=10)
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, Bias] | None = Field(default=None, description="Token id, as text -> what is added.")
+    logit_bias: dict[str, Bias] | None = Field(
+        default=None, max_length=MAX_BIASES, description="Token id, as text -> what is added."
+    )
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
-    stop: StopString | Annotated[list[StopString], Field(max_length=16)] | None = None
-    stop_token_ids: list[TokenId] | None = Field(default=None, max_length=256)
+    stop: StopString | StopStrings | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=256, fail_fast=True)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True

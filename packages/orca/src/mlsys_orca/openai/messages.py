@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -12,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mlsys_orca.batch import SamplingParams
 from mlsys_orca.openai.answers import STREAMED, Whole, collect, merged, named_event, streamed
-from mlsys_orca.openai.fields import Body, Neutral, Sampled, StopString
+from mlsys_orca.openai.fields import MAX_MESSAGES, Body, Neutral, Sampled, StopStrings
+from mlsys_orca.openai.front import LARGE
 from mlsys_orca.openai.service import Ask, Generation, ModelService
 from mlsys_orca.text_stream import TextOptions
 
@@ -31,7 +31,7 @@ class Turn(Body):
     """One message."""
 
     role: Literal["user", "assistant"]
-    content: str | Annotated[list[TextBlock], Field(min_length=1)]
+    content: str | Annotated[list[TextBlock], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 class Metadata(Body):
@@ -62,9 +62,9 @@ class MessagesRequest(Sampled):
     }
     temperature: float = Field(default=1.0, ge=0, le=1, description="0 is greedy.")
     max_tokens: int = Field(ge=1, le=2**31, description="New tokens at most.")
-    messages: list[Turn] = Field(min_length=1)
-    system: str | Annotated[list[TextBlock], Field(min_length=1)] | None = None
-    stop_sequences: list[StopString] | None = Field(default=None, max_length=16)
+    messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    system: str | Annotated[list[TextBlock], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = None
+    stop_sequences: StopStrings | None = None
     metadata: Metadata | None = None
 
     @model_validator(mode="after")
@@ -176,15 +176,15 @@ async def message_events(generation: Generation) -> AsyncGenerator[bytes, None]:
 def add_routes(router: Router, service: ModelService) -> None:
     """``/v1/messages``."""
 
-    async def whole(generation: Generation) -> MessagesAnswer:
-        return _answer(generation, (await collect(generation))[0])
-
     @router.post("/v1/messages", response_model=MessagesAnswer, responses=STREAMED)  # type: ignore[arg-type]
-    async def messages(body: MessagesRequest, request: Request) -> Response | MessagesAnswer:
+    async def messages(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation, whole or as a stream of named events."""
         user = None if body.metadata is None else body.metadata.user_id
-        ask = await asyncio.to_thread(ask_of, body, service)
+        service.check_counts(body.model)
+        size = int(request.headers.get("content-length", LARGE))
+        ask = await service.front.run(ask_of, body, service, size=size)
         generation = await service.start(ask, user=user)
         if body.stream:
             return streamed(generation, message_events(generation))
-        return await cancel_on_disconnect(request, whole(generation))
+        (whole,) = await cancel_on_disconnect(request, collect(generation))
+        return await service.front.answer(lambda: _answer(generation, whole))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -13,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from mlsys_orca.batch import SamplingParams
 from mlsys_orca.guides import Grammar, grammar_of
 from mlsys_orca.openai.answers import STREAMED, Whole, collect, merged, named_event, streamed
-from mlsys_orca.openai.fields import Body, Neutral, Sampled
+from mlsys_orca.openai.fields import MAX_MESSAGES, Body, Neutral, Sampled, Text
+from mlsys_orca.openai.front import LARGE
 from mlsys_orca.openai.service import Ask, Generation, ModelService
 
 
@@ -30,7 +30,7 @@ class InputMessage(Body):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[InputText], Field(min_length=1)]
+    content: str | Annotated[list[InputText], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     id: str | None = Field(default=None, max_length=256)  # of an earlier answer's; nothing hangs on it
     status: Literal["completed", "incomplete", "in_progress"] | None = None  # likewise
 
@@ -98,7 +98,7 @@ class ResponsesRequest(Sampled):
         "truncation": (None, "disabled"),
         "parallel_tool_calls": (None, True, False),
     }
-    input: Annotated[str, Field(min_length=1)] | Annotated[list[InputMessage], Field(min_length=1)]
+    input: Text | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1, le=2**31)
     text: TextSettings | None = None
@@ -275,14 +275,14 @@ async def response_events(generation: Generation, body: ResponsesRequest) -> Asy
 def add_routes(router: Router, service: ModelService) -> None:
     """``/v1/responses``."""
 
-    async def whole(generation: Generation, body: ResponsesRequest) -> ResponsesAnswer:
-        return _answer(generation, body, (await collect(generation))[0])
-
     @router.post("/v1/responses", response_model=ResponsesAnswer, responses=STREAMED)  # type: ignore[arg-type]
-    async def responses(body: ResponsesRequest, request: Request) -> Response | ResponsesAnswer:
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer a text or a conversation, whole or as a stream of named events."""
-        ask = await asyncio.to_thread(ask_of, body, service)
+        service.check_counts(body.model)
+        size = int(request.headers.get("content-length", LARGE))
+        ask = await service.front.run(ask_of, body, service, size=size)
         generation = await service.start(ask, user=body.user)
         if body.stream:
             return streamed(generation, response_events(generation, body))
-        return await cancel_on_disconnect(request, whole(generation, body))
+        (whole,) = await cancel_on_disconnect(request, collect(generation))
+        return await service.front.answer(lambda: _answer(generation, body, whole))

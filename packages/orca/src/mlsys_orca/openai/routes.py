@@ -9,6 +9,7 @@ from mlsys_core.serving.http import HttpError, Router
 from pydantic import BaseModel
 
 from mlsys_orca.openai import chat, completions, encoders, messages, responses, tokens
+from mlsys_orca.openai.intake import intake_route
 from mlsys_orca.openai.service import ModelService, unknown_model
 
 
@@ -32,7 +33,7 @@ class ModelList(BaseModel):
 
 def make_router(service: ModelService) -> Router:
     """The endpoints over ``service``."""
-    router = Router(tags=["Orca"])
+    router = Router(tags=["Orca"], route_class=intake_route(service.front))
     for endpoint in (chat, completions, responses, messages, encoders, tokens):
         endpoint.add_routes(router, service)
     _add_models(router, service)

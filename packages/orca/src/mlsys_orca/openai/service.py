@@ -9,7 +9,7 @@ import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -19,14 +19,18 @@ from mlsys_core.serving.http import HttpError
 from mlsys_orca.batch import SamplingParams
 from mlsys_orca.embedding import TextEncoder
 from mlsys_orca.engine import Engine, TokenStream
-from mlsys_orca.guides import Grammar, GuideMaker
+from mlsys_orca.guides import Grammar, GrammarGuide, GuideMaker
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.openai.fields import Generating
+from mlsys_orca.openai.fields import MAX_PROMPTS, Generating
+from mlsys_orca.openai.front import Front
 from mlsys_orca.scheduler import GenerationRequest
 from mlsys_orca.text_stream import TextDelta, TextOptions, stream_text
+from mlsys_orca.tokenizer import LEAST_MAX_CHARS
 
 _CHOICE_STEP = 0x9E3779B97F4A7C15  # between the seeds of a request's choices
 _MASK = (1 << 63) - 1
+_YIELDS_EVERY = 32  # answers begun between two turns of the event loop
+MAX_ANSWERS = 2 * MAX_PROMPTS  # of one request, whatever the engine may hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +89,49 @@ class ModelService:
     encoder: TextEncoder | None = None
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
     guides: GuideMaker = field(init=False)
+    front: Front = field(init=False, default_factory=Front)  # the threads for the work of requests
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "guides", GuideMaker(self.loaded.tokenizer, self.loaded.config.vocab_size))
+
+    @property
+    def max_chars(self) -> int:
+        """Characters of the longest text that may fit the context, whatever its tokens are."""
+        return max(LEAST_MAX_CHARS, self.engine.max_model_len * self.loaded.tokenizer.max_token_chars)
+
+    def warm_up(self) -> None:
+        """Build what the first requests would otherwise wait for: the tables of the tokenizer and of grammars."""
+        self.loaded.tokenizer.warm_up()
+        self.guides.warm_up()
+
+    def check_counts(self, model: str, *, num_prompts: int = 1, num_choices: int = 1) -> None:
+        """See that a request's answers may begin, before any work is done for it.
+
+        Raises:
+            HttpError: it names no model here (404).
+            InvalidInputError: it asks for more answers than one request may.
+            BusyError: too many requests wait (429).
+        """
+        self.adapter_of(model)
+        num_answers = num_prompts * num_choices
+        if num_answers > MAX_ANSWERS:
+            raise InvalidInputError(
+                f"{num_prompts} prompts with {num_choices} choices each ask for {num_answers} answers; at most "
+                f"{MAX_ANSWERS} may be in one request"
+            )
+        self.engine.check_room(num_answers)
+
+    def check_length(self, num_chars: int) -> None:
+        """See that a prompt of ``num_chars`` characters may fit the context, before it is tokenised.
+
+        Raises:
+            HttpError: it cannot (400).
+        """
+        if num_chars > self.max_chars:
+            raise too_long(
+                f"the prompt has {num_chars} characters, and no text of more than {self.max_chars} fits this model's "
+                f"context of {self.engine.max_model_len} tokens: shorten it"
+            )
 
     @property
     def names(self) -> list[str]:
@@ -148,9 +192,10 @@ class ModelService:
         template = self.loaded.chat_template
         if template is None:
             raise InvalidInputError(f"model {self.name!r} has no chat template: use /v1/completions")
+        self.check_length(num_chars((messages, tools)))
         return template.encode(messages, self.loaded.tokenizer, tools=tools, variables=variables)
 
-    def check_ids(self, token_ids: Sequence[int]) -> None:
+    def check_vocabulary(self, token_ids: Sequence[int]) -> None:
         """See that ``token_ids`` are all in the vocabulary.
 
         Raises:
@@ -160,6 +205,20 @@ class ModelService:
             raise InvalidInputError(
                 f"token id {max(token_ids)} is not in the vocabulary of {self.loaded.config.vocab_size} tokens"
             )
+
+    def check_ids(self, token_ids: Sequence[int]) -> None:
+        """See that ``token_ids`` fit the context, and are all in the vocabulary.
+
+        Raises:
+            HttpError: they are too many (400).
+            InvalidInputError: one is not in the vocabulary.
+        """
+        if len(token_ids) >= self.engine.max_model_len:
+            raise too_long(
+                f"this model's context is {self.engine.max_model_len} tokens, for prompt and answer; the prompt has "
+                f"{len(token_ids)}: shorten it"
+            )
+        self.check_vocabulary(token_ids)
 
     async def start(self, ask: Ask, *, user: str | None = None) -> Generation:
         """Accept a request; its answers begin at once.
@@ -172,23 +231,29 @@ class ModelService:
         if user:
             structlog.contextvars.bind_contextvars(user=user)  # into the request's log line
         adapter = self.adapter_of(ask.model)
-        self.engine.check_room()  # before what costs something
+        self.check_counts(ask.model, num_prompts=len(ask.prompts), num_choices=ask.num_choices)
+        guides: Sequence[GrammarGuide | None] = [None] * len(ask.prompts) * ask.num_choices
+        if ask.grammar is not None:
+            guides = await self.front.run(
+                self.guides.guides, ask.grammar, len(guides), size=len(ask.grammar.source) * len(guides)
+            )
         answer_id = f"{ask.prefix}-{uuid.uuid4().hex}"
         seed = secrets.randbits(63) if ask.seed is None else ask.seed
         requests = []
         for number, prompt in enumerate(ask.prompts):
             base = self._request(ask, prompt, adapter)
             for choice in range(ask.num_choices):
-                guide = None if ask.grammar is None else await asyncio.to_thread(self.guides.guide, ask.grammar)
                 index = number * ask.num_choices + choice
-                sampling = replace(ask.sampling, seed=(seed + choice * _CHOICE_STEP) & _MASK, guide=guide)
-                request_id = answer_id if len(ask.prompts) * ask.num_choices == 1 else f"{answer_id}-{index}"
+                sampling = replace(ask.sampling, seed=(seed + choice * _CHOICE_STEP) & _MASK, guide=guides[index])
+                request_id = answer_id if len(guides) == 1 else f"{answer_id}-{index}"
                 requests.append(replace(base, request_id=request_id, sampling=sampling))
+                await _now_and_then(index)
         choices: list[Choice] = []
         try:
             for index, request in enumerate(requests):
                 tokens = self.engine.submit(request)
                 choices.append(Choice(index, tokens, stream_text(tokens, self.loaded.tokenizer, ask.text)))
+                await _now_and_then(index)
         except BaseException:
             for started in choices:
                 started.tokens.close()
@@ -204,11 +269,9 @@ class ModelService:
         room = self.engine.max_model_len - len(prompt)
         asked = max(1, ask.max_new_tokens) if ask.max_new_tokens is not None else 1
         if asked > room:
-            raise HttpError(
+            raise too_long(
                 f"this model's context is {self.engine.max_model_len} tokens; the prompt has {num_prompt} and "
-                f"{asked} more were asked for: shorten the prompt or lower max_tokens",
-                http_status=400,
-                error_code="context_length_exceeded",
+                f"{asked} more were asked for: shorten the prompt or lower max_tokens"
             )
         eos_ids = frozenset() if ask.ignores_eos else self.loaded.tokenizer.eos_ids
         return GenerationRequest(
@@ -230,6 +293,30 @@ def text_options(body: Generating) -> TextOptions:
         skips_special=body.skip_special_tokens,
         min_tokens=body.min_tokens,
     )
+
+
+async def _now_and_then(index: int) -> None:
+    if index % _YIELDS_EVERY == _YIELDS_EVERY - 1:
+        await asyncio.sleep(0)  # the others' turn
+
+
+def num_chars(value: object) -> int:
+    """Return how many characters all texts in ``value`` have, made of JSON's types and tuples.
+
+    Example:
+        >>> num_chars([{"role": "user", "content": "Hello"}])
+        9
+    """
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(num_chars, value.values()))
+    return sum(map(num_chars, value)) if isinstance(value, list | tuple) else 0
+
+
+def too_long(message: str) -> HttpError:
+    """400: the context is too short for what was asked."""
+    return HttpError(message, http_status=400, error_code="context_length_exceeded")
 
 
 def unknown_model(model: str, names: Sequence[str]) -> HttpError:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
+from fastapi import Request, Response
 from mlsys_core.serving.http import Router
 from pydantic import BaseModel, Field, model_validator
 
 from mlsys_orca.openai.chat import Message
-from mlsys_orca.openai.fields import Body, TokenId
+from mlsys_orca.openai.fields import MAX_MESSAGES, Body, TokenId
+from mlsys_orca.openai.front import LARGE
 from mlsys_orca.openai.service import ModelService
+
+MAX_CHARS = 1_000_000  # of a text; it may be longer than the context, to learn by how much
 
 
 class TokenizeRequest(Body):
     """``POST /tokenize``: a text, or a chat."""
 
     model: str | None = Field(default=None, min_length=1, max_length=256)
-    prompt: str | None = None
-    messages: list[Message] | None = Field(default=None, min_length=1)
+    prompt: str | None = Field(default=None, max_length=MAX_CHARS)
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = None
     add_special_tokens: bool = True  # of a text; a chat's template has its own
     return_token_strs: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
@@ -42,7 +46,7 @@ class DetokenizeRequest(Body):
     """``POST /detokenize``."""
 
     model: str | None = Field(default=None, min_length=1, max_length=256)
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
 class Detokenized(BaseModel):
@@ -53,30 +57,33 @@ class Detokenized(BaseModel):
 
 def add_routes(router: Router, service: ModelService) -> None:
     """``/tokenize`` and ``/detokenize``."""
-    tokenizer = service.loaded.tokenizer
 
-    @router.post("/tokenize")
-    def tokenize(body: TokenizeRequest) -> Tokens:
+    @router.post("/tokenize", response_model=Tokens)
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """The token ids that a text or a chat becomes."""
         if body.model is not None:
             service.adapter_of(body.model)
-        if body.messages is not None:
-            messages = [message.for_template() for message in body.messages]
-            ids = service.encode_chat(messages, variables=body.chat_template_kwargs)
-        else:
-            ids = tokenizer.encode(body.prompt or "", add_bos=body.add_special_tokens)
-        texts = [tokenizer.decode([token_id], skip_special=False) for token_id in ids]
-        return Tokens(
-            count=len(ids),
-            max_model_len=service.engine.max_model_len,
-            tokens=ids,
-            token_strs=texts if body.return_token_strs else None,
-        )
+        size = int(request.headers.get("content-length", LARGE))
+        return await service.front.answer(lambda: _tokens(body, service), size=size)
 
-    @router.post("/detokenize")
-    def detokenize(body: DetokenizeRequest) -> Detokenized:
+    @router.post("/detokenize", response_model=Detokenized)
+    async def detokenize(body: DetokenizeRequest) -> Response:
         """The text of token ids."""
         if body.model is not None:
             service.adapter_of(body.model)
-        service.check_ids(body.tokens)
-        return Detokenized(prompt=tokenizer.decode(body.tokens, skip_special=False))
+        service.check_vocabulary(body.tokens)
+        tokenizer = service.loaded.tokenizer
+        return await service.front.answer(
+            lambda: Detokenized(prompt=tokenizer.decode(body.tokens, skip_special=False)), size=len(body.tokens)
+        )
+
+
+def _tokens(body: TokenizeRequest, service: ModelService) -> Tokens:
+    tokenizer = service.loaded.tokenizer
+    if body.messages is not None:
+        messages = [message.for_template() for message in body.messages]
+        ids = service.encode_chat(messages, variables=body.chat_template_kwargs)
+    else:
+        ids = tokenizer.encode(body.prompt or "", add_bos=body.add_special_tokens)
+    texts = [tokenizer.decode([token_id], skip_special=False) for token_id in ids] if body.return_token_strs else None
+    return Tokens(count=len(ids), max_model_len=service.engine.max_model_len, tokens=ids, token_strs=texts)

@@ -195,7 +195,7 @@ class ToolParser:
     def _read(self, block: str) -> list[ToolCall] | None:
         try:
             value = json.loads(block)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         calls = []
         for item in value if isinstance(value, list) else [value]:

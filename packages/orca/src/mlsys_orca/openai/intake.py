@@ -1,0 +1,126 @@
+"""From a request's bytes to a checked body, off the event loop and with bounds that hold before any parsing.
+
+Routes made with :func:`intake_route` read their bodies through here: bytes are counted in before they are received,
+values before they are parsed, and both parsing and checking happen in a thread of the :class:`.front.Front`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from mlsys_core.serving.http import HttpError, runtime_of
+from mlsys_core.serving.http.describe import describe
+from mlsys_core.serving.http.json_body import parse_json
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mlsys_orca.openai.front import LARGE, Front
+
+MAX_VALUES = 500_000  # of a body: texts, numbers and the like. Parsing that many takes the lock for some 40 ms
+MAX_CONTAINERS = 20_000  # of a body: arrays and objects, each some hundred bytes of memory
+
+
+def bounded_json(body: bytes) -> Any:
+    """Return the value of a JSON text, which has at most so many values; strict as ``parse_json``.
+
+    Raises:
+        HttpError: 400; as ``parse_json``, or ``too_many_values``.
+
+    Example:
+        >>> bounded_json(b'{"prompt": [1, 2]}')
+        {'prompt': [1, 2]}
+    """
+    num_containers, num_values = _upper_bounds(body)
+    if num_containers > MAX_CONTAINERS or num_values > MAX_VALUES:
+        num_containers, num_values = _upper_bounds(_without_texts(body))
+    for count, limit, what in (
+        (num_containers, MAX_CONTAINERS, "arrays and objects"),
+        (num_values, MAX_VALUES, "values"),
+    ):
+        if count > limit:
+            raise HttpError(
+                f"the body has about {count} {what}, and at most {limit} may be in one request: send several",
+                http_status=400,
+                error_code="too_many_values",
+            )
+    return parse_json(body)
+
+
+def _upper_bounds(text: bytes) -> tuple[int, int]:
+    num_containers = text.count(b"[") + text.count(b"{")
+    return num_containers, text.count(b",") + num_containers + 1
+
+
+def _without_texts(body: bytes) -> bytes:
+    """The signs between the texts of a JSON text."""
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if plain.count(b'"') > 2 * MAX_VALUES:
+        return b"," * MAX_VALUES  # each two quotes are a value
+    return b"".join(plain.split(b'"')[::2])
+
+
+def read_body(body: bytes, model: type[BaseModel], validation_status: int) -> BaseModel:
+    """Return ``body`` as a ``model``.
+
+    Raises:
+        HttpError: it is no JSON, has too many values, or does not fit the model.
+    """
+    value = bounded_json(body)
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        errors = [{**entry, "loc": ("body", *entry["loc"])} for entry in error.errors(include_url=False)]
+        status: Any = validation_status
+        info = describe(RequestValidationError(errors), validation_status=status)
+        raise HttpError(info.message, http_status=info.status, error_code=info.code, param=info.param) from None
+
+
+def intake_route(front: Front) -> type[APIRoute]:
+    """Return the class of routes whose bodies ``front`` admits and reads."""
+
+    class IntakeRoute(APIRoute):
+        """A route of FastAPI's whose body arrives checked."""
+
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handler = super().get_route_handler()
+            field = self.body_field
+            model = None if field is None else field.field_info.annotation
+            if not (isinstance(model, type) and issubclass(model, BaseModel)):
+                return handler
+            checked: type[BaseModel] = model
+
+            async def read(request: Request) -> Response:
+                async with _admission(front, request):
+                    return await handler(_CheckedRequest(request, front, checked))
+
+            return read
+
+    return IntakeRoute
+
+
+def _admission(front: Front, request: Request) -> AbstractAsyncContextManager[None]:
+    declared = request.headers.get("content-length", "")
+    if "transfer-encoding" in request.headers:  # of unknown length: as large as may be
+        return front.admitted(runtime_of(request.app).config.max_body_nbytes)
+    return front.admitted(int(declared)) if declared.isdecimal() and len(declared) < 18 else nullcontext()
+
+
+class _CheckedRequest(Request):
+    """A request whose JSON is the checked body."""
+
+    def __init__(self, request: Request, front: Front, model: type[BaseModel]) -> None:
+        super().__init__(request.scope, request.receive)
+        self._front, self._model = front, model
+
+    async def json(self) -> Any:
+        body = await self.body()
+        status = runtime_of(self.app).config.validation_status
+        return await self._front.run(read_body, body, self._model, status, size=len(body))
+
+
+__all__ = ["LARGE", "MAX_CONTAINERS", "MAX_VALUES", "bounded_json", "intake_route", "read_body"]
