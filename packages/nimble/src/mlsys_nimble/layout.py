@@ -28,6 +28,7 @@ from mlsys_nimble.operators import (
     MatMul,
     Permute,
     Pool,
+    Reshape,
     Separable,
     Slice,
 )
@@ -266,20 +267,32 @@ class _Joining:
         for position, value in enumerate(operator.inputs):
             place = Place(whole.root, whole.offset + offset * whole.strides[dim], whole.strides)
             offset += self.program.values[value].shape[dim]
-            if not (self._is_movable(value, operator) and self._moves(value, place)):
+            if not (self._is_movable(value, operator, place) and self._moves(value, place)):
                 self.apart.setdefault(index, []).append((position, place))
 
-    def _is_movable(self, value: ValueId, concat: Operator) -> bool:
-        """Whether a part is a result of its own, in the concatenation's order, and in it once."""
+    def _is_movable(self, value: ValueId, concat: Operator, place: Place) -> bool:
+        """Whether a part is a result of its own, in the concatenation's order, in it once, and can be made there."""
         if value not in self.producers or self.places[value].root != value or concat.inputs.count(value) > 1:
             return False
-        if isinstance(self.program.operators[self.producers[value]].kind, Aten):
+        if not self._can_be_made(value, place):
             return False
         if self.program.values[value].dtype != self.program.values[concat.outputs[0]].dtype:
             return False
         shape = self.program.values[value].shape
         order = order_of(self.program.values[concat.outputs[0]].shape, self.places[concat.outputs[0]].strides)
         return self.places[value].strides == dense(shape, order)
+
+    def _can_be_made(self, value: ValueId, place: Place) -> bool:
+        """Whether the operator that makes a value can write it with the strides of ``place``."""
+        operator, shape = self.program.operators[self.producers[value]], self.program.values[value].shape
+        match operator.kind:
+            case Aten():
+                return False
+            case Reshape():  # a copy, which tells the result's elements as its input's
+                return reshaped(shape, place.strides, self.program.values[operator.inputs[0]].shape) is not None
+            case Linear():
+                return has_even_rows(shape, place.strides)
+        return True
 
     def _moves(self, value: ValueId, place: Place) -> bool:
         """Move a value with all that look at it, if every operator that reads them still can."""

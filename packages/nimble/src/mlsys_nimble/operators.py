@@ -103,6 +103,7 @@ class Attention:
     scale: float
     is_causal: bool
     has_mask: bool
+    has_zero_rows: bool = True  # a query that may see no key gives 0, as torch's does; False: NaN, as a softmax gives
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +249,7 @@ class Aten:
     target: str  # "aten.topk.default"
     arguments: tuple[Any, ...]  # tensors are Input(k); nested tuples allowed; dtypes and the like as torch's objects
     keywords: tuple[tuple[str, Any], ...] = ()
+    contiguous: tuple[int, ...] = ()  # inputs that must lie row by row: so they lay in eager, and it may matter
 
     def __str__(self) -> str:
         return self.target

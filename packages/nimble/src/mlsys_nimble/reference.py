@@ -171,10 +171,14 @@ def _weight_gradient(kind: kinds.WeightGradient, inputs: tuple[ValueType, ...], 
 
 @_compile.register
 def _attention(kind: kinds.Attention, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
-    def run(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=kind.is_causal, scale=kind.scale)
 
-    return run
+    def attend_by_softmax(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        scores = torch.matmul(q, k.transpose(-2, -1)) * kind.scale
+        return torch.matmul(torch.softmax(scores if mask is None else scores + mask, -1), v)
+
+    return attend if kind.has_zero_rows else attend_by_softmax
 
 
 @_compile.register
@@ -324,6 +328,8 @@ def _aten(kind: kinds.Aten, inputs: tuple[ValueType, ...], result: ValueType) ->
         return [fill(part, tensors) for part in item] if isinstance(item, tuple) else item
 
     def run(*tensors: Tensor) -> Any:
+        if any(not tensors[index].is_contiguous() for index in kind.contiguous):
+            tensors = tuple([t.contiguous() if i in kind.contiguous else t for i, t in enumerate(tensors)])
         made = function(*(fill(a, tensors) for a in kind.arguments), **{k: fill(v, tensors) for k, v in kind.keywords})
         return made if isinstance(made, Tensor) else [part for part in made if part is not None]
 

@@ -11,8 +11,25 @@ import torch
 
 from mlsys_nimble.capture.sources import Site
 from mlsys_nimble.errors import refuse
-from mlsys_nimble.operators import Aten, Cast, Concat, Expand, Kind, Permute, Pointwise, Reshape, Slice, Step
+from mlsys_nimble.operators import (
+    Aten,
+    Cast,
+    Concat,
+    Copy,
+    Expand,
+    Kind,
+    Pad,
+    Permute,
+    Pointwise,
+    Reshape,
+    Slice,
+    Step,
+)
 from mlsys_nimble.program import ITEMSIZE, Operator, ValueId, ValueType
+
+
+class NoKindError(Exception):
+    """No kind of operator means what a rule asks for: torch runs the operator whole. Never leaves capture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +53,13 @@ class Ref:
     def rank(self) -> int:
         """Its number of dimensions."""
         return len(self.type.shape)
+
+
+_MOVERS = (Aten, Cast, Concat, Copy, Expand, Pad, Permute, Reshape, Slice)  # these take any dtype
+
+
+def _types(refs: Sequence[Ref]) -> list[ValueType]:
+    return [ref.type for ref in refs]
 
 
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
@@ -98,6 +122,8 @@ class Builder:
         self, kind: Kind, inputs: Sequence[Ref], types: Sequence[ValueType], *, is_pure: bool = True
     ) -> list[Ref]:
         """Append an operator of several results."""
+        if not isinstance(kind, _MOVERS) and any(t.dtype.startswith("complex") for t in (*_types(inputs), *types)):
+            raise NoKindError(f"{type(kind).__name__} of complex numbers")
         outputs = [self.new_value(type_) for type_ in types]
         operator = Operator(
             self._unique_name(kind),
@@ -168,7 +194,13 @@ class Builder:
         return x if x.dtype == dtype else self.emit(Cast(), [x], ValueType(x.shape, dtype))
 
     def pointwise(self, op: str, *arguments: Ref | float, dtype: str | None = None, result: str | None = None) -> Ref:
-        """One elementwise operation over tensors and numbers, computed in ``dtype`` (default: the first tensor's)."""
+        """One elementwise operation over tensors and numbers, computed in ``dtype`` (default: the first tensor's).
+
+        Raises:
+            NoKindError: complex numbers, or a number that a step's constant, a float, cannot hold.
+        """
+        if any(not isinstance(a, Ref) and (isinstance(a, complex) or float(a) != a == a) for a in arguments):
+            raise NoKindError(f"{op} with {arguments}")
         inputs = [argument for argument in arguments if isinstance(argument, Ref)]
         places = iter(range(len(inputs)))
         step = Step(op, tuple(next(places) if isinstance(a, Ref) else float(a) for a in arguments))

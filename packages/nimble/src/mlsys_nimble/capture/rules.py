@@ -10,10 +10,13 @@ A family of operators is a file here; :data:`FAMILIES` lists them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
+from inspect import Signature, signature
 from typing import Any
+
+from mlsys_nimble.capture.builder import Builder, NoKindError
 
 Rule = Callable[..., Any]
 
@@ -51,6 +54,23 @@ def _rules() -> dict[str, Rule]:
     for family in FAMILIES:
         import_module(f"mlsys_nimble.capture.rules_{family}")
     return _RULES
+
+
+def apply_rule(rule: Rule, builder: Builder, result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What a rule gives; ``NotImplemented``, too, where it has no kind for this use, or does not know an argument."""
+    try:
+        _signature(rule).bind(builder, result, *args, **kwargs)
+    except TypeError:
+        return NotImplemented
+    try:
+        return rule(builder, result, *args, **kwargs)
+    except NoKindError:  # what it has emitted so far is read by nobody
+        return NotImplemented
+
+
+@cache
+def _signature(rule: Rule) -> Signature:
+    return signature(rule)
 
 
 def find_rule(name: str) -> Rule | None:

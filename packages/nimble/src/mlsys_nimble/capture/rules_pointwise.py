@@ -39,16 +39,8 @@ def compute_dtype(result: ValueType, operands: tuple[Operand, ...]) -> str:
 
 def elementwise(b: Builder, result: ValueType, op: str, *operands: Operand) -> Any:
     """One step over tensors and numbers, promoted as torch does."""
-    dtype = compute_dtype(result, operands)
-    if dtype.startswith("complex") or any(isinstance(item, complex) or _is_inexact(item) for item in operands):
-        return NotImplemented
-    made = b.pointwise(op, *operands, dtype=dtype, result=result.dtype)
+    made = b.pointwise(op, *operands, dtype=compute_dtype(result, operands), result=result.dtype)
     return b.expand(made, result.shape)
-
-
-def _is_inexact(operand: Operand) -> bool:
-    """An integer that a step's constant, a float, cannot hold."""
-    return isinstance(operand, int) and int(float(operand)) != operand
 
 
 def _unary(op: str, *, floats_only: bool) -> Rule:
@@ -90,7 +82,7 @@ def _sum(op: str) -> Rule:
 
 rule("aten.add")(_sum("add"))
 rule("aten.sub", "aten.subtract")(_sum("sub"))
-rule("aten.rsub")(lambda b, result, x, y: elementwise(b, result, "sub", y, x))
+rule("aten.rsub")(lambda b, result, x, y, alpha=1: _sum("sub")(b, result, y, x, alpha))
 
 
 @rule("aten.div", "aten.divide", "aten.true_divide")
@@ -191,8 +183,6 @@ rule("aten.hardtanh")(lambda b, result, x, low=-1, high=1: _clamp(b, result, x, 
 
 @rule("aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scalar")
 def _where(b: Builder, result: ValueType, condition: Ref, x: Operand, y: Operand) -> Any:
-    if _is_inexact(x) or _is_inexact(y) or result.dtype.startswith("complex"):
-        return NotImplemented
     made = b.pointwise("where", condition, x, y, dtype=result.dtype, result=result.dtype)
     return b.expand(made, result.shape)
 
@@ -210,6 +200,8 @@ def _threshold(b: Builder, result: ValueType, x: Ref, threshold: float, value: f
 
 @rule("aten.lerp.Scalar")
 def _lerp(b: Builder, result: ValueType, start: Ref, end: Ref, weight: float) -> Any:
+    if isinstance(weight, complex):
+        return NotImplemented
     steps = (Step("sub", (1, 0)), Step("mul", (-1, float(weight))), Step("add", (0, -2)))
     return b.emit(Pointwise(steps, result.dtype), [start, end], result) if abs(weight) < 0.5 else NotImplemented
 

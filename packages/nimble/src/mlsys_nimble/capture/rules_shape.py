@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from mlsys_nimble.capture.builder import Builder, Ref
 from mlsys_nimble.capture.rules import rule
-from mlsys_nimble.operators import Pad
+from mlsys_nimble.operators import Aten, Input, Pad
 from mlsys_nimble.program import ValueType
 
 
@@ -103,6 +105,15 @@ def _split(b: Builder, results: list[ValueType], x: Ref, sizes: Any, dim: int = 
     return parts
 
 
+@rule("aten.as_strided", "aten.as_strided_copy")
+def _as_strided(
+    b: Builder, result: ValueType, x: Ref, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> Ref:
+    """Elements by number: where ``x`` itself will lie is not known yet. The tracer has seen that it lies row by row."""
+    numbers = torch.arange(x.type.numel, device=b.device).as_strided(size, stride, offset or 0).contiguous()
+    return b.emit(Aten("aten.take.default", (Input(0), Input(1))), [x, b.constant(numbers)], result)
+
+
 @rule("aten.expand", "aten.expand_as", "aten.broadcast_to")
 def _expand(b: Builder, result: ValueType, x: Ref, *args: Any, **kwargs: Any) -> Ref:
     return b.expand(x, result.shape)
@@ -194,6 +205,8 @@ def _upsample_nearest(b: Builder, result: ValueType, x: Ref, *args: Any) -> Any:
 def _constant_pad(b: Builder, result: ValueType, x: Ref, pad: Sequence[int], value: float = 0) -> Any:
     pairs = list(zip(pad[::2], pad[1::2], strict=True))
     amounts = [(0, 0)] * (x.rank - len(pairs)) + pairs[::-1]
+    if isinstance(value, complex) or float(value) != value == value:
+        return NotImplemented
     return b.emit(Pad(tuple(amounts), float(value)), [x], result)
 
 

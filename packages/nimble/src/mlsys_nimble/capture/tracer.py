@@ -18,8 +18,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mlsys_nimble.capture.aliases import Group, Member, read, shares_memory, steps_between, write
-from mlsys_nimble.capture.builder import Builder, Ref, type_of
-from mlsys_nimble.capture.rules import find_rule
+from mlsys_nimble.capture.builder import Builder, Ref, dtype_name, type_of
+from mlsys_nimble.capture.functional import as_functional, is_write
+from mlsys_nimble.capture.rules import apply_rule, find_rule
 from mlsys_nimble.capture.sources import Site
 from mlsys_nimble.errors import refuse
 from mlsys_nimble.operators import Aten, Copy, Input
@@ -30,6 +31,18 @@ _BRANCH = (
 )
 _SHAPE = "Use a mask of fixed shape in its place, or prepare with fallback='eager'."
 _WHOLE = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
+
+
+_ANY_STRIDES = (
+    "conv",
+    "upsample",
+    "max_pool",
+    "avg_pool",
+    "adaptive_",
+    "native_batch_norm",
+    "batch_norm",
+    "_native_batch",
+)
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -93,40 +106,41 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         self.builder.site = self._site()
         name = str(func)
-        written = [index for index, argument in enumerate(func._schema.arguments) if _is_write(argument)]
-        if written:
-            return self._run_in_place(func, name, written, args, kwargs)
+        if any(map(is_write, func._schema.arguments)):
+            return self._run_written(func, name, args, kwargs)
         self._refuse_data_dependence(func, name, args)
+        if name.startswith("aten.as_strided"):
+            self._refuse_strides(args[0])
         rule = find_rule(name)
-        if rule is None and func._can_decompose() and func._schema.name.removeprefix("aten::") not in _WHOLE:
+        if rule is None and func._can_decompose() and not _is_whole(func):
             with self:
                 return func.decompose(*args, **kwargs)
         refs = self._refs(args), self._refs(kwargs)
         result = func(*args, **kwargs)
         if isinstance(result, torch.Tensor | list | tuple):
-            self._record(func, name, rule, result, refs, [t for t in tree_leaves((args, kwargs)) if _is_tensor(t)])
+            self._record(func, name, result, refs, [t for t in tree_leaves((args, kwargs)) if _is_tensor(t)])
         return result
 
-    def _record(
-        self, func: Any, name: str, rule: Any, result: Any, refs: tuple[Any, Any], tensors: list[torch.Tensor]
-    ) -> None:
+    def _record(self, func: Any, name: str, result: Any, refs: tuple[Any, Any], tensors: list[torch.Tensor]) -> None:
         single = isinstance(result, torch.Tensor)
         results = [result] if single else [part for part in result if part is not None]  # a gradient nobody asked for
         if not all(isinstance(tensor, torch.Tensor) for tensor in results):
             raise refuse(f"{name} returns more than tensors", self.builder.site.source, "Keep it out of the model.")
-        made = self._emit(func, name, rule, [type_of(t, self.builder.site.source) for t in results], refs, single)
+        types = [type_of(tensor, self.builder.site.source) for tensor in results]
+        made = self._emit(func, types, refs, tensors, single=single)
         for tensor, ref in zip(results, made, strict=True):
             self._track(tensor, ref, tensors)
 
     def _emit(
-        self, func: Any, name: str, rule: Any, types: list[Any], refs: tuple[Any, Any], single: bool
+        self, func: Any, types: list[Any], refs: tuple[Any, Any], tensors: list[torch.Tensor], *, single: bool
     ) -> list[Ref]:
         """Operators for one dispatched operator: by its rule, else one that torch runs."""
+        name = str(func)
+        rule = find_rule(name)
         if rule is not None:
-            made = rule(self.builder, types[0] if single else types, *refs[0], **refs[1])
-            if made is not NotImplemented:
-                made = [made] if single else made
-                assert [ref.type for ref in made] == types, (name, made, types)
+            made = apply_rule(rule, self.builder, types[0] if single else types, *refs)
+            made = [made] if single else made
+            if made is not NotImplemented and [getattr(ref, "type", None) for ref in made] == types:
                 return list(made)
         inputs: list[Ref] = []
 
@@ -138,30 +152,36 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         arguments = tuple(map(encode, refs[0]))
         keywords = tuple((key, encode(value)) for key, value in refs[1].items())
+        even = () if _takes_any_strides(name) else [i for i, t in enumerate(tensors) if t.is_contiguous()]
         is_pure = torch.Tag.nondeterministic_seeded not in func.tags
-        return self.builder.emit_many(Aten(name, arguments, keywords), inputs, types, is_pure=is_pure)
+        return self.builder.emit_many(Aten(name, arguments, keywords, tuple(even)), inputs, types, is_pure=is_pure)
 
-    def _run_in_place(
-        self, func: Any, name: str, written: list[int], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
-        """``x.add_(y)`` is ``add(x, y)``, written to x and to what shares its memory."""
+    def _run_written(self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """``x.add_(y)`` and ``add(x, y, out=x)`` are ``add(x, y)``, written to x and to what shares its memory."""
         site = self.builder.site.source
-        target = args[0] if args else None
-        functional = _functional(func)
-        is_plain = written == [0] and isinstance(target, torch.Tensor) and torch.Tag.inplace_view not in func.tags
-        if functional is None or not is_plain:
+        call = None if torch.Tag.inplace_view in func.tags else as_functional(func, args, kwargs)
+        if (call is None or find_rule(str(call.function)) is None) and func._can_decompose() and not _is_whole(func):
+            with self:
+                return func.decompose(*args, **kwargs)
+        if call is None:
             raise refuse(f"{name} changes its arguments in place", site, "Use an operator that returns a new tensor.")
-        refs = self._refs(args), self._refs(kwargs)
-        assert target is not None
-        self._save(target)
-        result = func(*args, **kwargs)
-        type_ = type_of(target, site)
-        if type_ != refs[0][0].type:
+        self._refuse_data_dependence(call.function, name, call.args)
+        refs = self._refs(call.args), self._refs(call.kwargs)
+        before = [self.ref(target).type for target in call.targets]
+        made = call.function(*call.args, **call.kwargs)  # shows the dtypes that are computed in
+        results = [made] if isinstance(made, torch.Tensor) else list(made)
+        for target in call.targets:
+            self._save(target)
+        returned = func(*args, **kwargs)
+        if [type_of(target, site) for target in call.targets] != before:
             raise refuse(f"{name} changes the shape of its argument", site, "Make a new tensor in its place.")
-        rule = find_rule(str(functional))
-        new = self._emit(functional, str(functional), rule, [type_], refs, True)[0]
-        write(self._members[target], new, self.builder)
-        return result
+        types = [type_of(result, site) for result in results]
+        tensors = [leaf for leaf in tree_leaves((call.args, call.kwargs)) if _is_tensor(leaf)]
+        news = self._emit(call.function, types, refs, tensors, single=isinstance(made, torch.Tensor))
+        for target, new in zip(call.targets, news, strict=True):
+            new = self.builder.cast(new, dtype_name(target.dtype))
+            write(self._members[target], self.builder.expand(new, tuple(target.shape)), self.builder)
+        return returned
 
     def _track(self, tensor: torch.Tensor, ref: Ref, arguments: list[torch.Tensor]) -> None:
         """Note which value a result is, and which argument's memory it shares."""
@@ -215,6 +235,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         raise refuse(f"{name}: the shape of its result depends on values", site, _SHAPE)
 
+    def _refuse_strides(self, tensor: torch.Tensor) -> None:
+        """Refuse a view by strides of what does not lie row by row from the start of its memory."""
+        if tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size():
+            return
+        what = "as_strided of a tensor that is itself a view, or does not lie row by row"
+        raise refuse(what, self.builder.site.source, "Call contiguous().clone() before, or use slices and expand.")
+
 
 class LeakGuard(TorchFunctionMode):
     """Refuses the ways by which values leave torch without an operator being dispatched."""
@@ -237,18 +264,15 @@ class LeakGuard(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _is_write(argument: Any) -> bool:
-    return argument.alias_info is not None and bool(argument.alias_info.is_write)
-
-
 def _is_tensor(item: Any) -> bool:
     return isinstance(item, torch.Tensor)
 
 
-def _functional(func: Any) -> Any:
-    """``aten.add_.Tensor`` -> ``aten.add.Tensor``; None where there is no such operator."""
-    namespace, _, name = func._schema.name.partition("::")
-    if not name.endswith("_") or name.endswith("__"):
-        name = {"__ior__": "bitwise_or", "__iand__": "bitwise_and", "__ixor__": "bitwise_xor"}.get(name, "")
-    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None) if name else None
-    return getattr(packet, func._overloadname, None) if packet is not None else None
+def _takes_any_strides(name: str) -> bool:
+    """Whether torch runs an operator well on images that lie channels last, whatever eager had."""
+    return name.removeprefix("aten.").startswith(_ANY_STRIDES)
+
+
+def _is_whole(func: Any) -> bool:
+    """Whether a composite operator is recorded as it is: torch is faster with the whole."""
+    return func._schema.name.removeprefix("aten::") in _WHOLE

@@ -81,6 +81,7 @@ struct Attention {
     View out;      // [B, H, L, E]
     float scale;
     int32_t is_causal;
+    int32_t has_zero_rows;  // a query whose scores are all -infinity gives 0, not NaN
 };
 
 // A panel's width of queries at a time. Scores stand as [S][queries]: keys are the product's rows, queries its packed
@@ -174,12 +175,14 @@ class AttentionKernel : public Kernel {
             float* column = scores + v * LANES;
             vf most = splat(-INFINITY), total{};
             for (int64_t s = 0; s < seen; s++) most = larger(load(column + s * PAIR), most);
+            const vi blind = a.has_zero_rows ? most == splat(-INFINITY) : vi{};
+            most = chosen(blind, vf{}, most);
             for (int64_t s = 0; s < seen; s++) {
                 const vf e = exp(load(column + s * PAIR) - most);
                 total += e;
                 store(column + s * PAIR, e);
             }
-            const vf scale = splat(1.0f) / total;
+            const vf scale = chosen(blind & (total == vf{}), vf{}, splat(1.0f) / total);
             for (int64_t s = 0; s < seen; s++) store(column + s * PAIR, load(column + s * PAIR) * scale);
         }
         constexpr int64_t BLOCK = 16;

@@ -212,7 +212,8 @@ def attention(
     assert all(view.shape[-1] == 1 or view.strides[-1] == 1 for view in (k, v, out))
     wanted = (*q.shape[:3], k.shape[2])
     masked = None if mask is None else loops.broadcast(mask, wanted)
-    struct = AttentionStruct(*(view_struct(view) for view in (q, k, v, masked, out)), kind.scale, kind.is_causal)
+    views = (view_struct(view) for view in (q, k, v, masked, out))
+    struct = AttentionStruct(*views, kind.scale, kind.is_causal, kind.has_zero_rows)
     return Kernel(library or load(), "attention", struct)
 
 

@@ -244,6 +244,7 @@ class AttentionStruct(Structure):
         ("out", ViewStruct),
         ("scale", c_float),
         ("is_causal", c_int32),
+        ("has_zero_rows", c_int32),
     ]
 
 

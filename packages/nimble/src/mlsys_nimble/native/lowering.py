@@ -16,7 +16,7 @@ from mlsys_nimble.native import convolutions, kernels
 from mlsys_nimble.native.images import SPACE
 from mlsys_nimble.native.library import DTYPES, MAX_RANK, Kernel, View, load_bf16
 from mlsys_nimble.program import Operator, ValueId
-from mlsys_nimble.strides import dense, row_major
+from mlsys_nimble.strides import reshaped
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,16 @@ def kernel_for(operator: Operator, views: Mapping[ValueId, View], constants: Map
     exact = {"float32", "bool", "int32", "uint8"} if isinstance(operator.kind, kinds.Pointwise) else {"float32"}
     if isinstance(operator.kind, _EXACT_ONLY) and any(view.dtype not in exact for view in every):
         return None
+    if isinstance(operator.kind, kinds.Pointwise) and not _is_exact(operator.kind):
+        return None
     return lower(call)
+
+
+def _is_exact(kind: kinds.Pointwise) -> bool:
+    """Whether the kernel, which computes integers in double, gives what integers that wrap around give."""
+    if kind.dtype in ("float32", "bool"):
+        return True
+    return all(step.op in _NEVER_WRAP for step in kind.steps)
 
 
 def other_kernels(
@@ -133,9 +142,11 @@ def _copy(call: _Call) -> Kernel:
 
 
 def _reshape(call: _Call) -> Kernel:
-    """Where the layout found no strides: the result lies row by row, so its elements can be told as the input's."""
+    """Where the layout found no strides: a copy, with the result's elements told as the input's."""
     shape = call.inputs[0].shape
-    return kernels.copy(call.inputs[0], call.out.reshaped(shape, dense(shape, row_major(len(shape)))))
+    strides = reshaped(call.out.shape, call.out.strides, shape)
+    assert strides is not None, "the layout puts such a result where it can be told so"
+    return kernels.copy(call.inputs[0], call.out.reshaped(shape, strides))
 
 
 def _pad(call: _Call) -> Kernel:
@@ -198,6 +209,12 @@ def _rows(view: View) -> View:
     return view.reshaped((rows, view.shape[-1]), (lead[-1] if lead else view.shape[-1], view.strides[-1]))
 
 
+_NEVER_WRAP = frozenset(
+    {
+        *("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not"),
+        *("where", "maximum", "minimum", "relu", "sign"),
+    }
+)
 _EXACT_ONLY = (  # computed in single precision
     *(kinds.Convolution, kinds.Separable, kinds.Linear, kinds.MatMul, kinds.Attention, kinds.Pool, kinds.Reduce),
     *(kinds.Softmax, kinds.LayerNorm, kinds.Pointwise),

@@ -62,7 +62,9 @@ def _affine_form(rewriter: Rewriter, operator: Operator) -> Affine | None:
         results.append(_applied(step.op, arguments))
         if results[-1] is None:
             return None
-    return Affine(x, *results[-1]) if isinstance(results[-1], tuple) else None
+    if not isinstance(results[-1], tuple) or not all(bool(amount.isfinite().all()) for amount in results[-1]):
+        return None  # infinity times a weight of either sign would be no number, where y / 0 is infinite
+    return Affine(x, *results[-1])
 
 
 def _applied(op: str, arguments: list[Any]) -> Any:
@@ -104,13 +106,18 @@ def _fold_backward(rewriter: Rewriter, place: int, operator: Operator, form: Aff
             rewriter.replace(place, replace(operator, kind=product, inputs=main.inputs, name=main.name))
             rewriter.drop(main)
         return
-    dim = main.kind.dim if isinstance(main.kind, Concat) else _output_dim(main, type_)
+    if isinstance(main.kind, Concat):
+        dim = main.kind.dim
+    elif _is_foldable(rewriter, main):
+        dim = _output_dim(main, type_)
+    else:
+        return
     scale, shift = (_along(t, len(type_.shape), dim, type_.shape[dim]) for t in form[1:])
     if scale is None or shift is None:
         return
     if isinstance(main.kind, Concat):
         _fold_into_parts(rewriter, place, operator, main, scale, shift)
-    elif _is_foldable(rewriter, main):
+    else:
         kind, inputs = _scaled_output(rewriter, main, scale, shift)
         rewriter.replace(place, replace(operator, kind=kind, inputs=inputs, name=main.name))
         rewriter.drop(main)

@@ -39,7 +39,7 @@ def find_attention(program: Program) -> Program:
         *batch, depth, length = type_.shape
         swapped = ValueType((*batch, length, depth), type_.dtype)
         k = rewriter.insert(place, f"{operator.name}.keys", Permute((0, 1, 3, 2)), (keys,), swapped)
-        kind = Attention(scores.scale, is_causal=False, has_mask=scores.mask is not None)
+        kind = Attention(scores.scale, is_causal=False, has_mask=scores.mask is not None, has_zero_rows=False)
         mask = () if scores.mask is None else (scores.mask,)
         rewriter.replace(place, replace(operator, kind=kind, inputs=(q, k, operator.inputs[1], *mask)))
         for done in (weights, *scores.between, scores.product):
