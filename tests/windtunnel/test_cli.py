@@ -44,7 +44,7 @@ def test_table(file: Path, capsys: pytest.CaptureFixture[str]):
 
 
 def test_json(file: Path, capsys: pytest.CaptureFixture[str]):
-    assert run(["windtunnel", "inspect", str(file), "--trust", "--json"]) == 0
+    assert run(["windtunnel", "inspect", str(file), "--trust-code", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["input"] == {"width": 3, "columns": None}
     kinds = [operator["kind"] for operator in report["operators"]]
@@ -58,7 +58,7 @@ def test_json(file: Path, capsys: pytest.CaptureFixture[str]):
 def test_members_of_a_meta_estimator_are_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     parts = [("line", LogisticRegression()), ("wide", make_pipeline(StandardScaler(), LogisticRegression()))]
     joblib.dump(VotingClassifier(parts, voting="soft").fit(X, y), tmp_path / "vote.joblib")
-    assert run(["windtunnel", "inspect", str(tmp_path / "vote.joblib"), "--trust", "--json"]) == 0
+    assert run(["windtunnel", "inspect", str(tmp_path / "vote.joblib"), "--trust-code", "--json"]) == 0
     operators = json.loads(capsys.readouterr().out)["operators"]
     assert [operator["name"] for operator in operators] == [
         "line",
@@ -69,7 +69,7 @@ def test_members_of_a_meta_estimator_are_operators(tmp_path: Path, capsys: pytes
     assert operators[-1]["kind"] == "combine"
     assert operators[-1]["inputs"] == ["line", "wide/logisticregression"]
     assert [operator["methods"] for operator in operators] == [["predict_proba"], [], ["predict_proba"], []]
-    assert run(["windtunnel", "inspect", str(tmp_path / "vote.joblib"), "--trust"]) == 0
+    assert run(["windtunnel", "inspect", str(tmp_path / "vote.joblib"), "--trust-code"]) == 0
     assert "4 operators, 17 parameters" in capsys.readouterr().out, "a member's parameters are counted once"
 
 
@@ -77,7 +77,7 @@ def test_errors_are_one_line(file: Path, tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / "bad.skops").write_bytes(b"PK nonsense")
     skops.io.dump({"not": "an estimator"}, tmp_path / "dict.skops")
     for arguments, says in [
-        ([str(file)], "pass --trust"),
+        ([str(file)], "pass --trust-code"),
         ([str(tmp_path / "bad.skops")], "cannot be loaded"),
         ([str(tmp_path / "dict.skops")], "expected a fitted scikit-learn estimator and got dict"),
     ]:
@@ -138,7 +138,7 @@ def test_predict_answers_as_the_source(churn: Path, tmp_path: Path, data: str, m
 def test_predict_in_parts_and_without_names(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("mlsys_windtunnel.cli_predict.ROWS_AT_ONCE", 7)
     pd.DataFrame(X).to_parquet(tmp_path / "rows.parquet")
-    assert run(["windtunnel", "translate", str(file), "--trust", "-o", str(tmp_path / "model")]) == 0
+    assert run(["windtunnel", "translate", str(file), "--trust-code", "-o", str(tmp_path / "model")]) == 0
     arguments = [str(tmp_path / "model"), str(tmp_path / "rows.parquet"), "-o", str(tmp_path / "answers.parquet")]
     assert run(["windtunnel", "predict", *arguments]) == 0
     assert pd.read_parquet(tmp_path / "answers.parquet").prediction.tolist() == joblib.load(file).predict(X).tolist()
@@ -167,7 +167,7 @@ def test_foreign_parts_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     source = Pipeline([("f", FunctionTransformer(np.sinh)), ("m", LogisticRegression())]).fit(X, y)
     joblib.dump(source, tmp_path / "pipe.joblib")
     pd.DataFrame(X).to_csv(tmp_path / "rows.csv", index=False)
-    options = ["--trust", "--example", str(tmp_path / "rows.csv")]
+    options = ["--trust-code", "--example", str(tmp_path / "rows.csv")]
     assert run(["windtunnel", "translate", str(tmp_path / "pipe.joblib"), *options]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "declines the function sinh" in out

@@ -222,9 +222,9 @@ def test_files_that_are_none_of_ours_are_refused(source: Any, tmp_path: Path):
     torch.export.save(other, tmp_path / "other.pt2")
     torch.export.save(other, tmp_path / "bad.pt2", extra_files={HOST_FILE: '{"format": "x"}'})
     for name, says in [
-        ("missing.pt2", "no .pt2 file"),
-        ("text.pt2", "no .pt2 file"),
-        ("zip.pt2", "cannot be loaded"),
+        ("missing.pt2", "there is no file"),
+        ("text.pt2", "no zip archive"),
+        ("zip.pt2", "cannot be read safely"),
         ("other.pt2", "not written by WindTunnel"),
         ("bad.pt2", "description is damaged"),
     ]:

@@ -52,9 +52,9 @@ def test_skops_needs_no_trust(tmp_path: Path, pipe: Pipeline):
 def test_pickles_need_trust(tmp_path: Path, pipe: Pipeline, suffix: str):
     file = tmp_path / f"pipe{suffix}"
     joblib.dump(pipe, file)
-    with pytest.raises(InvalidInputError, match=r"any code while it loads.*--trust"):
+    with pytest.raises(InvalidInputError, match=r"any code while it loads.*--trust-code"):
         load_estimator(file)
-    np.testing.assert_array_equal(load_estimator(file, trust=True).predict(X), pipe.predict(X))
+    np.testing.assert_array_equal(load_estimator(file, trust_code=True).predict(X), pipe.predict(X))
 
 
 def test_a_malicious_pickle_does_not_run(tmp_path: Path):
@@ -63,27 +63,27 @@ def test_a_malicious_pickle_does_not_run(tmp_path: Path):
     with pytest.raises(InvalidInputError):
         load_estimator(file)
     assert not (tmp_path / "owned").exists()
-    load_estimator(file, trust=True)  # the file does what it says, so the refusal above was the guard
+    load_estimator(file, trust_code=True)  # the file does what it says, so the refusal above was the guard
     assert (tmp_path / "owned").exists()
 
 
 def test_untrusted_types_are_listed(tmp_path: Path):
     model = make_pipeline(FunctionTransformer(halve), RandomForestClassifier(2)).fit(X, y)
     skops.io.dump(model, tmp_path / "model.skops")
-    with pytest.raises(InvalidInputError, match=r"not trusted.*: [\w.]*halve; .*--trust"):
+    with pytest.raises(InvalidInputError, match=r"not trusted.*: [\w.]*halve; .*--trust-code"):
         load_estimator(tmp_path / "model.skops")
 
 
 def test_trust_loads_untrusted_types(tmp_path: Path):
     model = make_pipeline(FunctionTransformer(halve), RandomForestClassifier(2)).fit(X, y)
     skops.io.dump(model, tmp_path / "model.skops")
-    loaded = load_estimator(tmp_path / "model.skops", trust=True)
+    loaded = load_estimator(tmp_path / "model.skops", trust_code=True)
     np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
 
 
 def test_a_native_model_in_skops_needs_trust(tmp_path: Path):
     skops.io.dump(LGBMClassifier(n_estimators=2, verbose=-1).fit(X, y), tmp_path / "model.skops")
-    with pytest.raises(InvalidInputError, match=r"native code: lightgbm\.basic\.Booster, .*--trust"):
+    with pytest.raises(InvalidInputError, match=r"native code: lightgbm\.basic\.Booster, .*--trust-code"):
         load_estimator(tmp_path / "model.skops")
 
 
@@ -98,7 +98,7 @@ def test_damaged_files_are_refused(tmp_path: Path, pipe: Pipeline, suffix: str):
     for damaged in (b"", b"nonsense", whole[: len(whole) // 2], whole[10:]):
         file.write_bytes(damaged)
         with pytest.raises(InvalidInputError, match="cannot be loaded"):
-            load_estimator(file, trust=True)
+            load_estimator(file, trust_code=True)
 
 
 def test_other_files_are_refused(tmp_path: Path):

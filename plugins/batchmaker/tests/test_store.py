@@ -61,11 +61,13 @@ def test_damaged_directories(tmp_path: Path):
         load_model(tmp_path)
     manifest = save_model(lstm_model(num_words=5, hidden_size=4), tmp_path)
     whole = json.loads(manifest.read_text())
+    huge = {"class": "WordLSTMCell", "sizes": {"num_words": 1 << 50, "hidden_size": 4}}
     for change, says in [
         ({"format": "x"}, "another format"),
         ({"architecture": {"name": "os:system", "config": {}}}, "--trust-code"),
         ({"cells": [{**whole["cells"][0], "name": "../../x"}]}, "cell name"),
         ({"cells": []}, "at least one cell"),
+        ({"cells": [{**whole["cells"][0], "module": huge}]}, "not those of its weights"),
     ]:
         manifest.write_text(json.dumps({**whole, **change}))
         with pytest.raises(InvalidInputError, match=says):

@@ -131,7 +131,11 @@ def test_models_that_cannot_be_sliced_are_refused():
 
 @pytest.mark.parametrize(
     ("name", "content", "says"),
-    [("a.pt2", b"no program", "damaged"), ("a.txt", b"", "a .pt2 or .onnx file"), ("a.pt2", None, "damaged")],
+    [
+        ("a.pt2", b"no program", "no zip archive"),
+        ("a.txt", b"", "a .pt2 or .onnx file"),
+        ("a.pt2", None, "there is no file"),
+    ],
     ids=["damaged", "suffix", "missing"],
 )
 def test_bad_files_are_refused(

@@ -22,7 +22,8 @@ def test_an_exported_program(tmp_path: Path):
     path = tmp_path / "net.pt2"
     torch.export.save(torch.export.export(module, inputs), path)
     loaded = load_model(str(path))
-    torch.testing.assert_close(loaded.module(*loaded.inputs), module(*inputs))
+    torch.testing.assert_close(loaded.module(*inputs), module(*inputs))
+    assert [x.shape for x in loaded.inputs] == [x.shape for x in inputs]
 
 
 def test_a_function_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 def arguments(folder: Path, *more: str) -> list[str]:
     files = [str(folder / name) for name in ("source.joblib", "rows.csv")]
-    return ["fine-tune", *files, "-o", str(folder / "tuned"), "--trust", "--target", "label", *more]
+    return ["fine-tune", *files, "-o", str(folder / "tuned"), "--trust-code", "--target", "label", *more]
 
 
 def test_a_pipeline_is_trained_and_written_and_trained_further(folder: Path) -> None:

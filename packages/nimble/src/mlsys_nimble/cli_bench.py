@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from mlsys_core.cli.trust import TrustCode
 
 
 def bench(
@@ -22,6 +23,7 @@ def bench(
     output: Annotated[Path, typer.Option(help="Folder for the JSON, the page and the plot.")] = Path(
         "benchmarks/results"
     ),
+    trust_code: TrustCode = False,
 ) -> None:
     """Time Nimble against eager, torch.compile, AOTInductor, ONNX Runtime and OpenVINO on chapter 3's nets.
 
@@ -38,7 +40,7 @@ def bench(
     console = Console()
     context = BenchContext(console, quick, device, threads)
     wanted = [name.strip() for name in nets.split(",") if name.strip()]
-    section = run_nets(context, nets=wanted, peers=peers)
+    section = run_nets(context, nets=wanted, peers=peers, trust_code=trust_code)
     print_section(section, console)
     for path in write_results("nimble", section, context, output):
         console.print(f"wrote {path}", markup=False)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mlsys_core.cli.trust import TrustCode
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,6 +54,7 @@ def explain(
     ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Replay it and show where the time goes.")] = False,
     threads: Annotated[int, typer.Option(min=1, help="Workers of --trace and --profile.")] = 2,
+    trust_code: TrustCode = False,
 ) -> None:
     """Show what is decided about a model ahead of time: operators, streams, synchronisations, passes, memory.
 
@@ -77,7 +79,7 @@ def explain(
             if status is not None:
                 status.update(step)
 
-        net = load_model(model, batch=batch)
+        net = load_model(model, batch=batch, trust_code=trust_code)
         found = explained(net.module, net.inputs, progress=progress)
         executor: NativeExecutor | None = None
         if trace is not None or profile:

@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 TABLES = (".csv", ".csv.gz", ".parquet")
 
 
-def load_pipeline(path: Path, *, trust: bool, then: Callable[[Any], Result]) -> Result:
+def load_pipeline(path: Path, *, trust_code: bool, then: Callable[[Any], Result]) -> Result:
     """What ``then`` makes of the pipeline in a file; warnings on the way become notes on stderr, each once."""
     import warnings
 
@@ -28,7 +28,7 @@ def load_pipeline(path: Path, *, trust: bool, then: Callable[[Any], Result]) -> 
 
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")  # e.g. saved by another version of scikit-learn
-        result = then(load_estimator(path, trust=trust))
+        result = then(load_estimator(path, trust_code=trust_code))
     for text in dict.fromkeys(" ".join(str(note.message).split()) for note in notes):
         typer.echo(f"mlsys: note: {text}", err=True)
     return result

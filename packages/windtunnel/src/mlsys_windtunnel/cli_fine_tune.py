@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from mlsys_core.cli.trust import TrustPickles
 from mlsys_core.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -70,9 +71,7 @@ def fine_tune(
     processes: Annotated[int, typer.Option(min=1, help="Data-parallel processes.")] = 1,
     threads: Annotated[int | None, typer.Option(min=1, help="Of each process.")] = None,
     seed: Annotated[int, typer.Option(help="Of shuffling and the hold-out.")] = 0,
-    trust: Annotated[
-        bool, typer.Option(help="Load types that could run foreign code; only for files whose maker you trust.")
-    ] = False,
+    trust_code: TrustPickles = False,
 ) -> None:
     """Train a fitted pipeline further, as one network: encoders, scalers, trees and models together.
 
@@ -81,7 +80,7 @@ def fine_tune(
 
     Example: mlsys windtunnel fine-tune churn.skops january.parquet --target churned --eval february.parquet -o tuned
 
-    Example: mlsys windtunnel fine-tune churn.joblib january.csv --target churned -o tuned --trust --level L4 --epochs 5
+    Example: mlsys windtunnel fine-tune churn.joblib january.csv --target churned -o tuned --trust-code --epochs 5
     """
     from mlsys_windtunnel.artifact import refuse_foreign, save
     from mlsys_windtunnel.cli_data import check_table_path, read_table
@@ -111,7 +110,7 @@ def fine_tune(
         random_state=seed,
         verbose=True,
     )
-    module = _module(pipeline_file, trust=trust)
+    module = _module(pipeline_file, trust_code=trust_code)
     refuse_foreign(module.frontend, "train with fine_tune() and pickle its result")
     head = head_of(module)
     row_loss(loss, head)
@@ -136,12 +135,12 @@ def fine_tune(
     typer.echo(f"wrote {output}: {kept} ({result.metric} {result.best_score:.5f})")
 
 
-def _module(path: Path, *, trust: bool) -> WindTunnelModule:
+def _module(path: Path, *, trust_code: bool) -> WindTunnelModule:
     from mlsys_windtunnel.artifact import load
     from mlsys_windtunnel.cli_data import load_pipeline
     from mlsys_windtunnel.translation import translate
 
-    return load(path) if path.is_dir() else load_pipeline(path, trust=trust, then=translate)
+    return load(path) if path.is_dir() else load_pipeline(path, trust_code=trust_code, then=translate)
 
 
 def _split(frame: Any, target: str, path: Path, module: WindTunnelModule) -> tuple[Any, Any]:

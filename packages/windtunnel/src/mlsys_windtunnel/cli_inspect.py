@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mlsys_core.cli.trust import TrustPickles
 from mlsys_core.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -14,9 +15,7 @@ if TYPE_CHECKING:
 
 def inspect(
     pipeline_file: Annotated[Path, typer.Argument(metavar="PIPE", help="A fitted pipeline: .skops, .joblib or .pkl.")],
-    trust: Annotated[
-        bool, typer.Option(help="Load types that could run foreign code; only for files whose maker you trust.")
-    ] = False,
+    trust_code: TrustPickles = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE.html", help="Write a picture: the operators, and what they become.")
@@ -33,7 +32,7 @@ def inspect(
 
     if html is not None and (html.suffix != ".html" or not html.absolute().parent.is_dir()):
         raise InvalidInputError(f"{html}: give a name that ends in .html, in a folder that exists")
-    source = load_pipeline(pipeline_file, trust=trust, then=lambda fitted: fitted)
+    source = load_pipeline(pipeline_file, trust_code=trust_code, then=lambda fitted: fitted)
     graph = parse_pipeline(source)
     if html is not None:
         from mlsys_windtunnel.picture import picture

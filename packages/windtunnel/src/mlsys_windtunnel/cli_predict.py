@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from mlsys_core.cli.trust import TrustCode
 from mlsys_core.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ def predict(
         Path, typer.Option("--output", "-o", metavar="FILE", help="Where answers go: .csv, .csv.gz or .parquet.")
     ],
     proba: Annotated[bool, typer.Option("--proba", help="Add a column with the probability of each class.")] = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Answer the rows of a file: a column "prediction", or the features of a pipeline without a predictor.
 
@@ -37,7 +39,7 @@ def predict(
     suffix = check_table_path(output)
     if not output.absolute().parent.is_dir():
         raise InvalidInputError(f"{output}: there is no folder {output.absolute().parent}")
-    answering = load_model(model)
+    answering = load_model(model, trust_code=trust_code)
     if proba and not hasattr(answering, "predict_proba"):
         raise InvalidInputError(f"{model} gives no probabilities; leave --proba out")
     rows = read_table(data, answering.frontend)
@@ -46,8 +48,8 @@ def predict(
     typer.echo(f"{len(rows):,} rows answered in {output}")
 
 
-def load_model(path: Path) -> Any:
-    """What answers from a folder, a ``.pt2`` or an ONNX file.
+def load_model(path: Path, *, trust_code: bool = False) -> Any:
+    """Load what answers from a folder, a ``.pt2`` or an ONNX file.
 
     Raises:
         InvalidInputError: it is none of these, or damaged.
@@ -55,7 +57,7 @@ def load_model(path: Path) -> Any:
     if path.suffix == ".pt2":
         from mlsys_windtunnel.export.pt2 import load_pt2
 
-        return load_pt2(path)
+        return load_pt2(path, trust_code=trust_code)
     if path.suffix == ".onnx":
         from mlsys_windtunnel.export.onnx import load_onnx
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from mlsys_core.cli.trust import TrustPickles
 from mlsys_core.errors import InvalidInputError, MlsysError
 
 if TYPE_CHECKING:
@@ -37,9 +38,7 @@ def translate(
     float32: Annotated[
         bool, typer.Option("--float32", help="Compute in float32: smaller, faster, less exact.")
     ] = False,
-    trust: Annotated[
-        bool, typer.Option(help="Load types that could run foreign code; only for files whose maker you trust.")
-    ] = False,
+    trust_code: TrustPickles = False,
 ) -> None:
     """Translate a fitted pipeline into a trainable network that answers as it does.
 
@@ -48,7 +47,7 @@ def translate(
 
     Example: mlsys windtunnel translate churn.skops -o churn --check customers.parquet
 
-    Example: mlsys windtunnel translate churn.joblib --trust --pt2 churn.pt2 --onnx churn.onnx
+    Example: mlsys windtunnel translate churn.joblib --trust-code --pt2 churn.pt2 --onnx churn.onnx
     """
     from rich.console import Console
 
@@ -60,7 +59,7 @@ def translate(
             if not path.is_file():
                 raise InvalidInputError(f"{path} is not a file")
     _check_targets(output, pt2, onnx)
-    source = load_pipeline(pipeline_file, trust=trust, then=lambda fitted: fitted)
+    source = load_pipeline(pipeline_file, trust_code=trust_code, then=lambda fitted: fitted)
     module, graph = _translated(source, None if example is None else read_table(example), float32=float32)
     print_operators(graph, module, Console())
     x = None

@@ -44,29 +44,31 @@ _KNOWN = {
 KNOWN_TYPES = frozenset(f"{module}.{name}" for module, names in _KNOWN.items() for name in names.split())
 
 
-def load_estimator(path: Path, *, trust: bool = False) -> Any:
-    """The estimator in a ``.skops``, ``.joblib``, ``.pkl`` or ``.pickle`` file.
+def load_estimator(path: Path, *, trust_code: bool = False, trust: bool = False) -> Any:
+    """Load the estimator of a ``.skops``, ``.joblib``, ``.pkl`` or ``.pickle`` file.
 
     Args:
         path: The file.
-        trust: Load what could run foreign code or crash the process. Only for files whose maker is trusted.
+        trust_code: Load what could run foreign code or crash the process. Only for files whose maker is trusted.
+        trust: The option's old name.
 
     Raises:
-        InvalidInputError: no such file, another kind of file, damaged, or not to be loaded without ``trust``.
+        InvalidInputError: no such file, another kind of file, damaged, or not to be loaded without ``trust_code``.
     """
     if not path.is_file():
         raise InvalidInputError(f"{path} is not a file; give a fitted pipeline saved by skops or joblib")
+    trust_code = trust_code or trust
     suffix = path.suffix.lower()
     if suffix == ".skops":
-        return _load_skops(path, trust=trust)
+        return _load_skops(path, trust_code=trust_code)
     if suffix not in _PICKLES:
         raise InvalidInputError(
             f"{path}: cannot load {suffix or 'a file without suffix'}; give .skops, {', '.join(_PICKLES)}"
         )
-    if not trust:
+    if not trust_code:
         raise InvalidInputError(
             f"{path} is a {suffix.removeprefix('.')} file, which can run any code while it loads; if you trust its "
-            "maker, pass --trust (trust=True); skops files are safe to load"
+            "maker, pass --trust-code (trust_code=True); skops files are safe to load"
         )
     import joblib
 
@@ -74,7 +76,7 @@ def load_estimator(path: Path, *, trust: bool = False) -> Any:
         return joblib.load(path)
 
 
-def _load_skops(path: Path, *, trust: bool) -> Any:
+def _load_skops(path: Path, *, trust_code: bool) -> Any:
     import skops.io
 
     from mlsys_windtunnel.tree_safety import check_trees
@@ -82,14 +84,14 @@ def _load_skops(path: Path, *, trust: bool) -> Any:
     with _damage_as_error(path):
         untrusted = skops.io.get_untrusted_types(file=path)
     unknown = [name for name in untrusted if name not in KNOWN_TYPES]
-    if unknown and not trust:
+    if unknown and not trust_code:
         raise InvalidInputError(
             f"{path} holds types that are not trusted, since they could run foreign or unchecked native code: "
-            f"{', '.join(unknown)}; if you know them and trust the file's maker, pass --trust (trust=True)"
+            f"{', '.join(unknown)}; if you know them and trust the file's maker, pass --trust-code (trust_code=True)"
         )
     with _damage_as_error(path):
         loaded = skops.io.load(path, trusted=untrusted)
-        if not trust:
+        if not trust_code:
             check_trees(loaded)
     return loaded
 

@@ -117,5 +117,5 @@ def _check(is_sound: Any) -> None:
     if not is_sound:
         raise InvalidInputError(
             "a tree in it points outside its tables, so it is damaged or forged; if you trust its maker all the same, "
-            "pass --trust (trust=True)"
+            "pass --trust-code (trust_code=True)"
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mlsys_core.cli.trust import TrustCode
 
 if TYPE_CHECKING:
     from mlsys_core.profiling.profile_table import ProfileTable
@@ -108,7 +109,7 @@ def serve(
     ),
     max_waiting: Annotated[int, typer.Option(help="Requests that may wait for room; then 503.", min=0)] = 4096,
     compiler: Annotated[str, typer.Option(help="Of cells: a registered name, eager, or auto.")] = "auto",
-    trust_code: Annotated[bool, typer.Option(help="Let manifests name architectures of other packages.")] = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Serve models, by their folders' names, over the Open Inference Protocol: REST, and gRPC with --grpc-port.
 

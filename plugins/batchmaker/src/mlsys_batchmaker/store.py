@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.lazy import resolve
+from mlsys_core.pt2.program import load_program
 from torch import Tensor, nn
 
 from mlsys_batchmaker.cell import Cell, export
@@ -134,8 +135,8 @@ def load_model(directory: Path, *, name: str | None = None, trust_code: bool = F
     Args:
         directory: holds a manifest.
         name: instead of the manifest's.
-        trust_code: let the manifest name an architecture of any installed package, as ``package.module:Class``; that
-            package's code then runs.
+        trust_code: let the manifest name an architecture of any installed package, as ``package.module:Class``, and
+            cells hold what needs ``torch.export.load``; code then runs.
 
     Raises:
         InvalidInputError: the directory holds no model, a damaged one, or one whose parts do not fit together.
@@ -148,7 +149,7 @@ def load_model(directory: Path, *, name: str | None = None, trust_code: bool = F
         if manifest.get("format") != FORMAT or manifest.get("version") != 1:
             raise InvalidInputError(f"{directory / MANIFEST} is of another format than {FORMAT}, version 1")
         weights = load_file(directory / WEIGHTS)
-        cells = [_load_cell(directory, entry, weights) for entry in manifest["cells"]]
+        cells = [_load_cell(directory, entry, weights, trust_code=trust_code) for entry in manifest["cells"]]
         architecture = _architecture(manifest["architecture"], trust_code=trust_code)
         return Model(name or manifest["name"], cells, architecture, max_cells=manifest["max_cells"])
     except (OSError, json.JSONDecodeError, KeyError, TypeError, AttributeError, SafetensorError, RuntimeError) as error:
@@ -158,7 +159,7 @@ def load_model(directory: Path, *, name: str | None = None, trust_code: bool = F
         ) from error
 
 
-def _load_cell(directory: Path, entry: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Cell:
+def _load_cell(directory: Path, entry: Mapping[str, Any], weights: Mapping[str, Tensor], *, trust_code: bool) -> Cell:
     spec = CellSpec(
         name=entry["name"],
         inputs=_ports(entry["inputs"]),
@@ -171,15 +172,25 @@ def _load_cell(directory: Path, entry: Mapping[str, Any], weights: Mapping[str, 
     file = directory / "cells" / f"{spec.name}.pt2"  # not whatever path the manifest names
     prefix = f"{spec.name}."
     own = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
-    exported = Cell(spec, ExportedCell(torch.export.load(file).module(), own, (spec.inputs, spec.outputs)).eval())
+    program = load_program(file, trust_code=trust_code).program.module()
+    exported = Cell(spec, ExportedCell(program, own, (spec.inputs, spec.outputs)).eval())
     module = entry["module"]
     if module is None or module["class"] not in _CLASSES:
         return exported
+    _require_sizes(_CLASSES[module["class"]], module["sizes"], own, spec.name)
     made = _CLASSES[module["class"]](**module["sizes"])
     made.load_state_dict(own)
     cell = Cell(spec, made.eval())
     _require_equal(cell, exported)
     return cell
+
+
+def _require_sizes(kind: type[nn.Module], sizes: Mapping[str, int], weights: Mapping[str, Tensor], name: str) -> None:
+    """Refuse sizes that are not those of the weights, before memory is taken for them."""
+    with torch.device("meta"):
+        expected = {key: value.shape for key, value in kind(**sizes).state_dict().items()}
+    if expected != {key: value.shape for key, value in weights.items()}:
+        raise InvalidInputError(f"cell {name!r}: the sizes in the manifest are not those of its weights")
 
 
 def _require_equal(cell: Cell, exported: Cell) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mlsys_core.cli.trust import TrustCode
 
 if TYPE_CHECKING:
     from mlsys_dvabatch.baselines import BaselineResult
@@ -86,6 +87,7 @@ def serve(
     slice_at: Annotated[str, typer.Option(help="time: even stages; diversity: where preferred sizes change.")] = "time",
     compiler: Annotated[str | None, typer.Option(help="Compile each stage with this compiler.")] = None,
     threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1)] = None,
+    trust_code: TrustCode = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of REST; 0 takes a free one.", min=0, max=65535)] = 8000,
     grpc_port: Annotated[int | None, typer.Option(help="Port of gRPC; 0 takes a free one.", min=0, max=65535)] = None,
@@ -123,6 +125,7 @@ def serve(
                 shape=parse_shape(shape),
                 compiler=compiler,
                 slice_at=slice_at,
+                trust_code=trust_code,
             )
         served.append(
             ServedModel(
@@ -151,6 +154,7 @@ def profile(
     max_batch: Annotated[int, typer.Option(help="Largest batch.", min=1, max=64)] = 64,
     shape: Annotated[str | None, typer.Option(help="Shape of one request, for ONNX files: 3,224,224.")] = None,
     slice_at: Annotated[str, typer.Option(help="time: even stages; diversity: where preferred sizes change.")] = "time",
+    trust_code: TrustCode = False,
 ) -> None:
     """Measure a model: what its stages cost at each batch size, its diversities, and the policy that follows.
 
@@ -169,6 +173,7 @@ def profile(
         max_batch_size=max_batch,
         shape=parse_shape(shape),
         slice_at=slice_at,
+        trust_code=trust_code,
     )
 
 

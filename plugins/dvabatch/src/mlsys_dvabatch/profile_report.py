@@ -28,13 +28,14 @@ def report(
     max_batch_size: int = 64,
     shape: tuple[int, ...] | None = None,
     slice_at: str = "time",
+    trust_code: bool = False,
 ) -> None:
     """Profile a model and print what came out."""
     operators = None
     num_stages = stages
     with Progress(console=Console(stderr=True), transient=True) as bar:
         if Path(name).suffix in (".pt2", ".onnx") or _is_vision(name):
-            program = open_program(name, shape)
+            program = open_program(name, shape, trust_code=trust_code)
             task = bar.add_task("operators")
             sizes = tuple(size for size in BATCH_SIZES if size <= max_batch_size)
             operators = profile_operators(
@@ -50,7 +51,7 @@ def report(
                 )
                 lines = ", ".join(f"{each.num_stages}: {each.mean_s * 1e3:.1f} ms" for each in tries)
                 console.print(f"Average latency at 9/10 load by number of stages: {lines}")
-        loaded = load(name, cache_dir, num_stages=num_stages, shape=shape, slice_at=slice_at)
+        loaded = load(name, cache_dir, num_stages=num_stages, shape=shape, slice_at=slice_at, trust_code=trust_code)
         measuring = bar.add_task("stages")
         costs = profiled(
             loaded,

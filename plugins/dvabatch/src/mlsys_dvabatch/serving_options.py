@@ -48,6 +48,7 @@ def prepare(
     shape: tuple[int, ...] | None = None,
     compiler: str | None = None,
     slice_at: str = "time",
+    trust_code: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Prepared:
     """Load a model, profile it unless that was done before, and make its policy.
@@ -59,7 +60,15 @@ def prepare(
     if mode not in ("literal", "cost-aware"):
         raise InvalidInputError(f"mode {mode!r}: give literal or cost-aware")
     compile_stage = compiler_of(compiler)
-    loaded = load(name, cache_dir, num_stages=num_stages, shape=shape, compile_stage=compile_stage, slice_at=slice_at)
+    loaded = load(
+        name,
+        cache_dir,
+        num_stages=num_stages,
+        shape=shape,
+        compile_stage=compile_stage,
+        slice_at=slice_at,
+        trust_code=trust_code,
+    )
     if compiler is not None and isinstance(loaded.model, BertStages):
         raise InvalidInputError(f"{name}: encoders run as they are; --compiler is for models that are sliced")
     if policy in WHOLE:  # these ask for no costs

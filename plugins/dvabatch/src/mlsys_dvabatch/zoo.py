@@ -54,6 +54,7 @@ def load(
     is_packed: bool = False,
     compile_stage: Compile | None = None,
     slice_at: str = "time",
+    trust_code: bool = False,
 ) -> Loaded:
     """A model by name: an encoder, a vision model with random weights, a ``.pt2`` or ``.onnx`` file.
 
@@ -66,6 +67,7 @@ def load(
         compile_stage: what becomes of each stage.
         slice_at: "time": stages take equally long; "diversity": cut where the preferred batch size of operators changes
             most, into fewer stages where there are fewer changes. Encoders are cut between layers.
+        trust_code: let a ``.pt2`` file run code that it holds.
 
     Raises:
         InvalidInputError: there is no such model, it is damaged, or cannot be cut so.
@@ -78,7 +80,7 @@ def load(
         return Loaded(name, BertStages(ENCODERS[name], num_stages or 2, is_packed=is_packed).eval())
     path = Path(name).expanduser()
     if name in SHAPES or path.suffix in (".pt2", ".onnx"):
-        program = open_program(name, shape)
+        program = open_program(name, shape, trust_code=trust_code)
         stages = num_stages or min(4, len(program.allowed_cuts) + 1)
         cuts = cuts_at(slice_at, program, stages)
         return Loaded(Path(name).stem, SlicedModel(program, cuts, compile_stage=compile_stage))
@@ -110,7 +112,7 @@ def cuts_at(slice_at: str, program: Program, num_stages: int) -> list[int]:
     raise InvalidInputError(f"--slice-at {slice_at!r}: give time or diversity")
 
 
-def open_program(name: str, shape: tuple[int, ...] | None = None) -> Program:
+def open_program(name: str, shape: tuple[int, ...] | None = None, *, trust_code: bool = False) -> Program:
     """A vision model or file as a graph that can be cut."""
     torch.manual_seed(0)
     if name in SHAPES:
@@ -120,7 +122,7 @@ def open_program(name: str, shape: tuple[int, ...] | None = None) -> Program:
     if not path.is_file():
         raise InvalidInputError(f"{path} is no file")
     example: tuple[Tensor, ...] | None = None if shape is None else (torch.randn(1, *shape),)
-    return load_program(path, example)
+    return load_program(path, example, trust_code=trust_code)
 
 
 def compiler_of(name: str | None) -> Compile | None:

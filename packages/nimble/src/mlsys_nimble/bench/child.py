@@ -25,13 +25,15 @@ from mlsys_nimble.bench.race import EAGER_TIMES, TOLERANCE, Outcome, take_turns
 from mlsys_nimble.nets.blocks import Net
 
 
-def run(model: str, *, num_threads: int, budget_s: float, is_quick: bool, cache_dir: Path) -> dict[str, Outcome]:
+def run(
+    model: str, *, num_threads: int, budget_s: float, is_quick: bool, cache_dir: Path, trust_code: bool = False
+) -> dict[str, Outcome]:
     """Make every contestant ready for ``model``, compare, time."""
     from mlsys_nimble.nets.resolve import load_model
 
     torch.set_num_threads(num_threads)
     torch.manual_seed(0)
-    net = load_model(model)
+    net = load_model(model, trust_code=trust_code)
     folder = cache_dir / "nimble" / "bench" / f"{_as_file_name(model)}-{_fingerprint(net.module)}"
     folder.mkdir(parents=True, exist_ok=True)
     bout = Bout(net, num_threads, folder)
@@ -139,6 +141,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--trust-code", action="store_true")
     parser.add_argument("--cache-dir", type=Path, required=True)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -148,6 +151,7 @@ def main() -> int:
         budget_s=arguments.seconds,
         is_quick=arguments.quick,
         cache_dir=arguments.cache_dir,
+        trust_code=arguments.trust_code,
     )
     _say(json.dumps({name: asdict(outcome) for name, outcome in outcomes.items()}))
     return 0

@@ -53,13 +53,16 @@ def run(context: BenchContext) -> Section:
     return run_nets(context)
 
 
-def run_nets(context: BenchContext, *, nets: Sequence[str] = (), peers: Path | None = None) -> Section:
+def run_nets(
+    context: BenchContext, *, nets: Sequence[str] = (), peers: Path | None = None, trust_code: bool = False
+) -> Section:
     """Race on each net and report.
 
     Args:
         context: Console, quick or not, threads. Another device than ``cpu`` is refused.
         nets: What :func:`mlsys_nimble.nets.resolve.load_model` takes; none: :data:`NETS` or :data:`QUICK_NETS`.
         peers: An environment's folder or its Python; None: :data:`PEERS` if it is there, else this interpreter.
+        trust_code: Let ``.pt2`` files run code that they hold.
 
     Raises:
         InvalidInputError: the device is another, ``peers`` has no Python, or a net is not there; nothing has run.
@@ -85,6 +88,7 @@ def run_nets(context: BenchContext, *, nets: Sequence[str] = (), peers: Path | N
                 seconds=QUICK_SECONDS if context.is_quick else SECONDS,
                 is_quick=context.is_quick,
                 say=status.update,
+                trust_code=trust_code,
             )
     return report(outcomes, num_threads=context.num_threads)
 
@@ -108,11 +112,19 @@ def interpreter(peers: Path | None) -> Path:
 
 
 def race_in_child(
-    model: str, *, python: Path, num_threads: int, seconds: float, is_quick: bool, say: Callable[[str], None]
+    model: str,
+    *,
+    python: Path,
+    num_threads: int,
+    seconds: float,
+    is_quick: bool,
+    say: Callable[[str], None],
+    trust_code: bool = False,
 ) -> dict[str, Outcome]:
     """The outcomes of one net's race."""
     command = [str(python), "-m", "mlsys_nimble.bench.child", model, "--threads", str(num_threads)]
     command += ["--seconds", str(seconds), "--cache-dir", str(settings().cache_dir), *(["--quick"] if is_quick else [])]
+    command += ["--trust-code"] if trust_code else []
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_environment(num_threads)
     ) as child:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
+from mlsys_core.pt2.program import load_program
 from torch import nn
 
 from mlsys_nimble.nets.blocks import Net
@@ -33,19 +33,20 @@ def check_model(model: str) -> None:
         find_net(model)
 
 
-def load_model(model: str, *, batch: int = 1) -> Net:
+def load_model(model: str, *, batch: int = 1, trust_code: bool = False) -> Net:
     """The module and example inputs that ``model`` names (:data:`FORMS`); in eval mode.
 
     Args:
         model: See :data:`FORMS`.
         batch: Examples in a call; files and functions bring their own.
+        trust_code: Let ``torch.export.load`` read a file, which runs code that it holds.
 
     Raises:
         InvalidInputError: nothing is called so, or the function gives something else.
         MissingDependencyError: the library it names is not installed.
     """
     if model.endswith(".pt2"):
-        return _exported(Path(model))
+        return _exported(Path(model), trust_code)
     source, _, name = model.partition(":")
     if not name:
         return net(model, batch=batch)
@@ -58,26 +59,19 @@ def load_model(model: str, *, batch: int = 1) -> Net:
 def _check_file(path: Path) -> None:
     if not path.is_file():
         raise InvalidInputError(f"there is no file {path}; make one with torch.export.save(program, path)")
-    if not zipfile.is_zipfile(path):  # torch would log a traceback
-        raise InvalidInputError(f"{path} is not what torch.export.save writes: it is no zip archive")
 
 
-def _exported(path: Path) -> Net:
-    _check_file(path)
-    try:
-        program = torch.export.load(path)
-    except Exception as error:
-        raise InvalidInputError(f"{path} is not what torch.export.save writes: {error}") from error
-    if program.example_inputs is None:
+def _exported(path: Path, trust_code: bool) -> Net:
+    saved = load_program(path, trust_code=trust_code)
+    if saved.example_args is None:
         raise InvalidInputError(
             f"{path} holds no example inputs; export it with them: torch.export.export(model, args)"
         )
-    args, kwargs = program.example_inputs
-    if kwargs:
+    if saved.example_kwargs:
         raise InvalidInputError(
-            f"{path} was exported with keyword arguments ({', '.join(kwargs)}); give them by position"
+            f"{path} was exported with keyword arguments ({', '.join(saved.example_kwargs)}); give them by position"
         )
-    return Net(program.module(), tuple(args))
+    return Net(saved.program.module(), saved.example_args)
 
 
 def _function(module: str, name: str) -> Net:

@@ -6,7 +6,6 @@ torch alone runs the program; :func:`load_pt2` adds the host's part back. Neithe
 from __future__ import annotations
 
 import warnings
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.pt2.program import load_program
 
 from mlsys_windtunnel.export import program
 from mlsys_windtunnel.module import WindTunnelModule
@@ -72,25 +72,24 @@ def _own_empty_tensors(exported: torch.export.ExportedProgram) -> None:
                 tensors[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
-def load_pt2(path: Path | str) -> program.ExportedPipeline:
-    """A ``.pt2`` file that :func:`export_pt2` wrote, with the host's part: raw rows in, answers out.
+def load_pt2(path: Path | str, *, trust_code: bool = False) -> program.ExportedPipeline:
+    """Load a ``.pt2`` file that :func:`export_pt2` wrote, with the host's part: raw rows in, answers out.
 
-    The program is read by ``torch.export.load``, with what care that takes of files from strangers.
+    Nothing in the file is run or unpickled, so it may come from a stranger.
+
+    Args:
+        path: The file.
+        trust_code: Let ``torch.export.load`` read the program, which runs code that it holds.
 
     Raises:
         InvalidInputError: no such file, damaged, not of WindTunnel's making, or with foreign operators.
     """
     path = Path(path)
-    if not path.is_file() or not zipfile.is_zipfile(path):
-        raise InvalidInputError(f"{path} is no .pt2 file; write one with mlsys windtunnel translate --pt2")
-    extra = {HOST_FILE: ""}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            run = torch.export.load(path, extra_files=extra).module()
-    except Exception as error:  # a damaged file can raise anything
-        raise InvalidInputError(f"{path} cannot be loaded; it is damaged or of another version ({error})") from error
-    if not extra[HOST_FILE]:
+    saved = load_program(path, trust_code=trust_code)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = saved.program.module()
+    if not saved.extra.get(HOST_FILE):
         raise InvalidInputError(f"{path} was not written by WindTunnel: it holds no {HOST_FILE}")
 
     def answers(table: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
@@ -98,4 +97,4 @@ def load_pt2(path: Path | str) -> program.ExportedPipeline:
             result = run(torch.from_numpy(table))
         return [tensor.detach().numpy() for tensor in (result if isinstance(result, tuple | list) else [result])]
 
-    return program.restore(extra[HOST_FILE], answers, path)
+    return program.restore(saved.extra[HOST_FILE], answers, path)

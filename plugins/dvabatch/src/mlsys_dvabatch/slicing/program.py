@@ -6,7 +6,6 @@ then requests can join and leave there. Which values do is found by running the 
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
+from mlsys_core.pt2.program import load_program as load_exported
 from torch import Tensor, fx, nn
 
 from mlsys_dvabatch.slicing.onnx_file import load_onnx
@@ -121,36 +121,28 @@ def program_of(model: nn.Module | torch.export.ExportedProgram, example: tuple[T
     return Program(module, operators, example, rows, batch)
 
 
-def load_program(path: Path, example: tuple[Tensor, ...] | None = None) -> Program:
+def load_program(path: Path, example: tuple[Tensor, ...] | None = None, *, trust_code: bool = False) -> Program:
     """A ``.pt2`` or ``.onnx`` file.
 
     Args:
         path: the file.
-        example: inputs of one request; None takes those kept in a ``.pt2`` (its first row).
+        example: inputs of one request; None makes them of the shapes that a ``.pt2`` tells of (its first row).
+        trust_code: let ``torch.export.load`` read a ``.pt2``, which runs code that it holds.
 
     Raises:
         InvalidInputError: the file is damaged, of another kind, or its model takes no batches.
         MissingDependencyError: an ONNX file, and onnx2torch is not installed.
     """
     if path.suffix == ".pt2":
-        log = logging.getLogger("torch.export")
-        log.addFilter(_no_record)  # it logs a traceback of what is raised anyway
-        try:
-            exported = torch.export.load(path)
-        except Exception as error:
-            raise InvalidInputError(
-                f"{path} is no exported program, or damaged: {_first_line(error)}; write it with torch.export.save"
-            ) from error
-        finally:
-            log.removeFilter(_no_record)
+        saved = load_exported(path, trust_code=trust_code)
         if example is None:
-            if exported.example_inputs is None:
+            if saved.example_args is None:
                 raise InvalidInputError(f"{path} keeps no example inputs: give {_A_SHAPE}")
-            args, kwargs = exported.example_inputs
-            if kwargs or not all(isinstance(value, Tensor) and value.ndim for value in args):
+            args = saved.example_args
+            if saved.example_kwargs or not all(isinstance(value, Tensor) and value.ndim for value in args):
                 raise InvalidInputError(f"{path} takes other inputs than tensors by position; export it so")
             example = tuple(value[:1] for value in args)
-        return program_of(exported, example)
+        return program_of(saved.program, example)
     if path.suffix == ".onnx":
         if example is None:
             raise InvalidInputError(f"{path}: give {_A_SHAPE}; ONNX files keep none")
@@ -161,10 +153,6 @@ def load_program(path: Path, example: tuple[Tensor, ...] | None = None) -> Progr
         except Exception as error:
             raise InvalidInputError(f"{path} cannot be converted: {_first_line(error)}") from error
     raise InvalidInputError(f"{path}: got {path.suffix or 'no suffix'}; a .pt2 or .onnx file is needed")
-
-
-def _no_record(_record: logging.LogRecord) -> bool:
-    return False
 
 
 def _exported(model: nn.Module, example: tuple[Tensor, ...]) -> torch.export.ExportedProgram:

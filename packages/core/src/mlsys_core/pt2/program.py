@@ -1,0 +1,184 @@
+"""One way to load an exported program, whoever made it."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.pt2.archive import Archive
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+_MODEL = "models/model.json"
+_WEIGHTS = "data/weights"
+_CONSTANTS = "data/constants"
+_EXTRA = "extra/"
+_HINT = "if you trust its maker, --trust-code (trust_code=True) has torch.export.load read it, which runs what it holds"
+
+
+@dataclass(frozen=True)
+class SavedProgram:
+    """What a ``.pt2`` file holds.
+
+    Attributes:
+        program: The graph with its weights.
+        example_args: Inputs by position that fit the graph. Made from the shapes it was exported with (numbers from a
+            normal distribution with seed 0, zeros for integers, True for truth values), since the file's own are a
+            pickle; the file's own where code is trusted. None: a size has no example.
+        example_kwargs: Inputs by keyword, likewise.
+        extra: Texts saved with it, by name.
+    """
+
+    program: ExportedProgram
+    example_args: tuple[Any, ...] | None
+    example_kwargs: dict[str, Any]
+    extra: dict[str, str]
+
+
+def load_program(path: Path | str, *, trust_code: bool = False) -> SavedProgram:
+    """Load what ``torch.export.save`` of torch 2.11 or later wrote; nothing in it is run or unpickled.
+
+    Args:
+        path: The file.
+        trust_code: Let ``torch.export.load`` read it: also older files, and those with custom operators, objects or
+            tensor subclasses. A file can then run any code.
+
+    Raises:
+        InvalidInputError: no such file, damaged, or it holds what cannot be read safely.
+
+    Example:
+        >>> load_program("no.pt2")
+        Traceback (most recent call last):
+            ...
+        mlsys_core.errors.InvalidInputError: there is no file no.pt2; write one with torch.export.save(program, path)
+    """
+    path = Path(path)
+    if trust_code:
+        return _trusted(path)
+    try:
+        with Archive(path) as archive:
+            return _read(archive)
+    except InvalidInputError as error:
+        if path.is_file():
+            raise InvalidInputError(f"{error}; {_HINT}") from error
+        raise
+
+
+def _read(archive: Archive) -> SavedProgram:
+    from torch._export.serde import schema
+    from torch._export.serde.serialize import ExportedProgramDeserializer
+
+    from mlsys_core.pt2.examples import examples
+    from mlsys_core.pt2.schema import rebuild
+
+    models = [name for name in archive.names if name.startswith("models/")]
+    if models != [_MODEL]:
+        raise archive.damaged(f"it holds {len(models)} models; one is needed, {_MODEL}")
+    try:
+        described = rebuild(schema.ExportedProgram, archive.read_json(_MODEL))
+        weights, constants = (_payloads(archive, folder) for folder in (_WEIGHTS, _CONSTANTS))
+        _require_match(described.graph_module, weights, constants)
+        tensors = _tensors(archive, weights, constants)
+        with _quietly():
+            args, kwargs = examples(described.graph_module)
+            inputs = None if args is None else (args, kwargs)  # without them torch wants dicts in the file's order
+            program = ExportedProgramDeserializer().deserialize(described, *tensors, inputs)
+    except InvalidInputError as error:
+        text = str(error)
+        raise (error if text.startswith(str(archive.path)) else archive.damaged(text)) from error
+    except Exception as error:  # torch asserts, and raises of many kinds
+        raise archive.damaged(f"torch cannot rebuild it ({first_line(error)})") from error
+    extra = {name.removeprefix(_EXTRA): archive.read_text(name) for name in archive.names if name.startswith(_EXTRA)}
+    return SavedProgram(program, args, kwargs, extra)
+
+
+def _payloads(archive: Archive, folder: str) -> dict[str, Any]:
+    """Return the descriptions of a folder's tensors by name."""
+    from torch._export.serde import schema
+
+    from mlsys_core.pt2.schema import rebuild
+
+    if f"{folder}/model.pt" in archive.names:
+        raise archive.damaged("torch before 2.9 wrote it, which kept tensors as a pickle; save it again")
+    name = f"{folder}/model_{folder.rpartition('/')[2]}_config.json"
+    config: dict[str, Any] = rebuild(schema.PayloadConfig, archive.read_json(name)).config
+    return config
+
+
+def _tensors(
+    archive: Archive, weights: dict[str, Any], constants: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    from mlsys_core.pt2.tensors import read_tensors
+
+    return read_tensors(archive, _WEIGHTS, weights), read_tensors(archive, _CONSTANTS, constants)
+
+
+def _require_match(module: Any, weights: dict[str, Any], constants: dict[str, Any]) -> None:
+    """Refuse weights of another type or shape than the graph was made for: what it would compute is anyone's guess."""
+    names = {
+        "parameter": lambda spec: spec.parameter_name,
+        "buffer": lambda spec: spec.buffer_name,
+        "tensor_constant": lambda spec: spec.tensor_constant_name,
+    }
+    for spec in module.signature.input_specs:
+        if spec.type not in names:
+            continue
+        name = names[spec.type](spec.value)
+        payload = weights.get(name) or constants.get(name)
+        if payload is None or payload.tensor_meta is None:
+            raise InvalidInputError(f"it lacks the {spec.type.replace('_', ' ')} {name}")
+        expected, found = module.graph.tensor_values.get(spec.value.arg.name), payload.tensor_meta
+        if expected is None or (expected.dtype, _sizes(expected)) != (found.dtype, _sizes(found)):
+            raise InvalidInputError(f"{name} has another type or shape than the graph was made for")
+
+
+def _sizes(meta: Any) -> list[tuple[str, Any]]:
+    return [(size.type, size.value) for size in meta.sizes]
+
+
+def _trusted(path: Path) -> SavedProgram:
+    import torch
+
+    if not path.is_file():
+        raise InvalidInputError(f"there is no file {path}; write one with torch.export.save(program, path)")
+    extra: dict[str, Any] = {}
+    try:
+        with _quietly():
+            program = torch.export.load(path, extra_files=extra)
+    except Exception as error:  # of many kinds
+        raise InvalidInputError(f"{path} is not what torch.export.save writes ({first_line(error)})") from error
+    args, kwargs = program.example_inputs or (None, {})
+    return SavedProgram(program, None if args is None else tuple(args), dict(kwargs), extra)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error, or its type: torch's go on with a traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = next((line for line in reversed(lines) if "Error:" in line), lines[0] if lines else "")
+    return told[:200] or type(error).__name__
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep torch from logging a traceback of what is raised anyway."""
+    loggers = [logging.getLogger(name) for name in ("torch.export", "torch._export")]
+
+    def no_record(_record: logging.LogRecord) -> bool:
+        return False
+
+    for logger in loggers:
+        logger.addFilter(no_record)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(no_record)
