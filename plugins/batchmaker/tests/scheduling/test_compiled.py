@@ -12,7 +12,7 @@ from mlsys_batchmaker.scheduling import compiled
 from mlsys_batchmaker.scheduling.scheduler import CellularScheduler
 from mlsys_batchmaker.scheduling.state import SchedulerConfig
 from mlsys_batchmaker.scheduling.tasks import Round, Task
-from mlsys_core.errors import MissingDependencyError
+from mlsys_core.errors import KernelUnavailableError
 from mlsys_core.serving import WorkerId
 
 from .cellular import chain, fan, layout, outputs, seq2seq, tree
@@ -152,7 +152,7 @@ def test_large_tasks_and_queues():
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch):
     def missing() -> None:
-        raise MissingDependencyError("no C++ compiler")
+        raise KernelUnavailableError("no C++ compiler")
 
     monkeypatch.setattr(compiled, "_load", missing)
     assert CellularScheduler(layout())._state.compiled is None
