@@ -208,7 +208,7 @@ def test_a_slow_reader_does_not_slow_the_rest(serve) -> None:
         ).encode()
         with socket.create_connection((host, int(port))) as slow:
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-            head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             slow.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)  # and read nothing
             for _ in range(5):
                 assert completion(url, max_tokens=30).json()["usage"]["completion_tokens"] == 30

@@ -139,7 +139,7 @@ def test_a_signal_drains_and_running_requests_and_streams_finish(
         lines = stream.iter_lines()
         assert next(lines) == "data: first"
         with socket.create_connection(("127.0.0.1", httpx.URL(process.url).port), timeout=WAIT_S) as slow:
-            slow.sendall(b"GET /slow HTTP/1.1\r\nhost: t\r\n\r\n")
+            slow.sendall(b"GET /slow HTTP/1.1\r\nhost: localhost\r\n\r\n")
             process.wait_until(lambda: "in_flight 3.0" in client.get("/metrics").text)  # these two and the question
 
             process.send(number)
@@ -202,7 +202,7 @@ def test_a_second_signal_exits_at_once(start: Any, tmp_path: Path) -> None:
 def test_a_second_signal_ends_even_a_blocked_event_loop(start: Any, tmp_path: Path) -> None:
     process = start(drain_timeout_s=600)
     with socket.create_connection(("127.0.0.1", httpx.URL(process.url).port)) as sock:
-        sock.sendall(b"GET /stuck HTTP/1.1\r\nhost: t\r\n\r\n")
+        sock.sendall(b"GET /stuck HTTP/1.1\r\nhost: localhost\r\n\r\n")
         process.wait_until((tmp_path / "stuck").exists)
         process.send(signal.SIGINT)
         process.send(signal.SIGTERM)  # another number: two of the same may be merged into one

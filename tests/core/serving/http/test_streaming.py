@@ -92,7 +92,7 @@ def test_work_stops_when_the_client_goes_away(
 ) -> None:
     server = serve(make_app(probe.router))
     with dial(server) as sock:
-        sock.sendall(f"GET {path} HTTP/1.1\r\nhost: t\r\n\r\n".encode())
+        sock.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
         assert probe.running.wait(WAIT_S)
         assert not probe.cancelled.is_set()
     assert probe.cancelled.wait(WAIT_S)
@@ -107,7 +107,7 @@ def test_a_generator_that_never_waits_does_not_keep_the_server_busy_after_its_cl
 ) -> None:
     server = serve(make_app(probe.router))
     with dial(server) as sock:
-        sock.sendall(b"GET /flooding/starlette HTTP/1.1\r\nhost: t\r\n\r\n")
+        sock.sendall(b"GET /flooding/starlette HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert probe.running.wait(WAIT_S)
     assert httpx.get(f"{server.url}/health/live", timeout=WAIT_S).status_code == 200
     server.stop()
@@ -119,7 +119,7 @@ def test_what_is_left_of_the_body_does_not_look_like_a_disconnect(
     probe: Probe, make_app: Any, serve: Any, dial: Any
 ) -> None:
     with dial(serve(make_app(probe.router))) as sock:
-        sock.sendall(b"POST /work HTTP/1.1\r\nhost: t\r\ncontent-length: 10\r\n\r\nhello")
+        sock.sendall(b"POST /work HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\nhello")
         assert probe.running.wait(WAIT_S)
         sock.sendall(b"world")
         assert not probe.cancelled.wait(0.1)
@@ -240,7 +240,7 @@ def test_a_handler_that_reads_its_body_itself_may_let_the_disconnect_pass(
     app = make_app(router)
     server = serve(app)
     with dial(server) as sock:
-        sock.sendall(b"GET /read HTTP/1.1\r\nhost: t\r\n\r\n")
+        sock.sendall(b"GET /read HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert reading.wait(WAIT_S)
     while runtime_of(app).lifecycle.num_running:
         time.sleep(0.005)
@@ -260,7 +260,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_upload_is_no_error(
     app = make_app(router)
     server = serve(app)
     with dial(server) as sock:
-        head = b"POST /upload HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\ncontent-length: 99\r\n"
+        head = b"POST /upload HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 99\r\n"
         sock.sendall(head + b"expect: 100-continue\r\n\r\n")
         assert sock.recv(4096).startswith(b"HTTP/1.1 100 ")  # the handler's side reads now
     while runtime_of(app).lifecycle.num_running:

@@ -78,7 +78,7 @@ def test_a_client_that_leaves_closes_its_stream(make_app: Any, reference: Module
 def test_a_client_that_leaves_within_its_body_is_no_error(make_app: Any, log: Any) -> None:
     with BackgroundServer(make_app()) as server:
         head = (
-            "POST /v2/models/add/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n"
+            "POST /v2/models/add/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n"
             "Inference-Header-Content-Length: 10\r\n\r\n{"
         )
         with socket.create_connection((server.address.host, server.address.port)) as connection:

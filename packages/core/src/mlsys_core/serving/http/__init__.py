@@ -19,9 +19,12 @@ if TYPE_CHECKING:
     from mlsys_core.serving.http.config import HttpConfig
     from mlsys_core.serving.http.errors import ErrorFormat, ErrorInfo, HttpError
     from mlsys_core.serving.http.lifecycle import Lifecycle, Readiness, ReadinessState
+    from mlsys_core.serving.http.limits import ConnectionLimits
+    from mlsys_core.serving.http.port import BoundPort
     from mlsys_core.serving.http.routing import Router
     from mlsys_core.serving.http.server import BackgroundServer, ServerAddress, serve
     from mlsys_core.serving.http.streaming import ClosingStreamingResponse, cancel_on_disconnect
+    from mlsys_core.serving.http.tls import TlsConfig
 
 _MODULES = {
     "HttpRuntime": "app",
@@ -34,17 +37,22 @@ _MODULES = {
     "Lifecycle": "lifecycle",
     "Readiness": "lifecycle",
     "ReadinessState": "lifecycle",
+    "ConnectionLimits": "limits",
+    "BoundPort": "port",
     "Router": "routing",
     "BackgroundServer": "server",
     "ServerAddress": "server",
     "serve": "server",
     "ClosingStreamingResponse": "streaming",
     "cancel_on_disconnect": "streaming",
+    "TlsConfig": "tls",
 }
 
 __all__ = [
     "BackgroundServer",
+    "BoundPort",
     "ClosingStreamingResponse",
+    "ConnectionLimits",
     "ErrorFormat",
     "ErrorInfo",
     "HttpConfig",
@@ -55,6 +63,7 @@ __all__ = [
     "ReadinessState",
     "Router",
     "ServerAddress",
+    "TlsConfig",
     "cancel_on_disconnect",
     "create_app",
     "runtime_of",

@@ -23,7 +23,7 @@ class ErrorAnswers:
     """
 
     def __init__(self, error_format: ErrorFormat, *, validation_status: int) -> None:
-        self._format = error_format
+        self.error_format = error_format
         self._validation_status = validation_status
 
     def info(self, error: BaseException, scope: Scope) -> ErrorInfo:
@@ -36,12 +36,12 @@ class ErrorAnswers:
         headers = dict(info.headers)
         if info.status < 400:  # an HTTPException used as a redirect or as 304: it has no body
             return Response(status_code=info.status, headers=headers)
-        body = to_json(self._format.body(info))
+        body = to_json(self.error_format.body(info))
         return Response(body, status_code=info.status, headers=headers, media_type="application/json")
 
     def stream_event(self, info: ErrorInfo, content_type: str) -> bytes | None:
         """The last event of a stream of ``content_type`` that broke; None if such a stream can only be cut."""
-        return self._format.event(self._format.body(info), content_type)
+        return self.error_format.event(self.error_format.body(info), content_type)
 
     async def refuse(self, error: BaseException, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or close a WebSocket before it is accepted."""

@@ -28,6 +28,7 @@ from mlsys_core.serving.http.lifecycle import DrainHook, Lifecycle, Readiness
 from mlsys_core.serving.http.logs import make_logger
 from mlsys_core.serving.http.metrics import HttpMetrics
 from mlsys_core.serving.http.middleware.body_limit import BodyLimitMiddleware
+from mlsys_core.serving.http.middleware.browser import BrowserGuard, BrowserGuardMiddleware
 from mlsys_core.serving.http.middleware.context import RequestContextMiddleware
 from mlsys_core.serving.http.middleware.gate import ApiKeyMiddleware, DrainGateMiddleware
 from mlsys_core.serving.http.middleware.observe import ObserveMiddleware
@@ -49,6 +50,7 @@ class HttpRuntime:
     answers: ErrorAnswers
     logger: structlog.typing.FilteringBoundLogger
     clock: Clock
+    guard: BrowserGuard  # told by the server where it listens
 
 
 def create_app(
@@ -88,7 +90,7 @@ def create_app(
         'starting'
     """
     error_format = error_format or ErrorFormat()
-    logger = logger or make_logger(config.log_format)
+    logger = logger or make_logger(config.log_format, level=config.log_level)
     readiness = readiness or Readiness()
     runtime = HttpRuntime(
         config=config,
@@ -102,6 +104,7 @@ def create_app(
         answers=ErrorAnswers(error_format, validation_status=config.validation_status),
         logger=logger,
         clock=clock or WallClock(),
+        guard=BrowserGuard(config.cors_origins, config.allowed_hosts),
     )
 
     async def on_error(request: Request, error: Exception) -> Response:
@@ -157,6 +160,7 @@ def _middleware(runtime: HttpRuntime, new_request_id: Callable[[], str]) -> list
                 expose_headers=["x-request-id", "retry-after"],
             )
         )
+    stack.append(Middleware(BrowserGuardMiddleware, guard=runtime.guard, answers=answers))
     stack.append(Middleware(DrainGateMiddleware, lifecycle=runtime.lifecycle, answers=answers))
     if config.api_keys:
         stack.append(

@@ -1,13 +1,16 @@
-"""What an HTTP front is told once, when it is made. Plain data; importing this module imports no web framework."""
+"""Settings of an HTTP front, given once when it is made. Plain data; importing this module imports no web framework."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from mlsys_core import __version__
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.http.limits import ConnectionLimits, is_duration
+from mlsys_core.serving.http.tls import TlsConfig
+
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +36,11 @@ class HttpConfig:
     max_request_timeout_s: float | None = None  # cap of X-Request-Timeout-S; None: request_timeout_s, if there is one
     drain_timeout_s: float = 30.0  # how long running requests may go on after SIGTERM
     cors_origins: tuple[str, ...] = ()  # e.g. "https://example.org" or "*"; empty: no CORS headers
+    allowed_hosts: tuple[str, ...] = ()  # names in the Host header beside this machine's own; "*": any
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    tls: TlsConfig | None = None  # None: plain HTTP
     log_format: Literal["json", "console"] = "json"
+    log_level: LogLevel = "info"  # "info" has a line for each request
     validation_status: Literal[400, 422] = 422  # of a body, query or header that does not fit its schema
 
     def __post_init__(self) -> None:
@@ -43,9 +50,12 @@ class HttpConfig:
                     "an API key is empty or has white space or control characters in it; "
                     "use printable characters without spaces"
                 )
-        for path in (*self.open_paths, *self.cors_origins):
-            if not isinstance(path, str) or not path:
-                raise InvalidInputError(f"open_paths and cors_origins are tuples of non-empty strings, got {path!r}")
+        for name in ("open_paths", "cors_origins", "allowed_hosts"):
+            values = getattr(self, name)
+            if not isinstance(values, tuple) or not all(isinstance(value, str) and value for value in values):
+                raise InvalidInputError(f"{name} is a tuple of non-empty strings, got {values!r}")
+        for origin in self.cors_origins:
+            check_origin(origin)
         if not isinstance(self.max_body_nbytes, int) or self.max_body_nbytes < 0:
             raise InvalidInputError(f"max_body_nbytes is a number of bytes, 0 or more, got {self.max_body_nbytes!r}")
         _check_seconds("request_timeout_s", self.request_timeout_s)
@@ -54,6 +64,8 @@ class HttpConfig:
             raise InvalidInputError(f"drain_timeout_s is 0 or more seconds, got {self.drain_timeout_s!r}")
         if self.log_format not in ("json", "console"):
             raise InvalidInputError(f"log_format is 'json' or 'console', got {self.log_format!r}")
+        if self.log_level not in get_args(LogLevel):
+            raise InvalidInputError(f"log_level is one of {', '.join(get_args(LogLevel))}, got {self.log_level!r}")
         if self.validation_status not in (400, 422):
             raise InvalidInputError(f"validation_status is 400 or 422, got {self.validation_status!r}")
 
@@ -63,9 +75,18 @@ class HttpConfig:
         return self.request_timeout_s if self.max_request_timeout_s is None else self.max_request_timeout_s
 
 
-def is_duration(value: float) -> bool:
-    """Whether ``value`` is a finite number of seconds above zero."""
-    return isinstance(value, int | float) and math.isfinite(value) and value > 0
+def check_origin(origin: str) -> None:
+    """Refuse what no browser sends as its ``Origin``.
+
+    Raises:
+        InvalidInputError: it is neither ``*`` nor ``scheme://host[:port]`` in lower case.
+    """
+    scheme, separator, host = origin.partition("://")
+    if origin != "*" and (not (scheme and separator and host) or set(host) & set("/ *@?#") or origin != origin.lower()):
+        raise InvalidInputError(
+            f"{origin!r} is no origin; write scheme://host or scheme://host:port in lower case and without a path, "
+            "like https://example.org, or * for all"
+        )
 
 
 def _check_seconds(name: str, value: float | None) -> None:

@@ -17,9 +17,14 @@ _UVICORN = "uvicorn.error"
 
 
 def make_logger(
-    log_format: Literal["json", "console"], *, stream: TextIO | None = None
+    log_format: Literal["json", "console"], *, level: str = "info", stream: TextIO | None = None
 ) -> structlog.typing.FilteringBoundLogger:
-    """A logger that writes one line for an event to ``stream`` (default: the process's stderr).
+    """Return a logger that writes one line for an event to ``stream`` (default: the process's stderr).
+
+    Args:
+        log_format: JSON, or text for people.
+        level: ``debug``, ``info``, ``warning`` or ``error``; events below it are dropped.
+        stream: where to.
 
     Example:
         >>> make_logger("json", stream=sys.stdout).info("started", port=8000)  # doctest: +ELLIPSIS
@@ -38,7 +43,7 @@ def make_logger(
     logger: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
         structlog.PrintLogger(sys.stderr if stream is None else stream),
         processors=processors,
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         cache_logger_on_first_use=True,
     )
     return logger

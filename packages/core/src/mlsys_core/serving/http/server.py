@@ -11,23 +11,26 @@ import asyncio
 import math
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.config import STARTUP_FAILURE
 
 from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
 from mlsys_core.serving.http.app import HttpRuntime, runtime_of
 from mlsys_core.serving.http.logs import forwarded_uvicorn_log
-from mlsys_core.serving.http.sockets import ServerAddress, listen
+from mlsys_core.serving.http.port import BoundPort, uvicorn_config
+from mlsys_core.serving.http.protocol import Connection
+from mlsys_core.serving.http.sockets import ServerAddress
 
 __all__ = ["BackgroundServer", "ServerAddress", "serve"]
 
 EXIT_CLEAN, EXIT_CUT = 0, 1
 _FORCED_EXIT_S = 2.0  # "at once" for a process that hangs
-_KEEP_ALIVE_S = 75  # above the 60 s of usual load balancers, so that they close idle connections first
 
 
 def serve(
@@ -35,9 +38,12 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     *,
+    bound: BoundPort | None = None,
     on_ready: Callable[[ServerAddress], None] | None = None,
 ) -> int:
     """Serve ``app`` until SIGTERM or SIGINT, then drain.
+
+    While the app starts, and before where ``bound`` is given, every request is answered 503 ``loading``.
 
     At the first signal ``/health/ready`` turns 503, new requests get 503 with ``Retry-After`` and
     ``Connection: close``, and running ones, streams too, go on for at most ``config.drain_timeout_s``; what is left is
@@ -47,6 +53,7 @@ def serve(
         app: made by ``create_app``.
         host: an address of this machine.
         port: 0 takes a free one.
+        bound: a port that was taken before, in place of host and port; the caller closes it.
         on_ready: called with the bound address when requests are taken.
 
     Returns:
@@ -62,11 +69,13 @@ def serve(
         raise InvalidInputError(
             "serve() takes signals, so it runs in the main thread only; use BackgroundServer elsewhere"
         )
-    listener, address = listen(host, port)
-    server = _Server(app, runtime, address, on_ready)
+    if bound is None:
+        with BoundPort(host, port, config=runtime.config, error_format=runtime.answers.error_format) as bound:
+            return serve(app, bound=bound, on_ready=on_ready)
+    server = _Server(app, runtime, bound, on_ready)
     # What uvicorn says when its start is broken off by a signal, a traceback, is no news.
-    with listener, forwarded_uvicorn_log(runtime.logger, is_wanted=lambda: server.started or not server.should_exit):
-        _run(server, listener)
+    with forwarded_uvicorn_log(runtime.logger, is_wanted=lambda: server.started or not server.should_exit):
+        _run(server)
     return server.exit_code
 
 
@@ -124,15 +133,22 @@ class BackgroundServer:
         """Listen, and return when requests are taken. A server starts once."""
         if self._thread is not None:
             raise ServingError("this server has been started before; make a new one")
-        listener, self._address = listen(self._host, self._port)
+        bound = BoundPort(
+            self._host,
+            self._port,
+            config=self._runtime.config,
+            error_format=self._runtime.answers.error_format,
+            answers=False,  # start() returns when the app takes requests
+        )
+        self._address = bound.address
         server = self._server = _Server(
             self._app,
             self._runtime,
-            self._address,
+            bound,
             lambda _: self._is_up_or_failed.set(),
             drain_timeout_s=self._drain_timeout_s,
         )
-        self._thread = threading.Thread(target=self._main, args=(server, listener), name="mlsys-http", daemon=True)
+        self._thread = threading.Thread(target=self._main, args=(server, bound), name="mlsys-http", daemon=True)
         self._thread.start()
         self._is_up_or_failed.wait()
         if self._error is not None:
@@ -147,10 +163,10 @@ class BackgroundServer:
         self._server.begin_drain_threadsafe()
         self._thread.join()
 
-    def _main(self, server: _Server, listener: socket.socket) -> None:
+    def _main(self, server: _Server, bound: BoundPort) -> None:
         try:
-            with listener, forwarded_uvicorn_log(self._runtime.logger):
-                _run(server, listener)
+            with bound, forwarded_uvicorn_log(self._runtime.logger):
+                _run(server)
         except BaseException as error:  # noqa: BLE001  (raised by start(), in the caller's thread)
             self._error = error
         finally:
@@ -163,10 +179,10 @@ class BackgroundServer:
         self.stop()
 
 
-def _run(server: _Server, listener: socket.socket) -> None:
+def _run(server: _Server) -> None:
     """Run ``server`` to its end, in an event loop of its own."""
     try:
-        server.run(sockets=[listener])
+        server.run()
     except asyncio.CancelledError:  # a signal while the app started
         if server.exit_code == EXIT_CLEAN:
             raise
@@ -184,27 +200,15 @@ class _Server(uvicorn.Server):
         self,
         app: FastAPI,
         runtime: HttpRuntime,
-        address: ServerAddress,
+        bound: BoundPort,
         on_ready: Callable[[ServerAddress], None] | None,
         *,
         drain_timeout_s: float | None = None,
     ) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                lifespan="on",
-                log_config=None,
-                access_log=False,  # the app logs its requests itself
-                server_header=False,
-                proxy_headers=False,
-                forwarded_allow_ips="",  # given, so that the environment is not asked
-                workers=1,
-                timeout_keep_alive=_KEEP_ALIVE_S,
-            )
-        )
+        super().__init__(uvicorn_config(app, runtime.config, lifespan="on"))
         self.runtime = runtime
         self.exit_code = EXIT_CLEAN
-        self._address = address
+        self._bound = bound
         self._on_ready = on_ready
         self._drain_timeout_s = runtime.config.drain_timeout_s if drain_timeout_s is None else drain_timeout_s
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -213,10 +217,21 @@ class _Server(uvicorn.Server):
         self._num_signals = 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the app, then listen. In place of uvicorn's, whose connections cannot be bounded."""
         self._loop, self._main_task = asyncio.get_running_loop(), asyncio.current_task()
-        await super().startup(sockets)
-        if self.started and self._on_ready is not None:
-            self._on_ready(self._address)
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(STARTUP_FAILURE)
+        self.runtime.guard.listens_on(self._bound.address)
+        limits = self.runtime.config.connections
+
+        def connection() -> asyncio.Protocol:
+            return Connection(limits, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
+        self.servers = [await self._bound.hand_over(connection)]
+        self.started = True
+        if self._on_ready is not None:
+            self._on_ready(self._bound.address)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The signal handler: drain, then leave by force. Does not call uvicorn's, which would stop listening."""

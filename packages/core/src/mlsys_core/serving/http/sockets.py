@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from mlsys_core.errors import InvalidInputError, ServingError
 
@@ -22,16 +23,40 @@ class ServerAddress:
 
     host: str
     port: int
+    scheme: str = "http"  # or "https"
 
     @property
     def url(self) -> str:
         """The base URL; of a server on all interfaces, one that works on this machine."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        return f"{self.scheme}://[{host}]:{self.port}" if ":" in host else f"{self.scheme}://{host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Tell if only this machine can reach it."""
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
 
-def listen(host: str, port: int) -> tuple[socket.socket, ServerAddress]:
-    """A listening TCP socket and its address; port 0 takes a free port.
+def listen(host: str, port: int, *, scheme: str = "http") -> tuple[socket.socket, ServerAddress]:
+    """Return a listening TCP socket and its address; port 0 takes a free port.
+
+    Raises:
+        InvalidInputError, ServingError: as :func:`bind`.
+    """
+    bound, address = bind(host, port, scheme=scheme)
+    try:
+        bound.listen(_BACKLOG)
+    except OSError as error:  # bound by another process that does not listen yet
+        bound.close()
+        raise _bind_error(error, host, port) from error
+    return bound, address
+
+
+def bind(host: str, port: int, *, scheme: str = "http") -> tuple[socket.socket, ServerAddress]:
+    """Return a TCP socket that holds a port, and its address; port 0 takes a free port. It does not listen.
 
     Raises:
         InvalidInputError: the port is out of range, or the host is no address of this machine.
@@ -48,16 +73,15 @@ def listen(host: str, port: int) -> tuple[socket.socket, ServerAddress]:
             f"the host {host!r} cannot be resolved ({error}); use an address of this machine, "
             "127.0.0.1 for this machine only or 0.0.0.0 for all its networks"
         ) from error
-    listener = socket.socket(family, kind, protocol)
+    bound = socket.socket(family, kind, protocol)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
     except OSError as error:
-        listener.close()
+        bound.close()
         raise _bind_error(error, host, port) from error
-    bound = listener.getsockname()
-    return listener, ServerAddress(bound[0], bound[1])
+    name = bound.getsockname()
+    return bound, ServerAddress(name[0], name[1], scheme)
 
 
 def _bind_error(error: OSError, host: str, port: int) -> ServingError | InvalidInputError:

@@ -18,10 +18,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlsys_core.errors import MlsysError
 from mlsys_core.serving.http.answers import ErrorAnswers
-from mlsys_core.serving.http.config import HttpConfig, is_duration
+from mlsys_core.serving.http.config import HttpConfig
 from mlsys_core.serving.http.describe import unwrap
 from mlsys_core.serving.http.errors import ClientDisconnectedError, HttpError
 from mlsys_core.serving.http.lifecycle import Lifecycle
+from mlsys_core.serving.http.limits import is_duration
 from mlsys_core.serving.http.record import record_of
 
 _LAST_EVENT_TIMEOUT_S = 1.0  # a client that has stopped reading does not get its last event
