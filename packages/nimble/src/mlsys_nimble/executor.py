@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
@@ -10,13 +10,18 @@ from mlsys_core.errors import InvalidInputError, KernelUnavailableError
 from mlsys_core.lazy import resolve
 from mlsys_core.native import warn_without_kernels
 
-from mlsys_nimble.program import Program
+from mlsys_nimble.program import Program, ValueId
 
 ExecutorName = Literal["auto", "native", "reference"]
 
 
 class Executor(Protocol):
     """Runs one program, one call at a time; :class:`~mlsys_nimble.module.Nimble` sees to that."""
+
+    @property
+    def copies(self) -> Collection[ValueId]:
+        """Constants that were copied when the executor was made; it reads the others where they are."""
+        ...
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The program's outputs for its inputs, both in the program's order, of the dtypes and shapes it was made for.

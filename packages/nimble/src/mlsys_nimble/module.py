@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
@@ -22,8 +23,9 @@ _LOG = logging.getLogger("mlsys_nimble")
 class Nimble(nn.Module):
     """A model with schedules made ahead of time.
 
-    Weights are read when a schedule is made: after changing them, prepare again. Results carry no gradients, unless it
-    was prepared with ``training=True``. Calls from several threads take turns, unless ``max_concurrency`` was raised.
+    A model whose weights, parts or plain attributes have changed is prepared again by its next call. Results carry no
+    gradients, unless it was prepared with ``training=True``. Calls from several threads take turns, unless
+    ``max_concurrency`` was raised. Copies, pickled ones too, make schedules of their own when they are first called.
 
     Example:
         >>> model = Nimble(nn.Sequential(nn.Linear(4, 2), nn.ReLU())).prepare(torch.zeros(1, 4), executor="reference")
@@ -34,9 +36,8 @@ class Nimble(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self._calls: PreparedCalls | None = None
-        self._training_calls: TrainingCalls | None = None
-        self._eager: Callable[..., Any] | None = None
+        self._how: How | None = None
+        self._disarm()
 
     def prepare(
         self,
@@ -67,50 +68,83 @@ class Nimble(nn.Module):
             raise InvalidInputError(f"fallback is {fallback!r}; it must be 'error' or 'eager'")
         chosen = make_options(options)
         args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
-        self._eager = self._calls = self._training_calls = None
+        self._how = None
+        self._arm(How(chosen, training=training, falls_back=fallback == "eager"))
+        assert self._calls is not None
         try:
-            if training:
-                from mlsys_nimble.training.calls import TrainingCalls  # autograd's tracer takes a second to import
-
-                self._training_calls = TrainingCalls(self.model, chosen)
-                self._training_calls.prepare(args, example_kwargs or {})
-            else:
-                self._calls = PreparedCalls(self.model, chosen, in_eval_mode=True)
-                self._calls.prepare(args, example_kwargs or {})
+            self._calls.prepare(args, example_kwargs or {})
         except CaptureError as error:
-            if fallback == "error":
-                raise
-            self._fall_back(error, chosen)
+            self._fall_back(error)
         return self
 
     @property
     def trained(self) -> TrainedModel | None:
         """The training graphs used last, and their executors."""
-        return self._training_calls.latest if self._training_calls else None
+        return self._calls.latest if self._calls and not isinstance(self._calls, PreparedCalls) else None
 
     @property
     def prepared(self) -> Prepared | None:
         """The schedule used last: its program, what the passes did, its executor."""
-        return self._calls.latest if self._calls else None
+        return self._calls.latest if isinstance(self._calls, PreparedCalls) else None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result, in its own structure."""
-        if self._training_calls is not None:
-            call = self._training_calls.call_as_module if self._eager is None else self._eager
-            return call(*args, **kwargs)
-        if self._eager is not None:
-            with torch.no_grad(), eval_mode(self.model):
-                return self._eager(*args, **kwargs)
-        if self._calls is None:
-            raise InvalidInputError("this model is not prepared: call prepare(example_inputs) first")
-        return self._calls.call(args, kwargs)
+        if self._eager is None:
+            if self._calls is None:
+                raise InvalidInputError("this model is not prepared: call prepare(example_inputs) first")
+            try:
+                return self._calls.call(args, kwargs)
+            except CaptureError as error:
+                self._fall_back(error)
+        assert self._how is not None
+        assert self._eager is not None
+        if self._how.training:
+            return self._eager(*args, **kwargs)
+        with torch.no_grad(), eval_mode(self.model):
+            return self._eager(*args, **kwargs)
 
-    def _fall_back(self, error: CaptureError, options: Options) -> None:
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the schedules: they hold threads, and memory of this process."""
+        return {**self.__dict__, "_calls": None, "_eager": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self._how is not None:
+            self._arm(self._how)
+
+    def _disarm(self) -> None:
+        self._calls: PreparedCalls | TrainingCalls | None = None
+        self._eager: Callable[..., Any] | None = None
+
+    def _arm(self, how: How) -> None:
+        """Be ready for calls, each of which is prepared when its like is first met."""
+        self._disarm()
+        if how.training:
+            from mlsys_nimble.training.calls import TrainingCalls  # autograd's tracer takes a second to import
+
+            self._calls = TrainingCalls(self.model, how.options)
+        else:
+            self._calls = PreparedCalls(self.model, how.options, in_eval_mode=True)
+        self._how = how
+
+    def _fall_back(self, error: CaptureError) -> None:
+        assert self._how is not None
+        if not self._how.falls_back:
+            raise error
         from mlsys_nimble.dynamo import backend
 
         _LOG.warning("parts of the model run eagerly: %s", error)
-        compiled: Any = torch.compile(self.model, backend=backend(options), dynamic=False)
+        compiled: Any = torch.compile(self.model, backend=backend(self._how.options), dynamic=False)
         self._eager = compiled
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """What ``prepare`` was asked for, but for the example."""
+
+    options: Options
+    training: bool
+    falls_back: bool  # to torch.compile, where no schedule can hold the model
 
 
 def make_options(options: Mapping[str, Any]) -> Options:

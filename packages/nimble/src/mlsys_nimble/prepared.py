@@ -18,12 +18,17 @@ from torch.utils._pytree import tree_flatten, tree_structure, tree_unflatten
 
 from mlsys_nimble.capture import Captured, capture
 from mlsys_nimble.executor import Executor, make_executor
+from mlsys_nimble.forks import CAPTURE_LOCK, renew_in_forks
 from mlsys_nimble.passes import PassReport, optimise
 from mlsys_nimble.passes.precision import round_weights
 from mlsys_nimble.program import Program
+from mlsys_nimble.weights import Watch, copied_constants
 
 _LOG = logging.getLogger("mlsys_nimble")
-_CAPTURE_LOCK = threading.Lock()  # a trace sets flags of the whole process
+_CHANGED = (
+    "the model was changed after it was prepared, so it was prepared again. Where that is often, prepare it with "
+    "training=True, which reads weights at every call."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +44,7 @@ class Options:
     kernels: str = "triton"  # of the CUDA executor: "triton", "inductor" or "aten" (docs/nimble-cuda.md)
     rematerialises: bool = True  # training: what is cheap is computed again in the backward pass, not saved (min-cut)
     precision: str = "fp32"  # "bf16" rounds the weights of linears and convolutions to it (docs/nimble-cpu.md)
+    weights: str = "bytes"  # what tells that they changed: their "bytes", or their "versions" (docs/nimble.md)
     optimises: bool = True  # run the passes; without them the program is the model, operator by operator
 
     def __post_init__(self) -> None:
@@ -47,6 +53,8 @@ class Options:
                 raise InvalidInputError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.precision not in ("fp32", "bf16"):
             raise InvalidInputError(f"precision is {self.precision!r}; it may be 'fp32' or 'bf16'")
+        if self.weights not in ("bytes", "versions"):
+            raise InvalidInputError(f"weights is {self.weights!r}; it may be 'bytes' or 'versions'")
         if self.winograd not in (0, 2, 4):
             raise InvalidInputError(f"winograd is {self.winograd}; it may be 0, 2 or 4")
         if self.kernels not in ("triton", "inductor", "aten"):
@@ -56,7 +64,7 @@ class Options:
 class Prepared:
     """A call of fixed shapes, ready to be replayed from any thread."""
 
-    def __init__(self, captured: Captured, options: Options) -> None:
+    def __init__(self, captured: Captured, options: Options, model: Any) -> None:
         self.captured = captured
         self.program: Program = captured.program
         self.reports: tuple[PassReport, ...] = ()
@@ -66,13 +74,21 @@ class Prepared:
             self.program = round_weights(self.program)
         self._options = options
         self.executor: Executor = self._make()
+        constants = captured.program.constants.values()
+        copied = copied_constants(captured.program, self.program, self.executor.copies)
+        self.watch = Watch(model, constants, copied, reads_content=options.weights == "bytes")
+        self.renew()
+        renew_in_forks(self)
+        self._is_one_tensor = captured.out_spec == tree_structure(0) and bool(captured.output_places)
+
+    def renew(self) -> None:
+        """Begin with nobody in a call."""
         self._turn = threading.Lock()
         self._free: SimpleQueue[Executor | None] | None = None  # executors that nobody uses; None: to be made
-        if options.max_concurrency > 1 and not self.program.mutations:  # buffers are shared: one call at a time
+        if self._options.max_concurrency > 1 and not self.program.mutations:  # buffers are shared: one call at a time
             self._free = SimpleQueue()
-            for executor in (*[None] * (options.max_concurrency - 1), self.executor):
+            for executor in (*[None] * (self._options.max_concurrency - 1), self.executor):
                 self._free.put(executor)
-        self._is_one_tensor = captured.out_spec == tree_structure(0) and bool(captured.output_places)
 
     def _make(self) -> Executor:
         options = self._options
@@ -125,8 +141,13 @@ class PreparedCalls:
         self._fixed_places = frozenset(fixed_places)
         self._mode = eval_mode if in_eval_mode else nullcontext
         self._by_signature: OrderedDict[Any, Prepared] = OrderedDict()
-        self._lock = threading.Lock()
         self.latest: Prepared | None = None
+        self.renew()
+        renew_in_forks(self)
+
+    def renew(self) -> None:
+        """Begin with nobody in a call."""
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._by_signature)
@@ -150,6 +171,10 @@ class PreparedCalls:
         if is_autocast:
             signature = signature, autocast_state()
         prepared = self._by_signature.get(signature) or self._prepare(signature, args, kwargs)
+        if prepared.watch.has_changed():
+            self.clear()
+            prepared = self._prepare(signature, args, kwargs)
+            _LOG.info("%s", _CHANGED)
         if prepared is not self.latest:
             with self._lock:
                 if signature in self._by_signature:
@@ -179,9 +204,9 @@ class PreparedCalls:
             if (found := self._by_signature.get(signature)) is not None:  # another thread was faster
                 return found
             begin = time.perf_counter()
-            with _CAPTURE_LOCK, self._mode(self._model):
+            with CAPTURE_LOCK, self._mode(self._model):
                 captured = capture(self._model, args, kwargs, fixed_places=self._fixed_places)
-            prepared = Prepared(captured, self._options)
+            prepared = Prepared(captured, self._options, self._model)
             self._by_signature[signature] = self.latest = prepared
             dropped = len(self._by_signature) > self._options.max_schedules
             if dropped:

@@ -23,6 +23,8 @@ Run: TypeAlias = Callable[..., Any]  # inputs -> the result (a sequence of them,
 class ReferenceExecutor:
     """Replays a program in torch; see :class:`~mlsys_nimble.executor.Executor`."""
 
+    copies: frozenset[ValueId] = frozenset()
+
     def __init__(self, program: Program, **_: Any) -> None:
         steps = enumerate(program.operators)
         last_use = {value: index for index, operator in steps for value in (*operator.inputs, *operator.outputs)}

@@ -63,6 +63,7 @@ class CudaExecutor:
         self._pool = shared_pool(self._driver) if shares_pool else Pool(self._driver)
         self._shares_pool = shares_pool
         self._program = program
+        self.copies = frozenset(program.constants)  # convolutions may lay theirs out anew
         self.plan = plan_streams(program.graph(), use_multi_stream=use_multi_stream)
         self._recorders = {
             layout: Recorder(

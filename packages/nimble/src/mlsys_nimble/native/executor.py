@@ -20,7 +20,7 @@ from torch import Tensor
 from mlsys_nimble.layout import lay_out
 from mlsys_nimble.native.choices import Choices
 from mlsys_nimble.native.library import Kernel, View
-from mlsys_nimble.native.lowering import kernel_for, other_kernels
+from mlsys_nimble.native.lowering import kernel_for, other_kernels, packed_inputs
 from mlsys_nimble.native.packing import shared_weights
 from mlsys_nimble.native.replay import Plan, Team
 from mlsys_nimble.native.slots import Slots
@@ -84,6 +84,11 @@ class NativeExecutor:
         }
         changed = {buffer for buffer, _ in self._program.mutations}
         self._fixed = {value: tensor for value, tensor in self._program.constants.items() if value not in changed}
+        self._moved_buffers = [
+            (self._constants[value], self._program.constants[value])
+            for value in changed & self._program.constants.keys()
+            if self._constants[value] is not self._program.constants[value]
+        ]
         self._kernels: dict[int, Kernel] = {}
         self._torch: dict[int, tuple[Run, Operator]] = {}
         self._team = Team(self.num_threads)
@@ -103,6 +108,17 @@ class NativeExecutor:
             self._clear_faults()  # measured with zeros, which an empty table has no row for
             self._plans = [self._plan(stretch, stretch.assignment) for stretch in self.schedule.stretches]
 
+    @property
+    def copies(self) -> frozenset[ValueId]:
+        """Constants that kernels have packed, or that did not lie row by row; the others are read where they are."""
+        packed = {
+            value
+            for index in self._kernels
+            for value in packed_inputs(self._program.operators[index], self._program.values)
+        }
+        moved = {value for value, c in self._program.constants.items() if self._constants[value] is not c}
+        return frozenset(packed | moved) & frozenset(self._fixed)
+
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """See :class:`~mlsys_nimble.executor.Executor`.
 
@@ -110,6 +126,8 @@ class NativeExecutor:
             IndexError: an index of an embedding is out of range, as in eager.
         """
         program, slots = self._program, self._slots
+        for own, buffer in self._moved_buffers:  # somebody may have written to them since
+            own.copy_(buffer)
         kept = slots.bind(inputs)
         outputs = slots.results()
         if not self._torch:

@@ -15,7 +15,7 @@ from mlsys_nimble import operators as kinds
 from mlsys_nimble.native import convolutions, kernels
 from mlsys_nimble.native.images import SPACE
 from mlsys_nimble.native.library import DTYPES, MAX_RANK, Kernel, View, load_bf16
-from mlsys_nimble.program import Operator, ValueId
+from mlsys_nimble.program import Operator, ValueId, ValueType
 from mlsys_nimble.strides import reshaped
 
 
@@ -88,6 +88,14 @@ def other_kernels(
         tiles: dict[int, Callable[[], Kernel]] = {2: lambda: by_tiles(2), 4: lambda: by_tiles(4)}
         found |= {f"winograd {size}": make for size, make in tiles.items() if size <= winograd}
     return found
+
+
+def packed_inputs(operator: Operator, values: Sequence[ValueType]) -> tuple[ValueId, ...]:
+    """The inputs of an operator with a kernel that the kernel packs where they are constants."""
+    if isinstance(operator.kind, kinds.Embedding):
+        table = operator.inputs[0]
+        return () if values[table].dtype == "float32" else (table,)
+    return operator.inputs[1:] if isinstance(operator.kind, _PACKS) else ()
 
 
 def _is_bf16(weight: Tensor) -> bool:
@@ -219,6 +227,7 @@ _EXACT_ONLY = (  # computed in single precision
     *(kinds.Convolution, kinds.Separable, kinds.Linear, kinds.MatMul, kinds.Attention, kinds.Pool, kinds.Reduce),
     *(kinds.Softmax, kinds.LayerNorm, kinds.Pointwise),
 )
+_PACKS = (kinds.Convolution, kinds.Separable, kinds.Linear, kinds.LayerNorm)
 _RULES: dict[type, Callable[[_Call], Kernel | None]] = {
     kinds.Convolution: _convolution,
     kinds.Separable: _separable,

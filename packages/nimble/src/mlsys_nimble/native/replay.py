@@ -12,6 +12,7 @@ from typing import Any
 from mlsys_core.config import settings
 from mlsys_core.native import load_kernel
 
+from mlsys_nimble.forks import renew_in_forks
 from mlsys_nimble.native.library import Kernel
 from mlsys_nimble.planner import Assignment
 
@@ -70,20 +71,36 @@ class Plan:
 
 
 class Team:
-    """Workers that replay plans, one plan at a time: the caller's thread, and threads that sleep in between."""
+    """Workers that replay plans, one plan at a time: the caller's thread, and threads that sleep in between.
+
+    A process that was forked has no threads but the one that forked: there a team is made anew when it is next wanted.
+    """
 
     def __init__(self, num_workers: int) -> None:
         self._native = _load()
-        self._handle: int = self._native.nimble_team(num_workers, SPINS)
-        weakref.finalize(self, self._native.nimble_team_free, self._handle)
+        self._num_workers = num_workers
+        self._handle: int | None = None
         self._run = self._native.nimble_run
+        renew_in_forks(self)
+        self._start()
 
     def run(self, plan: Plan) -> None:
         """Replay; returns when all tasks are done. The interpreter's lock is released meanwhile."""
-        self._run(self._handle, plan.handle)
+        self._run(self._handle or self._start(), plan.handle)
 
     def run_timed(self, plan: Plan) -> Sequence[tuple[int, int]]:
         """Replay; when each task began and ended, in nanoseconds of the steady clock, worker after worker."""
         times = (_Times * plan.num_tasks)()
-        self._native.nimble_run_timed(self._handle, plan.handle, times)
+        self._native.nimble_run_timed(self._handle or self._start(), plan.handle, times)
         return [(time.begin, time.end) for time in times]
+
+    def renew(self) -> None:
+        """After a fork, in the child: the workers are not here, and nobody may wait for them."""
+        self._handle = None
+        self._stop.detach()
+
+    def _start(self) -> int:
+        handle: int = self._native.nimble_team(self._num_workers, SPINS)
+        self._stop = weakref.finalize(self, self._native.nimble_team_free, handle)
+        self._handle = handle
+        return handle

@@ -19,14 +19,16 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     UnsupportedFakeTensorException,
 )
-from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from mlsys_nimble.errors import refuse
 from mlsys_nimble.executor import Executor, make_executor
+from mlsys_nimble.forks import renew_in_forks
 from mlsys_nimble.prepared import Options, autocast_state
 from mlsys_nimble.program import Program
 from mlsys_nimble.training.graphs import Partition, ReplayedGraph
+from mlsys_nimble.training.state import as_function, state_of
+from mlsys_nimble.weights import Watch
 
 _LOG = logging.getLogger("mlsys_nimble")
 _REFUSED = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)
@@ -41,19 +43,15 @@ class TrainedModel:
         self.forward: ReplayedGraph | None = None
         self.backward: ReplayedGraph | None = None
         self._partition = Partition(rematerialises=options.rematerialises)
-        named_parameters, named_buffers = dict(model.named_parameters()), dict(model.named_buffers())  # tied ones once
-
-        def run(parameters: dict[str, Any], buffers: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-            return functional_call(model, {**parameters, **buffers}, args, kwargs)
-
+        parameters, others = state_of(model)
         compiled = aot_function(
-            run,
+            as_function(model),
             fw_compiler=self._take_forward,
             bw_compiler=self._take_backward,
             partition_fn=self._partition,
-            num_params_buffers=len(named_parameters) + len(named_buffers),
+            num_params_buffers=len(parameters) + len(others),
         )
-        self.call: Callable[..., Any] = partial(compiled, named_parameters, named_buffers)
+        self.call: Callable[..., Any] = partial(compiled, parameters, others)
 
     def _take_forward(self, gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[[list[Any]], Any]:
         maker = executor_maker(self._options, saves=True)
@@ -102,8 +100,14 @@ class TrainingCalls:
         self._model = model
         self._options = options
         self._models: OrderedDict[Any, TrainedModel] = OrderedDict()
-        self._lock = threading.Lock()
+        self._watch: Watch | None = None
         self.latest: TrainedModel | None = None
+        self.renew()
+        renew_in_forks(self)
+
+    def renew(self) -> None:
+        """Begin with nobody in a call."""
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._models)
@@ -112,7 +116,10 @@ class TrainingCalls:
         """The model's result, with its place in autograd's graph."""
         signature = self._signature(args, kwargs)
         with self._lock:
+            if self._watch is not None and self._watch.has_changed():
+                self._models.clear()
             found = self._models.get(signature)
+            is_new = found is None
             if found is None:
                 found = self._models[signature] = TrainedModel(self._model, self._options)
                 if len(self._models) > self._options.max_schedules:
@@ -120,10 +127,13 @@ class TrainingCalls:
             self._models.move_to_end(signature)
             self.latest = found
         try:
-            return found.call(*args, **kwargs)
+            result = found.call(*args, **kwargs)
         except _REFUSED as error:
             del self._models[signature]
             raise refuse(f"the model asks for what depends on values: {error}", "", _ADVICE) from error
+        if is_new:
+            self._watch = Watch(self._model, (), ())  # tensors are read at every call
+        return result
 
     def call_as_module(self, *args: Any, **kwargs: Any) -> Any:
         """:meth:`call`, with arguments as the model takes them."""

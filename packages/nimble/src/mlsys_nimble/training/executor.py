@@ -42,6 +42,8 @@ class TensorExecutor:
         MissingDependencyError: there is no C++ compiler.
     """
 
+    copies: frozenset[ValueId] = frozenset()
+
     def __init__(self, program: Program, *, num_threads: int | None = None, **_: Any) -> None:
         self._program = join_rows(program, load().training_lanes())
         self._num_threads = num_threads or torch.get_num_threads()

@@ -1,9 +1,14 @@
-"""One graph that AOTAutograd has cut out, forward or backward: captured when first called, then replayed."""
+"""One graph that AOTAutograd has cut out, forward or backward: captured when first called, then replayed.
+
+A graph may have symbolic sizes, which dynamo takes to where batches differ; it is captured for each set of sizes.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,8 +17,10 @@ from torch.utils._pytree import tree_unflatten
 
 from mlsys_nimble.capture import Captured, capture
 from mlsys_nimble.executor import Executor
+from mlsys_nimble.forks import CAPTURE_LOCK, renew_in_forks
 from mlsys_nimble.passes import optimise
 from mlsys_nimble.program import Program
+from mlsys_nimble.strides import dense, order_of
 from mlsys_nimble.training.passes import TRAINING_PASSES
 from mlsys_nimble.training.rows import share_saved_copies
 
@@ -37,7 +44,16 @@ class Partition:
         return self._cut(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
 
 
-_CAPTURE_LOCK = threading.Lock()  # a trace sets flags of the whole process
+MAX_SIZES = 8  # sets of sizes that one graph of symbolic sizes is kept for
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A graph for arguments of one set of sizes."""
+
+    captured: Captured
+    program: Program
+    executor: Executor
 
 
 class ReplayedGraph:
@@ -53,28 +69,45 @@ class ReplayedGraph:
     def __init__(
         self, graph: torch.fx.GraphModule, make_executor: MakeExecutor, *, num_results: int | None = None
     ) -> None:
-        self._graph: torch.fx.GraphModule | None = graph
+        self._graph = graph
         self._make_executor = make_executor
         self._num_results = num_results
+        self.renew()
+        renew_in_forks(self)
+        self._known: OrderedDict[Any, Replay] = OrderedDict()
+        self._latest: Replay | None = None
+
+    def renew(self) -> None:
+        """Begin with nobody in a call."""
         self._turn = threading.Lock()
-        self._captured: Captured | None = None
-        self.program: Program | None = None
-        self.executor: Executor | None = None
 
     def __call__(self, arguments: list[Any]) -> Any:
         """The graph's results."""
         with self._turn:
-            if self.executor is None:
-                self._prepare(arguments)
-            assert self._captured is not None
-            assert self.executor is not None
-            inputs = [arguments[place] for place in self._captured.tensor_places]
+            key = tuple([a.shape if isinstance(a, torch.Tensor) else a for a in arguments])
+            replay = self._known.get(key)
+            if replay is None:
+                replay = self._known[key] = self._prepare(arguments)
+                if len(self._known) > MAX_SIZES:
+                    self._known.popitem(last=False)
+            self._latest = replay
+            inputs = [arguments[place] for place in replay.captured.tensor_places]
             arguments.clear()
-            outputs = self.executor.run(inputs)
-        leaves = list(self._captured.out_leaves)
-        for place, tensor in zip(self._captured.output_places, outputs, strict=True):
+            outputs = replay.executor.run(inputs)
+        leaves = list(replay.captured.out_leaves)
+        for place, tensor in zip(replay.captured.output_places, outputs, strict=True):
             leaves[place] = tensor
-        return tree_unflatten(leaves, self._captured.out_spec)
+        return tree_unflatten(leaves, replay.captured.out_spec)
+
+    @property
+    def program(self) -> Program | None:
+        """The program replayed last."""
+        return self._latest.program if self._latest else None
+
+    @property
+    def executor(self) -> Executor | None:
+        """The executor of the program replayed last."""
+        return self._latest.executor if self._latest else None
 
     def as_function(self) -> Callable[[list[Any]], Any]:
         """The graph as a function that says that it takes a list; dynamo's wrappers keep what a function says."""
@@ -85,17 +118,15 @@ class ReplayedGraph:
         call._boxed_call = True  # type: ignore[attr-defined]
         return call
 
-    def _prepare(self, arguments: Sequence[Any]) -> None:
-        assert self._graph is not None
-        with _CAPTURE_LOCK:
-            self._captured = capture(self._graph, _as_traced(self._graph, arguments))
-        program = self._captured.program
+    def _prepare(self, arguments: Sequence[Any]) -> Replay:
+        with CAPTURE_LOCK:
+            captured = capture(self._graph, _as_traced(self._graph, arguments))
+        program = captured.program
         if self._num_results is not None:
-            results = [place for place in self._captured.output_places if place < self._num_results]
+            results = [place for place in captured.output_places if place < self._num_results]
             program = share_saved_copies(program, len(results))
-        self.program, _ = optimise(program, TRAINING_PASSES)
-        self.executor = self._make_executor(self.program, self._captured.device)
-        self._graph = None
+        program, _ = optimise(program, TRAINING_PASSES)
+        return Replay(captured, program, self._make_executor(program, captured.device))
 
 
 def _as_traced(graph: torch.fx.GraphModule, arguments: Sequence[Any]) -> list[Any]:
@@ -108,7 +139,22 @@ def _as_traced(graph: torch.fx.GraphModule, arguments: Sequence[Any]) -> list[An
     for index, (value, believed) in enumerate(zip(arguments, places, strict=True)):
         if not isinstance(value, torch.Tensor) or not isinstance(believed, torch.Tensor):
             continue
-        if value.stride() != believed.stride():
-            made = torch.empty_strided(value.shape, believed.stride(), dtype=value.dtype, device=value.device)
+        strides = _strides(believed, value)
+        if value.stride() != strides:
+            made = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
             found[index] = made.copy_(value)
     return found
+
+
+def _strides(believed: torch.Tensor, value: torch.Tensor) -> tuple[int, ...]:
+    """The strides that were believed; where sizes are symbolic, the same order of dimensions for the sizes at hand."""
+    shape, strides = ([_example(number) for number in numbers] for numbers in (believed.shape, believed.stride()))
+    if shape == list(value.shape) or None in shape or None in strides:
+        return tuple(value.stride()) if None in strides else tuple(strides)
+    order = order_of(tuple(shape), tuple(strides))
+    return dense(tuple(value.shape), order) if tuple(strides) == dense(tuple(shape), order) else tuple(value.stride())
+
+
+def _example(number: Any) -> Any:
+    """A size, or the one that a symbolic size was first met with."""
+    return number.node.hint if isinstance(number, torch.SymInt) else number

@@ -14,6 +14,7 @@ import torch
 from mlsys_core.config import settings
 from mlsys_core.native import load_kernel
 
+from mlsys_nimble.forks import renew_in_forks
 from mlsys_nimble.native.library import Kernel, View, ViewStruct, view_struct
 from mlsys_nimble.operators import BatchNormTraining
 from mlsys_nimble.strides import channels_last, dense
@@ -83,6 +84,12 @@ class KernelList:
         self._addresses = (c_void_p * max(len(kernels), 1))(*(kernel.address for kernel in kernels))
         self._arguments = ctypes.addressof(self._addresses), len(kernels), num_threads, first, step
         self._run = load().training_run
+        renew_in_forks(self)
+
+    def renew(self) -> None:
+        """After a fork, in the child: torch's pool is not here."""
+        addresses, count, _, first, step = self._arguments
+        self._arguments = addresses, count, 1, first, step
 
     def run(self) -> None:
         """Run all; the interpreter's lock is released meanwhile."""

@@ -1,0 +1,47 @@
+"""What a forked process must make anew: it has one thread, and locks that others held stay locked."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import Protocol
+
+import torch
+
+CAPTURE_LOCK = threading.RLock()  # a trace sets flags of the whole process; so no fork may happen within one
+
+
+class Renewable(Protocol):
+    """An object with locks or threads of its own."""
+
+    def renew(self) -> None:
+        """Begin again with free locks and without threads."""
+        ...
+
+
+_OBJECTS: weakref.WeakSet[Renewable] = weakref.WeakSet()
+
+
+def renew_in_forks(owner: Renewable) -> None:
+    """Call an object's ``renew`` in every process that is forked from now on, while the object lives.
+
+    Example:
+        >>> class Counter:
+        ...     def renew(self) -> None:
+        ...         self.lock = threading.Lock()
+        >>> renew_in_forks(Counter())
+    """
+    _OBJECTS.add(owner)
+
+
+def _renew_all() -> None:
+    CAPTURE_LOCK.release()
+    if _OBJECTS:
+        torch.set_num_threads(1)  # OpenMP would wait for threads that are not here
+    for owner in list(_OBJECTS):
+        owner.renew()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(before=CAPTURE_LOCK.acquire, after_in_parent=CAPTURE_LOCK.release, after_in_child=_renew_all)

@@ -1,0 +1,72 @@
+"""Digests of tensors' memory, for noticing writes that torch does not tell of."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from ctypes import c_char, c_int64, c_uint64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mlsys_core.config import settings
+from mlsys_core.errors import MissingDependencyError
+from mlsys_core.native import load_kernel
+from torch import Tensor
+
+
+@cache
+def _load() -> Any:
+    """Load the compiled digest; None where there is no compiler."""
+    try:
+        native = load_kernel(Path(__file__).parent / "digest.cpp", cache_dir=settings().cache_dir)
+    except MissingDependencyError:
+        return None
+    native.nimble_digest.restype = c_uint64
+    return native.nimble_digest
+
+
+class Digest:
+    """Pieces of memory, and what their bytes come to.
+
+    Args:
+        tensors: In the processor's memory. Each piece is all that lies between a tensor's first and last element. The
+            caller sees to it that the memory is still there when it is read.
+
+    Example:
+        >>> import torch
+        >>> weight = torch.ones(4)
+        >>> digest = Digest([weight])
+        >>> before = digest.read()
+        >>> weight.numpy()[2] = 5
+        >>> before == digest.read()
+        False
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        pieces = {(tensor.data_ptr(), _nbytes(tensor)) for tensor in tensors if tensor.numel()}
+        self._pieces = sorted(pieces)
+        self._pointers = (c_void_p * max(len(pieces), 1))(*(pointer for pointer, _ in self._pieces))
+        self._nbytes = (c_int64 * max(len(pieces), 1))(*(nbytes for _, nbytes in self._pieces))
+        self._native = _load()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are read."""
+        return sum(nbytes for _, nbytes in self._pieces)
+
+    def read(self) -> int:
+        """Return a number that changes when any byte does, but for one chance in some billions."""
+        if not self._pieces:
+            return 0
+        if self._native is not None:
+            return int(self._native(self._pointers, self._nbytes, c_int64(len(self._pieces))))
+        state = 0
+        for pointer, nbytes in self._pieces:
+            state = zlib.crc32((c_char * nbytes).from_address(pointer), state)
+        return state
+
+
+def _nbytes(tensor: Tensor) -> int:
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.itemsize

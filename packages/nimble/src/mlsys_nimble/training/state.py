@@ -1,0 +1,99 @@
+"""The tensors of a model as arguments of one function, which is what AOTAutograd differentiates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
+
+from mlsys_nimble.errors import refuse
+
+_ADVICE = "Register a buffer of the new tensor's shape and write to it: self.state.copy_(new)."
+_Tensors = dict[str, Tensor]
+
+
+def state_of(model: nn.Module) -> tuple[_Tensors, _Tensors]:
+    """Return a model's parameters, and its other tensors: buffers and plain attributes, by path; tied ones once."""
+    others = dict(model.named_buffers())
+    seen = {id(tensor) for tensor in (*others.values(), *model.parameters())}
+    for name, tensor in _plain_tensors(model).items():
+        if id(tensor) not in seen:
+            others[name] = tensor
+            seen.add(id(tensor))
+    return dict(model.named_parameters()), others
+
+
+def as_function(model: nn.Module) -> Callable[..., Any]:
+    """Return a function of a model's parameters, its other tensors (:func:`state_of`) and its arguments.
+
+    What forward puts in the place of a buffer or plain tensor is written to the tensor that was there.
+    """
+    named = {**dict(model.named_buffers()), **dict(model.named_parameters())}
+
+    def run(parameters: _Tensors, others: _Tensors, *args: Any, **kwargs: Any) -> Any:
+        given = {**parameters, **{name: tensor for name, tensor in others.items() if name in named}}
+        plain = {name: tensor for name, tensor in others.items() if name not in named}
+        with _ByParts(), _plain_replaced(model, plain) as held:
+            result = functional_call(model, given, args, kwargs)
+        for name, tensor in others.items():
+            new = given[name] if name in given else held.get(name)
+            if new is not tensor:
+                if not isinstance(new, Tensor) or (new.shape, new.dtype) != (tensor.shape, tensor.dtype):
+                    raise refuse(f"forward assigns another tensor to the attribute {name}", "", _ADVICE)
+                tensor.copy_(new)
+        added = [name for name in held if name not in plain]
+        if added:
+            raise refuse(f"forward assigns a new tensor to the attribute {added[0]}", "", _ADVICE)
+        return result
+
+    return run
+
+
+class _ByParts(TorchFunctionMode):
+    """Takes recurrent layers apart: oneDNN's operator for a whole layer saves what no graph can hold."""
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run ``func``."""
+        is_layer = getattr(func, "__name__", "") == "lstm"
+        with torch.backends.mkldnn.flags(enabled=False) if is_layer else nullcontext():
+            return func(*args, **(kwargs or {}))
+
+
+def _plain_tensors(model: nn.Module) -> _Tensors:
+    """The tensors that are attributes of modules, and neither parameters nor buffers, by path."""
+    return {
+        f"{path}.{name}".strip("."): value
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, Tensor)
+    }
+
+
+@contextmanager
+def _plain_replaced(model: nn.Module, given: Mapping[str, Tensor]) -> Iterator[_Tensors]:
+    """Put other tensors in the place of plain ones for a while; gives a dictionary of those that are there at the end."""
+    before = _plain_tensors(model)
+    stand_ins = {id(before[name]): tensor for name, tensor in given.items()}
+    held: _Tensors = {}
+    for name, tensor in before.items():
+        _put(model, name, stand_ins.get(id(tensor), tensor))
+    try:
+        yield held
+        after = _plain_tensors(model)
+        tied = {name for name in before if name not in given}
+        held.update((name, tensor) for name, tensor in after.items() if name not in tied)
+    finally:
+        for name in _plain_tensors(model):
+            _put(model, name, before.get(name))
+
+
+def _put(model: nn.Module, name: str, value: Any) -> None:
+    path, _, attribute = name.rpartition(".")
+    vars(model.get_submodule(path))[attribute] = value
