@@ -40,6 +40,10 @@ def numpy_of(tensor: Tensor) -> Any:
     return tensor.detach().numpy()
 
 
+def doubled(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor * 2 for name, tensor in model.state_dict().items()}
+
+
 def new_vector(model: nn.Module) -> None:
     vector = nn.utils.parameters_to_vector(model.parameters())
     nn.utils.vector_to_parameters(vector.detach() * 1.5, model.parameters())
@@ -61,8 +65,8 @@ CHANGES: dict[str, Callable[[Net], Any]] = {
     "vector_to_parameters": new_vector,
     "NumPy": lambda m: numpy_of(m.conv.bias).__iadd__(3),
     "NumPy, of a buffer": lambda m: numpy_of(m.norm.running_mean).__iadd__(3),
-    "load_state_dict": lambda m: m.load_state_dict({k: v * 2 for k, v in m.state_dict().items()}),
-    "load_state_dict, assigned": lambda m: m.load_state_dict({k: v * 2 for k, v in m.state_dict().items()}, assign=True),
+    "load_state_dict": lambda m: m.load_state_dict(doubled(m)),
+    "load_state_dict, assigned": lambda m: m.load_state_dict(doubled(m), assign=True),
     "a new parameter": lambda m: assign(m.linear, "bias", nn.Parameter(torch.ones(8))),
     "no parameter": lambda m: assign(m.linear, "bias", None),
     "a new part": lambda m: assign(m, "act", nn.Tanh()),

@@ -108,7 +108,7 @@ class Nimble(nn.Module):
         return {**self.__dict__, "_calls": None, "_eager": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         if self._how is not None:
             self._arm(self._how)
 
@@ -135,7 +135,7 @@ class Nimble(nn.Module):
 
         _LOG.warning("parts of the model run eagerly: %s", error)
         compiled: Any = torch.compile(self.model, backend=backend(self._how.options), dynamic=False)
-        self._eager = compiled
+        self.__dict__["_eager"] = compiled  # no part of this module: its weights are in `model` already
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,9 @@ class Prepared:
         self._options = options
         self.executor: Executor = self._make()
         constants = captured.program.constants.values()
-        copied = copied_constants(captured.program, self.program, self.executor.copies)
+        copied = list(constants)
+        if not captured.reads_values:
+            copied = copied_constants(captured.program, self.program, self.executor.copies)
         self.watch = Watch(model, constants, copied, reads_content=options.weights == "bytes")
         self.renew()
         renew_in_forks(self)

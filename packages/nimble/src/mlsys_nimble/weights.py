@@ -3,7 +3,7 @@
 Kernels read packed copies of weights, and passes fold several into one. A write through torch raises a tensor's
 version; one through ``.data``, NumPy or another process leaves no trace but the bytes. So before each replay three
 things are looked at: that modules hold the same tensors, parts and numbers; that tensors lie where they lay; and, of
-those that a schedule has copies of, every byte (ADR 14 has what that costs).
+those that a schedule has copies of, every byte (ADR 15 has what that costs).
 """
 
 from __future__ import annotations

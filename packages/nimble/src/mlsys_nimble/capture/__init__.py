@@ -28,6 +28,7 @@ class Captured:
     out_leaves: tuple[Any, ...]  # leaves of the result; None where the next of the program's outputs goes ...
     output_places: tuple[int, ...]  # ... which are these
     device: torch.device
+    reads_values: bool  # the model's Python code has looked at the values of constants
 
 
 def capture(
@@ -87,7 +88,7 @@ def capture(
         constants=builder.constants,
         mutations=tuple((old.value, new.value) for old, new in tracer.mutations()),
     )
-    return Captured(program, in_spec, places, out_spec, tuple(out_leaves), output_places, device)
+    return Captured(program, in_spec, places, out_spec, tuple(out_leaves), output_places, device, tracer.reads_values)
 
 
 def _single_device(model: Any, tensors: Sequence[torch.Tensor]) -> torch.device:

@@ -55,6 +55,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._site = site
         self._members = WeakIdKeyDictionary()
         self._roots: list[tuple[torch.Tensor, Group, Ref]] = []  # inputs and constants
+        self.reads_values = False  # of constants; what the program is then depends on them
         self._saved: list[tuple[torch.Tensor, torch.Tensor]] = []  # constants written in place, and what they held
 
     def add_input(self, tensor: torch.Tensor) -> Ref:
@@ -227,6 +228,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "aten.index.Tensor":
             tensors = [index for index in args[1] if index is not None and index.dtype in (torch.bool, torch.uint8)]
         if all(self.is_fixed(tensor) for tensor in tensors):
+            self.reads_values = True
             return
         site = self.builder.site.source
         if torch.Tag.data_dependent_output in func.tags:
@@ -258,9 +260,11 @@ class LeakGuard(TorchFunctionMode):
     ) -> Any:
         """Run ``func`` unless it is such a way."""
         name = getattr(func, "__name__", "")
-        if name in self._LEAKS and isinstance(args[0], torch.Tensor) and not self._tracer.is_fixed(args[0]):
-            what = f"Tensor.{name}: the model's Python code asks for the values of a tensor computed from inputs"
-            raise refuse(what, self._site().source, _BRANCH)
+        if name in self._LEAKS and isinstance(args[0], torch.Tensor):
+            if not self._tracer.is_fixed(args[0]):
+                what = f"Tensor.{name}: the model's Python code asks for the values of a tensor computed from inputs"
+                raise refuse(what, self._site().source, _BRANCH)
+            self._tracer.reads_values = True
         return func(*args, **(kwargs or {}))
 
 

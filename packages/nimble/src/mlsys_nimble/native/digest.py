@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mlsys_core.config import settings
-from mlsys_core.errors import MissingDependencyError
+from mlsys_core.errors import KernelUnavailableError
 from mlsys_core.native import load_kernel
 from torch import Tensor
 
@@ -20,7 +20,7 @@ def _load() -> Any:
     """Load the compiled digest; None where there is no compiler."""
     try:
         native = load_kernel(Path(__file__).parent / "digest.cpp", cache_dir=settings().cache_dir)
-    except MissingDependencyError:
+    except KernelUnavailableError:
         return None
     native.nimble_digest.restype = c_uint64
     return native.nimble_digest

@@ -187,7 +187,7 @@ def _has_gradient(leaf: Any) -> bool:
 
 @contextmanager
 def _buffers_restored(model: nn.Module) -> Iterator[None]:
-    before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    before = [(buffer, buffer.detach().clone()) for buffer in state_of(model)[1].values()]
     try:
         yield
     finally:

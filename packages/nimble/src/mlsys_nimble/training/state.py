@@ -78,7 +78,7 @@ def _plain_tensors(model: nn.Module) -> _Tensors:
 
 @contextmanager
 def _plain_replaced(model: nn.Module, given: Mapping[str, Tensor]) -> Iterator[_Tensors]:
-    """Put other tensors in the place of plain ones for a while; gives a dictionary of those that are there at the end."""
+    """Put other tensors in the place of plain ones for a while; gives those that are there at the end."""
     before = _plain_tensors(model)
     stand_ins = {id(before[name]): tensor for name, tensor in given.items()}
     held: _Tensors = {}
