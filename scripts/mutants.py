@@ -1,0 +1,164 @@
+"""Run mutmut over the pure modules (schedulers, planners, passes, policies, codecs) and print the share that is killed.
+
+Each area is copied into a workspace of its own below ``build/mutants``: its package's sources, and the tests that are
+to notice. mutmut changes one expression at a time and runs those tests that reach it. A mutant that no test kills is
+listed; ``requirements/mutants-survivors.txt`` says why some are left (equivalent code, messages).
+
+Usage: python scripts/mutants.py [AREA ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+WORK = ROOT / "build" / "mutants"
+
+
+@dataclass(frozen=True)
+class Area:
+    """Modules that are changed, and the tests that are to notice."""
+
+    source: str  # the package's directory
+    modules: tuple[str, ...]  # patterns below it
+    tests: tuple[str, ...]  # files or folders, from the root
+    also: tuple[str, ...] = ()  # what the tests import or read
+
+
+def _paths(folder: str, names: str) -> tuple[str, ...]:
+    return tuple(f"{folder}/{name}.py" for name in names.split())
+
+
+CORE, NIMBLE, ORCA = (f"packages/{name}/src/mlsys_{name}" for name in ("core", "nimble", "orca"))
+BATCHMAKER, DVABATCH = (f"plugins/{name}/src/mlsys_{name}" for name in ("batchmaker", "dvabatch"))
+AREAS = {
+    "core-memory": Area(
+        CORE,
+        _paths("memory", "placement plan conflicts block_pool slots"),
+        ("tests/core/memory", "tests/property/memory"),
+        ("benchmarks/core/memory_plan.py",),
+    ),
+    "core-serving": Area(
+        CORE,
+        _paths("serving", "queue baselines/* simulated simulated_executor"),
+        (*_paths("tests/core/serving", "test_queue test_baselines test_simulated"), "tests/property/serving"),
+    ),
+    "orca-schedulers": Area(
+        ORCA,
+        ("schedulers/*.py",),
+        ("tests/orca/test_scheduler*.py", "tests/orca/test_policies.py", "tests/property/orca"),
+        ("tests/orca/conftest.py",),
+    ),
+    "nimble-planning": Area(
+        NIMBLE,
+        ("streams.py", "sync.py", "storage.py", "strides.py", "graph.py", "schedule.py"),
+        _paths(
+            "tests/nimble", "test_streams test_sync test_storage test_strides test_graph test_schedule test_planner"
+        ),
+    ),
+    "nimble-passes": Area(NIMBLE, ("passes/*.py",), ("tests/nimble/passes",)),
+    "batchmaker-scheduling": Area(
+        BATCHMAKER,
+        _paths("scheduling", "admission blocks forming ready requests results settling tables tasks"),
+        ("plugins/batchmaker/tests/scheduling",),
+    ),
+    "dvabatch-policies": Area(
+        DVABATCH,
+        ("policies/*.py", "table.py", "scheduler.py", "costs.py"),
+        _paths("plugins/dvabatch/tests", "test_policies test_planner test_scheduler"),
+    ),
+    "codecs": Area(
+        CORE,
+        (*_paths("serving/oip", "rest_codec grpc_codec datatypes tensors"), "profiling/payload.py"),
+        ("tests/core/serving/oip", "tests/core/profiling"),
+    ),
+}
+
+
+def main() -> int:
+    """Run the areas named, or all, and return 1 where fewer than nine tenths are killed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("area", nargs="*", help=f"of {', '.join(AREAS)}; all of them by default")
+    parser.add_argument("--children", type=int, default=os.cpu_count() or 1, help="mutants tried at once")
+    given = parser.parse_args()
+    if unknown := set(given.area) - set(AREAS):
+        parser.error(f"there is no area {sorted(unknown)[0]!r}; there are {', '.join(AREAS)}")
+    total = killed = 0
+    lines = []
+    for name in given.area or AREAS:
+        start = time.monotonic()
+        stats, survivors = run(name, AREAS[name], given.children)
+        tried = stats["total"] - stats["skipped"]
+        dead = stats["killed"] + stats["timeout"] + stats["segfault"]
+        total, killed = total + tried, killed + dead
+        lines.append(f"{name}: {dead} of {tried} killed ({dead / max(tried, 1):.1%}), {time.monotonic() - start:.0f} s")
+        (WORK / f"{name}-survivors.txt").write_text("\n".join(survivors) + "\n")
+        print(lines[-1], flush=True)
+    print("\n".join(["", *lines, f"mutants: {killed} of {total} killed ({killed / max(total, 1):.1%}), goal 90 %"]))
+    print(f"survivors: {WORK}/AREA-survivors.txt; see one with: cd {WORK}/AREA && mutmut show NAME")
+    return int(killed < 0.9 * total)
+
+
+def run(name: str, area: Area, children: int) -> tuple[dict[str, int], list[str]]:
+    """Try every mutant of one area; return mutmut's counts and the names of those that no test killed."""
+    work = WORK / name
+    shutil.rmtree(work, ignore_errors=True)
+    package = Path(area.source).name
+    shutil.copytree(ROOT / area.source, work / "src" / package, ignore=shutil.ignore_patterns("__pycache__"))
+    tests = [path for pattern in area.tests for path in sorted(ROOT.glob(pattern))]
+    for path in [*tests, *(ROOT / each for each in area.also), ROOT / "conftest.py"]:
+        to = work / path.relative_to(ROOT)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            shutil.copytree(path, to, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(path, to)
+    (work / "pyproject.toml").write_text(_config(package, area, [str(path.relative_to(ROOT)) for path in tests]))
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    mutmut = [sys.executable, "-m", "mutmut"]
+    log = WORK / f"{name}.log"
+    with log.open("w") as out:
+        for command in (["run", "--max-children", str(children)], ["export-cicd-stats"]):
+            done = subprocess.run([*mutmut, *command], cwd=work, env=environment, stdout=out, stderr=subprocess.STDOUT)
+            if done.returncode != 0:
+                tail = "\n".join(log.read_text(errors="replace").replace("\r", "\n").splitlines()[-30:])
+                raise SystemExit(f"mutmut failed on {name}:\n{tail}")
+    listed = subprocess.run([*mutmut, "results"], cwd=work, env=environment, capture_output=True, text=True, check=True)
+    stats: dict[str, int] = json.loads((work / "mutants" / "mutmut-cicd-stats.json").read_text())
+    return stats, [line.strip() for line in listed.stdout.splitlines() if line.strip()]
+
+
+def _config(package: str, area: Area, tests: list[str]) -> str:
+    """Return mutmut's and pytest's settings for one workspace."""
+    copied = sorted({Path(path).parts[0] for path in [*tests, *area.also]} | {"conftest.py"})
+    only = [f"src/{package}/{pattern}" for pattern in area.modules]
+    options = ["--import-mode=importlib", "-p", "no:cacheprovider", "--hypothesis-profile=mutants", "-q"]
+    return "\n".join(
+        [
+            "[tool.mutmut]",
+            'source_paths = ["src"]',
+            f"only_mutate = {json.dumps(only)}",
+            f"also_copy = {json.dumps(copied)}",
+            f"pytest_add_cli_args_test_selection = {json.dumps(tests)}",
+            f"pytest_add_cli_args = {json.dumps(options)}",
+            "mutate_only_covered_lines = false",
+            "use_git_change_detection = false",
+            "track_dependencies = false",
+            "[tool.pytest.ini_options]",
+            'asyncio_mode = "auto"',
+            'markers = ["gpu: x", "browser: x", "slow: x", "model: x"]',
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
