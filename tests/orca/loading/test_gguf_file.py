@@ -52,7 +52,7 @@ def test_a_length_beyond_the_file_is_not_followed(tmp_path: Path) -> None:
         struct.pack("<IIQ", 9, 4, 1 << 40),
     ):
         path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k" + value)
-        with pytest.raises(InvalidInputError, match="truncated"):
+        with pytest.raises(InvalidInputError, match=r"truncated|damaged"):
             GgufFile(path)
 
 

@@ -7,7 +7,7 @@ torch's: a model with adapters runs in torch's operators.
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from mlsys_orca.loading.damage import json_object, readable
 from mlsys_orca.models import model_family
 from mlsys_orca.models.blocks import MLP, Attention, Decoder, GatedMLP, TurnedBy
 from mlsys_orca.models.config import ModelConfig
@@ -104,7 +105,8 @@ class AdaptedDecoder:
         self._rows = _Rows()
         products = _products(decoder, self._rows)
         for name, path in adapters.items():
-            _add(name, Path(path).expanduser(), products, decoder)
+            with readable(path):
+                _add(name, Path(path).expanduser(), products, decoder)
         self.adapters = frozenset(adapters)
 
     @property
@@ -179,6 +181,8 @@ def _add(name: str, path: Path, products: Mapping[str, tuple[AdaptedLinear, int,
                 f"of a product that this model has (there are: {', '.join(sorted(products)[:4])}, ...)"
             )
         linear, column, columns = products[module]
+        if down.ndim != 2 or up.ndim != 2 or not len(down):
+            raise InvalidInputError(f"{path}: {module} has A {tuple(down.shape)} and B {tuple(up.shape)}, no matrices")
         if len(up) != columns or down.shape[1] != _in_features(linear.base) or down.shape[0] != up.shape[1]:
             raise InvalidInputError(
                 f"{path}: {module} is of another model: A {tuple(down.shape)} and B {tuple(up.shape)} do not make "
@@ -199,10 +203,12 @@ def _in_features(linear: nn.Module) -> int:
 def _read_config(path: Path) -> Any:
     """The function from a rank to the scale."""
     try:
-        raw = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
+        raw = json_object(path / CONFIG_FILE)
         alpha, use_rslora = float(raw["lora_alpha"]), bool(raw.get("use_rslora"))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (InvalidInputError, ValueError, KeyError, TypeError) as error:
         raise InvalidInputError(f"{path} is no PEFT adapter: {CONFIG_FILE}: {error!r}") from error
+    if not math.isfinite(alpha):
+        raise InvalidInputError(f"{path}: the adapter's lora_alpha is {alpha}; it must be finite")
     if raw.get("peft_type") != "LORA":
         raise InvalidInputError(f"{path}: the adapter is of type {raw.get('peft_type')!r}; 'LORA' is implemented")
     for key, neutral in _NEUTRAL.items():

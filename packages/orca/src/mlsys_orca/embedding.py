@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mlsys_orca.loading.checkpoint import Progress
+from mlsys_orca.loading.damage import readable
 from mlsys_orca.loading.huggingface import read_json, read_tokenizer
 from mlsys_orca.loading.load import DTYPES, default_dtype, usable_device
 from mlsys_orca.loading.pooling import Pooling, PoolingMode, read_pooling
@@ -29,6 +30,7 @@ from mlsys_orca.loading.safetensors_file import SafetensorsDirectory
 from mlsys_orca.models import encoder_family
 from mlsys_orca.models.encoder import Encoder, spans_of
 from mlsys_orca.models.encoder_family import EncoderConfig
+from mlsys_orca.models.limits import check_numbers
 from mlsys_orca.tokenizer import LEAST_MAX_CHARS, Tokenizer
 
 DEFAULT_BATCH_TOKENS = 4096  # more gives products nothing, and takes memory
@@ -259,6 +261,18 @@ def load_encoder(
         raise InvalidInputError(f"the dtype {dtype!r} is not known; {', '.join(DTYPES)} are")
     if not where.is_dir():
         raise InvalidInputError(f"{where} is no directory; encoders are read from Hugging Face directories")
+    with readable(where):
+        return _load_encoder(where, dtype, device, pooling, normalize, progress)
+
+
+def _load_encoder(
+    where: Path,
+    dtype: str | None,
+    device: str,
+    pooling: PoolingMode | None,
+    normalize: bool | None,
+    progress: Progress | None,
+) -> TextEncoder:
     steps = read_pooling(where)
     steps = replace(
         steps,
@@ -267,6 +281,7 @@ def load_encoder(
     )
     files = where / steps.encoder
     raw = read_json(files / "config.json")
+    check_numbers(raw)
     family = encoder_family(str(raw.get("model_type")))
     config = replace(family.from_huggingface(raw), scores_pairs=_scores_pairs(raw))
     target = usable_device(device)

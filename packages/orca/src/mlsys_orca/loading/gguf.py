@@ -18,6 +18,8 @@ from mlsys_orca.loading.gguf_tokenizer import tokenizer_from_gguf
 from mlsys_orca.loading.loaded import GenerationDefaults, LoadedModel
 from mlsys_orca.models import model_family
 from mlsys_orca.models.gguf_config import GgufFields
+from mlsys_orca.models.limits import check_numbers
+from mlsys_orca.tokenizer import Tokenizer
 
 _ROPE_DIVISORS = {  # how GGUF stores rotary scalings: tensor -> field of GgufFields
     "rope_freqs.weight": "rope_divisors",
@@ -40,7 +42,7 @@ def load_gguf(
         InvalidInputError: the file is damaged, or the model needs something that is not implemented.
     """
     file = GgufFile(path)
-    if file.metadata.get("split.count", 1) > 1:
+    if file.metadata.get("split.count", 1) not in (0, 1):
         raise InvalidInputError(f"{path} is one part of several; join them first: llama-gguf-split --merge FIRST OUT")
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str):
@@ -50,6 +52,7 @@ def load_gguf(
         raise InvalidInputError(
             f"{path} is a GGUF of architecture {architecture!r}, which is read from Hugging Face directories only"
         )
+    check_numbers(file.metadata, prefix=f"{architecture}.")
     check_types(entry.type for entry in file.tensors.values())
     divisors = {}
     for name in _ROPE_DIVISORS.keys() & file.names:
@@ -66,6 +69,12 @@ def load_gguf(
         config=config,
         model=family.load(config, file, dtype=dtype, device=device, weights=weights, progress=progress),
         tokenizer=tokenizer,
-        chat_template=ChatTemplate(template, special_tokens=tokenizer.special_tokens) if template else None,
+        chat_template=None if template is None else _chat_template(template, tokenizer),
         generation=GenerationDefaults(),
     )
+
+
+def _chat_template(source: object, tokenizer: Tokenizer) -> ChatTemplate | None:
+    if not isinstance(source, str):
+        raise InvalidInputError(f"tokenizer.chat_template is of type {type(source).__name__}; it is a text")
+    return ChatTemplate(source, special_tokens=tokenizer.special_tokens) if source else None

@@ -33,6 +33,12 @@ _STRING, _ARRAY = 8, 9
 # Value type id -> struct code; 8 is a string and 9 an array.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _DEFAULT_ALIGNMENT = 32  # bytes
+_MAX_ALIGNMENT = 1 << 20
+# Of one file; many times what is known. A file may be sparse, so its size bounds no number of entries.
+_MAX_PAIRS, _MAX_TENSORS, _MAX_ITEMS = 1 << 16, 1 << 18, 1 << 23
+_MAX_STRING_NBYTES = 1 << 24
+_MAX_HEADER_NBYTES = 1 << 29
+_MAX_RANK = 4  # as in ggml
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +56,15 @@ class _Cursor:
     """A position in the file that never moves past its end."""
 
     def __init__(self, data: memoryview, path: Path) -> None:
-        self._data = data
+        self._data = data[:_MAX_HEADER_NBYTES]
         self._path = path
+        self._num_items = 0  # of all lists
         self.position = 0
 
     def take(self, nbytes: int) -> memoryview:
         start, self.position = self.position, self.position + nbytes
+        if self.position > _MAX_HEADER_NBYTES:
+            raise self.damaged(f"what stands before its tensors has more than {_MAX_HEADER_NBYTES:,} bytes")
         if self.position > len(self._data):
             raise InvalidInputError(
                 f"{self._path} is truncated or damaged: it needs bytes up to {self.position:,} and has "
@@ -67,7 +76,17 @@ class _Cursor:
         return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))[0]
 
     def string(self) -> str:
-        return str(self.take(self.scalar("Q")), encoding="utf-8", errors="replace")
+        nbytes = self.counted("bytes in a text", self.scalar("Q"), _MAX_STRING_NBYTES)
+        return str(self.take(nbytes), encoding="utf-8", errors="replace")
+
+    def counted(self, what: str, count: int, most: int) -> int:
+        """``count``, if it can be meant."""
+        if count > most:
+            raise self.damaged(f"it says there are {count:,} {what}, and no file has more than {most:,}")
+        return count
+
+    def damaged(self, reason: str) -> InvalidInputError:
+        return InvalidInputError(f"{self._path} is damaged: {reason}; download it again")
 
     def strings(self, count: int) -> list[str]:
         """``count`` strings in a row. Vocabularies have a hundred thousand, so this loop calls little."""
@@ -85,12 +104,18 @@ class _Cursor:
             return self.string()
         if type_id == _ARRAY:
             item_type, count = self.scalar("I"), self.scalar("Q")
+            self._num_items += count
+            self.counted("items in lists", self._num_items, _MAX_ITEMS)
+            if item_type == _ARRAY:
+                raise self.damaged("it has lists in a list, which no model's metadata has")
             if code := _SCALARS.get(item_type):
                 return list(struct.unpack(f"<{count}{code}", self.take(count * struct.calcsize(code))))
-            return self.strings(count) if item_type == _STRING else [self.value(item_type) for _ in range(count)]
+            if item_type == _STRING:
+                return self.strings(count)
+            raise self.damaged(f"it has a list of type {item_type}, known are 0 to 12")
         if code := _SCALARS.get(type_id):
             return self.scalar(code)
-        raise InvalidInputError(f"{self._path} is damaged: metadata of type {type_id}, known are 0 to 12")
+        raise self.damaged(f"it has metadata of type {type_id}, known are 0 to 12")
 
 
 class GgufFile:
@@ -116,13 +141,23 @@ class GgufFile:
         version = cursor.scalar("I")
         if version not in (2, 3):
             raise InvalidInputError(f"{path} is GGUF version {version}; versions 2 and 3, little-endian, can be read")
-        num_tensors, num_pairs = cursor.scalar("Q"), cursor.scalar("Q")
+        num_tensors = cursor.counted("tensors", cursor.scalar("Q"), _MAX_TENSORS)
+        num_pairs = cursor.counted("entries of metadata", cursor.scalar("Q"), _MAX_PAIRS)
         self.metadata: dict[str, Any] = {}
         for _ in range(num_pairs):
             key = cursor.string()
+            if key in self.metadata:
+                raise cursor.damaged(f"it has {key[:100]!r} twice")
             self.metadata[key] = cursor.value(cursor.scalar("I"))
-        self.tensors = {entry.name: entry for entry in self._read_table(cursor, num_tensors)}
-        end = max((entry.offset + entry.nbytes for entry in self.tensors.values()), default=0)
+        self.tensors: dict[str, TensorEntry] = {}
+        end = 0
+        for entry in sorted(self._read_table(cursor, num_tensors), key=lambda entry: entry.offset):
+            if entry.name in self.tensors:
+                raise cursor.damaged(f"it has the tensor {entry.name[:100]!r} twice")
+            if entry.offset < end:
+                raise cursor.damaged(f"the tensor {entry.name[:100]!r} overlaps the one before it")
+            self.tensors[entry.name] = entry
+            end = entry.offset + entry.nbytes
         if end > len(self._bytes):
             raise InvalidInputError(
                 f"{path} is truncated: its tensors end at byte {end:,} and it has {len(self._bytes):,}; "
@@ -133,11 +168,12 @@ class GgufFile:
         lines = []
         for _ in range(num_tensors):
             name = cursor.string()
-            dims = struct.unpack(f"<{(rank := cursor.scalar('I'))}Q", cursor.take(8 * rank))
+            rank = cursor.counted("dimensions of a tensor", cursor.scalar("I"), _MAX_RANK)
+            dims = struct.unpack(f"<{rank}Q", cursor.take(8 * rank))
             lines.append((name, dims[::-1], cursor.scalar("I"), cursor.scalar("Q")))
         alignment = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
-        if not isinstance(alignment, int) or alignment < 1:
-            raise InvalidInputError(f"{self.path} is damaged: its alignment is {alignment!r}")
+        if not isinstance(alignment, int) or not 1 <= alignment <= _MAX_ALIGNMENT:
+            raise cursor.damaged(f"its alignment is {str(alignment)[:50]}")
         data_start = -(-cursor.position // alignment) * alignment
         return [self._entry(name, shape, type_id, data_start + offset) for name, shape, type_id, offset in lines]
 
@@ -149,9 +185,9 @@ class GgufFile:
                 f"{self.path}: tensor {name!r} is of ggml type {type_id}, unknown to the installed gguf library"
             ) from None
         block_len, block_nbytes = GGML_QUANT_SIZES[kind]
-        if not shape or shape[-1] % block_len:
+        if not shape or shape[-1] % block_len or prod(shape) < 1:
             raise InvalidInputError(
-                f"{self.path} is damaged: {name!r} has rows of {shape[-1:]} in blocks of {block_len}"
+                f"{self.path} is damaged: {name[:100]!r} is {list(shape)}, its rows in blocks of {block_len}"
             )
         return TensorEntry(name, shape, kind, offset, prod(shape) // block_len * block_nbytes)
 

@@ -7,7 +7,8 @@ is known here is a line of :data:`PRE_TOKENIZERS`; a wrong one would change ids 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +77,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     def get(key: str, default: Any = None) -> Any:
         return metadata.get(f"tokenizer.ggml.{key}", default)
 
+    _check_vocabulary(get)
     if (kind := get("model")) == "t5":
         return unigram_from_gguf(metadata)
     if kind == "llama":
@@ -105,6 +107,38 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     return Tokenizer(backend, eos_ids=(end for end in ends if end is not None), special_tokens=special)
 
 
+def _check_vocabulary(get: Callable[..., Any]) -> None:
+    """See that every part of a vocabulary is of its type and that ids are of its tokens.
+
+    Raises:
+        InvalidInputError: one is not.
+    """
+    tokens = get("tokens", [])
+    if not _all_are(tokens, str) or not _all_are(get("merges", []), str):
+        raise InvalidInputError("the file's vocabulary is damaged: tokens and merges are lists of texts")
+    if max(map(len, tokens), default=0) > _MAX_TOKEN_CHARS:
+        raise InvalidInputError(
+            f"the file's vocabulary is damaged: a token has {max(map(len, tokens))} characters, and none has more than "
+            f"{_MAX_TOKEN_CHARS}"
+        )
+    if not _all_are(get("token_type", []), int) or not _all_are(get("scores", []), int | float):
+        raise InvalidInputError("the file's vocabulary is damaged: token types and scores are lists of numbers")
+    if not all(map(math.isfinite, get("scores", []))):
+        raise InvalidInputError("the file's vocabulary is damaged: a score is not finite")
+    for key in (*_ROLES.values(), "eot", "eom"):
+        token_id = get(f"{key}_token_id")
+        if token_id is not None and not (type(token_id) is int and 0 <= token_id < len(tokens)):
+            raise InvalidInputError(
+                f"the file's vocabulary is damaged: {key}_token_id is {str(token_id)[:50]}, and there are "
+                f"{len(tokens)} tokens"
+            )
+
+
+def _all_are(values: object, kind: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, kind) for value in values)
+
+
+_MAX_TOKEN_CHARS = 4096
 _ELSEWHERE = "Load the model's Hugging Face directory instead: its tokenizer.json spells every rule"
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 

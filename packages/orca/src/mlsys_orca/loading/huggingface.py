@@ -5,7 +5,6 @@ Second stage of loading such a directory; :func:`mlsys_orca.loading.load.load_mo
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +17,7 @@ from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.chat_template import ChatTemplate
 from mlsys_orca.loading.checkpoint import Progress, WeightForm
+from mlsys_orca.loading.damage import MAX_INDEX_NBYTES, json_object, readable
 from mlsys_orca.loading.loaded import GenerationDefaults, LoadedModel
 from mlsys_orca.loading.safetensors_file import SafetensorsDirectory
 from mlsys_orca.loading.text_part import TextPart, text_config
@@ -25,6 +25,7 @@ from mlsys_orca.models import ARCHITECTURES, ENCODERS, model_family
 from mlsys_orca.models.config import ModelConfig, UnsupportedModelError
 from mlsys_orca.models.decoder import DecoderModel
 from mlsys_orca.models.family import Family
+from mlsys_orca.models.limits import check_numbers
 from mlsys_orca.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ def load_huggingface(
     raw = read_json(path / "config.json")
     if not isinstance(raw.get("model_type"), str):
         raise InvalidInputError(f"{path / 'config.json'} names no model_type")
+    check_numbers(raw)
     generation = read_json(path / "generation_config.json", optional=True)
     config, load = _route(path, raw | {key: generation[key] for key in _BEGINS if generation.get(key) is not None})
     options = read_json(path / "tokenizer_config.json", optional=True)
@@ -117,13 +119,7 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
         if optional:
             return {}
         raise InvalidInputError(f"{path} is missing; a Hugging Face model directory has one")
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InvalidInputError(f"{path} is no valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise InvalidInputError(f"{path} holds {type(value).__name__}, not an object")
-    return value
+    return json_object(path)
 
 
 def read_tokenizer(path: Path, options: dict[str, Any], *, end_ids: object = None) -> Tokenizer:
@@ -143,10 +139,10 @@ def read_tokenizer(path: Path, options: dict[str, Any], *, end_ids: object = Non
             f"{file} is missing; other tokenizer formats are not read. transformers writes one: "
             "AutoTokenizer.from_pretrained(directory).save_pretrained(directory)"
         )
-    try:
+    with readable(file):
+        if (nbytes := file.stat().st_size) > MAX_INDEX_NBYTES:
+            raise InvalidInputError(f"{file} has {nbytes:,} bytes; a tokenizer has at most {MAX_INDEX_NBYTES:,}")
         backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # tokenizers raises bare Exception for any damage
-        raise InvalidInputError(f"{file} is no valid tokenizer: {error}") from error
     backend.no_truncation()  # some files cut or pad texts to what their authors trained with
     backend.no_padding()
     special = {
@@ -161,8 +157,10 @@ def read_tokenizer(path: Path, options: dict[str, Any], *, end_ids: object = Non
 
 def _template_source(path: Path, options: dict[str, Any]) -> str | None:
     if (path / "chat_template.jinja").is_file():
-        return (path / "chat_template.jinja").read_text(encoding="utf-8")
+        with readable(path / "chat_template.jinja"):
+            return (path / "chat_template.jinja").read_text(encoding="utf-8")
     source = options.get("chat_template")
     if isinstance(source, list):  # several by name
-        source = next((entry.get("template") for entry in source if entry.get("name") == "default"), None)
+        named = [entry for entry in source if isinstance(entry, dict)]
+        source = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)
     return source if isinstance(source, str) else None

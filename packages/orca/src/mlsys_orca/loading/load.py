@@ -14,6 +14,7 @@ from mlsys_core.errors import DeviceError, InvalidInputError
 
 from mlsys_orca.gpu import to_gpu
 from mlsys_orca.loading.checkpoint import Progress, WeightForm
+from mlsys_orca.loading.damage import readable
 from mlsys_orca.loading.gguf import load_gguf
 from mlsys_orca.loading.gguf_file import MAGIC
 from mlsys_orca.loading.huggingface import load_huggingface
@@ -82,7 +83,7 @@ def load_model(
     else:
         load = load_gguf
         _check_gguf(where)
-    with intra_op_threads(num_threads):
+    with intra_op_threads(num_threads), readable(where):
         if backend == "torch" or (backend == "auto" and target.type == "cuda"):
             loaded = load(where, dtype=wanted, device=target, weights=weights or "float", progress=progress)
             return loaded if backend == "torch" else replace(loaded, model=to_gpu(loaded.model))
@@ -96,7 +97,7 @@ def load_model(
 def _check_gguf(where: Path) -> None:
     if not where.is_file():
         raise InvalidInputError(f"{where} does not exist; give a GGUF file or a Hugging Face model directory")
-    with where.open("rb") as file:
+    with readable(where), where.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise InvalidInputError(
                 f"{where} is not a GGUF file: it does not start with the bytes 'GGUF'. "

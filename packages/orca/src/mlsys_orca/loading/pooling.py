@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from mlsys_core.errors import InvalidInputError
 
+from mlsys_orca.loading.damage import inside
 from mlsys_orca.loading.huggingface import read_json
 from mlsys_orca.models.config import refuse
 
@@ -42,8 +43,10 @@ def read_pooling(path: Path) -> Pooling:
     try:
         modules = json.loads(file.read_text(encoding="utf-8"))
         steps = {module["type"].rpartition(".")[2]: module["path"] for module in modules}
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InvalidInputError(f"{file} is no list of modules with a type and a path: {error}") from error
+    for place in steps.values():
+        inside(path, place)
     names = list(steps)
     refuse(
         names not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]),

@@ -5,7 +5,6 @@ First stage of loading such a directory, as :mod:`mlsys_orca.loading.gguf_file` 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mlsys_orca.loading.checkpoint import Layout
+from mlsys_orca.loading.damage import MAX_INDEX_NBYTES, inside, json_object, readable
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -37,7 +37,12 @@ class SafetensorsDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._files: dict[str, Any] = {name: _open(path / name) for name in _shard_names(path)}
-        self._file_of = {tensor: file for file in self._files.values() for tensor in file.keys()}  # noqa: SIM118
+        self._file_of: dict[str, Any] = {}
+        for shard, file in self._files.items():
+            for tensor in file.keys():  # noqa: SIM118
+                if tensor in self._file_of:
+                    raise InvalidInputError(f"{path}: the tensor {tensor[:100]!r} is in {shard} and in another shard")
+                self._file_of[tensor] = file
         if missing := sorted(set(_indexed_names(path)) - set(self._file_of)):
             raise InvalidInputError(f"{path}: the shards lack {missing[0]!r} of {INDEX_FILE}; download them again")
 
@@ -78,27 +83,32 @@ class SafetensorsDirectory:
 def _open(path: Path) -> Any:
     if not path.is_file():
         raise InvalidInputError(f"{path} is missing; the model needs every file that {INDEX_FILE} names")
-    try:
-        return safe_open(path, framework="pt")
-    except SafetensorError as error:
-        raise InvalidInputError(f"{path} is truncated or no safetensors file ({error}); download it again") from error
+    with readable(path):
+        try:
+            return safe_open(path, framework="pt")
+        except SafetensorError as error:
+            raise InvalidInputError(
+                f"{path} is truncated or no safetensors file ({error}); download it again"
+            ) from error
 
 
 def _indexed_names(path: Path) -> dict[str, str]:
     """Tensor name -> file name, as the index says; empty without an index."""
     if not (path / INDEX_FILE).is_file():
         return {}
-    try:
-        weight_map = json.loads((path / INDEX_FILE).read_text(encoding="utf-8"))["weight_map"]
-        return {str(tensor): str(file) for tensor, file in weight_map.items()}
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise InvalidInputError(f"{path / INDEX_FILE} is no index of shards: {error!r}") from error
+    weight_map = json_object(path / INDEX_FILE, max_nbytes=MAX_INDEX_NBYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise InvalidInputError(f"{path / INDEX_FILE} is no index of shards: it has no weight_map of file names")
+    return weight_map
 
 
 def _shard_names(path: Path) -> list[str]:
     if shards := sorted(set(_indexed_names(path).values())):
-        if outside := [name for name in shards if Path(name).name != name]:
-            raise InvalidInputError(f"{path / INDEX_FILE} names {outside[0]!r}, which is not a file of its directory")
+        for name in shards:
+            if inside(path, name).parent != path or name in ("", "."):
+                raise InvalidInputError(
+                    f"{path / INDEX_FILE} names {name[:100]!r}, which is not a file of its directory"
+                )
         return shards
     if (path / SINGLE_FILE).is_file():
         return [SINGLE_FILE]

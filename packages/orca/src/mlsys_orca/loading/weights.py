@@ -37,7 +37,7 @@ class WeightReader:
         Raises:
             InvalidInputError: there is no such tensor, or its shape is not ``out``'s.
         """
-        self._check(name, tuple(out.shape))
+        self.expect(name, tuple(out.shape))
         self.checkpoint.read_into(name, out)
         self._count(name)
 
@@ -47,13 +47,18 @@ class WeightReader:
         Raises:
             InvalidInputError: there is no such tensor, or its shape is not ``shape``.
         """
-        self._check(name, shape)
+        self.expect(name, shape)
         found = self.checkpoint.quantized(name)
         if found is not None:
             self._count(name)
         return found
 
-    def _check(self, name: str, expected: tuple[int, ...]) -> None:
+    def expect(self, name: str, expected: tuple[int, ...]) -> None:
+        """See that there is a tensor ``name`` of that shape, before memory is taken for it.
+
+        Raises:
+            InvalidInputError: there is none.
+        """
         if name not in self._unread:
             raise InvalidInputError(f"the model file has no tensor {name!r}; is it complete, and of this architecture?")
         if (shape := self.checkpoint.shape(name)) != expected:

@@ -7,9 +7,19 @@ is not implemented is refused by the readers, by name.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from mlsys_core.errors import InvalidInputError
+
+from mlsys_orca.models.limits import (
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    MAX_VOCAB,
+    MAX_WIDTH,
+)
 
 # What files call an activation -> its name here, as in layers.ACTIVATIONS.
 _ACTIVATIONS = {
@@ -106,6 +116,7 @@ class ModelConfig:
     encoder: EncoderPart | None = None  # None: a decoder alone
 
     def __post_init__(self) -> None:
+        _check_sizes(self)
         if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
             raise InvalidInputError(
                 f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads: "
@@ -126,6 +137,56 @@ class ModelConfig:
             raise InvalidInputError(
                 f"the attention windows {self.windows} do not fit {self.num_layers} layers: "
                 "there must be one per layer, of at least one token"
+            )
+
+
+_SIZES = {
+    "vocab_size": MAX_VOCAB,
+    "hidden_size": MAX_WIDTH,
+    "intermediate_size": MAX_WIDTH,
+    "num_layers": MAX_LAYERS,
+    "num_heads": MAX_HEADS,
+    "num_kv_heads": MAX_HEADS,
+    "head_dim": MAX_HEAD_DIM,
+    "rotary_dim": MAX_HEAD_DIM,
+    "max_positions": MAX_POSITIONS,
+    "embedding_size": MAX_WIDTH,
+}
+_OPTIONAL = frozenset(
+    {"rotary_dim", "embedding_size", "local_rope_theta", "attention_scale", "attention_softcap", "logit_softcap"}
+)
+_POSITIVE = (
+    "norm_eps",
+    "rope_theta",
+    "local_rope_theta",
+    "rope_amplitude",
+    "attention_scale",
+    "attention_softcap",
+    "logit_softcap",
+    "logit_scale",
+)
+
+
+def _check_sizes(config: ModelConfig) -> None:
+    """See that every number of ``config`` is one that a model can have: the last check, whatever file it came from."""
+    for name, most in _SIZES.items():
+        size = getattr(config, name)
+        if not (size is None and name in _OPTIONAL) and (type(size) is not int or not 1 <= size <= most):
+            raise InvalidInputError(
+                f"the model's {name} is {str(size)[:50]}; it must be a whole number from 1 to {most}"
+            )
+    for name in _POSITIVE:
+        number = getattr(config, name)
+        is_left_out = number is None and name in _OPTIONAL
+        if not is_left_out and not (isinstance(number, int | float) and 0 < number < math.inf):
+            raise InvalidInputError(f"the model's {name} is {str(number)[:50]}; it must be above 0 and finite")
+    if config.rope_divisors is not None:
+        num_pairs = (config.rotary_dim or config.head_dim) // 2
+        if len(config.rope_divisors) != num_pairs or not all(0 < each < math.inf for each in config.rope_divisors):
+            raise InvalidInputError(
+                f"the rotary frequencies need {num_pairs} divisors above 0 and finite, and the model has "
+                f"{len(config.rope_divisors)}, from {min(config.rope_divisors, default=0)} to "
+                f"{max(config.rope_divisors, default=0)}"
             )
 
 

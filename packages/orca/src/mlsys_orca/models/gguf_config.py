@@ -98,7 +98,7 @@ def config_from_gguf(
     stated: dict[str, Any] = {
         "architecture": fields.architecture,
         "vocab_size": fields.metadata.get(f"{fields.architecture}.vocab_size")
-        or len(fields.metadata["tokenizer.ggml.tokens"]),
+        or len(fields.metadata.get("tokenizer.ggml.tokens") or ()),
         "hidden_size": fields.get("embedding_length"),
         "intermediate_size": fields.get("feed_forward_length"),
         "num_layers": fields.get("block_count"),

@@ -75,8 +75,10 @@ class OperatorReader:
             at: The layer's number, and the expert's.
             dtype: None: that of products.
         """
+        name = self._name(role, at, "weight")
+        self._reader.expect(name, shape)  # before memory is taken for what a damaged configuration says
         out = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
-        self._reader.read_into(self._name(role, at, "weight"), out)
+        self._reader.read_into(name, out)
         return out
 
     def matrix(
@@ -98,6 +100,8 @@ class OperatorReader:
         if self.weights == "packed":
             pieces = (self._piece(role, count, columns, at, arrange or {}) for role, count in rows.items())
             return concatenate_rows(list(pieces))
+        for role, count in rows.items():
+            self._reader.expect(self._name(role, at, "weight"), (count, columns))
         fused = torch.empty((sum(rows.values()), columns), dtype=self._dtype_of(rows), device=self.device)
         self._fill(fused, rows, at, "weight", arrange or {})
         return self._quantized(fused, rows)

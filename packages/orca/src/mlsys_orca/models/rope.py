@@ -116,15 +116,23 @@ def llama3_divisors(
 ) -> tuple[float, ...]:
     """Llama 3.1's stretch of the rotary frequencies: long waves slowed by ``factor``, short ones kept, a ramp between.
 
+    Raises:
+        InvalidInputError: the ramp has no width.
+
     Example:
         >>> stretch = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=64)
         >>> llama3_divisors(10000.0, 4, **stretch)
         (1.0, 8.0)
     """
     divisors = []
+    if (ramp := high_freq_factor - low_freq_factor) <= 0:
+        raise InvalidInputError(
+            f"rotary scaling 'llama3' has low_freq_factor = {low_freq_factor} and high_freq_factor = "
+            f"{high_freq_factor}: the second must be the larger"
+        )
     for pair in range(rotary_dim // 2):
         turns = original_max_positions * theta ** (-2 * pair / rotary_dim) / (2 * pi)  # over the original context
-        kept = min(1.0, max(0.0, (turns - low_freq_factor) / (high_freq_factor - low_freq_factor)))
+        kept = min(1.0, max(0.0, (turns - low_freq_factor) / ramp))
         divisors.append(1.0 / (kept + (1.0 - kept) / factor))
     return tuple(divisors)
 

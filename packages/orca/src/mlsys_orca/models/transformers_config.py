@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlsys_core.errors import MissingDependencyError
+from mlsys_core.errors import InvalidInputError, MissingDependencyError
 
 from mlsys_orca.models.config import UnsupportedModelError, refuse
 from mlsys_orca.models.huggingface_config import refuse_common
@@ -44,6 +44,9 @@ def read_transformers_config(path: Path, raw: Mapping[str, Any]) -> tuple[Any, i
     try:
         config: Any = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except (ValueError, OSError) as error:
+        if raw["model_type"] in transformers.CONFIG_MAPPING:  # it has the architecture, and this is none of it
+            said = (str(error).strip().splitlines() or [""])[-1][:200]
+            raise InvalidInputError(f"{path} has a configuration that transformers refuses: {said}") from error
         raise UnsupportedModelError(
             f"an architecture that transformers {transformers.__version__} does not have, and code from the "
             "model's directory is never run"

@@ -263,6 +263,7 @@ class ModelService:
 
     def _request(self, ask: Ask, prompt: Sequence[int], adapter: str | None) -> GenerationRequest:
         """One choice's request but for its id and sampling."""
+        self.check_vocabulary(prompt)  # a tokenizer may have tokens that the model's table has not
         encoder, num_encoder_tokens, num_prompt = self.loaded.config.encoder, 0, len(prompt)
         if encoder is not None:
             prompt, num_encoder_tokens = [*prompt, *encoder.start_token_ids], num_prompt
