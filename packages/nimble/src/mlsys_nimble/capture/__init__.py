@@ -61,7 +61,11 @@ def capture(
     node_site = _NodeSites(model) if isinstance(model, torch.fx.GraphModule) and not kwargs else None
     paths = {id(module): path for path, module in modules.items()}
     site = node_site.site if node_site else lambda: current_site(paths)
-    tracer = Tracer(device, site)
+    own = [*(tensor for _, tensor in _tensor_attributes(modules).values()), *(leaves[place] for place in tensors)]
+    own += [
+        parameter for module in modules.values() for parameter in module._parameters.values() if parameter is not None
+    ]
+    tracer = Tracer(device, site, own)
     run: Callable[..., Any] = node_site.run if node_site else model
     with torch.inference_mode(), _traceable(), _attributes_restored(modules) as before:
         for place in places:

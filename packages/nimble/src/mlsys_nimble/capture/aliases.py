@@ -107,6 +107,18 @@ def _scatter(parent: Ref, step: ViewStep, child: Ref, builder: Builder) -> Ref:
 _ADVICE = "Write the operation out of place (y = torch.where(...), not x[...] = ...), or prepare with fallback='eager'."
 
 
+def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Say whether two tensors may have a byte in common, whatever storages they have."""
+    if one.device != other.device or not one.numel() or not other.numel():
+        return False
+    return one.data_ptr() < _end(other) and other.data_ptr() < _end(one)
+
+
+def _end(tensor: torch.Tensor) -> int:
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr() + (last + 1) * tensor.itemsize
+
+
 def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether they lie in one storage."""
     return one.untyped_storage()._cdata == other.untyped_storage()._cdata and one.untyped_storage().nbytes() > 0

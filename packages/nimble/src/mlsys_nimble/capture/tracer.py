@@ -8,6 +8,7 @@ facts, and handed to a rule. What the model changes in place is put back when th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,11 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mlsys_nimble.capture.aliases import Group, Member, read, shares_memory, steps_between, write
+from mlsys_nimble.capture.aliases import Group, Member, overlap, read, shares_memory, steps_between, write
 from mlsys_nimble.capture.builder import Builder, Ref, dtype_name, type_of
 from mlsys_nimble.capture.functional import as_functional, is_write
 from mlsys_nimble.capture.rules import apply_rule, find_rule
 from mlsys_nimble.capture.sources import Site
+from mlsys_nimble.capture.statistics import checked, declared
 from mlsys_nimble.errors import refuse
 from mlsys_nimble.operators import Aten, Copy, Input
 
@@ -45,11 +47,23 @@ _ANY_STRIDES = (
 )
 
 
+_VIEWS_IN_PLACE = {
+    "detach_": "detach",
+    "transpose_": "transpose",
+    "t_": "t",
+    "squeeze_": "squeeze",
+    "unsqueeze_": "unsqueeze",
+    "swapaxes_": "swapaxes",
+    "swapdims_": "swapdims",
+}
+
+
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records operators into :attr:`builder` while active."""
 
-    def __init__(self, device: torch.device, site: Callable[[], Site]) -> None:
+    def __init__(self, device: torch.device, site: Callable[[], Site], own: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._own = {id(tensor) for tensor in own}  # of the model, or of the caller: there before the run and after it
         self.builder = Builder(device)
         self._device = device
         self._site = site
@@ -72,7 +86,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if tensor.device != self._device and tensor.dim():
                 what = f"a tensor on {tensor.device} beside tensors on {self._device}"
                 raise refuse(what, self.builder.site.source, "Nimble schedules one device: move the tensor there.")
-            return self._add_root(tensor, self.builder.constant(tensor))
+            return self._add_constant(tensor)
         return read(member, self.builder)
 
     def result_ref(self, tensor: torch.Tensor) -> Ref:
@@ -107,6 +121,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         self.builder.site = self._site()
         name = str(func)
+        function = declared(func, args)
+        if function is not None:
+            with self:
+                return function(*args, **kwargs)
+        if torch.Tag.inplace_view in func.tags:
+            return self._run_view_in_place(func, name, args, kwargs)
         if any(map(is_write, func._schema.arguments)):
             return self._run_written(func, name, args, kwargs)
         self._refuse_data_dependence(func, name, args)
@@ -117,9 +137,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:
                 return func.decompose(*args, **kwargs)
         refs = self._refs(args), self._refs(kwargs)
-        result = func(*args, **kwargs)
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if _is_tensor(leaf)]
+        if rule is None:
+            result = checked(func, args, dict(kwargs), tensors, self.builder.site.source)
+        else:
+            result = func(*args, **kwargs)
         if isinstance(result, torch.Tensor | list | tuple):
-            self._record(func, name, result, refs, [t for t in tree_leaves((args, kwargs)) if _is_tensor(t)])
+            self._record(func, name, result, refs, tensors)
         return result
 
     def _record(self, func: Any, name: str, result: Any, refs: tuple[Any, Any], tensors: list[torch.Tensor]) -> None:
@@ -160,7 +184,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _run_written(self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """``x.add_(y)`` and ``add(x, y, out=x)`` are ``add(x, y)``, written to x and to what shares its memory."""
         site = self.builder.site.source
-        call = None if torch.Tag.inplace_view in func.tags else as_functional(func, args, kwargs)
+        call = as_functional(func, args, kwargs)
         if (call is None or find_rule(str(call.function)) is None) and func._can_decompose() and not _is_whole(func):
             with self:
                 return func.decompose(*args, **kwargs)
@@ -184,6 +208,21 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             write(self._members[target], self.builder.expand(new, tuple(target.shape)), self.builder)
         return returned
 
+    def _run_view_in_place(self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """``x.transpose_(0, 1)``: from now on x is the view ``x.transpose(0, 1)``."""
+        target, *rest = args
+        view = getattr(torch.ops.aten, _VIEWS_IN_PLACE.get(func._schema.name.removeprefix("aten::"), ""), None)
+        self.ref(target)
+        if view is None or any(root is target for root, _, _ in self._roots):
+            what = f"{name} changes the shape of an argument or weight" if view else f"{name} changes its argument"
+            raise refuse(what, self.builder.site.source, "Use an operator that returns a new tensor.")
+        with self:
+            seen = view(target, *rest, **kwargs)
+        member: Member = self._members[seen]
+        returned = func(*args, **kwargs)
+        self._members[target] = replace(member)
+        return returned
+
     def _track(self, tensor: torch.Tensor, ref: Ref, arguments: list[torch.Tensor]) -> None:
         """Note which value a result is, and which argument's memory it shares."""
         if tensor in self._members:  # an argument itself
@@ -199,6 +238,23 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         member = self._members[parent]
         steps = member.steps + steps_between(read(member, self.builder), ref, self.builder)
         self._members[tensor] = Member(member.group, steps, ref, member.group.version)
+
+    def _add_constant(self, tensor: torch.Tensor) -> Ref:
+        """A tensor of the model's own; or one that each call makes of numbers, as ``torch.tensor([1.0])`` does."""
+        if any(group.version and shares_memory(root, tensor) for root, group, _ in self._roots):
+            what = "a read of memory that was written to in place through another parameter or buffer"
+            raise refuse(what, self.builder.site.source, "Give each a tensor of its own: buffer.clone().")
+        if not tensor.is_inference() or id(tensor) in self._own:
+            return self._add_root(tensor, self.builder.constant(tensor))
+        if any(overlap(tensor, other) for other in list(self._members.keys())):  # type: ignore[no-untyped-call]
+            what = "memory of a tensor that was reached behind torch's back, as by DLPack"
+            raise refuse(what, self.builder.site.source, "Keep to torch's operators between inputs and results.")
+        if not tensor.untyped_storage().resizable():  # NumPy's memory, say: forward may write to what others hold
+            return self._add_root(tensor, self.builder.constant(tensor))
+        fixed = self.builder.constant(tensor.clone())
+        ref = self.builder.emit(Copy(), [fixed], fixed.type)
+        self._members[tensor] = Member(Group(ref), (), ref)
+        return ref
 
     def _add_root(self, tensor: torch.Tensor, ref: Ref) -> Ref:
         group = Group(ref)

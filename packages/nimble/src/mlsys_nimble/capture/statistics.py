@@ -1,0 +1,70 @@
+"""Writes that operators' schemas do not declare: running statistics, told as writes that a program can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlsys_nimble.errors import refuse
+from mlsys_nimble.native.digest import Digest
+
+
+def _batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    momentum: float,
+    eps: float,
+) -> list[Tensor]:
+    """The normalised images, and what was saved of them; new statistics are written by ``copy_``."""
+    functional = torch.ops.aten._native_batch_norm_legit_functional.default
+    y, saved_mean, saved_rstd, new_mean, new_var = functional(x, weight, bias, mean, var, True, momentum, eps)
+    mean.copy_(new_mean)
+    var.copy_(new_var)
+    return [y, saved_mean, saved_rstd]
+
+
+def declared(func: Any, args: Sequence[Any]) -> Callable[..., Any] | None:
+    """Return a function that does what ``func`` does with these arguments, and whose writes are operators of their own.
+
+    None: ``func`` writes nothing that its schema does not tell of.
+    """
+    name = func._schema.name
+    if name not in ("aten::batch_norm", "aten::native_batch_norm", "aten::instance_norm"):
+        return None
+    mean, updates = args[3], args[5]
+    if mean is None or not updates:
+        return None
+    if name == "aten::instance_norm":  # torch takes it apart into a batch norm, and a write
+        return func.decompose  # type: ignore[no-any-return]
+    is_one = name == "aten::batch_norm"
+
+    def run(*args: Any) -> Any:
+        results = _batch_norm(*args[:5], *args[6:8])
+        return results[0] if is_one else results
+
+    return run
+
+
+def checked(func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Iterable[Tensor], source: str) -> Any:
+    """Run an operator whose schema declares no write, and see that it does not write.
+
+    Raises:
+        CaptureError: it has changed one of ``tensors``; those of operators outside of torch are put back.
+    """
+    known = [tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.layout is torch.strided]
+    saved = [] if func.namespace in ("aten", "prims") else [tensor.clone() for tensor in known]
+    digest = Digest(known)
+    before = digest.read()
+    result = func(*args, **kwargs)
+    if digest.read() == before:
+        return result
+    for tensor, old in zip(known, saved, strict=False):
+        tensor.copy_(old)
+    what = f"{func} writes to its arguments, which its schema does not say"
+    raise refuse(what, source, "Declare it: Tensor(a!) in the schema, or mutates_args=... of torch.library.custom_op.")
