@@ -1,0 +1,279 @@
+"""Check by value that a model keeps requests apart: a request's answer is its own, whoever shares its batch.
+
+Called when a model is loaded, before it serves anybody. Three things are compared, and none trusts what the model says
+of itself:
+
+- **Exchange.** Two batches of one size differ in some rows only. The other rows run through the same kernels at the
+  same places, so their answers must be equal to the last bit: however little a model mixes, this shows it.
+- **Company.** A row of a batch against the same request alone. Kernels for other sizes sum in another order, so answers
+  may differ by rounding: by :func:`rounding` of their dtype, relative to the answer's largest number.
+- **Time.** A request alone, asked again at the end: a model that remembers, or draws random numbers, is found out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.isolation.requests import Array, Arrays, Draw, Kind
+
+Run = Callable[[list[Any]], Sequence[Arrays]]  # requests of one batch -> the arrays of each one's answer
+_DRAWS = 3  # ordinary requests; of each other kind one
+_SMALL_SIZES = (2, 3, 5)  # with neighbours of every kind
+_LARGE_SIZES = (8, 17, 32, 64)  # with neighbours of a few kinds each, in turn; doubled up to the largest batch
+_KINDS_OF_LARGE = 2
+_NEIGHBOURS = [*(kind for kind in Kind if kind is not Kind.ORDINARY), Kind.ORDINARY]
+_OVERFLOWING = {Kind.HUGE, Kind.INFINITE, Kind.NAN}  # have no answers to compare
+_USUAL = set(Kind) - _OVERFLOWING
+_STEEP = {Kind.LARGE, Kind.VERY_LARGE, *_OVERFLOWING}  # a sine of a large number makes of rounding what it likes
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """A request that the model takes, and its answer alone."""
+
+    kind: Kind
+    request: Any
+    alone: Arrays
+
+
+def rounding(dtype: npt.DTypeLike) -> float:
+    """Return the relative difference that counts as rounding: half of the digits of ``dtype``; 0 for integers.
+
+    Example:
+        >>> f"{rounding(np.float32):.1e}", rounding(np.int64)
+        ('3.5e-04', 0.0)
+    """
+    kind = np.dtype(dtype)
+    return float(np.sqrt(np.finfo(kind).eps)) if kind.kind in "fc" else 0.0
+
+
+def batch_sizes(largest: int) -> list[int]:
+    """Return the batch sizes to try, rising, the largest included.
+
+    Example:
+        >>> batch_sizes(20), batch_sizes(200)
+        ([2, 3, 5, 8, 17, 20], [2, 3, 5, 8, 17, 32, 64, 128, 200])
+    """
+    sizes = [*_SMALL_SIZES, *_LARGE_SIZES]
+    while sizes[-1] * 2 < largest:
+        sizes.append(sizes[-1] * 2)
+    return [*(size for size in sizes if size < largest), *([largest] if largest > 1 else [])]
+
+
+def require_isolated(
+    name: str,
+    run: Run,
+    draw: Draw,
+    *,
+    largest: int = 64,
+    sizes: Sequence[int] | None = None,
+    tolerance: float | None = None,
+    seed: int = 0,
+) -> None:
+    """Refuse a model whose answer to a request depends on anything but the request.
+
+    Args:
+        name: Subject of the error's sentence, like ``"model 'a'"``.
+        run: Runs requests as one batch; an exception means that it takes no such batch.
+        draw: Makes requests, like :func:`~mlsys_core.serving.isolation.draw_like`. The first must be acceptable.
+        largest: Largest batch that will be served; 1 checks only that answers are not random and nothing is remembered.
+        sizes: Batch sizes to try; None: :func:`batch_sizes`.
+        tolerance: Relative difference between batch sizes that counts as rounding; None: :func:`rounding` of the dtype.
+        seed: Of the requests.
+
+    Raises:
+        InvalidInputError: It mixes requests, remembers them, answers at random, or takes no batches.
+
+    Example:
+        >>> from mlsys_core.serving.isolation import draw_like
+        >>> draw = draw_like([np.ones(4, np.float32)])
+        >>> require_isolated("a sum", lambda batch: [(x.sum(keepdims=True),) for (x,) in batch], draw)
+        >>> def centred(batch):
+        ...     return [(x - np.mean([other for (other,) in batch], axis=0),) for (x,) in batch]
+        >>> require_isolated("a centred row", centred, draw)
+        Traceback (most recent call last):
+            ...
+        mlsys_core.errors.InvalidInputError: a centred row mixes requests: ...
+    """
+    check = _Check(run, np.random.default_rng(seed), tolerance)
+    problem = check.problem(draw, batch_sizes(largest) if sizes is None else sizes)
+    if problem is not None:
+        raise InvalidInputError(f"{name} {problem}")
+
+
+class _Check:
+    """One run of the check; what is wrong is said as the end of a sentence."""
+
+    def __init__(self, run: Run, rng: np.random.Generator, tolerance: float | None) -> None:
+        self._run = run
+        self._rng = rng
+        self._tolerance = tolerance
+        self._probes: list[_Probe] = []
+        self._typical: list[float] = []  # by array of an answer: the median of ordinary answers' largest numbers
+
+    def problem(self, draw: Draw, sizes: Sequence[int]) -> str | None:
+        """Return the first fault found, or None."""
+        return self._collect(draw) or self._in_batches(sizes) or self._again()
+
+    def _collect(self, draw: Draw) -> str | None:
+        """Draw requests and keep those that the model takes alone."""
+        for kind in [Kind.ORDINARY] * _DRAWS + _NEIGHBOURS:
+            request = draw(self._rng, kind)
+            if request is None:
+                continue
+            try:
+                alone = self._answers([request])[0]
+            except Exception as error:  # noqa: BLE001 - of unlikely requests; the first must run
+                if not self._probes:
+                    return f"does not run with 1 request: {_line(error)}"
+                continue
+            self._probes.append(_Probe(kind, request, alone))
+        if len(self._probes) < 2:
+            return "takes no other request than its example, so nothing shows that it keeps requests apart"
+        ordinary = [probe.alone for probe in self._probes if probe.kind is Kind.ORDINARY]
+        self._typical = [float(np.median([_size(answer[i]) for answer in ordinary])) for i in range(len(ordinary[0]))]
+        return self._again()
+
+    def _again(self) -> str | None:
+        """Ask the first requests alone once more."""
+        for probe in self._probes[:_DRAWS]:
+            if (by := self._distance(self._answers([probe.request])[0], probe.alone)) is not None:
+                return (
+                    f"answers the same request differently when it is asked again (by {by:.2g}): it draws random "
+                    "numbers or remembers earlier requests; export it in evaluation mode, without state"
+                )
+        return None
+
+    def _in_batches(self, sizes: Sequence[int]) -> str | None:
+        kinds = [kind for kind in _NEIGHBOURS if self._of({kind})]
+        turn = 0
+        for size in sizes:
+            for _ in range(len(kinds) if size <= _SMALL_SIZES[-1] else min(_KINDS_OF_LARGE, len(kinds))):
+                kind = kinds[turn % len(kinds)]
+                turn += 1
+                problem = self._batch(size, kind, share=0.5) or self._batch(size, kind, share=1.0)
+                if problem is not None:
+                    return problem
+        return None
+
+    def _batch(self, size: int, kind: Kind, *, share: float) -> str | None:
+        """Compare a batch with its requests alone, and with itself when a share of them is exchanged for ``kind``."""
+        first = [self._any(self._of({Kind.ORDINARY} if self._rng.random() < 0.7 else _USUAL)) for _ in range(size)]
+        exchanged = self._rng.random(size) < share
+        exchanged[self._rng.permutation(size)[:2]] = [True, False]  # one at least of each
+        second = [
+            self._any(self._of({kind})) if is_other else probe
+            for probe, is_other in zip(first, exchanged.tolist(), strict=True)
+        ]
+        try:
+            before, after = (self._answers([probe.request for probe in batch]) for batch in (first, second))
+        except Exception as error:  # noqa: BLE001 - each of them runs alone
+            return f"does not run with {size} requests that it takes one by one: {_line(error)}"
+        for position in range(size):
+            probe = first[position]
+            if probe.kind not in _STEEP and (by := self._distance(before[position], probe.alone)) is not None:
+                return _mixes(by, f"between the request alone and as number {position + 1} of a batch of {size}")
+            if exchanged[position] or _equal(before[position], after[position]):
+                continue
+            if (by := self._influence(first, second, position)) is not None:
+                others = kind.name.lower().replace("_", " ")
+                return _mixes(
+                    by, f"when other requests of its batch of {size} were exchanged for ones of kind {others}"
+                )
+        return None
+
+    def _influence(self, first: list[_Probe], second: list[_Probe], position: int) -> float | None:
+        """Return the difference that the exchange makes, if it is no noise of the kernels.
+
+        Where padding follows the longest request, other neighbours mean other shapes, so rounding is let through.
+        """
+        runs = [
+            [self._answers([probe.request for probe in batch])[position] for batch in (first, second)] for _ in range(3)
+        ]
+        (before, after), *more = runs
+        is_steady = all(_equal(before, other[0]) and _equal(after, other[1]) for other in more)
+        if is_steady and _forms(first) == _forms(second):
+            return None if _equal(before, after) else max(map(_difference, before, after))
+        return self._distance(after, before)
+
+    def _of(self, kinds: set[Kind]) -> list[_Probe]:
+        return [probe for probe in self._probes if probe.kind in kinds]
+
+    def _any(self, probes: list[_Probe]) -> _Probe:
+        return probes[int(self._rng.integers(len(probes)))]
+
+    def _answers(self, requests: list[Any]) -> list[list[Array]]:
+        """Run one batch; answers are copied, as some executors use their outputs again."""
+        with np.errstate(all="ignore"):
+            answers = [[np.array(array) for array in answer] for answer in self._run(requests)]
+        if len(answers) != len(requests):
+            raise InvalidInputError(f"{len(answers)} answers to {len(requests)} requests: outputs need a row for each")
+        return answers
+
+    def _distance(self, answer: Arrays, alone: Arrays) -> float | None:
+        """Return by how much ``answer`` differs from the one alone, if by more than rounding."""
+        if len(answer) != len(alone):
+            return float("inf")
+        for own, other, typical in zip(answer, alone, self._typical or [0.0] * len(alone), strict=True):
+            relative = rounding(own.dtype) if self._tolerance is None or own.dtype.kind not in "fc" else self._tolerance
+            by = _difference(own, other)
+            if by > relative * max(_size(other), typical):
+                return by
+        return None
+
+
+def _mixes(by: float, when: str) -> str:
+    return (
+        f"mixes requests: an answer differed by {by:.2g} {when}. One client's answer would depend on others'; "
+        "export the model in evaluation mode, without operations over its first dimension, or serve one request at a "
+        "time"
+    )
+
+
+def _difference(left: Array, right: Array) -> float:
+    """Return the largest difference; NaN and infinities equal themselves, and are infinitely far from all else."""
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return float("inf")
+    if _same(left, right):
+        return 0.0
+    if left.dtype.kind not in "fciu":
+        return float("inf")
+    wide = np.complex128 if left.dtype.kind == "c" else np.float64
+    with np.errstate(all="ignore"):
+        apart = np.abs(left.astype(wide) - right.astype(wide))
+    same = (left == right) | ((left != left) & (right != right))
+    return float(np.where(same, 0.0, np.where(np.isfinite(apart), apart, np.inf)).max())
+
+
+def _size(array: Array) -> float:
+    """Return the largest finite magnitude."""
+    if not array.size or array.dtype.kind not in "fciu":
+        return 0.0
+    magnitudes = np.abs(array.astype(np.complex128 if array.dtype.kind == "c" else np.float64))
+    return float(np.where(np.isfinite(magnitudes), magnitudes, 0.0).max())
+
+
+def _same(left: Array, right: Array) -> bool:
+    return bool(np.array_equal(left, right, equal_nan=left.dtype.kind in "fc"))
+
+
+def _equal(left: Arrays, right: Arrays) -> bool:
+    return len(left) == len(right) and all(map(_same, left, right))
+
+
+def _forms(batch: list[_Probe]) -> list[Any]:
+    """Return the shapes of each request's arrays."""
+    return [
+        [np.shape(array) for array in probe.request] if isinstance(probe.request, tuple) else np.shape(probe.request)
+        for probe in batch
+    ]
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,70 @@
+"""Run a batch so that a request at fault fails alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from mlsys_core.errors import ServingError
+
+Part = TypeVar("Part")
+NOT_FINITE = "the model's answer to this request is not finite (NaN or infinity); check its input"
+
+
+def run_in_halves(
+    run: Callable[[Sequence[int]], Part], size: int
+) -> tuple[list[tuple[Sequence[int], Part]], dict[int, Exception]]:
+    """Run positions 0 to ``size``; where that raises, run each half, until those at fault are alone.
+
+    One request at fault among ``size`` costs at most ``2 * log2(size) + 1`` runs; all of them, ``2 * size - 1``.
+
+    Args:
+        run: Runs the requests at some positions, in rising order; may raise.
+        size: Number of requests, at least 1.
+
+    Returns:
+        What each successful run gave, with its positions, in their order; and the exception of each request that
+        failed alone.
+
+    Example:
+        >>> def run(positions):
+        ...     if 2 in positions:
+        ...         raise ValueError("2 is poisoned")
+        ...     return [position * 10 for position in positions]
+        >>> run_in_halves(run, 4)
+        ([(range(0, 2), [0, 10]), (range(3, 4), [30])], {2: ValueError('2 is poisoned')})
+    """
+    parts: list[tuple[Sequence[int], Part]] = []
+    failed: dict[int, Exception] = {}
+    waiting = [range(size)]
+    while waiting:
+        positions = waiting.pop()
+        try:
+            parts.append((positions, run(positions)))
+        except Exception as error:  # noqa: BLE001 - a request boundary: whose fault it is shows when they run apart
+            if len(positions) == 1:
+                failed[positions[0]] = error
+            else:
+                middle = (positions.start + positions.stop) // 2
+                waiting += [range(middle, positions.stop), range(positions.start, middle)]
+    return parts, failed
+
+
+def check_finite(answers: Sequence[Any]) -> list[Any]:
+    """Return ``answers`` with a :class:`ServingError` in place of each that is not finite: one request's fault.
+
+    Args:
+        answers: Of each request an array, or a tuple or mapping of arrays; other things are left as they are.
+    """
+    return [answer if is_finite(answer) else ServingError(NOT_FINITE) for answer in answers]
+
+
+def is_finite(answer: Any) -> bool:
+    """Return whether all floating-point numbers of an answer are finite."""
+    values = answer.values() if isinstance(answer, dict) else answer if isinstance(answer, tuple) else (answer,)
+    return all(
+        not isinstance(value, np.ndarray | np.generic) or value.dtype.kind not in "fc" or bool(np.isfinite(value).all())
+        for value in values
+    )
