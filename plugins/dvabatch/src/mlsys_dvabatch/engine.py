@@ -8,15 +8,22 @@ from typing import Any
 import torch
 from mlsys_core.device.limits import usable_cores
 from mlsys_core.device.protocols import Device, Event
+from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving import Listener, Scheduler, ServingLoop, ThreadExecutor, WallClock
 from mlsys_core.serving.protocols import Clock
 
 from mlsys_dvabatch.activations import StageModel
 from mlsys_dvabatch.costs import StageCosts
 from mlsys_dvabatch.executors import StageExecutor, StreamExecutor
+from mlsys_dvabatch.isolation import Triable
 from mlsys_dvabatch.policies.base import Policy
 from mlsys_dvabatch.runner import StageRunner
 from mlsys_dvabatch.scheduler import DvaScheduler
+
+NO_EXITS = (
+    "policy early-exit: this model has no exits, so no request could ever leave early; give a model whose class has "
+    "inspect(stage, values), or take another policy"
+)
 
 
 class Engine:
@@ -35,6 +42,9 @@ class Engine:
         num_threads: cores to use; None: all this process may use.
         num_pairs: buffer pairs; None: what the policy is made for.
         device: a CUDA device for streams; None runs on the CPU.
+
+    Raises:
+        InvalidInputError: the model mixes requests in batches that large, or has no exits for a policy that needs them.
 
     Example:
         with Engine(model, costs, OperatorPolicy(), listener=collector) as engine:
@@ -56,6 +66,10 @@ class Engine:
         device: Device | None = None,
         clock: Clock | None = None,
     ) -> None:
+        if isinstance(policy, Policy) and policy.wants_exits and not hasattr(model, "inspect"):
+            raise InvalidInputError(NO_EXITS)
+        if isinstance(model, Triable):
+            model.isolation.require(max_batch_size)
         clock = WallClock() if clock is None else clock
         self.runner = StageRunner(model, inspects=isinstance(policy, Policy) and policy.wants_exits)
         self.scheduler: Scheduler[Any, Any, Any]

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from mlsys_core.errors import ServingError
 from mlsys_core.serving.baselines import RequestBatch
+from mlsys_core.serving.isolation import check_finite, run_in_halves
+from mlsys_core.serving.request import ServeRequest
 
 from mlsys_dvabatch.activations import StageModel
 from mlsys_dvabatch.tasks import StageOutput, StageTask
@@ -83,12 +84,31 @@ class StageRunner:
         return now_s
 
     def run_whole(self, batch: RequestBatch[Any]) -> list[Any]:
-        """All stages on a batch of whole requests, for the request-level baselines."""
+        """Run all stages on a batch of whole requests, for the request-level baselines.
+
+        A batch that fails is run again in halves, until the requests at fault are alone.
+        """
+        parts, failed = run_in_halves(
+            lambda positions: self._whole([batch.requests[position] for position in positions], batch.padded_length),
+            batch.size,
+        )
+        results: list[Any] = [failed.get(position) for position in range(batch.size)]
+        for positions, part in parts:
+            results[positions.start : positions.stop] = part
+        return results
+
+    def _whole(self, requests: Sequence[ServeRequest[Any]], padded_length: int) -> list[Any]:
         with torch.inference_mode():
-            values = self.model.collate(batch.requests, batch.padded_length)
+            values = self.model.collate(requests, padded_length)
             for stage in range(self.model.num_stages):
                 values = self.model.run(stage, values)
-            return check_finite(self.model.results(values))
+            return self._results(values, len(requests))
+
+    def _results(self, values: Any, num: int) -> list[Any]:
+        results = self.model.results(values)
+        if len(results) != num:
+            raise ServingError(f"the last stage gave {len(results)} results for {num} requests")
+        return check_finite(results)
 
     def _inputs(self, task: StageTask) -> Any:
         if not task.stage:
@@ -111,29 +131,11 @@ class StageRunner:
 
     def _output(self, task: StageTask, values: Any) -> StageOutput:
         if task.is_last:
-            return StageOutput(results=check_finite(self.model.results(values)))
+            return StageOutput(results=self._results(values, task.num))
         with self._lock:
             self._store[task.number] = values
         if self._inspect is None:
             return StageOutput()
         exits, skip_to = self._inspect(task.last_stage, values)
-        return StageOutput(exits=exits, skip_to=skip_to)
-
-
-def check_finite(results: Sequence[Any]) -> list[Any]:
-    """``results``, with an error in place of each that is not finite: one request's fault, not its batch's."""
-    return [result if _is_finite(result) else ServingError(NOT_FINITE) for result in results]
-
-
-NOT_FINITE = "the model's answer to this request is not finite (NaN or infinity); check its input"
-
-
-def _is_finite(result: Any) -> bool:
-    values = result.values() if isinstance(result, dict) else result if isinstance(result, tuple) else (result,)
-    return all(_all_finite(value) for value in values)
-
-
-def _all_finite(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return not value.is_floating_point() or bool(value.isfinite().all())
-    return not isinstance(value, np.ndarray | np.generic) or value.dtype.kind != "f" or bool(np.isfinite(value).all())
+        checked = dict(zip(exits, check_finite(list(exits.values())), strict=True))
+        return StageOutput(exits=checked, skip_to=skip_to)

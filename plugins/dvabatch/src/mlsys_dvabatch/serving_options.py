@@ -14,6 +14,7 @@ from mlsys_core.serving import Scheduler
 from mlsys_core.serving.baselines import DelayBatch, StaticBatch, ZeroBatch
 
 from mlsys_dvabatch.costs import StageCosts
+from mlsys_dvabatch.engine import NO_EXITS
 from mlsys_dvabatch.models.bert import BertStages
 from mlsys_dvabatch.policies.base import Policy
 from mlsys_dvabatch.policies.load import LoadPolicy
@@ -54,7 +55,7 @@ def prepare(
     """Load a model, profile it unless that was done before, and make its policy.
 
     Raises:
-        InvalidInputError: no such model, or options that do not go together.
+        InvalidInputError: no such model, one that mixes requests, or options that do not go together.
         PluginError: no such policy or compiler.
     """
     if mode not in ("literal", "cost-aware"):
@@ -71,6 +72,7 @@ def prepare(
     )
     if compiler is not None and isinstance(loaded.model, BertStages):
         raise InvalidInputError(f"{name}: encoders run as they are; --compiler is for models that are sliced")
+    loaded.model.isolation.require(max_batch_size)
     if policy in WHOLE:  # these ask for no costs
         costs = profiled(loaded, cache_dir, max_batch_size=1, progress=progress)
         return Prepared(loaded, costs, _whole(policy, max_batch_size, max_waiting, window_s), policy)
@@ -79,6 +81,8 @@ def prepare(
         is_encoder = isinstance(loaded.model, BertStages)
         chosen = choose(Diversities(is_encoder, _has_operator_diversity(loaded)), can_pack=is_encoder)
     made = make_policy(chosen, installed_plugins().registry, mode=mode)
+    if made.wants_exits and not hasattr(loaded.model, "inspect"):
+        raise InvalidInputError(f"{name}: {NO_EXITS}")
     if chosen == "packed":
         if not isinstance(loaded.model, BertStages):
             raise InvalidInputError(f"{name}: only encoders can be packed; take another policy")

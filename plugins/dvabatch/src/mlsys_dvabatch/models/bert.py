@@ -12,11 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.isolation import Draw, Kind
 from mlsys_core.serving.request import ServeRequest
 from torch import Tensor, nn
 from torch.nn import functional
 
 from mlsys_dvabatch.activations import Packed, Padded, to_host
+from mlsys_dvabatch.isolation import IsolationCheck
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ class BertStages(nn.Module):
         self.token_type = nn.Parameter(torch.zeros(config.hidden_size))
         self.norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.isolation = IsolationCheck("the encoder", self, most=8)
         self.cut(num_stages)
 
     def cut(self, num_stages: int) -> None:
@@ -149,6 +152,30 @@ class BertStages(nn.Module):
         """Some layers; see :class:`~mlsys_dvabatch.activations.StageModel`."""
         layers = self.layers[self._bounds[stage] : self._bounds[stage + 1]]
         return self._run_packed(stage, layers, values) if self.is_packed else self._run_padded(stage, layers, values)
+
+    @property
+    def tolerance(self) -> float:
+        """See :class:`~mlsys_dvabatch.isolation.Triable`."""
+        return float(torch.finfo(self.token_type.dtype).eps ** 0.5)
+
+    def draw(self) -> Draw:
+        """See :class:`~mlsys_dvabatch.isolation.Triable`: vectors of token ids."""
+
+        def draw(rng: np.random.Generator, kind: Kind) -> npt.NDArray[np.int64] | None:
+            if kind not in (Kind.ORDINARY, Kind.OTHER_LENGTH):
+                return None
+            length = min(7 if kind is Kind.ORDINARY else 19, self.config.max_length)
+            return rng.integers(0, self.config.vocab_size, length)
+
+        return draw
+
+    def answers(self, payloads: Sequence[Any]) -> list[list[npt.NDArray[Any]]]:
+        """See :class:`~mlsys_dvabatch.isolation.Triable`."""
+        requests = [ServeRequest(str(n), each, length=len(each)) for n, each in enumerate(payloads)]
+        values: Any = self.collate(requests, max(map(len, payloads)))
+        for stage in range(self.num_stages):
+            values = self.run(stage, values)
+        return [[vector] for vector in self.results(values)]
 
     def results(self, values: Any) -> list[npt.NDArray[np.float32]]:
         """One vector [features] for each request, copied out of its batch."""

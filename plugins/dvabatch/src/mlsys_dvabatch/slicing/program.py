@@ -15,6 +15,7 @@ import torch
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_core.pt2.program import load_program as load_exported
 from torch import Tensor, fx, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from mlsys_dvabatch.slicing.onnx_file import load_onnx
 
@@ -31,6 +32,8 @@ class Program:
     example: tuple[Tensor, ...]  # inputs of one request, ``[1, ...]`` each
     row_values: frozenset[str]  # names of nodes that are tensors with one row for each request
     batch_values: frozenset[str]  # names of nodes that are the batch size
+    rounding: float  # relative difference between batch sizes that the dtypes within explain
+    flops: int  # of one request, as far as torch counts them: products and convolutions
 
     @property
     def allowed_cuts(self) -> list[int]:
@@ -81,11 +84,14 @@ class _Shapes(fx.Interpreter):
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
         self.seen: dict[str, object] = {}
+        self.rounding = 0.0
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
         if isinstance(value, Tensor):
             self.seen[n.name] = tuple(value.shape)
+            if value.is_floating_point():
+                self.rounding = max(self.rounding, torch.finfo(value.dtype).eps ** 0.5)
         elif isinstance(value, int):
             self.seen[n.name] = value
         return value
@@ -111,14 +117,15 @@ def program_of(model: nn.Module | torch.export.ExportedProgram, example: tuple[T
     _drop_guards(module)
     skipped = ("placeholder", "get_attr", "output")
     operators = tuple(node for node in module.graph.nodes if node.op not in skipped)
-    first, second = (_shapes(module, example, num) for num in _PROBES)
+    runs = [_shapes(module, example, num) for num in _PROBES]
+    first, second = (run.seen for run in runs)
     rows = frozenset(
         name
         for name, shape in first.items()
         if isinstance(shape, tuple) and shape[:1] == _PROBES[:1] and second[name] == (_PROBES[1], *shape[1:])
     )
     batch = frozenset(name for name, value in first.items() if (value, second[name]) == _PROBES)
-    return Program(module, operators, example, rows, batch)
+    return Program(module, operators, example, rows, batch, runs[0].rounding, _flops(module, example))
 
 
 def load_program(path: Path, example: tuple[Tensor, ...] | None = None, *, trust_code: bool = False) -> Program:
@@ -177,7 +184,7 @@ def _drop_guards(module: fx.GraphModule) -> None:
     module.recompile()
 
 
-def _shapes(module: fx.GraphModule, example: tuple[Tensor, ...], num: int) -> dict[str, object]:
+def _shapes(module: fx.GraphModule, example: tuple[Tensor, ...], num: int) -> _Shapes:
     finder = _Shapes(module)
     try:
         with torch.inference_mode():
@@ -187,7 +194,16 @@ def _shapes(module: fx.GraphModule, example: tuple[Tensor, ...], num: int) -> di
             f"the model does not run with {num} requests: {_first_line(error)}; export it with a dynamic first "
             "dimension"
         ) from error
-    return finder.seen
+    return finder
+
+
+def _flops(module: fx.GraphModule, example: tuple[Tensor, ...]) -> int:
+    try:
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            module(*example)
+    except Exception:  # noqa: BLE001 - a lone request may be refused; then nothing says how long the model takes
+        return 0
+    return int(counter.get_total_flops())
 
 
 def _first_line(error: Exception) -> str:

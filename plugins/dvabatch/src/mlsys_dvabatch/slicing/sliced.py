@@ -10,14 +10,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.isolation import Draw, draw_like
 from mlsys_core.serving.request import ServeRequest
 from torch import Tensor, fx
 
 from mlsys_dvabatch.activations import Padded, to_host
+from mlsys_dvabatch.isolation import IsolationCheck
 from mlsys_dvabatch.slicing.partition import even_cuts
 from mlsys_dvabatch.slicing.program import Program
 
 MOST_TRIED = 256
+THOROUGH_FLOPS = 50_000_000  # of one request: up to that, isolation is checked at more batch sizes
 
 Compile = Callable[[fx.GraphModule, tuple[Tensor, ...]], Callable[..., Any]]
 
@@ -70,6 +73,30 @@ class SlicedModel:
             self._compile(compile_stage)
         self._check_equal(tolerance)
         self.may_be_missing = self._find_missing()
+        self.isolation = IsolationCheck(
+            "the model", self, num_inner=sum(map(len, self._carried)), is_short=program.flops > THOROUGH_FLOPS
+        )
+
+    @property
+    def tolerance(self) -> float:
+        """See :class:`~mlsys_dvabatch.isolation.Triable`: the digits of the coarsest dtype within the model count."""
+        return self.program.rounding
+
+    def draw(self) -> Draw:
+        """See :class:`~mlsys_dvabatch.isolation.Triable`."""
+        return draw_like(self.example)
+
+    def answers(self, payloads: Sequence[Any]) -> list[list[npt.NDArray[Any]]]:
+        """See :class:`~mlsys_dvabatch.isolation.Triable`."""
+        values = self.collate([ServeRequest(str(number), each) for number, each in enumerate(payloads)], 1)
+        columns = []
+        for stage in range(self.num_stages):
+            values = self.run(stage, values)
+            columns += [to_host(value) for value in values.tensors.values()]
+        if any(not column.ndim or len(column) != len(payloads) for column in columns):
+            shapes = [list(column.shape) for column in columns]
+            raise InvalidInputError(f"outputs {shapes} of {len(payloads)} requests: each needs a row for each request")
+        return [[column[row, ...] for column in columns] for row in range(len(payloads))]
 
     def collate(self, requests: Sequence[ServeRequest[Any]], padded_length: int) -> Padded:
         """One row for each request."""
@@ -83,8 +110,7 @@ class SlicedModel:
         given = self.input_names if not stage else self._carried[stage - 1]
         outputs = self._stages[stage](*(values.tensors[name] for name in given))
         if stage == self.num_stages - 1:
-            outputs = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
-            return Padded({str(number): output for number, output in enumerate(outputs)})
+            return Padded({str(number): output for number, output in enumerate(_several(outputs))})
         return Padded(dict(zip(self._carried[stage], outputs, strict=True)))
 
     def results(self, values: Padded) -> list[Any]:
@@ -136,8 +162,7 @@ class SlicedModel:
                 results = self.program.module(*example)
         except Exception:  # noqa: BLE001 - whatever it is, the model does not take such values
             return False
-        tensors = results if isinstance(results, (tuple, list)) else (results,)
-        numbers = [one for one in tensors if isinstance(one, Tensor) and one.is_floating_point()]
+        numbers = [one for one in _several(results) if isinstance(one, Tensor) and one.is_floating_point()]
         return bool(numbers) and all(bool(torch.isfinite(one).all()) for one in numbers)
 
     def _stage(self, begin: int, end: int) -> fx.GraphModule:
@@ -187,18 +212,31 @@ class SlicedModel:
 
     def _check_equal(self, tolerance: float) -> None:
         with torch.inference_mode():
-            inputs = self.example_inputs(2)
-            expected = self.program.module(*inputs.tensors.values())
-            expected = expected if isinstance(expected, (tuple, list)) else (expected,)
-            values = inputs
+            values = self.example_inputs(2)
+            expected, again = (self.program.module(*values.tensors.values()) for _ in range(2))
             for stage in range(self.num_stages):
                 values = self.run(stage, values)
-        for whole, own in zip(expected, values.tensors.values(), strict=True):
-            if whole.dtype != own.dtype or not torch.allclose(own, whole, rtol=tolerance, atol=tolerance):
-                raise InvalidInputError(
-                    f"the {self.num_stages} stages do not give what the whole model gives (within {tolerance}): "
-                    "slice it elsewhere, or with another compiler"
-                )
+
+        def is_equal(left: Any, right: Any) -> bool:
+            return all(
+                one.dtype == other.dtype and torch.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
+                for one, other in zip(_several(left), _several(right), strict=True)
+            )
+
+        if not is_equal(expected, again):
+            raise InvalidInputError(
+                "the model gives another answer when it is asked again: it draws random numbers or remembers earlier "
+                "requests; export it in evaluation mode, without state"
+            )
+        if not is_equal(expected, list(values.tensors.values())):
+            raise InvalidInputError(
+                f"the {self.num_stages} stages do not give what the whole model gives (within {tolerance}): "
+                "slice it elsewhere, or with another compiler"
+            )
+
+
+def _several(outputs: Any) -> Sequence[Any]:
+    return outputs if isinstance(outputs, (tuple, list)) else (outputs,)
 
 
 def slice_evenly(program: Program, num_stages: int, *, compile_stage: Compile | None = None) -> SlicedModel:

@@ -1,6 +1,7 @@
 """Isolation: a client's answer is its own. The check at load, and batches whose poisoned requests fail alone."""
 
-from mlsys_core.serving.isolation.check import batch_sizes, require_isolated, rounding
+from mlsys_core.serving.isolation.check import batch_sizes, require_isolated
+from mlsys_core.serving.isolation.compare import rounding
 from mlsys_core.serving.isolation.halves import NOT_FINITE, check_finite, is_finite, run_in_halves
 from mlsys_core.serving.isolation.requests import Draw, Kind, draw_like
 

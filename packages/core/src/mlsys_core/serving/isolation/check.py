@@ -17,16 +17,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.isolation.compare import difference, equal, magnitude, rounding
 from mlsys_core.serving.isolation.requests import Array, Arrays, Draw, Kind
 
 Run = Callable[[list[Any]], Sequence[Arrays]]  # requests of one batch -> the arrays of each one's answer
 _DRAWS = 3  # ordinary requests; of each other kind one
-_SMALL_SIZES = (2, 3, 5)  # with neighbours of every kind
-_LARGE_SIZES = (8, 17, 32, 64)  # with neighbours of a few kinds each, in turn; doubled up to the largest batch
-_KINDS_OF_LARGE = 2
+_SMALL_SIZES = (2, 3, 5)  # with neighbours of each kind in turn
+_LARGE_SIZES = (8, 17, 32, 64)  # with neighbours of all kinds; doubled up to the largest batch
+_SHORT_SIZES = (2, 3)  # for models that take long, and the largest
+_SHARES = (0.5, 1.0)  # of a batch that is exchanged; at least one request stays, and one goes
 _NEIGHBOURS = [*(kind for kind in Kind if kind is not Kind.ORDINARY), Kind.ORDINARY]
 _OVERFLOWING = {Kind.HUGE, Kind.INFINITE, Kind.NAN}  # have no answers to compare
 _USUAL = set(Kind) - _OVERFLOWING
@@ -42,26 +43,17 @@ class _Probe:
     alone: Arrays
 
 
-def rounding(dtype: npt.DTypeLike) -> float:
-    """Return the relative difference that counts as rounding: half of the digits of ``dtype``; 0 for integers.
-
-    Example:
-        >>> f"{rounding(np.float32):.1e}", rounding(np.int64)
-        ('3.5e-04', 0.0)
-    """
-    kind = np.dtype(dtype)
-    return float(np.sqrt(np.finfo(kind).eps)) if kind.kind in "fc" else 0.0
-
-
-def batch_sizes(largest: int) -> list[int]:
+def batch_sizes(largest: int, *, is_short: bool = False) -> list[int]:
     """Return the batch sizes to try, rising, the largest included.
 
     Example:
         >>> batch_sizes(20), batch_sizes(200)
         ([2, 3, 5, 8, 17, 20], [2, 3, 5, 8, 17, 32, 64, 128, 200])
+        >>> batch_sizes(200, is_short=True)
+        [2, 3, 200]
     """
-    sizes = [*_SMALL_SIZES, *_LARGE_SIZES]
-    while sizes[-1] * 2 < largest:
+    sizes = [*(_SHORT_SIZES if is_short else (*_SMALL_SIZES, *_LARGE_SIZES))]
+    while sizes[-1] * 2 < largest and not is_short:
         sizes.append(sizes[-1] * 2)
     return [*(size for size in sizes if size < largest), *([largest] if largest > 1 else [])]
 
@@ -72,7 +64,8 @@ def require_isolated(
     draw: Draw,
     *,
     largest: int = 64,
-    sizes: Sequence[int] | None = None,
+    num_inner: int = 0,
+    is_short: bool = False,
     tolerance: float | None = None,
     seed: int = 0,
 ) -> None:
@@ -83,7 +76,8 @@ def require_isolated(
         run: Runs requests as one batch; an exception means that it takes no such batch.
         draw: Makes requests, like :func:`~mlsys_core.serving.isolation.draw_like`. The first must be acceptable.
         largest: Largest batch that will be served; 1 checks only that answers are not random and nothing is remembered.
-        sizes: Batch sizes to try; None: :func:`batch_sizes`.
+        num_inner: Leading arrays of each answer that no client sees: exchanges alone must not change them.
+        is_short: Compute some 200 requests instead of 700, for models that take long: fewer batch sizes and neighbours.
         tolerance: Relative difference between batch sizes that counts as rounding; None: :func:`rounding` of the dtype.
         seed: Of the requests.
 
@@ -101,8 +95,8 @@ def require_isolated(
             ...
         mlsys_core.errors.InvalidInputError: a centred row mixes requests: ...
     """
-    check = _Check(run, np.random.default_rng(seed), tolerance)
-    problem = check.problem(draw, batch_sizes(largest) if sizes is None else sizes)
+    check = _Check(run, np.random.default_rng(seed), tolerance, num_inner, is_short)
+    problem = check.problem(draw, batch_sizes(largest, is_short=is_short))
     if problem is not None:
         raise InvalidInputError(f"{name} {problem}")
 
@@ -110,10 +104,14 @@ def require_isolated(
 class _Check:
     """One run of the check; what is wrong is said as the end of a sentence."""
 
-    def __init__(self, run: Run, rng: np.random.Generator, tolerance: float | None) -> None:
+    def __init__(
+        self, run: Run, rng: np.random.Generator, tolerance: float | None, num_inner: int, is_short: bool
+    ) -> None:
         self._run = run
         self._rng = rng
         self._tolerance = tolerance
+        self._num_inner = num_inner
+        self._is_short = is_short
         self._probes: list[_Probe] = []
         self._typical: list[float] = []  # by array of an answer: the median of ordinary answers' largest numbers
 
@@ -137,7 +135,8 @@ class _Check:
         if len(self._probes) < 2:
             return "takes no other request than its example, so nothing shows that it keeps requests apart"
         ordinary = [probe.alone for probe in self._probes if probe.kind is Kind.ORDINARY]
-        self._typical = [float(np.median([_size(answer[i]) for answer in ordinary])) for i in range(len(ordinary[0]))]
+        outer = range(self._num_inner, len(ordinary[0]))
+        self._typical = [float(np.median([magnitude(answer[number]) for answer in ordinary])) for number in outer]
         return self._again()
 
     def _again(self) -> str | None:
@@ -152,40 +151,44 @@ class _Check:
 
     def _in_batches(self, sizes: Sequence[int]) -> str | None:
         kinds = [kind for kind in _NEIGHBOURS if self._of({kind})]
-        turn = 0
         for size in sizes:
-            for _ in range(len(kinds) if size <= _SMALL_SIZES[-1] else min(_KINDS_OF_LARGE, len(kinds))):
-                kind = kinds[turn % len(kinds)]
-                turn += 1
-                problem = self._batch(size, kind, share=0.5) or self._batch(size, kind, share=1.0)
-                if problem is not None:
+            each = size == 2 or (size <= _SMALL_SIZES[-1] and not self._is_short)
+            groups = [{kind} for kind in kinds] if each else [set(kinds)]
+            for group in groups:
+                if (problem := self._batch(size, group)) is not None:
                     return problem
         return None
 
-    def _batch(self, size: int, kind: Kind, *, share: float) -> str | None:
-        """Compare a batch with its requests alone, and with itself when a share of them is exchanged for ``kind``."""
-        first = [self._any(self._of({Kind.ORDINARY} if self._rng.random() < 0.7 else _USUAL)) for _ in range(size)]
-        exchanged = self._rng.random(size) < share
-        exchanged[self._rng.permutation(size)[:2]] = [True, False]  # one at least of each
-        second = [
-            self._any(self._of({kind})) if is_other else probe
-            for probe, is_other in zip(first, exchanged.tolist(), strict=True)
-        ]
+    def _batch(self, size: int, kinds: set[Kind]) -> str | None:
+        """Compare a batch with its requests alone, and with itself when about half, then all but one, are exchanged."""
+        first = [self._any({Kind.ORDINARY} if self._rng.random() < 0.7 else _USUAL) for _ in range(size)]
         try:
-            before, after = (self._answers([probe.request for probe in batch]) for batch in (first, second))
+            before = self._answers([probe.request for probe in first])
+            for position, (probe, answer) in enumerate(zip(first, before, strict=True)):
+                if probe.kind not in _STEEP and (by := self._distance(answer, probe.alone)) is not None:
+                    return _mixes(by, f"between the request alone and as number {position + 1} of a batch of {size}")
+            for share in _SHARES[:1] if self._is_short or size == 2 else _SHARES:
+                exchanged = self._rng.random(size) < share
+                exchanged[self._rng.permutation(size)[:2]] = [True, False]  # one at least of each
+                by = self._exchange(first, before, exchanged.tolist(), kinds)
+                if by is not None:
+                    others = " or ".join(sorted(kind.name.lower().replace("_", " ") for kind in kinds))
+                    return _mixes(by, f"when others of its batch of {size} were exchanged ({others} ones)")
         except Exception as error:  # noqa: BLE001 - each of them runs alone
             return f"does not run with {size} requests that it takes one by one: {_line(error)}"
-        for position in range(size):
-            probe = first[position]
-            if probe.kind not in _STEEP and (by := self._distance(before[position], probe.alone)) is not None:
-                return _mixes(by, f"between the request alone and as number {position + 1} of a batch of {size}")
-            if exchanged[position] or _equal(before[position], after[position]):
-                continue
-            if (by := self._influence(first, second, position)) is not None:
-                others = kind.name.lower().replace("_", " ")
-                return _mixes(
-                    by, f"when other requests of its batch of {size} were exchanged for ones of kind {others}"
-                )
+        return None
+
+    def _exchange(
+        self, first: list[_Probe], before: list[list[Array]], exchanged: list[bool], kinds: set[Kind]
+    ) -> float | None:
+        """Return by how much the answer to a request that stays changes when those ``exchanged`` are others."""
+        second = [self._any(kinds) if is_other else probe for probe, is_other in zip(first, exchanged, strict=True)]
+        after = self._answers([probe.request for probe in second])
+        for position, is_other in enumerate(exchanged):
+            if not is_other and not equal(before[position], after[position]):
+                by = self._influence(first, second, position)
+                if by is not None:
+                    return by
         return None
 
     def _influence(self, first: list[_Probe], second: list[_Probe], position: int) -> float | None:
@@ -197,15 +200,16 @@ class _Check:
             [self._answers([probe.request for probe in batch])[position] for batch in (first, second)] for _ in range(3)
         ]
         (before, after), *more = runs
-        is_steady = all(_equal(before, other[0]) and _equal(after, other[1]) for other in more)
+        is_steady = all(equal(before, other[0]) and equal(after, other[1]) for other in more)
         if is_steady and _forms(first) == _forms(second):
-            return None if _equal(before, after) else max(map(_difference, before, after))
+            return None if equal(before, after) else max(map(difference, before, after))
         return self._distance(after, before)
 
     def _of(self, kinds: set[Kind]) -> list[_Probe]:
         return [probe for probe in self._probes if probe.kind in kinds]
 
-    def _any(self, probes: list[_Probe]) -> _Probe:
+    def _any(self, kinds: set[Kind]) -> _Probe:
+        probes = self._of(kinds)
         return probes[int(self._rng.integers(len(probes)))]
 
     def _answers(self, requests: list[Any]) -> list[list[Array]]:
@@ -220,10 +224,11 @@ class _Check:
         """Return by how much ``answer`` differs from the one alone, if by more than rounding."""
         if len(answer) != len(alone):
             return float("inf")
-        for own, other, typical in zip(answer, alone, self._typical or [0.0] * len(alone), strict=True):
+        pairs = [*zip(answer, alone, strict=True)][self._num_inner :]
+        for (own, other), typical in zip(pairs, self._typical or [0.0] * len(pairs), strict=True):
             relative = rounding(own.dtype) if self._tolerance is None or own.dtype.kind not in "fc" else self._tolerance
-            by = _difference(own, other)
-            if by > relative * max(_size(other), typical):
+            by = difference(own, other)
+            if by > relative * max(magnitude(other), typical):
                 return by
         return None
 
@@ -234,37 +239,6 @@ def _mixes(by: float, when: str) -> str:
         "export the model in evaluation mode, without operations over its first dimension, or serve one request at a "
         "time"
     )
-
-
-def _difference(left: Array, right: Array) -> float:
-    """Return the largest difference; NaN and infinities equal themselves, and are infinitely far from all else."""
-    if left.shape != right.shape or left.dtype != right.dtype:
-        return float("inf")
-    if _same(left, right):
-        return 0.0
-    if left.dtype.kind not in "fciu":
-        return float("inf")
-    wide = np.complex128 if left.dtype.kind == "c" else np.float64
-    with np.errstate(all="ignore"):
-        apart = np.abs(left.astype(wide) - right.astype(wide))
-    same = (left == right) | ((left != left) & (right != right))
-    return float(np.where(same, 0.0, np.where(np.isfinite(apart), apart, np.inf)).max())
-
-
-def _size(array: Array) -> float:
-    """Return the largest finite magnitude."""
-    if not array.size or array.dtype.kind not in "fciu":
-        return 0.0
-    magnitudes = np.abs(array.astype(np.complex128 if array.dtype.kind == "c" else np.float64))
-    return float(np.where(np.isfinite(magnitudes), magnitudes, 0.0).max())
-
-
-def _same(left: Array, right: Array) -> bool:
-    return bool(np.array_equal(left, right, equal_nan=left.dtype.kind in "fc"))
-
-
-def _equal(left: Arrays, right: Arrays) -> bool:
-    return len(left) == len(right) and all(map(_same, left, right))
 
 
 def _forms(batch: list[_Probe]) -> list[Any]:

@@ -13,15 +13,13 @@ Part = TypeVar("Part")
 NOT_FINITE = "the model's answer to this request is not finite (NaN or infinity); check its input"
 
 
-def run_in_halves(
-    run: Callable[[Sequence[int]], Part], size: int
-) -> tuple[list[tuple[Sequence[int], Part]], dict[int, Exception]]:
+def run_in_halves(run: Callable[[range], Part], size: int) -> tuple[list[tuple[range, Part]], dict[int, Exception]]:
     """Run positions 0 to ``size``; where that raises, run each half, until those at fault are alone.
 
     One request at fault among ``size`` costs at most ``2 * log2(size) + 1`` runs; all of them, ``2 * size - 1``.
 
     Args:
-        run: Runs the requests at some positions, in rising order; may raise.
+        run: Runs the requests at some positions, which follow one another; may raise.
         size: Number of requests, at least 1.
 
     Returns:
@@ -36,7 +34,7 @@ def run_in_halves(
         >>> run_in_halves(run, 4)
         ([(range(0, 2), [0, 10]), (range(3, 4), [30])], {2: ValueError('2 is poisoned')})
     """
-    parts: list[tuple[Sequence[int], Part]] = []
+    parts: list[tuple[range, Part]] = []
     failed: dict[int, Exception] = {}
     waiting = [range(size)]
     while waiting:
@@ -62,9 +60,13 @@ def check_finite(answers: Sequence[Any]) -> list[Any]:
 
 
 def is_finite(answer: Any) -> bool:
-    """Return whether all floating-point numbers of an answer are finite."""
+    """Return whether all floating-point numbers of an answer are finite; tensors of torch count as arrays."""
     values = answer.values() if isinstance(answer, dict) else answer if isinstance(answer, tuple) else (answer,)
-    return all(
-        not isinstance(value, np.ndarray | np.generic) or value.dtype.kind not in "fc" or bool(np.isfinite(value).all())
-        for value in values
-    )
+    return all(map(_all_finite, values))
+
+
+def _all_finite(value: Any) -> bool:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.dtype.kind not in "fc" or bool(np.isfinite(value).all())
+    isfinite = getattr(value, "isfinite", None)  # a tensor; torch is not imported for it
+    return isfinite is None or bool(isfinite().all())
