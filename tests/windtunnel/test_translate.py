@@ -135,12 +135,13 @@ def test_numpy_pandas_sparse_and_lists_are_taken(frame, target):
         np.testing.assert_allclose(module.predict_proba(given), expected, atol=1e-9)
 
 
-def test_columns_are_taken_by_name(frame):
+def test_columns_of_a_mapping_are_taken_by_name(frame):
     source = LinearRegression().fit(frame[["a", "b"]], frame.a)
     module = translate(source)
-    np.testing.assert_allclose(module.predict(frame[["c", "b", "a"]]), source.predict(frame[["a", "b"]]))
+    columns = {name: frame[name].to_numpy() for name in ("c", "b", "a")}
+    np.testing.assert_allclose(module.predict(columns), source.predict(frame[["a", "b"]]))
     with pytest.raises(InvalidInputError, match=r"lacks the columns \['b'\]"):
-        module.predict(frame[["a"]])
+        module.predict({"a": columns["a"]})
 
 
 @pytest.mark.parametrize("bad", [np.zeros((2, 3)), np.zeros(2), np.zeros((0, 2))])

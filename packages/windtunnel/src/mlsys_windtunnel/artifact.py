@@ -21,7 +21,7 @@ from mlsys_windtunnel.frontend import Frontend
 from mlsys_windtunnel.module import WindTunnelModule
 from mlsys_windtunnel.network import Network
 
-FORMAT, VERSION = "mlsys-windtunnel", 1
+FORMAT, VERSION = "mlsys-windtunnel", 2
 GRAPH_FILE, TENSORS_FILE = "graph.json", "tensors.safetensors"
 
 

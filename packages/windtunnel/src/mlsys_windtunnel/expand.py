@@ -55,7 +55,7 @@ def expand(builder: Builder, estimator: Any, source: Value, path: str, methods: 
         (member,) = plan.members
         return builder.parse(member.estimator, source, join(path, member.name), is_last=True, methods=methods)
     answers = _chained(builder, estimator, plan, source, path) if plan.is_chain else _apart(builder, plan, source, path)
-    return _joined(builder, estimator, plan, answers, path, methods)
+    return _joined(builder, estimator, plan, answers, source, path, methods)
 
 
 def _apart(builder: Builder, plan: Plan, source: Value, path: str) -> list[Value]:
@@ -71,7 +71,13 @@ def _apart(builder: Builder, plan: Plan, source: Value, path: str) -> list[Value
 
 
 def _joined(
-    builder: Builder, estimator: Any, plan: Plan, answers: list[Value], path: str, methods: tuple[str, ...]
+    builder: Builder,
+    estimator: Any,
+    plan: Plan,
+    answers: list[Value],
+    source: Value,
+    path: str,
+    methods: tuple[str, ...],
 ) -> Value:
     main = "predict_proba" if "predict_proba" in plan.answers else "predict"
     widths = [width_of_answer(estimator, method) for method in methods or (main,)]
@@ -83,6 +89,7 @@ def _joined(
         source=public_name(type(estimator)),
         size=plan.size,
         methods=methods,
+        guards=(source,),
         estimator=estimator,
     )
 

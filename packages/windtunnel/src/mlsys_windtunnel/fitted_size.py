@@ -46,7 +46,8 @@ def _size_of_estimator(estimator: Any, seen: set[int]) -> FittedSize:
     if id(estimator) in seen:
         return FittedSize()
     seen.add(id(estimator))
-    if (tree := vars(estimator).get("tree_")) is not None:  # scikit-learn's decision trees
+    tree = vars(estimator).get("tree_")
+    if hasattr(tree, "n_leaves"):  # scikit-learn's decision trees; a tree of neighbours has none
         num_splits = int(tree.node_count - tree.n_leaves)
         return FittedSize(num_splits + int(tree.n_leaves) * int(tree.value[0].size), 1, int(tree.n_leaves))
     if (boosted := _size_of_boosted(estimator)) is not None:

@@ -7,14 +7,16 @@ that the network reads are the *frontier*: :meth:`Frontend.encode` packs them si
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
 
+from mlsys_windtunnel.checks.table import check_kind, check_labels, check_names, check_width, is_frame
 from mlsys_windtunnel.converters.registry import Lookup
 from mlsys_windtunnel.graph import Kind, Operator, PipelineGraph, Value
 from mlsys_windtunnel.lookup import CategoryLookup
@@ -87,13 +89,16 @@ class Frontend:
         self, graph: PipelineGraph, *, operators: Sequence[Operator], frontier: Sequence[FrontierValue]
     ) -> None:
         self.columns = graph.columns
+        self.rules = graph.rules
         self.width = graph.input.width
         self._input = graph.input.name
         self._operators = tuple(operators)
         picked = _picked(graph.input, operators)
         self.frontier = tuple(replace(value, columns=_columns_of(value, picked)) for value in frontier)
+        self._takes_text = bool(operators) or any(isinstance(value.lookup, CategoryLookup) for value in frontier)
         self._is_by_column = all(value.columns is not None for value in self.frontier)
-        self._is_plain = [(value.reads, value.lookup) for value in self.frontier] == [((self._input,), None)]
+        reads = [(value.reads, value.lookup) for value in self.frontier]
+        self._is_plain = reads == [((self._input,), None)] and not self.rules.needs_names
 
     @property
     def is_trivial(self) -> bool:
@@ -115,8 +120,8 @@ class Frontend:
         """
         if self._is_plain and type(x) is np.ndarray and x.dtype == _FLOAT64 and x.shape[1:] == (self.width,):
             return [x]
-        is_named = self.columns is not None and has_names(x)
-        x = NamedTable(x, self.columns or ()) if is_named else self._checked(x)
+        x = self._checked(x)
+        is_named = isinstance(x, NamedTable)
         if self._is_by_column and (is_named or isinstance(x, np.ndarray)):
             return [self._read(value, x if is_named else PlainTable(x)) for value in self.frontier]
         values: dict[str, Table] = {self._input: x.frame() if is_named else x}
@@ -136,21 +141,48 @@ class Frontend:
         assert isinstance(value.lookup, CategoryLookup)
         return value.lookup.of_columns(x.cells(value.columns or ()))
 
+    def _needs_names(self) -> InvalidInputError:
+        return InvalidInputError(
+            "Specifying the columns using strings is only supported for dataframes: the source was fitted on the "
+            f"columns {list(self.columns or ())} by name, so give a DataFrame, or a mapping from these names to columns"
+        )
+
+    def _array(self, rows: Any) -> npt.NDArray[Any]:
+        """Of lists; texts among them are refused where no column may hold any."""
+        array = array_of(rows)
+        if not self._takes_text and array.dtype == object and np.asarray(rows).dtype.kind in "US":
+            raise InvalidInputError(
+                f"{self._input}: text where numbers belong (dtype='numeric' is not compatible with arrays of "
+                "bytes/strings): convert your data to numeric values"
+            )
+        return array
+
     @property
     def takes_rows(self) -> bool:
         """Whether the input may be one text, or another object, a row: only foreign operators read it as it is."""
         return self.width is None and all(self._input not in value.reads for value in self.frontier)
 
     def _checked(self, x: Table) -> Table:
+        """The input as a table that the source takes; by its columns' names, where it has those."""
         if self.takes_rows and len(getattr(x, "shape", ((),))) == 1:
             return x
-        if not hasattr(x, "shape"):
-            x = array_of(x)
-        if len(x.shape) != 2 or (self.width is not None and x.shape[1] != self.width):
-            wanted = "any number of" if self.width is None else str(self.width)
-            raise InvalidInputError(
-                f"the input has shape {tuple(x.shape)}; a table of [rows, {wanted} columns] is needed"
-            )
+        if self.columns is not None and has_names(x):
+            if isinstance(x, Mapping):
+                return NamedTable(x, self.columns)
+            if check_labels(x.columns):
+                check_names(x.columns, self.columns, self.rules)
+                check_kind(x, self.rules)
+                return NamedTable(x, self.columns)
+            if self.rules.reads_by_name:
+                raise self._needs_names()
+        elif is_frame(x):
+            check_labels(x.columns)
+        elif not hasattr(x, "shape"):
+            x = self._array(x)
+        if self.columns is not None and self.rules.needs_names:
+            raise self._needs_names()
+        check_width(tuple(x.shape), self.width, self.rules)
+        check_kind(x, self.rules)
         return x
 
 
@@ -195,9 +227,20 @@ def _run(operator: Operator, inputs: list[Table]) -> Table:
         return _combined(operator, inputs)
     table = _side_by_side(inputs)
     if operator.methods:
-        return np.concatenate([_answer(operator.estimator, method, table) for method in operator.methods], axis=1)
-    result = operator.estimator.transform(table)  # type: ignore[attr-defined]
+        return np.concatenate([_foreign(operator, partial(_answer, operator.estimator, method), table) for method in operator.methods], axis=1)
+    result = _foreign(operator, operator.estimator.transform, table)  # type: ignore[attr-defined]
     return result.reshape(-1, 1) if getattr(result, "ndim", 2) == 1 else result
+
+
+def _foreign(operator: Operator, function: Callable[[Table], Any], table: Table) -> Any:
+    """What a source's own code makes of a table; its refusal in one line."""
+    try:
+        return function(table)
+    except InvalidInputError:
+        raise
+    except Exception as error:  # foreign code
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InvalidInputError(f"{operator.name} refuses its input: {reason}") from error
 
 
 def _answer(estimator: Any, method: str, table: Table) -> npt.NDArray[np.float64]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from mlsys_windtunnel.checks.table import InputRules
+
 METHODS = ("predict", "labels", "predict_proba", "predict_log_proba", "decision_function")
 """What may flow on from a predictor within the graph, in the order in which several answers are put side by side.
 
@@ -66,6 +68,7 @@ class Operator:
     drops_names: bool = False  # SELECT: what is selected becomes an array, as the meta-estimator hands it on
     is_flat: bool = False  # SELECT: one column as [rows], which is how tokenisers take it, not as a table of one column
     methods: tuple[str, ...] = ()  # PREDICT, COMBINE within the graph: the answers that flow on, side by side
+    guards: tuple[Value, ...] = ()  # COMBINE: the input of the meta-estimator, which may look at it itself
     estimator: object | None = field(default=None, repr=False, compare=False)  # fitted; the caller's own
 
 
@@ -77,6 +80,7 @@ class PipelineGraph:
     columns: tuple[str, ...] | None  # the input's column names, where the pipeline was fitted on named columns
     operators: tuple[Operator, ...]  # in an order in which each comes after what it reads
     output: Value
+    rules: InputRules = InputRules()  # the tables that the source takes
 
     @property
     def size(self) -> FittedSize:

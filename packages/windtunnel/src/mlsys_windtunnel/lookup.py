@@ -7,8 +7,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import warnings
 from collections.abc import Sequence
+from datetime import date
 from numbers import Integral, Real
 from typing import Any, Literal, Protocol
 
@@ -65,6 +67,19 @@ class Vocabulary:
             present = np.array([code for code in range(self.size) if code != self._code_of_missing], np.int64)
             order = present[np.argsort(categories[present], kind="stable")]
             self._numbers, self._codes_of_numbers = categories[order], order
+
+    def check_kind(self, name: str, column: Column) -> None:
+        """Refuse a column that holds no numbers where the categories are numbers: True is no 1, a date no integer.
+
+        Raises:
+            InvalidInputError: see above; ``name`` is what the message calls the column.
+        """
+        kind = column.dtype.kind if self._numbers is not None and isinstance(column, np.ndarray) else "f"
+        if kind in "bSUmM" or (kind == "O" and any(type(cell) is bool for cell in column)):  # type: ignore[attr-defined]
+            raise InvalidInputError(
+                f"y contains previously unseen labels: column {name} is of dtype {getattr(column, 'dtype', object)}, and "
+                "the encoder was fitted on numbers; convert your data to numeric values"
+            )
 
     def codes(self, column: Column) -> Codes:
         """Codes ``[rows]`` of a column, ``UNKNOWN`` where a cell is no category.
@@ -136,6 +151,8 @@ class CategoryLookup:
         Raises:
             InvalidInputError: a category is unknown and ``unknown`` is ``refuse``, or a cell is no category.
         """
+        for name, vocabulary, column in zip(self.names, self.vocabularies, columns, strict=True):
+            vocabulary.check_kind(name, column)
         num_rows = len(columns[0])
         if num_rows > FEW_ROWS:
             codes = [vocabulary.codes(column) for vocabulary, column in zip(self.vocabularies, columns, strict=True)]
@@ -159,6 +176,7 @@ class CategoryLookup:
             if is_unknown.any():
                 with_unknown.append(name)
                 cells = np.asarray(columns[place])[is_unknown]
+                _refuse_odd(name, cells)
                 if self.unknown == "refuse":
                     raise InvalidInputError(_refusal(name, cells))
                 result[is_unknown, place] = self.codes_of_unknown(place, cells)
@@ -210,6 +228,7 @@ class MissingLookup:
         Raises:
             InvalidInputError: a column has missing cells and had none when the source was fitted.
         """
+        self._check(columns)
         flags = self._flags(columns)
         new = [name for place, name in enumerate(self.names) if place not in self.places and flags[:, place].any()]
         if self.refuses_new and new:
@@ -218,6 +237,19 @@ class MissingLookup:
                 "fill them in, or fit it with error_on_new=False or features='all'"
             )
         return flags[:, self.places].astype(np.float64)
+
+    def _check(self, columns: npt.NDArray[Any]) -> None:
+        if columns.dtype.kind not in "fiuO":
+            raise InvalidInputError(
+                f"MissingIndicator does not support data with dtype {columns.dtype}; give numbers, or objects"
+            )
+        if columns.dtype.kind == "O" and any(isinstance(cell, date | np.datetime64) for cell in columns.flat):
+            raise InvalidInputError("MissingIndicator does not support dates; leave those columns out")
+        if columns.dtype.kind == "f" and np.isinf(columns).any():
+            raise InvalidInputError("Input X contains infinity, which MissingIndicator refuses")
+        has_marker = is_missing(self.marker) or columns.dtype.kind in "iu"
+        if not has_marker and np.frompyfunc(is_missing, 1, 1)(columns).any():
+            raise InvalidInputError(f"Input X contains NaN, where MissingIndicator looks for {self.marker!r}")
 
     def _flags(self, columns: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if not is_missing(self.marker):
@@ -244,6 +276,14 @@ def bucket(category: Any, num_buckets: int) -> int:
     text = "nan" if is_missing(category) else str(category)
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest) % num_buckets
+
+
+def _refuse_odd(name: str, cells: npt.NDArray[Any]) -> None:
+    """Encoders take what they do not know, if told to, but no infinity among numbers, and no dates."""
+    if any(isinstance(cell, date | np.datetime64) for cell in cells.tolist()):
+        raise InvalidInputError(f"column {name} holds dates, which the encoder was not fitted on")
+    if any(isinstance(cell, float) and math.isinf(cell) for cell in cells.tolist()):
+        raise InvalidInputError(f"column {name} contains infinity, which is no category; drop those rows")
 
 
 def _refusal(name: str, cells: npt.NDArray[Any]) -> str:

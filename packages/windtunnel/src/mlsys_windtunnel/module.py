@@ -12,6 +12,8 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor, nn
 
+from mlsys_windtunnel.checks.table import no_rows
+from mlsys_windtunnel.checks.values import rounded
 from mlsys_windtunnel.direct.program import direct_program
 from mlsys_windtunnel.frontend import Frontend, pack
 from mlsys_windtunnel.modules.base import PredictorModule
@@ -126,7 +128,7 @@ class WindTunnelModule(nn.Module):
         tables = self.frontend.tables(x)
         num_rows = len(tables[0])
         if not num_rows:
-            raise InvalidInputError("the input has no rows; at least one is needed")
+            raise no_rows(tables[0].shape)
         network = self._modules["network"]  # as an attribute it takes a microsecond
         assert isinstance(network, Network)
         program = direct_program(network)
@@ -137,9 +139,13 @@ class WindTunnelModule(nn.Module):
         return np.concatenate([run([table[at : at + ROWS_PER_CHUNK] for table in tables], method) for at in starts])
 
     def _in_torch(self, tables: Sequence[npt.NDArray[np.float64]], method: str) -> npt.NDArray[Any]:
-        packed = torch.from_numpy(pack(tables)).to(self.dtype)
+        dtype = self.dtype
+        table = pack(tables)
+        if dtype == torch.float32:
+            table = rounded(table, "float32")
+        packed = torch.from_numpy(table).to(dtype)
         with torch.inference_mode():
-            result = self.network(packed)
+            result = self.network(packed, checks=True)
             if self.predictor is not None:
                 result = self.predictor.answer(result, method)
             answer: npt.NDArray[Any] = result.cpu().numpy()

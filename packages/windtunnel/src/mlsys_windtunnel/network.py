@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mlsys_core.errors import InvalidInputError
 from torch import Tensor, nn
 
+from mlsys_windtunnel.checks.values import Contract
 from mlsys_windtunnel.modules.base import OperatorModule, PredictorModule
 
 DIRECT = "_direct"
@@ -20,6 +22,24 @@ class Wire:
     name: str
     inputs: tuple[str, ...]  # names of frontier values or of earlier operators
     methods: tuple[str, ...] = ()  # side by side; none: what the module's ``forward`` gives
+    checks: tuple[tuple[str, Contract], ...] = ()  # values that the operator's source looks at, and what it takes
+
+    @property
+    def names(self) -> set[str]:
+        """All values that it names."""
+        return {self.name, *self.inputs, *(name for name, _ in self.checks)}
+
+    def renamed(self, names: Mapping[str, str]) -> Wire:
+        """The wire in a network where each of its values has another name."""
+        checks = tuple((names[name], contract) for name, contract in self.checks)
+        return Wire(names[self.name], tuple(names[name] for name in self.inputs), self.methods, checks)
+
+
+def _within(module: nn.Module) -> list[Network]:
+    """The network that a regressor is made of, if it is: it reads what the regressor reads."""
+    body = getattr(module, "body", None)
+    first = body[0] if isinstance(body, nn.Sequential) and len(body) else body
+    return [first] if isinstance(first, Network) else []
 
 
 class Network(nn.Module):
@@ -52,8 +72,25 @@ class Network(nn.Module):
         assert isinstance(last, OperatorModule)
         return last
 
-    def forward(self, x: Tensor) -> Tensor:
-        """From the packed frontier ``[rows, sum of widths]`` to the last operator's table (scores of a predictor)."""
+    @property
+    def width(self) -> int:
+        """Columns of the packed frontier."""
+        return sum(width for _, width in self.frontier)
+
+    def forward(self, x: Tensor, *, checks: bool = False) -> Tensor:
+        """From the packed frontier ``[rows, sum of widths]`` to the last operator's table (scores of a predictor).
+
+        Args:
+            x: The packed frontier.
+            checks: Whether numbers are refused that the operators' sources refuse.
+
+        Raises:
+            InvalidInputError: ``x`` has another width, or with ``checks`` a number is refused.
+        """
+        if x.ndim != 2 or x.shape[1] != self.width:
+            raise InvalidInputError(
+                f"the packed table has shape {list(x.shape)}; [rows, {self.width} columns] is needed, as encode() gives"
+            )
         values: dict[str, Tensor] = {}
         start = 0
         for name, width in self.frontier:
@@ -61,7 +98,13 @@ class Network(nn.Module):
             start += width
         result = x
         for wire, module in zip(self.wires, self.operators, strict=True):
-            result = module(*(values[name] for name in wire.inputs))
+            inputs = [values[name] for name in wire.inputs]
+            if checks:
+                for name, contract in wire.checks:
+                    contract.check(values[name].numpy(force=True))
+                for network in _within(module):
+                    network(*inputs, checks=True)
+            result = module(*inputs)
             if wire.methods and isinstance(module, PredictorModule):
                 values[wire.name] = module.side_by_side(result, wire.methods, dtype=x.dtype)
             else:

@@ -13,6 +13,7 @@ from typing import Any
 
 from mlsys_core.errors import InvalidInputError
 
+from mlsys_windtunnel.checks.source import rules_of
 from mlsys_windtunnel.expand import concatenated, expand, join, num_outputs, width_of_answer
 from mlsys_windtunnel.fitted_size import fitted_size
 from mlsys_windtunnel.graph import FittedSize, Kind, Operator, PipelineGraph, Value
@@ -49,6 +50,7 @@ def parse_pipeline(estimator: object) -> PipelineGraph:
         columns=None if names is None else tuple(map(str, names)),
         operators=tuple(parser.operators),
         output=output,
+        rules=rules_of(estimator, source, parser.operators),
     )
 
 

@@ -14,6 +14,7 @@ from mlsys_windtunnel.lookup import FEW_ROWS, Column, is_missing
 Table = Any  # [rows, columns]: numpy array, pandas DataFrame, scipy sparse matrix, or columns [rows] by their names
 
 Floats = npt.NDArray[np.float64]
+_KINDS = {"c": "Complex data not supported,", "M": "dates", "m": "times", "S": "bytes", "U": "text", "V": "records"}
 
 
 def has_names(x: Table) -> bool:
@@ -29,7 +30,7 @@ class PlainTable:
 
     def numbers(self, places: Sequence[int] | None, name: str) -> Floats:
         """Some columns, or all, as float64; see :func:`numbers`."""
-        return numbers(self._x if places is None else self._x[:, places], name)
+        return numbers(self._x if places is None else self._x[:, places], name, takes_na=False)
 
     def cells(self, places: Sequence[int]) -> list[Column]:
         """Some columns as they are."""
@@ -116,25 +117,39 @@ def _kept(column: Any) -> Column:
 
 def array_of(rows: Any) -> npt.NDArray[Any]:
     """Of what is no array yet; of ["a", 1] NumPy makes text, in which 1 is no longer 1."""
-    array = np.asarray(rows)
-    return np.asarray(rows, dtype=object) if array.dtype.kind in "US" else array
+    try:
+        array = np.asarray(rows)
+        return np.asarray(rows, dtype=object) if array.dtype.kind in "US" else array
+    except (TypeError, ValueError, OverflowError) as error:  # rows of unlike lengths
+        raise InvalidInputError(f"the input is no table of [rows, columns] ({error})") from error
 
 
-def numbers(cells: Any, name: str) -> Floats:
-    """Cells of an array, a Series or a frame as float64; pandas' NA becomes NaN.
+def numbers(cells: Any, name: str, *, takes_na: bool = True) -> Floats:
+    """Cells of an array, a Series or a frame as float64.
+
+    Args:
+        cells: ``[rows]`` or ``[rows, columns]``.
+        name: What a message calls them.
+        takes_na: Whether pandas' NA among an array's objects becomes NaN, as that of a nullable column does.
 
     Raises:
-        InvalidInputError: there is text among them; ``name`` is what the message calls them.
+        InvalidInputError: there is text among them, or what is no number.
     """
+    dtypes = cells.dtypes if hasattr(cells, "columns") else [getattr(cells, "dtype", None)]
+    for kind in {getattr(dtype, "kind", "f") for dtype in dtypes}:
+        if kind in "cMm" or (kind in "SUV" and type(cells) is np.ndarray):
+            raise InvalidInputError(f"{name}: {_KINDS[kind]} where numbers belong: convert your data to numeric values")
     try:
         if type(cells) is not np.ndarray and hasattr(cells, "to_numpy") and not _is_plain(cells):
             cells = cells.to_numpy(dtype=np.float64, na_value=np.nan)
         try:
             return np.asarray(cells, np.float64)
         except TypeError:  # what pandas has for missing values may be among objects
+            if not takes_na:
+                raise
             missing = np.frompyfunc(is_missing, 1, 1)(cells).astype(bool)
             return np.asarray(np.where(missing, np.nan, cells), np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidInputError(f"{name}: text where numbers belong ({error})") from error
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from mlsys_core.errors import InvalidInputError
 
+from mlsys_windtunnel.checks.source import checked_values, contract_of
+from mlsys_windtunnel.checks.values import Contract
 from mlsys_windtunnel.converters.registry import Converted, ConverterRegistry, default_registry
 from mlsys_windtunnel.frontend import Frontend, FrontierValue, host_operators
 from mlsys_windtunnel.graph import Kind, Operator, PipelineGraph
@@ -136,9 +138,26 @@ def _wire(operators: list[Operator], lookups: dict[str, Converted]) -> tuple[lis
             for value in operator.inputs:
                 if value.name not in made:
                     frontier.setdefault(value.name, FrontierValue(value.name, (value.name,), value.width))
+        known = {*frontier, *(wire.name for wire in wires)}
         methods = ("transform",) if operator.kind is Kind.TRANSFORM else operator.methods
-        wires.append(Wire(operator.output.name, reads, methods))
+        wires.append(Wire(operator.output.name, reads, methods, _checks(operator, reads, known, wires)))
     return wires, list(frontier.values())
+
+
+def _checks(
+    operator: Operator, reads: tuple[str, ...], known: set[str], wires: list[Wire]
+) -> tuple[tuple[str, Contract], ...]:
+    """What an operator's source looks at among the values ``known``, unless an earlier operator's looks at it alike."""
+    contract = contract_of(operator)
+    if contract is None:
+        return ()
+    names = reads if operator.kind is Kind.TRANSFORM else [value.name for value in checked_values(operator)]
+    seen = [check for wire in wires for check in wire.checks]
+    return tuple(
+        (name, contract)
+        for name in names
+        if name in known and not any(name == other and contract.is_like(like) for other, like in seen)
+    )
 
 
 def _widths(frontend: Frontend, example: Table | None) -> list[tuple[str, int]]:

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from mlsys_core.errors import InvalidInputError
 from torch import nn
 
 from mlsys_windtunnel.converters.isotonic import isotonic
 from mlsys_windtunnel.converters.linear import class_labels
-from mlsys_windtunnel.members import Member, Plan, is_constant, labels_of, plan_of
+from mlsys_windtunnel.members import Member, Plan, has_places_for_labels, is_constant, labels_of, plan_of
 from mlsys_windtunnel.modules.base import OperatorModule, Regressor
 from mlsys_windtunnel.modules.calibrate import Calibrated, PerClass, PlattSigmoid, Temperature
 from mlsys_windtunnel.modules.columns import Concatenate
@@ -139,6 +140,12 @@ def calibrated_classifier(estimator: Any) -> OperatorModule:
     for member, pair in zip(plan.members, estimator.calibrated_classifiers_, strict=True):
         layout = _layout(member)
         if pair.method == "temperature":
+            if not has_places_for_labels(estimator):
+                raise InvalidInputError(
+                    f"CalibratedClassifierCV(method='temperature') was fitted on the labels {classes.tolist()[:5]}: "
+                    "scikit-learn takes labels for places 0, 1, ... and reads past its array with others, so this "
+                    "temperature means nothing; fit on LabelEncoder().fit_transform(y)"
+                )
             calibrations.append(Temperature(layout, float(pair.calibrators[0].beta_)))
             continue
         places = np.searchsorted(classes, member.estimator.classes_)

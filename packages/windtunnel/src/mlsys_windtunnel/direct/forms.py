@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 
+from mlsys_windtunnel.checks.values import is_tame
 from mlsys_windtunnel.modules.base import Classifier, Regressor
 from mlsys_windtunnel.modules.columns import Scale, Select
 from mlsys_windtunnel.modules.embedding import CategoryEmbedding
 from mlsys_windtunnel.modules.impute import Impute
 from mlsys_windtunnel.modules.linear import Affine
-from mlsys_windtunnel.modules.linear_native import NativeLinear, Weights
+from mlsys_windtunnel.modules.linear_native import Guard, NativeLinear, Weights
 from mlsys_windtunnel.modules.native import kernel
 from mlsys_windtunnel.modules.scale import Chain, ElementwiseAffine, Rescale
 from mlsys_windtunnel.modules.tree_heads import TreeClassifier
@@ -47,11 +48,14 @@ def side_by_side(embeddings: Sequence[CategoryEmbedding | None]) -> Form:
     return join
 
 
-def affine_of(affine: Affine, embeddings: Sequence[CategoryEmbedding | None]) -> Form | None:
+def affine_of(
+    affine: Affine, embeddings: Sequence[CategoryEmbedding | None], *, guard: Guard | None = None
+) -> Form | None:
     """``affine`` of tables side by side, without putting them so.
 
     Where the affine map reads rows of an embedding, it is done to the embedding's tables beforehand: a category then
-    costs one addition for each output. None where it cannot be told which columns are which table's.
+    costs one addition for each output. None where it cannot be told which columns are which table's. ``guard`` looks at
+    the tables where a value of the map is not finite, or very large.
     """
     widths = [None if each is None else sum(table.shape[1] for table in each.tables) for each in embeddings]
     if widths.count(None) > 1:
@@ -63,7 +67,7 @@ def affine_of(affine: Affine, embeddings: Sequence[CategoryEmbedding | None]) ->
     library = kernel()
     if len(bias) == 1 and library is not None:
         weights = [_weights(each, part) for each, part in zip(embeddings, slices, strict=True)]
-        return NativeLinear(library, weights, float(bias[0]))
+        return NativeLinear(library, weights, float(bias[0]), guard=guard)
     products = [_product(each, part) for each, part in zip(embeddings, slices, strict=True)]
 
     def add(*tables: Floats) -> Floats:
@@ -71,6 +75,8 @@ def affine_of(affine: Affine, embeddings: Sequence[CategoryEmbedding | None]) ->
         total += bias
         for product, table in zip(products[1:], tables[1:], strict=True):
             total += product(table)
+        if guard is not None and not is_tame(total):
+            guard(tables)
         return total
 
     return add

@@ -12,12 +12,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from mlsys_windtunnel.checks.values import Contract
 from mlsys_windtunnel.direct.forms import Floats, Form, affine_of, form, side_by_side
 from mlsys_windtunnel.direct.heads import Answer, answers
+from mlsys_windtunnel.direct.watch import Check, checks_of
 from mlsys_windtunnel.modules.base import PredictorModule
 from mlsys_windtunnel.modules.columns import Concatenate
 from mlsys_windtunnel.modules.embedding import CategoryEmbedding
 from mlsys_windtunnel.modules.linear import Affine
+from mlsys_windtunnel.modules.linear_native import Guard
 from mlsys_windtunnel.modules.trees import Trees
 from mlsys_windtunnel.network import DIRECT, Network
 
@@ -29,6 +32,7 @@ class Program:
     """Functions of *slots*: first the tables of the frontier, then what each step adds."""
 
     steps: tuple[tuple[Form, tuple[int, ...]], ...]
+    checks: tuple[tuple[int, Contract], ...]  # slots whose numbers are looked at
     reads: tuple[int, ...]  # of the functions below
     scores: Form
     answers: dict[str, Answer]
@@ -40,10 +44,15 @@ class Program:
         Args:
             tables: The frontier's, ``[rows, width]`` each.
             method: A method that the network's predictor has; ``transform`` where it has none.
+
+        Raises:
+            InvalidInputError: an operator's source refuses a number.
         """
         slots = list(tables)
         for function, reads in self.steps:
             slots.append(function(*[slots[place] for place in reads]))
+        for place, contract in self.checks:
+            contract.check(slots[place])
         inputs = [slots[place] for place in self.reads]
         answer = self.answers.get(method)
         if answer is not None:
@@ -86,6 +95,7 @@ class _Planner:
     """
 
     def __init__(self, network: Network) -> None:
+        self._ahead, self._late = checks_of(network)
         self._steps: list[tuple[Form, tuple[int, ...]]] = []
         self._num_slots = len(network.frontier)
         self._pieces: dict[str, list[Piece]] = {name: [(None, slot)] for slot, (name, _) in enumerate(network.frontier)}
@@ -109,7 +119,7 @@ class _Planner:
     def ended(self, name: str) -> Program:
         """A program that answers with a value as it is."""
         slot = self._slot(name)
-        return Program(tuple(self._steps), (slot,), lambda table: table, {}, None)
+        return self._program((slot,), lambda table: table, {}, None)
 
     def ended_by(self, predictor: PredictorModule, inputs: Sequence[str]) -> Program | None:
         """A program that ends in a predictor, if that has a form."""
@@ -119,10 +129,24 @@ class _Planner:
         body = getattr(predictor, "body", None)
         if isinstance(body, Affine):
             embeddings, slots = zip(*self._pieces[inputs[0]], strict=True)
-            if (of_pieces := affine_of(body, embeddings)) is not None:
-                return Program(tuple(self._steps), slots, of_pieces, answers(predictor, of_pieces), predictor)
+            guard = _guard(self._late, embeddings) if self._late else None
+            if (of_pieces := affine_of(body, embeddings, guard=guard)) is not None:
+                return self._program(slots, of_pieces, answers(predictor, of_pieces), predictor)
+        self._ahead += self._late
         reads = tuple(self._slot(each) for each in inputs)
-        return Program(tuple(self._steps), reads, scores, answers(predictor, scores), predictor)
+        return self._program(reads, scores, answers(predictor, scores), predictor)
+
+    def _program(
+        self, reads: tuple[int, ...], scores: Form, found: dict[str, Answer], predictor: PredictorModule | None
+    ) -> Program:
+        """A program with the checks that are made ahead: of each slot that a value is made of, but not of codes."""
+        checks = dict.fromkeys(
+            (slot, contract)
+            for name, contract in self._ahead
+            for embedding, slot in self._pieces[name]
+            if embedding is None
+        )
+        return Program(tuple(self._steps), tuple(checks), reads, scores, found, predictor)
 
     def _step(self, function: Form, reads: Sequence[int]) -> int:
         self._steps.append((function, tuple(reads)))
@@ -135,6 +159,19 @@ class _Planner:
         if embeddings != (None,):
             self._pieces[name] = [(None, self._step(side_by_side(embeddings), slots))]
         return self._pieces[name][0][1]
+
+
+def _guard(checks: Sequence[Check], embeddings: Sequence[CategoryEmbedding | None]) -> Guard:
+    """What looks at the tables of a linear map, but not at codes."""
+    contracts = [contract for _, contract in checks]
+    places = [place for place, embedding in enumerate(embeddings) if embedding is None]
+
+    def guard(tables: Sequence[Floats]) -> None:
+        for place in places:
+            for contract in contracts:
+                contract.check(tables[place])
+
+    return guard
 
 
 class _Watch:

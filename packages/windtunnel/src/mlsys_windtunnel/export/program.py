@@ -19,12 +19,15 @@ import torch
 from mlsys_core.errors import InvalidInputError, MlsysError
 from torch import Tensor, nn
 
+from mlsys_windtunnel.checks.table import no_rows
+from mlsys_windtunnel.checks.values import Contract, rounded
+from mlsys_windtunnel.direct.watch import frontier_checks
 from mlsys_windtunnel.export.plain import DAMAGE, Reader, Writer
 from mlsys_windtunnel.frontend import Frontend
 from mlsys_windtunnel.module import METHODS, ROWS_PER_CHUNK, WindTunnelModule
 from mlsys_windtunnel.raw_table import Table
 
-FORMAT, VERSION = "mlsys-windtunnel-program", 1
+FORMAT, VERSION = "mlsys-windtunnel-program", 2
 MAIN = "main"  # the name of what forward answers
 INPUT = "x"
 
@@ -112,6 +115,7 @@ def describe(module: WindTunnelModule, names: Sequence[str]) -> str:
             "outputs": writer.write([list(labels) for labels in predictor.outputs] if predictor is not None else []),
             "dtype": str(module.dtype).removeprefix("torch."),
             "inputs": [[name, width] for name, width in module.network.frontier],
+            "checks": writer.write(frontier_checks(module.network), "checks"),
             "foreign": foreign,
             "frontend": None if foreign else writer.write(module.frontend, "frontend"),
         },
@@ -143,6 +147,7 @@ class ExportedPipeline:
     outputs: tuple[tuple[object, ...], ...]  # the labels of each output, of a classifier of several
     dtype: str  # numpy's name
     frontend: Frontend
+    checks: tuple[tuple[slice, Contract], ...] = ()  # columns of the packed table, and the numbers they may hold
 
     @property
     def classes_(self) -> npt.NDArray[Any]:
@@ -155,9 +160,12 @@ class ExportedPipeline:
 
     def answer(self, method: str, x: Table) -> Any:
         """The answer called ``method``, one of :attr:`answers`, for raw input: an array, or a list of them."""
-        packed = self.encode(x).astype(self.dtype, copy=False)
-        if not len(packed):
-            raise InvalidInputError("the input has no rows; at least one is needed")
+        table = self.encode(x)
+        if not len(table):
+            raise no_rows(table.shape)
+        for columns, contract in self.checks:
+            contract.check(table[:, columns])
+        packed = rounded(table, self.dtype)
         place = self.answers.index(method)
         starts = range(0, len(packed), ROWS_PER_CHUNK)
         result = np.concatenate([self.program(packed[start : start + ROWS_PER_CHUNK])[place] for start in starts])
@@ -209,11 +217,21 @@ def restore(description: str, program: Program, path: Path) -> ExportedPipeline:
             outputs=tuple(map(tuple, reader.read(fields["outputs"]))),
             dtype=str(np.dtype(fields["dtype"])),
             frontend=frontend,
+            checks=_checks(fields["inputs"], reader.read(fields["checks"])),
         )
     except InvalidInputError:
         raise
     except DAMAGE as error:
         raise InvalidInputError(f"{path}: its description is damaged ({type(error).__name__}: {error})") from error
+
+
+def _checks(inputs: list[Any], checks: list[Any]) -> tuple[tuple[slice, Contract], ...]:
+    """Checks by columns of the packed table."""
+    ends = np.cumsum([int(width) for _, width in inputs]).tolist()
+    columns = {name: slice(end - width, end) for (name, width), end in zip(inputs, ends, strict=True)}
+    if not all(isinstance(contract, Contract) for _, contract in checks):
+        raise TypeError("a check is no contract")
+    return tuple((columns[name], contract) for name, contract in checks)
 
 
 def export_error(error: Exception, kind: str) -> MlsysError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from mlsys_windtunnel.modules.native import address
 
 Floats = npt.NDArray[np.float64]
+Guard = Callable[[Sequence[Floats]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,12 @@ class NativeLinear:
         library: The kernel.
         weights: Of each table.
         bias: Of the output.
+        guard: Looks at the tables and may refuse them; called where a value of the map is not finite, or very large.
     """
 
-    def __init__(self, library: ctypes.CDLL, weights: Sequence[Weights], bias: float) -> None:
+    def __init__(
+        self, library: ctypes.CDLL, weights: Sequence[Weights], bias: float, *, guard: Guard | None = None
+    ) -> None:
         pieces = (_Piece * len(weights))()
         self._arrays = []  # kept, since the kernel is given their addresses
         for piece, each in zip(pieces, weights, strict=True):
@@ -50,6 +54,7 @@ class NativeLinear:
         self._pieces = pieces, ctypes.addressof(pieces)
         self._tables = struct.Struct(f"{3 * len(weights)}q")  # as in models.cpp: of each an address and two strides
         self._bias = bias
+        self._guard = guard
         self._linear = library.mlsys_linear
 
     def __call__(self, *tables: Floats, slope: float = 0.0) -> Floats:
@@ -67,5 +72,7 @@ class NativeLinear:
             places += table.strides
         out = np.empty((num_rows, 2 if slope else 1))
         where = self._tables.pack(*places)
-        self._linear(self._pieces[1], where, len(tables), self._bias, num_rows, slope, address(out))
+        is_wild = self._linear(self._pieces[1], where, len(tables), self._bias, num_rows, slope, address(out))
+        if is_wild and self._guard is not None:
+            self._guard(tables)
         return out

@@ -28,7 +28,7 @@ def kernel() -> ctypes.CDLL | None:
     pointer, count, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
     library.mlsys_sum_trees.argtypes = [pointer, pointer, count, count, count, number, pointer]
     library.mlsys_linear.argtypes = [pointer, pointer, count, number, count, number, pointer]
-    library.mlsys_sum_trees.restype = library.mlsys_linear.restype = None
+    library.mlsys_sum_trees.restype, library.mlsys_linear.restype = None, ctypes.c_int32
     return library
 
 

@@ -24,6 +24,7 @@ constexpr int64_t kBlockOfSmall = 256;             // rows at a time where all t
 constexpr int64_t kBlockOfLarge = 4096;            // where each tree is brought into it anew for each block
 constexpr int64_t kCacheBytes = 256 * 1024;        // of a core's own: what trees, or the bins of a block, may fill
 constexpr int64_t kMostBinBytes = 4096 * 1024;     // where trees do not stay in it
+constexpr double kTame = 1e70;                     // as in checks/values.py
 constexpr int64_t kWalksWorthAThread = 64 * 1024;  // starting one costs as much as some thousands
 
 template <typename Bin>
@@ -353,8 +354,9 @@ void mlsys_sum_trees(const void* ensemble, const double* x, int64_t num_rows, in
   (e.is_wide ? run<uint32_t> : run<uint16_t>)(e, x, num_rows, stride, num_threads, slope, out);
 }
 
-// out: with slope 0 the map's values, [rows]; else probabilities of two classes, [rows, 2].
-void mlsys_linear(const void* pieces, const void* tables, int64_t num_pieces, double bias, int64_t num_rows,
+// out: with slope 0 the map's values, [rows]; else probabilities of two classes, [rows, 2]. Returns 0 if all values of the
+// map are finite and small: one that is not may come of an input that is not finite, which a probability does not show.
+int32_t mlsys_linear(const void* pieces, const void* tables, int64_t num_pieces, double bias, int64_t num_rows,
                   double slope, double* out) {
   const Piece* piece = static_cast<const Piece*>(pieces);
   const Table* table = static_cast<const Table*>(tables);
@@ -370,6 +372,9 @@ void mlsys_linear(const void* pieces, const void* tables, int64_t num_pieces, do
       add(piece[place], table[place], row, count, sum + row);
     }
   }
+  double square = 0.0;
+  for (int64_t row = 0; row < num_rows; ++row) square += sum[row] * sum[row];
   if (slope != 0.0) logistic(sum, num_rows, slope, out);
+  return !(square <= kTame);
 }
 }

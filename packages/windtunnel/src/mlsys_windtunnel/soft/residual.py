@@ -119,10 +119,10 @@ class Tunable:
         modules: dict[str, OperatorModule] = {}
         inputs = {name for name, _ in self.soft.frontier}
         for prefix, network in ((EXACT, self.exact), (SOFT, self.soft), (START, self.start)):
+            names = {*inputs, *(wire.name for wire in network.wires)}
             for wire, operator in zip(network.wires, network.operators, strict=True):
                 assert isinstance(operator, OperatorModule)
-                reads = tuple(name if name in inputs else prefix + name for name in wire.inputs)
-                wires.append(Wire(prefix + wire.name, reads, wire.methods))
+                wires.append(wire.renamed({name: name if name in inputs else prefix + name for name in names}))
                 modules[prefix + wire.name] = operator
         last = self.soft.wires[-1].name
         wires.append(Wire(last, (EXACT + last, SOFT + last, START + last)))
@@ -144,14 +144,12 @@ class Tunable:
 
 
 def _part(network: Network, prefix: str) -> Network:
-    def local(name: str) -> str:
-        return name.removeprefix(prefix)
-
     wires: list[Wire] = []
     modules: dict[str, OperatorModule] = {}
     for wire, operator in zip(network.wires, network.operators, strict=True):
         if wire.name.startswith(prefix):
             assert isinstance(operator, OperatorModule)
-            wires.append(Wire(local(wire.name), tuple(map(local, wire.inputs)), wire.methods))
-            modules[local(wire.name)] = operator
+            local = {name: name.removeprefix(prefix) for name in wire.names}
+            wires.append(wire.renamed(local))
+            modules[local[wire.name]] = operator
     return Network(network.frontier, wires, modules)

@@ -1,0 +1,167 @@
+"""What a pipeline's source refuses of a table before it looks at numbers: names, shape, sparse and complex data.
+
+The messages keep scikit-learn's words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from mlsys_core.errors import InvalidInputError
+
+SHOWN = 5  # names that a message lists
+
+
+@dataclass(frozen=True, slots=True)
+class InputRules:
+    """Tables that a source takes."""
+
+    estimator: str = "the pipeline"  # what looks at the table first, for messages
+    reads_by_name: bool = False  # columns are looked up by name: others may stand among them, in any order
+    needs_names: bool = False  # columns were chosen by name, so an array is refused
+    takes_objects: bool = True  # objects, and frames with columns of them, if these are numbers
+    takes_sparse: bool = False
+    takes_sparse_nan: bool = False  # missing values in what is sparse
+
+
+def check_labels(labels: Sequence[Any]) -> bool:
+    """Look at a frame's columns by themselves.
+
+    Returns:
+        Whether they are names; scikit-learn takes a frame with other labels for an array.
+
+    Raises:
+        InvalidInputError: a column is there twice, or some labels alone are texts.
+    """
+    if len(set(labels)) < len(labels):
+        twice = sorted({str(label) for label in labels if list(labels).count(label) > 1})
+        raise InvalidInputError(f"Expected unique column names, got {_listed(twice)} more than once")
+    are_text = [isinstance(label, str) for label in labels]
+    if any(are_text) and not all(are_text):
+        raise InvalidInputError(
+            "Feature names are only supported if all input features have string names: make them all strings, as "
+            "frame.columns.astype(str) does"
+        )
+    return all(are_text) and len(labels) > 0
+
+
+def check_names(labels: Sequence[str], names: Sequence[str], rules: InputRules) -> None:
+    """Look at a frame's columns beside those of the fit.
+
+    Args:
+        labels: The frame's.
+        names: Those that the source was fitted on.
+        rules: Of the source.
+
+    Raises:
+        InvalidInputError: the labels are not just the names in their order, unless columns are looked up by name.
+    """
+    if rules.reads_by_name or tuple(labels) == tuple(names):
+        return
+    unseen, missing = sorted(set(labels) - set(names)), sorted(set(names) - set(labels))
+    parts = [
+        f"Feature names unseen at fit time: {_listed(unseen)}" if unseen else "",
+        f"Feature names seen at fit time, yet now missing: {_listed(missing)}" if missing else "",
+        "" if unseen or missing else "Feature names must be in the same order as they were in fit",
+    ]
+    raise InvalidInputError(
+        "The feature names should match those that were passed during fit. "
+        f"{'. '.join(filter(None, parts))}. Pass the columns {_listed(list(names))} in this order"
+    )
+
+
+def check_width(shape: tuple[int, ...], width: int | None, rules: InputRules) -> None:
+    """Look at a table's shape.
+
+    Raises:
+        InvalidInputError: it is not of two dimensions, or as wide as the source wants it.
+    """
+    if len(shape) == 2 and width in (None, shape[1]):
+        return
+    wanted = "any number of" if width is None else str(width)
+    needed = f"a table of [rows, {wanted} columns] is needed"
+    if len(shape) > 2:
+        raise InvalidInputError(f"Found array with dim {len(shape)}, while dim <= 2 is required by X; {needed}")
+    if len(shape) < 2:
+        kind = "1D" if shape else "scalar"
+        raise InvalidInputError(
+            f"Expected 2D array, got {kind} array instead: the input has shape {shape} and {needed}. Reshape your "
+            "data: one row is [[...]]"
+        )
+    if shape[1] == 0:
+        raise InvalidInputError(
+            f"Found array with 0 feature(s) (shape={shape}) while a minimum of 1 is required by X; {needed}"
+        )
+    raise InvalidInputError(
+        f"X has {shape[1]} features, but {rules.estimator} is expecting {width} features as input: the input has shape "
+        f"{shape}; {needed}"
+    )
+
+
+def check_kind(x: Any, rules: InputRules) -> None:
+    """Look at what holds the numbers of an array, a frame or a sparse matrix.
+
+    Raises:
+        InvalidInputError: complex numbers, a ``numpy.matrix``, or sparse data that the source refuses.
+    """
+    if isinstance(x, np.matrix):
+        raise InvalidInputError("np.matrix is not supported: convert it to an array with np.asarray")
+    first = x[x.columns[0]] if is_frame(x) and len(x.columns) else x
+    dtype = getattr(first, "dtype", None)
+    if getattr(dtype, "kind", "") == "c":
+        raise InvalidInputError(f"Complex data not supported: the input is of dtype {dtype}")
+    if getattr(dtype, "kind", "") == "V":
+        raise InvalidInputError(f"the input is of dtype {dtype}; a table of numbers is needed, not records")
+    if type(dtype).__name__ == "SparseDtype":  # a frame of such columns alone is sparse to scikit-learn
+        raise InvalidInputError(
+            f"Sparse data was passed, as columns of dtype {dtype}, but dense data is required: use .sparse.to_dense()"
+        )
+    if not rules.takes_objects and _has_objects(x):
+        raise InvalidInputError(
+            f"{rules.estimator} takes columns of int, float or bool, and there are objects: convert your data to "
+            "numeric values, as x.astype(float) does"
+        )
+    if not is_sparse(x):
+        return
+    if not rules.takes_sparse:
+        raise InvalidInputError(
+            f"Sparse data was passed, but dense data is required by {rules.estimator}: pass X.toarray()"
+        )
+    if x.dtype.kind == "O":
+        raise InvalidInputError("a sparse matrix of objects is not supported; make its numbers float64")
+    if not rules.takes_sparse_nan and not np.isfinite(x.tocsr().data).all():
+        raise InvalidInputError(
+            f"Input X contains NaN or infinity, which {rules.estimator} does not accept in sparse data; pass X.toarray() "
+            "where it may hold missing values"
+        )
+
+
+def no_rows(shape: Sequence[int]) -> InvalidInputError:
+    """The refusal of a table without rows."""
+    return InvalidInputError(
+        f"Found array with 0 sample(s) (shape={tuple(shape)}) while a minimum of 1 is required by X: the input has no "
+        "rows; at least one is needed"
+    )
+
+
+def is_frame(x: Any) -> bool:
+    """Whether a table whose columns have labels, as pandas' frames."""
+    return hasattr(x, "columns") and not isinstance(x, Mapping)
+
+
+def is_sparse(x: Any) -> bool:
+    """Whether a sparse matrix or array of scipy's."""
+    return hasattr(x, "toarray") and hasattr(x, "nnz")
+
+
+def _has_objects(x: Any) -> bool:
+    dtypes = x.dtypes if is_frame(x) else [getattr(x, "dtype", None)]
+    return any(getattr(dtype, "kind", "") == "O" and type(dtype).__name__ != "CategoricalDtype" for dtype in dtypes)
+
+
+def _listed(names: Sequence[Any]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{[str(name) for name in names[:SHOWN]]}{more}"
