@@ -44,7 +44,7 @@ def answer(function: Any, x: Any) -> tuple[Any, Exception | None]:
         warnings.simplefilter("ignore")
         try:
             return function(x), None
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  foreign code
             return None, error
 
 
@@ -110,7 +110,9 @@ def _difference(got: Any, wanted: Any) -> str:
     if got.shape != wanted.shape:
         return f"shape {got.shape} for {wanted.shape}"
     if wanted.dtype.kind not in "biuf" or got.dtype.kind not in "biuf":
-        unlike = [(one, other) for one, other in zip(got.ravel(), wanted.ravel(), strict=True) if not _is_same(one, other)]
+        unlike = [
+            (one, other) for one, other in zip(got.ravel(), wanted.ravel(), strict=True) if not _is_same(one, other)
+        ]
         return f"{len(unlike)} labels, as {unlike[0][0]!r} for {unlike[0][1]!r}" if unlike else ""
     got, wanted = got.astype(np.float64), wanted.astype(np.float64)
     finite = np.isfinite(wanted)

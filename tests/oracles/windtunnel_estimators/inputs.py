@@ -1,4 +1,4 @@
-"""Inputs that no test of ours foresaw: what a user may hand to ``predict``, made of the rows that a source was fitted on."""
+"""What a user may hand to ``predict``, and no test of ours foresaw, made of rows that a source was fitted on."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def _dtypes(x: np.ndarray) -> Iterator[Case]:
     for name in DTYPES:
         kind = np.dtype(name).kind
         info = None if kind in "bf" else np.iinfo(name)
-        yield name, (x if info is None else np.clip(np.trunc(x), max(info.min, -1e18), min(info.max, 1e18))).astype(name)
+        whole = x if info is None else np.clip(np.trunc(x), max(info.min, -1e18), min(info.max, 1e18))
+        yield name, whole.astype(name)
     yield "NaN in float32", _with(x, (0, 0), np.nan).astype(np.float32)
     yield "inf in float32", _with(x, (0, 0), np.inf).astype(np.float32)
     yield "objects", x.astype(object)

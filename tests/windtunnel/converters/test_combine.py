@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.graph import Kind
 from mlsys_windtunnel.parse import parse_pipeline
 from mlsys_windtunnel.translation import translate
@@ -153,6 +154,13 @@ def test_calibration(same_answers, base, method, ensemble, classes):
 def test_calibration_by_temperature_answers_with_labels_of_text(same_answers):
     source = CalibratedClassifierCV(LogisticRegression(), method="temperature", cv=2).fit(X, CLASSES[3])
     same_answers(source, FRESH)
+
+
+def test_calibration_by_temperature_on_numbers_that_are_no_places_is_refused():
+    source = CalibratedClassifierCV(LogisticRegression(), method="temperature", cv=2).fit(X, (X[:, 0] > 0).astype(int))
+    source.classes_ = np.array([1, 2])  # a fit on these would read past scikit-learn's array
+    with pytest.raises(InvalidInputError, match=r"fitted on the labels \[1, 2\].*LabelEncoder"):
+        translate(source)
 
 
 def test_calibration_of_a_fitted_estimator_makes_one_operator_of_it(same_answers):

@@ -227,7 +227,10 @@ def _run(operator: Operator, inputs: list[Table]) -> Table:
         return _combined(operator, inputs)
     table = _side_by_side(inputs)
     if operator.methods:
-        return np.concatenate([_foreign(operator, partial(_answer, operator.estimator, method), table) for method in operator.methods], axis=1)
+        return np.concatenate(
+            [_foreign(operator, partial(_answer, operator.estimator, method), table) for method in operator.methods],
+            axis=1,
+        )
     result = _foreign(operator, operator.estimator.transform, table)  # type: ignore[attr-defined]
     return result.reshape(-1, 1) if getattr(result, "ndim", 2) == 1 else result
 

@@ -80,7 +80,7 @@ class PipelineGraph:
     columns: tuple[str, ...] | None  # the input's column names, where the pipeline was fitted on named columns
     operators: tuple[Operator, ...]  # in an order in which each comes after what it reads
     output: Value
-    rules: InputRules = InputRules()  # the tables that the source takes
+    rules: InputRules = field(default_factory=InputRules)  # the tables that the source takes
 
     @property
     def size(self) -> FittedSize:

@@ -74,11 +74,12 @@ class Vocabulary:
         Raises:
             InvalidInputError: see above; ``name`` is what the message calls the column.
         """
-        kind = column.dtype.kind if self._numbers is not None and isinstance(column, np.ndarray) else "f"
-        if kind in "bSUmM" or (kind == "O" and any(type(cell) is bool for cell in column)):  # type: ignore[attr-defined]
+        if self._numbers is None or not isinstance(column, np.ndarray) or column.dtype.kind in "iuf":
+            return
+        if column.dtype.kind != "O" or any(type(cell) is bool for cell in column):
             raise InvalidInputError(
-                f"y contains previously unseen labels: column {name} is of dtype {getattr(column, 'dtype', object)}, and "
-                "the encoder was fitted on numbers; convert your data to numeric values"
+                f"y contains previously unseen labels: column {name} is of dtype {column.dtype}, and the encoder was "
+                "fitted on numbers; convert your data to numeric values"
             )
 
     def codes(self, column: Column) -> Codes:

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from mlsys_core.errors import InvalidInputError
 from torch import Tensor, nn
 
-from mlsys_windtunnel.checks.table import no_rows
+from mlsys_windtunnel.checks.table import check_method, no_rows
 from mlsys_windtunnel.checks.values import rounded
 from mlsys_windtunnel.direct.program import direct_program
 from mlsys_windtunnel.frontend import Frontend, pack
@@ -125,6 +124,7 @@ class WindTunnelModule(nn.Module):
 
     def _run(self, x: Table, method: str) -> npt.NDArray[Any]:
         """What a method of the source answers, labels as class indices: without torch where the network allows."""
+        check_method(x, method, self.frontend.rules)
         tables = self.frontend.tables(x)
         num_rows = len(tables[0])
         if not num_rows:

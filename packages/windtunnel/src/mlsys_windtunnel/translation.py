@@ -126,7 +126,7 @@ def _wire(operators: list[Operator], lookups: dict[str, Converted]) -> tuple[lis
     """The network's wires, and what they read from the host."""
     made = {operator.output.name for operator in operators}
     frontier: dict[str, FrontierValue] = {}
-    wires = []
+    wires: list[Wire] = []
     for operator in operators:
         reads = tuple(value.name for value in operator.inputs)
         if operator.name in lookups:

@@ -6,7 +6,7 @@ both hold is shown by ``tests/oracles/windtunnel_estimators``, which compares ea
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -151,14 +151,14 @@ def rules_of(estimator: Any, source: Value, operators: Iterable[Operator]) -> In
     operators = list(operators)
     readers = [operator for operator in operators if operator.estimator is not None]
     by_name, needs_names = _names_rule(estimator)
-    is_pca = bool(operators) and operators[-1].source == "sklearn.decomposition.PCA"  # its likelihood takes none
-    takes_sparse = bool(readers) and not is_pca and _takes_sparse(source, operators)
+    takes_sparse = bool(readers) and _takes_sparse(source, operators)
     return InputRules(
         estimator=_name(readers[0].estimator) if readers else type(estimator).__name__,
         reads_by_name=by_name,
         needs_names=needs_names,
         takes_objects=not any((part.source or "").startswith(_NO_OBJECTS) for part in readers if source in part.inputs),
         takes_sparse=takes_sparse,
+        dense_answers=("score_samples",) if operators and operators[-1].source == "sklearn.decomposition.PCA" else (),
         takes_sparse_nan=takes_sparse and not any((part.source or "").startswith(_TREES) for part in readers),
     )
 
@@ -232,7 +232,7 @@ def _takes_sparse_itself(operator: Operator) -> bool:
     name = (operator.source or "").rpartition(".")[2]
     if operator.kind is Kind.COMBINE:
         return True
-    options = {
+    options: dict[str, Callable[[], bool]] = {
         "Binarizer": lambda: estimator.threshold >= 0,
         "FunctionTransformer": lambda: estimator.validate and estimator.accept_sparse,
         "KNeighborsClassifier": lambda: estimator._fit_method == "brute",

@@ -24,6 +24,7 @@ class InputRules:
     needs_names: bool = False  # columns were chosen by name, so an array is refused
     takes_objects: bool = True  # objects, and frames with columns of them, if these are numbers
     takes_sparse: bool = False
+    dense_answers: tuple[str, ...] = ()  # methods that take none all the same
     takes_sparse_nan: bool = False  # missing values in what is sparse
 
 
@@ -134,9 +135,19 @@ def check_kind(x: Any, rules: InputRules) -> None:
         raise InvalidInputError("a sparse matrix of objects is not supported; make its numbers float64")
     if not rules.takes_sparse_nan and not np.isfinite(x.tocsr().data).all():
         raise InvalidInputError(
-            f"Input X contains NaN or infinity, which {rules.estimator} does not accept in sparse data; pass X.toarray() "
-            "where it may hold missing values"
+            f"Input X contains NaN or infinity, which {rules.estimator} does not accept in sparse data; pass "
+            "X.toarray() where it may hold missing values"
         )
+
+
+def check_method(x: Any, method: str, rules: InputRules) -> None:
+    """Look at sparse data for a method that takes none, though others of its source do.
+
+    Raises:
+        InvalidInputError: see above.
+    """
+    if method in rules.dense_answers and is_sparse(x):
+        raise InvalidInputError(f"Sparse data was passed, but dense data is required by {method}: pass X.toarray()")
 
 
 def no_rows(shape: Sequence[int]) -> InvalidInputError:

@@ -40,7 +40,7 @@ class Contract:
     def has_bounds(self) -> bool:
         """Whether finite numbers may be refused."""
         refuses_large = self.rounds_to_float32 and not self.takes_inf
-        return refuses_large or not self.low is self.high is self.below is None
+        return refuses_large or any(bound is not None for bound in (self.low, self.high, self.below))
 
     @property
     def is_finite(self) -> bool:

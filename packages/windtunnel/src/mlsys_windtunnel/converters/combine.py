@@ -140,10 +140,10 @@ def calibrated_classifier(estimator: Any) -> OperatorModule:
     for member, pair in zip(plan.members, estimator.calibrated_classifiers_, strict=True):
         layout = _layout(member)
         if pair.method == "temperature":
-            if not has_places_for_labels(estimator):
+            if not has_places_for_labels(estimator) and not isinstance(classes[0], str):
                 raise InvalidInputError(
                     f"CalibratedClassifierCV(method='temperature') was fitted on the labels {classes.tolist()[:5]}: "
-                    "scikit-learn takes labels for places 0, 1, ... and reads past its array with others, so this "
+                    "scikit-learn takes such labels for places 0, 1, ... and reads past its array with others, so this "
                     "temperature means nothing; fit on LabelEncoder().fit_transform(y)"
                 )
             calibrations.append(Temperature(layout, float(pair.calibrators[0].beta_)))

@@ -1,6 +1,6 @@
 """Checks that a program makes: what the operators' sources refuse, looked for where it costs least.
 
-A sum of finite weights times numbers is finite only if the numbers are. So a linear model's few scores tell of its whole
+A sum of weights times numbers is finite only if the numbers are. So a linear model's few scores tell of its whole
 input, and of the input of scalers before it; their tables are looked at only when a score is not finite.
 """
 

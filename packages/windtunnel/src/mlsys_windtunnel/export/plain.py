@@ -21,7 +21,8 @@ from mlsys_core.errors import InvalidInputError
 from torch import Tensor, nn
 
 OWN_MODULES = tuple(
-    f"mlsys_windtunnel.{name}" for name in ("checks", "converters", "frontend", "graph", "lookup", "modules", "network", "soft")
+    f"mlsys_windtunnel.{name}"
+    for name in ("checks", "converters", "frontend", "graph", "lookup", "modules", "network", "soft")
 )
 CONTAINERS = {
     f"torch.nn:{cls.__name__}": cls

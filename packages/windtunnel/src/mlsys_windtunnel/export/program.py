@@ -19,7 +19,7 @@ import torch
 from mlsys_core.errors import InvalidInputError, MlsysError
 from torch import Tensor, nn
 
-from mlsys_windtunnel.checks.table import no_rows
+from mlsys_windtunnel.checks.table import check_method, no_rows
 from mlsys_windtunnel.checks.values import Contract, rounded
 from mlsys_windtunnel.direct.watch import frontier_checks
 from mlsys_windtunnel.export.plain import DAMAGE, Reader, Writer
@@ -160,6 +160,7 @@ class ExportedPipeline:
 
     def answer(self, method: str, x: Table) -> Any:
         """The answer called ``method``, one of :attr:`answers`, for raw input: an array, or a list of them."""
+        check_method(x, method, self.frontend.rules)
         table = self.encode(x)
         if not len(table):
             raise no_rows(table.shape)
