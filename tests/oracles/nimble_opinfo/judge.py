@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,16 +14,11 @@ from mlsys_nimble.module import Nimble
 from torch.utils._pytree import tree_leaves
 
 from tests.oracles.nimble_opinfo.cases import Call, Case
+from tests.oracles.nimble_opinfo.compare import compare
 
 Verdict = Literal["equal", "refused", "wrong", "raw", "not run"]
-RELATIVE = {  # of the largest element of the result: sums are added in another order, functions are rounded otherwise
-    torch.float64: 1e-7,
-    torch.complex128: 1e-7,
-    torch.float32: 2e-5,
-    torch.complex64: 2e-5,
-    torch.float16: 2e-3,
-    torch.bfloat16: 2e-2,
-}
+Run = Callable[..., list[Any]]  # tensors -> results, flat; gradients after them where a path has some
+PATHS = ("native", "reference", "compile", "training", "training reference", "compiled training")
 
 
 @dataclass(frozen=True)
@@ -56,13 +51,65 @@ class Tally:
         return f"{self.name}: {ran:,} cases: {shown}"
 
 
-def replayed(executor: str) -> Callable[[Case], Callable[..., Any]]:
-    """``Nimble(...).prepare`` with an executor."""
+def judge(case: Case, path: str) -> Judgement:
+    """Prepare and call twice; results, gradients, and what is left in the inputs must be as eager has them."""
+    learns = "training" in path
+    with warnings.catch_warnings(), torch.set_grad_enabled(learns):
+        warnings.simplefilter("ignore")
 
-    def prepare(case: Case) -> Callable[..., Any]:
-        return Nimble(Call(case.function)).prepare(clones(case.tensors), executor=executor, num_threads=1)
+        try:
+            theirs = clones(case.tensors)
+            expected = _run(case.function, theirs, learns=learns)
+            if case.has_set_values and _varies(case, expected, learns=learns):
+                return Judgement(case.name, path, "not run", "eager gives another result each time: unset memory")
+        except Exception as error:  # noqa: BLE001 eager itself refuses: not a case
+            return Judgement(case.name, path, "not run", f"eager: {type(error).__name__}")
+        if learns and not any(_needs_gradient(tensor) for tensor in case.tensors):
+            return Judgement(case.name, path, "not run", "nothing to learn")
+        try:
+            call = _prepare(case, path)
+            for _ in range(2):
+                ours = clones(case.tensors)
+                got = _run(call, ours, learns=learns)
+                scale = 20.0 if learns else 1.0  # gradients come by other formulas: AOTAutograd's
+                difference = compare(got, expected, values=case.has_set_values, scale=scale)
+                if difference and _is_as_near(case, got, expected, learns=learns):
+                    difference = ""  # eager is as far from what float64 gives
+                difference = difference or compare(ours, theirs)
+                if difference:
+                    return Judgement(case.name, path, "wrong", difference)
+        except MlsysError as error:
+            return Judgement(case.name, path, "refused", f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 what the oracle looks for
+            if "compile" in path and _fails_without_nimble(case, learns=learns):
+                return Judgement(case.name, path, "not run", f"torch.compile with any backend: {type(error).__name__}")
+            return Judgement(case.name, path, "raw", f"{type(error).__name__}: {str(error)[:300]}")
+    return Judgement(case.name, path, "equal")
 
-    return prepare
+
+def _prepare(case: Case, path: str) -> Callable[..., Any]:
+    model = Call(case.function)
+    if "compile" in path:
+        return _compiled(case, "nimble", options={"num_threads": 1})
+    if "training" in path:
+        executor = "reference" if "reference" in path else "auto"
+        examples = tuple(t.requires_grad_() if _needs_gradient(t) else t for t in clones(case.tensors))
+        return Nimble(model).prepare(examples, training=True, executor=executor, num_threads=1)
+    return Nimble(model).prepare(clones(case.tensors), executor=path, num_threads=1)
+
+
+def _compiled(case: Case, backend: str, **options: Any) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    compiled: Callable[..., Any] = torch.compile(Call(case.function), backend=backend, dynamic=False, **options)
+    return compiled
+
+
+def _fails_without_nimble(case: Case, *, learns: bool) -> bool:
+    try:
+        _run(_compiled(case, "aot_eager" if learns else "eager"), clones(case.tensors), learns=learns)
+    except Exception:  # noqa: BLE001 whatever it is
+        return True
+    return False
 
 
 def clones(tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -70,69 +117,52 @@ def clones(tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     return tuple(tensor.clone() for tensor in tensors)
 
 
-def judge(case: Case, path: str, prepare: Callable[[Case], Callable[..., Any]]) -> Judgement:
-    """Prepare and call; the results, and what is left in the inputs, must be as eager has them."""
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        theirs = clones(case.tensors)
-        try:
-            torch.manual_seed(1)
-            expected = _tensors(case.function(*theirs))
-            again = clones(case.tensors)
-            spoilt = [torch.full_like(x, 77) for x in expected if isinstance(x, torch.Tensor)]
-            del spoilt
-            torch.manual_seed(1)
-            if case.has_set_values and compare(_tensors(case.function(*again)), expected):
-                return Judgement(case.name, path, "not run", "eager gives another result each time: unset memory")
-        except Exception as error:  # noqa: BLE001
-            return Judgement(case.name, path, "not run", f"eager: {type(error).__name__}")
-        try:
-            call = prepare(case)
-            for _ in range(2):
-                ours = clones(case.tensors)
-                torch.manual_seed(1)
-                difference = compare(_tensors(call(*ours)), expected, values=case.has_set_values)
-                difference = difference or compare(ours, theirs)
-                if difference:
-                    return Judgement(case.name, path, "wrong", difference)
-        except MlsysError as error:
-            return Judgement(case.name, path, "refused", f"{type(error).__name__}: {error}")
-        except Exception as error:  # noqa: BLE001
-            return Judgement(case.name, path, "raw", f"{type(error).__name__}: {str(error)[:300]}")
-    return Judgement(case.name, path, "equal")
+def _needs_gradient(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _tensors(tree: Any) -> list[Any]:
-    return [leaf for leaf in tree_leaves(tree) if leaf is not None]
+def _run(function: Callable[..., Any], tensors: Sequence[torch.Tensor], *, learns: bool) -> list[Any]:
+    """Results, and gradients of their sums with respect to what has gradients."""
+    torch.manual_seed(1)
+    if not learns:
+        return _flat(function(*tensors))
+    leaves = [tensor.requires_grad_() for tensor in tensors if _needs_gradient(tensor)]
+    results = _flat(function(*tensors))
+    learnt = [y for y in results if isinstance(y, torch.Tensor) and y.requires_grad]
+    if not learnt:
+        return results
+    weights = [torch.linspace(0.5, 1.5, y.numel(), dtype=torch.float64).view(y.shape).to(y.dtype) for y in learnt]
+    return [*results, *_flat(torch.autograd.grad(learnt, leaves, weights, allow_unused=True, materialize_grads=True))]
 
 
-def compare(actual: Iterable[Any], expected: Iterable[Any], *, values: bool = True, scale: float = 1.0) -> str:
-    """What differs, or ""."""
-    actual, expected = list(actual), list(expected)
-    if len(actual) != len(expected):
-        return f"{len(actual)} results, not {len(expected)}"
-    for number, (ours, theirs) in enumerate(zip(actual, expected, strict=True)):
-        if not isinstance(theirs, torch.Tensor):
-            if ours != theirs and theirs == theirs:
-                return f"result {number} is {ours!r}, not {theirs!r}"
-            continue
-        if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
-            return f"result {number} is {ours.dtype}{list(ours.shape)}, not {theirs.dtype}{list(theirs.shape)}"
-        if values and (difference := _difference(ours.detach(), theirs.detach(), scale)):
-            return f"result {number}: {difference}"
-    return ""
-
-
-def _difference(ours: torch.Tensor, theirs: torch.Tensor, scale: float) -> str:
-    tolerance = RELATIVE.get(theirs.dtype, 0.0) * scale
-    if not theirs.numel() or torch.equal(ours, theirs):
-        return ""
-    if not tolerance:
-        return f"{int((ours != theirs).sum())} of {theirs.numel()} elements differ"
-    finite = theirs[torch.isfinite(theirs)].abs()
-    largest = float(finite.max()) if finite.numel() else 1.0
+def _is_as_near(case: Case, ours: list[Any], theirs: list[Any], *, learns: bool) -> bool:
+    """Whether ours is no further from the result in float64 than eager's: rounding, of a case that magnifies it."""
+    wide = tuple(tensor.double() if tensor.is_floating_point() else tensor for tensor in case.tensors)
     try:
-        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
-    except AssertionError as error:
-        return " ".join(str(error).split())[:200]
-    return ""
+        exact = _run(case.function, clones(wide), learns=learns)
+    except Exception:  # noqa: BLE001 the operator has no float64
+        return False
+    if [x.shape for x in ours] != [x.shape for x in exact]:
+        return False
+    errors = [_error(tensors, exact) for tensors in (ours, theirs)]
+    return bool(errors[0] <= 2 * errors[1])
+
+
+def _error(tensors: list[Any], exact: list[Any]) -> float:
+    """The largest difference; infinite where one side alone is no number."""
+    pairs = [(x.double(), y.double()) for x, y in zip(tensors, exact, strict=True) if x.numel()]
+    differences = [
+        (x - y).nan_to_num(nan=torch.inf).masked_fill((x == y) | (x.isnan() & y.isnan()), 0) for x, y in pairs
+    ]
+    return max((float(difference.abs().max()) for difference in differences), default=0.0)
+
+
+def _varies(case: Case, expected: list[Any], *, learns: bool) -> bool:
+    """Whether eager gives something else once the memory that its result may come to lie in has been written to."""
+    spoilt = [torch.full_like(x, 77) for x in expected if isinstance(x, torch.Tensor)]
+    del spoilt
+    return bool(compare(_run(case.function, clones(case.tensors), learns=learns), expected))
+
+
+def _flat(tree: Any) -> list[Any]:
+    return [leaf for leaf in tree_leaves(tree) if leaf is not None]

@@ -29,17 +29,17 @@ def as_functional(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     if function is None:
         return None
     arguments = func._schema.arguments
-    named = {argument.name: value for argument, value in zip(arguments, args, strict=False)} | dict(kwargs)
+    named = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
+    named |= {argument.name: value for argument, value in zip(arguments, args, strict=False)} | dict(kwargs)
     written = [named.get(argument.name) for argument in arguments if is_write(argument)]
     targets = tuple([leaf for leaf in tree_leaves(written) if isinstance(leaf, torch.Tensor)])
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
     for argument in function._schema.arguments:
-        value = named.get(argument.name, argument.default_value)
         if not argument.kwarg_only:
-            positional.append(value)
+            positional.append(named[argument.name])
         elif argument.name in named:
-            keywords[argument.name] = value
+            keywords[argument.name] = named[argument.name]
     return Written(function, tuple(positional), keywords, targets)
 
 

@@ -20,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from mlsys_nimble.capture.aliases import Group, Member, overlap, read, shares_memory, steps_between, write
 from mlsys_nimble.capture.builder import Builder, Ref, dtype_name, type_of
-from mlsys_nimble.capture.functional import as_functional, is_write
+from mlsys_nimble.capture.functional import Written, as_functional, is_write
 from mlsys_nimble.capture.rules import apply_rule, find_rule
 from mlsys_nimble.capture.sources import Site
 from mlsys_nimble.capture.statistics import checked, declared
@@ -185,24 +185,19 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """``x.add_(y)`` and ``add(x, y, out=x)`` are ``add(x, y)``, written to x and to what shares its memory."""
         site = self.builder.site.source
         call = as_functional(func, args, kwargs)
-        if (call is None or find_rule(str(call.function)) is None) and func._can_decompose() and not _is_whole(func):
-            with self:
-                return func.decompose(*args, **kwargs)
         if call is None:
+            if func._can_decompose() and not _is_whole(func):
+                with self:
+                    return func.decompose(*args, **kwargs)
             raise refuse(f"{name} changes its arguments in place", site, "Use an operator that returns a new tensor.")
         self._refuse_data_dependence(call.function, name, call.args)
-        refs = self._refs(call.args), self._refs(call.kwargs)
         before = [self.ref(target).type for target in call.targets]
-        made = call.function(*call.args, **call.kwargs)  # shows the dtypes that are computed in
-        results = [made] if isinstance(made, torch.Tensor) else list(made)
+        news = self._run_functional(call)
         for target in call.targets:
             self._save(target)
         returned = func(*args, **kwargs)
         if [type_of(target, site) for target in call.targets] != before:
             raise refuse(f"{name} changes the shape of its argument", site, "Make a new tensor in its place.")
-        types = [type_of(result, site) for result in results]
-        tensors = [leaf for leaf in tree_leaves((call.args, call.kwargs)) if _is_tensor(leaf)]
-        news = self._emit(call.function, types, refs, tensors, single=isinstance(made, torch.Tensor))
         for target, new in zip(call.targets, news, strict=True):
             new = self.builder.cast(new, dtype_name(target.dtype))
             write(self._members[target], self.builder.expand(new, tuple(target.shape)), self.builder)
@@ -222,6 +217,20 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         returned = func(*args, **kwargs)
         self._members[target] = replace(member)
         return returned
+
+    def _run_functional(self, call: Written) -> list[Ref]:
+        """The values that a call writes, of the dtypes that it computes in."""
+        function = call.function
+        if find_rule(str(function)) is None and function._can_decompose() and not _is_whole(function):
+            with self:
+                results = function(*call.args, **call.kwargs)
+            return [self.ref(result) for result in ([results] if _is_tensor(results) else results)]
+        refs = self._refs(call.args), self._refs(call.kwargs)
+        made = function(*call.args, **call.kwargs)
+        results = [made] if _is_tensor(made) else list(made)
+        types = [type_of(result, self.builder.site.source) for result in results]
+        tensors = [leaf for leaf in tree_leaves((call.args, call.kwargs)) if _is_tensor(leaf)]
+        return self._emit(function, types, refs, tensors, single=_is_tensor(made))
 
     def _track(self, tensor: torch.Tensor, ref: Ref, arguments: list[torch.Tensor]) -> None:
         """Note which value a result is, and which argument's memory it shares."""
