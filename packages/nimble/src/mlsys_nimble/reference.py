@@ -330,12 +330,18 @@ def _aten(kind: kinds.Aten, inputs: tuple[ValueType, ...], result: ValueType) ->
         return [fill(part, tensors) for part in item] if isinstance(item, tuple) else item
 
     def run(*tensors: Tensor) -> Any:
-        if any(not tensors[index].is_contiguous() for index in kind.contiguous):
-            tensors = tuple([t.contiguous() if i in kind.contiguous else t for i, t in enumerate(tensors)])
+        tensors = as_needed(kind, tensors)
         made = function(*(fill(a, tensors) for a in kind.arguments), **{k: fill(v, tensors) for k, v in kind.keywords})
         return made if isinstance(made, Tensor) else [part for part in made if part is not None]
 
     return run
+
+
+def as_needed(kind: kinds.Aten, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The inputs, those that must lie row by row copied where they do not: torch may misread them without a word."""
+    if all(tensors[index].is_contiguous() for index in kind.contiguous):
+        return tensors
+    return tuple([t.contiguous() if index in kind.contiguous else t for index, t in enumerate(tensors)])
 
 
 def aten_function(target: str) -> Any:

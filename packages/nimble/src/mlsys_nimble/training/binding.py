@@ -14,7 +14,7 @@ from mlsys_nimble.native.library import DTYPES, MAX_RANK, Kernel, View
 from mlsys_nimble.native.lowering import kernel_for
 from mlsys_nimble.operators import BatchNormGradient, BatchNormTraining
 from mlsys_nimble.program import Operator, ValueType
-from mlsys_nimble.reference import Run, aten_function, compile_operator
+from mlsys_nimble.reference import Run, as_needed, aten_function, compile_operator
 from mlsys_nimble.strides import Strides, dense, order_of, row_major
 from mlsys_nimble.training import attention, convolutions, kernels, layer_norm, linear, products
 from mlsys_nimble.training.attention import attention_of
@@ -54,7 +54,7 @@ def _aten_run(kind: kinds.Aten) -> Run | None:
 
     def run(*tensors: Tensor) -> Any:
         arguments = template.copy()
-        for place, tensor in zip(places, tensors, strict=True):
+        for place, tensor in zip(places, as_needed(kind, tensors), strict=True):
             arguments[place] = tensor
         made = function(*arguments)
         return made if isinstance(made, Tensor) else [part for part in made if part is not None]
