@@ -1,30 +1,22 @@
 """A conversation to the text, or the tokens, that a model was trained to continue.
 
-The template is the model file's own, written in Jinja; it is rendered as the ``transformers`` library does, in a
-sandbox, since model files come from anywhere. Used by the front for chat requests.
+The template is the model file's own, written in Jinja; it is rendered as the ``transformers`` library does, but in a
+sandbox inside a process with bounds (:mod:`.template_process`), since model files come from anywhere. Used by the front
+for chat requests.
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any
 
-from jinja2 import TemplateError, meta, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from mlsys_core.errors import InvalidInputError
 
+from mlsys_orca.template_process import renderer
 from mlsys_orca.tokenizer import Tokenizer
 
-# Noncharacters (never in exchanged text) that fence a control token's text in a message; dropped from messages first.
-_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 _OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})  # variables that no client gives
-# What a template run on odd messages may raise: whatever its expressions do.
-_RENDER_ERRORS = (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class ChatTemplate:
@@ -53,16 +45,10 @@ class ChatTemplate:
     ) -> None:
         self.source = source
         self._special_tokens = dict(special_tokens or {})
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda pattern: clock().strftime(pattern)
+        self._clock = clock
         try:
-            self._template = environment.from_string(source)
-            self._variables = meta.find_undeclared_variables(environment.parse(source)) - {*_OURS, *environment.globals}
-        except TemplateError as error:
+            self._variables = set(renderer.ask(what="variables", source=source)["variables"]) - _OURS
+        except InvalidInputError as error:
             raise InvalidInputError(f"the model's chat template cannot be parsed: {error}") from error
 
     def render(
@@ -85,12 +71,23 @@ class ChatTemplate:
             InvalidInputError: there is no message, one has no role or is no JSON value, the template has no such
                 variable, or refuses the messages.
         """
+        text: str = self._ask(messages, add_generation_prompt, tools, variables)["text"]
+        return text
+
+    def _ask(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any] | None,
+        **request: Any,
+    ) -> dict[str, Any]:
         if isinstance(messages, (str, Mapping)) or not messages:
             raise InvalidInputError("a chat needs at least one message, in a list")
         for index, message in enumerate(messages):
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
                 raise InvalidInputError(
-                    f"message {index} is {message!r}: it must be an object with a 'role' that is text"
+                    f"message {index} is {repr(message)[:200]}: it must be an object with a 'role' that is text"
                 )
         if unknown := sorted(set(variables or ()) - self._variables):
             raise InvalidInputError(
@@ -106,8 +103,10 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return self._template.render(known)
-        except _RENDER_ERRORS as error:
+            return renderer.ask(
+                what="render", source=self.source, known=known, now=self._clock().isoformat(), **request
+            )
+        except InvalidInputError as error:
             raise InvalidInputError(f"the model's chat template refuses these messages: {error}") from error
 
     def encode(
@@ -127,47 +126,14 @@ class ChatTemplate:
         Raises:
             InvalidInputError: as :meth:`render`.
         """
-        control = re.compile(
-            "|".join(map(re.escape, sorted(tokenizer.control_tokens, key=len, reverse=True))) or "(?!)"
-        )
-        text = self.render(
-            _map_text(messages, lambda value: _fence(control, value)),
-            add_generation_prompt=add_generation_prompt,
-            tools=_map_text(tools, lambda value: _fence(control, value)),
-            variables=variables,
-        )
-        # A template may cut a fence apart (content.split()); each half still parts the text: nothing joins across it.
-        pieces = re.split(f"{_OPEN}({control.pattern}){_CLOSE}|[{_OPEN}{_CLOSE}]", text)
-        ids = []
-        for index, piece in enumerate(pieces):
-            if piece:
-                ids.extend(tokenizer.encode(piece, allow_special=index % 2 == 0))
-        return ids
-
-
-class _GenerationBlock(Extension):
-    """``{% generation %}``: marks the assistant's text for training; here it is only its content."""
-
-    tags = {"generation"}  # noqa: RUF012  # jinja2's own protocol
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Replaces Jinja's filter, which escapes HTML; the parameters are those templates use."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
+        control = list(tokenizer.control_tokens)
+        # The template's own text and the texts of control tokens that messages have, in turns; None between halves.
+        pieces = self._ask(messages, add_generation_prompt, tools, variables, control=control)["pieces"]
+        found = [
+            tokenizer.encode_all([piece or "" for piece in pieces[start::2]], allow_special=start == 0)
+            for start in (0, 1)
+        ]
+        return [token_id for index in range(len(pieces)) for token_id in found[index % 2][index // 2]]
 
 
 def _json_only(value: Any) -> Any:
@@ -178,20 +144,4 @@ def _json_only(value: Any) -> Any:
         return {str(key): _json_only(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_json_only(item) for item in value]
-    raise InvalidInputError(f"{value!r} is no JSON value; messages, tools and variables are made of these")
-
-
-def _map_text(value: Any, change: Callable[[str], str]) -> Any:
-    """``value`` with every text in it changed; keys stay."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {key: _map_text(item, change) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_map_text(item, change) for item in value]
-    return value
-
-
-def _fence(control: re.Pattern[str], text: str) -> str:
-    clean = text.replace(_OPEN, "").replace(_CLOSE, "")
-    return control.sub(f"{_OPEN}\\g<0>{_CLOSE}", clean)
+    raise InvalidInputError(f"{repr(value)[:200]} is no JSON value; messages, tools and variables are made of these")

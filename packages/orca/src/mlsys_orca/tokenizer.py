@@ -124,6 +124,20 @@ class Tokenizer:
         except (UnicodeError, TypeError) as error:
             raise InvalidInputError(f"the text cannot be encoded: {error}; send valid Unicode") from error
 
+    def encode_all(self, texts: Sequence[str], *, allow_special: bool = False) -> list[list[int]]:
+        """Token ids of each of ``texts``, as :meth:`encode`.
+
+        Raises:
+            InvalidInputError: one holds a lone surrogate.
+        """
+        if sum(map(len, texts)) < _LONG:
+            return [self.encode(text, allow_special=allow_special) if text else [] for text in texts]
+        try:
+            backend = self._backend if allow_special else self._plain
+            return [encoding.ids for encoding in backend.encode_batch(list(texts), add_special_tokens=False)]
+        except (UnicodeError, TypeError) as error:
+            raise InvalidInputError(f"a text cannot be encoded: {error}; send valid Unicode") from error
+
     def encode_pair(self, first: str, second: str, *, max_tokens: int | None = None) -> tuple[list[int], list[int]]:
         """Two texts with the model's marks around and between them.
 
