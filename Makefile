@@ -14,7 +14,7 @@ PEER_TESTS := tests/windtunnel/converters/test_xgboost.py tests/windtunnel/conve
   plugins/dvabatch/tests/test_slicing.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-peers oracles mutants lint types fmt bench soak soak-dvabatch docs browser test-gpu tsan bench-gpu lock lock-models clean
+.PHONY: help setup demo test test-peers oracles mutants lint types fmt bench soak soak-dvabatch docs browser test-gpu sanitize bench-gpu lock lock-models clean
 
 help:  ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -109,11 +109,8 @@ browser: setup  ## Check the HTML pages in a real Chromium (installed by scripts
 test-gpu:  ## Run the tests that need a CUDA device; fails where there is none (PY=python3 for another interpreter)
 	MLSYS_REQUIRE_GPU=1 $(PY) -m pytest -m gpu
 
-tsan:  ## Build the replay of Nimble's schedules with the thread sanitiser, and run it on random graphs
-	@mkdir -p build
-	c++ -std=c++17 -O1 -g -fsanitize=thread -pthread -Ipackages/nimble/src/mlsys_nimble/native \
-	  -Ipackages/core/src/mlsys_core/include tests/nimble/native/replay_check.cpp -o build/replay_check
-	build/replay_check
+sanitize: setup  ## Run the kernels' tests under the address, undefined-behaviour and thread sanitisers
+	$(PY) scripts/sanitize.py
 
 bench-gpu:  ## Run the benchmarks on a CUDA device; fails where there is none
 	$(PY) scripts/bench_gpu.py

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from mlsys_core.native.testing import builds_to_test, compiled_with
+from mlsys_windtunnel.modules import native as exact
+from mlsys_windtunnel.soft import native as soft
 from mlsys_windtunnel.translation import translate
 
 METHODS = ("predict", "predict_proba", "predict_log_proba", "decision_function", "score_samples", "transform")
 TOLERANCE = 1e-6
+BUILDS = builds_to_test()
 
 
 def _numpy(answer: Any) -> np.ndarray:
@@ -58,3 +62,10 @@ def same_answers() -> Callable[..., Any]:
     must be absent, and with ``trained`` a gradient must reach a parameter.
     """
     return _compare
+
+
+@pytest.fixture(scope="module", params=BUILDS)
+def kernel_level(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Compile the kernels for one level; :data:`BUILDS` has its flags."""
+    with compiled_with(BUILDS[request.param], exact.kernel, soft.kernel):
+        yield request.param

@@ -1,4 +1,4 @@
-"""The kernels as compiled for this machine, for another width of vectors, and without intrinsics."""
+"""The kernels as compiled for each level that this machine executes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from mlsys_core.native.testing import builds_to_test
 from mlsys_nimble.native import library
 from mlsys_nimble.native.library import Kernel
 from torch import Tensor
 
-BUILDS = {
-    "native": (),
-    "wide": ("-DMLSYS_LANES=16", "-O2"),
-    "portable": ("-march=x86-64", "-DMLSYS_LANES=8", "-O2"),
-}
+BUILDS = builds_to_test()
 
 
 @pytest.fixture(scope="session", params=BUILDS)

@@ -1,4 +1,4 @@
-// Replays of random graphs under the thread sanitiser: `make tsan` builds and runs it. Each kernel adds up its producers'
+// Replays of random graphs under the thread sanitiser: `make sanitize` builds and runs it. Each kernel adds up its producers'
 // plain arrays, so a missing wait is a data race, and a wrong one a wrong sum.
 #include <cstdio>
 #include <random>

@@ -14,6 +14,8 @@ from mlsys_nimble.training.attention import attention_of
 from mlsys_nimble.training.kernels import KernelList, load
 from torch import Tensor
 
+pytestmark = pytest.mark.usefixtures("kernel_level")
+
 LANES = load().training_lanes()
 NAME = "aten._scaled_dot_product_flash_attention_for_cpu"
 SHAPES = [

@@ -16,6 +16,8 @@ from mlsys_nimble.training.kernels import KernelList, load
 from mlsys_nimble.training.passes import GRADIENT
 from torch import Tensor
 
+pytestmark = pytest.mark.usefixtures("kernel_level")
+
 LANES = load().training_lanes()
 CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {  # x, weight, and what differs from plain
     "tiles of 4": ((3, 2 * LANES, 8, 12), (3 * LANES, 2 * LANES, 3, 3), {"padding": (1, 1)}),

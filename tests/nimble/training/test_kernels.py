@@ -9,6 +9,8 @@ from mlsys_nimble.operators import BatchNormTraining, Epilogue
 from mlsys_nimble.training import kernels
 from torch import Tensor
 
+pytestmark = pytest.mark.usefixtures("kernel_level")
+
 # Channels in vectors, which are taken whole.
 SHAPES = [(2, 1, 3, 3), (4, 2, 9, 7), (1, 8, 33, 31), (5, 3, 1, 1), (300, 4)]
 

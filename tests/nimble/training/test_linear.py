@@ -11,6 +11,8 @@ from mlsys_nimble.training import layer_norm, linear
 from mlsys_nimble.training.kernels import KernelList, load
 from torch import Tensor
 
+pytestmark = pytest.mark.usefixtures("kernel_level")
+
 LANES = load().training_lanes()
 WIDTHS = [(1, LANES), (5, 2 * LANES), (300, 3 * LANES), (LANES, 8 * LANES)]  # of features and columns
 

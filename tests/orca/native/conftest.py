@@ -1,4 +1,4 @@
-"""One native operator at a time, compiled as for this machine, for another width of vectors, and without intrinsics."""
+"""One native operator at a time, compiled for each level that this machine executes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mlsys_core.native.testing import builds_to_test
 from mlsys_orca.native import library
 from torch import Tensor
 
-BUILDS = {
-    "native": (),
-    "wide": ("-DMLSYS_LANES=16",),
-    "portable": ("-march=x86-64", "-DMLSYS_LANES=8"),
-}
+BUILDS = builds_to_test()
 
 
 @dataclass

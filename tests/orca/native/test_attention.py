@@ -21,7 +21,7 @@ DECODES = [(past, 1) for past in (0, 1, 14, 15, 16, 17, 63, 130)]
 SHAPES = [(1, 1, 16), (6, 2, 64), (9, 3, 24), (4, 4, 80), (8, 1, 32)]  # query heads, key heads, head_dim
 
 
-@pytest.fixture(params=["unit", "native", "wide", "portable"])
+@pytest.fixture(params=["unit", *BUILDS])
 def in_pairs(request: pytest.FixtureRequest) -> Any:
     """The library: with the matrix unit, where there is one; without it, in each of its builds."""
     if request.param == "unit":

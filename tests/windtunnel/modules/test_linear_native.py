@@ -7,6 +7,8 @@ import pytest
 from mlsys_windtunnel.modules.linear_native import NativeLinear, Weights
 from mlsys_windtunnel.modules.native import kernel
 
+pytestmark = pytest.mark.usefixtures("kernel_level")
+
 
 @pytest.mark.parametrize("rows", [1, 7, 8, 9, 250])
 @pytest.mark.parametrize("order", ["C", "F"])

@@ -16,6 +16,8 @@ from mlsys_windtunnel.modules.tree_layout import lay_out
 from mlsys_windtunnel.modules.tree_native import NativeTrees
 from mlsys_windtunnel.modules.trees import Trees
 
+pytestmark = pytest.mark.usefixtures("kernel_level")
+
 NUM_FEATURES = 4
 
 

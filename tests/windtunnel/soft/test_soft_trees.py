@@ -85,6 +85,7 @@ def test_weights_of_leaves_sharpen_to_the_exact_leaves(name: str) -> None:
     torch.testing.assert_close(weights.gather(1, leaves), torch.ones(leaves.shape, dtype=x.dtype), atol=1e-5, rtol=0)
 
 
+@pytest.mark.usefixtures("kernel_level")
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("gate", ["softmax", "tanh"])
 @pytest.mark.parametrize("name", ["lightgbm", "lightgbm, 3 classes", "forest"])

@@ -13,9 +13,11 @@ from mlsys_batchmaker.native import library
 from mlsys_batchmaker.native.form import HasForm
 from mlsys_batchmaker.native.runner import MAX_TABLE_BYTES, PackedCell, Runner, pack_or_none
 from mlsys_batchmaker.tree_cells import TreeInnerCell, TreeLeafCell
+from mlsys_core.native.testing import builds_to_test
 from torch import Tensor, nn
 
 WORDS = 11
+BUILDS = builds_to_test()
 ROOM = 64  # rows of a bank
 CHAINS = {
     "lstm": lambda h: LSTMCell(h + 3, h),
@@ -71,13 +73,13 @@ def test_as_the_module(kind: str, hidden: int, rows: int, steps: int, has_table:
     require_as_the_module(kind, hidden, rows, steps, has_table=has_table, seed=seed)
 
 
-@pytest.mark.parametrize("march", ["native", "x86-64-v3", "x86-64"])
+@pytest.mark.parametrize("level", BUILDS)
 @pytest.mark.parametrize("lanes", [8, 16])
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_of_any_width(kind: str, lanes: int, march: str, monkeypatch: pytest.MonkeyPatch):
+def test_of_any_width(kind: str, lanes: int, level: str, monkeypatch: pytest.MonkeyPatch):
     """Vectors and panels of other machines, and more rows than are multiplied at once."""
     load = library.load
-    monkeypatch.setattr(library, "load", lambda: load((f"-march={march}", f"-DMLSYS_LANES={lanes}")))
+    monkeypatch.setattr(library, "load", lambda: load((*BUILDS[level], f"-DMLSYS_LANES={lanes}")))
     for seed, (hidden, rows, steps) in enumerate([(1, 1, 1), (33, 13, 3), (47, 64, 2)]):
         require_as_the_module(kind, hidden, rows, steps, has_table=seed != 1, seed=seed)
 

@@ -15,6 +15,8 @@ from mlsys_batchmaker.plan.compiled import CompiledPlans
 from mlsys_batchmaker.plan.structure import CODES, pack_part, pack_structure
 from mlsys_core.errors import InvalidInputError, KernelUnavailableError
 
+pytestmark = pytest.mark.usefixtures("kernel_level")
+
 H, WORD, C = Port("h", "float32", (2,)), Port("word", "int64"), Port("c", "float32", (2,))
 A, B = Port("a", *H.signature), Port("b", *H.signature)
 LAYOUT = Layout(

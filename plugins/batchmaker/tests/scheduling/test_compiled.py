@@ -17,6 +17,8 @@ from mlsys_core.serving import WorkerId
 
 from .cellular import chain, fan, layout, outputs, seq2seq, tree
 
+pytestmark = pytest.mark.usefixtures("kernel_level")
+
 REQUESTS = st.one_of(
     st.tuples(st.just("chain"), st.integers(1, 9)),
     st.tuples(st.just("seq2seq"), st.integers(1, 5), st.integers(1, 7)),

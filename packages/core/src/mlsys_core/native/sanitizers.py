@@ -10,7 +10,7 @@ from mlsys_core.errors import InvalidInputError
 # By name: flags, and the runtime that must be in the process before anything else.
 _SANITIZERS = {
     "address": (("-fsanitize=address",), "libasan.so"),
-    "undefined": (("-fsanitize=undefined,float-cast-overflow", "-fno-sanitize-recover=none"), None),
+    "undefined": (("-fsanitize=undefined,float-cast-overflow",), None),
     "thread": (("-fsanitize=thread",), "libtsan.so"),
 }
 _READABLE = ("-O1", "-g", "-fno-omit-frame-pointer")  # so that a report names lines

@@ -1,0 +1,223 @@
+"""Run the kernels' own tests with kernels built by the address, undefined-behaviour and thread sanitisers.
+
+``make sanitize`` runs it. Each subsystem's tests run in a process of their own for each sanitiser; the last lines are
+the tally. A report counts when one of its frames lies in a kernel of ours: Python and torch are not instrumented, and
+what they leak is not ours to mend. First a kernel with planted faults must be reported, or the tally means nothing.
+Exits with 1 when a report counts, a test fails, or a process dies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CORE = ROOT / "packages/core/src/mlsys_core/include"
+TRAINING = [f"tests/nimble/training/test_{name}.py" for name in ("kernels", "linear", "attention", "convolutions")]
+SUITES = {  # by subsystem: the tests that call its kernels directly
+    "batchmaker": [
+        "plugins/batchmaker/tests/native",
+        *(f"plugins/batchmaker/tests/{name}/test_compiled.py" for name in ("plan", "scheduling")),
+    ],
+    "windtunnel": [
+        "tests/windtunnel/modules",
+        "tests/windtunnel/soft/test_soft_trees.py::test_the_kernel_computes_as_torch_does_and_so_do_its_gradients",
+    ],
+    "orca": ["tests/orca/native"],
+    "nimble": ["tests/nimble/native"],
+    "nimble-training": TRAINING,
+}
+RUNTIMES = {"address": "libasan.so", "thread": "libtsan.so"}  # preloaded; the others come with the kernels
+OPTIONS = {
+    "address": "detect_leaks=1:exitcode=0:detect_stack_use_after_return=1",
+    "undefined": "print_stacktrace=1",
+    "thread": "exitcode=0:ignore_noninstrumented_modules=1:history_size=4",
+}
+STARTS = {  # of a report
+    "address": r"==\d+==ERROR: AddressSanitizer|(?:Direct|Indirect) leak of",
+    "undefined": r"^\S+:\d+:\d+: runtime error:",
+    "thread": r"WARNING: ThreadSanitizer",
+}
+
+
+PLANTED = {  # by sanitiser: what its report must say of scripts/planted_faults.cpp
+    "address": ("heap-buffer-overflow", "leak of 4000 byte"),
+    "undefined": ("signed integer overflow", "outside the range of representable values"),
+    "thread": ("data race",),
+}
+CALL_PLANTED = """
+import sys
+from pathlib import Path
+from mlsys_core.config import settings
+from mlsys_core.native import load_kernel
+getattr(load_kernel(Path(sys.argv[1]), cache_dir=settings().cache_dir), sys.argv[2])()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one process found."""
+
+    sanitizer: str
+    subsystem: str
+    num_passed: int
+    num_skipped: int
+    failed: tuple[str, ...]  # names of tests; or why there are none
+    reports: tuple[str, ...]  # that count, each once
+    seconds: float
+
+
+def main() -> None:
+    """Run what the command line asks for, print the tally, and exit."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sanitizer", choices=list(OPTIONS), action="append", help="only this one; may be repeated")
+    parser.add_argument("--subsystem", choices=list(SUITES), action="append", help="only this one; may be repeated")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at once (default: 2)")
+    args = parser.parse_args()
+    sanitizers, subsystems = args.sanitizer or list(OPTIONS), args.subsystem or list(SUITES)
+    wanted = [(sanitizer, subsystem) for sanitizer in sanitizers for subsystem in subsystems]
+    for sanitizer in sanitizers:
+        require_planted_faults(sanitizer)
+    with ThreadPoolExecutor(args.jobs) as pool:
+        outcomes = list(pool.map(lambda pair: run(*pair), wanted))
+    if "thread" in sanitizers and "nimble" in subsystems:
+        outcomes.append(run_replay_check())
+    for outcome in outcomes:
+        for text in (*outcome.failed, *outcome.reports):
+            print(f"\n== {outcome.sanitizer}, {outcome.subsystem}\n{text}")
+    print()
+    for outcome in outcomes:
+        print(tally(outcome))
+    sys.exit(any(outcome.failed or outcome.reports for outcome in outcomes))
+
+
+def run(sanitizer: str, subsystem: str) -> Outcome:
+    """Run one subsystem's tests with one sanitiser."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        log, results = Path(folder) / "log", Path(folder) / "results.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "--timeout=3000", "-p", "no:cacheprovider"]
+        command += [f"--junitxml={results}", *SUITES[subsystem]]
+        if sanitizer == "thread":  # its shadow memory wants addresses that are not random
+            command = ["setarch", "-R", *command]
+        finished = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment(sanitizer, log),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        text = "\n".join(path.read_text(errors="replace") for path in sorted(Path(folder).glob("log*")))
+        reports = reports_of(sanitizer, text)
+        if not results.exists():
+            last = "\n".join((finished.stdout + finished.stderr).splitlines()[-15:])
+            failed: tuple[str, ...] = (f"the process ended with {finished.returncode} and no results:\n{last}",)
+            return Outcome(sanitizer, subsystem, 0, 0, failed, reports, time.monotonic() - began)
+        cases = list(ET.parse(results).getroot().iter("testcase"))
+    failed = tuple(
+        f"{case.get('classname')}::{case.get('name')}\n{(found.text or '')[-1500:]}"
+        for case in cases
+        for found in case
+        if found.tag in ("failure", "error")
+    )
+    skipped = sum(case.find("skipped") is not None for case in cases)
+    passed = len(cases) - skipped - len(failed)
+    print(f"{sanitizer}, {subsystem}: done in {time.monotonic() - began:.0f} s", flush=True)
+    return Outcome(sanitizer, subsystem, passed, skipped, failed, reports, time.monotonic() - began)
+
+
+def require_planted_faults(sanitizer: str) -> None:
+    """Exit unless the sanitiser reports each fault that it is there for."""
+    for number, fault in enumerate(PLANTED[sanitizer]):
+        with tempfile.TemporaryDirectory() as folder:
+            log = Path(folder) / "log"
+            source = ROOT / "scripts" / "planted_faults.cpp"
+            command = ["setarch", "-R", sys.executable, "-c", CALL_PLANTED, str(source), f"{sanitizer}_{number}"]
+            finished = subprocess.run(
+                command, env=environment(sanitizer, log), capture_output=True, text=True, check=False
+            )
+            text = "\n".join(path.read_text(errors="replace") for path in Path(folder).iterdir())
+        if not any(fault in report for report in reports_of(sanitizer, text)):
+            sys.exit(
+                f"the {sanitizer} sanitiser does not see a planted fault ({fault}):\n{finished.stderr}{text[-3000:]}"
+            )
+
+
+def environment(sanitizer: str, log: Path) -> dict[str, str]:
+    """Return the variables that build kernels with the sanitiser, preload its runtime, and write reports to ``log``."""
+    options = f"{OPTIONS[sanitizer]}:log_path={log}"
+    found = {**os.environ, "MLSYS_SANITIZE": sanitizer, "OMP_NUM_THREADS": "1", "PYTHONMALLOC": "malloc"}
+    found |= dict.fromkeys(("ASAN_OPTIONS", "UBSAN_OPTIONS", "TSAN_OPTIONS"), options)
+    if sanitizer in RUNTIMES:
+        compiler = os.environ.get("CXX", "c++")
+        # The C++ runtime too: a sanitiser looks for the throw that it replaces as it starts.
+        paths = [library_of(compiler, name) for name in (RUNTIMES[sanitizer], "libstdc++.so")]
+        found["LD_PRELOAD"] = " ".join(paths)
+    return found
+
+
+def library_of(compiler: str, name: str) -> str:
+    """Return the path of one of the compiler's libraries."""
+    said = subprocess.run([*compiler.split(), f"-print-file-name={name}"], capture_output=True, text=True, check=True)
+    return os.path.realpath(said.stdout.strip())
+
+
+def reports_of(sanitizer: str, text: str) -> tuple[str, ...]:
+    r"""Return the reports in ``text`` with a frame in a kernel, each place once.
+
+    Example:
+        >>> reports_of("undefined", "/packages/rows.h:7:9: runtime error: shift\n    #0 0x1 in f /packages/rows.h:7\n")
+        ('/packages/rows.h:7:9: runtime error: shift\n    #0 0x1 in f /packages/rows.h:7',)
+    """
+    found: dict[str, str] = {}
+    for report in re.split(f"(?m)^(?={STARTS[sanitizer]})|(?={STARTS[sanitizer]})", text):
+        if not re.search(STARTS[sanitizer], report, re.MULTILINE) or not is_ours(report):
+            continue
+        frames = re.findall(r"#\d+ 0x[0-9a-f]+ in (.*)", report)
+        ours = [frame for frame in frames if is_ours(frame)]
+        found.setdefault(ours[0] if ours else report.splitlines()[0], "\n".join(report.rstrip().splitlines()[:60]))
+    return tuple(found.values())
+
+
+def is_ours(text: str) -> bool:
+    """Tell whether a report or a frame names native code of this repository, or a library built of it."""
+    return bool(re.search(r"/(?:packages|plugins|scripts)/\S+\.(?:h|cpp)\b|-[0-9a-f]{16}-[0-9a-f]{8}\.so", text))
+
+
+def run_replay_check() -> Outcome:
+    """Build the replay of Nimble's schedules as a program of its own, and run it on random graphs."""
+    began = time.monotonic()
+    program = ROOT / "build" / "replay_check"
+    program.parent.mkdir(exist_ok=True)
+    sources = ROOT / "packages/nimble/src/mlsys_nimble/native"
+    command = [*os.environ.get("CXX", "c++").split(), "-std=c++17", "-O1", "-g", "-fsanitize=thread", "-pthread"]
+    command += [f"-I{sources}", f"-I{CORE}", str(ROOT / "tests/nimble/native/replay_check.cpp"), "-o", str(program)]
+    failed = []
+    for step in (command, ["setarch", "-R", str(program)]):
+        finished = subprocess.run(step, capture_output=True, text=True, check=False)
+        if finished.returncode:
+            failed = [f"{step[0]} ended with {finished.returncode}:\n{(finished.stdout + finished.stderr)[-3000:]}"]
+            break
+    return Outcome("thread", "nimble-replay", int(not failed), 0, tuple(failed), (), time.monotonic() - began)
+
+
+def tally(outcome: Outcome) -> str:
+    """Return the outcome as one line."""
+    counts = f"{outcome.num_passed:5,} passed, {outcome.num_skipped} skipped, {len(outcome.failed)} failed"
+    found = f"{counts}, {len(outcome.reports)} reports, {outcome.seconds:.0f} s"
+    return f"sanitize {outcome.sanitizer:9} {outcome.subsystem:15} {found}"
+
+
+if __name__ == "__main__":
+    main()
