@@ -136,7 +136,7 @@ def serve() -> None:
 def http_request(model: str, wire: str, x: Any) -> bytes:
     """The bytes of one request."""
     tensor: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": list(x.shape)}
-    headers = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: bench\r\n"
+    headers = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: localhost\r\n"
     if wire == "binary":
         tensor["parameters"] = {"binary_data_size": x.nbytes}
         body = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()

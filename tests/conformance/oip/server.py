@@ -39,7 +39,10 @@ class Source:
 
 def main() -> int:
     app = create_oip_app(
-        ModelRepository(source=Source()), grpc=GrpcConfig(), config=HttpConfig(max_body_nbytes=64 * 2**20)
+        ModelRepository(source=Source()),
+        grpc=GrpcConfig(),
+        config=HttpConfig(max_body_nbytes=64 * 2**20),
+        model_control=True,
     )
 
     def announce(address: ServerAddress) -> None:

@@ -12,10 +12,9 @@ from mlsys_orca.cli_explain import explain
 from mlsys_orca.cli_generate import generate
 from mlsys_orca.cli_options import DEFAULT_MODEL, Device, Dtype, Model, Threads, Weights, load, num_threads_of
 from mlsys_orca.cli_serve import serve
-from mlsys_orca.serve_settings import ENVIRONMENT_PREFIX
 
 app = typer.Typer(no_args_is_help=True)
-app.command(context_settings={"auto_envvar_prefix": ENVIRONMENT_PREFIX})(serve)
+app.command()(serve)
 app.command()(generate)
 app.command()(explain)
 app.add_typer(bench, name="bench")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from mlsys_core.cli.serving import ServerOptions, serve_command
 from mlsys_core.collector import kept_out_of_collections
-from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.cli_options import (
     DEFAULT_MODEL,
@@ -24,7 +23,6 @@ from mlsys_orca.cli_options import (
     load,
     num_threads_of,
 )
-from mlsys_orca.serve_settings import read_file, resolved
 
 if TYPE_CHECKING:
     from mlsys_core.serving.http import ServerAddress
@@ -40,17 +38,9 @@ _PROMISES = {
 }
 
 
+@serve_command("orca")
 def serve(
-    context: typer.Context,
     model: Model = DEFAULT_MODEL,
-    config: Annotated[  # noqa: ARG001 - read by its callback
-        Path | None,
-        typer.Option(
-            is_eager=True, callback=read_file, help="A TOML file with any of these options, as max_batch_size = 8."
-        ),
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     name: Annotated[str | None, typer.Option(help="The model's name for clients; by default the one given.")] = None,
     adapter: Adapters = None,
     encoder: Annotated[
@@ -80,41 +70,28 @@ def serve(
         typer.Option("--batch-invariant", help="Refuse a model whose answers would depend on what it is batched with."),
     ] = False,
     max_waiting: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get 429.")] = 256,
-    request_timeout_s: Annotated[
-        float | None, typer.Option(help="Deadline of requests that bring none (X-Request-Timeout-S), and its cap.")
-    ] = None,
-    api_key: Annotated[
-        list[str] | None, typer.Option(help="A key clients must send; repeat for several. None: open.")
-    ] = None,
-    drain_timeout_s: Annotated[float, typer.Option(min=0, help="Seconds running answers may take after SIGTERM.")] = 30,
-    log_format: Annotated[str, typer.Option(help="json or console.")] = "console",
+    *,
+    server: ServerOptions,
 ) -> None:
     """Serve a model over HTTP with the OpenAI protocol until Ctrl-C.
 
-    Each option may also come from the environment (MLSYS_ORCA_PORT) or from the file of --config; flags go first.
+    Each option may also come from the environment (MLSYS_ORCA_PORT; MLSYS_SERVE_PORT for every server) or from the
+    file of --config; flags go first.
 
     Example: mlsys orca serve smollm2-135m-instruct --port 8000
     """
-    if log_format not in ("json", "console"):
-        raise InvalidInputError(f"--log-format is json or console, not {log_format!r}")
     from mlsys_core.plugins import installed_plugins
-    from mlsys_core.serving.http import HttpConfig
     from mlsys_core.serving.http import serve as serve_http
 
     from mlsys_orca.schedulers.policy import find_policy
 
     find_policy(policy, installed_plugins().registry)  # before the model is loaded
-    http = HttpConfig(
+    http = server.http_config(
         title="mlsys orca",
-        api_keys=frozenset(api_key or ()),
         open_paths=("/health", "/health/*", "/metrics"),
-        request_timeout_s=request_timeout_s,
-        drain_timeout_s=drain_timeout_s,
-        log_format="json" if log_format == "json" else "console",
         validation_status=400,  # as the protocol's own server answers
     )
-    with _ended_by_sigterm():
-        typer.echo(_settings_line(context), err=True)
+    with _ended_by_sigterm(), server.bind(http) as bound:
         loaded = load(model, dtype, device=device, weights=weights, adapters=adapter, chat_template=chat_template)
         from mlsys_orca.engine import EngineConfig
         from mlsys_orca.server import find_encoder, make_app, make_service, model_name
@@ -141,7 +118,7 @@ def serve(
             typer.echo("\n".join(["", *_banner(service, address), ""]), err=True)
 
         with ExitStack() as serving:
-            code = serve_http(make_app(service, http), host, port, on_ready=banner)
+            code = serve_http(make_app(service, http), bound=bound, on_ready=banner)
     raise typer.Exit(code)
 
 
@@ -158,11 +135,6 @@ def _ended_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _settings_line(context: typer.Context) -> str:
-    given = [f"{name} = {value} ({where})" for name, (value, where) in resolved(context).items()]
-    return f"  settings: {', '.join(given) or 'all by default'}"
 
 
 def _banner(service: ModelService, address: ServerAddress) -> Sequence[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mlsys_core.cli.serving import OipOptions, ServerOptions, serve_command
 from mlsys_core.cli.trust import TrustCode
 
 if TYPE_CHECKING:
@@ -96,11 +97,9 @@ def save(
 
 
 @app.command()
+@serve_command("batchmaker")
 def serve(
     model_dirs: Annotated[list[Path], typer.Argument(help="Model directories, or folders that hold some.")],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port of REST; 0 takes a free one.")] = 8000,
-    grpc_port: Annotated[int | None, typer.Option(help="Port of gRPC; 0 takes a free one. Left out: no gRPC.")] = None,
     workers: Annotated[int, typer.Option(help="Workers of each model, a thread each.", min=1)] = 1,
     executor: Annotated[str, typer.Option(help="chunk: a round's steps in one call; cell: one by one.")] = "chunk",
     max_tasks: Annotated[int, typer.Option(help="MaxTasksToSubmit: steps of a round.", min=1)] = 5,
@@ -110,6 +109,9 @@ def serve(
     max_waiting: Annotated[int, typer.Option(help="Requests that may wait for room; then 503.", min=0)] = 4096,
     compiler: Annotated[str, typer.Option(help="Of cells: a registered name, eager, or auto.")] = "auto",
     trust_code: TrustCode = False,
+    *,
+    server: ServerOptions,
+    oip: OipOptions,
 ) -> None:
     """Serve models, by their folders' names, over the Open Inference Protocol: REST, and gRPC with --grpc-port.
 
@@ -117,7 +119,7 @@ def serve(
     """
     from mlsys_core.collector import kept_out_of_collections
     from mlsys_core.serving.http import serve as serve_app
-    from mlsys_core.serving.oip import GrpcConfig
+    from mlsys_core.serving.oip.app import DEFAULT_CONFIG, ERROR_FORMAT
 
     from mlsys_batchmaker.engine import EngineConfig
     from mlsys_batchmaker.serve.app import make_app
@@ -130,17 +132,19 @@ def serve(
         max_waiting=max_waiting,
         compiler=compiler,
     )
-    grpc = None if grpc_port is None else GrpcConfig(host=host, port=grpc_port)
-    served = make_app(model_dirs, config, grpc=grpc, trust_code=trust_code)
-    typer.echo(f"loading {', '.join(map(str, model_dirs))}: cells are made for every batch size, some seconds a model")
-
-    with ExitStack() as serving:
+    http = server.http_config(base=DEFAULT_CONFIG, title="mlsys batchmaker")
+    with oip.grpc(server.host) as grpc, server.bind(http, error_format=ERROR_FORMAT) as bound, ExitStack() as serving:
+        served = make_app(
+            model_dirs, config, http=http, grpc=grpc, model_control=oip.model_control, trust_code=trust_code
+        )
+        folders = ", ".join(map(str, model_dirs))
+        typer.echo(f"loading {folders}: cells are made for every batch size, some seconds a model")
 
         def tell(address: ServerAddress) -> None:
             serving.enter_context(kept_out_of_collections())
-            typer.echo(f"serving at {address.url}/v2")
+            typer.echo(f"serving at {address.url}/v2" + ("" if grpc is None else f", gRPC at {grpc.host}:{grpc.port}"))
 
-        code = serve_app(served, host, port, on_ready=tell)
+        code = serve_app(served, bound=bound, on_ready=tell)
     raise typer.Exit(code)
 
 

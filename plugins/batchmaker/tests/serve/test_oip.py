@@ -29,7 +29,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]
     save_model(lstm_model(num_words=6, hidden_size=8), root / "lstm")
     save_model(seq2seq_model(num_words=6, hidden_size=8, eos=None), root / "seq2seq")
     app = make_app(
-        [root], EngineConfig(compiler="eager"), grpc=GrpcConfig(), logger=make_logger("json", stream=io.StringIO())
+        [root],
+        EngineConfig(compiler="eager"),
+        grpc=GrpcConfig(),
+        model_control=True,
+        logger=make_logger("json", stream=io.StringIO()),
     )
     with BackgroundServer(app) as server:
         address = grpc_address_of(app)

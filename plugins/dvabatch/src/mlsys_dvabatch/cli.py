@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mlsys_core.cli.serving import OipOptions, ServerOptions, serve_command
 from mlsys_core.cli.trust import TrustCode
 
 if TYPE_CHECKING:
+    from mlsys_core.serving.http import ServerAddress
+
     from mlsys_dvabatch.baselines import BaselineResult
     from mlsys_dvabatch.stages import StagedModel
 
@@ -70,6 +73,7 @@ def baselines(
 
 
 @app.command()
+@serve_command("dvabatch")
 def serve(
     models: Annotated[list[str], typer.Argument(help="Names, .pt2 or .onnx files, or folders of encoders.")],
     policy: Annotated[
@@ -88,9 +92,9 @@ def serve(
     compiler: Annotated[str | None, typer.Option(help="Compile each stage with this compiler.")] = None,
     threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1)] = None,
     trust_code: TrustCode = False,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port of REST; 0 takes a free one.", min=0, max=65535)] = 8000,
-    grpc_port: Annotated[int | None, typer.Option(help="Port of gRPC; 0 takes a free one.", min=0, max=65535)] = None,
+    *,
+    server: ServerOptions,
+    oip: OipOptions,
 ) -> None:
     """Serve models over the Open Inference Protocol (REST, and gRPC with --grpc-port).
 
@@ -99,52 +103,70 @@ def serve(
     import torch
     from mlsys_core.config import settings
     from mlsys_core.serving.http import serve as serve_app
-    from mlsys_core.serving.oip import GrpcConfig, ModelRepository, create_oip_app
+    from mlsys_core.serving.oip import ModelRepository, create_oip_app
+    from mlsys_core.serving.oip.app import DEFAULT_CONFIG, ERROR_FORMAT
     from prometheus_client import CollectorRegistry
     from rich.console import Console
 
     from mlsys_dvabatch.serve import ServedModel, StageMetrics
+    from mlsys_dvabatch.serve_source import ServedSource
     from mlsys_dvabatch.serving_options import prepare
 
     if threads is not None:
         torch.set_num_threads(threads)
     console = Console(stderr=True)
-    served = []
-    for name in models:
-        with console.status(f"{name}: loading and profiling"):
-            prepared = prepare(
-                name,
-                settings().cache_dir,
-                policy=policy,
-                mode=mode,
-                qos_s=qos_ms / 1e3,
-                max_batch_size=max_batch,
-                max_waiting=max_waiting,
-                window_s=window_ms / 1e3,
-                num_stages=stages,
-                shape=parse_shape(shape),
-                compiler=compiler,
-                slice_at=slice_at,
-                trust_code=trust_code,
-            )
-        served.append(
-            ServedModel(
-                prepared.loaded,
-                prepared.costs,
-                prepared.policy,
-                max_batch_size=max_batch,
-                max_waiting=max_waiting,
-                num_threads=threads,
-            )
+
+    def build(argument: str) -> ServedModel:
+        prepared = prepare(
+            argument,
+            settings().cache_dir,
+            policy=policy,
+            mode=mode,
+            qos_s=qos_ms / 1e3,
+            max_batch_size=max_batch,
+            max_waiting=max_waiting,
+            window_s=window_ms / 1e3,
+            num_stages=stages,
+            shape=parse_shape(shape),
+            compiler=compiler,
+            slice_at=slice_at,
+            trust_code=trust_code,
         )
-        console.print(
-            f"{served[-1].spec.name}: policy {prepared.policy_name}, {prepared.loaded.model.num_stages} stages"
+        model = ServedModel(
+            prepared.loaded,
+            prepared.costs,
+            prepared.policy,
+            max_batch_size=max_batch,
+            max_waiting=max_waiting,
+            num_threads=threads,
         )
-    registry = CollectorRegistry()
-    registry.register(StageMetrics(served))
-    grpc = None if grpc_port is None else GrpcConfig(host=host, port=grpc_port)
-    api = create_oip_app(ModelRepository(served), grpc=grpc, registry=registry)
-    raise typer.Exit(serve_app(api, host, port, on_ready=lambda address: console.print(f"listening on {address.url}")))
+        console.print(f"{model.spec.name}: policy {prepared.policy_name}, {prepared.loaded.model.num_stages} stages")
+        return model
+
+    http = server.http_config(base=DEFAULT_CONFIG, title="mlsys dvabatch")
+    with oip.grpc(server.host) as grpc, server.bind(http, error_format=ERROR_FORMAT) as bound:
+        source = ServedSource(build)
+        served = []
+        for argument in models:
+            with console.status(f"{argument}: loading and profiling"):
+                served.append(source.add(argument))
+        registry = CollectorRegistry()
+        registry.register(StageMetrics(source))
+        api = create_oip_app(
+            ModelRepository(served, source=source),
+            config=http,
+            grpc=grpc,
+            model_control=oip.model_control,
+            registry=registry,
+        )
+
+        def tell(address: ServerAddress) -> None:
+            console.print(
+                f"listening on {address.url}" + ("" if grpc is None else f", gRPC on {grpc.host}:{grpc.port}")
+            )
+
+        code = serve_app(api, bound=bound, on_ready=tell)
+    raise typer.Exit(code)
 
 
 @app.command()

@@ -214,10 +214,14 @@ def tokenizer_of(loaded: Loaded) -> Any:
 
 
 class StageMetrics:
-    """Prometheus collector of what each stage did and what the policy ordered."""
+    """Prometheus collector of what each stage did and what the policy ordered.
+
+    Args:
+        models: iterated over at each collection.
+    """
 
     def __init__(self, models: Iterable[ServedModel]) -> None:
-        self._models = tuple(models)
+        self._models = models
 
     def collect(self) -> Iterable[Metric]:
         """All counters, by model and stage."""

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import structlog
 from fastapi import Request
-from mlsys_core.serving.http import Router, runtime_of
+from mlsys_core.serving.http import HttpConfig, Router, runtime_of
 from mlsys_core.serving.http.middleware.gate import presented_keys
 from starlette.websockets import WebSocket
 
@@ -197,6 +197,36 @@ async def test_a_draining_server_refuses_all_but_health(
         assert (await client.get("/health/live")).status_code == 200
         assert (await client.get("/metrics")).status_code == 200
         assert (await client.get("/health/ready")).status_code == 503
+
+
+PROBES = ("/health/live", "/health/ready", "/metrics", "/v2/health/live", "/v2/health/ready")
+
+
+@pytest.mark.parametrize("keys", [frozenset(), KEYS])
+async def test_an_orchestrator_can_watch_a_drain_by_every_probe_and_no_other_route(
+    keys: frozenset[str], make_app: Any, client_of: Any
+) -> None:
+    from mlsys_core.serving.oip import ModelRepository, create_oip_app
+
+    app = create_oip_app(
+        ModelRepository(),
+        config=HttpConfig(api_keys=keys, open_paths=("/health/*", "/metrics", "/v2/health/*")),
+        logger=runtime_of(make_app()).logger,
+    )
+    runtime_of(app).readiness.set_ready()
+    key = {"x-api-key": "alpha"}
+    async with client_of(app) as client:
+        assert [(await client.get(path)).status_code for path in PROBES] == [200] * 5
+        runtime_of(app).readiness.set_draining()
+        after = {path: await client.get(path) for path in PROBES}
+        assert [answer.status_code for answer in after.values()] == [200, 503, 200, 200, 503]
+        assert after["/health/ready"].json()["status"] == "draining"
+        assert after["/v2/health/ready"].json() == {"ready": False}
+        assert "retry-after" not in after["/health/ready"].headers, "the probe's own answer, not the gate's"
+        assert (await client.head("/health/live")).status_code == 200
+        for path in ("/v2", "/v2/models/stats", "/health", "/health/live/", "/docs", "/metrics/"):
+            answer = await client.get(path, headers=key)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1"), path
 
 
 async def test_cors_is_off_by_default_and_lets_preflights_pass_the_keys(

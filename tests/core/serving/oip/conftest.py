@@ -46,7 +46,7 @@ def make_app(reference: ModuleType, log: io.StringIO) -> Callable[..., FastAPI]:
         models: list[Any] | None = None, *, source: Any = None, app: dict[str, Any] | None = None, **config: Any
     ) -> FastAPI:
         repository = ModelRepository(reference.all_models() if models is None else models, source=source)
-        options: dict[str, Any] = {"logger": make_logger("json", stream=log)} | (app or {})
+        options: dict[str, Any] = {"logger": make_logger("json", stream=log), "model_control": True} | (app or {})
         if config:
             options["config"] = HttpConfig(**config)
         return create_oip_app(repository, **options)

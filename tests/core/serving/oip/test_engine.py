@@ -54,7 +54,7 @@ def test_a_client_that_leaves_cancels_its_request(make_app: Any, reference: Modu
     model = reference.Add()
     with BackgroundServer(make_app([model])) as server, httpx.Client(base_url=server.url) as client:
         body = json.dumps(SLOW)
-        head = f"POST /v2/models/add/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v2/models/add/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         with socket.create_connection((server.address.host, server.address.port)) as connection:
             connection.sendall((head + body).encode())
             until(lambda: len(model.requests) == 1)

@@ -25,6 +25,7 @@ def make_app(
     *,
     http: HttpConfig | None = None,
     grpc: GrpcConfig | None = None,
+    model_control: bool = False,
     trust_code: bool = False,
     logger: structlog.typing.FilteringBoundLogger | None = None,
 ) -> FastAPI:
@@ -35,6 +36,7 @@ def make_app(
         engine: how each model is run.
         http: limits and keys; None: the front's own.
         grpc: where gRPC listens; None: REST alone.
+        model_control: let clients load and unload models.
         trust_code: see :func:`mlsys_batchmaker.store.load_model`.
         logger: see ``create_oip_app``.
 
@@ -57,4 +59,11 @@ def make_app(
             f"there is no model in {', '.join(map(str, roots))}; write one there: "
             f"mlsys batchmaker save g2p-en {roots[0]}/g2p-en"
         )
-    return create_oip_app(ModelRepository(source=source), config=http, grpc=grpc, registry=registry, logger=logger)
+    return create_oip_app(
+        ModelRepository(source=source),
+        config=http,
+        grpc=grpc,
+        model_control=model_control,
+        registry=registry,
+        logger=logger,
+    )

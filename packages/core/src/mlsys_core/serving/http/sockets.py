@@ -55,7 +55,7 @@ def listen(host: str, port: int, *, scheme: str = "http") -> tuple[socket.socket
     return bound, address
 
 
-def bind(host: str, port: int, *, scheme: str = "http") -> tuple[socket.socket, ServerAddress]:
+def bind(host: str, port: int, *, scheme: str = "http", option: str = "--port") -> tuple[socket.socket, ServerAddress]:
     """Return a TCP socket that holds a port, and its address; port 0 takes a free port. It does not listen.
 
     Raises:
@@ -79,19 +79,19 @@ def bind(host: str, port: int, *, scheme: str = "http") -> tuple[socket.socket, 
         bound.bind(address)
     except OSError as error:
         bound.close()
-        raise _bind_error(error, host, port) from error
+        raise _bind_error(error, host, port, option) from error
     name = bound.getsockname()
     return bound, ServerAddress(name[0], name[1], scheme)
 
 
-def _bind_error(error: OSError, host: str, port: int) -> ServingError | InvalidInputError:
+def _bind_error(error: OSError, host: str, port: int, option: str = "--port") -> ServingError | InvalidInputError:
     if error.errno == errno.EADDRINUSE:
         return ServingError(
-            f"port {port} on {host} is in use by another process; choose another port (--port, 0 takes a free one), "
+            f"port {port} on {host} is in use by another process; choose another port ({option}, 0 takes a free one), "
             "or stop that process"
         )
     if error.errno == errno.EACCES:
-        return ServingError(f"port {port} on {host} needs privileges; choose a port from 1024 on (--port)")
+        return ServingError(f"port {port} on {host} needs privileges; choose a port from 1024 on ({option})")
     if error.errno == errno.EADDRNOTAVAIL:
         return InvalidInputError(
             f"{host} is not an address of this machine; use one of its own (--host), 127.0.0.1 for this machine only "

@@ -32,6 +32,9 @@ class OipError(BaseModel):
     error: str = Field(description="What was wrong and what to do about it")
 
 
+ERROR_FORMAT = ErrorFormat(body=lambda info: {"error": info.message}, model=OipError)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcConfig:
     """Where gRPC listens."""
@@ -45,6 +48,7 @@ def create_oip_app(
     *,
     config: HttpConfig | None = None,
     grpc: GrpcConfig | None = None,
+    model_control: bool = False,
     registry: CollectorRegistry | None = None,
     clock: Clock | None = None,
     logger: structlog.typing.FilteringBoundLogger | None = None,
@@ -55,6 +59,7 @@ def create_oip_app(
         repository: the models; belongs to the app from now on.
         config: limits, keys, names, for gRPC too; default ``DEFAULT_CONFIG``.
         grpc: where gRPC listens; None serves REST alone.
+        model_control: let clients load and unload models of the repository's source.
         registry: of metrics; subsystems register their collectors in it.
         clock: of deadlines; give it the serving loop's. Default ``WallClock``.
         logger: default one that writes ``config.log_format`` to stderr.
@@ -77,7 +82,9 @@ def create_oip_app(
             else:
                 from mlsys_core.serving.oip.grpc_server import GrpcServer  # only who serves gRPC pays for its import
 
-                async with GrpcServer(engine, runtime_of(app)).serving(grpc.host, grpc.port) as address:
+                async with GrpcServer(engine, runtime_of(app), model_control=model_control).serving(
+                    grpc.host, grpc.port
+                ) as address:
                     app.state.oip_grpc_address = address
                     yield
         finally:
@@ -85,9 +92,9 @@ def create_oip_app(
 
     app = create_app(
         config,
-        routers=[control_router(repository, readiness)],
+        routers=[control_router(repository, readiness, model_control=model_control)],
         lifespan=lifespan,
-        error_format=ErrorFormat(body=lambda info: {"error": info.message}, model=OipError),
+        error_format=ERROR_FORMAT,
         readiness=readiness,
         registry=registry,
         clock=clock,

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http import Readiness, Router
+from mlsys_core.serving.http import HttpError, Readiness, Router
 from mlsys_core.serving.http.json_body import parse_json
 from mlsys_core.serving.oip.descriptions import (
     index_entry,
@@ -29,8 +29,8 @@ _UNSUPPORTED = {
 }
 
 
-def control_router(repository: ModelRepository, readiness: Readiness) -> Router:
-    """The routes."""
+def control_router(repository: ModelRepository, readiness: Readiness, *, model_control: bool = False) -> Router:
+    """Return the routes; without ``model_control`` clients can neither load nor unload."""
     router = Router(tags=["Open Inference Protocol"])
 
     # Triton gives these three no body; kserve's client reads the protocol's, Triton's client only the status.
@@ -82,12 +82,14 @@ def control_router(repository: ModelRepository, readiness: Readiness) -> Router:
 
     @router.post("/v2/repository/models/{model}/load", summary="Load a model, or load it anew", response_model=None)
     async def load(model: str, request: Request) -> Response:
+        check_model_control(model_control)
         refuse_load_parameters((await _object(request)).get("parameters") or {})
         await repository.load(model)
         return Response()
 
     @router.post("/v2/repository/models/{model}/unload", summary="Take a model out of service", response_model=None)
     async def unload(model: str, request: Request) -> Response:
+        check_model_control(model_control)
         await _object(request)
         await repository.unload(model)
         return Response()
@@ -97,6 +99,20 @@ def control_router(repository: ModelRepository, readiness: Readiness) -> Router:
             path, _refusal(what), methods=["GET", "POST"], include_in_schema=False, response_model=None
         )
     return router
+
+
+def check_model_control(model_control: bool) -> None:
+    """Refuse to load or unload where the operator did not ask for it.
+
+    Raises:
+        HttpError: 403.
+    """
+    if not model_control:
+        raise HttpError(
+            "clients may not load or unload models here; the server's operator allows it with --model-control",
+            http_status=403,
+            error_code="model_control_off",
+        )
 
 
 def refuse_load_parameters(parameters: object) -> None:
@@ -118,6 +134,9 @@ def _refusal(what: str) -> Any:
 
 async def _object(request: Request) -> dict[str, Any]:
     body = await request.body()
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if body and media_type not in ("", "application/json"):
+        raise HttpError(f"the body is JSON, not {media_type[:80]}", http_status=415)
     value = parse_json(body) if body else {}
     if not isinstance(value, dict):
         raise InvalidInputError("the body is a JSON object, or empty")

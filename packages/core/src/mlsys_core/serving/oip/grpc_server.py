@@ -16,6 +16,7 @@ from mlsys_core.serving.http import HttpConfig, HttpRuntime, ServerAddress
 from mlsys_core.serving.http.describe import describe
 from mlsys_core.serving.http.lifecycle import shutting_down
 from mlsys_core.serving.http.middleware.gate import KeyRing, presented_keys
+from mlsys_core.serving.http.tls import TlsConfig, read_pem, server_context
 from mlsys_core.serving.oip.engine import Engine
 from mlsys_core.serving.oip.grpc_schema import SERVICE, messages
 from mlsys_core.serving.oip.grpc_servicer import Servicer
@@ -35,6 +36,8 @@ _CODES = {
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 _ALWAYS_OPEN = frozenset({"ServerLive", "ServerReady"})  # no key, and answered while the server drains
+_MAX_STREAMS = 256  # calls at a time on one connection; more wait
+_MIN_PING_INTERVAL_MS = 10_000  # clients that ping an idle connection more often are told to calm down, then cut
 _STOP_GRACE_S = 1.0  # when the lifecycle has drained, all calls have ended but for their last bytes
 
 _UNSUPPORTED = (
@@ -65,13 +68,16 @@ class GrpcServer:
     Args:
         engine: runs inference.
         runtime: of the app: its config, lifecycle, logger, metrics and readiness hold here too.
+        model_control: let clients load and unload.
     """
 
-    def __init__(self, engine: Engine, runtime: HttpRuntime) -> None:
+    def __init__(self, engine: Engine, runtime: HttpRuntime, *, model_control: bool = False) -> None:
         self._engine = engine
         self._runtime = runtime
         self._keys = KeyRing(runtime.config.api_keys)
-        self._servicer = Servicer(engine, runtime.readiness, lambda error: describe(error).message)
+        self._servicer = Servicer(
+            engine, runtime.readiness, lambda error: describe(error).message, model_control=model_control
+        )
         self._calls = Counter(
             "mlsys_grpc_requests", "Calls ended", ("method", "code"), registry=runtime.metrics.registry
         )
@@ -83,18 +89,17 @@ class GrpcServer:
         Raises:
             ServingError: the port is in use, or the host is no address of this machine.
         """
-        limit = self._runtime.config.max_body_nbytes
+        config = self._runtime.config
         server = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", limit),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.so_reuseport", 0),  # a port that is taken is an error, not shared
-            ]
+            options=server_options(config), maximum_concurrent_rpcs=config.connections.max_connections
         )
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, self._handlers())])
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            address = ServerAddress(host, server.add_insecure_port(target))
+            if config.tls is None:
+                address = ServerAddress(host, server.add_insecure_port(target))
+            else:
+                address = ServerAddress(host, server.add_secure_port(target, _credentials(config.tls)), "https")
         except RuntimeError as error:
             raise ServingError(
                 f"gRPC cannot listen on {target}; choose another port (0 takes a free one), or another host"
@@ -199,6 +204,35 @@ class _RunningCall:
         if self.error is None and not self.task.done():
             self.error = error
             self.task.cancel()
+
+
+def server_options(config: HttpConfig) -> list[tuple[str, int]]:
+    """Return gRPC's own settings for the limits of ``config``."""
+    limits = config.connections
+    return [
+        ("grpc.max_receive_message_length", config.max_body_nbytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", 0),  # a port that is taken is an error, not shared
+        ("grpc.max_concurrent_streams", _MAX_STREAMS),  # of one connection
+        ("grpc.max_allowed_incoming_connections", limits.max_connections),
+        ("grpc.server_handshake_timeout_ms", _milliseconds(limits.header_timeout_s)),
+        ("grpc.max_connection_idle_ms", _milliseconds(limits.keep_alive_timeout_s)),
+        ("grpc.keepalive_time_ms", _milliseconds(limits.write_timeout_s)),  # a peer that has vanished is found
+        ("grpc.keepalive_timeout_ms", _milliseconds(limits.header_timeout_s)),
+        ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
+    ]
+
+
+def _milliseconds(seconds: float) -> int:
+    return min(max(1, round(seconds * 1000)), 2**31 - 1)
+
+
+def _credentials(tls: TlsConfig) -> grpc.ServerCredentials:
+    """Return the certificate for gRPC; that its files go together has been checked for HTTPS."""
+    server_context(tls)
+    authority = None if tls.client_ca is None else read_pem(tls.client_ca, "client CA")
+    pair = (read_pem(tls.key, "key"), read_pem(tls.certificate, "certificate"))
+    return grpc.ssl_server_credentials([pair], root_certificates=authority, require_client_auth=authority is not None)
 
 
 def timeout_of(asked_s: float | None, config: HttpConfig) -> float | None:

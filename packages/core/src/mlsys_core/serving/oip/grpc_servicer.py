@@ -12,7 +12,7 @@ from google.protobuf.json_format import ParseDict
 from mlsys_core.errors import InvalidInputError, MlsysError
 from mlsys_core.serving.http import Readiness
 from mlsys_core.serving.oip.binding import flag
-from mlsys_core.serving.oip.control import refuse_load_parameters
+from mlsys_core.serving.oip.control import check_model_control, refuse_load_parameters
 from mlsys_core.serving.oip.descriptions import (
     index_entry,
     model_config,
@@ -38,13 +38,22 @@ class Servicer:
         engine: runs inference.
         readiness: of the server.
         describe_error: what the client is told of an error within a stream.
+        model_control: let clients load and unload.
     """
 
-    def __init__(self, engine: Engine, readiness: Readiness, describe_error: Callable[[Exception], str]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        readiness: Readiness,
+        describe_error: Callable[[Exception], str],
+        *,
+        model_control: bool = False,
+    ) -> None:
         self._engine = engine
         self._repository = engine.repository
         self._readiness = readiness
         self._describe_error = describe_error
+        self._model_control = model_control
 
     @property
     def methods(self) -> Mapping[str, Method]:
@@ -179,11 +188,13 @@ class Servicer:
         return ParseDict({"models": entries}, messages().RepositoryIndexResponse())
 
     async def _repository_model_load(self, request: Any, deadline_s: float | None) -> Any:
+        check_model_control(self._model_control)
         refuse_load_parameters(request.parameters)
         await self._repository.load(request.model_name)
         return messages().RepositoryModelLoadResponse()
 
     async def _repository_model_unload(self, request: Any, deadline_s: float | None) -> Any:
+        check_model_control(self._model_control)
         await self._repository.unload(request.model_name)
         return messages().RepositoryModelUnloadResponse()
 

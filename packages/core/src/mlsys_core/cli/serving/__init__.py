@@ -1,0 +1,10 @@
+"""Options that every ``serve`` command has, from one place: how a server listens, whom it lets in, what it bounds.
+
+A command names the groups that it takes as parameters, and :func:`serve_command` turns their fields into its options.
+Each option may also come from the environment and from the TOML file of ``--config``. Imports no web framework.
+"""
+
+from mlsys_core.cli.serving.command import serve_command
+from mlsys_core.cli.serving.options import OipOptions, ServerOptions
+
+__all__ = ["OipOptions", "ServerOptions", "serve_command"]
