@@ -265,7 +265,7 @@ def test_chat_command_answers_one_prompt():
         (["no-such-model"], 2, "neither a known model"),
         ([__file__], 2, "is not a GGUF file"),
         ([MODEL, "--dtype", "fp8"], 2, "'fp8' is not known"),
-        ([MODEL, "--log-format", "xml"], 2, "json or console"),
+        ([MODEL, "--log-format", "xml"], 2, "text or json"),
         ([MODEL, "--port", "99999"], 2, "--port"),
     ],
 )

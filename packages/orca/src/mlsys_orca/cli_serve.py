@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -91,7 +90,7 @@ def serve(
         open_paths=("/health", "/health/*", "/metrics"),
         validation_status=400,  # as the protocol's own server answers
     )
-    with _ended_by_sigterm(), server.bind(http) as bound:
+    with server.bind(http) as bound:
         loaded = load(model, dtype, device=device, weights=weights, adapters=adapter, chat_template=chat_template)
         from mlsys_orca.engine import EngineConfig
         from mlsys_orca.server import find_encoder, make_app, make_service, model_name
@@ -120,21 +119,6 @@ def serve(
         with ExitStack() as serving:
             code = serve_http(make_app(service, http), bound=bound, on_ready=banner)
     raise typer.Exit(code)
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """While the model loads, SIGTERM ends the process with a line; a server that runs has a handler of its own."""
-
-    def leave(number: int, _: object) -> None:
-        typer.echo("mlsys: stopped by SIGTERM before it was ready", err=True)
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _banner(service: ModelService, address: ServerAddress) -> Sequence[str]:

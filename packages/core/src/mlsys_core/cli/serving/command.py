@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 import os
+import signal
+import threading
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -55,11 +58,12 @@ def serve_command(subsystem: str) -> Callable[[Callable[..., None]], Callable[..
         parameters.append(_parameter("config", Annotated[Path | None, config_option], None))
 
         def run(context: typer.Context, config: Path | None = None, **given: Any) -> None:  # noqa: ARG001
-            _refuse_empty_secrets(prefix)
-            typer.echo(_settings_line(context), err=True)
-            for name, group in groups.items():
-                given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
-            function(**given)
+            with _ended_by_sigterm():
+                _refuse_empty_secrets(prefix)
+                typer.echo(_settings_line(context), err=True)
+                for name, group in groups.items():
+                    given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+                function(**given)
 
         run.__name__, run.__doc__, run.__module__ = function.__name__, function.__doc__, function.__module__
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -102,6 +106,24 @@ def _with_info(annotation: Any, attributes: Mapping[str, Any]) -> Any:
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """While a model loads, let SIGTERM end the process with a line; a server that runs has a handler of its own."""
+
+    def leave(number: int, _: object) -> None:
+        typer.echo("mlsys: stopped by SIGTERM before it was ready", err=True)
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _refuse_empty_secrets(prefix: str) -> None:
