@@ -141,7 +141,6 @@ def load_model(directory: Path, *, name: str | None = None, trust_code: bool = F
     Raises:
         InvalidInputError: the directory holds no model, a damaged one, or one whose parts do not fit together.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
@@ -152,9 +151,12 @@ def load_model(directory: Path, *, name: str | None = None, trust_code: bool = F
         cells = [_load_cell(directory, entry, weights, trust_code=trust_code) for entry in manifest["cells"]]
         architecture = _architecture(manifest["architecture"], trust_code=trust_code)
         return Model(name or manifest["name"], cells, architecture, max_cells=manifest["max_cells"])
-    except (OSError, json.JSONDecodeError, KeyError, TypeError, AttributeError, SafetensorError, RuntimeError) as error:
+    except InvalidInputError:
+        raise
+    except Exception as error:  # JSON, safetensors and torch raise of many kinds where a file is damaged
+        reason = (str(error).splitlines() or [""])[0][:200]
         raise InvalidInputError(
-            f"{directory} holds no model that can be loaded ({type(error).__name__}: {error}); "
+            f"{directory} holds no model that can be loaded ({type(error).__name__}: {reason}); "
             "write one with: mlsys batchmaker save NAME DIR"
         ) from error
 

@@ -97,9 +97,9 @@ def g2p_model(checkpoint: Path, *, batch_sizes: Sequence[int] = DEFAULT_BATCH_SI
     Raises:
         InvalidInputError: the file has other tensors.
     """
-    with np.load(checkpoint) as arrays:
-        weights = {key: torch.from_numpy(arrays[key]) for key in arrays.files}
     try:
+        with np.load(checkpoint, allow_pickle=False) as arrays:
+            weights = {key: torch.from_numpy(arrays[key]) for key in arrays.files}
         (letters, width), hidden = weights["enc_emb"].shape, weights["enc_w_hh"].shape[1]
         encoder = WordGRUCell(letters, width, hidden)
         decoder = WordGRUDecoderCell(len(weights["dec_emb"]), width, hidden)
@@ -110,8 +110,9 @@ def g2p_model(checkpoint: Path, *, batch_sizes: Sequence[int] = DEFAULT_BATCH_SI
             if module is decoder:
                 state |= {"projection.weight": weights["fc_w"], "projection.bias": weights["fc_b"]}
             module.load_state_dict(state)
-    except (KeyError, RuntimeError) as error:
-        raise InvalidInputError(f"{checkpoint} is not g2p-en's checkpoint20.npz: {error}") from error
+    except Exception as error:  # numpy raises of many kinds where a file is damaged
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise InvalidInputError(f"{checkpoint} is not g2p-en's checkpoint20.npz: {reason}") from error
     cells = [
         make_cell("encoder", encoder, batch_sizes=batch_sizes),
         make_cell("decoder", decoder, results=["word"], stop=("word", _END), priority=1, batch_sizes=batch_sizes),

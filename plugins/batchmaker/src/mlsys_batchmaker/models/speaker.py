@@ -89,8 +89,9 @@ def speaker_model(
             bias = state[f"lstm.bias_ih_l{number}"] + state[f"lstm.bias_hh_l{number}"]
             layer.load(state[f"lstm.weight_ih_l{number}"], state[f"lstm.weight_hh_l{number}"], bias)
         head.linear.load_state_dict({"weight": state["linear.weight"], "bias": state["linear.bias"]})
-    except (KeyError, RuntimeError) as error:
-        raise InvalidInputError(f"{checkpoint} is not resemblyzer's pretrained.pt: {error}") from error
+    except Exception as error:  # torch raises of many kinds where a file is damaged, or holds other than tensors
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise InvalidInputError(f"{checkpoint} is not resemblyzer's pretrained.pt: {reason}") from error
     cells = [
         make_cell("frame", frame, batch_sizes=batch_sizes),
         make_cell("head", head, priority=1, batch_sizes=batch_sizes),

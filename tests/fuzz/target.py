@@ -1,0 +1,69 @@
+"""A parser under test: where its inputs come from, and how one is given to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+# One file's bytes, or the files of a folder or archive by name.
+Input = bytes | dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A target made ready in a worker.
+
+    Attributes:
+        seeds: Real inputs, made by the project's own writers.
+        parse: Take one; a refusal is an ``MlsysError``, and anything else that it raises is a crash.
+        words: Texts that mean something to this parser, for mutators to put in.
+    """
+
+    seeds: list[Input]
+    parse: Callable[[Input], None]
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Target:
+    """A parser by name.
+
+    Attributes:
+        prepare: Make seeds and files in an empty folder of the worker.
+        share: Part of all runs, relative to the other targets.
+        limit_nbytes: Address space that a worker may take beyond what it has when it is ready.
+    """
+
+    name: str
+    prepare: Callable[[Path], Case]
+    share: int = 4
+    limit_nbytes: int = 1 << 30
+
+
+MODULES = ("core", "models", "serving", "windtunnel")
+
+
+def all_targets() -> dict[str, Target]:
+    """Return every target by name."""
+    modules = [import_module(f"tests.fuzz.targets.{name}") for name in MODULES]
+    return {target.name: target for module in modules for target in module.TARGETS}
+
+
+def write_folder(files: Input, folder: Path) -> Path:
+    """Write the files of an input into an empty folder and return it."""
+    assert isinstance(files, dict)
+    for old in folder.glob("**/*"):
+        if old.is_file():
+            old.unlink()
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return folder
+
+
+def read_folder(folder: Path) -> dict[str, bytes]:
+    """Return the files of a folder by their path in it."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
