@@ -3,8 +3,6 @@
 Number ``i`` of a target is always the same input, so a finding can be made again from its number alone.
 """
 
-
-
 from __future__ import annotations
 
 import json

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 from mlsys_core.errors import ServingError
-from mlsys_core.serving.http import BackgroundServer
+from mlsys_core.serving.http import BackgroundServer, runtime_of
 from mlsys_core.serving.oip import GrpcConfig, grpc_address_of
 from mlsys_core.serving.oip.grpc_schema import SERVICE, messages
 
@@ -92,6 +92,28 @@ def text_request(text: bytes, **parameters: Any) -> Any:
         field = {bool: "bool_param", int: "int64_param", float: "double_param"}[type(value)]
         setattr(request.parameters[name], field, value)
     return request
+
+
+MALFORMED = (b"\xff" * 9, b"\x0a\xff\xff\xff\xff\x0f", b"\x0a\x02\xc3\x28")  # a tag, a length, text that is no UTF-8
+
+
+@pytest.mark.parametrize("content", MALFORMED)
+def test_bytes_that_are_no_message_are_refused_and_counted(call: Client, app: FastAPI, content: bytes) -> None:
+    def counted(method: str) -> float:
+        registry = runtime_of(app).metrics.registry
+        labels = {"method": method, "code": "INVALID_ARGUMENT"}
+        return registry.get_sample_value("mlsys_grpc_requests_total", labels) or 0.0
+
+    unary = call.channel.unary_unary(f"/{SERVICE}/ModelInfer")
+    code, details = refusal(lambda: unary(content, timeout=30))
+    assert (code, counted("ModelInfer")) == ("INVALID_ARGUMENT", 1)
+    assert f"{len(content)} bytes are no ModelInferRequest" in details
+    stream = call.channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")
+    good = add_request([1.0]).SerializeToString()
+    answers = stream(iter([good, content, good]), timeout=30)
+    assert m.ModelStreamInferResponse.FromString(next(answers)).infer_response.model_name == "add"
+    assert refusal(lambda: next(answers))[0] == "INVALID_ARGUMENT"
+    assert counted("ModelStreamInfer") == 1
 
 
 def test_raw_and_typed_contents(call: Client) -> None:

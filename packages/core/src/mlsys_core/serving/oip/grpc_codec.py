@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.oip.binding import WireRequest, WireTensor
 from mlsys_core.serving.oip.classification import classified
@@ -31,6 +33,18 @@ _CONTENTS = {
     DataType.FP64: "fp64_contents",
     DataType.BYTES: "bytes_contents",
 }
+
+
+def parse_message(name: str, content: bytes) -> Any:
+    """Return the message of type ``name`` that ``content`` is the wire form of.
+
+    Raises:
+        InvalidInputError: it is none; grpc itself would end the call as an internal error, uncounted.
+    """
+    try:
+        return getattr(messages(), name).FromString(content)
+    except DecodeError as error:
+        raise InvalidInputError(f"the request's {len(content)} bytes are no {name} ({error})") from error
 
 
 def decode_message(request: Any) -> tuple[WireRequest, dict[str, int]]:

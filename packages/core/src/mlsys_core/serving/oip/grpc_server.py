@@ -11,13 +11,14 @@ import grpc
 import grpc.aio
 from prometheus_client import Counter
 
-from mlsys_core.errors import MlsysError, ServingError
+from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
 from mlsys_core.serving.http import HttpConfig, HttpRuntime, ServerAddress
 from mlsys_core.serving.http.describe import describe
 from mlsys_core.serving.http.lifecycle import shutting_down
 from mlsys_core.serving.http.middleware.gate import KeyRing, presented_keys
 from mlsys_core.serving.http.tls import TlsConfig, read_pem, server_context
 from mlsys_core.serving.oip.engine import Engine
+from mlsys_core.serving.oip.grpc_codec import parse_message
 from mlsys_core.serving.oip.grpc_schema import SERVICE, messages
 from mlsys_core.serving.oip.grpc_servicer import Servicer
 
@@ -115,20 +116,20 @@ class GrpcServer:
         handlers = {name: _unary(name, self._guarded(name, method)) for name, method in self._servicer.methods.items()}
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
             self._guarded_stream("ModelStreamInfer", self._servicer.stream_infer),
-            request_deserializer=messages().ModelInferRequest.FromString,
             response_serializer=messages().ModelStreamInferResponse.SerializeToString,
         )
         return handlers | {name: grpc.unary_unary_rpc_method_handler(_unsupported) for name in _UNSUPPORTED}
 
     def _guarded(
         self, name: str, method: Callable[[Any, float | None], Awaitable[Any]]
-    ) -> Callable[[Any, Context], Awaitable[Any]]:
-        async def call(request: Any, context: Context) -> Any:
+    ) -> Callable[[bytes, Context], Awaitable[Any]]:
+        async def call(request: bytes, context: Context) -> Any:
             started_s, running = self._engine.now(), _RunningCall()
             try:
                 with self._runtime.lifecycle.running(running):
                     self._admit(name, context)
-                    response = await method(request, self._deadline_s(context, started_s))
+                    message = parse_message(f"{name}Request", request)
+                    response = await method(message, self._deadline_s(context, started_s))
             except BaseException as error:  # noqa: BLE001  (the boundary of a call: it is answered, and noted)
                 await self._refuse(name, error, running, context, started_s)
             self._note(name, grpc.StatusCode.OK, started_s)
@@ -138,15 +139,18 @@ class GrpcServer:
 
     def _guarded_stream(
         self, name: str, method: Callable[[AsyncIterator[Any], float | None], AsyncGenerator[Any, None]]
-    ) -> Callable[[AsyncIterator[Any], Context], AsyncGenerator[Any, None]]:
-        async def call(requests: AsyncIterator[Any], context: Context) -> AsyncGenerator[Any, None]:
+    ) -> Callable[[AsyncIterator[bytes], Context], AsyncGenerator[Any, None]]:
+        async def call(requests: AsyncIterator[bytes], context: Context) -> AsyncGenerator[Any, None]:
             started_s, running = self._engine.now(), _RunningCall()
+            incoming = _Incoming(requests)
             try:
                 with self._runtime.lifecycle.running(running):
                     self._admit(name, context)
-                    async with aclosing(method(requests, self._deadline_s(context, started_s))) as responses:
+                    async with aclosing(method(aiter(incoming), self._deadline_s(context, started_s))) as responses:
                         async for response in responses:
                             yield response
+                    if incoming.error is not None:
+                        raise incoming.error
             except BaseException as error:  # noqa: BLE001  (as above)
                 await self._refuse(name, error, running, context, started_s)
             self._note(name, grpc.StatusCode.OK, started_s)
@@ -188,6 +192,23 @@ class GrpcServer:
         self._calls.labels(name, code.name).inc()
         duration_ms = round((self._engine.now() - started_s) * 1000, 3)
         self._runtime.logger.info("grpc request", method=name, code=code.name, duration_ms=duration_ms)
+
+
+class _Incoming:
+    """The messages of a stream up to one that is none, which is kept to end the call with when the rest is answered."""
+
+    def __init__(self, requests: AsyncIterator[bytes]) -> None:
+        self._requests = requests
+        self.error: InvalidInputError | None = None
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        async for request in self._requests:
+            try:
+                message = parse_message("ModelInferRequest", request)
+            except InvalidInputError as error:
+                self.error = error
+                return
+            yield message
 
 
 class _RunningCall:
@@ -247,10 +268,9 @@ def timeout_of(asked_s: float | None, config: HttpConfig) -> float | None:
     return asked_s if config.timeout_cap_s is None else min(asked_s, config.timeout_cap_s)
 
 
-def _unary(name: str, call: Callable[[Any, Context], Awaitable[Any]]) -> Any:
+def _unary(name: str, call: Callable[[bytes, Context], Awaitable[Any]]) -> Any:
     return grpc.unary_unary_rpc_method_handler(
         call,
-        request_deserializer=getattr(messages(), f"{name}Request").FromString,
         response_serializer=getattr(messages(), f"{name}Response").SerializeToString,
     )
 
