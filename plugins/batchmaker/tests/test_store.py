@@ -114,7 +114,7 @@ class Failing(OwnCell):
 
 @pytest.mark.parametrize(
     ("module", "says"),
-    [(Mixing, "rows"), (Transposed, "first dimension"), (Failing, "does not run"), (nn.Identity, "ports")],
+    [(Mixing, "mixes requests"), (Transposed, "first dimension"), (Failing, "does not run"), (nn.Identity, "ports")],
 )
 def test_what_is_not_batchable(module: type[nn.Module], says: str):
     with pytest.raises(InvalidInputError, match=says):

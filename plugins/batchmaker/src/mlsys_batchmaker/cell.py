@@ -6,13 +6,15 @@ A cell's type is its definition, its weights and the shapes of its inputs: :attr
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
 import torch
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.isolation import draw_like, require_isolated
 from torch import Tensor, nn
 
 from mlsys_batchmaker.native.form import HasForm
@@ -20,7 +22,7 @@ from mlsys_batchmaker.native.runner import PackedCell, gives, pack_or_none
 from mlsys_batchmaker.plan.spec import DEFAULT_BATCH_SIZES, CellSpec, Port, Stop
 
 ModuleClass = TypeVar("ModuleClass", bound=type[nn.Module])
-_TOLERANCE = 1e-4  # between a row alone and the same row in a batch, relative to the largest number
+_MANY_WEIGHTS = 1 << 20  # above which a cell is tried at fewer batch sizes
 
 
 class HasPorts(Protocol):
@@ -99,6 +101,15 @@ class Cell:
         text = f"{export(self).graph_module.code}\0{self.weights_digest}\0{inputs}"
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def require_batchable(self) -> None:
+        """Check the cell unless that was done; see :func:`check_batchable`."""
+        self._is_checked  # noqa: B018 - computed once
+
+    @cached_property
+    def _is_checked(self) -> bool:
+        check_batchable(self)
+        return True
+
     @cached_property
     def packed(self) -> PackedCell | None:
         """The cell for the compiled loops of the CPU; None where it has no form for them, or they cannot be had.
@@ -140,7 +151,7 @@ def make_cell(
         stop: (output, value) that ends a chain.
         priority: larger goes first.
         batch_sizes: supported ones, rising.
-        check: run it to see that it is batchable.
+        check: run it to see that it is batchable; False: a model does, before it takes the cell.
 
     Raises:
         InvalidInputError: it is not batchable: the first dimension of an input or output is not the batch, or a row
@@ -164,35 +175,51 @@ def make_cell(
     )
     made = Cell(spec, module.eval())
     if check:
-        check_batchable(made)
+        made.require_batchable()
     return made
 
 
 def check_batchable(made: Cell) -> None:
-    """Run ``made`` on three rows, and each row alone; see :func:`make_cell` for what is raised."""
+    """See that ``made`` gives rows of its ports, no row of which depends on others; see :func:`make_cell`.
+
+    The second is core's check by value, the same as for other executors (:mod:`mlsys_core.serving.isolation`).
+    """
     size = 3
-    inputs = made.example(size)
-    with torch.inference_mode():
-        together = _run(made, inputs)
-        alone = [_run(made, tuple(value[row : row + 1] for value in inputs)) for row in range(size)]
-    name = made.spec.name
-    if len(together) != len(made.spec.outputs):
+    name, outputs = made.spec.name, _run(made, made.example(size))
+    if len(outputs) != len(made.spec.outputs):
         count = len(made.spec.outputs)
-        raise InvalidInputError(f"cell {name!r} gives {len(together)} outputs, and has {count} ports for them")
-    for index, port in enumerate(made.spec.outputs):
-        whole = together[index]
+        raise InvalidInputError(f"cell {name!r} gives {len(outputs)} outputs, and has {count} ports for them")
+    for port, whole in zip(made.spec.outputs, outputs, strict=True):
         if tuple(whole.shape) != (size, *port.shape) or dtype_name(whole.dtype) != port.dtype:
             raise InvalidInputError(
                 f"cell {name!r}, output {port.name!r}: with {size} rows {port.dtype}{[size, *port.shape]} is expected, "
                 f"got {dtype_name(whole.dtype)}{list(whole.shape)}; the first dimension must be the batch"
             )
-        parts = torch.cat([outputs[index] for outputs in alone])
-        scale = max(1.0, float(whole.abs().max())) if whole.dtype.is_floating_point else 0.0
-        if not torch.allclose(whole.double(), parts.double(), rtol=0, atol=_TOLERANCE * scale):
-            raise InvalidInputError(
-                f"cell {name!r}, output {port.name!r}: a row alone gives something else than in a batch, so rows of "
-                "different requests cannot be batched; does it mix rows (batch norm in training, a mean over rows)?"
-            )
+    require_rows_apart(made, made.run)
+
+
+def require_rows_apart(made: Cell, run: Callable[..., Sequence[Tensor]]) -> None:
+    """Refuse ``run``, the cell as a function of its inputs [b, ...], if one row of a batch changes another.
+
+    Raises:
+        InvalidInputError: It does, or it draws random numbers, or remembers rows.
+    """
+    spec = made.spec
+
+    def answers(rows: list[Any]) -> list[list[Any]]:
+        with torch.inference_mode():
+            columns = [torch.from_numpy(np.stack(column)) for column in zip(*rows, strict=True)]
+            outputs = [value.cpu().numpy() for value in run(*columns)]
+        return [[value[row, ...] for value in outputs] for row in range(len(rows))]
+
+    num_weights = sum(value.numel() for value in made.module.state_dict().values())
+    require_isolated(
+        f"cell {spec.name!r}",
+        answers,
+        draw_like([value[0].numpy() for value in made.example(1)], [port.high for port in spec.inputs]),
+        largest=spec.max_batch_size,
+        is_short=num_weights > _MANY_WEIGHTS,
+    )
 
 
 def export(made: Cell) -> torch.export.ExportedProgram:

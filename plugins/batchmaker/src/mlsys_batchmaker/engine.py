@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 import torch
-from mlsys_core.errors import InvalidInputError, MlsysError
+from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
 from mlsys_core.serving import Clock, Finished, FinishReason, LoopRecorder, ServingLoop, ThreadExecutor, WallClock
+from mlsys_core.serving.isolation import NOT_FINITE, is_finite
 from mlsys_core.serving.protocols import Executor
 from torch import Tensor
 
@@ -244,6 +245,8 @@ class Engine:
             assert finished.result is not None
             try:
                 outputs = self.model.architecture.finish(request, finished.result.values)
+                if not is_finite(dict(outputs)):
+                    raise ServingError(NOT_FINITE)
             except Exception as error:  # noqa: BLE001 - a request boundary: its answer cannot be made, others go on
                 future.set_exception(error)
             else:

@@ -13,7 +13,7 @@ import torch
 from mlsys_core.errors import PluginError
 from torch import Tensor, nn
 
-from mlsys_batchmaker.cell import Cell
+from mlsys_batchmaker.cell import Cell, require_rows_apart
 from mlsys_batchmaker.native.runner import PackedCell
 from mlsys_batchmaker.plan.spec import CellSpec
 
@@ -31,6 +31,9 @@ class MaterialisedCell:
         device: where; the module's weights are moved there.
         compiler: makes a callable of the module and example inputs of one batch size; None runs the module itself.
         in_place: run as compiled loops over the pool's rows where the cell can; ``compiler`` is for those that cannot.
+
+    Raises:
+        InvalidInputError: compiled, one row of a batch changes another.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class MaterialisedCell:
         if compiler is not None and self.packed is None:
             for size in cell.spec.batch_sizes:
                 self._compiled[size] = compiler(self.module, cell.example(size, device=device))
+            require_rows_apart(cell, lambda *inputs: self.run([value.to(device) for value in inputs]))
 
     def computed(self, size: int) -> int:
         """Rows computed for a batch of ``size``."""

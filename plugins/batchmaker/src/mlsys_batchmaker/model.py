@@ -129,12 +129,14 @@ class Model:
         max_cells: of a request; larger ones are refused.
 
     Raises:
-        InvalidInputError: cell names are not unique, or the architecture's example does not unfold.
+        InvalidInputError: cell names are not unique, a cell mixes rows, or the architecture's example does not unfold.
     """
 
     def __init__(self, name: str, cells: Sequence[Cell], architecture: Architecture, *, max_cells: int = 4096) -> None:
         self.name = name
         self.cells = tuple(cells)
+        for cell in self.cells:
+            cell.require_batchable()
         self.architecture = architecture
         self.max_cells = max_cells
         self.layout = Layout([cell.spec for cell in self.cells])

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from mlsys_core.errors import ServingError
 from mlsys_core.serving import Clock
+from mlsys_core.serving.isolation import run_in_halves
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mlsys_batchmaker.cell import RunsSteps
+from mlsys_batchmaker.cell import RunsSteps, torch_dtype
 from mlsys_batchmaker.materialise import MaterialisedCell
 from mlsys_batchmaker.native.runner import Runner
 from mlsys_batchmaker.plan.layout import Layout
@@ -61,18 +62,19 @@ class Worker:
         self._is_whole = True  # the latest task did not fail
 
     def __call__(self, batch: Round) -> RoundOutput:
-        """Run all tasks of ``batch``.
+        """Run all tasks of ``batch``. A task that fails is run again in halves: only the rows at fault fail.
 
         Raises:
-            Exception: what a cell raised; the worker can go on with other rounds.
+            Exception: what a cell raised on a device that answers later; the worker can go on with other rounds.
         """
         if self._num_threads is not None and torch.get_num_threads() != self._num_threads:
             torch.set_num_threads(self._num_threads)
         started_s = self._clock.now()
         results = []
+        failed: dict[int, dict[int, Exception]] = {}
         num_computed = num_skipped = 0
         with torch.inference_mode():
-            for task in batch.tasks:
+            for number, task in enumerate(batch.tasks):
                 before, was_whole = self._last, self._is_whole
                 self._last, self._is_whole = None, False  # if this task fails, nothing can go on from it
                 if task.kept is not None and not was_whole:
@@ -85,11 +87,18 @@ class Worker:
                     wanted = self._cells[task.cell].spec.results
                     outputs = tuple(runner.results(each, task.result_steps, task.result_rows) for each in wanted)
                 else:
-                    outputs, computed = self._run(task, before)
+                    try:
+                        outputs, computed = self._run(task, before)
+                    except Exception:
+                        if (
+                            not self._pool.device.type == "cpu"
+                        ):  # its results are not there yet, so none can be put together
+                            raise
+                        outputs, computed, failed[number] = self._run_in_halves(task, before)
                 self._is_whole = True
                 results.append(outputs)
                 num_computed += computed
-        return RoundOutput(results, started_s, self._clock.now(), num_computed, num_skipped)
+        return RoundOutput(results, started_s, self._clock.now(), num_computed, failed, num_skipped)
 
     def _runner(self, number: int, cell: MaterialisedCell) -> Runner | None:
         if cell.packed is None:
@@ -114,6 +123,34 @@ class Worker:
             for index, values in enumerate(self._last):
                 self._pool.scatter(int(self._layout.output_banks[task.cell, index]), rows[index], values)
         return self._results(task, steps, cell.spec.results), num_computed
+
+    def _run_in_halves(
+        self, task: Task, before: list[Tensor] | None
+    ) -> tuple[tuple[NDArray[np.generic], ...], int, dict[int, Exception]]:
+        """Run ``task`` again in halves, until the rows at fault are alone; zeros stand for what they would have given.
+
+        Nothing of the failed run is left: rows of the pool are written when all steps are computed, and a row that is
+        written is read by no other row of the task.
+        """
+        spec = self._cells[task.cell].spec
+
+        def run(rows: range) -> tuple[tuple[NDArray[np.generic], ...], int, list[Tensor]]:
+            own = None if before is None else [values[rows.start : rows.stop] for values in before]
+            outputs, computed = self._run(task.part(rows), own)
+            assert self._last is not None
+            return outputs, computed, self._last
+
+        parts, failed = run_in_halves(run, task.size)
+        ports = [spec.outputs[index] for index in spec.results]
+        results = tuple(np.zeros((len(task.slots), *port.shape), port.dtype) for port in ports)
+        last = [torch.zeros(task.size, *port.shape, dtype=torch_dtype(port.dtype)) for port in spec.outputs]
+        for rows, (outputs, _, values) in parts:
+            for whole, own in zip(results, outputs, strict=True):
+                whole[task.gives_to(rows)] = own
+            for kept, value in zip(last, values, strict=True):
+                kept[rows.start : rows.stop] = value
+        self._last = last
+        return results, sum(computed for _, (_, computed, _) in parts), failed
 
     def _inputs(self, task: Task, before: list[Tensor] | None) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
         """Inputs of the first step [b, ...], and of all steps [steps, b, ...] where they come from the request."""

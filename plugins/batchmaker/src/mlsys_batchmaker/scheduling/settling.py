@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -30,13 +30,28 @@ def settle(
     if len(output.results) != len(batch.tasks):
         raise ServingError(f"the worker gave results of {len(output.results)} tasks for {len(batch.tasks)}")
     finished: list[Finished[CellResult]] = []
-    for task, results in zip(batch.tasks, output.results, strict=True):
+    for number, (task, results) in enumerate(zip(batch.tasks, output.results, strict=True)):
+        if number in output.failed:
+            finished += _fail_rows(state, admission, task, output.failed[number])
         finished += _settle_task(state, admission, task, results, output.started_s, now)
     num_cells = sum(task.num_cells for task in batch.tasks)
     state.counters.padded_cells += num_cells if output.num_computed is None else output.num_computed
     state.counters.cells -= output.num_skipped
     state.counters.discarded_cells -= output.num_skipped
     admission.free_what_left()
+    return finished
+
+
+def _fail_rows(
+    state: State, admission: Admission, task: Task, failed: Mapping[int, Exception]
+) -> list[Finished[CellResult]]:
+    """Requests whose rows failed leave; what else of theirs is in flight, this task too, is computed in vain."""
+    finished: list[Finished[CellResult]] = []
+    for row, error in failed.items():
+        live = admission.by_index[int(state.tables.sub_request[task.subs[row]])]
+        if live.reason is None:
+            admission.leave(live, FinishReason.FAILED)
+            finished.append(Finished(live.request.request_id, FinishReason.FAILED, error=error))
     return finished
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from mlsys_core.serving import WorkerId
@@ -48,6 +48,35 @@ class Task:
         """Cells computed, without padding."""
         return len(self.nodes) * self.steps if self.lengths is None else int(self.lengths.sum())
 
+    def part(self, rows: range) -> Task:
+        """Return the task of some of the rows alone, and of no results but theirs."""
+        own = slice(rows.start, rows.stop)
+        lengths = None if self.lengths is None else self.lengths[own]
+        steps = self.steps if lengths is None else int(lengths[0])
+        chosen = self.gives_to(rows)
+        return replace(
+            self,
+            nodes=self.nodes[own],
+            subs=self.subs[own],
+            fresh=None,
+            steps=steps,
+            lengths=lengths,
+            in_rows=self.in_rows[:steps, own],
+            homes=tuple(
+                None if home is None else home[:steps, own] if home.ndim > 1 else home[own] for home in self.homes
+            ),
+            out_rows=self.out_rows[own],
+            result_steps=self.result_steps[chosen],
+            result_rows=self.result_rows[chosen] - rows.start,
+            slots=self.slots[chosen],
+            address=0,
+        )
+
+    def gives_to(self, rows: range) -> NDArray[np.bool_]:
+        """Return, by result, whether it is one of ``rows``."""
+        chosen: NDArray[np.bool_] = (self.result_rows >= rows.start) & (self.result_rows < rows.stop)
+        return chosen
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Round:
@@ -65,4 +94,6 @@ class RoundOutput:
     started_s: float  # on the loop's clock
     ended_s: float
     num_computed: int | None = None  # cells computed, padding included; None: nothing was padded
+    failed: Mapping[int, Mapping[int, Exception]] = field(default_factory=dict)  # task -> row -> its fault; other rows
+    # of the task are computed, and its results are zeros
     num_skipped: int = 0  # cells of the tasks that were not computed, because their chain had stopped in the same task
