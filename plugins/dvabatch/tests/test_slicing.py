@@ -114,6 +114,48 @@ def test_a_model_without_batches_is_refused(tmp_path: Path):
         load_program(tmp_path / "fixed.pt2")
 
 
+class Words(nn.Module):
+    """Takes the mean of any number of words."""
+
+    def __init__(self, num_inputs: int = 1) -> None:
+        super().__init__()
+        self.num_inputs = num_inputs
+        self.embedding, self.head = nn.Embedding(9, 4), nn.Linear(4, 2)
+
+    def forward(self, words: Tensor, shift: Tensor | None = None) -> Tensor:
+        out = self.head(self.embedding(words).mean(1))
+        return out if shift is None else out + shift.float().mean(1, keepdim=True)
+
+
+def words_file(path: Path, num_inputs: int = 1) -> Path:
+    dims = {0: torch.export.Dim("batch", min=1), 1: torch.export.Dim("length", min=2, max=64)}
+    inputs = tuple(torch.zeros(2, 7, dtype=torch.long) for _ in range(num_inputs))
+    program = torch.export.export(Words(num_inputs).eval(), inputs, dynamic_shapes=(dims, dims)[:num_inputs])
+    torch.export.save(program, path)
+    return path
+
+
+def test_a_dynamic_length_is_not_frozen_without_a_word(tmp_path: Path):
+    """Its requests may have several shapes: which one is served must be said, and be one of them."""
+    file = words_file(tmp_path / "words.pt2")
+    with pytest.raises(InvalidInputError, match=r"dimension 1 of input 'words' is dynamic \(2 to 64\).*--shape"):
+        load_program(file)
+    model = slice_evenly(load_program(file, (torch.randn(1, 12),)), 1)
+    (example,) = model.example
+    assert example.shape == (12,)
+    assert example.dtype == np.int64
+    with pytest.raises(InvalidInputError, match=r"takes int64 \[12\], got int64 \[7\]"):
+        model.check((np.zeros(7, np.int64),))
+    for shape in ((1, 65), (1, 1), (1, 3, 3)):
+        with pytest.raises(InvalidInputError, match=r"takes requests of shape \(2 to 64\), got"):
+            load_program(file, (torch.randn(*shape),))
+    both = words_file(tmp_path / "both.pt2", 2)
+    with pytest.raises(InvalidInputError, match="only the first dimension dynamic"):
+        load_program(both)
+    with pytest.raises(InvalidInputError, match="takes 2 inputs, and --shape is the shape of one"):
+        load_program(both, (torch.randn(1, 7),))
+
+
 class Mixes(nn.Module):
     """Its requests depend on each other from the first operator on."""
 

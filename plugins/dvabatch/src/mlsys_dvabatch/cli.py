@@ -87,7 +87,9 @@ def serve(
     max_waiting: Annotated[int, typer.Option(help="Most requests waiting before others are refused.", min=1)] = 1024,
     window_ms: Annotated[float, typer.Option(help="Window of --policy delay.", min=0)] = 5,
     stages: Annotated[int | None, typer.Option(help="Stages of each model.", min=1, max=64)] = None,
-    shape: Annotated[str | None, typer.Option(help="Shape of one request, for ONNX files: 3,224,224.")] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="Shape of one request, where the file leaves it open: 3,224,224.")
+    ] = None,
     slice_at: Annotated[str, typer.Option(help="time: even stages; diversity: where preferred sizes change.")] = "time",
     compiler: Annotated[str | None, typer.Option(help="Compile each stage with this compiler.")] = None,
     threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1)] = None,
@@ -174,7 +176,9 @@ def profile(
     model: Annotated[str, typer.Argument(help="A name, a .pt2 or .onnx file, or a folder of an encoder.")],
     stages: Annotated[int | None, typer.Option(help="Stages; found by trying where left out.", min=1, max=64)] = None,
     max_batch: Annotated[int, typer.Option(help="Largest batch.", min=1, max=64)] = 64,
-    shape: Annotated[str | None, typer.Option(help="Shape of one request, for ONNX files: 3,224,224.")] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="Shape of one request, where the file leaves it open: 3,224,224.")
+    ] = None,
     slice_at: Annotated[str, typer.Option(help="time: even stages; diversity: where preferred sizes change.")] = "time",
     trust_code: TrustCode = False,
 ) -> None:

@@ -138,7 +138,7 @@ class ServedModel:
             mask = TensorSpec("attention_mask", DataType.INT64, (-1, -1), optional=True)
             text = TensorSpec("text", DataType.BYTES, (-1, 1), optional=True, utf8_only=True)
             inputs = (ids, mask, text) if self._tokenizer is not None else (ids, mask)
-            outputs = (TensorSpec("embedding", DataType.FP32, (-1, self._model.config.hidden_size)),)
+            outputs = (TensorSpec("embedding", DataType.FP32, (-1, self._model.config.embedding_size)),)
         else:
             columns = zip(self._model.input_names, self._model.program.example, self._model.may_be_missing, strict=True)
             inputs = tuple(
@@ -166,7 +166,10 @@ class ServedModel:
             if "input_ids" in inputs:
                 raise InvalidInputError("got text and input_ids: give one of them")
             assert self._tokenizer is not None
+            assert isinstance(self._model, BertStages)
             texts = [value.decode() for value in inputs["text"][:, 0]]
+            if self._model.config.form.is_lower_case:
+                texts = [text.lower() for text in texts]
             return [np.array(encoded.ids) for encoded in self._tokenizer.encode_batch(texts)]
         if "input_ids" not in inputs:
             raise InvalidInputError("got neither text nor input_ids: give one of them")
@@ -209,7 +212,8 @@ def tokenizer_of(loaded: Loaded) -> Any:
     assert isinstance(loaded.model, BertStages)
     tokenizer = Tokenizer.from_file(str(loaded.folder / "tokenizer.json"))
     tokenizer.no_padding()
-    tokenizer.enable_truncation(min(256, loaded.model.config.max_length))  # as sentence-transformers cuts its texts
+    config = loaded.model.config
+    tokenizer.enable_truncation(min(config.form.max_tokens or config.max_length, config.max_length))
     return tokenizer
 
 

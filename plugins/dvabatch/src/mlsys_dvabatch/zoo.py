@@ -11,7 +11,8 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor
 
-from mlsys_dvabatch.models.bert import BERT_BASE, BERT_LARGE, MINILM, BertConfig, BertStages, load_bert
+from mlsys_dvabatch.models.bert import BERT_BASE, BERT_LARGE, MINILM, BertConfig, BertStages
+from mlsys_dvabatch.models.bert_folder import load_bert
 from mlsys_dvabatch.models.vision import SHAPES
 from mlsys_dvabatch.profile import profile_operators
 from mlsys_dvabatch.slicing.partition import diversity_cuts, even_cuts

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ from torch.nn import functional
 
 from mlsys_dvabatch.activations import Packed, Padded, to_host
 from mlsys_dvabatch.isolation import IsolationCheck
+from mlsys_dvabatch.models.sentence import SentenceForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +31,12 @@ class BertConfig:
     vocab_size: int = 30522
     max_length: int = 512
     layer_norm_eps: float = 1e-12
+    form: SentenceForm = field(default_factory=SentenceForm)  # from the last layer to a request's vector
+
+    @property
+    def embedding_size(self) -> int:
+        """Numbers of a request's vector."""
+        return self.hidden_size * len(self.form.poolings)
 
 
 BERT_BASE = BertConfig()
@@ -78,9 +83,9 @@ class Layer(nn.Module):
 
 
 class BertStages(nn.Module):
-    """An encoder cut into stages of whole layers; from a request's token ids, an array, it makes a unit vector.
+    """An encoder cut into stages of whole layers; from a request's token ids, an array, it makes a vector.
 
-    The embedding belongs to the first stage, mean pooling and normalisation to the last.
+    The embedding belongs to the first stage, pooling and normalisation to the last.
 
     Args:
         config: shape.
@@ -196,8 +201,7 @@ class BertStages(nn.Module):
         for layer in layers:
             hidden = layer(hidden, None if bool(mask.all()) else mask[:, None, None])
         if stage == self.num_stages - 1:
-            hidden = (hidden * mask[..., None]).sum(1) / lengths[:, None]
-            hidden = functional.normalize(hidden, dim=-1)
+            hidden = self.config.form.pool(hidden, mask, lengths)
         return Padded({"hidden": hidden, "length": lengths})
 
     def _run_packed(self, stage: int, layers: Any, values: Packed) -> Packed:
@@ -209,69 +213,8 @@ class BertStages(nn.Module):
             hidden = layer.forward_packed(hidden, lengths)
         if stage < self.num_stages - 1:
             return Packed(hidden, lengths)
-        pooled = torch.stack([part.mean(0) for part in torch.split(hidden, list(lengths))])
-        return Packed(functional.normalize(pooled, dim=-1), (1,) * len(lengths))
-
-
-def load_bert(folder: Path, *, num_stages: int = 2, is_packed: bool = False) -> BertStages:
-    """An encoder with the weights of a local Hugging Face folder of type "bert".
-
-    Raises:
-        InvalidInputError: there is no such model in the folder.
-    """
-    from safetensors.torch import load_file
-
-    try:
-        raw = json.loads((folder / "config.json").read_text())
-        weights = load_file(folder / "model.safetensors")
-    except (OSError, ValueError) as error:
-        raise InvalidInputError(f"{folder} holds no BERT-like encoder in safetensors: {error}") from error
-    except Exception as error:
-        raise InvalidInputError(f"{folder / 'model.safetensors'} is damaged: {error}") from error
-    if raw.get("model_type") != "bert" or raw.get("hidden_act") != "gelu":
-        raise InvalidInputError(
-            f"{folder}: got {raw.get('model_type')!r} with {raw.get('hidden_act')!r}; a BERT-like encoder with exact "
-            "GELU is needed"
-        )
-    config = BertConfig(
-        hidden_size=raw["hidden_size"],
-        num_layers=raw["num_hidden_layers"],
-        num_heads=raw["num_attention_heads"],
-        intermediate_size=raw["intermediate_size"],
-        vocab_size=raw["vocab_size"],
-        max_length=raw["max_position_embeddings"],
-        layer_norm_eps=raw["layer_norm_eps"],
-    )
-    with torch.device("meta"):
-        model = BertStages(config, num_stages, is_packed=is_packed)
-    try:
-        model.load_state_dict(_own_names(weights, config), assign=True)
-    except (KeyError, RuntimeError) as error:
-        raise InvalidInputError(f"{folder}: the weights are not those of its config.json: {error}") from error
-    return model.eval()
-
-
-def _own_names(weights: dict[str, Tensor], config: BertConfig) -> dict[str, Tensor]:
-    prefix = "bert." if any(name.startswith("bert.") for name in weights) else ""
-    own = {
-        "words.weight": weights[f"{prefix}embeddings.word_embeddings.weight"],
-        "positions.weight": weights[f"{prefix}embeddings.position_embeddings.weight"],
-        "token_type": weights[f"{prefix}embeddings.token_type_embeddings.weight"][0],
-    }
-    pairs = [(f"{prefix}embeddings.LayerNorm", "norm")]
-    for number in range(config.num_layers):
-        theirs, ours = f"{prefix}encoder.layer.{number}", f"layers.{number}"
-        for kind in ("weight", "bias"):
-            parts = [weights[f"{theirs}.attention.self.{name}.{kind}"] for name in ("query", "key", "value")]
-            own[f"{ours}.query_key_value.{kind}"] = torch.cat(parts)
-        pairs += [
-            (f"{theirs}.attention.output.dense", f"{ours}.attention_output"),
-            (f"{theirs}.attention.output.LayerNorm", f"{ours}.attention_norm"),
-            (f"{theirs}.intermediate.dense", f"{ours}.up"),
-            (f"{theirs}.output.dense", f"{ours}.down"),
-            (f"{theirs}.output.LayerNorm", f"{ours}.output_norm"),
+        vectors = [
+            self.config.form.pool(part[None], part.new_ones(1, len(part), dtype=torch.bool), torch.tensor([len(part)]))
+            for part in torch.split(hidden, list(lengths))
         ]
-    for theirs, ours in pairs:
-        for kind in ("weight", "bias"):
-            own[f"{ours}.{kind}"] = weights[f"{theirs}.{kind}"]
-    return own
+        return Packed(torch.cat(vectors), (1,) * len(lengths))

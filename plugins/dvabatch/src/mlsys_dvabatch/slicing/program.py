@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from mlsys_dvabatch.slicing.onnx_file import load_onnx
+from mlsys_dvabatch.slicing.shapes import fixed_example
 
 _A_SHAPE = "the shape of one request, like --shape 3,224,224"
 _PROBES = (2, 3)  # batch sizes by which rows are told from other dimensions
@@ -133,7 +134,8 @@ def load_program(path: Path, example: tuple[Tensor, ...] | None = None, *, trust
 
     Args:
         path: the file.
-        example: inputs of one request; None makes them of the shapes that a ``.pt2`` tells of (its first row).
+        example: inputs of one request; None makes them of the shapes that a ``.pt2`` tells of (its first row). Of a
+            ``.pt2`` only the shape counts; where its requests may have several, it must be given.
         trust_code: let ``torch.export.load`` read a ``.pt2``, which runs code that it holds.
 
     Raises:
@@ -142,14 +144,12 @@ def load_program(path: Path, example: tuple[Tensor, ...] | None = None, *, trust
     """
     if path.suffix == ".pt2":
         saved = load_exported(path, trust_code=trust_code)
-        if example is None:
-            if saved.example_args is None:
-                raise InvalidInputError(f"{path} keeps no example inputs: give {_A_SHAPE}")
-            args = saved.example_args
-            if saved.example_kwargs or not all(isinstance(value, Tensor) and value.ndim for value in args):
-                raise InvalidInputError(f"{path} takes other inputs than tensors by position; export it so")
-            example = tuple(value[:1] for value in args)
-        return program_of(saved.program, example)
+        args = saved.example_args
+        if args is None and example is None:
+            raise InvalidInputError(f"{path} keeps no example inputs: give {_A_SHAPE}")
+        if saved.example_kwargs or not all(isinstance(value, Tensor) and value.ndim for value in args or ()):
+            raise InvalidInputError(f"{path} takes other inputs than tensors by position; export it so")
+        return program_of(saved.program, fixed_example(path, saved.program, args, example))
     if path.suffix == ".onnx":
         if example is None:
             raise InvalidInputError(f"{path}: give {_A_SHAPE}; ONNX files keep none")
