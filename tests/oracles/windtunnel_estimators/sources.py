@@ -75,7 +75,7 @@ def fitted(estimator: Any, *, with_names: bool = False) -> Source:
     return Source(name, estimator, None, None, "; ".join(dict.fromkeys(errors))[:160])
 
 
-def all_sources(*, with_names: bool = False) -> Iterator[Source]:
+def unfitted() -> list[Any]:
     """Every instance that scikit-learn tests, then LightGBM's."""
     import lightgbm
 
@@ -83,6 +83,9 @@ def all_sources(*, with_names: bool = False) -> Iterator[Source]:
         warnings.simplefilter("ignore")
         estimators = list(_tested_estimators())
     few = {"n_estimators": 5, "min_child_samples": 2, "verbose": -1, "n_jobs": 1}
-    estimators += [lightgbm.LGBMClassifier(**few), lightgbm.LGBMRegressor(**few)]
-    for estimator in estimators:
-        yield fitted(estimator, with_names=with_names)
+    return [*estimators, lightgbm.LGBMClassifier(**few), lightgbm.LGBMRegressor(**few)]
+
+
+def all_sources(*, with_names: bool = False) -> Iterator[Source]:
+    """The same, fitted."""
+    return (fitted(estimator, with_names=with_names) for estimator in unfitted())

@@ -55,13 +55,6 @@ def test_bounds_hold_for_tame_numbers_too():
             Contract("Isotonic", low=0.0, high=2.0).check(_table(1.0, cell))
 
 
-def test_columns_have_limits_of_their_own():
-    contract = Contract("CategoricalNB", below=(2.0, 5.0))
-    contract.check(_table(1.9, 4.0))
-    with pytest.raises(InvalidInputError, match="in column 0"):
-        contract.check(_table(2.0, 4.0))
-
-
 def test_contracts_are_alike_whatever_they_are_called():
     assert Contract("Ridge").is_like(Contract("Lasso"))
     assert not Contract("Ridge").is_like(Contract("Lasso", takes_nan=True))

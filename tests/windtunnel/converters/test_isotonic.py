@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.modules.isotonic import interp
 from mlsys_windtunnel.translation import translate
 from sklearn.isotonic import IsotonicRegression
@@ -41,13 +42,14 @@ def test_isotonic_regression(same_answers, increasing, outside):
     same_answers(source, rows[:1], with_example=True)
 
 
-def test_what_raises_in_the_source_is_nan(same_answers):
+def test_what_raises_in_the_source_is_refused(same_answers):
     source = IsotonicRegression(out_of_bounds="raise").fit(X, Y)
     inside = np.linspace(X[0], X[-1], 50)[:, None]
     same_answers(source, inside, with_example=True)
     with pytest.raises(ValueError, match="above"):
         source.predict([[99.0]])
-    assert np.isnan(translate(source, X[:, None]).predict([[99.0]])).all()
+    with pytest.raises(InvalidInputError, match="takes no numbers above"):
+        translate(source, X[:, None]).predict([[99.0]])
 
 
 def test_a_single_threshold_is_a_constant(same_answers):

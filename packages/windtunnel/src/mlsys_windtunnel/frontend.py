@@ -171,7 +171,7 @@ class Frontend:
                 return NamedTable(x, self.columns)
             if check_labels(x.columns):
                 check_names(x.columns, self.columns, self.rules)
-                check_kind(x, self.rules)
+                check_kind(x, self.rules, self.columns)
                 return NamedTable(x, self.columns)
             if self.rules.reads_by_name:
                 raise self._needs_names()

@@ -74,9 +74,7 @@ class Vocabulary:
         Raises:
             InvalidInputError: see above; ``name`` is what the message calls the column.
         """
-        if self._numbers is None or not isinstance(column, np.ndarray) or column.dtype.kind in "iuf":
-            return
-        if column.dtype.kind != "O" or any(type(cell) is bool for cell in column):
+        if self._numbers is not None and isinstance(column, np.ndarray) and column.dtype.kind not in "iufO":
             raise InvalidInputError(
                 f"y contains previously unseen labels: column {name} is of dtype {column.dtype}, and the encoder was "
                 "fitted on numbers; convert your data to numeric values"

@@ -19,7 +19,9 @@ _KINDS = {"c": "Complex data not supported,", "M": "dates", "m": "times", "S": "
 
 def has_names(x: Table) -> bool:
     """Whether columns can be asked for by name."""
-    return isinstance(x, Mapping) or hasattr(x, "columns")
+    if isinstance(x, Mapping):
+        return not hasattr(x, "nnz")  # a sparse matrix of scipy's is a dictionary too
+    return hasattr(x, "columns")
 
 
 class PlainTable:
@@ -64,7 +66,13 @@ class NamedTable:
 
     def cells(self, places: Sequence[int]) -> list[Column]:
         """Some columns for a look-up: as pandas keeps text and categories, where it has many rows of them."""
-        return [_kept(self.column(self._names[place])) for place in places]
+        return [_kept(self._with_dtype(self._names[place])) for place in places]
+
+    def _with_dtype(self, name: str) -> Any:
+        """A column; as the frame has it, if it may hold truth values, which nullable and plain columns have alike."""
+        column = self.column(name)
+        is_apart = self._columns is not self._x and self._shape[0] > 0 and type(column[0]) is bool
+        return self._x[name] if is_apart else column
 
     def column(self, name: str) -> Any:
         """One of the pipeline's columns, a Series or an array ``[rows]``.

@@ -7,16 +7,16 @@ both hold is shown by ``tests/oracles/windtunnel_estimators``, which compares ea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from mlsys_windtunnel.checks.table import InputRules
+from mlsys_windtunnel.checks.table import InputRules, Objects
 from mlsys_windtunnel.checks.values import Contract
 from mlsys_windtunnel.graph import Kind, Operator, Value
 from mlsys_windtunnel.members import plan_of, public_name, within
 
-_FROM_ZERO = float(np.nextafter(-1.0, 0.0))  # what is cut to whole numbers is not negative down to here
 # Missing values and infinity alike are taken, where missing values are.
 _TAKES_INF = (
     "catboost.",
@@ -47,12 +47,14 @@ _BY_DISTANCE = (
     "sklearn.neighbors.",
 )
 _FAR = 1e10
-_TAKES_ALL = ("sklearn.dummy.",)
-_NO_OBJECTS = (
-    "lightgbm.",
-    "sklearn.naive_bayes.CategoricalNB",
-    "sklearn.preprocessing.SplineTransformer",
-)
+_TAKES_ALL = ("sklearn.dummy.", "sklearn.naive_bayes.CategoricalNB")  # the module of the latter looks itself
+_OBJECTS: dict[str | None, Objects] = {
+    "lightgbm.sklearn.LGBMClassifier": "arrays",
+    "lightgbm.sklearn.LGBMRanker": "arrays",
+    "lightgbm.sklearn.LGBMRegressor": "arrays",
+    "sklearn.naive_bayes.CategoricalNB": "numbers",
+    "sklearn.preprocessing.SplineTransformer": "numbers",
+}
 _MAKES_DENSE = ("sklearn.cluster.", "sklearn.decomposition.", "sklearn.kernel_approximation.", "sklearn.neighbors.")
 _TREES = ("sklearn.ensemble.", "sklearn.tree.")
 
@@ -78,11 +80,10 @@ def _contract(estimator: Any) -> Contract:
     source = public_name(type(estimator))
     if source in ("sklearn.compose.TransformedTargetRegressor", "sklearn.linear_model.RANSACRegressor"):
         return Contract(_name(estimator), takes_nan=True, takes_inf=True)  # the network within looks
-    is_function = source == "sklearn.preprocessing.FunctionTransformer" and not estimator.validate
-    if is_function or source.startswith(_TAKES_ALL):
+    if _is_function(estimator) or source.startswith(_TAKES_ALL):
         return Contract(_name(estimator), takes_nan=True, takes_inf=True)
     takes_nan = _takes_nan(estimator, source)
-    low, high, below = _bounds(estimator, source)
+    low, high = _bounds(estimator, source)
     farthest = _farthest(estimator, source)
     if farthest is not None:
         low, high = -farthest, farthest
@@ -93,7 +94,6 @@ def _contract(estimator: Any) -> Contract:
         rounds_to_float32=source.startswith(_ROUNDS_TO_FLOAT32) or _has_trees(estimator),
         low=low,
         high=high,
-        below=below,
     )
 
 
@@ -113,20 +113,18 @@ def _has_trees(estimator: Any) -> bool:
     return len(members) > 0 and all(public_name(type(part)).startswith("sklearn.tree.") for part in members)
 
 
-def _bounds(estimator: Any, source: str) -> tuple[float | None, float | None, tuple[float, ...] | None]:
-    """The least number, the largest, and for each column what its numbers stay below."""
+def _bounds(estimator: Any, source: str) -> tuple[float | None, float | None]:
+    """The least number and the largest."""
     name = source.rpartition(".")[2]
-    if name == "CategoricalNB":
-        return _FROM_ZERO, None, tuple(float(table.shape[1]) for table in estimator.feature_log_prob_)
     if name == "SkewedChi2Sampler":
-        return float(np.nextafter(-estimator.skewedness, np.inf)), None, None
+        return float(np.nextafter(-estimator.skewedness, np.inf)), None
     if name == "PowerTransformer" and estimator.method == "box-cox":
-        return float(np.nextafter(0.0, 1.0)), None, None
+        return float(np.nextafter(0.0, 1.0)), None
     if name == "IsotonicRegression" and estimator.out_of_bounds == "raise":
-        return float(estimator.X_min_), float(estimator.X_max_), None
+        return float(estimator.X_min_), float(estimator.X_max_)
     if getattr(estimator, "kernel", None) in ("chi2", "additive_chi2"):
-        return 0.0, None, None
-    return None, None, None
+        return 0.0, None
+    return None, None
 
 
 def _farthest(estimator: Any, source: str) -> float | None:
@@ -154,9 +152,12 @@ def rules_of(estimator: Any, source: Value, operators: Iterable[Operator]) -> In
     takes_sparse = bool(readers) and _takes_sparse(source, operators)
     return InputRules(
         estimator=_name(readers[0].estimator) if readers else type(estimator).__name__,
+        number_columns=_number_columns(source, operators),
         reads_by_name=by_name,
         needs_names=needs_names,
-        takes_objects=not any((part.source or "").startswith(_NO_OBJECTS) for part in readers if source in part.inputs),
+        objects=next(
+            (_OBJECTS[part.source] for part in readers if source in part.inputs and part.source in _OBJECTS), "any"
+        ),
         takes_sparse=takes_sparse,
         dense_answers=("score_samples",) if operators and operators[-1].source == "sklearn.decomposition.PCA" else (),
         takes_sparse_nan=takes_sparse and not any((part.source or "").startswith(_TREES) for part in readers),
@@ -193,8 +194,7 @@ def _passes(step: Any) -> bool:
     """Whether a step hands on what it is given, and looks at nothing."""
     if step is None or isinstance(step, str):
         return True
-    is_function = public_name(type(step)) == "sklearn.preprocessing.FunctionTransformer"
-    return is_function and step.func is None and not step.validate
+    return _is_function(step) and step.func is None
 
 
 def _is_dropped(part: Any, columns: Any) -> bool:
@@ -237,9 +237,9 @@ def _takes_sparse_itself(operator: Operator) -> bool:
         "FunctionTransformer": lambda: estimator.validate and estimator.accept_sparse,
         "KNeighborsClassifier": lambda: estimator._fit_method == "brute",
         "KNeighborsRegressor": lambda: estimator._fit_method == "brute",
-        "MissingIndicator": lambda: estimator.missing_values != 0,
+        "MissingIndicator": lambda: not _is_zero(estimator.missing_values),
         "RobustScaler": lambda: not estimator.with_centering,
-        "SimpleImputer": lambda: estimator.missing_values != 0,
+        "SimpleImputer": lambda: not _is_zero(estimator.missing_values),
         "StandardScaler": lambda: not estimator.with_mean,
     }
     is_vector_machine = (operator.source or "").startswith("sklearn.svm.") and hasattr(estimator, "_sparse")
@@ -247,6 +247,30 @@ def _takes_sparse_itself(operator: Operator) -> bool:
         return False
     tags = _tags(estimator)
     return tags is not None and bool(tags.sparse)
+
+
+def _is_zero(marker: object) -> bool:
+    return isinstance(marker, Real) and marker == 0
+
+
+def _number_columns(source: Value, operators: list[Operator]) -> tuple[int, ...]:
+    """Columns of the input that a function reads as they are: of numpy's, it takes numbers alone."""
+    picked: dict[str, tuple[int, ...]] = {} if source.width is None else {source.name: tuple(range(source.width))}
+    found: set[int] = set()
+    for operator in operators:
+        places = picked.get(operator.inputs[0].name) if operator.inputs else None
+        if places is None:
+            continue
+        if operator.kind is Kind.SELECT:
+            picked[operator.output.name] = tuple(places[column] for column in operator.columns or ())
+        elif _is_function(operator.estimator):
+            found.update(places)
+    return tuple(sorted(found))
+
+
+def _is_function(estimator: Any) -> bool:
+    """Whether a function that looks at nothing before it computes."""
+    return public_name(type(estimator)) == "sklearn.preprocessing.FunctionTransformer" and not estimator.validate
 
 
 def _tags(estimator: Any) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from mlsys_core.errors import InvalidInputError
@@ -15,14 +15,18 @@ from mlsys_core.errors import InvalidInputError
 SHOWN = 5  # names that a message lists
 
 
+Objects = Literal["any", "numbers", "arrays"]  # text that spells numbers and None; neither; no columns of a frame
+
+
 @dataclass(frozen=True, slots=True)
 class InputRules:
     """Tables that a source takes."""
 
     estimator: str = "the pipeline"  # what looks at the table first, for messages
+    number_columns: tuple[int, ...] = ()  # that hold numbers as such: a function of numpy's fails on objects
     reads_by_name: bool = False  # columns are looked up by name: others may stand among them, in any order
     needs_names: bool = False  # columns were chosen by name, so an array is refused
-    takes_objects: bool = True  # objects, and frames with columns of them, if these are numbers
+    objects: Objects = "any"  # what may be among objects, beside numbers
     takes_sparse: bool = False
     dense_answers: tuple[str, ...] = ()  # methods that take none all the same
     takes_sparse_nan: bool = False  # missing values in what is sparse
@@ -102,11 +106,16 @@ def check_width(shape: tuple[int, ...], width: int | None, rules: InputRules) ->
     )
 
 
-def check_kind(x: Any, rules: InputRules) -> None:
+def check_kind(x: Any, rules: InputRules, names: Sequence[str] | None = None) -> None:
     """Look at what holds the numbers of an array, a frame or a sparse matrix.
 
+    Args:
+        x: The table.
+        rules: Of the source.
+        names: Those that it was fitted on, where ``x`` is read by them.
+
     Raises:
-        InvalidInputError: complex numbers, a ``numpy.matrix``, or sparse data that the source refuses.
+        InvalidInputError: complex numbers, a ``numpy.matrix``, or objects or sparse data that the source refuses.
     """
     if isinstance(x, np.matrix):
         raise InvalidInputError("np.matrix is not supported: convert it to an array with np.asarray")
@@ -120,7 +129,14 @@ def check_kind(x: Any, rules: InputRules) -> None:
         raise InvalidInputError(
             f"Sparse data was passed, as columns of dtype {dtype}, but dense data is required: use .sparse.to_dense()"
         )
-    if not rules.takes_objects and _has_objects(x):
+    for place in rules.number_columns:
+        column = x if not is_frame(x) else x[names[place]] if names and names[place] in x else x.iloc[:, place]
+        if not hasattr(column.dtype, "kind") or column.dtype.kind not in "biuf":
+            raise InvalidInputError(
+                f"column {names[place] if names else place} is of dtype {column.dtype}, and a function that takes "
+                "numbers alone reads it: convert it to float64"
+            )
+    if rules.objects != "any" and _has_objects(x, rules.objects):
         raise InvalidInputError(
             f"{rules.estimator} takes columns of int, float or bool, and there are objects: convert your data to "
             "numeric values, as x.astype(float) does"
@@ -168,9 +184,13 @@ def is_sparse(x: Any) -> bool:
     return hasattr(x, "toarray") and hasattr(x, "nnz")
 
 
-def _has_objects(x: Any) -> bool:
-    dtypes = x.dtypes if is_frame(x) else [getattr(x, "dtype", None)]
-    return any(getattr(dtype, "kind", "") == "O" and type(dtype).__name__ != "CategoricalDtype" for dtype in dtypes)
+def _has_objects(x: Any, allowed: Objects) -> bool:
+    """Whether there are objects that are not allowed."""
+    if allowed == "arrays":
+        kinds = [dtype.kind for dtype in x.dtypes if type(dtype).__name__ != "CategoricalDtype"] if is_frame(x) else []
+        return "O" in kinds
+    cells = np.asarray(x) if is_frame(x) else x
+    return cells.dtype == object and any(cell is None or isinstance(cell, str) for cell in cells.flat)
 
 
 def _listed(names: Sequence[Any]) -> str:

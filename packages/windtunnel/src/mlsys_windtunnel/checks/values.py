@@ -29,7 +29,6 @@ class Contract:
     rounds_to_float32: bool = False  # and so refuses what is infinite in float32
     low: float | None = None  # the least number
     high: float | None = None  # the largest
-    below: tuple[float, ...] | None = None  # for each column, what its numbers must be less than
 
     @property
     def takes_all(self) -> bool:
@@ -40,7 +39,7 @@ class Contract:
     def has_bounds(self) -> bool:
         """Whether finite numbers may be refused."""
         refuses_large = self.rounds_to_float32 and not self.takes_inf
-        return refuses_large or any(bound is not None for bound in (self.low, self.high, self.below))
+        return refuses_large or self.low is not None or self.high is not None
 
     @property
     def is_finite(self) -> bool:
@@ -52,7 +51,7 @@ class Contract:
         return self._taken() == other._taken()
 
     def _taken(self) -> tuple[object, ...]:
-        return self.takes_nan, self.takes_inf, self.rounds_to_float32, self.low, self.high, self.below
+        return self.takes_nan, self.takes_inf, self.rounds_to_float32, self.low, self.high
 
     def check(self, x: Floats) -> None:
         """Look at a table ``[rows, columns]``: one pass where all is in order.
@@ -62,7 +61,7 @@ class Contract:
         """
         if not is_tame(x):
             self._check_finite(x)
-        if self.low is not None or self.high is not None or self.below is not None:
+        if self.low is not None or self.high is not None:
             self._check_bounds(x)
 
     def _check_finite(self, x: Floats) -> None:
@@ -82,23 +81,12 @@ class Contract:
     def _check_bounds(self, x: Floats) -> None:
         if self.low is not None and bool((x < self.low).any()):
             raise InvalidInputError(
-                f"Input X contains {np.nanmin(x):g}; {self.estimator} takes no numbers below {self.low:g}: "
-                "Negative values in data passed to it are refused"
-                if self.low == 0
-                else f"Input X contains {np.nanmin(x):g}; {self.estimator} takes no numbers below {self.low:g}"
+                f"Input X contains {np.nanmin(x):g}; {self.estimator} takes no numbers below {self.low:g}"
             )
         if self.high is not None and bool((x > self.high).any()):
             raise InvalidInputError(
                 f"Input X contains {np.nanmax(x):g}; {self.estimator} takes no numbers above {self.high:g}"
             )
-        if self.below is not None:
-            is_over = (x >= np.asarray(self.below)).any(axis=0)
-            if is_over.any():
-                column = int(np.flatnonzero(is_over)[0])
-                raise InvalidInputError(
-                    f"Input X contains {np.nanmax(x[:, column]):g} in column {column}; {self.estimator} was fitted on "
-                    f"numbers below {self.below[column]:g} there"
-                )
 
 
 def rounded(x: Floats, dtype: str) -> npt.NDArray[Any]:
