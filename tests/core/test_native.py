@@ -166,6 +166,17 @@ def test_folders_above_must_be_safe_too(tmp_path: Path):
     assert store.problem_of(inner) is None
 
 
+def test_a_link_is_judged_by_what_it_leads_to(tmp_path: Path, caplog):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "link").symlink_to("open")
+    (tmp_path / "good").symlink_to("mine")
+    assert store.trusted_store(tmp_path / "link") is None
+    assert store.trusted_store(tmp_path / "good") == store.Store(tmp_path / "mine")
+    assert len(caplog.records) == 1
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_a_folder_or_library_of_another_user_is_not_loaded_from(source: Path, tmp_path: Path, caplog):
     cache = tmp_path / "cache"

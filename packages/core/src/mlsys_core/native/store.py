@@ -93,21 +93,21 @@ class Store:
 
 def trusted_store(folder: Path) -> Store | None:
     """Return the store in ``folder``; None, and a line in the log, where other users could plant libraries in it."""
-    problem = problem_of(folder)
+    path = folder.resolve()  # what is checked is what is used, whatever becomes of links on the way
+    problem = problem_of(path)
     if problem:
         warn_once(f"compiled kernels in {folder} are not used: {problem}")
         return None
-    return Store(folder)
+    return Store(path)
 
 
 def problem_of(folder: Path) -> str | None:
-    """Return why ``folder``, which need not exist, is unsafe to load code from; None where it is safe.
+    """Return why ``folder``, a path without links that need not exist, is unsafe to load code from; None if it is not.
 
     It and each folder above it must belong to this user or to root. Others may write to none, but for folders above
     it with the sticky bit (/tmp), whose entries only their owners rename.
     """
-    path = folder.resolve()
-    for each in (path, *path.parents):
+    for each in (folder, *folder.parents):
         try:
             status = each.stat()
         except FileNotFoundError:
@@ -116,7 +116,7 @@ def problem_of(folder: Path) -> str | None:
             return f"{each} cannot be examined ({error.strerror}); set MLSYS_CACHE_DIR to a folder of your own"
         if status.st_uid not in (0, os.geteuid()):
             return f"{each} belongs to another user ({status.st_uid}); set MLSYS_CACHE_DIR to a folder of your own"
-        if _is_open(status) and (each == path or not status.st_mode & stat.S_ISVTX):
+        if _is_open(status) and (each == folder or not status.st_mode & stat.S_ISVTX):
             mode = stat.S_IMODE(status.st_mode)
             return f"other users can write to {each} (mode {mode:o}); chmod go-w it, or set MLSYS_CACHE_DIR"
     return None
