@@ -15,7 +15,7 @@ from torch import nn
 
 from mlsys_nimble.errors import CaptureError
 from mlsys_nimble.module import make_options
-from mlsys_nimble.prepared import Options, PreparedCalls
+from mlsys_nimble.prepared import Options, PreparedCalls, first_line
 
 _LOG = logging.getLogger("mlsys_nimble")
 
@@ -56,14 +56,19 @@ def _trained(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], options
     partition = Partition(rematerialises=options.rematerialises)
 
     def forward(part: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-        return ReplayedGraph(part, executor_maker(options, saves=True), num_results=partition.num_results).as_function()
+        maker = executor_maker(options, saves=True)
+        replayed = ReplayedGraph(part, maker, num_results=partition.num_results, falls_back=True)
+        return replayed.as_function()
 
     def backward(part: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-        return ReplayedGraph(part, executor_maker(options, saves=False)).as_function()
+        return ReplayedGraph(part, executor_maker(options, saves=False), falls_back=True).as_function()
 
-    compiled: Callable[..., Any] = aot_autograd(fw_compiler=forward, bw_compiler=backward, partition_fn=partition)(
-        graph, example_inputs
-    )
+    compiler = aot_autograd(fw_compiler=forward, bw_compiler=backward, partition_fn=partition)
+    try:
+        compiled: Callable[..., Any] = compiler(graph, example_inputs)
+    except Exception as error:  # noqa: BLE001 - AOTAutograd's own limits have no class in common
+        _LOG.warning("a graph trains eagerly: %s: %s", type(error).__name__, first_line(error))
+        return graph
     return compiled
 
 

@@ -9,6 +9,10 @@ class CaptureError(MlsysError):
     """A model asks for what no ahead-of-time schedule can hold; the message names the operator and the source line."""
 
 
+class UnrepeatableError(CaptureError):
+    """A model's Python code does something else at each call: no schedule can follow."""
+
+
 def refuse(what: str, source: str, advice: str) -> CaptureError:
     """The error for ``what``, asked for at ``source``; ``advice`` is the next step.
 

@@ -13,10 +13,13 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
-from mlsys_core.errors import InvalidInputError
-from torch.utils._pytree import tree_flatten, tree_structure, tree_unflatten
+from mlsys_core.errors import InvalidInputError, MlsysError
 
+from mlsys_nimble import trees
 from mlsys_nimble.capture import Captured, capture
+from mlsys_nimble.capture.aliases import overlap
+from mlsys_nimble.capture.repeat import capture_checked
+from mlsys_nimble.errors import CaptureError, refuse
 from mlsys_nimble.executor import Executor, make_executor
 from mlsys_nimble.forks import CAPTURE_LOCK, renew_in_forks
 from mlsys_nimble.passes import PassReport, optimise
@@ -81,7 +84,10 @@ class Prepared:
         self.watch = Watch(model, constants, copied, reads_content=options.weights == "bytes")
         self.renew()
         renew_in_forks(self)
-        self._is_one_tensor = captured.out_spec == tree_structure(0) and bool(captured.output_places)
+        self._is_one_tensor = captured.results.is_plain and captured.results.spec == _ONE_TENSOR
+        self._writes = Writes(captured)
+        views = any(origin.kind == "input" for origin in captured.results.origins)
+        self.is_bound_to_strides = views or bool(self._writes.inputs)  # reshape and contiguous copy, or do not
 
     def renew(self) -> None:
         """Begin with nobody in a call."""
@@ -91,6 +97,15 @@ class Prepared:
             self._free = SimpleQueue()
             for executor in (*[None] * (self._options.max_concurrency - 1), self.executor):
                 self._free.put(executor)
+
+    def check(self, inputs: Sequence[torch.Tensor]) -> None:
+        """See that the model can be replayed on these inputs.
+
+        Raises:
+            CaptureError: tensors share memory, and the model writes to it.
+        """
+        if self._writes:
+            self._writes.check(inputs)
 
     def _make(self) -> Executor:
         options = self._options
@@ -106,8 +121,17 @@ class Prepared:
             shares_pool=options.max_concurrency == 1,
         )
 
-    def run(self, inputs: Sequence[torch.Tensor]) -> Any:
-        """The model's result for the tensors of a call, in flattened order."""
+    def run(self, inputs: Sequence[torch.Tensor], objects: Sequence[Any] = ()) -> Any:
+        """The model's result.
+
+        Args:
+            inputs: The tensors of a call, in flattened order.
+            objects: The objects among its arguments that are changed as forward would change them.
+
+        Raises:
+            CaptureError: tensors share memory, and the model writes to it.
+        """
+        self.check(inputs)
         if self._free is None:
             with self._turn:
                 outputs = self.executor.run(inputs)
@@ -120,11 +144,39 @@ class Prepared:
                 self._free.put(executor)
         if self._is_one_tensor:
             return outputs[0]
-        captured = self.captured
-        leaves = list(captured.out_leaves)
-        for place, tensor in zip(captured.output_places, outputs, strict=True):
-            leaves[place] = tensor
-        return tree_unflatten(leaves, captured.out_spec)
+        return self.captured.results.build(outputs, inputs, self.captured.program, list(objects))
+
+
+class Writes:
+    """Inputs and constants that a call writes to; false if there are none."""
+
+    def __init__(self, captured: Captured) -> None:
+        program = captured.program
+        written = {old for old, _ in program.mutations}
+        self.inputs = [number for number, value in enumerate(program.inputs) if value in written]
+        self._written = [tensor for value, tensor in program.constants.items() if value in written]
+        self._constants = list(program.constants.values())
+
+    def __bool__(self) -> bool:
+        return bool(self.inputs or self._written)
+
+    def check(self, inputs: Sequence[torch.Tensor]) -> None:
+        """See that no other tensor of the call shares memory with one that is written to.
+
+        Raises:
+            CaptureError: one does: a program knows each tensor by itself.
+        """
+        for number in self.inputs:
+            others = (*inputs[:number], *inputs[number + 1 :], *self._constants)
+            if any(overlap(inputs[number], other) for other in others):
+                raise _shared()
+        if any(overlap(tensor, given) for tensor in self._written for given in inputs):
+            raise _shared()
+
+
+def _shared() -> CaptureError:
+    what = "two arguments, or an argument and a tensor of the model, share memory, and forward writes to it"
+    return refuse(what, "", "Pass a copy of one, x.clone(), or prepare with fallback='eager'.")
 
 
 class PreparedCalls:
@@ -162,7 +214,7 @@ class PreparedCalls:
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Replay the call, preparing it first if its like has not been met."""
-        signature, inputs = self._read(args, kwargs)
+        signature, inputs, objects = self._read(args, kwargs)
         for tensor in inputs:
             if tensor.requires_grad and torch.is_grad_enabled():
                 raise InvalidInputError(
@@ -173,6 +225,9 @@ class PreparedCalls:
         if is_autocast:
             signature = signature, autocast_state()
         prepared = self._by_signature.get(signature) or self._prepare(signature, args, kwargs)
+        if prepared.is_bound_to_strides and not all(tensor.is_contiguous() for tensor in inputs):
+            signature = signature, tuple([tensor.stride() for tensor in inputs])
+            prepared = self._by_signature.get(signature) or self._prepare(signature, args, kwargs)
         if prepared.watch.has_changed():
             self.clear()
             prepared = self._prepare(signature, args, kwargs)
@@ -184,22 +239,41 @@ class PreparedCalls:
                 self.latest = prepared
         if is_autocast:  # what it casts is in the schedule
             with torch._C._DisableAutocast():
-                return prepared.run(inputs)
-        return prepared.run(inputs)
+                return prepared.run(inputs, objects)
+        return prepared.run(inputs, objects)
 
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
         """Prepare calls that look like this one, without running it."""
-        return self._prepare(self._read(args, kwargs)[0], args, kwargs)
+        signature, inputs, _ = self._read(args, kwargs)
+        prepared = self._prepare(signature, args, kwargs)
+        prepared.check(inputs)
+        return prepared
 
-    def _read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Sequence[torch.Tensor]]:
-        """What the call looks like, and the tensors a replay takes."""
+    def _read(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, Sequence[torch.Tensor], Sequence[Any]]:
+        """What the call looks like, the tensors a replay takes, and the objects among the arguments."""
         if not kwargs and not self._fixed_places and {*map(type, args)} == {torch.Tensor}:
-            return tuple([(tensor.shape, tensor.dtype, tensor.device) for tensor in args]), args
-        leaves, spec = tree_flatten((args, dict(kwargs)))
+            return tuple([(tensor.shape, tensor.dtype, tensor.device) for tensor in args]), args, ()
+        flat = trees.flatten((args, dict(kwargs)))
+        leaves = flat.leaves
         if self._fixed_places:
             leaves = [leaf for place, leaf in enumerate(leaves) if place not in self._fixed_places]
         inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        return (spec, tuple(map(_looks, leaves))), inputs
+        return (flat.spec, tuple([trees.key_of(leaf, _looks) for leaf in leaves])), inputs, flat.objects
+
+    def _capture(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Captured:
+        try:
+            if isinstance(self._model, torch.fx.GraphModule):
+                return capture(self._model, args, kwargs, fixed_places=self._fixed_places, separates=False)
+            return capture_checked(self._model, args, kwargs)
+        except MlsysError:
+            raise
+        except Exception as error:  # the model's own, or one that only a watched run meets
+            with torch.no_grad():
+                run_on_copies(self._model, args, kwargs)
+            what = f"the model runs, but not when it is watched ({type(error).__name__}: {first_line(error)})"
+            raise refuse(what, "", "Prepare with fallback='eager'.") from error
 
     def _prepare(self, signature: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
         with self._lock:
@@ -207,8 +281,9 @@ class PreparedCalls:
                 return found
             begin = time.perf_counter()
             with CAPTURE_LOCK, self._mode(self._model):
-                captured = capture(self._model, args, kwargs, fixed_places=self._fixed_places)
-            prepared = Prepared(captured, self._options, self._model)
+                captured = self._capture(args, kwargs)
+            with faults_refused():
+                prepared = Prepared(captured, self._options, self._model)
             self._by_signature[signature] = self.latest = prepared
             dropped = len(self._by_signature) > self._options.max_schedules
             if dropped:
@@ -244,12 +319,34 @@ def eval_mode(model: Any) -> Iterator[None]:
             module.training = True
 
 
-def _looks(leaf: Any) -> Any:
-    """What decides whether a schedule fits an argument: a tensor's shape, dtype and device; anything else itself."""
-    if isinstance(leaf, torch.Tensor):
-        return leaf.shape, leaf.dtype, leaf.device
+@contextmanager
+def faults_refused() -> Iterator[None]:
+    """Refuse a model that passes or executors fail on, so that ``fallback="eager"`` and torch.compile go on without."""
     try:
-        hash(leaf)
-    except TypeError:
-        return type(leaf), id(leaf)
-    return type(leaf), leaf
+        yield
+    except MlsysError:
+        raise
+    except Exception as error:
+        what = f"Nimble fails to make a schedule ({type(error).__name__}: {first_line(error)})"
+        raise refuse(what, "", "Please report it; prepare with fallback='eager' meanwhile.") from error
+
+
+def run_on_copies(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Run a model as it is, on copies of the tensors."""
+    flat = trees.flatten((args, dict(kwargs)))
+    leaves = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in flat.leaves]
+    copied_args, copied_kwargs = trees.unflatten(leaves, flat.spec)
+    return model(*copied_args, **copied_kwargs)
+
+
+def _looks(tensor: torch.Tensor) -> Any:
+    """What decides whether a schedule fits a tensor."""
+    return tensor.shape, tensor.dtype, tensor.device
+
+
+_ONE_TENSOR = trees.flatten((0, [])).spec
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line of at most 200 characters."""
+    return (str(error).strip().splitlines() or [""])[0][:200]

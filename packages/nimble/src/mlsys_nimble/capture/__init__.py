@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
-from torch.utils._pytree import TreeSpec, tree_flatten
 
+from mlsys_nimble import trees
+from mlsys_nimble.capture.results import Results, find_results
 from mlsys_nimble.capture.sources import Site, current_site, site_of_node
 from mlsys_nimble.capture.tracer import LeakGuard, Tracer
 from mlsys_nimble.errors import CaptureError, refuse
@@ -22,11 +24,8 @@ class Captured:
     """A program, and how a call's arguments and results are laid out around it."""
 
     program: Program
-    in_spec: TreeSpec  # of (args, kwargs)
     tensor_places: tuple[int, ...]  # which leaves of (args, kwargs) are the program's inputs, in order
-    out_spec: TreeSpec
-    out_leaves: tuple[Any, ...]  # leaves of the result; None where the next of the program's outputs goes ...
-    output_places: tuple[int, ...]  # ... which are these
+    results: Results
     device: torch.device
     reads_values: bool  # the model's Python code has looked at the values of constants
 
@@ -37,12 +36,20 @@ def capture(
     kwargs: Mapping[str, Any] | None = None,
     *,
     fixed_places: Collection[int] = (),
+    separates: bool = True,
 ) -> Captured:
     """The program of ``model(*args, **kwargs)``, found by running it once on copies of the example inputs.
 
     Tensors among the arguments, in any pytree, become the program's inputs, in flattened order; everything else is
     fixed. Parameters, buffers and tensors that the model holds become constants, by reference. What the model changes
     in place is as it was when this returns, and among :attr:`Program.mutations`.
+
+    Args:
+        model: Any function of tensors.
+        args: The example's positional arguments.
+        kwargs: Its keyword arguments.
+        fixed_places: Leaves of the arguments whose tensors are the model's own.
+        separates: Whether every result is an output of the program, though in eager it shares memory with others.
 
     Raises:
         CaptureError: the model does what cannot be fixed ahead of time; the message names the operator and the line.
@@ -53,7 +60,8 @@ def capture(
         %1: float32[2, 3] = Pointwise(steps=(Step(op='relu', arguments=(0,)),), dtype='float32')(%0)  # relu
         return %1
     """
-    leaves, in_spec = tree_flatten((tuple(args), dict(kwargs or {})))
+    flat = trees.flatten((tuple(args), dict(kwargs or {})))
+    leaves = list(flat.leaves)
     tensors = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     places = tuple(index for index in tensors if index not in fixed_places)
     modules = dict(model.named_modules()) if isinstance(model, nn.Module) else {}
@@ -70,19 +78,18 @@ def capture(
     with torch.inference_mode(), _traceable(), _attributes_restored(modules) as before:
         for place in places:
             leaves[place] = leaves[place].detach().clone()
+        leaves = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]  # known by what they hold
         inputs = [tracer.add_input(leaves[place]) for place in places]
-        call_args, call_kwargs = in_spec.unflatten(leaves)
+        objects: list[Any] = []
+        call = trees.unflatten(leaves, flat.spec, objects)
+        given = _Given(call, objects)
         try:
             with LeakGuard(tracer, site), tracer:
-                result = run(*call_args, **call_kwargs)
-            out_leaves, out_spec = tree_flatten(result)
-            output_places = tuple(i for i, leaf in enumerate(out_leaves) if isinstance(leaf, torch.Tensor))
-            outputs = [tracer.result_ref(out_leaves[place]) for place in output_places]
+                result = run(*call[0], **call[1])
+            results, outputs = find_results(result, objects, given.changed(), tracer, inputs, separates=separates)
             _note_reassigned(before, modules, tracer)
         finally:
             tracer.restore()
-    for place in output_places:
-        out_leaves[place] = None
     builder = tracer.builder
     program = Program(
         values=tuple(builder.values),
@@ -92,7 +99,40 @@ def capture(
         constants=builder.constants,
         mutations=tuple((old.value, new.value) for old, new in tracer.mutations()),
     )
-    return Captured(program, in_spec, places, out_spec, tuple(out_leaves), output_places, device, tracer.reads_values)
+    return Captured(program, places, results, device, tracer.reads_values)
+
+
+class _Given:
+    """The arguments as forward is given them."""
+
+    def __init__(self, call: Any, objects: Sequence[Any]) -> None:
+        self._call, self._objects = call, objects
+        self._known = {id(item): number for number, item in enumerate(objects)}
+        self._before = self._states()
+
+    def changed(self) -> list[int]:
+        """Which of the objects forward has changed.
+
+        Raises:
+            CaptureError: it has changed a list or dictionary.
+        """
+        (call, *objects), (call_before, *before) = self._states(), self._before
+        if not _is_same(call, call_before):
+            advice = "Return a new one, or prepare with fallback='eager'."
+            raise refuse("forward changes a list or dictionary that it was given", "", advice)
+        pairs = enumerate(zip(objects, before, strict=True))
+        return [number for number, (now, then) in pairs if not _is_same(now, then)]
+
+    def _states(self) -> list[trees.Flat]:
+        states = [self._call, *map(trees.attributes_of, self._objects)]
+        return [trees.flatten(state, self._known) for state in states]
+
+
+def _is_same(one: trees.Flat, other: trees.Flat) -> bool:
+    if one.spec != other.spec or len(one.leaves) != len(other.leaves):
+        return False
+    pairs = zip(one.leaves, other.leaves, strict=True)
+    return all(a is b or trees.key_of(a, id) == trees.key_of(b, id) for a, b in pairs)
 
 
 def _single_device(model: Any, tensors: Sequence[torch.Tensor]) -> torch.device:

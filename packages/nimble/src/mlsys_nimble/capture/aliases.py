@@ -77,7 +77,7 @@ def steps_between(parent: Ref, child: Ref, builder: Builder) -> tuple[ViewStep, 
 def _replay(base: Ref, steps: tuple[ViewStep, ...], builder: Builder) -> list[Ref]:
     refs = [base]
     for step in steps:
-        if isinstance(step.kind, Aten) and step.kind.target == "aten.unknown_view":
+        if not is_known(step):
             raise refuse("a view of a tensor that has been written to in place", builder.site.source, _ADVICE)
         refs.append(builder.emit(step.kind, [refs[-1]], step.type))
     return refs
@@ -105,6 +105,11 @@ def _scatter(parent: Ref, step: ViewStep, child: Ref, builder: Builder) -> Ref:
 
 
 _ADVICE = "Write the operation out of place (y = torch.where(...), not x[...] = ...), or prepare with fallback='eager'."
+
+
+def is_known(step: ViewStep) -> bool:
+    """Say whether it is known what leads to the view."""
+    return not (isinstance(step.kind, Aten) and step.kind.target == "aten.unknown_view")
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -89,9 +89,18 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._add_constant(tensor)
         return read(member, self.builder)
 
-    def result_ref(self, tensor: torch.Tensor) -> Ref:
-        """The value that a result is: an input or constant, written to or not, stays the caller's or model's own."""
-        return next((ref for root, _, ref in self._roots if root is tensor), None) or self.ref(tensor)
+    def member(self, tensor: torch.Tensor) -> Member:
+        """The group of a tensor that was seen, and its way from the base."""
+        found: Member = self._members[tensor]
+        return found
+
+    def roots(self) -> list[tuple[torch.Tensor, Ref]]:
+        """Inputs and constants, and the values that they were."""
+        return [(tensor, ref) for tensor, _, ref in self._roots]
+
+    def root_of(self, member: Member) -> Ref | None:
+        """The input or constant that it shares memory with; None: its memory was made by an operator."""
+        return next((ref for _, group, ref in self._roots if group is member.group), None)
 
     def is_fixed(self, tensor: torch.Tensor) -> bool:
         """Whether it depends on constants alone."""

@@ -37,6 +37,8 @@ class Slots:
         pointers = self._pointers
         kept: list[Tensor] = []
         for tensor in inputs:
+            if tensor.is_conj() or tensor.is_neg():  # views that torch reads with another sign
+                tensor = tensor.resolve_conj().resolve_neg()
             if not tensor.is_contiguous():
                 tensor = tensor.contiguous()
             pointers[len(kept)] = tensor.data_ptr()

@@ -19,12 +19,14 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     UnsupportedFakeTensorException,
 )
-from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils._pytree import tree_leaves
 
-from mlsys_nimble.errors import refuse
+from mlsys_nimble import trees
+from mlsys_nimble.capture.repeat import refuse_unrepeatable
+from mlsys_nimble.errors import CaptureError, refuse
 from mlsys_nimble.executor import Executor, make_executor
-from mlsys_nimble.forks import renew_in_forks
-from mlsys_nimble.prepared import Options, autocast_state
+from mlsys_nimble.forks import CAPTURE_LOCK, renew_in_forks
+from mlsys_nimble.prepared import Options, autocast_state, first_line, run_on_copies
 from mlsys_nimble.program import Program
 from mlsys_nimble.training.graphs import Partition, ReplayedGraph
 from mlsys_nimble.training.state import as_function, state_of
@@ -121,6 +123,9 @@ class TrainingCalls:
             found = self._models.get(signature)
             is_new = found is None
             if found is None:
+                devices = sorted({leaf.device for leaf in tree_leaves((args, kwargs)) if _is_cuda(leaf)}, key=str)
+                with CAPTURE_LOCK, torch.random.fork_rng(devices):
+                    refuse_unrepeatable(self._model, args, kwargs)
                 found = self._models[signature] = TrainedModel(self._model, self._options)
                 if len(self._models) > self._options.max_schedules:
                     self._models.popitem(last=False)
@@ -129,15 +134,21 @@ class TrainingCalls:
         try:
             result = found.call(*args, **kwargs)
         except _REFUSED as error:
-            del self._models[signature]
+            self._models.pop(signature, None)
             raise refuse(f"the model asks for what depends on values: {error}", "", _ADVICE) from error
+        except CaptureError:
+            self._models.pop(signature, None)
+            raise
+        except Exception as error:
+            if not is_new:
+                raise
+            self._models.pop(signature, None)
+            run_on_copies(self._model, args, kwargs)  # the model's own error, if it is one
+            what = f"AOTAutograd cannot trace the model ({type(error).__name__}: {first_line(error)})"
+            raise refuse(what, "", _ADVICE) from error
         if is_new:
             self._watch = Watch(self._model, (), ())  # tensors are read at every call
         return result
-
-    def call_as_module(self, *args: Any, **kwargs: Any) -> Any:
-        """:meth:`call`, with arguments as the model takes them."""
-        return self.call(args, kwargs)
 
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TrainedModel:
         """One step on the example, forward and backward; buffers, gradients and random generators stay as they were."""
@@ -161,20 +172,26 @@ class TrainingCalls:
 
     def _signature(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What decides whether graphs fit: the arguments, what wants gradients, and the modes that change operators."""
-        leaves, spec = tree_flatten((args, dict(kwargs)))
+        flat = trees.flatten((args, dict(kwargs)))
+        if any(isinstance(leaf, torch.Tensor) for item in flat.objects for leaf in trees.flatten(item).leaves):
+            what = f"an argument of class {type(flat.objects[0]).__qualname__} that holds tensors"
+            raise refuse(
+                what, "", "Pass its tensors in tuples, lists or dictionaries, or prepare with fallback='eager'."
+            )
         modes = tuple([module.training for module in self._model.modules()])
         wanted = tuple([parameter.requires_grad for parameter in self._model.parameters()])
-        return spec, tuple(map(_looks, leaves)), modes, wanted, autocast_state(), torch.is_grad_enabled()
+        return (
+            flat.spec,
+            tuple([trees.key_of(leaf, _looks) for leaf in flat.leaves]),
+            modes,
+            wanted,
+            autocast_state(),
+            torch.is_grad_enabled(),
+        )
 
 
-def _looks(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad
-    try:
-        hash(leaf)
-    except TypeError:
-        return type(leaf), id(leaf)
-    return type(leaf), leaf
+def _looks(tensor: torch.Tensor) -> Any:
+    return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad
 
 
 def _is_cuda(leaf: Any) -> bool:

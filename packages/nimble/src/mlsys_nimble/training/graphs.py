@@ -5,6 +5,7 @@ A graph may have symbolic sizes, which dynamo takes to where batches differ; it 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -13,16 +14,19 @@ from typing import Any
 
 import torch
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
-from torch.utils._pytree import tree_unflatten
 
 from mlsys_nimble.capture import Captured, capture
+from mlsys_nimble.errors import CaptureError
 from mlsys_nimble.executor import Executor
 from mlsys_nimble.forks import CAPTURE_LOCK, renew_in_forks
 from mlsys_nimble.passes import optimise
+from mlsys_nimble.prepared import faults_refused
 from mlsys_nimble.program import Program
 from mlsys_nimble.strides import dense, order_of
 from mlsys_nimble.training.passes import TRAINING_PASSES
 from mlsys_nimble.training.rows import share_saved_copies
+
+_LOG = logging.getLogger("mlsys_nimble")
 
 MakeExecutor = Callable[..., Executor]
 
@@ -64,12 +68,20 @@ class ReplayedGraph:
         make_executor: Of a program and the device that it was captured on.
         num_results: Of the outputs, how many the caller sees: the first ones, as the others are saved for the backward
             pass; None: all.
+        falls_back: Whether a graph that cannot be replayed runs as it is, with a warning.
     """
 
     def __init__(
-        self, graph: torch.fx.GraphModule, make_executor: MakeExecutor, *, num_results: int | None = None
+        self,
+        graph: torch.fx.GraphModule,
+        make_executor: MakeExecutor,
+        *,
+        num_results: int | None = None,
+        falls_back: bool = False,
     ) -> None:
         self._graph = graph
+        self._falls_back = falls_back
+        self._is_eager = False
         self._make_executor = make_executor
         self._num_results = num_results
         self.renew()
@@ -85,19 +97,28 @@ class ReplayedGraph:
         """The graph's results."""
         with self._turn:
             key = tuple([a.shape if isinstance(a, torch.Tensor) else a for a in arguments])
-            replay = self._known.get(key)
+            replay = None if self._is_eager else self._known.get(key)
             if replay is None:
-                replay = self._known[key] = self._prepare(arguments)
+                try:
+                    replay = None if self._is_eager else self._prepare(arguments)
+                except CaptureError as error:
+                    if not self._falls_back:
+                        raise
+                    _LOG.warning("a graph runs eagerly: %s", error)
+                    self._is_eager = True
+                if replay is None:
+                    given = list(arguments)
+                    arguments.clear()
+                    with torch.no_grad():
+                        return self._graph(*given)
+                self._known[key] = replay
                 if len(self._known) > MAX_SIZES:
                     self._known.popitem(last=False)
             self._latest = replay
             inputs = [arguments[place] for place in replay.captured.tensor_places]
             arguments.clear()
             outputs = replay.executor.run(inputs)
-        leaves = list(replay.captured.out_leaves)
-        for place, tensor in zip(replay.captured.output_places, outputs, strict=True):
-            leaves[place] = tensor
-        return tree_unflatten(leaves, replay.captured.out_spec)
+        return replay.captured.results.build(outputs, inputs, replay.program, [])
 
     @property
     def program(self) -> Program | None:
@@ -119,11 +140,15 @@ class ReplayedGraph:
         return call
 
     def _prepare(self, arguments: Sequence[Any]) -> Replay:
+        with faults_refused():
+            return self._make_replay(arguments)
+
+    def _make_replay(self, arguments: Sequence[Any]) -> Replay:
         with CAPTURE_LOCK:
             captured = capture(self._graph, _as_traced(self._graph, arguments))
         program = captured.program
         if self._num_results is not None:
-            results = [place for place in captured.output_places if place < self._num_results]
+            results = [place for place in captured.results.places if place < self._num_results]
             program = share_saved_copies(program, len(results))
         program, _ = optimise(program, TRAINING_PASSES)
         return Replay(captured, program, self._make_executor(program, captured.device))

@@ -1,0 +1,153 @@
+"""Where a call's results come from: made by the program, or views of its results, of arguments, of constants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from mlsys_nimble import trees
+from mlsys_nimble.capture.aliases import Member, is_known, overlap
+from mlsys_nimble.capture.builder import Ref
+from mlsys_nimble.capture.tracer import Tracer
+from mlsys_nimble.errors import refuse
+from mlsys_nimble.program import Operator, Program, ValueType
+from mlsys_nimble.reference import Run, compile_operator
+
+_ADVICE = "Return a tensor of its own, y.clone(), or prepare with fallback='eager'."
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """One tensor of the results."""
+
+    kind: Literal["output", "input", "constant"]
+    number: int  # which of the program's outputs or inputs, or the constant's value
+    steps: tuple[Run, ...] = ()  # views between that tensor and the result
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """How results are put together from a program's outputs."""
+
+    spec: trees.Spec  # of (what forward returns, what each of the changed arguments holds then)
+    leaves: tuple[Any, ...]  # None where tensors go ...
+    places: tuple[int, ...]  # ... which are these
+    origins: tuple[Origin, ...]  # of each of those
+    changed: tuple[int, ...]  # which of the objects among the arguments forward has changed
+    is_plain: bool  # one after another, the tensors are the program's outputs
+
+    def build(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], program: Program, objects: list[Any]) -> Any:
+        """Return what forward would, and change the objects among the arguments as it would.
+
+        Args:
+            outputs: Of the program.
+            inputs: Of the program, with what it has written to them.
+            program: For its constants.
+            objects: Those among the arguments, as :func:`~mlsys_nimble.trees.flatten` lists them.
+        """
+        leaves = list(self.leaves)
+        if self.is_plain:
+            for place, tensor in zip(self.places, outputs, strict=True):
+                leaves[place] = tensor
+        else:
+            sources: dict[str, Any] = {"output": outputs, "input": inputs, "constant": program.constants}
+            with torch.no_grad():
+                for place, origin in zip(self.places, self.origins, strict=True):
+                    tensor = sources[origin.kind][origin.number]
+                    for step in origin.steps:
+                        tensor = step(tensor)
+                    leaves[place] = tensor
+        result, states = trees.unflatten(leaves, self.spec, list(objects))
+        for number, state in zip(self.changed, states, strict=True):
+            trees.set_attributes(objects[number], state)
+        return result
+
+
+def find_results(
+    result: Any,
+    objects: Sequence[Any],
+    changed: Sequence[int],
+    tracer: Tracer,
+    inputs: Sequence[Ref],
+    *,
+    separates: bool,
+) -> tuple[Results, list[Ref]]:
+    """Find where the tensors of a watched run's result come from; also returns the outputs that a program must have.
+
+    Raises:
+        CaptureError: a result that no replay can make.
+    """
+    known = {id(item): number for number, item in enumerate(objects)}
+    states = [trees.attributes_of(objects[number]) for number in changed]
+    flat = trees.flatten((result, states), known)
+    places = [place for place, leaf in enumerate(flat.leaves) if isinstance(leaf, Tensor)]
+    for leaf in flat.leaves:
+        if not trees.is_plain(leaf):
+            what = f"a result of class {type(leaf).__module__}.{type(leaf).__qualname__}"
+            raise refuse(what, "", "Return tensors, in tuples, lists, dictionaries or dataclasses.")
+    finder = _Finder(tracer, inputs, [flat.leaves[place] for place in places])
+    find = finder.separate if separates else finder.origin
+    origins = tuple([find(flat.leaves[place]) for place in places])
+    leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in flat.leaves]
+    is_plain = all(o.kind == "output" and not o.steps and o.number == n for n, o in enumerate(origins))
+    is_plain = is_plain and len(finder.outputs) == len(origins)
+    return Results(flat.spec, tuple(leaves), tuple(places), origins, tuple(changed), is_plain), finder.outputs
+
+
+class _Finder:
+    def __init__(self, tracer: Tracer, inputs: Sequence[Ref], results: Sequence[Tensor]) -> None:
+        self._tracer = tracer
+        self._inputs = {ref.value: number for number, ref in enumerate(inputs)}
+        self._results = results
+        self._known: dict[int, Origin] = {}
+        self._bases: dict[int, int] = {}  # by id of the group, the output that is its base
+        self.outputs: list[Ref] = []
+
+    def origin(self, tensor: Tensor) -> Origin:
+        """Where a tensor of the results comes from; the same tensor, the same origin."""
+        if id(tensor) not in self._known:
+            self._known[id(tensor)] = self._find(tensor)
+        return self._known[id(tensor)]
+
+    def separate(self, tensor: Tensor) -> Origin:
+        """An output for itself: an input or constant, written to or not, is that very tensor."""
+        root = next((ref for root, ref in self._tracer.roots() if root is tensor), None)
+        return self._output(root or self._tracer.ref(tensor))
+
+    def _find(self, tensor: Tensor) -> Origin:
+        tracer = self._tracer
+        ref = tracer.ref(tensor)
+        member = tracer.member(tensor)
+        root = tracer.root_of(member)
+        if root is not None:
+            steps = _runs(member, root.type) if member.steps else ()
+            if root.value in self._inputs:
+                return Origin("input", self._inputs[root.value], steps)
+            return Origin("constant", root.value, steps)
+        others = [other for other in self._results if other is not tensor and overlap(other, tensor)]
+        if not others:
+            return self._output(ref)
+        group = member.group
+        if id(group) not in self._bases:
+            self._bases[id(group)] = self._output(group.base).number
+        return Origin("output", self._bases[id(group)], _runs(member, group.base.type))
+
+    def _output(self, ref: Ref) -> Origin:
+        self.outputs.append(ref)
+        return Origin("output", len(self.outputs) - 1)
+
+
+def _runs(member: Member, base: ValueType) -> tuple[Run, ...]:
+    """What torch does for each step from the base to a view of it."""
+    runs: list[Run] = []
+    type_ = base
+    for step in member.steps:
+        if not is_known(step):
+            raise refuse("a result that shares memory with an argument or another result", "", _ADVICE)
+        runs.append(compile_operator(Operator("view", step.kind, (0,), (1,)), (type_, step.type)))
+        type_ = step.type
+    return tuple(runs)
