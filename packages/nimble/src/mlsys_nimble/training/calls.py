@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from mlsys_core.errors import MlsysError
 from torch import nn
 from torch._functorch.aot_autograd import aot_function
 from torch._subclasses.fake_tensor import (
@@ -23,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from mlsys_nimble import trees
 from mlsys_nimble.capture.repeat import refuse_unrepeatable
-from mlsys_nimble.errors import CaptureError, refuse
+from mlsys_nimble.errors import refuse
 from mlsys_nimble.executor import Executor, make_executor
 from mlsys_nimble.forks import CAPTURE_LOCK, renew_in_forks
 from mlsys_nimble.prepared import Options, autocast_state, first_line, run_on_copies
@@ -136,7 +137,7 @@ class TrainingCalls:
         except _REFUSED as error:
             self._models.pop(signature, None)
             raise refuse(f"the model asks for what depends on values: {error}", "", _ADVICE) from error
-        except CaptureError:
+        except MlsysError:
             self._models.pop(signature, None)
             raise
         except Exception as error:
