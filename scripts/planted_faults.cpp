@@ -17,9 +17,9 @@ void address_0() {  // reads beyond an allocation
 }
 
 void address_1() {  // loses one
-    int* values = (int*)std::malloc(4000);
+    int* volatile values = (int*)std::malloc(4000);
     values[0] = 1;
-    kept = values[0];
+    values = nullptr;
 }
 
 void undefined_0() {

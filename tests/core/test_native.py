@@ -341,3 +341,13 @@ def test_a_sanitizer_that_is_unknown_or_not_preloaded_is_refused(source: Path, t
 
 def test_the_library_is_a_plain_ctypes_one(source: Path, tmp_path: Path):
     assert isinstance(load_kernel(source, cache_dir=tmp_path), ctypes.CDLL)
+
+
+def test_a_compiler_does_not_inherit_what_is_preloaded(source: Path, tmp_path: Path, configure):
+    said = tmp_path / "said"
+    text = f'echo "[$LD_PRELOAD]" >> {said}\nexec {shutil.which("c++")} "$@"'
+    wrapper = program(tmp_path / "tells++", text)
+    configure("LD_PRELOAD", "libm.so.6")
+    configure("CXX", str(wrapper))
+    assert load_kernel(source, cache_dir=tmp_path / "cache").answer() == 42
+    assert set(said.read_text().split()) == {"[]"}

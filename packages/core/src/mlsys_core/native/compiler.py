@@ -90,7 +90,8 @@ def _asked(command: tuple[str, ...]) -> Compiler:
 def run_bounded(command: Sequence[str], *, timeout_s: float) -> tuple[int, str, str]:
     """Run ``command`` without input and return its exit status, output and errors.
 
-    Compilers start processes of their own: all of them end with it.
+    Compilers start processes of their own: all of them end with it. What is preloaded into this process (an allocator,
+    a sanitizer's runtime) is not into them.
 
     Raises:
         OSError: it cannot be started.
@@ -104,6 +105,7 @@ def run_bounded(command: Sequence[str], *, timeout_s: float) -> tuple[int, str, 
         text=True,
         errors="replace",
         start_new_session=True,
+        env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
     ) as process:
         try:
             out, errors = process.communicate(timeout=timeout_s)
