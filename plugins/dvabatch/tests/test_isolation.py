@@ -21,6 +21,8 @@ from mlsys_dvabatch.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages import parse_stages
 from torch import Tensor, nn
 
+from .rows import Rows
+
 BATCH = torch.export.Dim("batch", min=1)
 
 
@@ -169,22 +171,6 @@ def test_a_poisoned_request_fails_alone_under_every_policy(policy: Any):
     failed = {name for name, f in collector.finished.items() if f.reason is FinishReason.FAILED}
     assert failed == {"4", "30", "10"}  # the third is infinite
     assert all(float(f.result) == int(name) + 2 for name, f in collector.finished.items() if name not in failed)
-
-
-class Rows:
-    """Activations of numbers."""
-
-    def __init__(self, rows: Any) -> None:
-        self.rows = rows
-
-    num = property(lambda self: len(self.rows))
-    nbytes = property(lambda self: self.rows.nbytes)
-
-    def select(self, rows: Any) -> Rows:
-        return Rows(self.rows[list(rows)])
-
-    def join(self, others: Any) -> Rows:
-        return Rows(np.concatenate([self.rows, *(other.rows for other in others)]))
 
 
 def test_early_exit_needs_a_model_with_exits(tmp_path: Path):

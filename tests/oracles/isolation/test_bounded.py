@@ -1,0 +1,47 @@
+"""A part of the oracle in ``make test``: modules whose names promise trouble, and some that are harmless."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import warnings
+
+import pytest
+from mlsys_dvabatch import isolation
+
+from tests.oracles.isolation.catalogue import cases
+from tests.oracles.isolation.judge import Tally, by_cells, by_stages
+
+# They mix over the first dimension, in training or always; draw random numbers; give one number for all; keep apart.
+NAMES = (
+    *("BatchNorm1d", "RNN", "GRU", "Softmax2d", "MultiheadAttention", "InstanceNorm1d", "FractionalMaxPool2d"),
+    *("MSELoss", "NLLLoss", "Bilinear", "RNNCell", "TransformerEncoderLayer", "Conv2d", "Embedding", "CircularPad1d"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    warnings.simplefilter("ignore")
+    for name in ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_foreign_modules(name: str):
+    """Each answer equals what the module gives that request alone, or the module is refused at load."""
+    tally = Tally()
+    for case in cases(1, names=(name,)):
+        tally.judge(case, "stages", by_stages)
+        tally.judge(case, "cells", by_cells)
+    assert tally.total() >= 2, "torch no longer has it"
+    assert not tally.bad
+
+
+def test_the_judge_sees_mixing(monkeypatch: pytest.MonkeyPatch):
+    """Without the check, batch norm in training gives answers that follow their neighbours."""
+    monkeypatch.setattr(isolation, "require_isolated", lambda *_, **__: None)
+    tally = Tally()
+    for case in itertools.islice(cases(1, (True,), names=("BatchNorm1d",)), 1):
+        tally.judge(case, "stages", by_stages)
+    assert tally["wrong"] == 1
+    assert "answers differ" in tally.bad[0]
