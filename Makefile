@@ -14,7 +14,7 @@ PEER_TESTS := tests/windtunnel/converters/test_xgboost.py tests/windtunnel/conve
   plugins/dvabatch/tests/test_slicing.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-peers oracles mutants lint types fmt bench soak soak-dvabatch docs browser test-gpu sanitize bench-gpu lock lock-models clean
+.PHONY: help setup demo test fuzz test-peers oracles mutants lint types fmt bench soak soak-dvabatch docs browser test-gpu sanitize bench-gpu lock lock-models clean
 
 help:  ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -98,6 +98,9 @@ mutants: setup  ## Change the pure modules one expression at a time; print how m
 
 test-peers: $(VENV)-peers/.installed .peers/kserve/bin/python  ## Run the tests of other people's software: XGBoost, CatBoost, kserve, LangChain, lm-eval, Ray
 	OMP_NUM_THREADS=1 $(VENV)-peers/bin/python -m pytest $(PEER_TESTS)
+
+fuzz: setup  ## 100,000 mutated inputs to every parser that meets the outside; prints a tally
+	$(PY) -m tests.fuzz.run --runs 100000
 
 docs: setup  ## Build the documentation site into site/, warnings as errors
 	NO_MKDOCS_2_WARNING=true $(VENV)/bin/mkdocs build --strict --quiet

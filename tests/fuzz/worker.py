@@ -23,7 +23,7 @@ from typing import Any
 from mlsys_core.errors import MlsysError
 
 from tests.fuzz.mutate import mutated
-from tests.fuzz.target import Input, Target, all_targets
+from tests.fuzz.target import MODULES, Input, Target, all_targets
 
 HANG_S = 1.0  # of processor time for one input
 
@@ -54,18 +54,25 @@ def run(target: Target, seed: int, start: int, stop: int, progress: Path, say: A
                 except MlsysError as error:
                     refused += 1
                     if "\n" in str(error).strip() and len(str(error)) > 2000:
-                        say({"kind": "crash", "index": index, "what": f"a refusal of {len(str(error))} characters"})
+                        say(
+                            {
+                                "kind": "crash",
+                                "target": target.name,
+                                "index": index,
+                                "what": f"a refusal of {len(str(error))} characters",
+                            }
+                        )
                 except RecursionError:
-                    say({"kind": "crash", "index": index, "what": "RecursionError"})
+                    say({"kind": "crash", "target": target.name, "index": index, "what": "RecursionError"})
                 except Exception as error:  # noqa: BLE001 - this is what is looked for
                     last = traceback.extract_tb(error.__traceback__)[-1]
                     what = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}: {str(error)[:200]}"
-                    say({"kind": "crash", "index": index, "what": what})
+                    say({"kind": "crash", "target": target.name, "index": index, "what": what})
                 spent = time.process_time() - began
                 if spent > HANG_S:
-                    say({"kind": "hang", "index": index, "what": f"{spent:.1f} s"})
+                    say({"kind": "hang", "target": target.name, "index": index, "what": f"{spent:.1f} s"})
         growth = _peak_nbytes() - before
-        say({"kind": "done", "refused": refused, "taken": taken, "growth": growth})
+        say({"kind": "done", "target": target.name, "refused": refused, "taken": taken, "growth": growth})
 
 
 def _peak_nbytes() -> int:
@@ -77,13 +84,13 @@ def _limit_memory(nbytes: int) -> None:
     with contextlib.suppress(OSError):
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * os.sysconf("SC_PAGE_SIZE") + nbytes
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.worker", description=__doc__)
-    parser.add_argument("target")
+    parser.add_argument("target", help="a name, or several with commas: each gets the same numbers, in one process")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--start", type=int, required=True)
     parser.add_argument("--stop", type=int, required=True)
@@ -97,7 +104,10 @@ def main() -> int:
         out.write(json.dumps(line) + "\n")
         out.flush()
 
-    run(all_targets()[options.target], options.seed, options.start, options.stop, options.progress, say)
+    targets = all_targets(*MODULES, "selftest")
+    for name in options.target.split(","):
+        resource.setrlimit(resource.RLIMIT_AS, (resource.getrlimit(resource.RLIMIT_AS)[1],) * 2)
+        run(targets[name], options.seed, options.start, options.stop, options.progress, say)
     return 0
 
 

@@ -242,13 +242,13 @@ def batchmaker_folder(folder: Path) -> Case:
 
 
 TARGETS = (
-    Target("chrome-trace", chrome_trace, share=12),
-    Target("recording", recording_payload, share=6),
+    Target("chrome-trace", chrome_trace, share=10),
+    Target("recording", recording_payload, share=8),
     Target("profile-cache", profile_table, share=6),
-    Target("workload-trace", workload_trace, share=8),
-    Target("options", command_line, share=6),
-    Target("pt2-members", pt2_members, share=4),
-    Target("pt2-bytes", pt2_bytes, share=2),
-    Target("npz", npz, share=3),
-    Target("batchmaker-folder", batchmaker_folder, share=2),
+    Target("workload-trace", workload_trace, share=10),
+    Target("options", command_line, share=8),
+    Target("pt2-members", pt2_members, share=1),
+    Target("pt2-bytes", pt2_bytes, share=1),
+    Target("npz", npz, share=1),
+    Target("batchmaker-folder", batchmaker_folder, share=1),
 )

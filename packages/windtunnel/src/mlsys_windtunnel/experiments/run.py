@@ -57,7 +57,10 @@ class Journal:
         self._head = head = json.loads(json.dumps(asdict(setting)))
         if not path.exists():
             return
-        lines = path.read_text().splitlines(keepends=True)
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        except UnicodeDecodeError as error:
+            raise InvalidInputError(f"{path} is no journal of these experiments: {error}") from error
         if lines and not lines[-1].endswith("\n"):  # a run ended within it
             lines.pop()
             path.write_text("".join(lines))
