@@ -2,9 +2,9 @@
 
 Each area is copied into a workspace of its own below ``build/mutants``: its package's sources, and the tests that are
 to notice. mutmut changes one expression at a time and runs those tests that reach it. A mutant that no test kills is
-listed; ``requirements/mutants-survivors.txt`` says why some are left (equivalent code, messages).
+listed; docs/mutants.md says why some are left (equivalent code, messages).
 
-Usage: python scripts/mutants.py [AREA ...]
+Usage: python scripts/mutants.py [AREA ...] [--digits 37]
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "mutants"
+_LEFT = {0: "survived", 33: "no test reaches it"}  # mutmut's exit codes of mutants that were not killed
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,9 @@ def main() -> int:
     """Run the areas named, or all, and return 1 where fewer than nine tenths are killed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("area", nargs="*", help=f"of {', '.join(AREAS)}; all of them by default")
+    parser.add_argument(
+        "--digits", default="", help="try only mutants whose number ends in one of these: 37 is a fifth"
+    )
     parser.add_argument("--children", type=int, default=os.cpu_count() or 1, help="mutants tried at once")
     given = parser.parse_args()
     if unknown := set(given.area) - set(AREAS):
@@ -95,9 +99,9 @@ def main() -> int:
     lines = []
     for name in given.area or AREAS:
         start = time.monotonic()
-        stats, survivors = run(name, AREAS[name], given.children)
-        tried = stats["total"] - stats["skipped"]
-        dead = stats["killed"] + stats["timeout"] + stats["segfault"]
+        codes = run(name, AREAS[name], given.children, given.digits)
+        survivors = sorted(f"{mutant} {_LEFT[code]}" for mutant, code in codes.items() if code in _LEFT)
+        tried, dead = len(codes), len(codes) - len(survivors)
         total, killed = total + tried, killed + dead
         lines.append(f"{name}: {dead} of {tried} killed ({dead / max(tried, 1):.1%}), {time.monotonic() - start:.0f} s")
         (WORK / f"{name}-survivors.txt").write_text("\n".join(survivors) + "\n")
@@ -107,8 +111,8 @@ def main() -> int:
     return int(killed < 0.9 * total)
 
 
-def run(name: str, area: Area, children: int) -> tuple[dict[str, int], list[str]]:
-    """Try every mutant of one area; return mutmut's counts and the names of those that no test killed."""
+def run(name: str, area: Area, children: int, digits: str = "") -> dict[str, int]:
+    """Try the mutants of one area, and return mutmut's exit code for each."""
     work = WORK / name
     shutil.rmtree(work, ignore_errors=True)
     package = Path(area.source).name
@@ -123,17 +127,19 @@ def run(name: str, area: Area, children: int) -> tuple[dict[str, int], list[str]
             shutil.copy(path, to)
     (work / "pyproject.toml").write_text(_config(package, area, [str(path.relative_to(ROOT)) for path in tests]))
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    mutmut = [sys.executable, "-m", "mutmut"]
+    command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(children)]
+    if digits:
+        command.append(f"*__mutmut_*[{digits}]")
     log = WORK / f"{name}.log"
     with log.open("w") as out:
-        for command in (["run", "--max-children", str(children)], ["export-cicd-stats"]):
-            done = subprocess.run([*mutmut, *command], cwd=work, env=environment, stdout=out, stderr=subprocess.STDOUT)
-            if done.returncode != 0:
-                tail = "\n".join(log.read_text(errors="replace").replace("\r", "\n").splitlines()[-30:])
-                raise SystemExit(f"mutmut failed on {name}:\n{tail}")
-    listed = subprocess.run([*mutmut, "results"], cwd=work, env=environment, capture_output=True, text=True, check=True)
-    stats: dict[str, int] = json.loads((work / "mutants" / "mutmut-cicd-stats.json").read_text())
-    return stats, [line.strip() for line in listed.stdout.splitlines() if line.strip()]
+        done = subprocess.run(command, cwd=work, env=environment, stdout=out, stderr=subprocess.STDOUT)
+    if done.returncode != 0:
+        tail = "\n".join(log.read_text(errors="replace").replace("\r", "\n").splitlines()[-30:])
+        raise SystemExit(f"mutmut failed on {name}:\n{tail}")
+    codes: dict[str, int | None] = {}
+    for path in (work / "mutants").rglob("*.meta"):
+        codes |= json.loads(path.read_text())["exit_code_by_key"]
+    return {mutant: code for mutant, code in codes.items() if code is not None}
 
 
 def _config(package: str, area: Area, tests: list[str]) -> str:
