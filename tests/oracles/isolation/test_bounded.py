@@ -15,7 +15,7 @@ from tests.oracles.isolation.judge import Tally, by_cells, by_stages
 # They mix over the first dimension, in training or always; draw random numbers; give one number for all; keep apart.
 NAMES = (
     *("BatchNorm1d", "RNN", "GRU", "Softmax2d", "MultiheadAttention", "InstanceNorm1d", "FractionalMaxPool2d"),
-    *("MSELoss", "NLLLoss", "Bilinear", "RNNCell", "TransformerEncoderLayer", "Conv2d", "Embedding", "CircularPad1d"),
+    *("MSELoss", "NLLLoss", "Bilinear", "PReLU", "TransformerEncoderLayer", "Conv2d", "Embedding", "CircularPad1d"),
 )
 
 
