@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal
 
 from mlsys_core.errors import InvalidInputError
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from mlsys_orca.batch import MAX_LOGPROBS
 from mlsys_orca.guides import Grammar, GrammarKind, grammar_of
@@ -66,6 +66,13 @@ def _is_same(value: Any, other: Any) -> bool:
     if isinstance(value, bool) or isinstance(other, bool):
         return value is other
     return bool(value == other)
+
+
+def _not_too_many(biases: Any) -> Any:
+    """``biases``, if they are not so many that to check each would take long."""
+    if isinstance(biases, dict) and len(biases) > MAX_BIASES:
+        raise ValueError(f"has {len(biases)} tokens, and at most {MAX_BIASES} may have a bias")
+    return biases
 
 
 class StreamOptions(Body):
@@ -167,8 +174,8 @@ class Generating(Sampled):
     repetition_penalty: float = Field(default=1.0, gt=0, le=10)
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, Bias] | None = Field(
-        default=None, max_length=MAX_BIASES, description="Token id, as text -> what is added."
+    logit_bias: Annotated[dict[str, Bias], BeforeValidator(_not_too_many)] | None = Field(
+        default=None, description="Token id, as text -> what is added."
     )
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)

@@ -23,6 +23,8 @@ from mlsys_orca.openai.front import LARGE, Front
 
 MAX_VALUES = 500_000  # of a body: texts, numbers and the like. Parsing that many takes the lock for some 40 ms
 MAX_CONTAINERS = 20_000  # of a body: arrays and objects, each some hundred bytes of memory
+MAX_KEYS = 50_000  # of a body: fields of all its objects
+_SLICE = 1 << 16  # bytes
 
 
 def bounded_json(body: bytes) -> Any:
@@ -35,33 +37,38 @@ def bounded_json(body: bytes) -> Any:
         >>> bounded_json(b'{"prompt": [1, 2]}')
         {'prompt': [1, 2]}
     """
-    num_containers, num_values = _upper_bounds(body)
-    if num_containers > MAX_CONTAINERS or num_values > MAX_VALUES:
-        num_containers, num_values = _upper_bounds(_without_texts(body))
-    for count, limit, what in (
-        (num_containers, MAX_CONTAINERS, "arrays and objects"),
-        (num_values, MAX_VALUES, "values"),
-    ):
+    limits = (MAX_CONTAINERS, MAX_KEYS, MAX_VALUES)
+    counts = _counts(body)
+    if any(count > limit for count, limit in zip(counts, limits, strict=True)):
+        counts = _counts_outside_texts(body, limits)
+    for count, limit, what in zip(counts, limits, ("arrays and objects", "fields", "values"), strict=True):
         if count > limit:
             raise HttpError(
-                f"the body has about {count} {what}, and at most {limit} may be in one request: send several",
+                f"the body has at least {count} {what}, and at most {limit} may be in one request: send several",
                 http_status=400,
                 error_code="too_many_values",
             )
     return parse_json(body)
 
 
-def _upper_bounds(text: bytes) -> tuple[int, int]:
+def _counts(text: bytes) -> tuple[int, int, int]:
+    """Containers, fields and values, if no text in it has the signs that part them; else more."""
     num_containers = text.count(b"[") + text.count(b"{")
-    return num_containers, text.count(b",") + num_containers + 1
+    return num_containers, text.count(b":"), text.count(b",") + num_containers + 1
 
 
-def _without_texts(body: bytes) -> bytes:
-    """The signs between the texts of a JSON text."""
+def _counts_outside_texts(body: bytes, limits: tuple[int, int, int]) -> tuple[int, int, int]:
+    """As :func:`_counts`, without what stands in texts; ends where a limit is passed."""
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    if plain.count(b'"') > 2 * MAX_VALUES:
-        return b"," * MAX_VALUES  # each two quotes are a value
-    return b"".join(plain.split(b'"')[::2])
+    found, in_text = (0, 0, 0), 0
+    for start in range(0, len(plain), _SLICE):  # in pieces, since a call keeps the interpreter's lock to its end
+        parts = plain[start : start + _SLICE].split(b'"')
+        more = _counts(b"".join(parts[in_text::2]))
+        found = (found[0] + more[0], found[1] + more[1], found[2] + more[2])
+        in_text ^= (len(parts) - 1) & 1
+        if any(count > limit for count, limit in zip(found, limits, strict=True)):
+            break
+    return found
 
 
 def read_body(body: bytes, model: type[BaseModel], validation_status: int) -> BaseModel:

@@ -86,4 +86,7 @@ def _tokens(body: TokenizeRequest, service: ModelService) -> Tokens:
     else:
         ids = tokenizer.encode(body.prompt or "", add_bos=body.add_special_tokens)
     texts = [tokenizer.decode([token_id], skip_special=False) for token_id in ids] if body.return_token_strs else None
-    return Tokens(count=len(ids), max_model_len=service.engine.max_model_len, tokens=ids, token_strs=texts)
+    # Not checked again: a million numbers would keep the interpreter's lock for long.
+    return Tokens.model_construct(
+        count=len(ids), max_model_len=service.engine.max_model_len, tokens=ids, token_strs=texts
+    )

@@ -1,0 +1,69 @@
+"""A server as ``mlsys orca serve`` makes it, which also tells how long its event loop stood still.
+
+    python server.py MODEL MAX_MODEL_LEN
+
+It prints its address. ``GET /oracle`` answers with the longest time between two turns of the loop since it was last
+asked, in seconds of the clock and of this process's processor time (what it did itself while the loop stood still;
+on a busy machine the clock also counts what others did), and with the memory that is resident, in bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+from mlsys_core.collector import kept_out_of_collections
+from mlsys_core.serving.http import HttpConfig, ServerAddress, serve
+from mlsys_orca.engine import EngineConfig
+from mlsys_orca.loading.load import load_model
+from mlsys_orca.server import make_app, make_service
+
+TURN_S = 0.002
+
+
+class Watchdog:
+    """A task that wakes every two milliseconds and keeps the longest times that it slept."""
+
+    def __init__(self) -> None:
+        self.longest_s = self.longest_cpu_s = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    async def ask(self) -> dict[str, float]:
+        """Return what was seen, and begin anew."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._watch())
+        gaps = {"gap_s": self.longest_s, "gap_cpu_s": self.longest_cpu_s}
+        self.longest_s = self.longest_cpu_s = 0.0
+        return gaps | {"rss_nbytes": psutil.Process().memory_info().rss}
+
+    async def _watch(self) -> None:
+        last, last_cpu = time.perf_counter(), time.process_time()
+        while True:
+            await asyncio.sleep(TURN_S)
+            now, now_cpu = time.perf_counter(), time.process_time()
+            self.longest_s = max(self.longest_s, now - last - TURN_S)
+            self.longest_cpu_s = max(self.longest_cpu_s, now_cpu - last_cpu)
+            last, last_cpu = now, now_cpu
+
+
+def main(model: str, max_model_len: str) -> int:
+    """Serve until SIGTERM."""
+    config = EngineConfig(max_model_len=int(max_model_len), max_waiting=256, num_threads=1)
+    service = make_service(load_model(Path(model)), "tiny", config)
+    app = make_app(service, HttpConfig(validation_status=400, drain_timeout_s=1))
+    app.add_api_route("/oracle", Watchdog().ask)
+    with ExitStack() as serving:
+
+        def ready(address: ServerAddress) -> None:
+            serving.enter_context(kept_out_of_collections())  # as the command does
+            print(address.url, flush=True)
+
+        return serve(app, port=0, on_ready=ready)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
