@@ -69,7 +69,7 @@ def triton_clients(server: Running, tally: Tally) -> None:
     import tritonclient.grpc as grpcclient
     import tritonclient.http as httpclient
 
-    name, output, array = _question(server.kind)
+    array = np.array([1, 4, 2, 0], np.int64) if server.kind == "batchmaker" else np.ones((2, 4), np.float32)
     host = server.url.removeprefix("https://")
     with ExitStack() as stack:
         # Its way to name an authority is that of ssl.wrap_socket.
@@ -80,6 +80,8 @@ def triton_clients(server: Running, tally: Tally) -> None:
             grpcclient.InferenceServerClient(server.grpc, ssl=True, root_certificates=str(server.files.ca))
         )
         answers = []
+        metadata = over_http.get_model_metadata("tiny", headers=KEYED)
+        name, output = metadata["inputs"][0]["name"], metadata["outputs"][0]["name"]
         for module, client in ((httpclient, over_http), (grpcclient, over_grpc)):
             api = module.__name__
             for headers in ({"authorization": f"Bearer {KEY}"}, {"x-api-key": KEY}):
@@ -107,12 +109,6 @@ def triton_clients(server: Running, tally: Tally) -> None:
             _refused(lambda client=client: client.get_server_metadata(headers=KEYED), module.__name__, tally)
 
 
-def _question(kind: str) -> tuple[str, str, np.ndarray[Any, Any]]:
-    if kind == "batchmaker":
-        return "words", "hidden", np.array([1, 4, 2, 0], np.int64)
-    return "input", "output_0", np.ones((2, 4), np.float32)
-
-
 def _triton_type(array: np.ndarray[Any, Any]) -> str:
     return {"int64": "INT64", "float32": "FP32"}[array.dtype.name]
 
@@ -124,6 +120,25 @@ def _refused(call: Any, what: str, tally: Tally) -> None:
         tally.check("Traceback" not in str(error), what, outcome="refused")
     else:
         tally.note("wrong", f"{what}: let in")
+
+
+def openai_client(server: Running, tally: Tally) -> None:
+    """``openai`` over HTTPS: the same greedy answer each time; refused without the key or trust."""
+    import openai
+
+    def client(key: str, *, trusts: bool = True) -> openai.OpenAI:
+        web = httpx.Client(verify=server.context() if trusts else True, timeout=None)
+        return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, http_client=web)
+
+    def ask(asking: openai.OpenAI) -> str:
+        return asking.completions.create(model="tiny", prompt="ab", max_tokens=8, temperature=0).choices[0].text
+
+    with client(KEY) as known, client(KEY.upper()) as unknown, client(KEY, trusts=False) as stranger:
+        first = ask(known)
+        for _ in range(10):
+            tally.check(ask(known) == first, "openai: another answer")
+        for asking in (unknown, stranger):
+            _refused(lambda asking=asking: ask(asking), "openai", tally)
 
 
 def web_pages(server: Running, tally: Tally) -> None:

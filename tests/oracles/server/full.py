@@ -8,7 +8,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from tests.oracles.server.clients import documented_requests, stalled_connections, triton_clients, web_pages
+from tests.oracles.server.clients import (
+    documented_requests,
+    openai_client,
+    stalled_connections,
+    triton_clients,
+    web_pages,
+)
 from tests.oracles.server.servers import KEY, KINDS, running
 from tests.oracles.server.tally import Tally
 
@@ -18,7 +24,9 @@ def run(kind: str, folder: Path, tally: Tally, *, examples: int, connections: in
     with running(kind, folder, "--header-timeout-s", "3", "--body-timeout-s", "3") as server:
         documented_requests(server, tally, examples=examples)
         web_pages(server, tally)
-        if server.grpc is not None:
+        if server.grpc is None:
+            openai_client(server, tally)
+        else:
             triton_clients(server, tally)
         stalled_connections(server, tally, number=connections)
     said = "".join(server.log)

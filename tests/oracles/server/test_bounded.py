@@ -19,4 +19,4 @@ def test_foreign_and_hostile_clients_are_served_or_refused(kind: str, tmp_path: 
     tally = Tally()
     run(kind, tmp_path, tally, examples=3, connections=30)
     assert not tally.bad
-    assert min(tally.counts["equal"], tally.counts["refused"]) > 20
+    assert min(tally.counts["equal"], tally.counts["refused"]) > 10
