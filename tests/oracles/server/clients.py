@@ -1,4 +1,7 @@
-"""Clients that nobody wrote for this project, and those that wish it ill, against a server as a user starts it."""
+"""Clients that nobody wrote for this project, and those that wish it ill, against a server as a user starts it.
+
+``tritonclient`` writes into the headers that it is given, so each call gets a copy.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,7 @@ def triton_clients(server: Running, tally: Tally) -> None:
             grpcclient.InferenceServerClient(server.grpc, ssl=True, root_certificates=str(server.files.ca))
         )
         answers = []
-        metadata = over_http.get_model_metadata("tiny", headers=KEYED)
+        metadata = over_http.get_model_metadata("tiny", headers=dict(KEYED))
         name, output = metadata["inputs"][0]["name"], metadata["outputs"][0]["name"]
         for module, client in ((httpclient, over_http), (grpcclient, over_grpc)):
             api = module.__name__
@@ -88,16 +91,16 @@ def triton_clients(server: Running, tally: Tally) -> None:
                 for _ in range(5):
                     given_input = module.InferInput(name, list(array.shape), _triton_type(array))
                     given_input.set_data_from_numpy(array)
-                    answers.append(client.infer("tiny", [given_input], headers=headers).as_numpy(output))
+                    answers.append(client.infer("tiny", [given_input], headers=dict(headers)).as_numpy(output))
                     tally.check(bool(np.array_equal(answers[-1], answers[0])), f"{api}: another answer")
-                tally.check(client.is_model_ready("tiny", headers=headers), f"{api}: not ready")
-                client.unload_model("tiny", headers=headers)
-                tally.check(not client.is_model_ready("tiny", headers=headers), f"{api}: ready though unloaded")
-                client.load_model("tiny", headers=headers)
-                tally.check(client.is_model_ready("tiny", headers=headers), f"{api}: unloaded for good")
+                tally.check(client.is_model_ready("tiny", headers=dict(headers)), f"{api}: not ready")
+                client.unload_model("tiny", headers=dict(headers))
+                tally.check(not client.is_model_ready("tiny", headers=dict(headers)), f"{api}: ready though unloaded")
+                client.load_model("tiny", headers=dict(headers))
+                tally.check(client.is_model_ready("tiny", headers=dict(headers)), f"{api}: unloaded for good")
             for headers in ({}, {"x-api-key": KEY.upper()}, {"authorization": f"Basic {KEY}"}):
                 for call in (client.get_server_metadata, client.get_model_repository_index):
-                    _refused(lambda call=call, headers=headers: call(headers=headers), f"{api} {headers}", tally)
+                    _refused(lambda call=call, headers=headers: call(headers=dict(headers)), f"{api} {headers}", tally)
         strangers = [
             (httpclient, httpclient.InferenceServerClient(host)),  # plain HTTP
             (httpclient, httpclient.InferenceServerClient(host, ssl=True)),  # trusts others
@@ -106,7 +109,7 @@ def triton_clients(server: Running, tally: Tally) -> None:
         ]
         for module, client in strangers:
             stack.enter_context(client)
-            _refused(lambda client=client: client.get_server_metadata(headers=KEYED), module.__name__, tally)
+            _refused(lambda client=client: client.get_server_metadata(headers=dict(KEYED)), module.__name__, tally)
 
 
 def _triton_type(array: np.ndarray[Any, Any]) -> str:
@@ -149,19 +152,19 @@ def web_pages(server: Running, tally: Tally) -> None:
     }
     origins = ["https://evil.example", "null", "https://127.0.0.1.evil.example", "http://localhost:1", "file://"]
     types = [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "application/json"]
-    with httpx.Client(base_url=server.url, verify=server.context(), headers=KEYED) as client:
+    with httpx.Client(base_url=server.url, verify=server.context(), headers=dict(KEYED)) as client:
         for path in paths.get(server.kind, paths["batchmaker"]):
             for origin in origins:
                 for content_type in types:
                     headers = {"origin": origin} | ({} if content_type is None else {"content-type": content_type})
-                    answer = client.post(path, content=b"{}", headers=headers)
+                    answer = client.post(path, content=b"{}", headers=dict(headers))
                     tally.check(answer.status_code == 403, f"{path} from {origin} as {content_type}", outcome="refused")
             for host in ("evil.example", "127.0.0.1.evil.example:443", "localhost.evil.example"):
                 for method in ("GET", "POST"):
                     answer = client.request(method, path, headers={"host": host})
                     tally.check(answer.status_code == 403, f"{method} {path} as {host}", outcome="refused")
         headers = {"origin": "https://evil.example", "access-control-request-method": "POST"}
-        answer = client.options("/v1/completions", headers=headers)
+        answer = client.options("/v1/completions", headers=dict(headers))
         is_closed = "access-control-allow-origin" not in answer.headers
         tally.check(is_closed, "a preflight was allowed", outcome="refused")
 

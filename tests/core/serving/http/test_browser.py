@@ -124,6 +124,7 @@ LOOPBACK, ALL = ServerAddress("127.0.0.1", 8000), ServerAddress("0.0.0.0", 8000)
         ("MODELS.lan", True),
         ("evil.example:8000", False),
         ("localhost.evil.example", False),
+        ("evillocalhost", False),
         ("127.0.0.1.evil.example:8000", False),
         ("models.lan.evil.example", False),
         ("evil.example:80:80", False),

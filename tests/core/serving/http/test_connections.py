@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -176,6 +177,32 @@ def test_a_second_request_that_stalls_does_not_cost_the_first_its_answer(make_ap
         until_closed(stalled)  # it came later, so the first one's time has passed too
         may_end.set()
         assert b'{"answer":"whole"}' in until_closed(sock), "answered, then closed"
+
+
+def test_a_client_whose_body_nobody_reads_is_not_at_fault(make_app: Any, serve: Any, dial: Any) -> None:
+    begun, may_read = threading.Event(), threading.Event()
+    router = Router()
+
+    @router.post("/later")
+    async def later(request: Request) -> dict[str, int]:
+        begun.set()
+        await asyncio.to_thread(may_read.wait)
+        return {"length": len(await request.body())}
+
+    server = serve(make_app(router, connections=ConnectionLimits(body_timeout_s=SOON_S)))
+    answers: list[httpx.Response] = []
+    body = bytes(8 * 2**20)  # more than sockets and buffers hold
+    sending = threading.Thread(
+        target=lambda: answers.append(httpx.post(f"{server.url}/later", content=body, timeout=None))
+    )
+    sending.start()
+    assert begun.wait(60)
+    with dial(server) as stalled:
+        stalled.sendall(b"POST /later HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\nx")
+        until_closed(stalled)  # it came later, so the first one's time has passed too
+    may_read.set()
+    sending.join()
+    assert answers[0].json() == {"length": len(body)}
 
 
 def test_all_of_many_stalled_connections_are_closed_and_others_are_served(serve_with: Any, dial: Any) -> None:

@@ -16,6 +16,8 @@ from mlsys_core.serving.oip.grpc_server import timeout_of
 from mlsys_core.serving.oip.repository import ModelRepository
 from mlsys_core.serving.oip.version import Version
 
+NEVER_S = 1e6  # a time that does not pass in a test
+
 
 @pytest.mark.parametrize(
     ("asked", "default", "cap", "expected"),
@@ -66,10 +68,22 @@ async def test_a_deadline_that_has_passed_ends_the_request_at_once(reference: Mo
     engine = Engine(ModelRepository([model]), VirtualClock())
     version = engine.repository.find("add")
     with pytest.raises(DeadlineExceededError):
-        await engine.infer(version, add(), started_s=0.0, deadline_s=-5.0)
+        await engine.infer(version, add(), started_s=0.0, deadline_s=-NEVER_S)
     with pytest.raises(DeadlineExceededError):
-        await anext(engine.stream(version, add(), started_s=0.0, deadline_s=-5.0))
+        await anext(engine.stream(version, add(), started_s=0.0, deadline_s=-NEVER_S))
     assert model.num_cancelled == len(model.requests) == 2
+
+
+async def test_a_stream_ends_at_its_deadline_too(reference: ModuleType) -> None:
+    model = reference.Repeat()
+    engine = Engine(ModelRepository([model]), VirtualClock())
+    text = np.array([b"a b"], np.object_)
+    tensor = WireTensor(name="text", datatype="BYTES", shape=(1,), read=lambda *_: text)
+    asked = WireRequest(inputs=[tensor], parameters={"delay_s": NEVER_S})
+    version = engine.repository.find("repeat")
+    with pytest.raises(DeadlineExceededError):
+        await anext(engine.stream(version, asked, started_s=0.0, deadline_s=-NEVER_S))
+    assert model.num_cancelled == 1
 
 
 async def test_a_deadline_to_come_does_not_end_the_request(reference: ModuleType) -> None:
