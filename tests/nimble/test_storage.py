@@ -77,3 +77,68 @@ def test_no_execution_writes_what_is_still_to_be_read(program: Program, data: st
                 mine, theirs = bytes_of(storage, program, root), bytes_of(storage, program, other)
                 assert not (mine and theirs and mine.start < theirs.stop and theirs.start < mine.stop), (root, other)
         written |= writes[index]
+
+
+def chain(*kinds: object, outputs: tuple[ValueId, ...] | None = None, size: int = 64) -> Program:
+    """One operator after another, each of the one before it."""
+    values = (ValueType((size,), "float32"),) * (len(kinds) + 1)
+    operators = tuple(Operator(f"op{i}", kind, (i,), (i + 1,)) for i, kind in enumerate(kinds))  # type: ignore[arg-type]
+    return Program(values, operators, (0,), outputs or (len(kinds),))
+
+
+def test_dependencies_look_through_what_runs_in_place():
+    view, half = Slice(0, 0), ValueType((32,), "float32")
+    full = ValueType((64,), "float32")
+    operators = (
+        Operator("first", RELU, (0,), (1,)),
+        Operator("view", view, (1,), (2,)),
+        Operator("second", RELU, (2,), (3,)),
+        Operator("sum", ADD, (2, 3), (4,)),
+    )
+    layout = lay_out(Program((full, full, half, half, half), operators, (0,), (4,)))
+    names = [operator.name for operator in layout.program.operators]
+    needed = {name: [names[i] for i in some] for name, some in zip(names, dependencies(layout), strict=True)}
+    assert needed == {
+        "input0": [],
+        "first": ["input0"],
+        "view": [],
+        "second": ["first"],
+        "sum": ["first", "second"],
+        "output0": ["sum"],
+    }
+
+
+def test_ancestors_are_all_that_must_have_run():
+    assert ancestors([(), (0,), (0,), (1,), (1, 2), ()]) == [0b0, 0b1, 0b1, 0b11, 0b111, 0b0]
+
+
+def test_a_chain_takes_two_places_in_turns():
+    layout = lay_out(chain(*[RELU] * 6))
+    storage = plan_storage(layout, ancestors(dependencies(layout)))
+    assert storage.plan.peak_nbytes == 2 * 64 * 4
+    assert len(storage.offsets) == 7  # the input's copy, and what six operators make; the output is the caller's
+
+
+def test_operators_side_by_side_have_places_of_their_own():
+    values = (ValueType((64,), "float32"),) * 4
+    operators = (
+        Operator("one", RELU, (0,), (1,)),
+        Operator("other", RELU, (0,), (2,)),
+        Operator("sum", ADD, (1, 2), (3,)),
+    )
+    layout = lay_out(Program(values, operators, (0,), (3,)))
+    storage = plan_storage(layout, ancestors(dependencies(layout)))
+    assert storage.plan.peak_nbytes == 3 * 64 * 4  # the input is still read while both are made
+    in_turns = plan_storage(layout, [(1 << index) - 1 for index in range(len(layout.program.operators))])
+    assert in_turns.plan.peak_nbytes == 3 * 64 * 4  # in turns, the sum goes where the input was
+
+
+def test_what_goes_back_to_a_buffer_keeps_its_place():
+    program = chain(*[RELU] * 4)
+    kept = Program(program.values, program.operators, (0,), (4,), {}, ((0, 1),))
+    layout = lay_out(kept)
+    storage = plan_storage(layout, ancestors(dependencies(layout)))
+    root = layout.places[layout.program.mutations[0][1]].root
+    mine = bytes_of(storage, layout.program, root)
+    others = [bytes_of(storage, layout.program, other) for other in storage.offsets if other != root]
+    assert all(mine.stop <= other.start or other.stop <= mine.start for other in others)

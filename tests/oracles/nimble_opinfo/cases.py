@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,7 +46,6 @@ class Case:
     function: Function
     tensors: tuple[torch.Tensor, ...]
     has_set_values: bool = True  # False: only shapes and dtypes can be compared
-    tolerance_scale: float = field(default=1.0)
 
 
 def operators() -> list[OpInfo]:
@@ -58,6 +57,11 @@ def operators() -> list[OpInfo]:
     return list(op_db)
 
 
+def label_of(info: OpInfo) -> str:
+    """Its name, and which of its entries of that name it is."""
+    return info.name + (f" ({info.variant_test_name})" if info.variant_test_name else "")
+
+
 def cases_of(info: OpInfo, dtype: str, *, most_samples: int, variants: Sequence[str] = VARIANTS) -> Iterator[Case]:
     """The cases of an operator for a dtype: samples spread over OpInfo's own, each in the variants that it allows."""
     torch_dtype: torch.dtype = getattr(torch, dtype)
@@ -67,14 +71,15 @@ def cases_of(info: OpInfo, dtype: str, *, most_samples: int, variants: Sequence[
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         samples = list(info.sample_inputs("cpu", torch_dtype, requires_grad=False))
-    label = info.name + (f" ({info.variant_test_name})" if info.variant_test_name else "")
     for number in _spread(len(samples), most_samples):
         for variant in variants:
             if variant in EAGER_CRASHES.get(info.name, ()):
                 continue
             made = _MAKERS[variant](info, samples[number])
             if made is not None:
-                yield Case(f"{label} {dtype} #{number} {variant}", *made, has_set_values=info.name not in UNSET)
+                yield Case(
+                    f"{label_of(info)} {dtype} #{number} {variant}", *made, has_set_values=info.name not in UNSET
+                )
 
 
 def _spread(count: int, most: int) -> list[int]:

@@ -42,6 +42,8 @@ def compare(actual: Iterable[Any], expected: Iterable[Any], *, values: bool = Tr
 
 
 def _difference(ours: torch.Tensor, theirs: torch.Tensor, scale: float) -> str:
+    if theirs.layout is not torch.strided:
+        ours, theirs = ours.to_dense(), theirs.to_dense()
     tolerance = RELATIVE.get(theirs.dtype, 0.0) * scale
     if not theirs.numel() or torch.equal(ours, theirs):
         return ""

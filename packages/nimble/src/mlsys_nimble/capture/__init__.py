@@ -75,7 +75,9 @@ def capture(
     ]
     tracer = Tracer(device, site, own)
     run: Callable[..., Any] = node_site.run if node_site else model
-    with torch.inference_mode(), _traceable(), _attributes_restored(modules) as before:
+    # The generators go back to where they were: the first replay draws what eager draws.
+    generators = torch.random.fork_rng([device] if device.type == "cuda" else [])
+    with generators, torch.inference_mode(), _traceable(), _attributes_restored(modules) as before:
         for place in places:
             leaves[place] = leaves[place].detach().clone()
         leaves = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]  # known by what they hold
@@ -88,6 +90,11 @@ def capture(
                 result = run(*call[0], **call[1])
             results, outputs = find_results(result, objects, given.changed(), tracer, inputs, separates=separates)
             _note_reassigned(before, modules, tracer)
+        except NotImplementedError as error:
+            if "HigherOrderOperator" not in str(error):
+                raise
+            what = f"an operator that takes functions or has effects: {str(error).partition(' and mode ')[0]}"
+            raise refuse(what, site().source, "Prepare with fallback='eager' to run that part eagerly.") from error
         finally:
             tracer.restore()
     builder = tracer.builder

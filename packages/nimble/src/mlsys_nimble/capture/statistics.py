@@ -38,8 +38,8 @@ def declared(func: Any, args: Sequence[Any]) -> Callable[..., Any] | None:
     if name not in ("aten::batch_norm", "aten::native_batch_norm", "aten::instance_norm"):
         return None
     mean, updates = args[3], args[5]
-    if mean is None or not updates:
-        return None
+    if mean is None or not updates or any(0 in statistic.stride() for statistic in args[3:5]):
+        return None  # or it writes many numbers to one place: refused when it is run
     if name == "aten::instance_norm":  # torch takes it apart into a batch norm, and a write
         return func.decompose  # type: ignore[no-any-return]
     is_one = name == "aten::batch_norm"

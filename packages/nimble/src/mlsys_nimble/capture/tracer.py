@@ -31,8 +31,16 @@ _BRANCH = (
     "A schedule is fixed ahead of time: replace the branch by torch.where, pass the number as an argument of forward, "
     "or prepare with fallback='eager'."
 )
+_CHECK = "A replay would not look: check inputs before the call, or prepare with fallback='eager'."
 _SHAPE = "Use a mask of fixed shape in its place, or prepare with fallback='eager'."
-_WHOLE = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
+_WHOLE = frozenset(
+    {
+        *("lstm", "gru", "rnn_tanh", "rnn_relu", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+        # These raise for values that they cannot take, which a replay is to do too.
+        *("linalg_cholesky", "linalg_inv", "linalg_solve", "linalg_lu_factor", "linalg_ldl_factor"),
+    }
+)
+_STATIC_CHECKS = ("aten._assert_tensor_metadata", "aten.sym_constrain_range", "aten._assert_scalar")
 
 
 _ANY_STRIDES = (
@@ -153,6 +161,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result = func(*args, **kwargs)
         if isinstance(result, torch.Tensor | list | tuple):
             self._record(func, name, result, refs, tensors)
+        elif result is None and not all(map(self.is_fixed, tensors)) and not name.startswith(_STATIC_CHECKS):
+            raise refuse(f"{name} looks at values and gives none", self.builder.site.source, _CHECK)
         return result
 
     def _record(self, func: Any, name: str, result: Any, refs: tuple[Any, Any], tensors: list[torch.Tensor]) -> None:

@@ -1,0 +1,53 @@
+"""Which cases an oracle's run takes: all operators, in turns that no clock and no chance decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tests.oracles.nimble_opinfo.cases import DTYPES, VARIANTS, cases_of, operators
+from tests.oracles.nimble_opinfo.judge import Judgement, judge
+
+DIFFERENTIABLE = ("float32", "float64", "complex64", "float32")
+
+
+@dataclass(frozen=True)
+class Work:
+    """One operator, for one dtype, along one path."""
+
+    number: int  # of the operator in OpInfo's table
+    dtype: str
+    path: str
+    variants: tuple[str, ...]
+    most_samples: int = 1
+
+
+def whole() -> Iterator[Work]:
+    """The whole run: every operator and dtype natively in every variant, the other paths in turns."""
+    for number in range(len(operators())):
+        for turn, dtype in enumerate(DTYPES):
+            yield Work(number, dtype, "native", VARIANTS, most_samples=2 if dtype == "float32" else 1)
+            yield Work(number, dtype, "reference", (VARIANTS[(number + turn) % len(VARIANTS)],))
+        turn = VARIANTS[number % len(VARIANTS)]
+        learns = DIFFERENTIABLE[number % len(DIFFERENTIABLE)]
+        yield Work(number, learns, "training", ("plain",))
+        yield Work(number, "float32", "training" if number % 4 else "training reference", (turn,))
+        yield Work(number, DTYPES[number % len(DTYPES)], "compile", (turn,))
+        yield Work(number, "float32", ("compile", "compiled training")[number % 2], ("plain",))
+
+
+def bounded() -> Iterator[Work]:
+    """The part for every run of the tests: each operator twice, dtypes and variants in turns; few on slow paths."""
+    for number in range(len(operators())):
+        variant = VARIANTS[number // len(DTYPES) % len(VARIANTS)]
+        path = "reference" if number % 5 == 4 else "native"
+        yield Work(number, DTYPES[number % len(DTYPES)], path, ("plain",))
+        yield Work(number, "float32", path, (variant,))
+        if number % 31 == 0:
+            yield Work(number, "float32", ("training", "compile", "compiled training")[number // 31 % 3], ("plain",))
+
+
+def judgements(work: Work) -> Iterator[Judgement]:
+    """The verdicts on a piece of work."""
+    for case in cases_of(operators()[work.number], work.dtype, most_samples=work.most_samples, variants=work.variants):
+        yield judge(case, work.path)
