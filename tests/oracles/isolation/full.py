@@ -1,6 +1,7 @@
 """Foreign models through DVABatch's and BatchMaker's executors: ``make oracles``.
 
-Every class of torch's own module tests, three argument lists each, in evaluation and in training, among 24 requests.
+Every class of torch's own module tests, three argument lists each, in evaluation and in training, among 24 requests;
+then 400 requests of Triton's clients, REST and gRPC, every ninth at fault.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from tests.oracles.isolation.catalogue import cases
+from tests.oracles.isolation.clients import many_clients
 from tests.oracles.isolation.judge import Tally, by_cells, by_stages
 
 
@@ -27,11 +29,12 @@ def main(per_class: int = 3) -> int:
         tally.judge(case, "cells", by_cells)
         if number % 50 == 49:
             print(tally.line(f"up to {case.name}"), flush=True)
+    many_clients(tally, requests=400)
     for line in tally.bad[:50]:
         print(line)
     for reason, count in tally.refusals.most_common(12):
         print(f"{count:6,} refused: {reason} ...")
-    print(tally.line("isolation-foreign-modules"))
+    print(tally.line("isolation"))
     return int(bool(tally.bad))
 
 

@@ -37,6 +37,18 @@ def test_foreign_modules(name: str):
     assert not tally.bad
 
 
+def test_clients_of_triton():
+    """60 requests at once over REST and gRPC: every ninth is told its fault, the others get their own answers."""
+    pytest.importorskip("tritonclient.grpc")
+    pytest.importorskip("tritonclient.http")
+    from tests.oracles.isolation.clients import many_clients
+
+    tally = Tally()
+    many_clients(tally, requests=60)
+    assert not tally.bad
+    assert (tally["equal"], tally["refused"]) == (53, 7)
+
+
 def test_the_judge_sees_mixing(monkeypatch: pytest.MonkeyPatch):
     """Without the check, batch norm in training gives answers that follow their neighbours."""
     monkeypatch.setattr(isolation, "require_isolated", lambda *_, **__: None)

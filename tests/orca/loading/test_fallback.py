@@ -165,3 +165,21 @@ def test_a_model_that_computes_otherwise_than_its_own_attention_is_refused(tmp_p
     decoder._options = (AttentionOptions(window=2),) * 2
     with pytest.raises(InvalidInputError, match="over a ragged batch it does not give what it does by its own"):
         decoder.verify()
+
+
+def test_a_model_that_mixes_few_tokens_of_other_requests_is_refused(tmp_path: Path) -> None:
+    """The comparison with its own attention is by the median token; core's check is of each request's every number."""
+    write_checkpoint(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    decoder = open_fallback(tmp_path, raw).load(dtype=torch.float32, device=torch.device("cpu"))
+
+    def mixes(module: Any, given: Any, out: torch.Tensor) -> torch.Tensor:
+        first = torch.zeros_like(out)
+        first[:, 0] = 0.05 * out[:, -1]  # the first token of a batch sees its last one
+        return out + first
+
+    handle = decoder.module.model.layers[-1].mlp.register_forward_hook(mixes)
+    with pytest.raises(InvalidInputError, match="mixes requests"):
+        decoder.verify()
+    handle.remove()
+    decoder.verify()

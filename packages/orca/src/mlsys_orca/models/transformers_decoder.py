@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from inspect import signature
 from typing import Any
 
+import numpy as np
 import torch
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.isolation import Kind, require_isolated
 from torch import Tensor, nn
 
 from mlsys_orca.batch import BatchBuilder, SamplingParams
@@ -105,6 +107,36 @@ class TransformersDecoder:
                 f"what it does by its own attention; logits differ by {distance:.2g} of their spread, where "
                 f"{_TOLERANCES[self.dtype]} is allowed"
             )
+        self._require_isolated()
+
+    def _require_isolated(self) -> None:
+        """See by value that no request's logits depend on others of its batch: core's check, as for other executors.
+
+        Raises:
+            InvalidInputError: They do, as where experts take no more than so many tokens of a batch.
+        """
+
+        def draw(rng: np.random.Generator, kind: Kind) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+            if kind not in (Kind.ORDINARY, Kind.OTHER_LENGTH):
+                return None
+            return rng.integers(0, self.config.vocab_size, 5 if kind is Kind.ORDINARY else 9)
+
+        def answers(requests: list[Any]) -> list[list[Any]]:
+            cache = KVCache(self.config, num_blocks=len(requests), block_size=16, dtype=self.dtype, device=self.device)
+            logits = self._logits([request.tolist() for request in requests], [0] * len(requests), cache)
+            rows = torch.split(logits.cpu(), [len(request) for request in requests])
+            return [[row.numpy()] for row in rows]
+
+        has_experts = any("expert" in name for name, _ in self.module.named_modules())
+        require_isolated(
+            f"the architecture {self.config.architecture!r}",
+            answers,
+            draw,
+            largest=8,
+            is_short=True,
+            is_exact=not has_experts,  # as many tokens as chose it go through an expert at once
+            tolerance=_TOLERANCES[self.dtype],
+        )
 
     def _logits(self, tokens: list[list[int]], starts: list[int], cache: KVCache) -> Tensor:
         """Of every token in turn; request i has block i and computed ``starts[i]`` tokens before."""

@@ -66,6 +66,7 @@ def require_isolated(
     largest: int = 64,
     num_inner: int = 0,
     is_short: bool = False,
+    is_exact: bool = True,
     tolerance: float | None = None,
     seed: int = 0,
 ) -> None:
@@ -78,6 +79,8 @@ def require_isolated(
         largest: Largest batch that will be served; 1 checks only that answers are not random and nothing is remembered.
         num_inner: Leading arrays of each answer that no client sees: exchanges alone must not change them.
         is_short: Compute some 200 requests instead of 700, for models that take long: fewer batch sizes and neighbours.
+        is_exact: Exchanges must not change a bit; False: by no more than rounding, where shapes within follow from the
+            values of all requests, as with experts.
         tolerance: Relative difference between batch sizes that counts as rounding; None: :func:`rounding` of the dtype.
         seed: Of the requests.
 
@@ -95,7 +98,7 @@ def require_isolated(
             ...
         mlsys_core.errors.InvalidInputError: a centred row mixes requests: ...
     """
-    check = _Check(run, np.random.default_rng(seed), tolerance, num_inner, is_short)
+    check = _Check(run, np.random.default_rng(seed), tolerance, num_inner, is_short, is_exact)
     problem = check.problem(draw, batch_sizes(largest, is_short=is_short))
     if problem is not None:
         raise InvalidInputError(f"{name} {problem}")
@@ -105,13 +108,20 @@ class _Check:
     """One run of the check; what is wrong is said as the end of a sentence."""
 
     def __init__(
-        self, run: Run, rng: np.random.Generator, tolerance: float | None, num_inner: int, is_short: bool
+        self,
+        run: Run,
+        rng: np.random.Generator,
+        tolerance: float | None,
+        num_inner: int,
+        is_short: bool,
+        is_exact: bool,
     ) -> None:
         self._run = run
         self._rng = rng
         self._tolerance = tolerance
         self._num_inner = num_inner
         self._is_short = is_short
+        self._is_exact = is_exact
         self._probes: list[_Probe] = []
         self._typical: list[float] = []  # by array of an answer: the median of ordinary answers' largest numbers
 
@@ -201,7 +211,7 @@ class _Check:
         ]
         (before, after), *more = runs
         is_steady = all(equal(before, other[0]) and equal(after, other[1]) for other in more)
-        if is_steady and _forms(first) == _forms(second):
+        if self._is_exact and is_steady and _forms(first) == _forms(second):
             return None if equal(before, after) else max(map(difference, before, after))
         return self._distance(after, before)
 
