@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -157,6 +158,37 @@ def test_a_silent_connection_to_grpc_is_closed(make_app: Any) -> None:
         with socket.create_connection((address.host, address.port), timeout=120) as sock:
             while sock.recv(4096):  # its settings; then the end
                 pass
+
+
+@pytest.mark.parametrize("has_key", [True, False])
+def test_a_call_whose_message_never_comes_is_ended(has_key: bool, make_app: Any) -> None:
+    limits = ConnectionLimits(body_timeout_s=0.5)
+    app = make_app(app={"grpc": GrpcConfig()}, connections=limits, api_keys=frozenset({"secret"}))
+    ended = threading.Event()
+
+    def never() -> Iterator[bytes]:
+        ended.wait()
+        yield from ()
+
+    with BackgroundServer(app):
+        address = grpc_address_of(app)
+        with grpc.insecure_channel(f"{address.host}:{address.port}") as channel:
+            metadata = (("x-api-key", "secret"),) if has_key else ()
+            with pytest.raises(grpc.RpcError) as caught:
+                channel.stream_unary(f"/{SERVICE}/ModelInfer")(never(), metadata=metadata, timeout=None)
+            ended.set()
+    expected = grpc.StatusCode.DEADLINE_EXCEEDED if has_key else grpc.StatusCode.UNAUTHENTICATED
+    assert caught.value.code() is expected, "and keys are asked for before a message is waited for"
+
+
+def test_a_call_without_a_message_is_refused(make_app: Any) -> None:
+    app = make_app(app={"grpc": GrpcConfig()})
+    with BackgroundServer(app):
+        address = grpc_address_of(app)
+        target = f"{address.host}:{address.port}"
+        with grpc.insecure_channel(target) as channel, pytest.raises(grpc.RpcError) as caught:
+            channel.stream_unary(f"/{SERVICE}/ServerMetadata")(iter(()), timeout=60)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_the_limits_of_http_are_those_of_grpc() -> None:

@@ -12,7 +12,7 @@ import grpc.aio
 from prometheus_client import Counter
 
 from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
-from mlsys_core.serving.http import HttpConfig, HttpRuntime, ServerAddress
+from mlsys_core.serving.http import HttpConfig, HttpError, HttpRuntime, ServerAddress
 from mlsys_core.serving.http.describe import describe
 from mlsys_core.serving.http.lifecycle import shutting_down
 from mlsys_core.serving.http.middleware.gate import KeyRing, presented_keys
@@ -122,13 +122,13 @@ class GrpcServer:
 
     def _guarded(
         self, name: str, method: Callable[[Any, float | None], Awaitable[Any]]
-    ) -> Callable[[bytes, Context], Awaitable[Any]]:
-        async def call(request: bytes, context: Context) -> Any:
+    ) -> Callable[[AsyncIterator[bytes], Context], Awaitable[Any]]:
+        async def call(requests: AsyncIterator[bytes], context: Context) -> Any:
             started_s, running = self._engine.now(), _RunningCall()
             try:
                 with self._runtime.lifecycle.running(running):
                     self._admit(name, context)
-                    message = parse_message(f"{name}Request", request)
+                    message = parse_message(f"{name}Request", await self._received(requests))
                     response = await method(message, self._deadline_s(context, started_s))
             except BaseException as error:  # noqa: BLE001  (the boundary of a call: it is answered, and noted)
                 await self._refuse(name, error, running, context, started_s)
@@ -156,6 +156,17 @@ class GrpcServer:
             self._note(name, grpc.StatusCode.OK, started_s)
 
         return call
+
+    async def _received(self, requests: AsyncIterator[bytes]) -> bytes:
+        """Return a call's one message; whoever is let in has as long to send it as a body over HTTP has."""
+        timeout_s = self._runtime.config.connections.body_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                async for request in requests:
+                    return request
+        except TimeoutError:
+            raise HttpError(f"the call's message did not arrive within {timeout_s:g} s", http_status=504) from None
+        raise InvalidInputError("the call came without a message")
 
     def _admit(self, name: str, context: Context) -> None:
         if name in _ALWAYS_OPEN:
@@ -268,8 +279,9 @@ def timeout_of(asked_s: float | None, config: HttpConfig) -> float | None:
     return asked_s if config.timeout_cap_s is None else min(asked_s, config.timeout_cap_s)
 
 
-def _unary(name: str, call: Callable[[bytes, Context], Awaitable[Any]]) -> Any:
-    return grpc.unary_unary_rpc_method_handler(
+def _unary(name: str, call: Callable[[AsyncIterator[bytes], Context], Awaitable[Any]]) -> Any:
+    """Return a method with one request, as a stream on this side: gRPC waits for that of a unary one without bound."""
+    return grpc.stream_unary_rpc_method_handler(
         call,
         response_serializer=getattr(messages(), f"{name}Response").SerializeToString,
     )

@@ -13,6 +13,7 @@ Programs that are no browsers send no Origin, so none of it concerns them.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from ipaddress import ip_address
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -93,14 +94,7 @@ class BrowserGuard:
                 )
 
     def _is_known(self, host: bytes) -> bool:
-        name = _without_port(host.decode("latin-1").lower())
-        if name in self._hosts or name == "localhost" or name.endswith(".localhost"):
-            return True
-        try:
-            ip_address(name[1:-1] if name[:1] + name[-1:] == "[]" else name)  # rebinding needs a name
-        except ValueError:
-            return False
-        return True
+        return _is_this_machines(host) or _without_port(host) in self._hosts
 
     def _may_use(self, origin: bytes, host: bytes) -> bool:
         if b"*" in self._origins or origin in self._origins:
@@ -134,8 +128,22 @@ class BrowserGuardMiddleware:
         await self._app(scope, receive, send)
 
 
-def _without_port(host: str) -> str:
+@lru_cache(maxsize=64)  # parsing an address takes longer than all else here
+def _is_this_machines(host: bytes) -> bool:
+    """Tell if a Host header is ``localhost`` or an address: to rebind takes a name."""
+    name = _without_port(host)
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        ip_address(name[1:-1] if name[:1] + name[-1:] == "[]" else name)
+    except ValueError:
+        return False
+    return True
+
+
+def _without_port(header: bytes) -> str:
     """``localhost:8000`` to ``localhost``, ``[::1]:8000`` to ``[::1]``."""
+    host = header.decode("latin-1").lower()
     name, separator, port = host.rpartition(":")
     return name if separator and port.isdecimal() and not (name.count(":") and not name.endswith("]")) else host
 
