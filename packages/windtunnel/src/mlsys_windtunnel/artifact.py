@@ -6,22 +6,27 @@ be a wrong model but no program. What is written, and how it is read safely, is 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor
 
 from mlsys_windtunnel.export.plain import DAMAGE, Reader, Writer
+from mlsys_windtunnel.export.sound import check_sound
 from mlsys_windtunnel.frontend import Frontend
-from mlsys_windtunnel.module import WindTunnelModule
+from mlsys_windtunnel.module import METHODS, WindTunnelModule
 from mlsys_windtunnel.network import Network
 
 FORMAT, VERSION = "mlsys-windtunnel", 2
+MOST_COLUMNS = 1 << 20  # of raw rows and of the packed table: a folder must not ask for memory without end
 GRAPH_FILE, TENSORS_FILE = "graph.json", "tensors.safetensors"
 
 
@@ -126,7 +131,9 @@ def _read(graph: dict[str, Any], tensors: dict[str, Tensor], path: Path, package
         frontend, network = reader.read(graph["frontend"]), reader.read(graph["network"])
         if not isinstance(frontend, Frontend) or not isinstance(network, Network):
             raise TypeError("frontend and network are other things than these")
-        return WindTunnelModule(frontend, network).eval()
+        module = WindTunnelModule(frontend, network).eval()
+        check_sound(module)
+        return module
     except InvalidInputError as error:
         raise InvalidInputError(f"{path}: {error}") from error
     except DAMAGE as error:
@@ -135,16 +142,35 @@ def _read(graph: dict[str, Any], tensors: dict[str, Tensor], path: Path, package
         ) from error
 
 
+def _ask(module: WindTunnelModule) -> None:
+    """Ask each method for raw rows of zeros, in each form that the source takes; a refusal is an answer."""
+    frontend = module.frontend
+    names, width = frontend.columns, frontend.width
+    for cell in (0.0, np.nan):
+        rows = np.full((2, width or 1), cell)
+        inputs: list[Any] = [rows, rows.astype(object), rows[:, :0]]
+        if names is not None:
+            inputs.append(dict.fromkeys(names, rows[:, 0]))
+        for method in METHODS:
+            for x in inputs if hasattr(module, method) else ():
+                with contextlib.suppress(InvalidInputError), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    getattr(module, method)(x)
+
+
 def _try(module: WindTunnelModule, path: Path) -> None:
     """Run two rows of zeros, which every module takes: parts that do not fit together show here, not in service."""
     try:
-        width = sum(width for _, width in module.network.frontier)
+        width = module.network.width
+        if not 0 <= width <= MOST_COLUMNS or not 0 <= (module.frontend.width or 0) <= MOST_COLUMNS:
+            raise ValueError(f"it has more than {MOST_COLUMNS:,} columns")
         with torch.inference_mode():
             answer = module(torch.zeros(2, width, dtype=module.dtype))
         if answer.shape[0] != 2 or [name for name, _ in module.network.frontier] != [
             value.name for value in module.frontend.frontier
         ]:
             raise ValueError("its parts do not fit together")
-    except (RuntimeError, *DAMAGE) as error:
+        _ask(module)
+    except (AssertionError, RuntimeError, *DAMAGE) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InvalidInputError(f"{path}: the module does not run ({reason})") from error

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
+from mlsys_core.errors import InvalidInputError
 from torch import Tensor, nn
 
 from mlsys_windtunnel.checks.values import Contract
@@ -32,6 +33,7 @@ class Program:
     """Functions of *slots*: first the tables of the frontier, then what each step adds."""
 
     steps: tuple[tuple[Form, tuple[int, ...]], ...]
+    widths: tuple[int, ...]  # columns of the frontier's tables
     checks: tuple[tuple[int, Contract], ...]  # slots whose numbers are looked at
     reads: tuple[int, ...]  # of the functions below
     scores: Form
@@ -49,6 +51,9 @@ class Program:
             InvalidInputError: an operator's source refuses a number.
         """
         slots = list(tables)
+        for table, width in zip(slots, self.widths, strict=True):
+            if table.shape[1] != width:  # of a folder that was tampered with; the kernels look at no index
+                raise InvalidInputError(f"a table has {table.shape[1]} columns where the network reads {width}")
         for function, reads in self.steps:
             slots.append(function(*[slots[place] for place in reads]))
         for place, contract in self.checks:
@@ -96,6 +101,7 @@ class _Planner:
 
     def __init__(self, network: Network) -> None:
         self._ahead, self._late = checks_of(network)
+        self._widths = tuple(width for _, width in network.frontier)
         self._steps: list[tuple[Form, tuple[int, ...]]] = []
         self._num_slots = len(network.frontier)
         self._pieces: dict[str, list[Piece]] = {name: [(None, slot)] for slot, (name, _) in enumerate(network.frontier)}
@@ -146,7 +152,7 @@ class _Planner:
             for embedding, slot in self._pieces[name]
             if embedding is None
         )
-        return Program(tuple(self._steps), tuple(checks), reads, scores, found, predictor)
+        return Program(tuple(self._steps), self._widths, tuple(checks), reads, scores, found, predictor)
 
     def _step(self, function: Form, reads: Sequence[int]) -> int:
         self._steps.append((function, tuple(reads)))

@@ -29,6 +29,7 @@ CONTAINERS = {
     for cls in (nn.Identity, nn.ModuleDict, nn.ModuleList, nn.ParameterDict, nn.ParameterList, nn.Sequential)
 }
 ARRAY_KINDS = "biufUSmM"  # dtype kinds of numpy arrays and scalars that plain data holds
+MOST_ITEM_BYTES = 1 << 16
 INLINE_ITEMS = 32  # longer arrays of numbers go to the tensors, where there are any
 # What reading JSON that is no writer's work can raise, beside InvalidInputError.
 DAMAGE = (AttributeError, ImportError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
@@ -233,6 +234,8 @@ class Reader:
             return self.read(written["tensor"]).numpy()
         dtype = np.dtype(written["dtype"])
         items = self.read(written["items"])
+        if dtype.itemsize > MOST_ITEM_BYTES:
+            raise InvalidInputError(f"arrays of {dtype} are not allowed: an item takes {dtype.itemsize:,} bytes")
         if dtype.kind == "O":
             array = np.empty(len(items), object)
             array[:] = items

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 import torch
+from mlsys_core.errors import InvalidInputError
 from torch import Tensor
 
 from mlsys_windtunnel.modules.native import address, kernel
@@ -102,6 +103,7 @@ class NativeTrees:
             rounds_to_float32=ensemble.rounds_to_float32,
         )
         self._address = ctypes.addressof(self._record)
+        self._num_features = ensemble.num_features
         self._width = num_groups if num_groups > 1 else ensemble.num_outputs
         self._sum_trees = library.mlsys_sum_trees
 
@@ -115,6 +117,8 @@ class NativeTrees:
         """
         x = np.ascontiguousarray(x)
         num_rows, num_features = x.shape
+        if num_features < self._num_features:
+            raise InvalidInputError(f"the trees read {self._num_features} columns; the table has {num_features}")
         out = np.empty((num_rows, 2 if slope else self._width))
         num_threads = torch.get_num_threads()
         self._sum_trees(self._address, address(x), num_rows, num_features, num_threads, slope, address(out))
