@@ -113,8 +113,7 @@ def _unflatten(rest: Iterator[Any], spec: Spec, known: list[Any]) -> Any:
             made.append(known[leaf.number] if isinstance(leaf, Reference) else leaf)
             continue
         cls, inner = objects[place]
-        make: Any = cls.__new__
-        new = make(cls)
+        new = _new(cls)
         known.append(new)
         made.append(new)
         set_attributes(new, _unflatten(rest, inner, known))
@@ -123,9 +122,7 @@ def _unflatten(rest: Iterator[Any], spec: Spec, known: list[Any]) -> Any:
 
 def _attributes(item: Any) -> dict[str, Any] | None:
     """What an object holds; None: it cannot be known."""
-    if isinstance(getattr(item, "__dict__", None), dict) and not any(
-        "__slots__" in vars(c) for c in type(item).__mro__
-    ):
+    if isinstance(getattr(item, "__dict__", None), dict) and not _has_slots(item):
         return dict(vars(item)) if _is_made_by_object(type(item)) else None
     if dataclasses.is_dataclass(item):
         return {f.name: getattr(item, f.name) for f in dataclasses.fields(item) if hasattr(item, f.name)}
@@ -133,7 +130,16 @@ def _attributes(item: Any) -> dict[str, Any] | None:
 
 
 def _is_made_by_object(cls: Any) -> bool:
-    return cls is types.SimpleNamespace or cls.__new__ is object.__new__
+    """Whether its instances are no more than their attributes; those of a subclass of ``dict`` are not, say."""
+    try:
+        _new(cls)
+    except TypeError:
+        return False
+    return True
+
+
+def _new(cls: Any) -> Any:
+    return types.SimpleNamespace() if cls is types.SimpleNamespace else object.__new__(cls)
 
 
 def _has_slots(item: Any) -> bool:

@@ -1,0 +1,136 @@
+"""One model, three ways through Nimble, each beside eager."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from mlsys_core.errors import MlsysError
+from mlsys_nimble import Nimble
+from mlsys_nimble.dynamo import nimble
+from mlsys_nimble.trees import flatten
+from torch import Tensor, nn
+
+TOLERANCE = 2e-4  # of the largest element: rounding of a few dozen layers, Winograd's tiles among them
+WAYS = ("prepare", "compile", "eager")
+
+
+@dataclass
+class Tally:
+    """What came of all cases."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    refused: dict[str, str] = field(default_factory=dict)  # by case, why
+    faults: list[str] = field(default_factory=list)
+
+    def note(self, name: str, outcome: str, detail: str = "") -> None:
+        """Count one case, and say what is not equal."""
+        self.counts[outcome] += 1
+        if outcome == "refused":
+            self.refused[name] = detail
+        elif outcome != "equal":
+            self.faults.append(f"{outcome}: {name}: {detail}")
+            print(self.faults[-1], flush=True)
+
+    def line(self) -> str:
+        """``nimble-zoo: 12 cases: ...``."""
+        parts = ", ".join(f"{self.counts[name]:,} {name}" for name in ("equal", "refused", "wrong", "raw"))
+        return f"nimble-zoo: {sum(self.counts.values()):,} cases: {parts}"
+
+
+def check(tally: Tally, name: str, model: nn.Module, calls: list[dict[str, Any]], way: str, **options: Any) -> None:
+    """Run the calls one after another, eagerly and one of Nimble's ways, each with its own objects; note what came.
+
+    A call is a dictionary of keyword arguments; ``"args"`` in it are positional ones.
+    """
+    eager, ours = copy.deepcopy(model), model
+    theirs_calls, our_calls = copy.deepcopy(calls), copy.deepcopy(calls)
+    with torch.no_grad():
+        expected = [flat_tensors(run(eager, call)) for call in theirs_calls]
+    try:
+        with torch.no_grad():
+            runner = prepared(ours, our_calls[0], way, options)
+            got = [flat_tensors(run(runner, call)) for call in our_calls]
+    except MlsysError as error:
+        tally.note(name, "refused", " ".join(str(error).split())[:300])
+        return
+    except Exception as error:  # noqa: BLE001 - what the oracle looks for
+        tally.note(name, "raw", f"{type(error).__name__}: {str(error)[:300]}")
+        return
+    worst = max((distance(a, b) for a, b in zip(got, expected, strict=True)), default=0.0)
+    states = distance(flat_tensors(our_calls), flat_tensors(theirs_calls))  # caches, written inputs
+    buffers = distance(dict(ours.named_buffers()), dict(eager.named_buffers()))
+    is_equal = max(worst, states, buffers) <= TOLERANCE
+    tally.note(name, "equal" if is_equal else "wrong", f"distance {worst:.2g}, of state {max(states, buffers):.2g}")
+
+
+def prepared(model: nn.Module, call: dict[str, Any], way: str, options: dict[str, Any]) -> Callable[..., Any]:
+    if way == "compile":
+        torch._dynamo.reset()
+        compiled: Callable[..., Any] = torch.compile(model, backend=nimble, options=options)
+        return compiled
+    if way == "eager":
+        torch._dynamo.reset()
+        options = {**options, "fallback": "eager"}
+    keywords = {name: value for name, value in copy.deepcopy(call).items() if name != "args"}
+    return Nimble(model).prepare(copy.deepcopy(call.get("args", ())), example_kwargs=keywords, **options)
+
+
+def run(model: Callable[..., Any], call: dict[str, Any]) -> Any:
+    return model(*call.get("args", ()), **{name: value for name, value in call.items() if name != "args"})
+
+
+def flat_tensors(tree: Any) -> dict[str, Tensor]:
+    leaves = flatten(tree).leaves
+    return {str(place): leaf for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+
+
+def distance(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
+    """The largest difference, over the largest element; infinite where shapes, dtypes or NaNs differ."""
+    if ours.keys() != theirs.keys():
+        return float("inf")
+    worst = 0.0
+    for name, expected in theirs.items():
+        got = ours[name]
+        if (got.shape, got.dtype) != (expected.shape, expected.dtype):
+            return float("inf")
+        if not expected.numel():
+            continue
+        a, b = got.detach().double(), expected.detach().double()
+        if not torch.equal(a.isfinite(), b.isfinite()) or not torch.equal(
+            a[~a.isfinite()].isnan(), b[~b.isfinite()].isnan()
+        ):
+            return float("inf")
+        a, b = a.nan_to_num(0, 0, 0), b.nan_to_num(0, 0, 0)
+        worst = max(worst, float((a - b).abs().max() / b.abs().max().clamp(min=1e-3)))
+    return worst
+
+
+def check_training(tally: Tally, name: str, model: nn.Module, call: dict[str, Any]) -> None:
+    """Compare results and the gradients of all parameters, in eval mode: dropout would draw otherwise."""
+    eager = copy.deepcopy(model)
+    expected = _step(eager, eager, copy.deepcopy(call))
+    try:
+        keywords = {key: value for key, value in call.items() if key != "args"}
+        prepared = Nimble(model).prepare(call.get("args", ()), example_kwargs=keywords, training=True)
+        got = _step(model, prepared, call)
+    except MlsysError as error:
+        tally.note(name, "refused", " ".join(str(error).split())[:300])
+        return
+    except Exception as error:  # noqa: BLE001 - what the oracle looks for
+        tally.note(name, "raw", f"{type(error).__name__}: {str(error)[:300]}")
+        return
+    worst = distance(got, expected)
+    tally.note(name, "equal" if worst <= 5 * TOLERANCE else "wrong", f"distance {worst:.2g}")
+
+
+def _step(model: nn.Module, run_model: Callable[..., Any], call: dict[str, Any]) -> dict[str, Tensor]:
+    results = {key: value for key, value in flat_tensors(run(run_model, call)).items() if value.requires_grad}
+    sum(value.double().square().mean() for value in results.values()).backward()  # type: ignore[union-attr]
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    scale = max(float(gradient.abs().max()) for gradient in gradients.values())
+    return {**{k: v.detach() for k, v in results.items()}, **{k: g / scale for k, g in gradients.items()}}
