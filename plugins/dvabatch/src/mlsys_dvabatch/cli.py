@@ -92,6 +92,9 @@ def serve(
     ] = None,
     slice_at: Annotated[str, typer.Option(help="time: even stages; diversity: where preferred sizes change.")] = "time",
     compiler: Annotated[str | None, typer.Option(help="Compile each stage with this compiler.")] = None,
+    exit_confidence: Annotated[
+        float, typer.Option(help="With --policy early-exit: how sure an output must be, as a part of 1.", max=1)
+    ] = 0.9,
     threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1)] = None,
     trust_code: TrustCode = False,
     *,
@@ -131,6 +134,7 @@ def serve(
             num_stages=stages,
             shape=parse_shape(shape),
             compiler=compiler,
+            exit_confidence=exit_confidence,
             slice_at=slice_at,
             trust_code=trust_code,
         )

@@ -21,8 +21,8 @@ from mlsys_dvabatch.runner import StageRunner
 from mlsys_dvabatch.scheduler import DvaScheduler
 
 NO_EXITS = (
-    "policy early-exit: this model has no exits, so no request could ever leave early; give a model whose class has "
-    "inspect(stage, values), or take another policy"
+    "policy early-exit: this model has no exits, so no request could ever leave early; give a .pt2 whose outputs are "
+    "exit heads, or take another policy"
 )
 
 

@@ -188,11 +188,13 @@ class ServedModel:
 
 
 def _outputs(model: SlicedModel) -> list[Tensor]:
+    """What a request gets, [1, ...] each."""
     values = model.example_inputs(1)
     with torch.inference_mode():
         for stage in range(model.num_stages):
             values = model.run(stage, values)
-    return list(values.tensors.values())
+    (result,) = model.results(values)
+    return [torch.from_numpy(np.asarray(each)[None]) for each in (result if isinstance(result, tuple) else (result,))]
 
 
 def _type(value: Tensor) -> DataType:

@@ -50,6 +50,7 @@ def prepare(
     compiler: str | None = None,
     slice_at: str = "time",
     trust_code: bool = False,
+    exit_confidence: float = 0.9,
     progress: Callable[[int, int], None] | None = None,
 ) -> Prepared:
     """Load a model, profile it unless that was done before, and make its policy.
@@ -69,6 +70,7 @@ def prepare(
         compile_stage=compile_stage,
         slice_at=slice_at,
         trust_code=trust_code,
+        exit_confidence=exit_confidence if policy == "early-exit" else None,
     )
     if compiler is not None and isinstance(loaded.model, BertStages):
         raise InvalidInputError(f"{name}: encoders run as they are; --compiler is for models that are sliced")

@@ -15,6 +15,7 @@ from mlsys_dvabatch.models.bert import BERT_BASE, BERT_LARGE, MINILM, BertConfig
 from mlsys_dvabatch.models.bert_folder import load_bert
 from mlsys_dvabatch.models.vision import SHAPES
 from mlsys_dvabatch.profile import profile_operators
+from mlsys_dvabatch.slicing.exits import ExitingModel
 from mlsys_dvabatch.slicing.partition import diversity_cuts, even_cuts
 from mlsys_dvabatch.slicing.program import Program, load_program, program_of
 from mlsys_dvabatch.slicing.sliced import Compile, SlicedModel
@@ -56,6 +57,7 @@ def load(
     compile_stage: Compile | None = None,
     slice_at: str = "time",
     trust_code: bool = False,
+    exit_confidence: float | None = None,
 ) -> Loaded:
     """A model by name: an encoder, a vision model with random weights, a ``.pt2`` or ``.onnx`` file.
 
@@ -69,6 +71,7 @@ def load(
         slice_at: "time": stages take equally long; "diversity": cut where the preferred batch size of operators changes
             most, into fewer stages where there are fewer changes. Encoders are cut between layers.
         trust_code: let a ``.pt2`` file run code that it holds.
+        exit_confidence: of a model whose requests leave at the first output that is so sure; None: they run to its end.
 
     Raises:
         InvalidInputError: there is no such model, it is damaged, or cannot be cut so.
@@ -82,6 +85,10 @@ def load(
     path = Path(name).expanduser()
     if name in SHAPES or path.suffix in (".pt2", ".onnx"):
         program = open_program(name, shape, trust_code=trust_code)
+        if exit_confidence is not None:
+            if num_stages is not None or compile_stage is not None:
+                raise InvalidInputError(f"{name}: a model with exits is cut at them: leave out --stages and --compiler")
+            return Loaded(Path(name).stem, ExitingModel(program, exit_confidence))
         stages = num_stages or min(4, len(program.allowed_cuts) + 1)
         cuts = cuts_at(slice_at, program, stages)
         return Loaded(Path(name).stem, SlicedModel(program, cuts, compile_stage=compile_stage))

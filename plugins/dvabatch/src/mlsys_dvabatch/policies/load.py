@@ -149,7 +149,7 @@ class LazyPolicy(LoadPolicy):
 class EarlyExitPolicy(LoadPolicy):
     """Requests whose intermediate result is good enough leave, or skip stages (section 9.2); the rest goes on.
 
-    What is good enough is the model's to say (``SlicedModel.inspect``); what leaves makes room for others to join.
+    What is good enough is the model's to say (``ExitingModel.inspect``); what leaves makes room for others to join.
     """
 
     wants_exits: ClassVar[bool] = True

@@ -7,6 +7,7 @@ then requests can join and leave there. Which values do is found by running the 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ class Program:
     row_values: frozenset[str]  # names of nodes that are tensors with one row for each request
     batch_values: frozenset[str]  # names of nodes that are the batch size
     rounding: float  # relative difference between batch sizes that the dtypes within explain
+    shapes: Mapping[str, tuple[int, ...]]  # of nodes that are tensors, for two requests
     flops: int  # of one request, as far as torch counts them: products and convolutions
 
     @property
@@ -126,7 +128,7 @@ def program_of(model: nn.Module | torch.export.ExportedProgram, example: tuple[T
         if isinstance(shape, tuple) and shape[:1] == _PROBES[:1] and second[name] == (_PROBES[1], *shape[1:])
     )
     batch = frozenset(name for name, value in first.items() if (value, second[name]) == _PROBES)
-    return Program(module, operators, example, rows, batch, runs[0].rounding, _flops(module, example))
+    return Program(module, operators, example, rows, batch, runs[0].rounding, _tensors(first), _flops(module, example))
 
 
 def load_program(path: Path, example: tuple[Tensor, ...] | None = None, *, trust_code: bool = False) -> Program:
@@ -195,6 +197,10 @@ def _shapes(module: fx.GraphModule, example: tuple[Tensor, ...], num: int) -> _S
             "dimension"
         ) from error
     return finder
+
+
+def _tensors(seen: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
+    return {name: shape for name, shape in seen.items() if isinstance(shape, tuple)}
 
 
 def _flops(module: fx.GraphModule, example: tuple[Tensor, ...]) -> int:

@@ -115,6 +115,11 @@ class SlicedModel:
 
     def results(self, values: Padded) -> list[Any]:
         """Rows of the outputs, copied out of their batch."""
+        return self.results_of(values)
+
+    @staticmethod
+    def results_of(values: Padded) -> list[Any]:
+        """Rows of tensors, copied out of their batch: arrays, or tuples where there are several."""
         columns = [to_host(value).copy() for value in values.tensors.values()]
         return list(columns[0]) if len(columns) == 1 else list(zip(*columns, strict=True))
 

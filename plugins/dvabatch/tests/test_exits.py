@@ -1,0 +1,95 @@
+"""Early exits end to end: a file with exit heads, the options of the command line, answers of the head that is sure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.oip import ModelRepository, create_oip_app
+from mlsys_dvabatch.serve import ServedModel
+from mlsys_dvabatch.serving_options import prepare
+from torch import Tensor, nn
+
+
+class Heads(nn.Module):
+    """Three blocks, a head behind each."""
+
+    def __init__(self, *, is_backwards: bool = False, num_heads: int = 3, classes: int = 4) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.is_backwards = is_backwards
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(num_heads))
+        self.heads = nn.ModuleList(
+            nn.Linear(8, classes + (number if classes == 5 else 0)) for number in range(num_heads)
+        )
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        found = []
+        for block, head in zip(self.blocks, self.heads, strict=True):
+            x = torch.relu(block(x)) + x
+            found.append(head(x))
+        return tuple(reversed(found)) if self.is_backwards else tuple(found)
+
+
+def saved(module: nn.Module, path: Path) -> str:
+    batch = torch.export.Dim("batch", min=1)
+    with torch.no_grad():
+        torch.export.save(torch.export.export(module.eval(), (torch.randn(2, 8),), dynamic_shapes=({0: batch},)), path)
+    return str(path)
+
+
+def test_requests_leave_at_the_first_head_that_is_sure(tmp_path: Path):
+    module = Heads()
+    confidence = 0.7
+    prepared = prepare(
+        saved(module, tmp_path / "heads.pt2"),
+        tmp_path,
+        policy="early-exit",
+        exit_confidence=confidence,
+        max_batch_size=16,
+    )
+    assert prepared.loaded.model.num_stages == 3
+    x = torch.randn(40, 8, generator=torch.Generator().manual_seed(1)) * 3
+    with torch.no_grad():
+        heads = torch.stack(module(x), 1)  # [requests, heads, classes]
+    is_sure = heads.softmax(-1).amax(-1) >= confidence
+    is_sure[:, -1] = True
+    expected = is_sure.int().argmax(1)
+    assert set(expected.tolist()) == {0, 1, 2}
+    served = ServedModel(prepared.loaded, prepared.costs, prepared.policy, max_batch_size=16, num_threads=1)
+    assert [(each.name, list(each.shape)) for each in served.spec.outputs] == [
+        ("output_0", [-1, 4]),
+        ("output_1", [-1]),
+    ]
+    with TestClient(create_oip_app(ModelRepository([served]))) as client:
+        for start in range(0, 40, 8):
+            given = x[start : start + 8]
+            body = {"name": "x", "datatype": "FP32", "shape": [8, 8], "data": given.flatten().tolist()}
+            answer = client.post("/v2/models/heads/infer", json={"inputs": [body]})
+            assert answer.status_code == 200, answer.text
+            scores, exits = (output["data"] for output in answer.json()["outputs"])
+            own = expected[start : start + 8]
+            assert exits == own.tolist()
+            wanted = heads[torch.arange(start, start + 8), own]
+            np.testing.assert_allclose(np.reshape(scores, (8, 4)), wanted, rtol=1e-4, atol=1e-5)
+    assert served.engine.scheduler.counters["early exits"] == int((expected < 2).sum())
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "says"),
+    [
+        (Heads(num_heads=1), {}, "has no exits, but 1 outputs of shapes"),
+        (Heads(classes=5), {}, "has no exits, but 3 outputs of shapes"),
+        (Heads(is_backwards=True), {}, "nothing is left to compute behind"),
+        (Heads(), {"exit_confidence": 0.0}, "an exit confidence of 0.0"),
+        (Heads(), {"num_stages": 2}, "leave out --stages and --compiler"),
+    ],
+    ids=["one", "shapes", "order", "confidence", "stages"],
+)
+def test_models_without_such_heads_are_refused(tmp_path: Path, module: nn.Module, options: dict[str, float], says: str):
+    with pytest.raises(InvalidInputError, match=says):
+        prepare(saved(module, tmp_path / "heads.pt2"), tmp_path, policy="early-exit", **options)  # type: ignore[arg-type]
