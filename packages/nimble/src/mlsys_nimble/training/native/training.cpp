@@ -14,6 +14,21 @@
 
 using namespace nimble;
 
+// The thread sanitiser does not see OpenMP's barriers, so it is told of them: whoever released happens before whoever
+// acquires.
+#if defined(__has_feature)  // Clang's
+#if __has_feature(thread_sanitizer)
+#define __SANITIZE_THREAD__ 1
+#endif
+#endif
+#if defined(__SANITIZE_THREAD__)  // GCC's
+extern "C" void __tsan_acquire(void*);
+extern "C" void __tsan_release(void*);
+#else
+static inline void __tsan_acquire(void*) {}
+static inline void __tsan_release(void*) {}
+#endif
+
 namespace {
 
 using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
@@ -27,9 +42,11 @@ struct Share {
 };
 
 void run_share(void* data) {
+    __tsan_acquire(data);
     const Share& share = *(const Share*)data;
     const int64_t thread = share.thread_number(), threads = share.num_threads(), units = share.kernel->units;
     share.kernel->run(units * thread / threads, units * (thread + 1) / threads, share.scratch + thread * share.scratch_step);
+    __tsan_release(data);
 }
 
 }  // namespace
@@ -46,10 +63,13 @@ void training_run(const Kernel* const* kernels, int64_t count, int64_t threads, 
     for (int64_t i = 0; i < count; i++) {
         Share share{kernels[i], scratch, scratch_step, thread_number, num_threads};
         const int64_t wanted = std::min(threads, kernels[i]->units);
-        if (wanted > 1 && parallel && thread_number && num_threads)
+        if (wanted > 1 && parallel && thread_number && num_threads) {
+            __tsan_release(&share);
             parallel(run_share, &share, (unsigned)wanted, 0);
-        else
+            __tsan_acquire(&share);
+        } else {
             kernels[i]->run(0, kernels[i]->units, scratch);
+        }
     }
 }
 
