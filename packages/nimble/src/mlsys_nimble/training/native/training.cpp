@@ -36,6 +36,7 @@ using ThreadNumber = int (*)();
 
 struct Share {
     const Kernel* kernel;
+    int64_t left;  // told of by parts that end; those that begin hear of `kernel`, or a late one would seem to follow them
     char* scratch;
     int64_t scratch_step;
     ThreadNumber thread_number, num_threads;
@@ -43,10 +44,10 @@ struct Share {
 
 void run_share(void* data) {
     __tsan_acquire(data);
-    const Share& share = *(const Share*)data;
+    Share& share = *(Share*)data;
     const int64_t thread = share.thread_number(), threads = share.num_threads(), units = share.kernel->units;
     share.kernel->run(units * thread / threads, units * (thread + 1) / threads, share.scratch + thread * share.scratch_step);
-    __tsan_release(data);
+    __tsan_release(&share.left);
 }
 
 }  // namespace
@@ -61,12 +62,12 @@ void training_run(const Kernel* const* kernels, int64_t count, int64_t threads, 
     static const ThreadNumber thread_number = (ThreadNumber)dlsym(RTLD_DEFAULT, "omp_get_thread_num");
     static const ThreadNumber num_threads = (ThreadNumber)dlsym(RTLD_DEFAULT, "omp_get_num_threads");
     for (int64_t i = 0; i < count; i++) {
-        Share share{kernels[i], scratch, scratch_step, thread_number, num_threads};
+        Share share{kernels[i], 0, scratch, scratch_step, thread_number, num_threads};
         const int64_t wanted = std::min(threads, kernels[i]->units);
         if (wanted > 1 && parallel && thread_number && num_threads) {
             __tsan_release(&share);
             parallel(run_share, &share, (unsigned)wanted, 0);
-            __tsan_acquire(&share);
+            __tsan_acquire(&share.left);
         } else {
             kernels[i]->run(0, kernels[i]->units, scratch);
         }
