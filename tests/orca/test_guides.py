@@ -134,3 +134,13 @@ def test_an_answer_whose_parser_gave_up_is_an_error_and_not_a_short_answer(loade
 
     with pytest.raises(InvalidInputError, match="too much for its parser"):
         asyncio.run(read())
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec"), [("lark", "\x00"), ("lark", "a" * 5000), ("gbnf", "root ::= ("), ("regex", "(")]
+)
+def test_a_refusal_is_one_line_whatever_the_parser_draws(maker: GuideMaker, kind, spec) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        maker.guide(grammar_of(kind, spec))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500

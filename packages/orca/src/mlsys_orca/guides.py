@@ -66,7 +66,12 @@ def grammar_of(kind: GrammarKind, spec: Any) -> Grammar:
 
                 return Grammar(LLMatcher.grammar_from_lark(gbnf_to_lark.gbnf_to_lark(spec)))
     except Exception as error:
-        raise InvalidInputError(f"this {kind} cannot be read: {str(error)[:300]}") from error
+        raise InvalidInputError(f"this {kind} cannot be read: {_one_line(str(error))}") from error
+
+
+def _one_line(text: str) -> str:
+    """The parser's own words, which come with drawings, cut."""
+    return " ".join(text[:1000].split())[:300]
 
 
 class GuideMaker:
@@ -110,7 +115,9 @@ class GuideMaker:
             tables = self._tables
         matcher = LLMatcher(tables, grammar.source, log_level=0)
         if matcher.is_error():
-            raise InvalidInputError(f"the grammar of the structured output is refused: {matcher.get_error()[:500]}")
+            raise InvalidInputError(
+                f"the grammar of the structured output is refused: {_one_line(matcher.get_error())}"
+            )
         first = GrammarGuide(matcher.deep_copy(), self._vocab_size, self._tokenizer.eos_ids)
         if not first.allowed([]).any() or first.failure:
             raise InvalidInputError(
@@ -158,7 +165,7 @@ class GrammarGuide:
             self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         except Exception as error:  # noqa: BLE001 - one request's parser must not take down the iteration of all
             _log.exception("a grammar's parser failed: its answer ends here")
-            self.failure = str(error)[:300] or type(error).__name__
+            self.failure = _one_line(str(error)) or type(error).__name__
             return self._only_the_end()
         if self._matcher.is_error():  # which it may find while it computes
             return self._end_of_it()
