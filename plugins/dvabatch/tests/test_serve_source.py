@@ -1,0 +1,53 @@
+"""Models of a running server: unloaded, loaded again, counted by one metric each."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.oip import ModelRepository, create_oip_app
+from mlsys_dvabatch.models.bert import BertConfig, BertStages
+from mlsys_dvabatch.policies.input import InputPolicy
+from mlsys_dvabatch.serve import ServedModel, StageMetrics
+from mlsys_dvabatch.serve_source import ServedSource
+from mlsys_dvabatch.stages import parse_stages
+from mlsys_dvabatch.zoo import Loaded
+from prometheus_client import CollectorRegistry
+
+TINY = BertConfig(hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64, vocab_size=100, max_length=32)
+ASKED = {"inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [1, 3], "data": [5, 6, 7]}]}
+
+
+def build(argument: str) -> ServedModel:
+    torch.manual_seed(0)
+    model = BertStages(TINY, 2).eval()
+    return ServedModel(Loaded("tiny", model), parse_stages("1+1,1+1"), InputPolicy(), max_batch_size=8, num_threads=1)
+
+
+def test_what_was_unloaded_is_loaded_again_and_answers_as_before():
+    source = ServedSource(build)
+    first = source.add("folder/tiny")
+    registry = CollectorRegistry()
+    registry.register(StageMetrics(source))
+    app = create_oip_app(ModelRepository([first], source=source), registry=registry, model_control=True)
+    with TestClient(app) as client:
+        before = client.post("/v2/models/tiny/infer", json=ASKED).json()
+        assert client.post("/v2/repository/models/tiny/unload").status_code == 200
+        assert client.post("/v2/models/tiny/infer", json=ASKED).status_code in (404, 503)
+        for _ in range(2):  # and loading what is loaded replaces it
+            assert client.post("/v2/repository/models/tiny/load").status_code == 200
+            after = client.post("/v2/models/tiny/infer", json=ASKED).json()
+            assert after["outputs"] == before["outputs"]
+        assert client.post("/v2/repository/models/other/load").status_code == 400
+        metrics = client.get("/metrics").text
+    assert metrics.count('mlsys_dvabatch_active_requests{model="tiny"}') == 1
+
+
+def test_a_model_is_given_once():
+    source = ServedSource(build)
+    first = source.add("a/tiny")
+    with pytest.raises(InvalidInputError, match=r"b/tiny: there is a model 'tiny' already"):
+        source.add("b/tiny")
+    assert source.names() == ["tiny"]
+    first.engine.close()
