@@ -19,6 +19,7 @@ from mlsys_windtunnel.network import Network
 KEEPS = (Concatenate, ElementwiseAffine, Rescale, Scale)  # of which a number that is not finite makes another
 
 Check = tuple[str, Contract]
+ColumnCheck = tuple[slice, Contract]
 
 
 def checks_of(network: Network) -> tuple[list[Check], list[Check]]:
@@ -56,6 +57,15 @@ def frontier_checks(network: Network) -> list[Check]:
             wanted += [(name, contract) for contract in of_output for name in wire.inputs]
     names = {name for name, _ in network.frontier}
     return list(dict.fromkeys(check for check in wanted if check[0] in names))
+
+
+def column_checks(network: Network) -> list[ColumnCheck]:
+    """:func:`frontier_checks` by columns of the packed table."""
+    columns, start = {}, 0
+    for name, width in network.frontier:
+        columns[name] = slice(start, start + width)
+        start += width
+    return [(columns[name], contract) for name, contract in frontier_checks(network)]
 
 
 def _tells(predictor: PredictorModule | torch.nn.Module) -> bool:

@@ -11,6 +11,7 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor
 
+from mlsys_windtunnel.direct.watch import ColumnCheck
 from mlsys_windtunnel.finetune.losses import is_classifier
 from mlsys_windtunnel.finetune.options import ClassWeight
 from mlsys_windtunnel.frontend import Frontend
@@ -92,6 +93,7 @@ def encode_rows(
     *,
     weight: Any = None,
     classes: Mapping[Any, float] = {},
+    checks: Sequence[ColumnCheck] = (),
 ) -> Batch:
     """Raw rows as a batch without offset.
 
@@ -102,12 +104,16 @@ def encode_rows(
         y: Labels or numbers, ``[rows]`` or ``[rows, outputs]``.
         weight: ``[rows]``, or None.
         classes: Weights of classes.
+        checks: Columns of the packed table, and the numbers that the source takes there.
 
     Raises:
-        InvalidInputError: other lengths, labels that the pipeline does not know, weights that are no numbers of 0 or
-            more.
+        InvalidInputError: numbers that the source refuses, other lengths, labels that the pipeline does not know,
+            weights that are no numbers of 0 or more.
     """
-    packed = torch.from_numpy(np.ascontiguousarray(frontend.encode(x)))
+    table = frontend.encode(x)
+    for columns, contract in checks:
+        contract.check(table[:, columns])
+    packed = torch.from_numpy(np.ascontiguousarray(table))
     target = encode_target(head, y)
     if len(target) != len(packed):
         raise InvalidInputError(f"there are {len(packed)} rows in X and {len(target)} in y")

@@ -11,6 +11,7 @@ import torch
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from torch import Tensor
 
+from mlsys_windtunnel.direct.watch import column_checks
 from mlsys_windtunnel.finetune.options import TrainingOptions
 from mlsys_windtunnel.finetune.rows import Batch, encode_rows, generator_of, with_offset
 from mlsys_windtunnel.finetune.tune import FineTuned, head_of, run, threads, tunable_of, with_changes
@@ -55,6 +56,7 @@ class StreamedRows:
         except ModuleNotFoundError as error:
             raise MissingDependencyError(f"parquet files need {error.name}: pip install pandas pyarrow") from error
         self.source, self.frontend, self.head = source, module.frontend, head_of(module)
+        self.checks = column_checks(module.network)
         self.tunable: Tunable | None = None  # adds offsets, once it is known
         if source.buffer_rows < 1 or not source.paths:
             raise InvalidInputError("there must be at least one file, and a buffer of at least one row")
@@ -116,7 +118,8 @@ class StreamedRows:
         x: Any = frame[list(self.frontend.columns)] if self.frontend.columns is not None else None
         if x is None:
             x = frame.drop(columns=named).to_numpy()
-        return [encode_rows(self.frontend, self.head, x, frame[self.source.target].to_numpy(), weight=weight)]
+        target = frame[self.source.target].to_numpy()
+        return [encode_rows(self.frontend, self.head, x, target, weight=weight, checks=self.checks)]
 
 
 def fine_tune_stream(
@@ -143,7 +146,9 @@ def fine_tune_stream(
         tunable = tunable_of(module, streamed, soft, seed=options.random_state)
         evaluation = None
         if eval_set is not None:
-            evaluation = with_offset(tunable, encode_rows(module.frontend, streamed.head, *eval_set))
+            evaluation = with_offset(
+                tunable, encode_rows(module.frontend, streamed.head, *eval_set, checks=streamed.checks)
+            )
         streamed.tunable = tunable
         return run(module, tunable, streamed, evaluation, soft, options)
 

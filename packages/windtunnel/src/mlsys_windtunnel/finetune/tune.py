@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from mlsys_core.errors import InvalidInputError
 
+from mlsys_windtunnel.direct.watch import column_checks
 from mlsys_windtunnel.finetune.launch import processes
 from mlsys_windtunnel.finetune.options import TrainingOptions
 from mlsys_windtunnel.finetune.rows import (
@@ -73,8 +74,8 @@ def fine_tune(
             ``epochs=3``, ``loss=my_loss``.
 
     Raises:
-        InvalidInputError: an option is out of range, labels that the source does not know, a pipeline that answers
-            neither classes nor numbers, training that diverged.
+        InvalidInputError: an option is out of range, rows that the source refuses, labels that it does not know, a
+            pipeline that answers neither classes nor numbers, training that diverged.
 
     Example:
         >>> tuned = fine_tune(translate(source), X, y, eval_set=(X_val, y_val), level="L4")  # doctest: +SKIP
@@ -83,10 +84,11 @@ def fine_tune(
     soft, options = with_changes(soft or SoftOptions(), options or TrainingOptions(), changes)
     head = head_of(module)
     weights = class_weights(options.class_weight, head.classes, y)
-    train = encode_rows(module.frontend, head, X, y, weight=sample_weight, classes=weights)
+    checks = column_checks(module.network)
+    train = encode_rows(module.frontend, head, X, y, weight=sample_weight, classes=weights, checks=checks)
     evaluation = None
     if eval_set is not None:
-        evaluation = encode_rows(module.frontend, head, *eval_set, weight=eval_sample_weight)
+        evaluation = encode_rows(module.frontend, head, *eval_set, weight=eval_sample_weight, checks=checks)
     with threads(options.n_threads):
         tunable = tunable_of(module, TableRows(train), soft, seed=options.random_state)
         train = with_offset(tunable, train)
