@@ -38,7 +38,8 @@ SUITES = {  # by subsystem: the tests that call its kernels directly
 }
 RUNTIMES = {"address": "libasan.so", "thread": "libtsan.so"}  # preloaded; the others come with the kernels
 OPTIONS = {
-    "address": "detect_leaks=1:exitcode=0:detect_stack_use_after_return=1",
+    # GCC before 13 puts vectors on misaligned fake stacks (its bug 110027), so use after return is not looked for.
+    "address": "detect_leaks=1:exitcode=0:detect_stack_use_after_return=0",
     "undefined": "print_stacktrace=1",
     "thread": "exitcode=0:ignore_noninstrumented_modules=1:history_size=4",
 }

@@ -207,7 +207,8 @@ class Program {
                 else
                     normalise(op.norm, from, to);
             };
-            if (rows <= FEW_ROWS) {
+            // Where the product is added to its own source, all rows are prepared before any is written.
+            if (rows <= FEW_ROWS && op.source != op.target) {
                 float* own = own_memory[thread].rows.grow((rows + TILE_ROWS) * stride);
                 for (int row = 0; row < rows; row++) prepare(row, own + row * stride);
                 input = own;
