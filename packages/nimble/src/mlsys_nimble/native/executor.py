@@ -211,7 +211,7 @@ class NativeExecutor:
     def _schedule(self, needed: Sequence[tuple[int, ...]], use_multi_stream: bool, winograd: int) -> Schedule:
         """Measure every kernel, then the best assignments of each stretch, and keep the fastest."""
         stretches = stretches_of(needed, frozenset(self._torch), frozenset(self._layout.in_place))
-        self._slots.bind([torch.zeros(t.shape, dtype=getattr(torch, t.dtype)) for t in self._slots.input_types])
+        kept = self._slots.bind([torch.zeros(t.shape, dtype=getattr(torch, t.dtype)) for t in self._slots.input_types])
         scratch = self._slots.results()
         seconds = self._measure_kernels(stretches)
         self._choose_kernels(stretches, seconds, winograd)
@@ -229,7 +229,7 @@ class NativeExecutor:
             found = candidates(jobs, self.num_threads, use_multi_stream=use_multi_stream)[:MEASURED]
             best = found[0] if len(found) == 1 or not jobs else self._fastest(stretch, found)
             chosen.append(Stretch(stretch.operators, stretch.then_torch, best))
-        del scratch
+        del kept, scratch  # kernels have read and written them until here
         return Schedule(self._layout, self._storage, tuple(chosen), seconds)
 
     def _measure_kernels(self, stretches: Sequence[Stretch]) -> dict[int, float]:
