@@ -159,6 +159,19 @@ def test_models_that_remember_or_guess_are_found():
             require_isolated("it", run, draw_like(example()), largest=1)
 
 
+def test_a_model_that_batches_change_for_good_is_found():
+    """Alone it answers as before until it has seen many batches: what it is asked at the end shows it."""
+    num_batches = 0
+
+    def worn(batch: list[Any]) -> list[tuple[Array]]:
+        nonlocal num_batches
+        num_batches += len(batch) > 1
+        return [(row + (num_batches > 9 and len(batch) == 1),) for (row,) in batch]
+
+    with pytest.raises(InvalidInputError, match="when it is asked again"):
+        require_isolated("it", worn, draw_like(example()))
+
+
 def test_what_takes_no_batches_is_refused():
     def fails_at(num: int) -> Callable[[list[Any]], Any]:
         def run(batch: list[Any]) -> Any:
