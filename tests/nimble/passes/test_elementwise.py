@@ -44,6 +44,11 @@ def test_what_reads_one_value_twice_reads_the_fused_result_twice():
     assert kind.steps == (Step("sub", (0, 1)), Step("mul", (-1, -1)))
 
 
+def test_what_follows_several_steps_reads_the_last_of_them():
+    (kind,) = fused(lambda x, y: torch.threshold(x, 0.5, 2.0) - y, X, Y)
+    assert kind.steps == (Step("le", (0, 0.5)), Step("where", (-1, 2.0, 0)), Step("sub", (-2, 1)))
+
+
 def test_comparisons_join_but_a_cast_to_bool_does_not():
     (kind,) = fused(lambda x, y: torch.where(x > y, x, y * 2), X, Y)
     assert [step.op for step in kind.steps][-1] == "where"

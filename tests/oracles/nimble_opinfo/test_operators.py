@@ -29,7 +29,7 @@ def test_operators_give_what_eager_gives(part: int):
             for judgement in plan.judgements(work):
                 tally.add(judgement)
     assert tally.faults == []
-    assert tally.counts["equal"] > 100
+    assert tally.counts["equal"] > 60
 
 
 def test_what_the_page_of_refusals_says_is_so():
