@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -136,3 +138,31 @@ def test_a_tree_without_nodes_is_refused(tmp_path: Path):
             file.writestr(name, data)
     with pytest.raises(InvalidInputError):
         load_estimator(tmp_path / "empty.skops")
+
+
+@pytest.mark.parametrize("table", ["nodes", "values"])
+def test_a_table_without_dimensions_does_not_end_the_process(tmp_path: Path, table: str):
+    """In a process of its own: without the check, one without nodes ends the interpreter."""
+    x = np.arange(12.0).reshape(6, 2)
+    skops.io.dump(DecisionTreeClassifier(max_depth=2).fit(x, x[:, 0] > 4), tmp_path / "good.skops")
+    with zipfile.ZipFile(tmp_path / "good.skops") as archive:
+        members = {info.filename: archive.read(info) for info in archive.infolist()}
+    for name, content in members.items():
+        array = np.load(io.BytesIO(content)) if name.endswith(".npy") else np.empty(0)
+        if (array.dtype.names and table == "nodes") or (array.ndim == 3 and table == "values"):
+            buffer = io.BytesIO()
+            np.save(buffer, np.int64(2))
+            members[name] = buffer.getvalue()
+    with zipfile.ZipFile(tmp_path / "bad.skops", "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    code = (
+        "import sys; from pathlib import Path; from mlsys_windtunnel.load import load_estimator\n"
+        "from mlsys_core.errors import InvalidInputError\n"
+        "try: load_estimator(Path(sys.argv[1]))\n"
+        "except InvalidInputError as error: print(error)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "bad.skops")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-500:]
+    assert "a tree in it is damaged" in done.stdout

@@ -73,6 +73,10 @@ def test_damaged_directories(tmp_path: Path):
         with pytest.raises(InvalidInputError, match=says):
             load_model(tmp_path)
     manifest.write_text(json.dumps(whole))
+    manifest.write_bytes(b"\xff{}")
+    with pytest.raises(InvalidInputError, match=r"holds no model .*UnicodeDecodeError"):
+        load_model(tmp_path)
+    manifest.write_text(json.dumps(whole))
     weights = tmp_path / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:40])
     with pytest.raises(InvalidInputError, match="holds no model"):

@@ -345,3 +345,23 @@ def test_the_schema_refuses_what_the_format_does_not_know(change: dict[str, Any]
 def test_the_schema_knows_each_phase(bad: dict[str, Any], schema: Any) -> None:
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.Draft202012Validator(schema).validate({"traceEvents": [bad]})
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"ph": "X", "name": "a", "ts": 10**400, "dur": 1, "pid": 1, "tid": 1},
+        {"ph": "X", "name": "a", "ts": 1, "dur": 10**30, "pid": 1, "tid": 1},
+        {"ph": "C", "name": "a", "ts": 1, "pid": 1, "args": {"value": 10**400}},
+        {"ph": "X", "name": "a", "ts": 1e308, "dur": 1, "pid": 1, "tid": 1},
+        {"ph": "X", "name": "a", "ts": 1, "dur": -1, "pid": float("inf"), "tid": 1},
+    ],
+)
+def test_numbers_without_bound_are_refused_or_left_out(tmp_path: Path, event: dict[str, Any]):
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps([event]))
+    if event["ph"] == "C":
+        assert read_trace(path).samples == ()
+    else:
+        with pytest.raises(InvalidInputError, match="must be finite microseconds"):
+            read_trace(path)

@@ -189,3 +189,11 @@ def test_other_json_is_refused(change: dict[str, object]) -> None:
     document = json.loads(table({1: 1.0}).to_json()) | change
     with pytest.raises(InvalidInputError, match="no profile table of version 1"):
         ProfileTable.from_json(json.dumps(document))
+
+
+def test_a_table_with_numbers_without_bound_is_refused():
+    table = measure(["a"], [1], run=lambda unit, size: None)
+    document = json.loads(table.to_json())
+    document["units"][0]["seconds"] = [10**400]
+    with pytest.raises(InvalidInputError, match="measure it again"):
+        ProfileTable.from_json(json.dumps(document))

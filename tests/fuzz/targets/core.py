@@ -242,11 +242,11 @@ def batchmaker_folder(folder: Path) -> Case:
 
 
 TARGETS = (
-    Target("chrome-trace", chrome_trace, share=10),
-    Target("recording", recording_payload, share=8),
-    Target("profile-cache", profile_table, share=6),
-    Target("workload-trace", workload_trace, share=10),
-    Target("options", command_line, share=8),
+    Target("chrome-trace", chrome_trace, share=20),
+    Target("recording", recording_payload, share=40),
+    Target("profile-cache", profile_table, share=14),
+    Target("workload-trace", workload_trace, share=20),
+    Target("options", command_line, share=30),
     Target("pt2-members", pt2_members, share=1),
     Target("pt2-bytes", pt2_bytes, share=1),
     Target("npz", npz, share=1),

@@ -376,7 +376,7 @@ def bert_folder() -> dict[str, bytes]:
 
 
 TARGETS = (
-    Target("chat-template", chat_template, share=8),
+    Target("chat-template", chat_template, share=16),
     Target("gguf-bytes", gguf_bytes, share=1),
     Target("gguf-metadata", gguf_metadata, share=2),
     Target("huggingface-folder", huggingface_folder, share=1),

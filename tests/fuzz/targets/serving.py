@@ -284,10 +284,10 @@ def settings_file(folder: Path) -> Case:
 
 
 TARGETS = (
-    Target("oip-json", oip_json, share=6),
-    Target("oip-binary", oip_binary, share=6),
-    Target("oip-generate", oip_generate, share=4),
-    Target("protobuf", protobuf, share=12),
+    Target("oip-json", oip_json, share=8),
+    Target("oip-binary", oip_binary, share=8),
+    Target("oip-generate", oip_generate, share=8),
+    Target("protobuf", protobuf, share=40),
     Target("openai", openai, share=1, limit_nbytes=2 << 30),
-    Target("settings-file", settings_file, share=6),
+    Target("settings-file", settings_file, share=20),
 )

@@ -138,6 +138,6 @@ TARGETS = (
     Target("skops", skops_file, share=1),
     Target("artifact", artifact, share=1),
     Target("pt2-description", description, share=2),
-    Target("journal", journal, share=4),
+    Target("journal", journal, share=20),
     Target("checkpoint", checkpoint, share=2),
 )

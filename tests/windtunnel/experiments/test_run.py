@@ -26,6 +26,12 @@ def needs(name: str):
     return pytest.mark.skipif(path is None, reason=f"{name} is not here")
 
 
+def test_a_journal_that_is_no_text_is_refused(tmp_path: Path):
+    (tmp_path / "journal.jsonl").write_bytes(b"\xff\xfe{}\n")
+    with pytest.raises(InvalidInputError, match="is no journal"):
+        Journal(tmp_path / "journal.jsonl", SETTING)
+
+
 def test_journal_goes_on_after_a_torn_line(tmp_path: Path):
     path = tmp_path / "new" / "cells.jsonl"
     one = Result("a", 0.5, 0.25, 1.0, 10, {"options": {"lr": 0.1}})

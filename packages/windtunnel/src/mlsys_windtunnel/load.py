@@ -79,6 +79,7 @@ def load_estimator(path: Path, *, trust_code: bool = False, trust: bool = False)
 def _load_skops(path: Path, *, trust_code: bool) -> Any:
     import skops.io
 
+    from mlsys_windtunnel.skops_trees import checked_trees
     from mlsys_windtunnel.tree_safety import check_trees
 
     with _damage_as_error(path):
@@ -89,7 +90,7 @@ def _load_skops(path: Path, *, trust_code: bool) -> Any:
             f"{path} holds types that are not trusted, since they could run foreign or unchecked native code: "
             f"{', '.join(unknown)}; if you know them and trust the file's maker, pass --trust-code (trust_code=True)"
         )
-    with _damage_as_error(path):
+    with _damage_as_error(path), checked_trees():
         loaded = skops.io.load(path, trusted=untrusted)
         if not trust_code:
             check_trees(loaded)

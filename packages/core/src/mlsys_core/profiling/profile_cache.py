@@ -74,7 +74,7 @@ class ProfileCache:
             return ProfileTable.from_json(json.dumps(document["table"]))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:  # InvalidInputError is a ValueError
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:  # InvalidInputError is a ValueError
             warnings.warn(
                 f"ignoring the profile {path}, it will be measured again: {error}", RuntimeWarning, stacklevel=2
             )

@@ -162,7 +162,7 @@ class ProfileTable:
                     for unit in document["units"]
                 )
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise InvalidInputError(
                 f"no profile table of version {_VERSION} ({type(error).__name__}: {error}); measure it again"
             ) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections import defaultdict
 from typing import Any, NoReturn
 
@@ -51,6 +51,10 @@ def _load(content: bytes, source: str) -> Any:
         raise InvalidInputError(
             f"{source} is no Chrome trace: not JSON ({error}); write one with write_trace() or a tool's trace export"
         ) from error
+
+
+_LATEST_US = 1e18  # some 30,000 years
+_LARGEST = sys.float_info.max  # of a sample; JSON's whole numbers have no bound
 
 
 class _Reader:
@@ -130,14 +134,14 @@ class _Reader:
     def _samples(self, event: dict[str, Any], index: int, at_ns: int, pid: int) -> list[Sample]:
         self.process_names.setdefault(pid, f"process {pid}")
         name, series = self._text(event, index), _args(event)
-        values = {key: v for key, v in series.items() if isinstance(v, (int, float)) and math.isfinite(v)}
+        values = {key: v for key, v in series.items() if isinstance(v, (int, float)) and abs(v) <= _LARGEST}
         if len(series) == 1 and "value" in values:
             return [Sample(name, at_ns, values["value"], pid)]
         return [Sample(f"{name}.{key}", at_ns, value, pid) for key, value in values.items()]
 
-    def _number(self, event: dict[str, Any], key: str, index: int, least: float = -math.inf) -> float:
+    def _number(self, event: dict[str, Any], key: str, index: int, least: float = -_LATEST_US) -> float:
         value = event.get(key)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < least:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= _LATEST_US:
             self._refuse(index, f"{key!r} of phase {event['ph']!r} must be finite microseconds, got {value!r}")
         return value
 
@@ -163,5 +167,5 @@ def _ns(microseconds: float) -> int:
 def _integer(value: object) -> int | None:
     try:
         return int(value)  # type: ignore[call-overload, no-any-return]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None

@@ -113,9 +113,20 @@ def _transformers(name: str, batch: int) -> Net:
     from mlsys_core.models import resolve_model
 
     package = _package("transformers")
-    module = package.AutoModel.from_pretrained(resolve_model(name, settings().cache_dir))
+    module = _pretrained(package, resolve_model(name, settings().cache_dir))
     token_ids = torch.randint(0, module.config.vocab_size, (batch, _NUM_TOKENS))
     return Net(_TensorsOnly(module), (token_ids, torch.ones_like(token_ids)))
+
+
+def _pretrained(package: Any, folder: Path) -> Any:
+    """Load a folder's model: from safetensors alone, and with none of the folder's code."""
+    try:
+        return package.AutoModel.from_pretrained(
+            folder, use_safetensors=True, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # transformers and safetensors raise of many kinds
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        raise InvalidInputError(f"transformers cannot load {folder}: {reason}") from error
 
 
 class _TensorsOnly(nn.Module):

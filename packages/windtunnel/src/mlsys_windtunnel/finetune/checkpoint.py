@@ -54,7 +54,8 @@ def load(directory: Path, fingerprint: str) -> Progress | None:
         found = content.pop("fingerprint")
         progress = Progress(**content)
     except Exception as error:  # torch and pickle raise of many kinds
-        raise InvalidInputError(f"{path} cannot be read as a checkpoint: {error}") from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise InvalidInputError(f"{path} cannot be read as a checkpoint: {reason}") from error
     if found != fingerprint:
         raise InvalidInputError(
             f"{path} is of another run: other options, data or pipeline. Resume with those, or name an empty folder"
