@@ -82,6 +82,8 @@ def varied(tree: Any) -> Any:
 
 
 def _other(tensor: Tensor) -> Tensor:
+    if tensor.layout is not torch.strided:
+        return tensor  # the capture refuses it
     with torch.no_grad():
         made = torch.empty_like(tensor)
         rolled = tensor.reshape(-1).roll(1).reshape(tensor.shape)
