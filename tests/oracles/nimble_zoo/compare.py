@@ -14,6 +14,7 @@ from mlsys_nimble import Nimble
 from mlsys_nimble.dynamo import nimble
 from mlsys_nimble.trees import flatten
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 TOLERANCE = 2e-4  # of the largest element: rounding of a few dozen layers, Winograd's tiles among them
 WAYS = ("prepare", "compile", "eager")
@@ -32,13 +33,14 @@ class Tally:
         self.counts[outcome] += 1
         if outcome == "refused":
             self.refused[name] = detail
-        elif outcome != "equal":
+        elif outcome not in ("equal", "unstable"):
             self.faults.append(f"{outcome}: {name}: {detail}")
             print(self.faults[-1], flush=True)
 
     def line(self) -> str:
-        """``nimble-zoo: 12 cases: ...``."""
-        parts = ", ".join(f"{self.counts[name]:,} {name}" for name in ("equal", "refused", "wrong", "raw"))
+        """``nimble-zoo: 12 cases: ...``; unstable: rounding decides in eager, too."""
+        outcomes = ("equal", "unstable", "refused", "wrong", "raw")
+        parts = ", ".join(f"{self.counts[name]:,} {name}" for name in outcomes)
         return f"nimble-zoo: {sum(self.counts.values()):,} cases: {parts}"
 
 
@@ -65,7 +67,31 @@ def check(tally: Tally, name: str, model: nn.Module, calls: list[dict[str, Any]]
     states = distance(flat_tensors(our_calls), flat_tensors(theirs_calls))  # caches, written inputs
     buffers = distance(dict(ours.named_buffers()), dict(eager.named_buffers()))
     is_equal = max(worst, states, buffers) <= TOLERANCE
+    if not is_equal and max(states, buffers) <= TOLERANCE and worst <= swing(eager, calls, expected):
+        tally.note(name, "unstable")
+        return
     tally.note(name, "equal" if is_equal else "wrong", f"distance {worst:.2g}, of state {max(states, buffers):.2g}")
+
+
+def swing(eager: nn.Module, calls: list[dict[str, Any]], expected: list[dict[str, Tensor]]) -> float:
+    """How far eager's own results move when inputs and weights do by a rounding error; the largest of four tries."""
+    largest = 0.0
+    for seed in range(4):
+        torch.manual_seed(seed)
+        nudged = [tree_map(_nudge, call) for call in copy.deepcopy(calls)]
+        other = copy.deepcopy(eager)
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.copy_(_nudge(parameter))
+            moved = [flat_tensors(run(other, call)) for call in nudged]
+        largest = max(largest, *(distance(a, b) for a, b in zip(moved, expected, strict=True)))
+    return largest
+
+
+def _nudge(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+        return leaf
+    return leaf * (1 + torch.empty_like(leaf).uniform_(-4e-7, 4e-7))
 
 
 def prepared(model: nn.Module, call: dict[str, Any], way: str, options: dict[str, Any]) -> Callable[..., Any]:
