@@ -76,6 +76,8 @@ class TemplateProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for this process
+                # A preloaded allocator or sanitiser may want more addresses than the worker is given.
+                env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
             )
         except OSError as error:
             raise ServingError(f"the process for chat templates cannot be started: {error}") from error
