@@ -252,14 +252,14 @@ def damage_dtype(path: Path) -> None:
     [
         (damage_pickle, "pickle, which can run any code"),
         (damage_shard, r"model-2\.safetensors is missing"),
-        (damage_escape, "not a file of its directory"),
+        (damage_escape, "which is not inside it"),
         (damage_index_entry, "lack 'absent'"),
         (damage_index, "no index of shards"),
         (damage_truncate, "truncated or no safetensors"),
         (damage_config, "no valid JSON"),
         (damage_architecture, "no forward of ours has the architecture 'rwkv'.* a state beside"),
         (damage_tokenizer, r"tokenizer\.json is missing"),
-        (damage_tokenizer_content, "no valid tokenizer"),
+        (damage_tokenizer_content, "damaged or of an unknown kind"),
         (damage_dtype, "type I8"),
     ],
 )
