@@ -1,11 +1,12 @@
 """Real models through Nimble: torchvision's zoo and transformers' language models, beside eager.
 
-    python tests/oracles/nimble_zoo/full.py [--all] [--write] [--only NAME]
+    python tests/oracles/nimble_zoo/full.py [--all] [--write] [--only NAME] [--area vision|language]
 
-Classes are those that the libraries list themselves. Each language model takes a batch without padding, one padded left
-and one padded right, and decoders a prompt and two tokens through a cache. Each net and model goes through ``prepare``;
-some through torch.compile too, some with ``fallback="eager"``, some are trained; ``--all`` takes every model every way.
-``--write`` writes docs/nimble-refusals-models.md.
+Classes are those that the libraries list themselves. Each model goes through ``prepare`` and is called with values that
+it was prepared with and with others. Language models take batches padded left, right and at both ends, and decoders
+go on token by token through caches of several kinds. Models in the sample go through torch.compile and
+``fallback="eager"`` too, through the native executor, or are trained: which, their place in the list decides.
+``--all`` takes every model every way. ``--write`` writes docs/nimble-refusals-models.md.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import os
 import subprocess
 import sys
 import time
-import traceback
 import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,98 +28,109 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 DOCS = ROOT / "docs" / "nimble-refusals-models.md"
 PEER = ROOT / ".venv" / "nimble-zoo"  # torchvision without its compiled operators; see requirements/nimble-zoo.txt
+REQUIREMENTS = ROOT / "requirements" / "nimble-zoo.txt"
 NUM_PROCESSES = 2
-BUDGET_S = 420  # models that are not begun by then are counted as not run, and named
+BUDGET_S = 450  # models that are not begun by then are counted as not run, and named
+LIMIT_S = 60  # processor time of one model
+Model = tuple[str, Callable[[Any], str | None]]  # its name, and what runs its cases
 
 
 def install_torchvision() -> bool:
     """Put torchvision into a folder of its own; false if that cannot be done."""
-    if not (PEER / "torchvision").is_dir():
-        requirements = str(ROOT / "requirements" / "nimble-zoo.txt")
-        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(PEER), "-r", requirements]
-        subprocess.run(command, check=False)
-    return (PEER / "torchvision").is_dir()
+    line = next(line for line in REQUIREMENTS.read_text().splitlines() if line.startswith("torchvision=="))
+    mark = PEER / f"{line.replace('==', '-')}.dist-info" / "RECORD"
+    if not mark.is_file():
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--upgrade"]
+        subprocess.run([*command, "--target", str(PEER), "-r", str(REQUIREMENTS)], check=False)
+    return mark.is_file()
 
 
-def run_share(area: str, share: int, only: str, every: bool, deadline: float, queue: Any) -> None:
+def run_share(area: str, share: int, options: argparse.Namespace, deadline: float, queue: Any) -> None:
     """Run every second model of one library, and send what came of it."""
     import torch
+    import torch._dynamo  # here once, and not in every child
 
     warnings.filterwarnings("ignore")
     logging.disable(logging.ERROR)
     torch.set_num_threads(1)
+    from tests.oracles.nimble_zoo.children import run_in_child
     from tests.oracles.nimble_zoo.compare import Tally
 
-    tally, left_out = Tally(), {}
-    models = list(_vision() if area == "vision" else _language())
+    tally, left_out, num_run = Tally(), {}, 0
+    models = list((vision if area == "vision" else language)(options.all))
     for number, (name, run) in enumerate(models):
-        if number % NUM_PROCESSES != share or only not in name:
+        if number % NUM_PROCESSES != share or options.only not in name:
             continue
+        begin = time.monotonic()
         if time.time() > deadline:
             left_out[name] = "no time was left"
             continue
-        try:
-            reason = run(tally, number, every)
-        except Exception as error:  # noqa: BLE001 - eager itself, or this oracle
-            reason = f"eager fails: {type(error).__name__}: {str(error)[:100]}"
-            traceback.print_exc(limit=2)
+        notes, reason = run_in_child(name, run, LIMIT_S if not options.all else 10 * LIMIT_S)
+        for note in notes:
+            tally.note(*note)
+        num_run += bool(notes)
         if reason:
             left_out[name] = reason
-        print(f"{name}: {reason or 'done'}", flush=True)
-    queue.put((dict(tally.counts), tally.refused, tally.faults, left_out))
+        outcomes = ", ".join(sorted({note.outcome for note in notes}))
+        print(f"{name}: {outcomes} {reason or ''} ({time.monotonic() - begin:.1f} s)", flush=True)
+    queue.put((tally, left_out, num_run))
 
 
-def _vision() -> Any:
+def vision(takes_all: bool) -> Iterator[Model]:
+    """The nets of torchvision."""
     sys.path.insert(0, str(PEER))
     from tests.oracles.nimble_zoo.compare import check, check_training
     from tests.oracles.nimble_zoo.vision import Vision, define_operators, nets, too_large
 
     define_operators()
 
-    def run(net: Vision, tally: Any, number: int, every: bool) -> str | None:
-        reason = too_large(net)
-        if reason is not None:
+    def run(net: Vision, number: int, tally: Any) -> str | None:
+        if (reason := too_large(net)) is not None:
             return reason
-        check(tally, f"{net.name}, prepare", net.make(), [net.call()], "prepare", executor="native", num_threads=1)
-        if every or number % 4 == 1 or net.area == "detection":
-            check(tally, f"{net.name}, fallback", net.make(), [net.call()], "eager", executor="reference")
-        if every or number % 8 == 3:
-            check(tally, f"{net.name}, compile", net.make(), [net.call()], "compile", executor="reference")
-        if not net.area and (every or number % 16 == 5):
-            check_training(tally, f"{net.name}, training", net.make(), net.call())
+        name, calls = net.name, net.calls()
+        check(tally, f"{name}, prepare", net.make(), calls, "prepare", executor="reference")
+        if takes_all or number % 6 == 1:
+            check(tally, f"{name}, native", net.make(), calls, "prepare", executor="native", num_threads=1)
+        if takes_all or number % 6 == 3:
+            check(tally, f"{name}, fallback", net.make(), calls, "eager", executor="reference")
+        if takes_all or number % 6 == 5:
+            check(tally, f"{name}, compile", net.make(), calls, "compile", executor="reference")
+        if not net.area and (takes_all or number % 12 == 4):
+            check_training(tally, f"{name}, training", net.make(), net.call())
         return None
 
-    for net in nets():
-        yield net.name, lambda *args, net=net: run(net, *args)
+    for number, net in enumerate(nets()):
+        yield net.name, partial(run, net, number)
 
 
-def _language() -> Any:
+def language(takes_all: bool) -> Iterator[Model]:
+    """The language models of transformers."""
     from tests.oracles.nimble_zoo.compare import check, check_training
-    from tests.oracles.nimble_zoo.language import Language, can_be_tiny, languages, with_cache
+    from tests.oracles.nimble_zoo.language import CACHES, Language, can_be_tiny, languages, with_cache
 
-    def run(language: Language, tally: Any, number: int, every: bool) -> str | None:
-        reason = can_be_tiny(language)
-        if reason is not None:
+    def run(language: Language, number: int, tally: Any) -> str | None:
+        if (reason := can_be_tiny(language)) is not None:
             return reason
-        name, options = language.name, {"executor": "native", "num_threads": 1}
-        batches = {side: [batch] for side, batch in language.batches().items()}
-        for side, calls in batches.items():
-            chosen = options if side == "left" else {"executor": "reference"}  # the native one takes time to measure
-            check(tally, f"{name}, padded {side}", language.make(), calls, "prepare", **chosen)
-        if language.is_decoder:
-            check(
-                tally, f"{name}, cache", language.make(), with_cache(language, "left"), "prepare", executor="reference"
-            )
-        if every or number % 4 == 0:
-            check(tally, f"{name}, fallback", language.make(), batches["right"], "eager", executor="reference")
-        if every or number % 8 == 2:
-            check(tally, f"{name}, compile", language.make(), batches["left"], "compile", executor="reference")
-        if every or number % 16 == 6:
-            check_training(tally, f"{name}, training", language.make(), {**batches["left"][0], "use_cache": False})
+        name, left, right = language.name, language.calls("left"), language.calls("right")
+        check(tally, f"{name}, padded left", language.make(), left, "prepare", executor="reference")
+        check(tally, f"{name}, padded right", language.make(), right, "prepare", executor="reference")
+        for kind in CACHES if language.has_cache else ():
+            if (calls := with_cache(language, "left", kind)) is not None:
+                check(tally, f"{name}, {kind} cache", language.make(), calls, "prepare", executor="reference")
+                if takes_all or number % 8 == 7:
+                    check(tally, f"{name}, {kind} cache, compile", language.make(), calls, "compile")
+        if takes_all or number % 8 == 1:
+            check(tally, f"{name}, native", language.make(), left, "prepare", executor="native", num_threads=1)
+        if takes_all or number % 8 == 3:
+            check(tally, f"{name}, fallback", language.make(), right, "eager", executor="reference")
+        if takes_all or number % 8 == 5:
+            check(tally, f"{name}, compile", language.make(), left, "compile", executor="reference")
+        if takes_all or number % 8 == 6:
+            check_training(tally, f"{name}, training", language.make(), {**left[0], "use_cache": False})
         return None
 
-    for language in languages():
-        yield language.name, lambda *args, language=language: run(language, *args)
+    for number, language in enumerate(languages()):
+        yield language.name, partial(run, language, number)
 
 
 def main() -> int:
@@ -129,58 +142,40 @@ def main() -> int:
     parser.add_argument("--area", choices=("vision", "language"), action="append")
     options = parser.parse_args()
     from tests.oracles.nimble_zoo.compare import Tally
+    from tests.oracles.nimble_zoo.page import page
 
-    total, left_out = Tally(), {}
-    areas = options.area or ["vision", "language"]
+    total, left_out, num_run = Tally(), {}, {}
+    areas = options.area or ["language", "vision"]
     if "vision" in areas and not install_torchvision():
         left_out["torchvision"] = "it cannot be installed: pip install --no-deps -r requirements/nimble-zoo.txt"
         areas.remove("vision")
     spawn = multiprocessing.get_context("spawn")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    for number, area in enumerate(areas):
+    begin = time.time()
+    for number, area in enumerate(areas, 1):
         queue = spawn.Queue()
-        deadline = time.time() + (1e9 if options.all else BUDGET_S / len(areas))
+        deadline = begin + (1e9 if options.all else BUDGET_S * number / len(areas))
         children = [
-            spawn.Process(target=run_share, args=(area, share, options.only, options.all, deadline, queue))
+            spawn.Process(target=run_share, args=(area, share, options, deadline, queue))
             for share in range(NUM_PROCESSES)
         ]
         for child in children:
             child.start()
         for _ in children:
-            counts, refused, faults, skipped = queue.get()
-            total.counts.update(counts)
-            total.refused.update(refused)
-            total.faults += faults
+            tally, skipped, count = queue.get()
+            total.add(tally)
             left_out.update(skipped)
+            num_run[area] = num_run.get(area, 0) + count
         for child in children:
             child.join()
-        print(f"-- {area}, {number + 1} of {len(areas)}: {total.line()}", flush=True)
+        print(f"-- {area}, {number} of {len(areas)}: {total.line()}", flush=True)
     if options.write:
-        DOCS.write_text(refusals(total.refused, left_out), encoding="utf-8")
+        DOCS.write_text(page(total, left_out, num_run))
     print("\n".join(total.faults))
-    print(f"not run: {len(left_out)}: {', '.join(f'{name} ({why})' for name, why in sorted(left_out.items()))[:4000]}")
+    print(f"not run: {len(left_out)}: {', '.join(f'{name} ({why})' for name, why in sorted(left_out.items()))}")
+    print(", ".join(f"{count} models of {area}" for area, count in num_run.items()), "ran")
     print(total.line())
     return int(bool(total.faults))
-
-
-def refusals(refused: dict[str, str], left_out: dict[str, str]) -> str:
-    """The page of what is refused."""
-    lines = [
-        "# Nimble: models that are refused",
-        "",
-        "Made by `python tests/oracles/nimble_zoo/full.py --write` from torchvision's zoo and transformers'",
-        "language models with random weights: what is refused, and why. After a comma: the way it was taken.",
-        "",
-        "| case | reason |",
-        "| --- | --- |",
-        *(f"| {name} | {why.replace('|', chr(92) + '|')} |" for name, why in sorted(refused.items())),
-        "",
-        "Not run:",
-        "",
-        *(f"- {name}: {why}" for name, why in sorted(left_out.items())),
-        "",
-    ]
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 MAX_PARAMETERS = 100_000_000  # a larger one does not fit beside its copy, and has a smaller sister
 _NMS = "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
@@ -45,8 +46,15 @@ class Vision(NamedTuple):
             return {"args": (torch.rand(1, 3, frames, size, size, generator=generator),)}
         if area == "detection":
             return {"args": ([torch.rand(3, 64, 64, generator=generator)],)}
-        size = 96 if self.name == "inception_v3" else 64
+        size = {"inception_v3": 96, "maxvit_t": 224}.get(self.name, 64)
         return {"args": (torch.rand(2, 3, size, size, generator=generator),)}
+
+    def calls(self) -> list[dict[str, Any]]:
+        """The call that a net is prepared with, another of its shapes, and the first again."""
+        generator = torch.Generator().manual_seed(2)
+        first = self.call()
+        other = tree_map(lambda tensor: 0.7 * torch.rand(tensor.shape, generator=generator), first)
+        return [first, other, first]
 
     @property
     def area(self) -> str:
