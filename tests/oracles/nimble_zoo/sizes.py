@@ -23,7 +23,7 @@ SMALL: dict[str, Any] = {  # every name that some configuration has for one of i
     **dict.fromkeys(("moe_intermediate_size", "kv_lora_rank", "q_lora_rank", "expert_ffn_hidden_size"), 32),
     **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "index_head_dim"), 8),
     **dict.fromkeys(("n_routed_experts", "index_n_heads", "index_topk", "moe_num_experts"), 4),
-    **dict.fromkeys(("n_group", "topk_group", "num_hash", "moe_topk"), 2),
+    **dict.fromkeys(("n_group", "topk_group", "moe_topk", "moe_k"), 2),
     "first_k_dense_replace": 1,
     "expansion_ratio": 2,
     "type_vocab_size": 2,
@@ -35,6 +35,7 @@ SMALL: dict[str, Any] = {  # every name that some configuration has for one of i
     "decoder_start_token_id": 0,
 }
 _HEADS = {"num_key_value_heads": 4}
+_OWN_KEYS = {"num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"]}
 _MIXED: dict[str, Any] = {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2}
 OTHERS: dict[str, dict[str, Any]] = {  # sizes that these need to go together
     **dict.fromkeys(
@@ -73,9 +74,9 @@ OTHERS: dict[str, dict[str, Any]] = {  # sizes that these need to go together
     "BltForCausalLM": {"encoder_hash_byte_group_vocab": 50},
     **{name: {"num_codebooks": 1} for name in ("MusicgenForCausalLM", "MusicgenMelodyForCausalLM")},
     "xLSTMForCausalLM": {"qk_dim_factor": 1.0},
-    "Gemma4ForCausalLM": {"vocab_size_per_layer_input": 97},
+    **dict.fromkeys(("Gemma3nForCausalLM", "Gemma4UnifiedAssistantForCausalLM"), _OWN_KEYS),
+    **{name: {"vocab_size_per_layer_input": 97} for name in ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")},
     "Gemma4AssistantForCausalLM": {"hidden_size_per_layer_input": 0},
-    "CohereCompassForCausalLM": {"layer_types": ["full_attention", "sliding_attention"]},
     "PerceiverForMaskedLM": {"d_latents": 32, "num_latents": 8},
     "NeoMMEForMaskedLM": {"head_dim": 16},
 }
@@ -91,5 +92,5 @@ def tiny(config: Any, model: str = "") -> Any:
         if name in names:
             part = getattr(config(), name)
             if part is not None:
-                chosen[name] = {**tiny(type(part)).to_dict(), **OTHERS.get(model, {}).get(name, {})}
+                chosen[name] = tiny(type(part), model).to_dict()
     return config(**chosen)
