@@ -14,7 +14,6 @@ pytest.importorskip("triton")
 KERNELS = Path(__file__).parent / "kernels"
 
 
-@pytest.mark.timeout(600)
 def test_printed_kernels_give_what_torch_gives(tmp_path: Path):
     options = ["-q", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "run")]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
