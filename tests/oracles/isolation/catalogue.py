@@ -12,6 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.testing._internal.common_modules import module_db
 
+# The import of torch's tests forbids to set flags of torch.backends, for the whole process.
+torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
+
 
 @dataclass(frozen=True)
 class Case:

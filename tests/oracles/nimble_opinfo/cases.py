@@ -18,6 +18,9 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+# The import of torch's tests forbids to set flags of torch.backends, for the whole process.
+torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
+
 DTYPES = ("float32", "float64", "bfloat16", "complex64", "int32", "int64", "bool")
 VARIANTS = ("plain", "strided", "transposed", "expanded", "empty", "scalar", "in place", "written input", "out")
 UNSET = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")  # any values do

@@ -1,4 +1,4 @@
-"""Each operator that torch has test data for, once or twice: equal to eager, or refused with a reason."""
+"""A third of the operators that torch has test data for: equal to eager, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_operators_give_what_eager_gives(part: int):
             for judgement in plan.judgements(work):
                 tally.add(judgement)
     assert tally.faults == []
-    assert tally.counts["equal"] > 60
+    assert tally.counts["equal"] > 15
 
 
 def test_what_the_page_of_refusals_says_is_so():

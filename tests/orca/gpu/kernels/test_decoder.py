@@ -53,6 +53,9 @@ class RandomWeights:
     def __init__(self, embedding: str) -> None:
         self.checkpoint = SimpleNamespace(layout="huggingface", names=frozenset({f"{embedding}.weight"}))
 
+    def expect(self, name: str, expected: tuple[int, ...]) -> None:
+        """Every tensor is there, in the shape that is expected."""
+
     def read_into(self, name: str, out: Tensor) -> None:
         values = torch.randn(out.shape, generator=torch.Generator().manual_seed(crc32(name.encode()))) * 0.2
         out.copy_(values + 1 if out.ndim == 1 and name.endswith("weight") else values)
