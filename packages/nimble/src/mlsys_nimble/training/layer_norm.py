@@ -36,7 +36,9 @@ def strides_of_results(operator: Operator, inputs: Sequence[View]) -> list[Strid
     if not isinstance(kind, Aten) or kind.target not in (_FORWARD, _BACKWARD) or kind.keywords:
         return None
     is_gradient = kind.target == _BACKWARD
-    x, weight = inputs[is_gradient], inputs[4 if is_gradient else 1] if len(inputs) > 2 else inputs[0]
+    if len(inputs) != (6 if is_gradient else 3):  # without weight or bias
+        return None
+    x, weight = inputs[is_gradient], inputs[4 if is_gradient else 1]
     wanted = (Input(0), Input(1), x.shape[-1:], *map(Input, range(2, 6)), (True, True, True))
     if kind.arguments[:-1] != (Input(0), x.shape[-1:], Input(1), Input(2)) and kind.arguments != wanted:
         return None

@@ -12,6 +12,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from mlsys_nimble.errors import refuse
+from mlsys_nimble.training.overlap import copied
 
 _ADVICE = "Register a buffer of the new tensor's shape and write to it: self.state.copy_(new)."
 _Tensors = dict[str, Tensor]
@@ -49,7 +50,7 @@ def as_function(model: nn.Module) -> Callable[..., Any]:
         added = [name for name in held if name not in plain]
         if added:
             raise refuse(f"forward assigns a new tensor to the attribute {added[0]}", "", _ADVICE)
-        return result
+        return copied(result)
 
     return run
 

@@ -159,9 +159,15 @@ def rules_of(estimator: Any, source: Value, operators: Iterable[Operator]) -> In
             (_OBJECTS[part.source] for part in readers if source in part.inputs and part.source in _OBJECTS), "any"
         ),
         takes_sparse=takes_sparse,
+        takes_categories=not any(source in part.inputs and _has_no_categories(part.estimator) for part in readers),
         dense_answers=("score_samples",) if operators and operators[-1].source == "sklearn.decomposition.PCA" else (),
         takes_sparse_nan=takes_sparse and not any((part.source or "").startswith(_TREES) for part in readers),
     )
+
+
+def _has_no_categories(estimator: Any) -> bool:
+    """Say if LightGBM was fitted on a frame that had no categories: it refuses frames that have some."""
+    return getattr(getattr(estimator, "booster_", None), "pandas_categorical", None) == []
 
 
 def _names_rule(estimator: Any) -> tuple[bool, bool]:

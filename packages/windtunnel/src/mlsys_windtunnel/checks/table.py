@@ -30,6 +30,7 @@ class InputRules:
     takes_sparse: bool = False
     dense_answers: tuple[str, ...] = ()  # methods that take none all the same
     takes_sparse_nan: bool = False  # missing values in what is sparse
+    takes_categories: bool = True  # a frame's columns of pandas' category
 
 
 def check_labels(labels: Sequence[Any]) -> bool:
@@ -136,6 +137,12 @@ def check_kind(x: Any, rules: InputRules, names: Sequence[str] | None = None) ->
                 f"column {names[place] if names else place} is of dtype {column.dtype}, and a function that takes "
                 "numbers alone reads it: convert it to float64"
             )
+    kinds = [] if rules.takes_categories or not is_frame(x) else [type(each).__name__ for each in x.dtypes]
+    if "CategoricalDtype" in kinds:
+        raise InvalidInputError(
+            f"{rules.estimator} was fitted on a frame without columns of dtype category, and here are some: its "
+            "categorical features do not match; convert them as when fitting"
+        )
     if rules.objects != "any" and _has_objects(x, rules.objects):
         raise InvalidInputError(
             f"{rules.estimator} takes columns of int, float or bool, and there are objects: convert your data to "
