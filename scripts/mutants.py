@@ -2,7 +2,7 @@
 
 Each area is copied into a workspace of its own below ``build/mutants``: its package's sources, and the tests that are
 to notice. mutmut changes one expression at a time and runs those tests that reach it. A mutant that no test kills is
-listed; docs/mutants.md says why some are left (equivalent code, messages).
+listed; docs/testing.md says why some are left (equivalent code, messages).
 
 Usage: python scripts/mutants.py [AREA ...] [--digits 37]
 """
