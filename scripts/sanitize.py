@@ -66,7 +66,7 @@ getattr(load_kernel(Path(sys.argv[1]), cache_dir=settings().cache_dir), sys.argv
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one process found."""
+    """Findings of one process."""
 
     sanitizer: str
     subsystem: str

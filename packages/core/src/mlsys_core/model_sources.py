@@ -26,7 +26,7 @@ class Source(Protocol):
         ...
 
     def install_command(self) -> str:
-        """What a user types to get it."""
+        """Return the command that installs it."""
         ...
 
     def fetch(self, cache_dir: Path) -> Path:

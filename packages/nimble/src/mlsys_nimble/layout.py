@@ -271,7 +271,7 @@ class _Joining:
                 self.apart.setdefault(index, []).append((position, place))
 
     def _is_movable(self, value: ValueId, concat: Operator, place: Place) -> bool:
-        """Whether a part is a result of its own, in the concatenation's order, in it once, and can be made there."""
+        """Return whether a part is a result of its own, in order, there once, and can be made in place."""
         if value not in self.producers or self.places[value].root != value or concat.inputs.count(value) > 1:
             return False
         if not self._can_be_made(value, place):
@@ -283,7 +283,7 @@ class _Joining:
         return self.places[value].strides == dense(shape, order)
 
     def _can_be_made(self, value: ValueId, place: Place) -> bool:
-        """Whether the operator that makes a value can write it with the strides of ``place``."""
+        """Return whether the operator that makes a value can write it with the strides of ``place``."""
         operator, shape = self.program.operators[self.producers[value]], self.program.values[value].shape
         match operator.kind:
             case Aten():

@@ -140,7 +140,7 @@ class Nimble(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """What ``prepare`` was asked for, but for the example."""
+    """Options given to ``prepare``, without the example."""
 
     options: Options
     training: bool

@@ -252,7 +252,7 @@ class PreparedCalls:
     def _read(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any, Sequence[torch.Tensor], Sequence[Any]]:
-        """What the call looks like, the tensors a replay takes, and the objects among the arguments."""
+        """Return the form of the call, the tensors a replay takes, and the objects among the arguments."""
         if not kwargs and not self._fixed_places and {*map(type, args)} == {torch.Tensor}:
             return tuple([(tensor.shape, tensor.dtype, tensor.device) for tensor in args]), args, ()
         flat = trees.flatten((args, dict(kwargs)))
@@ -340,7 +340,7 @@ def run_on_copies(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapp
 
 
 def _looks(tensor: torch.Tensor) -> Any:
-    """What decides whether a schedule fits a tensor."""
+    """Return the properties by which a schedule fits a tensor."""
     return tensor.shape, tensor.dtype, tensor.device
 
 
@@ -348,5 +348,5 @@ _ONE_TENSOR = trees.flatten((0, [])).spec
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line of at most 200 characters."""
+    """Return an error's message in one line of at most 200 characters."""
     return (str(error).strip().splitlines() or [""])[0][:200]

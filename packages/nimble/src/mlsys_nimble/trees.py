@@ -121,7 +121,7 @@ def _unflatten(rest: Iterator[Any], spec: Spec, known: list[Any]) -> Any:
 
 
 def _attributes(item: Any) -> dict[str, Any] | None:
-    """What an object holds; None: it cannot be known."""
+    """Return the content of an object; None: it cannot be known."""
     if isinstance(getattr(item, "__dict__", None), dict) and not _has_slots(item):
         return dict(vars(item)) if _is_made_by_object(type(item)) else None
     if dataclasses.is_dataclass(item):
@@ -130,7 +130,7 @@ def _attributes(item: Any) -> dict[str, Any] | None:
 
 
 def _is_made_by_object(cls: Any) -> bool:
-    """Whether its instances are no more than their attributes; those of a subclass of ``dict`` are not, say."""
+    """Return whether its instances are no more than their attributes; those of a subclass of ``dict`` are not, say."""
     try:
         _new(cls)
     except TypeError:
@@ -162,7 +162,7 @@ def is_plain(leaf: Any) -> bool:
 
 
 def attributes_of(item: Any) -> dict[str, Any]:
-    """What an object that was taken apart holds now."""
+    """Return the present content of an object that was taken apart."""
     return _attributes(item) or {}
 
 

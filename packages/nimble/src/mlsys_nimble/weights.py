@@ -23,7 +23,7 @@ _NOT_WATCHED = frozenset(vars(nn.Module())) | {"training"}  # its dictionaries a
 
 
 class Watch:
-    """What a schedule was made from; :meth:`has_changed` says that it is not so any more.
+    """Record of what a schedule was made from; :meth:`has_changed` compares it with the present.
 
     Args:
         model: Its modules' parameters, buffers, parts and plain attributes must stay the same objects.

@@ -148,7 +148,7 @@ class Frontend:
         )
 
     def _array(self, rows: Any) -> npt.NDArray[Any]:
-        """Of lists; texts among them are refused where no column may hold any."""
+        """Read lists; texts among them are refused where no column may hold any."""
         array = array_of(rows)
         if not self._takes_text and array.dtype == object and np.asarray(rows).dtype.kind in "US":
             raise InvalidInputError(
@@ -236,7 +236,7 @@ def _run(operator: Operator, inputs: list[Table]) -> Table:
 
 
 def _foreign(operator: Operator, function: Callable[[Table], Any], table: Table) -> Any:
-    """What a source's own code makes of a table; its refusal in one line."""
+    """Run a source's own code on a table; its refusal becomes one line."""
     try:
         return function(table)
     except InvalidInputError:

@@ -147,7 +147,7 @@ def _wire(operators: list[Operator], lookups: dict[str, Converted]) -> tuple[lis
 def _checks(
     operator: Operator, reads: tuple[str, ...], known: set[str], wires: list[Wire]
 ) -> tuple[tuple[str, Contract], ...]:
-    """What an operator's source looks at among the values ``known``, unless an earlier operator's looks at it alike."""
+    """Return those of the values ``known`` that an operator's source checks and no earlier one checks alike."""
     contract = contract_of(operator)
     if contract is None:
         return ()

@@ -188,7 +188,7 @@ class ServedModel:
 
 
 def _outputs(model: SlicedModel) -> list[Tensor]:
-    """What a request gets, [1, ...] each."""
+    """Return the answer to a request: arrays of shape [1, ...]."""
     values = model.example_inputs(1)
     with torch.inference_mode():
         for stage in range(model.num_stages):

@@ -25,7 +25,7 @@ _HINT = "if you trust its maker, --trust-code (trust_code=True) has torch.export
 
 @dataclass(frozen=True)
 class SavedProgram:
-    """What a ``.pt2`` file holds.
+    """Content of a ``.pt2`` file.
 
     Attributes:
         program: The graph with its weights.

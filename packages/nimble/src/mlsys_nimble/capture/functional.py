@@ -71,5 +71,5 @@ def _signature(arguments: Any) -> list[tuple[str, str]]:
 
 
 def is_write(argument: Any) -> bool:
-    """Whether an operator writes to an argument of its schema."""
+    """Return whether an operator writes to an argument of its schema."""
     return argument.alias_info is not None and bool(argument.alias_info.is_write)

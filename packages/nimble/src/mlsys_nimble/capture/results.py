@@ -31,7 +31,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """How results are put together from a program's outputs."""
+    """Recipe for a call's results from a program's outputs."""
 
     spec: trees.Spec  # of (what forward returns, what each of the changed arguments holds then)
     leaves: tuple[Any, ...]  # None where tensors go ...
@@ -142,7 +142,7 @@ class _Finder:
 
 
 def _runs(member: Member, base: ValueType) -> tuple[Run, ...]:
-    """What torch does for each step from the base to a view of it."""
+    """Return torch's operator for each step from the base to a view of it."""
     runs: list[Run] = []
     type_ = base
     for step in member.steps:

@@ -57,7 +57,7 @@ def _rules() -> dict[str, Rule]:
 
 
 def apply_rule(rule: Rule, builder: Builder, result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What a rule gives; ``NotImplemented``, too, where it has no kind for this use, or does not know an argument."""
+    """Return the result of a rule; ``NotImplemented`` where it has no kind for this use or an argument."""
     try:
         _signature(rule).bind(builder, result, *args, **kwargs)
     except TypeError:

@@ -357,10 +357,10 @@ def _is_tensor(item: Any) -> bool:
 
 
 def _takes_any_strides(name: str) -> bool:
-    """Whether torch runs an operator well on images that lie channels last, whatever eager had."""
+    """Return whether torch runs an operator well on images that lie channels last, whatever eager had."""
     return name.removeprefix("aten.").startswith(_ANY_STRIDES)
 
 
 def _is_whole(func: Any) -> bool:
-    """Whether a composite operator is recorded as it is: torch is faster with the whole."""
+    """Return whether a composite operator is recorded as it is: torch is faster with the whole."""
     return func._schema.name.removeprefix("aten::") in _WHOLE

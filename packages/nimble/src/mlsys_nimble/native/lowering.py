@@ -57,7 +57,7 @@ def kernel_for(operator: Operator, views: Mapping[ValueId, View], constants: Map
 
 
 def _is_exact(kind: kinds.Pointwise) -> bool:
-    """Whether the kernel, which computes integers in double, gives what integers that wrap around give."""
+    """Return whether the kernel, which computes integers in double, gives what integers that wrap around give."""
     if kind.dtype in ("float32", "bool"):
         return True
     return all(step.op in _NEVER_WRAP for step in kind.steps)

@@ -58,7 +58,7 @@ def _counts(text: bytes) -> tuple[int, int, int]:
 
 
 def _counts_outside_texts(body: bytes, limits: tuple[int, int, int]) -> tuple[int, int, int]:
-    """As :func:`_counts`, without what stands in texts; ends where a limit is passed."""
+    """Count like :func:`_counts`, without the inside of texts; stop where a limit is passed."""
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     found, in_text = (0, 0, 0), 0
     for start in range(0, len(plain), _SLICE):  # in pieces, since a call keeps the interpreter's lock to its end

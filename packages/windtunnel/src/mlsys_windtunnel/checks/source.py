@@ -108,7 +108,7 @@ def _takes_nan(estimator: Any, source: str) -> bool:
 
 
 def _has_trees(estimator: Any) -> bool:
-    """Whether an ensemble of scikit-learn's trees, which round whatever holds them."""
+    """Return whether an ensemble of scikit-learn's trees, which round whatever holds them."""
     members = np.ravel(np.array(getattr(estimator, "estimators_", ()), dtype=object))
     return len(members) > 0 and all(public_name(type(part)).startswith("sklearn.tree.") for part in members)
 
@@ -171,7 +171,7 @@ def _has_no_categories(estimator: Any) -> bool:
 
 
 def _names_rule(estimator: Any) -> tuple[bool, bool]:
-    """Whether a frame's columns are looked up by name, and whether they must have names."""
+    """Return whether a frame's columns are looked up by name, and whether they must have names."""
     from sklearn.compose import ColumnTransformer
     from sklearn.pipeline import FeatureUnion, Pipeline
 
@@ -197,7 +197,7 @@ def _joined(rules: list[tuple[bool, bool]]) -> tuple[bool, bool]:
 
 
 def _passes(step: Any) -> bool:
-    """Whether a step hands on what it is given, and looks at nothing."""
+    """Return whether a step hands on what it is given, and looks at nothing."""
     if step is None or isinstance(step, str):
         return True
     return _is_function(step) and step.func is None
@@ -219,7 +219,7 @@ def _items(columns: Any) -> Iterable[Any]:
 
 
 def _takes_sparse(source: Value, operators: list[Operator]) -> bool:
-    """Whether each operator that may be given sparse data takes it."""
+    """Return whether each operator that may be given sparse data takes it."""
     sparse = {source.name}
     for operator in operators:
         reads = [value.name for value in (*operator.inputs, *operator.guards)]
@@ -275,7 +275,7 @@ def _number_columns(source: Value, operators: list[Operator]) -> tuple[int, ...]
 
 
 def _is_function(estimator: Any) -> bool:
-    """Whether a function that looks at nothing before it computes."""
+    """Return whether a function that looks at nothing before it computes."""
     return public_name(type(estimator)) == "sklearn.preprocessing.FunctionTransformer" and not estimator.validate
 
 

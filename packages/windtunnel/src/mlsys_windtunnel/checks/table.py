@@ -182,17 +182,17 @@ def no_rows(shape: Sequence[int]) -> InvalidInputError:
 
 
 def is_frame(x: Any) -> bool:
-    """Whether a table whose columns have labels, as pandas' frames."""
+    """Return whether a table whose columns have labels, as pandas' frames."""
     return hasattr(x, "columns") and not isinstance(x, Mapping)
 
 
 def is_sparse(x: Any) -> bool:
-    """Whether a sparse matrix or array of scipy's."""
+    """Return whether a sparse matrix or array of scipy's."""
     return hasattr(x, "toarray") and hasattr(x, "nnz")
 
 
 def _has_objects(x: Any, allowed: Objects) -> bool:
-    """Whether there are objects that are not allowed."""
+    """Return whether there are objects that are not allowed."""
     if allowed == "arrays":
         kinds = [dtype.kind for dtype in x.dtypes if type(dtype).__name__ != "CategoricalDtype"] if is_frame(x) else []
         return "O" in kinds

@@ -32,22 +32,22 @@ class Contract:
 
     @property
     def takes_all(self) -> bool:
-        """Whether nothing is refused."""
+        """Return whether nothing is refused."""
         return self.takes_nan and self.takes_inf and not self.has_bounds
 
     @property
     def has_bounds(self) -> bool:
-        """Whether finite numbers may be refused."""
+        """Return whether finite numbers may be refused."""
         refuses_large = self.rounds_to_float32 and not self.takes_inf
         return refuses_large or self.low is not None or self.high is not None
 
     @property
     def is_finite(self) -> bool:
-        """Whether just the numbers that are finite in float64 are taken."""
+        """Return whether just the numbers that are finite in float64 are taken."""
         return not (self.takes_nan or self.takes_inf or self.has_bounds)
 
     def is_like(self, other: Contract) -> bool:
-        """Whether the same numbers are taken."""
+        """Return whether the same numbers are taken."""
         return self._taken() == other._taken()
 
     def _taken(self) -> tuple[object, ...]:
@@ -108,6 +108,6 @@ def rounded(x: Floats, dtype: str) -> npt.NDArray[Any]:
 
 
 def is_tame(x: npt.NDArray[Any]) -> bool:
-    """Whether all numbers are finite and none is large: one pass, without a temporary."""
+    """Return whether all numbers are finite and none is large: one pass, without a temporary."""
     flat = x.ravel(order="K")
     return float(np.vdot(flat, flat)) <= TAME

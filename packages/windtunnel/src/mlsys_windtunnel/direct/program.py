@@ -168,7 +168,7 @@ class _Planner:
 
 
 def _guard(checks: Sequence[Check], embeddings: Sequence[CategoryEmbedding | None]) -> Guard:
-    """What looks at the tables of a linear map, but not at codes."""
+    """Return the check of the tables of a linear map; codes are not looked at."""
     contracts = [contract for _, contract in checks]
     places = [place for place, embedding in enumerate(embeddings) if embedding is None]
 

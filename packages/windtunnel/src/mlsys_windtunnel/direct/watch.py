@@ -69,7 +69,7 @@ def column_checks(network: Network) -> list[ColumnCheck]:
 
 
 def _tells(predictor: PredictorModule | torch.nn.Module) -> bool:
-    """Whether scores of numbers that are not all finite are not finite: each column counts for some score."""
+    """Return whether scores of numbers that are not all finite are not finite: each column counts for some score."""
     if type(predictor) not in (Classifier, Regressor):
         return False
     body = predictor.body

@@ -112,7 +112,7 @@ def _is_within(values: npt.NDArray[Any], low: int, end: int) -> bool:
 
 
 def _is_ascending(starts: npt.NDArray[Any], end: int) -> bool:
-    """Whether places where ranges begin and the last ends, all within a table of ``end``."""
+    """Return whether places where ranges begin and the last ends, all within a table of ``end``."""
     is_range = len(starts) > 0 and starts[0] == 0 and starts[-1] == end
     return bool(is_range) and starts.dtype.kind in "iu" and bool((np.diff(starts) >= 0).all())
 

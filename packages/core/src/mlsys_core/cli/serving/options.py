@@ -22,7 +22,7 @@ _FORMATS = {"text": "console", "console": "console", "json": "json"}  # the seco
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """How a server listens, whom it lets in, and what it bounds: the same in every ``serve`` command.
+    """Options of listening, access and limits: the same in every ``serve`` command.
 
     Example:
         >>> ServerOptions(request_timeout_s=60).http_config(title="words").request_timeout_s

@@ -1,4 +1,4 @@
-"""What web pages may do through a visitor's browser: nothing that changes state, unless their origin was allowed.
+"""Guard against web pages in a visitor's browser: they change no state unless their origin was allowed.
 
 A page can make its visitor's browser send requests to a server that only the visitor reaches. Three checks stop it:
 
