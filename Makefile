@@ -84,6 +84,7 @@ mutants: setup  ## Change the pure modules one expression at a time; print how m
 	$(PY) scripts/mutants.py $(AREAS)
 
 # In an environment of its own, since these bring half of PyPI with them: the locked packages, then the peers.
+$(VENV)-peers/.installed: requirements/dev.lock requirements/models.lock requirements/peers.txt
 	$(PYTHON) -m venv $(VENV)-peers
 	$(VENV)-peers/bin/python -m pip install $(TORCH)
 	$(VENV)-peers/bin/python -m pip install --no-deps --require-hashes -r requirements/dev.lock
