@@ -14,7 +14,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_nimble import build_graph, read_graph
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_order_is_topological_and_edges_are_kept(data: st.DataObject):
     names = [f"op{i}" for i in range(data.draw(st.integers(1, 10)))]

@@ -40,7 +40,7 @@ def bytes_of(storage: Storage, program: Program, root: ValueId) -> range:
     return range(storage.offsets[root], storage.offsets[root] + program.values[root].nbytes)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(programs(), st.data())
 def test_no_execution_writes_what_is_still_to_be_read(program: Program, data: st.DataObject):
     layout = lay_out(program)

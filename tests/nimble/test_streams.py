@@ -58,7 +58,7 @@ def is_safe(plan: set[Edge], stream_of: list[int], digraph: nx.DiGraph) -> bool:
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(graphs())
 def test_independent_operators_never_share_a_stream(graph: OperatorGraph):
     dependent = set(nx.transitive_closure(digraph_of(graph)).edges)
@@ -67,7 +67,7 @@ def test_independent_operators_never_share_a_stream(graph: OperatorGraph):
         assert pair in dependent or stream_of[pair[0]] != stream_of[pair[1]]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(graphs())
 def test_no_assignment_has_fewer_synchronisations(graph: OperatorGraph):
     reduced = set(nx.transitive_reduction(digraph_of(graph)).edges)
@@ -99,7 +99,7 @@ def test_theorem_4_from_the_definitions_alone(num_nodes: int):
                     assert not is_safe(set(smaller), stream_of, digraph)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(graphs())
 def test_minimum_equivalent_graph_is_the_transitive_reduction(graph: OperatorGraph):
     meg = minimum_equivalent_graph(graph)
@@ -108,7 +108,7 @@ def test_minimum_equivalent_graph_is_the_transitive_reduction(graph: OperatorGra
     assert closure == set(nx.transitive_closure(digraph_of(graph)).edges)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(graphs())
 def test_degree_is_the_largest_set_of_independent_operators(graph: OperatorGraph):
     dependent = set(nx.transitive_closure(digraph_of(graph)).edges)
@@ -124,7 +124,7 @@ def test_degree_is_the_largest_set_of_independent_operators(graph: OperatorGraph
     assert assignment.num_streams >= largest
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.integers(1, 9).flatmap(lambda n: st.lists(st.sets(st.integers(0, n - 1), max_size=3), min_size=n, max_size=n))
 )

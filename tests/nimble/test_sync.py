@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mlsys_nimble import OperatorGraph, assign_streams, plan_events
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.integers(1, 9), st.randoms(use_true_random=False))
 def test_stream_order_and_events_imply_every_edge_and_none_is_spare(num_nodes: int, rng):
     edges = tuple(edge for edge in combinations(range(num_nodes), 2) if rng.random() < 0.4)

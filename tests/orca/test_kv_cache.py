@@ -8,7 +8,7 @@ from mlsys_core.errors import InvalidInputError, MemoryPlanError
 from mlsys_orca.kv_cache import BlockTables, slots_of
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(1, 60)), max_size=60))
 def test_blocks_are_conserved_and_never_shared(steps: list[tuple[bool, int, int]]) -> None:
     tables = BlockTables(num_blocks=12, block_size=8)
@@ -57,7 +57,7 @@ def test_nothing_is_taken_when_too_few_are_free() -> None:
             BlockTables(num_blocks=num_blocks, block_size=block_size)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.permutations(range(8)), st.integers(0, 30), st.integers(1, 32), st.integers(1, 4))
 def test_slots_follow_the_table(blocks: list[int], start: int, length: int, block_size: int) -> None:
     stop = min(start + length, 8 * block_size)

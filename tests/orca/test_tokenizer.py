@@ -157,7 +157,7 @@ def test_a_lone_surrogate_is_refused(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(text=st.text(max_size=40))
 def test_any_text_comes_back(pre: str, text: str) -> None:
     import unicodedata
@@ -183,7 +183,7 @@ def test_bytes_that_never_become_a_character_come_at_the_end(tokenizer: Tokenize
     assert detokenizer.flush() == ""
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.integers(0, len(TOKENS) - 1), max_size=40), st.booleans())
 def test_pieces_join_to_what_decoding_gives(tokenizer: Tokenizer, ids: list[int], skip_special: bool) -> None:
     detokenizer = Detokenizer(tokenizer, skip_special=skip_special)

@@ -131,7 +131,7 @@ def nest(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 TRANSFORMERS = nest(st.recursive(st.sampled_from(LEAVES).map(deepcopy), nest, max_leaves=4))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(TRANSFORMERS, st.booleans())
 def test_running_the_graph_is_running_the_pipeline(features: Any, has_model: bool):
     rng = np.random.default_rng(0)

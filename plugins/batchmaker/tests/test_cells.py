@@ -11,7 +11,7 @@ from mlsys_core.errors import InvalidInputError
 from torch import nn
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     batch=st.integers(1, 9),
     input_size=st.integers(1, 40),

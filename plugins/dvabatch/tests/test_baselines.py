@@ -80,7 +80,7 @@ def test_static_batch_has_the_best_size_that_keeps_up(load: float):
     assert result.point.latency.mean == pytest.approx(means_s[best])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(st.floats(0, 0.02), st.floats(1e-5, 0.01)), min_size=1, max_size=3),
     st.floats(0.05, 0.95),

@@ -44,7 +44,7 @@ def waiting_s(costs: ByTokens, lengths: list[int], batches: list[list[int]], beh
     return total + now * behind
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=7), st.integers(0, 40), st.integers(0, 9))
 def test_clusters_are_the_best_intervals(lengths: list[int], start_s: int, behind: int):
     costs = ByTokens(float(start_s))

@@ -256,7 +256,7 @@ POLICIES = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_nothing_is_lost_doubled_or_cross_wired(data: st.DataObject):
     """Whatever comes, leaves once; every request passes every stage once, from where its activations are."""

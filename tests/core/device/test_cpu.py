@@ -50,7 +50,7 @@ def required_order(program: list[tuple[str, int, float]]) -> dict[int, frozenset
     return before
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(program=st.lists(ops, max_size=40), spin_s=st.sampled_from([0.0, 30e-6]))
 def test_any_program_keeps_the_order_its_events_require(program: list[tuple[str, int, float]], spin_s: float) -> None:
     device, begin = CpuDevice(spin_s=spin_s), threading.Event()

@@ -152,7 +152,7 @@ def test_what_json_cannot_hold(tmp_path: Path, validate: Any, clock: Any) -> Non
 spans = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20), st.sampled_from("ab")), max_size=20)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(spans)
 def test_rows_of_the_viewer_never_hold_crossing_spans(values: list[tuple[int, int, str]]) -> None:
     recorder = Recorder(clock_ns=lambda: 0)

@@ -9,7 +9,7 @@ from mlsys_core.profiling.nesting import nest
 intervals = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 15)).map(lambda p: (p[0], p[0] + p[1])), max_size=25)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(intervals)
 def test_spans_of_a_lane_nest_or_do_not_overlap(spans: list[tuple[int, int]]) -> None:
     placements = nest(spans)
@@ -20,7 +20,7 @@ def test_spans_of_a_lane_nest_or_do_not_overlap(spans: list[tuple[int, int]]) ->
             assert apart or nested, (a, b)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(intervals)
 def test_a_parent_is_the_innermost_span_around(spans: list[tuple[int, int]]) -> None:
     placements = nest(spans)
@@ -34,7 +34,7 @@ def test_a_parent_is_the_innermost_span_around(spans: list[tuple[int, int]]) -> 
         assert placements[placement.parent].depth == placement.depth - 1
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(intervals)
 def test_rows_of_equal_lane_and_depth_are_disjoint_and_in_order(spans: list[tuple[int, int]]) -> None:
     spans = sorted(spans, key=lambda s: (s[0], -s[1]))
@@ -75,7 +75,7 @@ def test_of_equal_spans_the_first_is_the_parent() -> None:
     assert [p.parent for p in nest([(0, 5), (0, 5), (0, 5)])] == [None, 0, 1]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(intervals, st.data())
 def test_spans_of_one_name_share_a_lane_only_one_after_the_other(
     spans: list[tuple[int, int]], data: st.DataObject

@@ -89,7 +89,7 @@ def example(seed: int = 0) -> list[Array]:
     return [np.random.default_rng(seed).standard_normal(WIDTH).astype(np.float32)]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(steps=st.lists(st.sampled_from(sorted(BY_ROW)), min_size=1, max_size=6), seed=st.integers(0, 99))
 def test_models_that_keep_requests_apart_are_let_through(steps: list[str], seed: int):
     require_isolated("it", program([BY_ROW[name] for name in steps]), draw_like(example(seed)))
@@ -104,7 +104,7 @@ def test_each_way_of_mixing_is_found(name: str):
 INVERTIBLE = ["linear", "another", "shifted"]  # what was mixed before is still to be seen
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     before=st.lists(st.sampled_from(INVERTIBLE), max_size=2),
     mixing=st.sampled_from(["mean", "softmax over requests", "running sum", "the next request", "place in the batch"]),
@@ -234,7 +234,7 @@ def test_the_sizes_and_kinds_that_are_tried():
             assert np.isfinite(floats).all() == (kind not in (Kind.INFINITE, Kind.NAN, Kind.VERY_LARGE)), kind
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(size=st.integers(1, 64), data=st.data())
 def test_halves_find_those_at_fault(size: int, data: st.DataObject):
     poisoned = data.draw(st.sets(st.integers(0, size - 1), max_size=4))

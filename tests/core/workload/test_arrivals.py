@@ -24,7 +24,7 @@ def rng(seed=0):
     return np.random.default_rng(seed)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(process=processes, n=st.integers(0, 60), seed=st.integers(0, 2**32))
 def test_times_are_sorted_finite_and_reproducible(process, n, seed):
     times = process.times(n, rng(seed))

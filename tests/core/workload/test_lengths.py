@@ -27,7 +27,7 @@ distributions = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(distribution=distributions, n=st.integers(0, 50), seed=st.integers(0, 2**32))
 def test_samples_are_positive_integers_and_reproducible(distribution, n, seed):
     sample = distribution.sample(n, rng(seed))
@@ -37,7 +37,7 @@ def test_samples_are_positive_integers_and_reproducible(distribution, n, seed):
     assert sample.tolist() == distribution.sample(n, rng(seed)).tolist()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(mean=st.floats(2.0, 1e4), ratio=st.floats(1.0, 14.9))
 def test_log_normal_has_the_mean_and_p99_it_was_made_from(mean, ratio):
     made = LogNormal.from_mean_p99(mean, mean * ratio)

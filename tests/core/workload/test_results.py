@@ -66,7 +66,7 @@ def test_figures_that_a_record_does_not_have_are_none():
     assert record(tokens=(), num_output_tokens=0).normalized_latency_s is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(values=st.lists(st.floats(0, 1e6), min_size=1, max_size=50))
 def test_summary_orders_and_matches_a_reference(values):
     summary = LatencySummary.of(values)

@@ -83,7 +83,7 @@ items = st.builds(
 )
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=st.lists(items, max_size=8))
 def test_what_is_written_is_read_back(tmp_path, drawn):
     from dataclasses import replace

@@ -28,7 +28,7 @@ def programs(draw: st.DrawFn) -> tuple[Program, dict[ValueId, ValueId]]:
     return Program(types, tuple(operators), (0,), outputs), root
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(programs(), st.booleans())
 def test_nothing_is_given_back_while_another_stream_may_read_it(
     found: tuple[Program, dict[ValueId, ValueId]], multi: bool
@@ -61,7 +61,6 @@ def test_nothing_is_given_back_while_another_stream_may_read_it(
         assert at[root[value]] == index
 
 
-@settings(deadline=None)
 @given(programs())
 def test_one_stream_reserves_what_program_order_needs(found: tuple[Program, dict[ValueId, ValueId]]):
     program, root = found

@@ -27,7 +27,7 @@ def ran_before_the_end(plan: StreamPlan, num_operators: int) -> int:
     return happens_before(ended, num_operators + 1)[-1]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(graphs(), st.sampled_from([1, 2, 3, 32]))
 def test_every_dependency_is_ordered_and_every_stream_joins(graph: OperatorGraph, max_streams: int):
     plan = plan_streams(graph, max_streams=max_streams)
@@ -40,13 +40,12 @@ def test_every_dependency_is_ordered_and_every_stream_joins(graph: OperatorGraph
     assert {command.stream for command in plan.commands} == set(range(plan.num_streams))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(graphs())
 def test_independent_operators_stay_independent_while_there_are_streams(graph: OperatorGraph):
     assert happens_before(plan_streams(graph), len(graph.names)) == ancestors(assign_streams(graph))
 
 
-@settings(deadline=None)
 @given(graphs())
 def test_streams_are_few_and_waits_no_more_than_theorem_3_and_forks_and_joins(graph: OperatorGraph):
     assignment = assign_streams(graph)
@@ -55,7 +54,6 @@ def test_streams_are_few_and_waits_no_more_than_theorem_3_and_forks_and_joins(gr
     assert plan.num_waits <= len(plan_events(assignment)) + 2 * (plan.num_streams - 1)
 
 
-@settings(deadline=None)
 @given(graphs())
 def test_a_capture_could_be_made_of_it(graph: OperatorGraph):
     """A stream is used only when forked from the origin; events are waited for after they are recorded, once each."""
@@ -75,7 +73,6 @@ def test_a_capture_could_be_made_of_it(graph: OperatorGraph):
     assert len(recorded) == plan.num_events
 
 
-@settings(deadline=None)
 @given(graphs())
 def test_one_stream_has_no_events(graph: OperatorGraph):
     plan = plan_streams(graph, use_multi_stream=False)

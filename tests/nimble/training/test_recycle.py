@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_nimble.training.recycle import Recycled
 from torch import Tensor
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["take", "drop", "view", "numpy"]), st.integers(0, 9)), max_size=40))
 def test_no_two_that_are_alive_share_memory_and_what_is_dropped_is_used_again(acts: list[tuple[str, int]]):
     pool = Recycled((4, 2), (1, 4), torch.float32)

@@ -56,7 +56,7 @@ def test_random_pipelines_answer_or_refuse_as_their_sources_do():
     tally = Tally()
 
     @seed(0)
-    @settings(max_examples=25, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=25, database=None, suppress_health_check=list(HealthCheck))
     @given(compose.programs())
     def run(program):
         compose.fit_and_compare(*program, tally, seed=0, most=12)

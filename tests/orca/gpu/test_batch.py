@@ -2,7 +2,7 @@ from collections.abc import Iterable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.errors import MemoryPlanError
 from mlsys_orca.batch import BatchBuilder, IterationBatch, SamplingParams
@@ -26,7 +26,6 @@ def iteration(lengths: Iterable[tuple[int, int]], random: torch.Generator) -> It
     return builder.build()
 
 
-@settings(deadline=None)
 @given(lengths=LENGTHS, seed=st.integers(0, 99))
 def test_the_device_gets_what_the_host_has(lengths: list[tuple[int, int]], seed: int) -> None:
     batch = iteration(lengths, torch.Generator().manual_seed(seed))

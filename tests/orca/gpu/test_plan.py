@@ -2,7 +2,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_orca.gpu.plan import WRITES_OUT, TileShape, plan_attention, tile_shape
 
@@ -14,7 +14,6 @@ TILES = [
 LENGTHS = st.lists(st.tuples(st.integers(1, 70), st.integers(0, 200)), min_size=1, max_size=8)  # rows, keys before them
 
 
-@settings(deadline=None)
 @given(lengths=LENGTHS, tile=st.sampled_from(TILES), is_causal=st.booleans())
 def test_each_row_meets_each_of_its_keys_once(lengths: list[tuple[int, int]], tile: TileShape, is_causal: bool) -> None:
     queries, contexts = [rows for rows, _ in lengths], [rows + before for rows, before in lengths]
@@ -55,7 +54,6 @@ def _visible(queries: list[int], contexts: list[int], is_causal: bool) -> list[i
     ]
 
 
-@settings(deadline=None)
 @given(lengths=LENGTHS, others=LENGTHS)
 def test_a_requests_programs_do_not_depend_on_the_others(
     lengths: list[tuple[int, int]], others: list[tuple[int, int]]

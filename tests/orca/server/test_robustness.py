@@ -55,7 +55,7 @@ def test_every_operation_answers_whatever_comes_in_a_documented_way(serve) -> No
 
             @given(case=operation.as_strategy())
             @settings(
-                max_examples=12, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
+                max_examples=12, database=None, derandomize=True, phases=[Phase.generate],
                 suppress_health_check=list(HealthCheck),
             )  # fmt: skip
             def check(case: schemathesis.Case) -> None:

@@ -65,7 +65,7 @@ def rounded(nbytes: int, alignment: int) -> int:
 
 
 @given(lifetimes_sets(), alignments)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_no_two_live_tensors_overlap_and_offsets_are_aligned(lifetimes: list[Lifetime], alignment: int) -> None:
     plan = plan_offsets(lifetimes, alignment)
     assert plan.nbytes == tuple(lifetime.nbytes for lifetime in lifetimes)
@@ -74,7 +74,7 @@ def test_no_two_live_tensors_overlap_and_offsets_are_aligned(lifetimes: list[Lif
 
 
 @given(lifetimes_sets(), alignments)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_lower_bound_is_what_is_alive_at_the_fullest_step(lifetimes: list[Lifetime], alignment: int) -> None:
     alive = [
         sum(rounded(other.nbytes, alignment) for other in lifetimes if other.start <= step < other.end)
@@ -103,7 +103,7 @@ def optimal_peak(lifetimes: list[Lifetime]) -> int:
 
 
 @given(lifetimes_sets(max_tensors=6, max_nbytes=9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_tiny_plans_are_within_a_hundredth_of_the_optimum(lifetimes: list[Lifetime]) -> None:
     plan = plan_offsets(lifetimes, alignment=1)
     assert optimal_peak(lifetimes) <= plan.peak_nbytes <= 1.01 * optimal_peak(lifetimes)
@@ -111,7 +111,7 @@ def test_tiny_plans_are_within_a_hundredth_of_the_optimum(lifetimes: list[Lifeti
 
 @pytest.mark.parametrize("family", sorted(BENCHMARK.FAMILIES))
 @given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 100))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_the_peak_is_near_the_lower_bound_on_random_families(family: str, seed: int, n: int) -> None:
     lifetimes = BENCHMARK.FAMILIES[family](np.random.default_rng(seed), n)
     plan = plan_offsets(lifetimes)
@@ -128,7 +128,7 @@ def test_the_peak_is_near_the_lower_bound_on_a_large_set(family: str) -> None:
 
 
 @given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 150))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_nested_lifetimes_and_equal_sizes_are_planned_optimally(seed: int, n: int) -> None:
     rng = np.random.default_rng(seed)
     assert plan_offsets(BENCHMARK.nested(rng, n)).ratio == 1.0
@@ -137,7 +137,7 @@ def test_nested_lifetimes_and_equal_sizes_are_planned_optimally(seed: int, n: in
 
 
 @given(lifetimes_sets(max_tensors=30), alignments)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_conflicts_taken_from_lifetimes_give_plans_as_valid(lifetimes: list[Lifetime], alignment: int) -> None:
     pairs = [(i, j) for i, j in itertools.combinations(range(len(lifetimes)), 2) if meet(lifetimes[i], lifetimes[j])]
     conflicts = [0] * len(lifetimes)
@@ -152,7 +152,7 @@ def test_conflicts_taken_from_lifetimes_give_plans_as_valid(lifetimes: list[Life
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_conflict_graph_gets_a_valid_plan(data: st.DataObject) -> None:
     n = data.draw(st.integers(1, 14))
     sizes = data.draw(st.lists(st.integers(0, 300), min_size=n, max_size=n))

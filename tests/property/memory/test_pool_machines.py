@@ -130,6 +130,6 @@ class SlotBudgetMachine(RuleBasedStateMachine):
 
 
 TestBlockPool = BlockPoolMachine.TestCase
-TestBlockPool.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestBlockPool.settings = settings(max_examples=50, stateful_step_count=30)
 TestSlotBudget = SlotBudgetMachine.TestCase
-TestSlotBudget.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestSlotBudget.settings = settings(max_examples=40, stateful_step_count=30)

@@ -334,7 +334,7 @@ others = st.one_of(
 operations = st.lists(st.one_of(adds, others), min_size=8, max_size=50)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(operations, st.integers(3, 14), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
 @pytest.mark.parametrize("policy", POLICIES)
 def test_any_history_is_served_right(

@@ -137,7 +137,7 @@ def run(script: Script) -> tuple[Simulation[Batch], Watch]:
     return simulate(watch, executors, trace, cancellations=script.cancellations), watch
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(scripts())
 def test_nobody_is_lost_or_served_twice_and_everyone_leaves_for_the_right_reason(script: Script) -> None:
     simulation, watch = run(script)
@@ -171,7 +171,7 @@ def test_nobody_is_lost_or_served_twice_and_everyone_leaves_for_the_right_reason
             assert served.finished_s == served.arrival_s
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(scripts())
 def test_batches_keep_the_bounds_the_order_and_the_promises_of_their_policy(script: Script) -> None:
     simulation, watch = run(script)
@@ -203,7 +203,7 @@ def test_batches_keep_the_bounds_the_order_and_the_promises_of_their_policy(scri
             assert equals == sorted(equals)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(scripts())
 def test_delay_batch_never_waits_longer_than_its_window_for_company(script: Script) -> None:
     script = Script("delay", script.depths, script.num_stages, script.trace, script.cancellations, script.poison)
@@ -220,7 +220,7 @@ def test_delay_batch_never_waits_longer_than_its_window_for_company(script: Scri
             assert each.submitted_s <= oldest_s + 1.5
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(scripts())
 def test_equal_scripts_give_equal_runs(script: Script) -> None:
     first, again = run(script)[0], run(script)[0]
@@ -344,4 +344,4 @@ class LoopMachine(RuleBasedStateMachine):
 
 
 TestLoop: Any = LoopMachine.TestCase
-TestLoop.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestLoop.settings = settings(max_examples=80, stateful_step_count=30)

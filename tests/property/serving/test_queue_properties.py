@@ -103,4 +103,4 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueue: Any = QueueMachine.TestCase
-TestQueue.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestQueue.settings = settings(max_examples=60, stateful_step_count=40)

@@ -184,7 +184,6 @@ def is_undecided(source: Any) -> np.ndarray:
 
 @settings(
     max_examples=24,
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
@@ -240,7 +239,7 @@ def graphs(draw: st.DrawFn) -> tuple[PipelineGraph, set[str], set[str]]:
     return graph, foreign, draw(subsets) - foreign
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300, derandomize=True)
 @given(graphs())
 def test_the_host_is_what_foreign_operators_and_look_ups_need(case: tuple[PipelineGraph, set[str], set[str]]):
     graph, foreign, lookups = case
@@ -263,7 +262,7 @@ def test_the_host_is_what_foreign_operators_and_look_ups_need(case: tuple[Pipeli
         assert name in needed or made_by[name].kind is Kind.SELECT or readers & host
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(graphs())
 def test_numbers_are_picked_out_of_a_table_that_may_hold_text(case: tuple[PipelineGraph, set[str], set[str]]):
     graph, foreign, lookups = case

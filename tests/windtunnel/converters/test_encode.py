@@ -289,7 +289,7 @@ def frames(draw: st.DrawFn) -> tuple[pd.DataFrame, pd.DataFrame]:
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), pair=frames())
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_any_frame_is_encoded_as_the_source_does(same_answers, data, pair):

@@ -44,7 +44,7 @@ def test_parameters_out_of_range_are_refused_before_work_starts(encoder, bad):
         encoder(**{name: bad}).fit("no table")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 200))
 def test_codes_of_categories_are_distinct_and_of_the_least_width(num_categories):
     x = np.arange(num_categories)[:, None]

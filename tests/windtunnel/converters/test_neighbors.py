@@ -88,7 +88,7 @@ def test_search_goes_over_blocks(same_answers, monkeypatch):
     same_answers(KNeighborsRegressor(40, weights="distance").fit(X, Y), FRESH)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 90), st.integers(1, 40), st.integers(1, 8), st.integers(0, 99))
 def test_nearest_is_a_sort(num_samples, block, k, seed):
     rng = np.random.default_rng(seed)

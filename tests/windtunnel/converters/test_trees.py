@@ -90,7 +90,7 @@ def _leaves(ensemble: TreeEnsemble, x: np.ndarray) -> np.ndarray:
     rounds=st.booleans(),
     zero_is_missing=st.sets(st.integers(0, CATEGORICAL - 1)),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_both_layouts_find_the_leaves_that_a_plain_walk_finds(seed, sizes, rounds, zero_is_missing):
     ensemble = _ensemble(seed, sizes, rounds_to_float32=rounds, zero_is_missing=sorted(zero_is_missing))
     x = _rows(seed, 40)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.experiments import nearby
@@ -28,7 +28,6 @@ def towns(task: Task, monkeypatch: pytest.MonkeyPatch) -> Task:
     return task
 
 
-@settings(deadline=None)
 @given(
     rows=st.lists(st.tuples(st.sampled_from("abc"), st.integers(-30, 30)), min_size=1, max_size=40),
     width=st.integers(1, 20),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.experiments.outside import OUTSIDE
@@ -66,7 +66,6 @@ def test_of_errors_the_lowest_is_chosen():
     assert chosen(cells, finished) == cells[1]
 
 
-@settings(deadline=None)
 @given(
     models=st.lists(st.sampled_from(["source", "mlp", "cold", "windtunnel"]), min_size=1, max_size=6),
     num_seeds=st.integers(1, 4),

@@ -48,7 +48,7 @@ def tuned(module: Any = MODULE, **changes: Any) -> Any:
     temperature=st.floats(0.01, 3),
     kind=st.sampled_from(["boosted", "three classes", "forest", "regression"]),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_epoch_0_is_the_source(level: str, gate: str, temperature: float, kind: str) -> None:
     source = KINDS[kind]
     module = translate(source)

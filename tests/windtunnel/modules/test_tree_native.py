@@ -73,7 +73,7 @@ def in_torch(ensemble: TreeEnsemble, x: torch.Tensor, **options: object) -> torc
         return trees._sums(trees.finder.columns(trees._clean(x))) / trees.divisor
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     splits=st.lists(st.integers(0, 12), min_size=1, max_size=6),

@@ -41,7 +41,7 @@ def grown_ensemble(seed: int, sizes: list[int]) -> TreeEnsemble:
 
 
 @given(seed=st.integers(0, 999), sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_literals_reach_one_leaf_and_it_is_the_exact_one(seed: int, sizes: list[int]) -> None:
     ensemble = grown_ensemble(seed, sizes)
     rows = np.random.default_rng(seed + 1).normal(size=(20, NUM_FEATURES))
@@ -75,7 +75,7 @@ def exact_leaves(ensemble: TreeEnsemble, rows: np.ndarray) -> np.ndarray:
 
 
 @given(seed=st.integers(0, 999), num_values=st.integers(1, 30))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_recentred_thresholds_send_all_sampled_values_to_the_same_side(seed: int, num_values: int) -> None:
     ensemble = grown_ensemble(seed, [30])
     rows = np.random.default_rng(seed).normal(size=(num_values, NUM_FEATURES)).round(1)

@@ -60,7 +60,7 @@ def alone(module: nn.Module, held: list[Tensor], in_rows: np.ndarray, steps: int
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     hidden=st.integers(1, 40),

@@ -81,7 +81,7 @@ def packed(
     return pack_structure(len(cells), parts, ranges, must_connect=must_connect)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(count=st.integers(1, 24), seed=st.integers(0, 100_000), is_chain=st.booleans(), must_connect=st.booleans())
 def test_as_in_python(count: int, seed: int, is_chain: bool, must_connect: bool):
     given_structure = structure(np.random.default_rng(seed), count, is_chain=is_chain, must_connect=must_connect)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from mlsys_batchmaker.scheduling.blocks import Blocks, Room
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(acts=st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=60), bounded=st.booleans())
 def test_blocks_never_overlap(acts: list[tuple[bool, int]], bounded: bool):
     blocks = Blocks(first=1, capacity=40 if bounded else None)
@@ -28,7 +28,7 @@ def test_blocks_never_overlap(acts: list[tuple[bool, int]], bounded: bool):
     assert blocks.take(16) == 1
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(acts=st.lists(st.tuples(st.booleans(), st.sampled_from([1, 2, 4, 8]), st.sampled_from([0, 1, 4])), max_size=60))
 def test_a_room_gives_no_number_twice_and_whatever_fits_the_empty_one(acts: list[tuple[bool, int, int]]):
     room = Room([Blocks(first=1, capacity=25), Blocks(), Blocks(capacity=16)])

@@ -94,7 +94,7 @@ def require_equal(ours: Task, theirs: Task) -> None:
             np.testing.assert_equal(getattr(ours, each.name), getattr(theirs, each.name), each.name)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     requests=st.lists(REQUESTS, min_size=1, max_size=8),
     num_workers=st.integers(1, 3),

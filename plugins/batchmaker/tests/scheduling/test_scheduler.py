@@ -95,7 +95,7 @@ def sources_of(plan) -> list[list[int]]:
     return found
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     requests=st.lists(REQUESTS, min_size=1, max_size=8),
     num_workers=st.integers(1, 3),

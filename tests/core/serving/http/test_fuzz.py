@@ -124,7 +124,7 @@ paths = st.sampled_from(["/echo", "/untyped", "/typed"])
 JSON = [(b"content-type", b"application/json")]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(paths, bodies, st.integers(1, 3))
 @example("/untyped", b'{"a": 1e400}', 1)
 @example("/echo", b'"\\udfff"', 1)
@@ -136,7 +136,7 @@ def test_random_json_bodies(path: str, body: bytes, num_chunks: int) -> None:
     _check(path, b"", JSON, [body[start : start + step] for start in range(0, len(body), step)])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(paths, raw_headers, st.binary(max_size=40), st.lists(bodies, max_size=3))
 @example("/echo", [(b"content-length", "²".encode("latin-1"))], b"", [])
 @example("/echo", [(b"content-type", b"application/json\r\n\r\nx")], b"%ff=%00&&=", [b"{}"])

@@ -15,7 +15,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(values, st.booleans())
 def test_every_json_value_passes_unchanged(value: object, ensure_ascii: bool) -> None:
     assert parse_json(json.dumps(value, ensure_ascii=ensure_ascii).encode()) == value

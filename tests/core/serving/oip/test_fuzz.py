@@ -20,7 +20,7 @@ from mlsys_core.serving.oip.grpc_schema import messages
 from mlsys_core.serving.oip.rest_codec import decode
 from mlsys_core.serving.oip.version import Version
 
-SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SETTINGS = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 
 SCALARS = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5)
