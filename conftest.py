@@ -10,6 +10,8 @@ _patience = inspect.signature(httpx.get).parameters["timeout"].default
 _patience.connect = _patience.read = _patience.write = _patience.pool = None
 
 settings.register_profile("mlsys", deadline=None)
-# For `make mutants`: a failure is enough, its smallest form is not wanted.
-settings.register_profile("mutants", deadline=None, phases=(Phase.explicit, Phase.generate), derandomize=True)
+# For `make mutants`: a failure is enough, its smallest form is not wanted; thousands of runs have few examples each.
+settings.register_profile(
+    "mutants", deadline=None, phases=(Phase.explicit, Phase.generate), derandomize=True, max_examples=25
+)
 settings.load_profile("mlsys")

@@ -19,6 +19,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlsys_core.native.levels import LEVELS
+
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "mutants"
 _LEFT = {0: "survived", 33: "no test reaches it"}  # mutmut's exit codes of mutants that were not killed
@@ -70,6 +72,7 @@ AREAS = {
         BATCHMAKER,
         _paths("scheduling", "admission blocks forming ready requests results settling tables tasks"),
         ("plugins/batchmaker/tests/scheduling",),
+        ("plugins/batchmaker/tests/conftest.py",),
     ),
     "dvabatch-policies": Area(
         DVABATCH,
@@ -79,7 +82,11 @@ AREAS = {
     "codecs": Area(
         CORE,
         (*_paths("serving/oip", "rest_codec grpc_codec datatypes tensors"), "profiling/payload.py"),
-        ("tests/core/serving/oip", "tests/core/profiling"),
+        (
+            *_paths("tests/core/serving/oip", "test_rest_codec test_grpc_codec test_tensors"),
+            "tests/core/profiling/test_payload.py",
+        ),
+        ("tests/core/serving/oip/answers.py",),
     ),
 }
 
@@ -126,7 +133,9 @@ def run(name: str, area: Area, children: int, digits: str = "") -> dict[str, int
         else:
             shutil.copy(path, to)
     (work / "pyproject.toml").write_text(_config(package, area, [str(path.relative_to(ROOT)) for path in tests]))
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    # One level of kernels is enough: it is Python that is changed.
+    level = next((each.name for each in LEVELS), "native")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MLSYS_KERNEL_LEVEL": level}
     command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(children)]
     if digits:
         command.append(f"*__mutmut_*[{digits}]")

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.errors import PluginError
 from mlsys_core.plugins import Registry, installed_plugins
@@ -44,7 +44,6 @@ def waiting_s(costs: ByTokens, lengths: list[int], batches: list[list[int]], beh
     return total + now * behind
 
 
-@settings(max_examples=60)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=7), st.integers(0, 40), st.integers(0, 9))
 def test_clusters_are_the_best_intervals(lengths: list[int], start_s: int, behind: int):
     costs = ByTokens(float(start_s))

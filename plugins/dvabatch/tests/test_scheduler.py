@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.serving import FinishReason, ServeRequest, SimulatedExecutor, Simulation, simulate
 from mlsys_core.serving.baselines import ZeroBatch
@@ -256,7 +256,6 @@ POLICIES = [
 ]
 
 
-@settings(max_examples=60)
 @given(st.data())
 def test_nothing_is_lost_doubled_or_cross_wired(data: st.DataObject):
     """Whatever comes, leaves once; every request passes every stage once, from where its activations are."""

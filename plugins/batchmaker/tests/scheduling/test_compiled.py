@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_batchmaker.scheduling import compiled
 from mlsys_batchmaker.scheduling.scheduler import CellularScheduler
@@ -94,7 +94,6 @@ def require_equal(ours: Task, theirs: Task) -> None:
             np.testing.assert_equal(getattr(ours, each.name), getattr(theirs, each.name), each.name)
 
 
-@settings(max_examples=150)
 @given(
     requests=st.lists(REQUESTS, min_size=1, max_size=8),
     num_workers=st.integers(1, 3),

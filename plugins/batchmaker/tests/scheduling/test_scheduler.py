@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_batchmaker.plan.plan import END, FOLLOWING, START
 from mlsys_batchmaker.scheduling.scheduler import CellularScheduler
@@ -95,7 +95,6 @@ def sources_of(plan) -> list[list[int]]:
     return found
 
 
-@settings(max_examples=120)
 @given(
     requests=st.lists(REQUESTS, min_size=1, max_size=8),
     num_workers=st.integers(1, 3),

@@ -46,6 +46,42 @@ def test_bf16_is_rounded_as_ml_dtypes_does(array: Any) -> None:
     np.testing.assert_array_equal(back, expected.astype(np.float32))
 
 
+@pytest.mark.parametrize(
+    ("bits", "narrowed"),
+    [
+        (0x3F808000, 0x3F80),  # half way between two: the even one
+        (0x3F818000, 0x3F82),
+        (0x3F808001, 0x3F81),
+        (0x3F817FFF, 0x3F81),
+        (0xBF818000, 0xBF82),
+        (0x7F7FFFFF, 0x7F80),  # too large: infinity
+        (0xFF800000, 0xFF80),
+        (0x80000000, 0x8000),
+        (0x00008000, 0x0000),
+        (0x7F800001, 0x7FC0),  # NaN whose upper bits are those of infinity
+        (0xFFC10000, 0xFFC1),
+    ],
+    ids=hex,
+)
+def test_bf16_on_both_sides_of_a_tie(bits: int, narrowed: int) -> None:
+    array = np.array([bits], np.uint32).view(np.float32)
+    assert bytes(to_raw(array, DataType.BF16)) == narrowed.to_bytes(2, "little")
+    widened = np.array([narrowed << 16], np.uint32).view(np.float32)
+    if np.isfinite(widened).all():
+        assert to_values(array, DataType.BF16, what="y") == widened.tolist()
+    else:
+        with pytest.raises(InvalidInputError, match="y holds NaN or infinity"):
+            to_values(array, DataType.BF16, what="y")
+
+
+def test_raw_outputs_are_views_where_they_are_large_and_contiguous() -> None:
+    for size in (1023, 1024, 5000):
+        array = np.arange(size, dtype=np.int32)
+        raw = to_raw(array, DataType.INT32)
+        assert (len(raw), bytes(raw)) == (array.nbytes, array.tobytes())
+        assert isinstance(raw, memoryview) == (array.nbytes >= 4096)
+
+
 def test_raw_numbers_are_a_read_only_view() -> None:
     raw = np.arange(6, dtype=np.float32).tobytes()
     array = from_raw(memoryview(raw), DataType.FP32, [2, 3], what="x")
@@ -106,6 +142,18 @@ def test_texts_keep_their_trailing_nulls() -> None:
     assert to_values(array, DataType.BYTES, what="x") == ["ä\0", "", "b", "c"]
 
 
+@pytest.mark.parametrize("shape", [[6], [2, 3], [3, 2], [3, 1, 2], [2, 3, 1], [1, 1, 6], [0]], ids=str)
+def test_texts_are_nested_as_their_shape_says(shape: list[int]) -> None:
+    texts = np.array([f"text {n}" for n in range(int(np.prod(shape)))], np.object_).reshape(shape)
+    array = from_values(texts.tolist(), DataType.BYTES, shape, what="x")
+    assert (list(array.shape), array.ravel().tolist()) == (shape, [text.encode() for text in texts.ravel()])
+    assert from_values(texts.ravel().tolist(), DataType.BYTES, shape, what="x").tolist() == array.tolist()  # or flat
+    for other in ([1, *shape], [*shape, 1]):
+        if len(shape) > 1:
+            with pytest.raises(InvalidInputError, match="x: 'data' is nested as"):
+                from_values(texts.tolist(), DataType.BYTES, other, what="x")
+
+
 @pytest.mark.parametrize(
     ("values", "datatype", "shape", "message"),
     [
@@ -127,6 +175,9 @@ def test_texts_keep_their_trailing_nulls() -> None:
         ([["a"], "b"], DataType.BYTES, [2], "different lengths"),
         (["a", ["b"]], DataType.BYTES, [2], "not all BYTES"),
         ([[]], DataType.FP32, [2], "x has 0 elements"),
+        ([["a", "b"], ["c"]], DataType.BYTES, [3], "x: the arrays nested in 'data' have different lengths"),
+        ([[["a"], ["b"]], [["c"], ["d", "e"]]], DataType.BYTES, [5], "different lengths"),
+        (["a"], DataType.BYTES, [2], "x has 1 elements of data, but shape [2] takes 2"),
     ],
     ids=str,
 )
@@ -136,6 +187,41 @@ def test_json_values_that_are_not_exact_are_refused(
     with pytest.raises(InvalidInputError) as caught:
         from_values(values, datatype, shape, what="x")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([10**20], [1e20]),  # as JavaScript writes 1e20
+        ([10**20, 0.5, -(10**25)], [1e20, 0.5, -1e25]),
+        ([[2**64], [-1]], [[2.0**64], [-1.0]]),
+        ([2**63, -1], [2.0**63, -1.0]),
+        ([2**64 - 1], [2.0**64]),
+    ],
+    ids=str,
+)
+def test_integers_of_any_size_are_floats_where_floats_are_wanted(values: Any, expected: Any) -> None:
+    shape = list(np.shape(expected))
+    assert from_values(values, DataType.FP64, shape, what="x").tolist() == expected
+    with np.errstate(over="ignore"):
+        narrow = np.array(expected, np.float32)
+    np.testing.assert_array_equal(from_values(values, DataType.FP32, shape, what="x"), narrow)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([10**400], "x: an element is too large for a double"),
+        ([10**20, None], "x: its elements are not all FP64"),
+        ([10**20, True], "x: its elements are not all FP64"),
+        ([10**20, "1"], "x: its elements are not all FP64"),
+    ],
+    ids=lambda each: str(each)[:30],
+)
+def test_what_no_double_can_be_is_refused_beside_large_integers(values: Any, message: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        from_values(values, DataType.FP64, [len(values)], what="x")
+    assert str(caught.value) == message
 
 
 def test_typed_numbers_are_checked_against_the_range_of_the_datatype() -> None:
@@ -155,6 +241,15 @@ def test_what_json_cannot_hold_is_refused_with_advice(value: float) -> None:
         to_values(np.array([value], np.float32), DataType.FP32, what="y")
     with pytest.raises(InvalidInputError, match="binary_data"):
         to_values(np.array([b"\xff"], np.object_), DataType.BYTES, what="y")
+
+
+def test_what_a_model_gives_is_passed_on_as_it_is() -> None:
+    for array, datatype in (
+        (np.array([b"a", b""], np.object_), DataType.BYTES),
+        (np.zeros((2, 0), np.float32), DataType.BF16),
+        (np.ones(2, np.int8), DataType.INT8),
+    ):
+        assert conformed(array, datatype, what="y") is array
 
 
 def test_what_a_model_gives_must_be_of_its_datatype() -> None:

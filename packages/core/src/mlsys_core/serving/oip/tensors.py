@@ -98,6 +98,8 @@ def from_values(values: Any, datatype: DataType, shape: Sequence[int], *, what: 
             array = _natural(values, datatype)
         except ValueError as error:
             raise InvalidInputError(f"{what}: the arrays nested in 'data' have different lengths") from error
+        except OverflowError as error:
+            raise InvalidInputError(f"{what}: an element is too large for a double") from error
     if array.size != math.prod(shape):
         raise InvalidInputError(
             f"{what} has {array.size} elements of data, but shape {list(shape)} takes {math.prod(shape)}"
@@ -170,9 +172,19 @@ def conformed(array: Array, datatype: DataType, *, what: str) -> Array:
 
 
 def _natural(values: Sequence[Any], datatype: DataType) -> Array:
-    """What numpy makes of numbers, but that it makes doubles of integers on both sides of 2**63."""
+    """Return what numpy makes of numbers, but exact where it gives up on integers of 64 bits and more.
+
+    It makes doubles of integers on both sides of 2**63, and objects of those from 2**64 on: JavaScript writes 1e20 so.
+
+    Raises:
+        ValueError: the nested sequences have different lengths.
+        OverflowError: floats are wanted, and an integer is too large for a double.
+    """
     array = np.array(values)
-    if datatype is DataType.UINT64 and array.size and array.dtype.kind in "fO":
+    if array.dtype.kind == "O" and datatype.is_floating:
+        is_number = all(type(element) in (int, float) for element in array.ravel().tolist())
+        return array.astype(np.float64) if is_number else array
+    if array.dtype.kind in "fO" and array.size and datatype is DataType.UINT64:
         elements = np.array(values, np.object_)
         if all(type(element) is int and 0 <= element < 2**64 for element in elements.ravel().tolist()):
             return elements.astype(np.uint64)
