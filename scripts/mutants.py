@@ -57,8 +57,11 @@ AREAS = {
     "orca-schedulers": Area(
         ORCA,
         ("schedulers/*.py",),
-        ("tests/orca/test_scheduler*.py", "tests/orca/test_policies.py", "tests/property/orca"),
-        ("tests/orca/conftest.py",),
+        _paths(
+            "tests/orca",
+            "test_scheduler test_scheduler_book test_scheduler_chunked test_scheduler_encoder test_scheduler_faults"
+            " test_scheduler_figures test_scheduler_paged test_scheduler_request_level test_policy_names",
+        ),
     ),
     "nimble-planning": Area(
         NIMBLE,

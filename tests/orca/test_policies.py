@@ -1,4 +1,4 @@
-"""Scheduling policies by name: the four built in, a third party's own, and what a client sees of each."""
+"""Scheduling policies in the engine: the four built in, a third party's own, and what a client sees of each."""
 
 from __future__ import annotations
 
@@ -12,15 +12,11 @@ from typing import Any
 
 import pytest
 from mlsys_core.config import read_settings
-from mlsys_core.errors import InvalidInputError, PluginError
-from mlsys_core.plugins import Registry, installed_plugins, load_plugins
-from mlsys_core.plugins.specs import PolicySpec
+from mlsys_core.plugins import Registry, load_plugins
 from mlsys_orca.batch import SampledToken
-from mlsys_orca.block_tables import BlockTables
 from mlsys_orca.engine import Engine, EngineConfig
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.schedulers.policy import find_policy, make_scheduler
 from mlsys_orca.schedulers.request import GenerationRequest, GenerationResult
 
 BUILT_IN = ["chunked", "orca", "paged", "request-level"]
@@ -31,11 +27,7 @@ from mlsys_core.plugins.specs import PolicySpec
 
 @hookimpl
 def mlsys_register_policies():
-    return [
-        PolicySpec(name="shortest-first", kind="scheduling", help="x", factory="their_policy:Recorded"),
-        PolicySpec(name="greedy-window", kind="batching", help="x", factory="their_policy:ShortestFirst"),
-        PolicySpec(name="old", kind="scheduling", help="x", factory="their_policy:Old"),
-    ]
+    return [PolicySpec(name="shortest-first", kind="scheduling", help="x", factory="their_policy:Recorded")]
 """
 MORE = """
 
@@ -52,11 +44,6 @@ class Recorded(ShortestFirst):
         batch = super().next_batch(worker, now)
         self.started += [part.request_id for part in (batch.requests if batch else ()) if not part.num_computed_tokens]
         return batch
-
-
-class Old:
-    def __init__(self, block_tables, max_batch_size):
-        raise AssertionError("not to be reached")
 """
 
 
@@ -89,17 +76,6 @@ def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Registry, M
     return registry, module
 
 
-def make(name: str, registry: Registry | None = None, **options: Any) -> Any:
-    return make_scheduler(
-        name,
-        registry or installed_plugins().registry,
-        block_tables=BlockTables(num_blocks=8),
-        max_batch_size=2,
-        max_model_len=64,
-        options=options,
-    )
-
-
 @pytest.fixture
 def loaded(make_gguf: Callable[..., Path]) -> LoadedModel:
     return load_model(make_gguf(), dtype="fp32")
@@ -122,42 +98,6 @@ def serve(engine: Engine, *requests: GenerationRequest) -> list[tuple[list[Sampl
         return asyncio.run(run())
 
 
-def test_the_built_in_policies_are_registered():
-    registry = load_registry("mlsys_orca._plugin")
-    assert sorted(spec.name for spec in registry.all(PolicySpec) if spec.kind == "scheduling") == BUILT_IN
-    for name in BUILT_IN:
-        scheduler = make(name, registry)
-        scheduler.add(request("a", [1, 2]), 0)
-        assert scheduler.num_unfinished == 1
-
-
-def test_an_unknown_name_lists_those_there_are(theirs: tuple[Registry, ModuleType]):
-    registry, _ = theirs
-    with pytest.raises(InvalidInputError) as caught:
-        find_policy("page", registry)
-    assert "did you mean 'paged'?" in str(caught.value)
-    assert "(there are: chunked, old, orca, paged, request-level, shortest-first)" in str(caught.value)
-    with pytest.raises(InvalidInputError, match="no scheduling policy"):
-        find_policy("greedy-window", registry)  # a batching policy
-
-
-def test_a_policy_of_a_plugin_that_did_not_load_is_explained():
-    with pytest.raises(InvalidInputError, match="absent: ModuleNotFoundError"):
-        find_policy("x", load_registry("mlsys_orca._plugin", "absent"))
-
-
-def test_options_reach_the_policy_and_wrong_ones_are_named():
-    assert make("chunked", max_batch_tokens=3)._max_batch_tokens == 3
-    with pytest.raises(
-        InvalidInputError, match=r"'chunked' has no option 'budget' \(it has: max_batch_tokens, prefix_ca"
-    ):
-        make("chunked", budget=3)
-    with pytest.raises(InvalidInputError, match=r"'orca' has no option 'max_model_lem' \(it has: none\)"):
-        make("orca", max_model_lem=3)
-    with pytest.raises(InvalidInputError, match="watermark is 2"):
-        make("paged", watermark=2)
-
-
 def test_a_third_partys_policy_serves(theirs: tuple[Registry, ModuleType], loaded: LoadedModel):
     registry, module = theirs
     requests = [request("long", [3] * 9), request("short", [4, 5]), request("middle", [6] * 5)]
@@ -170,11 +110,6 @@ def test_a_third_partys_policy_serves(theirs: tuple[Registry, ModuleType], loade
     assert sorted(policy.started) == ["long", "middle", "short"]
     assert policy.started.index("short") < policy.started.index("middle")
     assert engine.block_tables.num_free_blocks == engine.block_tables.num_blocks
-
-
-def test_a_factory_that_does_not_follow_the_protocol_is_named(theirs: tuple[Registry, ModuleType]):
-    with pytest.raises(PluginError, match=r"'old' cannot be made.*max_model_len"):
-        make("old", theirs[0])
 
 
 @pytest.mark.parametrize("policy", BUILT_IN)

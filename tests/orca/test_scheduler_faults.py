@@ -89,6 +89,20 @@ def test_of_an_answer_too_what_is_kept_is_the_adapters_own() -> None:
     assert scheduler.book.num_cached_tokens == 4
 
 
+def test_so_is_what_a_short_prompt_and_its_answer_fill_together() -> None:
+    scheduler = paged()
+    scheduler.add(request("a", (1,), adapter="x"), 0.0)
+    for _ in range(4):
+        iterate(scheduler)
+    scheduler.cancel("a", 0.0)
+    scheduler.add(request("b", (1, 9, 9, 9, 5)), 0.0)
+    iterate(scheduler)
+    assert scheduler.book.num_cached_tokens == 0
+    scheduler.add(request("c", (1, 9, 9, 9, 5), adapter="x"), 0.0)
+    iterate(scheduler)
+    assert scheduler.book.num_cached_tokens == 4
+
+
 def test_a_prompt_whose_log_probabilities_are_wanted_is_computed_whole() -> None:
     scheduler = paged()
     scheduler.add(request("a"), 0.0)

@@ -111,11 +111,11 @@ class ChunkedScheduler:
         return num_selected
 
     def _add_chunks(self, builder: BatchBuilder, num_decodes: int) -> int:
-        budget = self._max_batch_tokens - builder.num_tokens  # guesses behind the decodes count
+        budget = self._max_batch_tokens - builder.num_tokens  # guesses behind the decodes count: it may be negative
         room = self.book.max_batch_size - num_decodes
         num_selected = 0
         for entry in self.book.entries.values():
-            if budget <= 0 or num_selected == room:
+            if num_selected == room:
                 break
             if entry.state is State.RUNNING:
                 continue

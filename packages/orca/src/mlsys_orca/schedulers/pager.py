@@ -89,8 +89,6 @@ class Pager:
 
     def _grow(self, entry: Entry) -> bool:
         num_tokens = len(entry.token_ids)
-        if num_tokens <= len(entry.block_table) * self._block_tables.block_size:
-            return True
         while True:
             block_table = self._block_tables.grow(entry.request.request_id, num_tokens)
             if block_table is not None:
@@ -115,9 +113,7 @@ class Pager:
     def _publish(self, entry: Entry) -> None:
         if entry.request.num_encoder_tokens:
             return
-        num_full = entry.num_computed_tokens // self._block_tables.block_size
-        if num_full > len(entry.digests):
-            extend_digests(entry.digests, entry.token_ids, self._block_tables.block_size, root=_root_of(entry))
+        extend_digests(entry.digests, entry.token_ids, self._block_tables.block_size, root=_root_of(entry))
         self._block_tables.publish(
             entry.request.request_id, entry.digests, num_computed_tokens=entry.num_computed_tokens
         )
