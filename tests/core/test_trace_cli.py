@@ -115,3 +115,21 @@ def test_the_command_module_imports_nothing_heavy() -> None:
     )
     assert "mlsys_core.cli.trace" in loaded
     assert loaded.isdisjoint({"torch", "numpy", "fastapi", "matplotlib", "sklearn", "mlsys_core.profiling"})
+
+
+def test_export_by_the_cores_own_exporters(trace: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again.json"
+    assert f"wrote {again}" in run("export", trace, again, "--to", "chrome-trace").replace("\n", "")
+    assert len(json.loads(again.read_text())["traceEvents"]) > 8
+    run("export", trace, tmp_path / "run.html", "--to", "html")
+    assert "prefill" in (tmp_path / "run.html").read_text(encoding="utf-8")
+
+
+def test_export_refuses_an_unknown_name_the_file_itself_and_a_folder_that_is_not_there(trace: Path) -> None:
+    for arguments, said in (
+        (("export", trace, "x.csv", "--to", "cvs"), r"no exporter is called 'cvs' .there are: chrome-trace, html"),
+        (("export", trace, trace, "--to", "html"), "is the trace itself"),
+        (("export", trace, trace.parent / "no" / "x.html", "--to", "html"), "cannot write .*x.html"),
+    ):
+        with pytest.raises(InvalidInputError, match=said):
+            run(*arguments)

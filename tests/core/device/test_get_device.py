@@ -6,8 +6,11 @@ import subprocess
 import sys
 
 import pytest
-from mlsys_core.device import CpuDevice, Device, get_device
-from mlsys_core.errors import DeviceError, InvalidInputError
+from mlsys_core.config import read_settings
+from mlsys_core.device import CpuDevice, Device, device_kind, get_device
+from mlsys_core.errors import DeviceError, InvalidInputError, PluginError
+from mlsys_core.plugins import Registry, load_plugins
+from mlsys_core.plugins.specs import DeviceSpec
 
 
 @pytest.mark.parametrize("name", ["cpu", "cpu:0"])
@@ -28,24 +31,39 @@ def test_a_near_miss_is_suggested() -> None:
         get_device("cuda0")
 
 
-def test_a_factory_adds_a_kind_and_gets_the_index() -> None:
-    made: list[int] = []
+def registry_with(name: str, factory: str) -> Registry:
+    registry = load_plugins(read_settings({}), entry_points=[]).registry
+    registry.add(DeviceSpec(name=name, help="A test's.", factory=factory), "mlsys-test")
+    return registry
 
-    def make(index: int) -> Device:
-        made.append(index)
-        return CpuDevice()
 
-    factories = {"npu": make}
-    get_device("npu:3", factories=factories)
-    get_device("npu", factories=factories)
-    assert made == [3, 0]
+class Npu(CpuDevice):
+    """Says which one of its kind it is."""
+
+    kind = "npu"
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.index = index
+
+
+def break_down(index: int) -> Device:
+    raise KeyError("driver")
+
+
+def test_a_registered_kind_gets_the_index() -> None:
+    registry = registry_with("npu", f"{__name__}:Npu")
+    assert [get_device(name, registry=registry).name for name in ("npu:3", "npu")] == ["npu:3", "npu:0"]
+    assert device_kind("npu:7", registry=registry).name == "npu"
     with pytest.raises(InvalidInputError, match="npu, npu:INDEX"):
-        get_device("tpu", factories=factories)
+        get_device("tpu", registry=registry)
 
 
-def test_a_factory_must_not_take_a_built_in_name() -> None:
-    with pytest.raises(InvalidInputError, match="'cpu' is built in"):
-        get_device("cpu", factories={"cpu": CpuDevice})
+def test_a_factory_that_fails_or_makes_no_device_is_named_with_its_owner() -> None:
+    with pytest.raises(PluginError, match=r"device 'npu' of mlsys-test failed \(KeyError: 'driver'\)"):
+        get_device("npu", registry=registry_with("npu", f"{__name__}:break_down"))
+    with pytest.raises(PluginError, match="gave a float, which lacks 'name'"):
+        get_device("npu", registry=registry_with("npu", "math:sqrt"))
 
 
 def test_absent_cuda_says_why_and_what_to_do() -> None:

@@ -1,4 +1,4 @@
-"""BlockPool and SlotBudget against models too simple to be wrong, under any sequence of calls Hypothesis finds."""
+"""BlockPool against a model too simple to be wrong, under any sequence of calls Hypothesis finds."""
 
 from collections import Counter
 
@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from mlsys_core.errors import MemoryPlanError
-from mlsys_core.memory import BlockId, BlockPool, OutOfBlocksError, SlotBudget
+from mlsys_core.memory import BlockId, BlockPool, OutOfBlocksError
 
 
 class BlockPoolMachine(RuleBasedStateMachine):
@@ -90,46 +90,5 @@ class BlockPoolMachine(RuleBasedStateMachine):
             self.pool.close()
 
 
-class SlotBudgetMachine(RuleBasedStateMachine):
-    """The model is a dict, summed each time."""
-
-    owners = st.sampled_from(["a", "b", "c", ("d", 1)])
-
-    @initialize(n_slots=st.integers(1, 20))
-    def make(self, n_slots: int) -> None:
-        self.n_slots = n_slots
-        self.budget = SlotBudget(n_slots)
-        self.held: dict[object, int] = {}
-
-    @rule(owner=owners, n=st.integers(1, 22))
-    def reserve(self, owner: object, n: int) -> None:
-        if owner in self.held or n > self.n_slots:
-            with pytest.raises(MemoryPlanError):
-                self.budget.try_reserve(owner, n)
-            return
-        fits = sum(self.held.values()) + n <= self.n_slots
-        assert self.budget.try_reserve(owner, n) is fits
-        if fits:
-            self.held[owner] = n
-
-    @rule(owner=owners)
-    def release(self, owner: object) -> None:
-        if owner in self.held:
-            assert self.budget.release(owner) == self.held.pop(owner)
-        else:
-            with pytest.raises(MemoryPlanError):
-                self.budget.release(owner)
-
-    @invariant()
-    def agrees_with_the_model(self) -> None:
-        if not hasattr(self, "budget"):
-            return
-        assert self.budget.reserved == sum(self.held.values())
-        assert self.budget.available == self.n_slots - self.budget.reserved >= 0
-        assert all((owner in self.budget) == (owner in self.held) for owner in ("a", "b", "c", ("d", 1)))
-
-
 TestBlockPool = BlockPoolMachine.TestCase
 TestBlockPool.settings = settings(max_examples=50, stateful_step_count=30)
-TestSlotBudget = SlotBudgetMachine.TestCase
-TestSlotBudget.settings = settings(max_examples=40, stateful_step_count=30)

@@ -17,7 +17,8 @@ def mlsys_register_commands() -> Iterable[CommandSpec]:
         "models": "List, fetch and locate models and data that need no hub.",
         "plugins": "List installed plugins, explain one, or write a new one.",
         "bench": "Run a benchmark suite against its peers.",
-        "trace": "Summarise or view a recorded timeline.",
+        "serve": "Serve models with a registered engine.",
+        "trace": "Summarise, view or export a recorded timeline.",
         "workload": "Make request traces and drive a server with them.",
     }
     return [CommandSpec(name=name, help=help_, app=f"mlsys_core.cli.{name}:app") for name, help_ in commands.items()]
@@ -36,8 +37,21 @@ def mlsys_register_devices() -> Iterable[DeviceSpec]:
 
 @hookimpl
 def mlsys_register_memory_pools() -> Iterable[MemoryPoolSpec]:
-    """The pool of fixed blocks."""
-    return [MemoryPoolSpec(name="block", help="Blocks with reference counts.", factory="mlsys_core.memory:BlockPool")]
+    """Single blocks with reference counts, and runs of adjacent rows."""
+    return [
+        MemoryPoolSpec(
+            name="block",
+            kind="blocks",
+            help="Blocks with reference counts; the last released is the first reused.",
+            factory="mlsys_core.memory:BlockPool",
+        ),
+        MemoryPoolSpec(
+            name="run",
+            kind="runs",
+            help="Runs of rows, each a power of two long, reused by size.",
+            factory="mlsys_core.memory:RunPool",
+        ),
+    ]
 
 
 @hookimpl
@@ -46,7 +60,6 @@ def mlsys_register_policies() -> Iterable[PolicySpec]:
     policies = {
         "zero-batch": ("Whatever waits, as soon as a worker is idle.", "ZeroBatch"),
         "delay-batch": ("Wait for a window's end or a full batch.", "DelayBatch"),
-        "bucketed": ("Buckets of like lengths, padded, in turn.", "Bucketed"),
         "static-batch": ("Full batches only.", "StaticBatch"),
     }
     return [
@@ -57,12 +70,16 @@ def mlsys_register_policies() -> Iterable[PolicySpec]:
 
 @hookimpl
 def mlsys_register_exporters() -> Iterable[ExporterSpec]:
-    """Chrome-trace JSON, which Perfetto opens."""
+    """Chrome-trace JSON, which Perfetto opens, and a page that opens in any browser."""
     return [
         ExporterSpec(
             name="chrome-trace",
-            kind="timeline",
-            help="Chrome-trace JSON for Perfetto.",
+            help="Chrome-trace JSON for Perfetto; gzipped if OUT ends in .gz.",
             factory="mlsys_core.profiling:write_trace",
-        )
+        ),
+        ExporterSpec(
+            name="html",
+            help="One self-contained page with a timeline.",
+            factory="mlsys_core.profiling.timeline:write_timeline",
+        ),
     ]

@@ -16,8 +16,14 @@ def mlsys_register_commands() -> Iterable[CommandSpec]:
 
 @hookimpl
 def mlsys_register_engines() -> Iterable[EngineSpec]:
-    """The iteration-level engine."""
-    return [EngineSpec(name="orca", help="Iteration-level LLM engine.", factory="mlsys_orca.engine:Engine")]
+    """``mlsys serve orca``: the iteration-level engine."""
+    return [
+        EngineSpec(
+            name="orca",
+            help="Language models, scheduled by iterations, over the OpenAI protocol.",
+            app="mlsys_orca.cli_serve:app",
+        )
+    ]
 
 
 @hookimpl
@@ -42,8 +48,9 @@ def mlsys_register_model_loaders() -> Iterable[ModelLoaderSpec]:
         ModelLoaderSpec(
             name="orca-llm",
             help="Llama-like language models.",
-            suffixes=(".gguf", ".safetensors"),
-            factory="mlsys_orca.loading.load:load_model",
+            engine="orca",
+            suffixes=(".gguf", ".safetensors", "config.json"),
+            factory="mlsys_orca.loading.registered:load_registered",
         )
     ]
 

@@ -9,11 +9,11 @@ Either way :meth:`BlockTables.free` takes them back exactly once. The tensors ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mlsys_core.errors import InvalidInputError, MemoryPlanError
-from mlsys_core.memory import BlockId, BlockPool
+from mlsys_core.memory import BlockId, BlockPool, Blocks
 
 from mlsys_orca.batch import BlockCopy
 from mlsys_orca.prefix_cache import PrefixCache
@@ -42,6 +42,7 @@ class BlockTables:
     Args:
         num_blocks: Blocks there are.
         block_size: Tokens per block.
+        new_pool: Makes the memory pool, from the number of blocks.
 
     Example:
         >>> tables = BlockTables(num_blocks=4, block_size=16)
@@ -54,12 +55,18 @@ class BlockTables:
         4
     """
 
-    def __init__(self, *, num_blocks: int, block_size: int = DEFAULT_BLOCK_SIZE) -> None:
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int = DEFAULT_BLOCK_SIZE,
+        new_pool: Callable[[int], Blocks] = BlockPool,
+    ) -> None:
         if block_size < 1:
             raise InvalidInputError(f"blocks of {block_size} tokens hold nothing; the size must be at least 1")
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._pool = BlockPool(num_blocks)
+        self._pool = new_pool(num_blocks)
         self._cache = PrefixCache(self._pool)
         self._held: dict[str, _Held] = {}
 

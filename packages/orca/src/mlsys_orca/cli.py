@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from mlsys_core.cli.registered import BlockPoolName
 
 from mlsys_orca.cli_bench import app as bench
 from mlsys_orca.cli_embed import embed
@@ -37,6 +38,7 @@ def chat(
     weights: Weights = None,
     device: Device = "cpu",
     threads: Threads = 0,
+    memory_pool: BlockPoolName = None,
 ) -> None:
     """Talk to a model in the terminal; /help lists what else can be said, an empty line or Ctrl-D ends it.
 
@@ -50,7 +52,7 @@ def chat(
     from mlsys_orca.server import make_service, model_name
     from mlsys_orca.terminal_chat import Conversation, converse
 
-    config = EngineConfig(max_batch_size=1, num_threads=num_threads_of(threads))
+    config = EngineConfig(max_batch_size=1, num_threads=num_threads_of(threads), memory_pool=memory_pool)
     service = make_service(loaded, model_name(model), config)
     conversation = Conversation(service, settings={"temperature": temperature, "max_tokens": max_tokens})
     if system is not None:

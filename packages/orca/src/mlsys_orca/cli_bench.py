@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mlsys_core.cli.registered import BlockPoolName
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.cli_options import DEFAULT_MODEL, Dtype, Threads, load, num_threads_of
@@ -43,6 +44,7 @@ def bench(
     kv_tokens: Annotated[
         int | None, typer.Option(min=16, help="K/V slots; by default a full batch of longest requests.")
     ] = None,
+    memory_pool: BlockPoolName = None,
     dtype: Dtype = None,
     threads: Threads = 0,
     output: Output = RESULTS,
@@ -77,6 +79,7 @@ def bench(
         rates=None if rates is None else parse_rates(rates),
         max_batch_size=max_batch_size,
         num_kv_tokens=kv_tokens,
+        memory_pool=memory_pool,
     )
     finish("orca", run_plan(load(model, dtype), plan, bench_context), bench_context, output)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from mlsys_core.cli.registered import BlockPoolName
 from mlsys_core.collector import kept_out_of_collections
 from mlsys_core.errors import InvalidInputError
 
@@ -43,6 +44,7 @@ def generate(
     max_batch_size: Annotated[int, typer.Option(min=1, help="Prompts per iteration at most.")] = 16,
     max_model_len: Annotated[int | None, typer.Option(min=2, help="Tokens of prompt and answer.")] = None,
     speculate: Annotated[int, typer.Option(min=0, max=16, help="Tokens guessed from the text so far.")] = 0,
+    memory_pool: BlockPoolName = None,
     adapter: Adapters = None,
     chat_template: ChatTemplateFile = None,
     dtype: Dtype = None,
@@ -78,6 +80,7 @@ def generate(
         max_model_len=max_model_len,
         num_threads=num_threads_of(threads),
         policy="paged",
+        memory_pool=memory_pool,
         num_draft_tokens=speculate,
     )
     service = make_service(loaded, model_name(model), config)

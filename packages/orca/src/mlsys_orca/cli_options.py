@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from mlsys_core.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from mlsys_orca.chat_template import ChatTemplate
-    from mlsys_orca.loading.checkpoint import WeightForm
     from mlsys_orca.loading.loaded import LoadedModel
 
 Model = Annotated[str, typer.Argument(help="A name from 'mlsys models list', a GGUF file, or a model directory.")]
@@ -54,7 +53,7 @@ def load(
     """Resolve and load ``model`` with a progress bar on stderr.
 
     Raises:
-        InvalidInputError: as ``load_model``; or an adapter is not written NAME=DIRECTORY, or does not fit.
+        InvalidInputError: as ``load_by_name``; or an adapter is not written NAME=DIRECTORY, or does not fit.
     """
     from mlsys_core.config import settings
     from mlsys_core.models import resolve_model
@@ -66,16 +65,17 @@ def load(
     columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn()]
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(f"loading {path.name}", total=None)
-        from mlsys_orca.loading.load import load_model  # here: the bar shows while torch is imported
+        from mlsys_core.plugins.loading import LoadContext
 
-        loaded = load_model(
-            path,
-            dtype=dtype,
+        from mlsys_orca.loading.registered import load_by_name  # here: the bar shows while torch is imported
+
+        given = {"dtype": dtype, "weights": weights, "backend": "torch" if adapters else None}
+        context = LoadContext(
             device=device,
-            weights=cast("WeightForm | None", weights),  # load_model refuses others
-            backend="torch" if adapters else "auto",
             progress=lambda done, total: progress.update(task, completed=done, total=total),
+            options={name: value for name, value in given.items() if value is not None},
         )
+        loaded = load_by_name(path, context)
     if adapters:
         from mlsys_orca.adapters import AdaptedDecoder
 

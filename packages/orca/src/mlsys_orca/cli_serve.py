@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from mlsys_core.cli.registered import BlockPoolName
 from mlsys_core.cli.serving import ServerOptions, serve_command
 from mlsys_core.collector import kept_out_of_collections
 
@@ -37,6 +38,10 @@ _PROMISES = {
 }
 
 
+app = typer.Typer()  # of "mlsys serve orca"
+
+
+@app.command()
 @serve_command("orca")
 def serve(
     model: Model = DEFAULT_MODEL,
@@ -61,6 +66,7 @@ def serve(
         typer.Option(min=1, help="Tokens per iteration under 'chunked' (128): fewer keep streams smoother."),
     ] = None,
     kv_tokens: Annotated[int | None, typer.Option(min=16, help="K/V slots; by default what fits the memory.")] = None,
+    memory_pool: BlockPoolName = None,
     speculate: Annotated[
         int, typer.Option(min=0, max=16, help="Tokens guessed from the text so far behind each; answers stay the same.")
     ] = 0,
@@ -104,6 +110,7 @@ def serve(
             max_model_len=max_model_len,
             num_threads=num_threads_of(threads),
             policy=policy,
+            memory_pool=memory_pool,
             policy_options=options,
             batch_invariant=batch_invariant,
             max_waiting=max_waiting,

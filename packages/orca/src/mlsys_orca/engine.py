@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Self
 
 from mlsys_core.errors import InvalidInputError, ServingError
+from mlsys_core.memory import find_pool
 from mlsys_core.plugins import Registry, installed_plugins
 from mlsys_core.serving import Finished, FinishReason, InlineExecutor, LoopRecorder, ServingLoop, WallClock
 
@@ -44,6 +45,7 @@ class EngineConfig:
     max_model_len: int | None = None  # tokens of prompt and answer; None: what the model was made for
     num_threads: int = 1  # of the model's operators
     policy: str = DEFAULT_POLICY  # the scheduling policy's registered name
+    memory_pool: str | None = None  # the registered name of the pool of K/V blocks; None: the core's own
     policy_options: Mapping[str, Any] = field(default_factory=dict)  # keywords of the policy's own
     batch_invariant: bool = False  # refuse a model whose numbers would depend on what it is batched with
     max_waiting: int | None = None  # requests beyond those of an iteration, from which on new ones are refused
@@ -90,7 +92,7 @@ class Engine:
         config: Limits.
         available_nbytes: Memory the K/V cache may count on (used if ``config.num_kv_tokens`` is None).
         recorder: Records the loop's iterations, and which requests ran in each.
-        registry: Where the policy is looked up; None: what the installed plugins registered.
+        registry: Where the policy and the memory pool are looked up; None: what the installed plugins registered.
 
     Raises:
         InvalidInputError: the limits do not fit the model or the memory, or the policy or its options are unknown.
@@ -113,10 +115,14 @@ class Engine:
     ) -> None:
         self.max_model_len = min(config.max_model_len or loaded.config.max_positions, loaded.config.max_positions)
         num_kv_tokens = plan_kv_tokens(loaded, config, available_nbytes)
-        self.block_tables = BlockTables(num_blocks=-(-num_kv_tokens // DEFAULT_BLOCK_SIZE))
+        registry = installed_plugins().registry if registry is None else registry
+        self.block_tables = BlockTables(
+            num_blocks=-(-num_kv_tokens // DEFAULT_BLOCK_SIZE),
+            new_pool=find_pool(config.memory_pool, "blocks", registry),
+        )
         scheduler = make_scheduler(
             config.policy,
-            installed_plugins().registry if registry is None else registry,
+            registry,
             block_tables=self.block_tables,
             max_batch_size=config.max_batch_size,
             max_model_len=self.max_model_len,

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from mlsys_core.memory import BlockId, BlockPool
+from mlsys_core.memory import BlockId, Blocks
 
 _DIGEST_NBYTES = 32  # who could make two prompts collide would read another's answer: as wide as that needs
 
@@ -45,6 +45,7 @@ class PrefixCache:
         pool: Where the blocks come from.
 
     Example:
+        >>> from mlsys_core.memory import BlockPool
         >>> pool = BlockPool(2)
         >>> cache = PrefixCache(pool)
         >>> blocks = pool.allocate(1)
@@ -54,7 +55,7 @@ class PrefixCache:
         (1, True)
     """
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: Blocks) -> None:
         self._pool = pool
         self._blocks: dict[bytes, BlockId] = {}
         self._digests: dict[BlockId, bytes] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlsys_core.plugins.hookspecs import hookimpl
-from mlsys_core.plugins.specs import BenchmarkSpec, CommandSpec, DemoStepSpec, EngineSpec, ModelLoaderSpec, PolicySpec
+from mlsys_core.plugins.specs import BenchmarkSpec, CommandSpec, DemoStepSpec, EngineSpec, ModelLoaderSpec
 
 
 @hookimpl
@@ -22,19 +22,12 @@ def mlsys_register_commands() -> Iterable[CommandSpec]:
 
 @hookimpl
 def mlsys_register_engines() -> Iterable[EngineSpec]:
-    """The cellular engine."""
-    return [EngineSpec(name="batchmaker", help="Cellular batching engine.", factory="mlsys_batchmaker.engine:Engine")]
-
-
-@hookimpl
-def mlsys_register_policies() -> Iterable[PolicySpec]:
-    """Algorithm 1."""
+    """``mlsys serve batchmaker``: the cellular engine."""
     return [
-        PolicySpec(
-            name="cellular",
-            kind="batching",
-            help="Single cells of unfolded requests.",
-            factory="mlsys_batchmaker.scheduling.scheduler:CellularScheduler",
+        EngineSpec(
+            name="batchmaker",
+            help="Recurrent networks, batched cell by cell, over the Open Inference Protocol.",
+            app="mlsys_batchmaker.cli:serve_app",
         )
     ]
 
@@ -46,8 +39,9 @@ def mlsys_register_model_loaders() -> Iterable[ModelLoaderSpec]:
         ModelLoaderSpec(
             name="batchmaker",
             help="Directories of mlsys batchmaker save.",
+            engine="batchmaker",
             suffixes=("manifest.json",),
-            factory="mlsys_batchmaker.store:load_model",
+            factory="mlsys_batchmaker.store:load_registered",
         )
     ]
 

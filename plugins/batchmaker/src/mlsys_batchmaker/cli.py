@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mlsys_core.cli.registered import RunPoolName
 from mlsys_core.cli.serving import OipOptions, ServerOptions, serve_command
 from mlsys_core.cli.trust import TrustCode
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from mlsys_core.serving.http import ServerAddress
 
 app = typer.Typer(no_args_is_help=True)
+serve_app = typer.Typer()  # of "mlsys serve batchmaker"
 
 _BUSY = 0.5  # (slowest - fastest) / median of the repeats; a quiet machine stays below
 
@@ -97,6 +99,7 @@ def save(
 
 
 @app.command()
+@serve_app.command()
 @serve_command("batchmaker")
 def serve(
     model_dirs: Annotated[list[Path], typer.Argument(help="Model directories, or folders that hold some.")],
@@ -108,6 +111,7 @@ def serve(
     ),
     max_waiting: Annotated[int, typer.Option(help="Requests that may wait for room; then 503.", min=0)] = 4096,
     compiler: Annotated[str, typer.Option(help="Of cells: a registered name, eager, or auto.")] = "auto",
+    memory_pool: RunPoolName = None,
     trust_code: TrustCode = False,
     *,
     server: ServerOptions,
@@ -131,6 +135,7 @@ def serve(
         lookahead=lookahead,  # type: ignore[arg-type]
         max_waiting=max_waiting,
         compiler=compiler,
+        memory_pool=memory_pool,
     )
     http = server.http_config(base=DEFAULT_CONFIG, title="mlsys batchmaker")
     with oip.grpc(server.host) as grpc, server.bind(http, error_format=ERROR_FORMAT) as bound, ExitStack() as serving:

@@ -13,6 +13,7 @@ from typing import Literal, Self
 
 import torch
 from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
+from mlsys_core.memory import find_pool
 from mlsys_core.serving import Clock, Finished, FinishReason, LoopRecorder, ServingLoop, ThreadExecutor, WallClock
 from mlsys_core.serving.isolation import NOT_FINITE, is_finite
 from mlsys_core.serving.protocols import Executor
@@ -44,6 +45,7 @@ class EngineConfig:
     lookahead: Literal["speculative", "one"] = "speculative"
     max_waiting: int | None = None
     pool_bytes: int = DEFAULT_POOL_BYTES
+    memory_pool: str | None = None  # the registered name of the pool of state rows; None: the core's own
     compiler: str = AUTO  # a name of the registry, "eager", or "auto": on the CPU this package's own loops for the
     # cells that have a form for them, for others Nimble where a plugin offers it
     device: str = "cpu"
@@ -96,6 +98,7 @@ def make_scheduler(model: Model, config: EngineConfig) -> tuple[CellularSchedule
         devices=[0] * config.num_workers,
         num_rows=rows,
         store=SeveralPools(pools),
+        new_rows=find_pool(config.memory_pool, "runs"),
     )
     return scheduler, pools
 

@@ -16,6 +16,9 @@ from typing import Any
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.lazy import resolve
+from mlsys_core.plugins import installed_plugins
+from mlsys_core.plugins.loading import LoadContext, find_loader, load_with
+from mlsys_core.plugins.specs import ModelLoaderSpec
 from mlsys_core.pt2.program import load_program
 from torch import Tensor, nn
 
@@ -159,6 +162,30 @@ def load_model(directory: Path, *, name: str | None = None, trust_code: bool = F
             f"{directory} holds no model that can be loaded ({type(error).__name__}: {reason}); "
             "write one with: mlsys batchmaker save NAME DIR"
         ) from error
+
+
+def load_registered(path: Path, context: LoadContext) -> Model:
+    """Load a model directory; BatchMaker's own loader, see :func:`load_model` for what it refuses."""
+    context.taken()
+    return load_model(path, trust_code=context.trust_code)
+
+
+def holds_model(directory: Path) -> bool:
+    """Return whether some registered loader of BatchMaker takes ``directory``."""
+    return find_loader(directory, "batchmaker", installed_plugins().registry) is not None
+
+
+def load_by_name(directory: Path, *, trust_code: bool = False) -> Model:
+    """Load ``directory`` with the loader registered for what it holds; BatchMaker's own takes what no other does.
+
+    Raises:
+        InvalidInputError: the loader refuses it.
+        PluginError: the loader fails by a mistake of its own, or gives no :class:`~mlsys_batchmaker.model.Model`.
+    """
+    registry = installed_plugins().registry
+    spec = find_loader(directory, "batchmaker", registry) or registry.get(ModelLoaderSpec, "batchmaker")
+    model: Model = load_with(spec, directory, LoadContext(trust_code=trust_code), registry, kind=Model)
+    return model
 
 
 def _load_cell(directory: Path, entry: Mapping[str, Any], weights: Mapping[str, Tensor], *, trust_code: bool) -> Cell:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlsys_core.plugins.hookspecs import hookimpl
-from mlsys_core.plugins.specs import BenchmarkSpec, CommandSpec, DemoStepSpec, PolicySpec
+from mlsys_core.plugins.specs import BenchmarkSpec, CommandSpec, DemoStepSpec, EngineSpec, ModelLoaderSpec, PolicySpec
 
 
 @hookimpl
@@ -16,6 +16,18 @@ def mlsys_register_commands() -> Iterable[CommandSpec]:
             name="dvabatch",
             help="Let requests join and leave a batch between the stages of a model.",
             app="mlsys_dvabatch.cli:app",
+        )
+    ]
+
+
+@hookimpl
+def mlsys_register_engines() -> Iterable[EngineSpec]:
+    """``mlsys serve dvabatch``: the engine of stages."""
+    return [
+        EngineSpec(
+            name="dvabatch",
+            help="DNNs in stages, between which requests join and leave, over the Open Inference Protocol.",
+            app="mlsys_dvabatch.cli:serve_app",
         )
     ]
 
@@ -37,6 +49,27 @@ def mlsys_register_policies() -> Iterable[PolicySpec]:
     return [
         PolicySpec(name=f"dvabatch-{name}", kind="batching", help=help_, factory=f"mlsys_dvabatch.policies.{factory}")
         for name, help_, factory in policies
+    ]
+
+
+@hookimpl
+def mlsys_register_model_loaders() -> Iterable[ModelLoaderSpec]:
+    """Graphs that can be sliced, and folders of encoders."""
+    return [
+        ModelLoaderSpec(
+            name="dvabatch-graph",
+            help="Exported programs and ONNX files.",
+            engine="dvabatch",
+            suffixes=(".pt2", ".onnx"),
+            factory="mlsys_dvabatch.zoo:load_graph",
+        ),
+        ModelLoaderSpec(
+            name="dvabatch-encoder",
+            help="Folders of BERT-like encoders.",
+            engine="dvabatch",
+            suffixes=("config.json",),
+            factory="mlsys_dvabatch.zoo:load_encoder",
+        ),
     ]
 
 

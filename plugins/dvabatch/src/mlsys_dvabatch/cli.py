@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mlsys_dvabatch.stages import StagedModel
 
 app = typer.Typer(no_args_is_help=True)
+serve_app = typer.Typer()  # of "mlsys serve dvabatch"
 
 
 @app.callback()
@@ -73,6 +74,7 @@ def baselines(
 
 
 @app.command()
+@serve_app.command()
 @serve_command("dvabatch")
 def serve(
     models: Annotated[list[str], typer.Argument(help="Names, .pt2 or .onnx files, or folders of encoders.")],

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.plugins import installed_plugins
+from mlsys_core.plugins.specs import PolicySpec
 from mlsys_core.serving import Scheduler
-from mlsys_core.serving.baselines import DelayBatch, StaticBatch, ZeroBatch
 
 from mlsys_dvabatch.costs import StageCosts
 from mlsys_dvabatch.engine import NO_EXITS
@@ -22,7 +22,8 @@ from mlsys_dvabatch.policies.registry import Diversities, choose, comp_wait_s, m
 from mlsys_dvabatch.profile import cached_costs, profile_operators, profile_stages
 from mlsys_dvabatch.zoo import Loaded, compiler_of, load
 
-WHOLE = ("zero", "delay", "static")  # core's baselines: the whole model runs a batch at once
+# Core's baselines, by their registered names: the whole model runs a batch at once.
+WHOLE = {"zero": "zero-batch", "delay": "delay-batch", "static": "static-batch"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +126,8 @@ def _has_operator_diversity(loaded: Loaded) -> bool:
 
 
 def _whole(name: str, max_batch_size: int, max_waiting: int, window_s: float) -> Scheduler[Any, Any, Any]:
-    if name == "zero":
-        return ZeroBatch(max_batch_size=max_batch_size, max_waiting=max_waiting)
-    if name == "delay":
-        return DelayBatch(max_batch_size=max_batch_size, max_waiting=max_waiting, delay_s=window_s)
-    return StaticBatch(batch_size=max_batch_size, max_waiting=max_waiting)
+    factory = installed_plugins().registry.load(PolicySpec, WHOLE[name])
+    size = {"batch_size" if name == "static" else "max_batch_size": max_batch_size}
+    window = {"delay_s": window_s} if name == "delay" else {}
+    scheduler: Scheduler[Any, Any, Any] = factory(**size, **window, max_waiting=max_waiting)
+    return scheduler

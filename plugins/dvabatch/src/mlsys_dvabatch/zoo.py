@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.plugins import installed_plugins
+from mlsys_core.plugins.loading import LoadContext, endings, find_loader, load_with
+from mlsys_core.plugins.specs import CompilerSpec, ModelLoaderSpec
 from torch import Tensor
 
 from mlsys_dvabatch.models.bert import BERT_BASE, BERT_LARGE, MINILM, BertConfig, BertStages
@@ -21,6 +24,7 @@ from mlsys_dvabatch.slicing.program import Program, load_program, program_of
 from mlsys_dvabatch.slicing.sliced import Compile, SlicedModel
 
 ENCODERS: dict[str, BertConfig] = {"bert-base": BERT_BASE, "bert-large": BERT_LARGE, "minilm-random": MINILM}
+ENGINE, FOLDER = "dvabatch", "all-minilm-l6-v2"  # the folder has a name in mlsys models list
 LENGTHS = (8, 16, 32, 64, 128, 256)  # at which encoders are profiled
 
 
@@ -77,33 +81,58 @@ def load(
         InvalidInputError: there is no such model, it is damaged, or cannot be cut so.
         MissingDependencyError: it, or what reads it, is not installed.
     """
-    from mlsys_core.models import ENTRIES, resolve_model
+    from mlsys_core.models import resolve_model
 
     if name in ENCODERS:
         torch.manual_seed(0)
         return Loaded(name, BertStages(ENCODERS[name], num_stages or 2, is_packed=is_packed).eval())
-    path = Path(name).expanduser()
-    if name in SHAPES or path.suffix in (".pt2", ".onnx"):
-        program = open_program(name, shape, trust_code=trust_code)
-        if exit_confidence is not None:
-            if num_stages is not None or compile_stage is not None:
-                raise InvalidInputError(f"{name}: a model with exits is cut at them: leave out --stages and --compiler")
-            return Loaded(Path(name).stem, ExitingModel(program, exit_confidence))
-        stages = num_stages or min(4, len(program.allowed_cuts) + 1)
-        cuts = cuts_at(slice_at, program, stages)
-        return Loaded(Path(name).stem, SlicedModel(program, cuts, compile_stage=compile_stage))
-    if name == "all-minilm-l6-v2" or path.is_dir():
-        folder = resolve_model(name, cache_dir)
-        return Loaded(
-            folder.name if path.is_dir() else name,
-            load_bert(folder, num_stages=num_stages or 2, is_packed=is_packed),
-            folder,
-        )
-    known = [*ENCODERS, *SHAPES, *(entry.name for entry in ENTRIES if entry.name == "all-minilm-l6-v2")]
-    raise InvalidInputError(
-        f"{name!r} is no model DVABatch knows: give a .pt2 or .onnx file, a folder of a BERT-like encoder, or one of "
-        f"{', '.join(sorted(known))}"
+    given = {
+        "stages": num_stages,
+        "shape": shape,
+        "packed": is_packed or None,
+        "compiler": compile_stage,
+        "slice_at": slice_at if slice_at != "time" else None,
+        "exit_confidence": exit_confidence,
+    }
+    context = LoadContext(
+        trust_code=trust_code, options={key: value for key, value in given.items() if value is not None}
     )
+    if name in SHAPES:
+        return load_graph(Path(name), context)
+    path = resolve_model(name, cache_dir) if name == FOLDER else Path(name).expanduser()
+    registry = installed_plugins().registry
+    spec = find_loader(path, ENGINE, registry)
+    if spec is None and path.is_dir():
+        spec = registry.get(ModelLoaderSpec, "dvabatch-encoder")  # which says what the folder lacks
+    if spec is not None:
+        loaded: Loaded = load_with(spec, path, context, registry, kind=Loaded)
+        return replace(loaded, name=name) if name == FOLDER else loaded
+    known = sorted([*ENCODERS, *SHAPES, FOLDER])
+    raise InvalidInputError(
+        f"{name!r} is no model DVABatch knows: give a file or folder with {endings(ENGINE, registry)}, or one of "
+        f"{', '.join(known)}"
+    )
+
+
+def load_graph(path: Path, context: LoadContext) -> Loaded:
+    """Load a vision model by name, or a ``.pt2`` or ``.onnx`` file; DVABatch's own loader. See :func:`load`."""
+    options = context.taken("stages", "shape", "packed", "compiler", "slice_at", "exit_confidence")
+    program = open_program(str(path), options.get("shape"), trust_code=context.trust_code)
+    num_stages, compile_stage = options.get("stages"), options.get("compiler")
+    if (confidence := options.get("exit_confidence")) is not None:
+        if num_stages is not None or compile_stage is not None:
+            raise InvalidInputError(f"{path}: a model with exits is cut at them: leave out --stages and --compiler")
+        return Loaded(path.stem, ExitingModel(program, confidence))
+    stages = num_stages or min(4, len(program.allowed_cuts) + 1)
+    cuts = cuts_at(options.get("slice_at", "time"), program, stages)
+    return Loaded(path.stem, SlicedModel(program, cuts, compile_stage=compile_stage))
+
+
+def load_encoder(path: Path, context: LoadContext) -> Loaded:
+    """Load the folder of a BERT-like encoder; DVABatch's own loader. Encoders are cut between layers."""
+    options = context.taken("stages", "shape", "packed", "compiler", "slice_at", "exit_confidence")
+    model = load_bert(path, num_stages=options.get("stages") or 2, is_packed=options.get("packed", False))
+    return Loaded(path.name, model, path)
 
 
 def cuts_at(slice_at: str, program: Program, num_stages: int) -> list[int]:
@@ -141,8 +170,5 @@ def compiler_of(name: str | None) -> Compile | None:
     """
     if name is None:
         return None
-    from mlsys_core.plugins import installed_plugins
-    from mlsys_core.plugins.specs import CompilerSpec
-
     factory: Callable[..., Any] = installed_plugins().registry.load(CompilerSpec, name)
     return lambda module, example: factory(module, example)

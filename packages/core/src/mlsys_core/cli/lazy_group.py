@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import typer
 from typer.core import TyperGroup
@@ -11,25 +11,27 @@ from typer.core import TyperGroup
 from mlsys_core.errors import PluginError
 from mlsys_core.lazy import resolve
 from mlsys_core.plugins.registry import Registry
-from mlsys_core.plugins.specs import CommandSpec
+from mlsys_core.plugins.specs import CommandSpec, EngineSpec, noun
+
+AppSpec: TypeAlias = CommandSpec | EngineSpec  # what has a Typer app
 
 
-def _stub(spec: CommandSpec) -> Any:
+def _stub(spec: AppSpec) -> Any:
     """A command that only carries the name and help of ``spec``, for listings."""
     app = typer.Typer(add_completion=False)
 
-    @app.command(name=spec.name, help=spec.help, hidden=spec.hidden)
+    @app.command(name=spec.name, help=spec.help, hidden=isinstance(spec, CommandSpec) and spec.hidden)
     def placeholder() -> None:
         raise AssertionError("a listing's placeholder is never run")
 
     return typer.main.get_command(app)
 
 
-def load_command(spec: CommandSpec) -> Any:
+def load_command(spec: AppSpec) -> Any:
     """Import the Typer app that ``spec`` names and turn it into a runnable command."""
     app = resolve(spec.app)
     if not isinstance(app, typer.Typer):
-        raise PluginError(f"command {spec.name!r}: {spec.app} is a {type(app).__name__}, not a typer.Typer")
+        raise PluginError(f"{noun(type(spec))} {spec.name!r}: {spec.app} is a {type(app).__name__}, not a typer.Typer")
     app._add_completion = False  # the root offers completion for all
     command = typer.main.get_command(app)
     command.name = spec.name
@@ -37,28 +39,31 @@ def load_command(spec: CommandSpec) -> Any:
 
 
 class LazyGroup(TyperGroup):
-    """The root group; :func:`lazy_group` makes the subclass that knows the registry."""
+    """A group of registered apps; :func:`lazy_group` makes the subclass that knows the registry and the kind."""
 
     registry: ClassVar[Registry]
+    kind: ClassVar[type[AppSpec]]
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        for spec in sorted(self.registry.all(CommandSpec), key=lambda spec: spec.name):
+        for spec in sorted(self.registry.all(self.kind), key=lambda spec: spec.name):
             self.commands[spec.name] = _stub(spec)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Swap the placeholder for the real command, now that it is needed."""
         name = args[0]
         if name in self.commands:
-            self.commands[name] = load_command(self.registry.get(CommandSpec, name))
+            self.commands[name] = load_command(self.registry.get(self.kind, name))
+        elif self.kind is not CommandSpec:
+            self.registry.chosen(self.kind, name)  # raises, and lists what there is
         elif name in self.registry.unavailable:
             raise PluginError(f"plugin {name!r} is installed but not loaded: {self.registry.unavailable[name]}")
         return super().resolve_command(ctx, args)
 
 
-def lazy_group(registry: Registry) -> type[LazyGroup]:
-    """The root group's class over ``registry`` (Typer takes a class, not an instance)."""
-    return type("MlsysGroup", (LazyGroup,), {"registry": registry})
+def lazy_group(registry: Registry, kind: type[AppSpec] = CommandSpec) -> type[LazyGroup]:
+    """Return a group's class over the specs of ``kind`` in ``registry`` (Typer takes a class, not an instance)."""
+    return type("MlsysGroup", (LazyGroup,), {"registry": registry, "kind": kind})
 
 
 __all__: Sequence[str] = ["LazyGroup", "lazy_group", "load_command"]

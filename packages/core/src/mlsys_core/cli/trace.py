@@ -1,4 +1,4 @@
-"""``mlsys trace``: read what a recorder wrote, as a table or as a page."""
+"""``mlsys trace``: read what a recorder wrote, as a table, as a page, or in a registered exporter's format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlsys_core.errors import InvalidInputError
+from mlsys_core.errors import InvalidInputError, PluginError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -92,6 +92,37 @@ def view(
     typer.echo(f"for Perfetto, open https://ui.perfetto.dev and drop {file} on it; it stays on your machine")
     if open_page and not webbrowser.open(page.resolve().as_uri()):
         typer.echo(f"found no browser; open {page} in one", err=True)
+
+
+@app.command()
+def export(
+    file: TraceFile,
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write.")],
+    to: Annotated[str, typer.Option(metavar="NAME", help="An exporter: chrome-trace, html, or one of a plugin.")],
+) -> None:
+    """Write a trace in another format, by an exporter of the core or of a plugin.
+
+    Example: mlsys trace export run.json.gz --to html run.html
+    """
+    from mlsys_core.lazy import resolve
+    from mlsys_core.plugins import installed_plugins
+    from mlsys_core.plugins.boundary import failing_as
+    from mlsys_core.plugins.specs import ExporterSpec
+    from mlsys_core.profiling import read_trace
+
+    registry = installed_plugins().registry
+    spec = registry.chosen(ExporterSpec, to)
+    if output.resolve() == file.resolve():
+        raise InvalidInputError(f"OUT {output} is the trace itself: name another file")
+    recording = read_trace(file)
+    with failing_as(spec, registry):
+        try:
+            resolve(spec.factory)(recording, output)
+        except OSError as error:
+            raise InvalidInputError(f"cannot write {output}: {error.strerror or error}; name another file") from error
+    if not output.exists():
+        raise PluginError(f"exporter {to!r} of {registry.owner(spec)} wrote no {output}")
+    typer.echo(f"wrote {output}")
 
 
 def _print(console: Console, result: RecordingSummary, limit: int) -> None:

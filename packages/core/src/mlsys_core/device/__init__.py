@@ -1,50 +1,98 @@
 """Devices: where planned work runs. ``get_device("cpu")`` or ``get_device("cuda:0")``; nothing here imports torch.
 
-The capability report for ``mlsys doctor`` is in :mod:`mlsys_core.device.capabilities`.
+Kinds of device come from the registry of plugins, the core's own among them. The capability report for ``mlsys doctor``
+is in :mod:`mlsys_core.device.capabilities`.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from mlsys_core.device.cpu import CpuDevice
 from mlsys_core.device.cuda import CudaDevice
 from mlsys_core.device.protocols import Device, DeviceTimeoutError, Event, MemoryInfo, Stream
-from mlsys_core.errors import InvalidInputError
+from mlsys_core.errors import InvalidInputError, PluginError
+from mlsys_core.lazy import resolve
 
-__all__ = ["CpuDevice", "CudaDevice", "Device", "DeviceTimeoutError", "Event", "MemoryInfo", "Stream", "get_device"]
+if TYPE_CHECKING:
+    from mlsys_core.plugins import Registry
+    from mlsys_core.plugins.specs import DeviceSpec
 
-_BUILT_IN: Mapping[str, Callable[[int], Device]] = {"cpu": CpuDevice, "cuda": CudaDevice}
+__all__ = [
+    "CpuDevice",
+    "CudaDevice",
+    "Device",
+    "DeviceTimeoutError",
+    "Event",
+    "MemoryInfo",
+    "Stream",
+    "device_kind",
+    "get_device",
+]
 
 
-def get_device(name: str, *, factories: Mapping[str, Callable[[int], Device]] | None = None) -> Device:
-    """The device called ``name``: ``"kind"`` or ``"kind:index"``; the index is 0 if left out.
+_PARTS = ("name", "torch_name", "stream", "event", "synchronize", "memory_info")  # of what a plugin's factory gives
+
+
+def get_device(name: str, *, registry: Registry | None = None) -> Device:
+    """Return the device called ``name``: ``"kind"`` or ``"kind:index"``; the index is 0 if left out.
 
     Each call makes a new object; ``synchronize`` covers the streams of that object.
 
     Args:
         name: such as ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
-        factories: further kinds, name to a callable of the index, as plugins register them (``DeviceSpec``).
+        registry: where kinds are looked up; None: what the installed plugins registered.
 
     Raises:
-        InvalidInputError: the name is malformed or its kind unknown (the message lists what is allowed), or a factory
-            takes the name of a built-in kind.
+        InvalidInputError: the name is malformed or its kind unknown; the message lists what is allowed.
         DeviceError: the kind is known, the device is absent.
+        PluginError: a plugin's device cannot be made, by a mistake of the plugin.
 
     Example:
         >>> get_device("cpu").name
         'cpu:0'
     """
-    extra = factories or {}
-    if clash := sorted(_BUILT_IN.keys() & extra.keys()):
-        raise InvalidInputError(f"the device kind {clash[0]!r} is built in: register the other one under another name")
-    kinds = {**_BUILT_IN, **extra}
+    from mlsys_core.plugins.boundary import failing_as
+
+    found = _registry(registry)
+    spec = device_kind(name, registry=found)
+    with failing_as(spec, found):
+        device = resolve(spec.factory)(int(name.partition(":")[2] or 0))
+        missing = [part for part in _PARTS if not hasattr(device, part)]
+    if missing:
+        raise PluginError(
+            f"device {spec.name!r} of {found.owner(spec)}: its factory gave a {type(device).__name__}, which lacks "
+            f"{missing[0]!r} of mlsys_core.device.Device"
+        )
+    made: Device = device
+    return made
+
+
+def device_kind(name: str, *, registry: Registry | None = None) -> DeviceSpec:
+    """Return the registered kind of the device called ``name``; whether the device is there is not looked at.
+
+    Raises:
+        InvalidInputError: the name is malformed or its kind unknown; the message lists what is allowed.
+
+    Example:
+        >>> device_kind("cuda:1").name
+        'cuda'
+    """
+    from mlsys_core.plugins.specs import DeviceSpec
+
+    kinds = {spec.name: spec for spec in _registry(registry).all(DeviceSpec)}
     match = re.fullmatch(r"([a-z][a-z0-9_-]*)(?::([0-9]+))?", name)
     if match is None or match[1] not in kinds:
         close = difflib.get_close_matches(name.partition(":")[0].lower(), kinds, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         allowed = ", ".join(f"{kind}, {kind}:INDEX" for kind in kinds)
         raise InvalidInputError(f"device {name!r} is unknown: allowed are {allowed}{hint}")
-    return kinds[match[1]](int(match[2] or 0))
+    return kinds[match[1]]
+
+
+def _registry(registry: Registry | None) -> Registry:
+    from mlsys_core.plugins import installed_plugins  # here: plugins may import this package
+
+    return installed_plugins().registry if registry is None else registry

@@ -253,6 +253,11 @@ class CpuDevice:
         """``"cpu:0"``."""
         return f"{self.kind}:{self.index}"
 
+    @property
+    def torch_name(self) -> str:
+        """Return ``"cpu"``."""
+        return "cpu"
+
     def stream(self, *, core: int | None = None) -> CpuStream:
         """A new stream, whose thread runs only on core number ``core`` if one is given and the platform can pin.
 

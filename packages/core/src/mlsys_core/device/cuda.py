@@ -238,6 +238,11 @@ class CudaDevice:
         """``"cuda:index"``."""
         return f"{self.kind}:{self.index}"
 
+    @property
+    def torch_name(self) -> str:
+        """Return ``"cuda:index"``."""
+        return self.name
+
     def stream(self, *, torch_stream: torch.cuda.Stream | None = None) -> CudaStream:
         """A new stream, or one over ``torch_stream`` (such as ``torch.cuda.current_stream()``), which stays torch's.
 

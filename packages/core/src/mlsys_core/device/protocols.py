@@ -136,7 +136,12 @@ class Device(Protocol):
 
     @property
     def name(self) -> str:
-        """``"kind:index"``, which ``torch.device`` understands for the built-in kinds."""
+        """Return ``"kind:index"``, as :func:`mlsys_core.device.get_device` takes it."""
+        ...
+
+    @property
+    def torch_name(self) -> str:
+        """Return torch's name of the device that its tensors lie on, such as ``"cpu"`` or ``"cuda:0"``."""
         ...
 
     def stream(self) -> Stream:

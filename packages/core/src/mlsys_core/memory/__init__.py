@@ -1,4 +1,4 @@
-"""Memory: plans of offsets (pure), the arena that holds one, pools of blocks, budgets of slots; see docs/memory.md."""
+"""Memory: plans of offsets (pure), the arena that holds one, pools of numbers; see docs/memory.md."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ from mlsys_core.memory.arena import Arena
 from mlsys_core.memory.block_pool import BlockId, BlockPool, OutOfBlocksError
 from mlsys_core.memory.conflicts import plan_offsets_for_conflicts
 from mlsys_core.memory.plan import Lifetime, MemoryPlan, plan_offsets
-from mlsys_core.memory.slots import SlotBudget
+from mlsys_core.memory.pools import find_pool
+from mlsys_core.memory.protocols import Blocks, Runs
+from mlsys_core.memory.run_pool import RunPool
 
 __all__ = [
     "Arena",
     "BlockId",
     "BlockPool",
+    "Blocks",
     "Lifetime",
     "MemoryPlan",
     "OutOfBlocksError",
-    "SlotBudget",
+    "RunPool",
+    "Runs",
+    "find_pool",
     "plan_offsets",
     "plan_offsets_for_conflicts",
 ]

@@ -25,25 +25,25 @@ def mlsys_register_commands() -> Iterable[specs.CommandSpec]:
 
 @hookspec
 def mlsys_register_devices() -> Iterable[specs.DeviceSpec]:
-    """Kinds of device beside ``cpu`` and ``cuda``."""
+    """Kinds of device, for ``--device``."""
     raise NotImplementedError
 
 
 @hookspec
 def mlsys_register_memory_pools() -> Iterable[specs.MemoryPoolSpec]:
-    """Allocators of fixed blocks."""
+    """Pools of blocks or of runs of rows, for ``--memory-pool``."""
     raise NotImplementedError
 
 
 @hookspec
 def mlsys_register_compilers() -> Iterable[specs.CompilerSpec]:
-    """Compilers that subsystems can choose by name."""
+    """Compilers of modules, for ``--compiler``."""
     raise NotImplementedError
 
 
 @hookspec
 def mlsys_register_engines() -> Iterable[specs.EngineSpec]:
-    """Engines that serve models."""
+    """Engines, for ``mlsys serve``."""
     raise NotImplementedError
 
 
@@ -55,7 +55,7 @@ def mlsys_register_policies() -> Iterable[specs.PolicySpec]:
 
 @hookspec
 def mlsys_register_model_loaders() -> Iterable[specs.ModelLoaderSpec]:
-    """Loaders of model files."""
+    """Loaders of model files, by the endings of names."""
     raise NotImplementedError
 
 
@@ -67,7 +67,7 @@ def mlsys_register_converters() -> Iterable[specs.ConverterSpec]:
 
 @hookspec
 def mlsys_register_exporters() -> Iterable[specs.ExporterSpec]:
-    """Writers of timelines and metrics."""
+    """Writers of recordings, for ``mlsys trace export``."""
     raise NotImplementedError
 
 

@@ -195,7 +195,7 @@ def _register(
         specs = list(_collect(manager, plugin, distribution))
         seen: dict[tuple[type[Spec], str], Spec] = {}
         for spec in specs:
-            owner = distribution if (type(spec), spec.name) in seen else registry.conflict(spec)
+            owner = distribution if (type(spec), spec.name) in seen else registry.owner(spec)
             if owner:
                 kind = noun(type(spec))
                 raise _RefusedError(

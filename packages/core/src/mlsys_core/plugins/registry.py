@@ -6,7 +6,7 @@ import difflib
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from mlsys_core.errors import PluginError
+from mlsys_core.errors import InvalidInputError, PluginError
 from mlsys_core.lazy import resolve
 from mlsys_core.plugins.specs import Spec, noun
 
@@ -25,8 +25,8 @@ class Registry:
         self._entries: dict[type[Spec], dict[str, tuple[Spec, str]]] = {}
         self.unavailable: dict[str, str] = {}  # plugin name -> why it is not loaded; quoted when a look-up fails
 
-    def conflict(self, spec: Spec) -> str | None:
-        """The distribution that already owns this spec's name, or None."""
+    def owner(self, spec: Spec) -> str | None:
+        """Return the distribution that registered this name for this kind, or None."""
         entry = self._entries.get(type(spec), {}).get(spec.name)
         return entry[1] if entry else None
 
@@ -36,7 +36,7 @@ class Registry:
         Raises:
             PluginError: the name is taken; the message names both distributions.
         """
-        owner = self.conflict(spec)
+        owner = self.owner(spec)
         if owner is not None:
             kind = noun(type(spec))
             raise PluginError(
@@ -74,6 +74,17 @@ class Registry:
             reasons = "; ".join(f"{plugin}: {why}" for plugin, why in sorted(self.unavailable.items()))
             message += f". Plugins not loaded: {reasons}"
         raise PluginError(message)
+
+    def chosen(self, kind: type[S], name: str) -> S:
+        """Return the spec of ``kind`` that a user named.
+
+        Raises:
+            InvalidInputError: there is none; the message is that of :meth:`get`.
+        """
+        try:
+            return self.get(kind, name)
+        except PluginError as error:
+            raise InvalidInputError(str(error)) from error
 
     def load(self, kind: type[S], name: str) -> Any:
         """Resolve the lazy reference of the spec of ``kind`` called ``name``; see :meth:`get` for errors."""

@@ -29,30 +29,32 @@ class CommandSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSpec(Spec):
-    """A kind of device."""
+    """A kind of device, for ``--device NAME`` and ``NAME:INDEX``."""
 
     factory: str  # -> Callable[[int], mlsys_core.device.Device]; the argument is the device's index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPoolSpec(Spec):
-    """An allocator of fixed blocks."""
+    """A pool that hands out parts of a memory by number, for ``--memory-pool NAME``."""
 
-    factory: str  # -> Callable[[int], pool]; the argument is the number of blocks
+    kind: Literal["blocks", "runs"]  # blocks of one size (Orca's K/V cache), or rows in a row (BatchMaker's state)
+    factory: str  # blocks: -> Callable[[int], mlsys_core.memory.Blocks]; the argument is the number of blocks
+    # runs: -> Callable[[int, int], mlsys_core.memory.Runs]; the first number, and one above the last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompilerSpec(Spec):
-    """A compiler of modules, chosen by name (Orca's decode step, BatchMaker's cells, DVABatch's stages)."""
+    """A compiler of modules, for ``--compiler NAME`` (Orca's layers, BatchMaker's cells, DVABatch's stages)."""
 
-    factory: str  # -> Callable[[nn.Module, example_inputs, **options], Callable]
+    factory: str  # -> Callable[[nn.Module, tuple of example tensors], Callable]; takes and gives what the module does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec(Spec):
-    """Something that serves models."""
+    """Something that serves models until Ctrl-C, for ``mlsys serve NAME ...``."""
 
-    factory: str  # -> Callable[..., engine]
+    app: str  # -> typer.Typer with one command, whose arguments and options are the engine's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +67,11 @@ class PolicySpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLoaderSpec(Spec):
-    """A loader of model files."""
+    """A loader of model files, for every command of one engine that takes a model."""
 
-    suffixes: tuple[str, ...]  # file name endings it takes, e.g. (".gguf",)
-    factory: str  # -> Callable[[Path], model]
+    engine: str  # which engine's commands ask it: "orca", "batchmaker", "dvabatch"
+    suffixes: tuple[str, ...]  # of a file, or of one within a folder: ".gguf" is an ending, "config.json" a whole name
+    factory: str  # -> Callable[[Path, mlsys_core.plugins.loading.LoadContext], model]; the engine says of which class
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +84,9 @@ class ConverterSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExporterSpec(Spec):
-    """A writer of recordings."""
+    """A writer of recordings, for ``mlsys trace export FILE --to NAME OUT``."""
 
-    kind: Literal["timeline", "metrics"]
-    factory: str  # -> Callable[[recording, Path], None]
+    factory: str  # -> Callable[[mlsys_core.profiling.Recording, Path], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,10 @@ import re
 from collections import defaultdict
 from datetime import UTC, datetime
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
+from mlsys_core.profiling.files import atomic_write
 from mlsys_core.profiling.nesting import place
 from mlsys_core.profiling.recording import Recording, Span, Track, plain
 from mlsys_core.profiling.summary import RecordingSummary, format_s, summarise_recording
@@ -44,6 +46,17 @@ def timeline_html(recording: Recording, *, title: str) -> str:
         "DATA": data.replace("<", "\\u003c"),  # a span named "</script>" must not end the script
     }
     return re.sub("__([A-Z]+)__", lambda mark: parts[mark[1]], page)
+
+
+def write_timeline(recording: Recording, path: Path) -> None:
+    """Write the page for ``recording`` to ``path``, whole or not at all.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    page = timeline_html(recording, title=path.stem)
+    with atomic_write(path) as target:
+        target.write(page.encode())
 
 
 def timeline_data(recording: Recording) -> dict[str, Any]:

@@ -41,6 +41,7 @@ class Plan:
     loads: tuple[float, ...] = LOADS
     max_batch_size: int = 32
     num_kv_tokens: int | None = None  # K/V slots; None: enough for a full batch of longest requests
+    memory_pool: str | None = None  # of K/V blocks, by its registered name; None: the core's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,7 @@ def measure(loaded: LoadedModel, plan: Plan, context: BenchContext) -> Iterator[
                 max_model_len=longest,
                 num_threads=context.num_threads,
                 policy=policy,
+                memory_pool=plan.memory_pool,
             )
             with progress_bar(context.console, label) as show:
                 run = serve_trace(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.memory import RunPool, Runs
 from mlsys_core.serving import FinishReason, QueueFullError
 
 from mlsys_batchmaker.plan.plan import CELL, UNFINISHED, UNSUBMITTED, WAITING, Plan
-from mlsys_batchmaker.scheduling.blocks import Blocks, Room
 from mlsys_batchmaker.scheduling.requests import CellRequest, Live, ValueStore
+from mlsys_batchmaker.scheduling.room import Room
 from mlsys_batchmaker.scheduling.state import State
 
 _RETRY_AFTER_S = 1.0
@@ -24,13 +25,16 @@ class Admission:
         state: shared with forming and settling.
         num_rows: rows of each bank, the zero row included.
         store: gets the constants of admitted requests.
+        new_rows: makes the pool of a bank's rows, from the first row and one above the last.
     """
 
-    def __init__(self, state: State, num_rows: Sequence[int], store: ValueStore) -> None:
+    def __init__(
+        self, state: State, num_rows: Sequence[int], store: ValueStore, new_rows: Callable[[int, int], Runs]
+    ) -> None:
         self._state = state
         self._store = store
-        self._rows = [Blocks(first=1, capacity=max(2, rows)) for rows in num_rows]
-        self._nodes, self._subs, self._slots, self._indices = (Blocks() for _ in range(4))
+        self._rows = [new_rows(1, max(2, rows)) for rows in num_rows]
+        self._nodes, self._subs, self._slots, self._indices = (RunPool() for _ in range(4))
         self.room = Room([*self._rows, self._nodes, self._subs, self._slots, self._indices])
         self._waiting: deque[tuple[CellRequest, float]] = deque()
         self.by_id: dict[str, Live] = {}

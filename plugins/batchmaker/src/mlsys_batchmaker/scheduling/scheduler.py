@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.memory import RunPool, Runs
 from mlsys_core.serving import Finished, FinishReason, WorkerId
 
 from mlsys_batchmaker.plan.layout import Layout
@@ -34,6 +35,7 @@ class CellularScheduler:
         num_rows: rows of each bank; None: 65,536 each, for simulations.
         store: gets the constants of admitted requests; None: nobody does.
         compiled: batches are formed and settled by compiled code where there is a compiler; False: in Python.
+        new_rows: makes the pool of a bank's rows, from the first row and one above the last.
 
     Example:
         >>> from mlsys_batchmaker.plan import CellGraph, CellSpec, Planner, Port
@@ -56,13 +58,14 @@ class CellularScheduler:
         num_rows: Sequence[int] | None = None,
         store: ValueStore | None = None,
         compiled: bool = True,
+        new_rows: Callable[[int, int], Runs] = RunPool,
     ) -> None:
         if not devices:
             raise InvalidInputError("a scheduler needs at least one worker's device")
         self.config = SchedulerConfig() if config is None else config
         rows = [DEFAULT_ROWS] * len(layout.banks) if num_rows is None else list(num_rows)
         self._state = State.new(layout, self.config, devices, rows, compiled=compiled)
-        self._admission = Admission(self._state, rows, NoValues() if store is None else store)
+        self._admission = Admission(self._state, rows, NoValues() if store is None else store, new_rows)
         self._formed: list[deque[Round]] = [deque() for _ in devices]  # by worker: not handed out yet
         self._num_out = [0] * len(devices)  # by worker: rounds handed out and not back
         self._handed_s = [0.0] * len(devices)  # by worker: when the latest was

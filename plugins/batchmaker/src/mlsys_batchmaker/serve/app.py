@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from mlsys_batchmaker.engine import EngineConfig
 from mlsys_batchmaker.serve.metrics import EngineMetrics
 from mlsys_batchmaker.serve.oip_model import OipModel, build_model
-from mlsys_batchmaker.store import MANIFEST
+from mlsys_batchmaker.store import holds_model
 
 
 def make_app(
@@ -53,7 +53,7 @@ def make_app(
 
     registry = CollectorRegistry()
     registry.register(EngineMetrics(lambda: [model for model in alive if not model.is_closed]))
-    source = DirectorySource(roots, build=build_and_note, marker=MANIFEST)
+    source = DirectorySource(roots, build=build_and_note, marker=holds_model)
     if not source.names():
         raise InvalidInputError(
             f"there is no model in {', '.join(map(str, roots))}; write one there: "

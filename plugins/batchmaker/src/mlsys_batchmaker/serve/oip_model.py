@@ -21,7 +21,7 @@ from mlsys_batchmaker.engine import Answer, Engine, EngineConfig
 from mlsys_batchmaker.model import Model, Tensor
 from mlsys_batchmaker.scheduling.requests import Values
 from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput
-from mlsys_batchmaker.store import load_model
+from mlsys_batchmaker.store import load_by_name
 
 _TYPES = {"int64": DataType.INT64, "float32": DataType.FP32, "bytes": DataType.BYTES}
 
@@ -102,7 +102,9 @@ def build_model(config: EngineConfig, *, trust_code: bool = False) -> Callable[[
     """What a directory source needs: ``(directory, name, version) -> OipModel``."""
 
     def build(directory: Path, name: str, version: str) -> OipModel:
-        return OipModel(load_model(directory, name=name, trust_code=trust_code), config, version=version)
+        model = load_by_name(directory, trust_code=trust_code)
+        model.name = name
+        return OipModel(model, config, version=version)
 
     return build
 

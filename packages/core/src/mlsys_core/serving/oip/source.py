@@ -34,7 +34,8 @@ class DirectorySource:
         roots: directories that are a model, or that hold directories that are. Looked at anew on each call.
         build: makes one version: ``build(directory, name, version)``. Runs in a thread; its ``InvalidInputError`` is
             the reason clients see.
-        marker: the file by which a directory is known to hold a model, e.g. ``"manifest.json"``.
+        marker: the file by which a directory is known to hold a model, e.g. ``"manifest.json"``; or a function that
+            says whether a directory does.
 
     Raises:
         InvalidInputError: a root is no directory.
@@ -48,13 +49,15 @@ class DirectorySource:
         ['encoder']
     """
 
-    def __init__(self, roots: Sequence[Path], *, build: Callable[[Path, str, str], Model], marker: str) -> None:
+    def __init__(
+        self, roots: Sequence[Path], *, build: Callable[[Path, str, str], Model], marker: str | Callable[[Path], bool]
+    ) -> None:
         for root in roots:
             if not root.is_dir():
                 raise InvalidInputError(f"{root} is no directory: give one with a model in it, or one with such below")
         self._roots = [root.resolve() for root in roots]
         self._build = build
-        self._marker = marker
+        self._holds_model = (lambda path: (path / marker).is_file()) if isinstance(marker, str) else marker
 
     def names(self) -> Sequence[str]:
         """The names of all model directories."""
@@ -81,10 +84,10 @@ class DirectorySource:
 
     def _versions(self, directory: Path) -> dict[str, Path]:
         """Version to its directory; empty if ``directory`` is no model."""
-        if (directory / self._marker).is_file():
+        if self._holds_model(directory):
             return {"1": directory}
         return {
             path.name: path
             for path in directory.iterdir()
-            if path.name.isdecimal() and path.name[0] != "0" and (path / self._marker).is_file()
+            if path.is_dir() and path.name.isdecimal() and path.name[0] != "0" and self._holds_model(path)
         }

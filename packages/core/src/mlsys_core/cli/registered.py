@@ -1,0 +1,47 @@
+"""Options that name what plugins register, the same in every command: ``--device``, ``--memory-pool``.
+
+Each is looked up before anything is loaded; an unknown name is refused with the list of what there is.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+
+def _known_device(name: str) -> str:
+    from mlsys_core.device import device_kind
+
+    device_kind(name)
+    return name
+
+
+def _known_pool(kind: Literal["blocks", "runs"], name: str | None) -> str | None:
+    from mlsys_core.memory import find_pool
+
+    if name is not None:
+        find_pool(name, kind)
+    return name
+
+
+def _known_blocks(name: str | None) -> str | None:
+    return _known_pool("blocks", name)
+
+
+def _known_runs(name: str | None) -> str | None:
+    return _known_pool("runs", name)
+
+
+Device = Annotated[
+    str,
+    typer.Option(callback=_known_device, help="Where to compute: cpu, cuda, cuda:1, or a kind that a plugin adds."),
+]
+BlockPoolName = Annotated[
+    str | None,
+    typer.Option("--memory-pool", callback=_known_blocks, help="The pool of K/V blocks: block, or one of a plugin."),
+]
+RunPoolName = Annotated[
+    str | None,
+    typer.Option("--memory-pool", callback=_known_runs, help="The pool of state rows: run, or one of a plugin."),
+]

@@ -1,0 +1,52 @@
+"""Memory pools by name: the core's own and a third party's alike. Called once, when an engine is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.lazy import resolve
+
+if TYPE_CHECKING:
+    from mlsys_core.plugins import Registry
+
+DEFAULT_POOLS = {"blocks": "block", "runs": "run"}  # by kind, the name of the core's own
+
+
+def find_pool(
+    name: str | None, kind: Literal["blocks", "runs"], registry: Registry | None = None
+) -> Callable[..., Any]:
+    """Return the factory of the pool called ``name``; None: the core's own of that kind.
+
+    Args:
+        name: as registered.
+        kind: ``"blocks"``: the factory takes the number of blocks and gives :class:`~mlsys_core.memory.Blocks`;
+            ``"runs"``: it takes the first number and one above the last, and gives :class:`~mlsys_core.memory.Runs`.
+        registry: where it is looked up; None: what the installed plugins registered.
+
+    Raises:
+        InvalidInputError: there is none of that name and kind; the message lists what there is.
+        PluginError: a plugin's factory fails by a mistake of its own (when it is called).
+
+    Example:
+        >>> find_pool("block", "blocks")(4).num_free
+        4
+    """
+    from mlsys_core.plugins import installed_plugins
+    from mlsys_core.plugins.boundary import failing_as
+    from mlsys_core.plugins.specs import MemoryPoolSpec
+
+    found = installed_plugins().registry if registry is None else registry
+    name = DEFAULT_POOLS[kind] if name is None else name
+    spec = found.chosen(MemoryPoolSpec, name)
+    if spec.kind != kind:
+        fitting = ", ".join(sorted(each.name for each in found.all(MemoryPoolSpec) if each.kind == kind))
+        raise InvalidInputError(f"memory pool {name!r} hands out {spec.kind}; this takes pools of {kind}: {fitting}")
+    factory: Callable[..., Any] = resolve(spec.factory)
+
+    def make(*sizes: int) -> Any:
+        with failing_as(spec, found):
+            return factory(*sizes)
+
+    return make
