@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -19,7 +19,6 @@ from mlsys_orca.engine import EngineConfig
 from mlsys_orca.guides import GuideMaker
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.openai import answers, chat, completions, encoders, front, intake, messages, responses, tokens
-from mlsys_orca.openai.front import LARGE, MAX_WAITING_BODIES, Front, TooManyBodiesError
 from mlsys_orca.openai.intake import MAX_CONTAINERS, MAX_VALUES, bounded_json
 from mlsys_orca.server import make_app, make_service
 from mlsys_orca.tokenizer import Tokenizer
@@ -38,6 +37,7 @@ BLOCKING = [
     (messages, "ask_of"),
     (responses, "ask_of"),
     (tokens, "_tokens"),
+    (tokens, "_text"),
     (encoders, "_embeddings"),
 ]
 
@@ -125,6 +125,7 @@ def test_so_many_answers_as_may_wait_are_taken_at_once(serve) -> None:
         assert len(httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"]) == 12
 
 
+CONFIG = HttpConfig(validation_status=400)
 HOSTILE: dict[str, tuple[str, bytes | dict[str, Any]]] = {
     "a hundred thousand parts": (
         "/v1/chat/completions",
@@ -210,68 +211,12 @@ def test_values_are_counted_without_those_that_stand_in_texts() -> None:
     inside = json.dumps({"prompt": '[{,"\\' * (MAX_VALUES + 1)}).encode()
     assert len(bounded_json(inside)["prompt"]) == 5 * (MAX_VALUES + 1)
     assert len(bounded_json(b"[" + b"1," * (MAX_VALUES - 3) + b"1]")) == MAX_VALUES - 2
+    escapes = b'"' + b",\\\\" * MAX_VALUES + b',\\"' * MAX_VALUES + b'"'  # runs that no piece may cut in two
+    for shift in range(4):
+        assert len(bounded_json(b" " * shift + escapes)) == 4 * MAX_VALUES
     for many in (b"[" + b"1," * MAX_VALUES + b"1]", b"[" + b"{}," * MAX_CONTAINERS + b"{}]"):
         with pytest.raises(HttpError, match="at most"):
             bounded_json(many)
-
-
-def test_large_bodies_wait_for_their_turn_in_order_and_small_ones_do_not() -> None:
-    async def main() -> None:
-        desk = Front(admitted_nbytes=10 * LARGE)
-        order: list[str] = []
-        leave = {name: asyncio.Event() for name in "abc"}
-
-        async def request(name: str, nbytes: int) -> None:
-            async with desk.admitted(nbytes):
-                order.append(name)
-                await leave[name].wait()
-
-        a, b = asyncio.create_task(request("a", 8 * LARGE)), asyncio.create_task(request("b", 99 * LARGE))
-        c = asyncio.create_task(request("c", LARGE))
-        await asyncio.sleep(0)
-        assert order == ["a"]  # b waits for all of it, and c behind b
-        async with desk.admitted(LARGE - 1):
-            order.append("small")
-        leave["a"].set()
-        await a
-        await asyncio.sleep(0)
-        assert order == ["a", "small", "b"]
-        b.cancel()
-        await asyncio.gather(b, return_exceptions=True)
-        await asyncio.sleep(0)
-        assert order == ["a", "small", "b", "c"]
-        leave["c"].set()
-        await c
-        desk.close()
-
-    asyncio.run(main())
-
-
-def test_of_large_bodies_only_so_many_wait_and_one_that_gives_up_leaves_its_place() -> None:
-    async def main() -> None:
-        desk = Front(admitted_nbytes=LARGE)
-        done = asyncio.Event()
-
-        async def request() -> None:
-            async with desk.admitted(LARGE):
-                await done.wait()
-
-        tasks = [asyncio.create_task(request()) for _ in range(MAX_WAITING_BODIES + 1)]
-        await asyncio.sleep(0)
-        with pytest.raises(TooManyBodiesError):
-            await request()
-        tasks[-1].cancel()
-        await asyncio.gather(tasks[-1], return_exceptions=True)
-        last = asyncio.create_task(request())
-        await asyncio.sleep(0)
-        assert not last.done()
-        done.set()
-        await asyncio.gather(*tasks[:-1], last)
-        async with desk.admitted(LARGE):  # all of it has come back
-            pass
-        desk.close()
-
-    asyncio.run(main())
 
 
 def test_the_engine_refuses_for_ever_what_never_fits(serve) -> None:
@@ -279,3 +224,39 @@ def test_the_engine_refuses_for_ever_what_never_fits(serve) -> None:
         engine.check_room(5)
         with pytest.raises(InvalidInputError, match="at most 5"):
             engine.check_room(6)
+
+
+LONG: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": [5] * 400_000}),
+    ("/v1/completions", {"prompt": [[5] * 200] * 2000, "n": 2}),
+    ("/v1/completions", {"prompt": "x" * 2_000_000}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}] * 4000}),
+    ("/tokenize", {"prompt": "x " * 400_000}),
+    ("/detokenize", {"tokens": [5] * 400_000}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), LONG)
+def test_the_event_loops_thread_makes_few_calls_for_a_large_body(
+    tiny_gguf: Path, path: str, body: dict[str, Any]
+) -> None:
+    app = make_app(make_service(load_model(tiny_gguf, dtype="fp32"), "tiny", EngineConfig(max_model_len=96)), CONFIG)
+    num_calls = 0
+
+    def count(_frame: Any, event: str, _argument: Any) -> None:
+        nonlocal num_calls
+        num_calls += event in ("call", "c_call")
+
+    async def begin() -> None:  # in the event loop's thread
+        sys.setprofile(count)
+
+    async def end() -> int:
+        sys.setprofile(None)
+        return num_calls
+
+    app.add_api_route("/begin", begin)
+    app.add_api_route("/end", end)
+    with BackgroundServer(app) as server:
+        assert httpx.get(f"{server.url}/begin").status_code == 200
+        assert httpx.post(f"{server.url}{path}", json={"model": "tiny", **body}).status_code < 500
+        assert 0 < httpx.get(f"{server.url}/end").json() < 20_000  # most of them to receive the body in parts

@@ -18,6 +18,8 @@ from mlsys_core.serving.http import HttpConfig
         ("open_paths", ("",)),
         ("max_body_nbytes", -1),
         ("max_body_nbytes", 1.5),
+        ("max_bodies_nbytes", 0),
+        ("max_bodies_nbytes", 1.5),
         ("request_timeout_s", 0),
         ("request_timeout_s", float("nan")),
         ("max_request_timeout_s", float("inf")),

@@ -92,6 +92,15 @@ def test_serve_answers_while_its_app_starts_and_then_the_app_does() -> None:
     assert set(seen) == {"starting", "ready"}
 
 
+def test_who_is_connected_when_the_app_takes_over_is_answered_when_the_request_comes() -> None:
+    bound = BoundPort("127.0.0.1", 0, config=CONFIG)
+    with bound, socket.create_connection((bound.address.host, bound.address.port)) as early:
+        httpx.get(bound.address.url + "/health/live")  # accepted after the first, so that one is in, too
+        bound.close()
+        early.sendall(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert early.recv(4096).startswith(b"HTTP/1.1 503 ")
+
+
 def test_a_start_that_fails_gives_the_port_back() -> None:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

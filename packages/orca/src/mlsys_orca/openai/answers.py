@@ -18,6 +18,7 @@ from mlsys_orca.text_stream import FinishReason, TextDelta
 from mlsys_orca.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
+_YIELDS_EVERY = 4  # pieces given between two turns of the event loop
 LEAST_LOGPROB = -9999.0  # for minus infinity, which JSON has not; the protocol's own stand-in
 STREAMED = {
     200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "The answer, or its stream"}
@@ -64,9 +65,9 @@ async def collect(generation: Generation) -> list[Whole]:
 
 
 def num_values(answers: list[Whole]) -> int:
-    """Return how many numbers and texts ``answers`` are written with, about."""
-    tokens = (token for whole in answers for token in (*whole.tokens, *whole.scored))
-    return sum(1 + len(token.top_logprobs) for token in tokens) + len(answers)
+    """Return how many numbers and texts ``answers`` are written with, about; looks at one token of each alone."""
+    lists = [tokens for whole in answers for tokens in (whole.tokens, whole.scored) if tokens]
+    return sum(len(tokens) * (1 + len(tokens[-1].top_logprobs)) for tokens in lists) + len(answers)
 
 
 async def _whole(choice: Choice) -> Whole:
@@ -100,9 +101,12 @@ async def merged(generation: Generation) -> AsyncGenerator[tuple[Choice, TextDel
 
     tasks = [asyncio.create_task(pump(choice)) for choice in generation.choices]
     try:
-        num_left = len(tasks)
+        num_left, num_given = len(tasks), 0
         while num_left:
             item = await queue.get()
+            num_given += 1
+            if num_given % _YIELDS_EVERY == 0:
+                await asyncio.sleep(0)  # the others' turn: what waits in the queue would all be written in this one
             if isinstance(item, BaseException):
                 raise item
             if item is None:

@@ -23,7 +23,7 @@ from mlsys_orca.openai.fields import (
     ResponseFormat,
     grammar_from,
 )
-from mlsys_orca.openai.front import LARGE
+from mlsys_orca.openai.front import body_size
 from mlsys_orca.openai.intake import bounded_json
 from mlsys_orca.openai.service import Ask, ModelService, text_options
 from mlsys_orca.openai.tools import Notation, call_grammar, need_notation
@@ -276,8 +276,7 @@ def add_routes(router: Router, service: ModelService) -> None:
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Answer a conversation, whole or as a stream of server-sent events."""
         service.check_counts(body.model, num_choices=body.n or 1)
-        size = int(request.headers.get("content-length", LARGE))
-        ask, notation = await service.front.run(ask_of, body, service, size=size)
+        ask, notation = await service.front.run(ask_of, body, service, size=body_size(request))
         generation = await service.start(ask, user=body.user)
         only_one = body.parallel_tool_calls is False
         if body.stream:

@@ -38,7 +38,8 @@ from mlsys_orca.openai.fields import (
     Texts,
     grammar_from,
 )
-from mlsys_orca.openai.service import Ask, Generation, ModelService, num_chars, text_options
+from mlsys_orca.openai.front import body_size
+from mlsys_orca.openai.service import Ask, Generation, ModelService, text_options
 from mlsys_orca.text_stream import FinishReason
 from mlsys_orca.tokenizer import Tokenizer
 
@@ -226,7 +227,7 @@ def add_routes(router: Router, service: ModelService) -> None:
         """Continue a text, whole or as a stream of server-sent events."""
         num_choices = body.best_of or body.n or 1
         service.check_counts(body.model, num_prompts=len(body.prompts), num_choices=num_choices)
-        ask = await service.front.run(ask_of, body, service, size=num_chars(body.prompts))
+        ask = await service.front.run(ask_of, body, service, size=body_size(request))
         generation = await service.start(ask, user=body.user)
         if body.stream:
             return streamed(generation, completion_events(generation, body, tokenizer))

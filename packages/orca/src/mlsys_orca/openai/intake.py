@@ -1,13 +1,12 @@
 """From a request's bytes to a checked body, off the event loop and with bounds that hold before any parsing.
 
-Routes made with :func:`intake_route` read their bodies through here: bytes are counted in before they are received,
-values before they are parsed, and both parsing and checking happen in a thread of the :class:`.front.Front`.
+Routes made with :func:`intake_route` read their bodies through here: values are counted before they are parsed, and
+both parsing and checking happen in a thread of the :class:`.front.Front`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -19,9 +18,9 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mlsys_orca.openai.front import LARGE, Front
+from mlsys_orca.openai.front import Front
 
-MAX_VALUES = 500_000  # of a body: texts, numbers and the like. Parsing that many takes the lock for some 40 ms
+MAX_VALUES = 500_000  # of a body: texts, numbers and the like. Parsing that many takes the lock for some 10 ms
 MAX_CONTAINERS = 20_000  # of a body: arrays and objects, each some hundred bytes of memory
 MAX_KEYS = 50_000  # of a body: fields of all its objects
 _SLICE = 1 << 16  # bytes
@@ -59,10 +58,13 @@ def _counts(text: bytes) -> tuple[int, int, int]:
 
 def _counts_outside_texts(body: bytes, limits: tuple[int, int, int]) -> tuple[int, int, int]:
     """Count like :func:`_counts`, without the inside of texts; stop where a limit is passed."""
-    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    found, in_text = (0, 0, 0), 0
-    for start in range(0, len(plain), _SLICE):  # in pieces, since a call keeps the interpreter's lock to its end
-        parts = plain[start : start + _SLICE].split(b'"')
+    found, in_text, start = (0, 0, 0), 0, 0
+    while start < len(body):  # in pieces, since a call keeps the interpreter's lock to its end
+        piece = body[start : start + _SLICE]
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # the last character is escaped by what ends the piece
+            piece = body[start : start + _SLICE + 1]
+        start += len(piece)
+        parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         more = _counts(b"".join(parts[in_text::2]))
         found = (found[0] + more[0], found[1] + more[1], found[2] + more[2])
         in_text ^= (len(parts) - 1) & 1
@@ -102,19 +104,11 @@ def intake_route(front: Front) -> type[APIRoute]:
             checked: type[BaseModel] = model
 
             async def read(request: Request) -> Response:
-                async with _admission(front, request):
-                    return await handler(_CheckedRequest(request, front, checked))
+                return await handler(_CheckedRequest(request, front, checked))
 
             return read
 
     return IntakeRoute
-
-
-def _admission(front: Front, request: Request) -> AbstractAsyncContextManager[None]:
-    declared = request.headers.get("content-length", "")
-    if "transfer-encoding" in request.headers:  # of unknown length: as large as may be
-        return front.admitted(runtime_of(request.app).config.max_body_nbytes)
-    return front.admitted(int(declared)) if declared.isdecimal() and len(declared) < 18 else nullcontext()
 
 
 class _CheckedRequest(Request):
@@ -128,6 +122,3 @@ class _CheckedRequest(Request):
         body = await self.body()
         status = runtime_of(self.app).config.validation_status
         return await self._front.run(read_body, body, self._model, status, size=len(body))
-
-
-__all__ = ["LARGE", "MAX_CONTAINERS", "MAX_VALUES", "bounded_json", "intake_route", "read_body"]

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from mlsys_orca.batch import SamplingParams
 from mlsys_orca.openai.answers import STREAMED, Whole, collect, merged, named_event, streamed
 from mlsys_orca.openai.fields import MAX_MESSAGES, Body, Neutral, Sampled, StopStrings
-from mlsys_orca.openai.front import LARGE
+from mlsys_orca.openai.front import body_size
 from mlsys_orca.openai.service import Ask, Generation, ModelService
 from mlsys_orca.text_stream import TextOptions
 
@@ -181,8 +181,7 @@ def add_routes(router: Router, service: ModelService) -> None:
         """Answer a conversation, whole or as a stream of named events."""
         user = None if body.metadata is None else body.metadata.user_id
         service.check_counts(body.model)
-        size = int(request.headers.get("content-length", LARGE))
-        ask = await service.front.run(ask_of, body, service, size=size)
+        ask = await service.front.run(ask_of, body, service, size=body_size(request))
         generation = await service.start(ask, user=user)
         if body.stream:
             return streamed(generation, message_events(generation))

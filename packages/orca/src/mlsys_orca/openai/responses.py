@@ -13,7 +13,7 @@ from mlsys_orca.batch import SamplingParams
 from mlsys_orca.guides import Grammar, grammar_of
 from mlsys_orca.openai.answers import STREAMED, Whole, collect, merged, named_event, streamed
 from mlsys_orca.openai.fields import MAX_MESSAGES, Body, Neutral, Sampled, Text
-from mlsys_orca.openai.front import LARGE
+from mlsys_orca.openai.front import body_size
 from mlsys_orca.openai.service import Ask, Generation, ModelService
 
 
@@ -279,8 +279,7 @@ def add_routes(router: Router, service: ModelService) -> None:
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer a text or a conversation, whole or as a stream of named events."""
         service.check_counts(body.model)
-        size = int(request.headers.get("content-length", LARGE))
-        ask = await service.front.run(ask_of, body, service, size=size)
+        ask = await service.front.run(ask_of, body, service, size=body_size(request))
         generation = await service.start(ask, user=body.user)
         if body.stream:
             return streamed(generation, response_events(generation, body))

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from mlsys_orca.openai.chat import Message
 from mlsys_orca.openai.fields import MAX_MESSAGES, Body, TokenId
-from mlsys_orca.openai.front import LARGE
+from mlsys_orca.openai.front import body_size
 from mlsys_orca.openai.service import ModelService
 
 MAX_CHARS = 1_000_000  # of a text; it may be longer than the context, to learn by how much
@@ -63,19 +63,19 @@ def add_routes(router: Router, service: ModelService) -> None:
         """The token ids that a text or a chat becomes."""
         if body.model is not None:
             service.adapter_of(body.model)
-        size = int(request.headers.get("content-length", LARGE))
-        return await service.front.answer(lambda: _tokens(body, service), size=size)
+        return await service.front.answer(lambda: _tokens(body, service), size=body_size(request))
 
     @router.post("/detokenize", response_model=Detokenized)
     async def detokenize(body: DetokenizeRequest) -> Response:
         """The text of token ids."""
         if body.model is not None:
             service.adapter_of(body.model)
-        service.check_vocabulary(body.tokens)
-        tokenizer = service.loaded.tokenizer
-        return await service.front.answer(
-            lambda: Detokenized(prompt=tokenizer.decode(body.tokens, skip_special=False)), size=len(body.tokens)
-        )
+        return await service.front.answer(lambda: _text(body, service), size=len(body.tokens))
+
+
+def _text(body: DetokenizeRequest, service: ModelService) -> Detokenized:
+    service.check_vocabulary(body.tokens)
+    return Detokenized(prompt=service.loaded.tokenizer.decode(body.tokens, skip_special=False))
 
 
 def _tokens(body: TokenizeRequest, service: ModelService) -> Tokens:

@@ -55,6 +55,9 @@ class ServerOptions:
     max_body_bytes: Annotated[
         int | None, typer.Option(min=0, help="Largest body of a request; by default 16 MiB, 64 MiB for tensors.")
     ] = None
+    max_bodies_bytes: Annotated[
+        int | None, typer.Option(min=1, help="Bodies of all requests in work; more wait. By default 4 of the largest.")
+    ] = None
     max_connections: Annotated[int, typer.Option(min=1, help="Connections at a time; one more gets 503.")] = 1000
     header_timeout_s: Annotated[float, typer.Option(help="Seconds until a request's headers must be there.")] = 10
     body_timeout_s: Annotated[float, typer.Option(help="Seconds until its body must be there, then.")] = 60
@@ -85,6 +88,8 @@ class ServerOptions:
             raise InvalidInputError(f"--log-format is text or json, not {self.log_format!r}")
         if self.max_body_bytes is not None:
             fields["max_body_nbytes"] = self.max_body_bytes
+        if self.max_bodies_bytes is not None:
+            fields["max_bodies_nbytes"] = self.max_bodies_bytes
         return replace(
             base or HttpConfig(),
             **fields,

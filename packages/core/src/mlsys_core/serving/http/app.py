@@ -21,6 +21,7 @@ from starlette.responses import Response
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.clock import WallClock
 from mlsys_core.serving.http.answers import ErrorAnswers
+from mlsys_core.serving.http.body_budget import BodyBudget
 from mlsys_core.serving.http.config import HttpConfig
 from mlsys_core.serving.http.errors import ErrorFormat
 from mlsys_core.serving.http.health import health_router
@@ -34,6 +35,7 @@ from mlsys_core.serving.http.middleware.gate import ApiKeyMiddleware, DrainGateM
 from mlsys_core.serving.http.middleware.observe import ObserveMiddleware
 from mlsys_core.serving.http.middleware.supervisor import SupervisorMiddleware
 from mlsys_core.serving.http.routing import JsonRoute
+from mlsys_core.serving.http.threads import RequestThreads
 from mlsys_core.serving.protocols import Clock
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any] | None]]
@@ -51,6 +53,8 @@ class HttpRuntime:
     logger: structlog.typing.FilteringBoundLogger
     clock: Clock
     guard: BrowserGuard  # told by the server where it listens
+    threads: RequestThreads  # for what would hold up the event loop
+    bodies: BodyBudget  # of HTTP and gRPC together
 
 
 def create_app(
@@ -92,6 +96,7 @@ def create_app(
     error_format = error_format or ErrorFormat()
     logger = logger or make_logger(config.log_format, level=config.log_level)
     readiness = readiness or Readiness()
+    threads = RequestThreads("mlsys-front")
     runtime = HttpRuntime(
         config=config,
         readiness=readiness,
@@ -105,6 +110,8 @@ def create_app(
         logger=logger,
         clock=clock or WallClock(),
         guard=BrowserGuard(config.cors_origins, config.allowed_hosts),
+        threads=threads,
+        bodies=BodyBudget(config.bodies_nbytes, on_idle=threads.trim),
     )
 
     async def on_error(request: Request, error: Exception) -> Response:
@@ -168,7 +175,7 @@ def _middleware(runtime: HttpRuntime, new_request_id: Callable[[], str]) -> list
         )
     stack += [
         Middleware(SupervisorMiddleware, config=config, lifecycle=runtime.lifecycle, answers=answers, logger=logger),
-        Middleware(BodyLimitMiddleware, max_body_nbytes=config.max_body_nbytes),
+        Middleware(BodyLimitMiddleware, max_body_nbytes=config.max_body_nbytes, budget=runtime.bodies),
     ]
     return stack
 
@@ -190,6 +197,7 @@ def _lifespan(
             except Exception as error:
                 runtime.lifecycle.startup_error = error  # ``serve`` raises it; the server library only logs it
                 raise
+            stack.callback(runtime.threads.close)
             runtime.readiness.set_ready()
             yield state or {}
 

@@ -32,6 +32,7 @@ class HttpConfig:
     )  # any one of them opens the app; empty: open to all
     open_paths: tuple[str, ...] = ("/health/*", "/metrics")  # need no key; "/*" at the end takes everything below
     max_body_nbytes: int = 16 * 1024 * 1024  # of a request's body, as it is sent
+    max_bodies_nbytes: int | None = None  # of the large bodies of all requests in work; None: four of the largest
     request_timeout_s: float | None = None  # deadline of a request that asks for none; None: no deadline
     max_request_timeout_s: float | None = None  # cap of X-Request-Timeout-S; None: request_timeout_s, if there is one
     drain_timeout_s: float = 30.0  # how long running requests may go on after SIGTERM
@@ -58,6 +59,9 @@ class HttpConfig:
             check_origin(origin)
         if not isinstance(self.max_body_nbytes, int) or self.max_body_nbytes < 0:
             raise InvalidInputError(f"max_body_nbytes is a number of bytes, 0 or more, got {self.max_body_nbytes!r}")
+        total = self.max_bodies_nbytes
+        if total is not None and (isinstance(total, bool) or not isinstance(total, int) or total < 1):
+            raise InvalidInputError(f"max_bodies_nbytes is a number of bytes, 1 or more, or None, got {total!r}")
         _check_seconds("request_timeout_s", self.request_timeout_s)
         _check_seconds("max_request_timeout_s", self.max_request_timeout_s)
         if not (self.drain_timeout_s == 0 or is_duration(self.drain_timeout_s)):
@@ -68,6 +72,11 @@ class HttpConfig:
             raise InvalidInputError(f"log_level is one of {', '.join(get_args(LogLevel))}, got {self.log_level!r}")
         if self.validation_status not in (400, 422):
             raise InvalidInputError(f"validation_status is 400 or 422, got {self.validation_status!r}")
+
+    @property
+    def bodies_nbytes(self) -> int:
+        """Bytes that the large bodies of all requests in work may have together."""
+        return 4 * max(1, self.max_body_nbytes) if self.max_bodies_nbytes is None else self.max_bodies_nbytes
 
     @property
     def timeout_cap_s(self) -> float | None:

@@ -23,7 +23,7 @@ from mlsys_core.serving.http.sockets import listen
 from mlsys_core.serving.http.tls import server_context
 
 _RETRY_AFTER_S = 2
-_GRACE_S = 1.0  # for the last answers of the loading phase to be written
+_LOOK_S = 0.01  # between two looks if the last connections of the loading phase are gone
 _HEALTH: dict[str, tuple[int, dict[str, object]]] = {
     "/health/live": (200, {"status": "live"}),
     "/health/ready": (503, {"status": "starting", "checks": {}}),
@@ -125,7 +125,7 @@ class _Responder:
         self._is_started.wait()
 
     def stop(self) -> None:
-        """Accept nothing more; answers that are being written get their second, in the thread."""
+        """Accept nothing more; the thread answers those who are connected, and ends."""
         if self._loop is not None and self._stopping is not None:
             self._loop.call_soon_threadsafe(self._stopping.set)
             self._has_stopped.wait()
@@ -153,9 +153,11 @@ class _Responder:
         server.close()
         self._has_stopped.set()
         for connection in list(state.connections):
-            connection.shutdown()
-        if state.tasks:
-            await asyncio.wait(set(state.tasks), timeout=_GRACE_S)
+            if connection.has_received:  # others are answered when their request comes, which closes them
+                connection.shutdown()
+        deadline = self._loop.time() + limits.header_timeout_s
+        while state.connections and self._loop.time() < deadline:
+            await asyncio.sleep(_LOOK_S)
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer one request; its body is not read."""

@@ -46,7 +46,7 @@ class Connection(HttpToolsProtocol):
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._overhead_nbytes = 0  # received in this part, or since the last byte of its body
-        self._has_received = False
+        self.has_received = False  # anything at all
         self._is_too_large = False  # the headers, as they came at once
         self._is_upgraded = False  # a WebSocket's protocol has taken the transport over
 
@@ -70,7 +70,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         num_parts = self._num_parts
-        self._has_received = True
+        self.has_received = True
         self._overhead_nbytes += len(data)
         super().data_received(data)
         if self._is_upgraded or self.transport.is_closing():
@@ -178,7 +178,7 @@ class Connection(HttpToolsProtocol):
             self._start_read_timer()
         elif self._part is _Part.HEADERS and not self._is_idle:
             self.cycle.keep_alive = False  # the request before it is answered first
-        elif not self._has_received or (self._part is _Part.BODY and self._is_idle):
+        elif not self.has_received or (self._part is _Part.BODY and self._is_idle):
             self._close()  # nobody waits for an answer
         else:
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"The request's {self._part.value} did not arrive in time.")

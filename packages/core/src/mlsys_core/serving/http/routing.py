@@ -16,7 +16,8 @@ from mlsys_core.serving.http.json_body import parse_json
 class _StrictRequest(Request):
     async def json(self) -> Any:
         if not hasattr(self, "_json"):
-            self._json = parse_json(await self.body())
+            body = await self.body()
+            self._json = await self.app.state.mlsys_http.threads.run(parse_json, body, size=len(body))
         return self._json
 
 

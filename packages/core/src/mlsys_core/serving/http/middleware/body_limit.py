@@ -1,41 +1,37 @@
-"""Bounds what a request may upload."""
+"""Bounds what a request may upload, and what all requests together may."""
 
 from __future__ import annotations
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mlsys_core.serving.http.body_budget import BodyBudget
 from mlsys_core.serving.http.errors import HttpError
 
 
 class BodyLimitMiddleware:
     """Raises 413 for a body over the limit: at once if ``Content-Length`` says so, else when it has grown over it.
 
-    Stands inside the supervisor, which answers. The connection is closed with the answer, so that nobody has to read
-    the rest of the body.
+    A large body is not read before the budget of all bodies has room for it, and holds that room until its request is
+    answered. Stands inside the supervisor, which answers. After 413 the connection is closed, so that nobody has to
+    read the rest of the body.
 
     Args:
         app: the next ASGI app.
         max_body_nbytes: the largest body that passes.
+        budget: of all bodies together.
     """
 
-    def __init__(self, app: ASGIApp, *, max_body_nbytes: int) -> None:
+    def __init__(self, app: ASGIApp, *, max_body_nbytes: int, budget: BodyBudget) -> None:
         self._app = app
         self._max_body_nbytes = max_body_nbytes
+        self._budget = budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        declared = Headers(scope=scope).get("content-length", "")
-        # More than 18 digits is too much whatever the limit; int() refuses thousands of them.
-        if (
-            declared.isascii()
-            and declared.isdecimal()
-            and (len(declared) > 18 or int(declared) > self._max_body_nbytes)
-        ):
-            raise self._too_large()
         received_nbytes = 0
 
         async def limited() -> Message:
@@ -46,7 +42,23 @@ class BodyLimitMiddleware:
                 raise self._too_large()
             return message
 
-        await self._app(scope, limited, send)
+        async with self._budget.admitted(self._expected_nbytes(Headers(scope=scope))):
+            await self._app(scope, limited, send)
+
+    def _expected_nbytes(self, headers: Headers) -> int:
+        """Return how large the body will be at most.
+
+        Raises:
+            HttpError: 413, larger than may be.
+        """
+        declared = headers.get("content-length", "")
+        # A proxy or a test may declare nonsense, which is not ours to judge: what arrives is counted anyway.
+        if not (declared.isascii() and declared.isdecimal()):
+            return self._max_body_nbytes if declared or "transfer-encoding" in headers else 0
+        # More than 18 digits is too much whatever the limit; int() refuses thousands of them.
+        if len(declared) > 18 or int(declared) > self._max_body_nbytes:
+            raise self._too_large()
+        return int(declared)
 
     def _too_large(self) -> HttpError:
         return HttpError(
