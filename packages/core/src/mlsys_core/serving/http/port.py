@@ -153,7 +153,8 @@ class _Responder:
         server.close()
         self._has_stopped.set()
         for connection in list(state.connections):
-            if connection.has_received:  # others are answered when their request comes, which closes them
+            # One whose request has not come yet is answered when it does, which closes it.
+            if not isinstance(connection, Connection) or connection.has_received:
                 connection.shutdown()
         deadline = self._loop.time() + limits.header_timeout_s
         while state.connections and self._loop.time() < deadline:

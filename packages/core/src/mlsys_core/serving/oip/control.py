@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.http import HttpError, Readiness, Router
+from mlsys_core.serving.http import HttpError, Readiness, Router, runtime_of
 from mlsys_core.serving.http.json_body import parse_json
 from mlsys_core.serving.oip.descriptions import (
     index_entry,
@@ -137,7 +137,7 @@ async def _object(request: Request) -> dict[str, Any]:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if body and media_type not in ("", "application/json"):
         raise HttpError(f"the body is JSON, not {media_type[:80]}", http_status=415)
-    value = parse_json(body) if body else {}
+    value = await runtime_of(request.app).threads.run(parse_json, body, size=len(body)) if body else {}
     if not isinstance(value, dict):
         raise InvalidInputError("the body is a JSON object, or empty")
     return value
