@@ -66,9 +66,7 @@ AREAS = {
     "nimble-planning": Area(
         NIMBLE,
         ("streams.py", "sync.py", "storage.py", "strides.py", "graph.py", "schedule.py"),
-        _paths(
-            "tests/nimble", "test_streams test_sync test_storage test_strides test_graph test_schedule test_planner"
-        ),
+        _paths("tests/nimble", "test_streams test_sync test_storage test_strides test_graph test_schedule"),
     ),
     "nimble-passes": Area(NIMBLE, ("passes/*.py",), ("tests/nimble/passes",)),
     "batchmaker-scheduling": Area(

@@ -87,3 +87,42 @@ def test_a_graph_file_is_read(tmp_path: Path):
     file.write_text(json.dumps({"nodes": ["out", "in"], "edges": [["in", "out"]]}))
     graph = read_graph(file)
     assert (graph.names, graph.edges) == (("in", "out"), ((0, 1),))
+
+
+def test_of_several_that_are_ready_the_one_named_first_comes_first():
+    graph = build_graph(["join", "d", "c", "b", "a"], [("a", "join"), ("b", "join"), ("d", "b"), ("a", "c")])
+    assert graph.names == ("d", "b", "a", "join", "c")
+    assert graph.edges == ((0, 1), (1, 3), (2, 3), (2, 4))
+    assert graph.successors() == [[1], [3], [3, 4], [], []]
+    assert build_graph(["b", "a"], []).names == ("b", "a")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"nodes": [""], "edges": []}', "list of non-empty strings; write"),
+        ('{"nodes": ["a", "b"], "edges": [["a"]]}', "edge ['a'] is not a pair of node names; write"),
+        ('{"nodes": ["a", "b"], "edges": [["a", 1]]}', "edge ['a', 1] is not a pair"),
+        ('{"nodes": ["a"], "edges": [], "more": 1}', "holds the keys ['edges', 'more', 'nodes']; write"),
+        ('{"nodes": ["a"], "edges": "ab"}', "'edges' must be a list of pairs; write"),
+        ('{"nodes": ["a"], "edges": [["x", "a"]]}', "edge 'x' -> 'a': 'x' is not among the nodes"),
+        ('"ab"', "holds a str; write"),
+        ("", "is not JSON"),
+    ],
+)
+def test_a_file_that_is_nearly_a_graph_is_told_how_to_be_one(tmp_path: Path, text: str, says: str):
+    file = tmp_path / "graph.json"
+    file.write_text(text)
+    with pytest.raises(InvalidInputError) as refusal:
+        read_graph(file)
+    assert says in str(refusal.value)
+    example = re.search(r"write (.*)$", str(refusal.value))
+    if example:  # and what it says to write can be read
+        file.write_text(example[1])
+        assert read_graph(file).names == ("a", "b")
+
+
+def test_names_are_read_as_utf_8(tmp_path: Path):
+    file = tmp_path / "graph.json"
+    file.write_bytes('{"nodes": ["größe", "ß"], "edges": [["größe", "ß"]]}'.encode())
+    assert read_graph(file).names == ("größe", "ß")

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
-from mlsys_nimble.schedule import stretches_of
+from mlsys_nimble.layout import lay_out
+from mlsys_nimble.operators import Aten, Input, Pointwise, Slice, Step
+from mlsys_nimble.planner import Assignment, Piece
+from mlsys_nimble.program import Operator, Program, ValueType
+from mlsys_nimble.schedule import NOTHING, Schedule, Stretch, stretches_of
+from mlsys_nimble.storage import ancestors, dependencies, plan_storage
 
 
 def test_operators_go_into_the_first_stretch_that_has_what_they_need() -> None:
@@ -22,28 +28,111 @@ def test_what_lies_in_place_is_in_no_stretch() -> None:
     assert only.operators == (0, 2)
 
 
-def test_the_record_is_json_and_names_every_operator() -> None:
-    import torch
-    from mlsys_nimble.native.executor import NativeExecutor
-    from mlsys_nimble.operators import Convolution, Slice
-    from mlsys_nimble.program import Operator, Program, ValueType
+def test_stretches_follow_the_longest_chain_of_torch_and_native_operators() -> None:
+    # 0 torch, 1 native, 2 torch, 3 torch (reads 2), 4 native (reads 3 and 0), 5 in place (reads 4), 6 torch (reads 4).
+    needed = [(), (0,), (1,), (2,), (0, 3), (4,), (4,)]
+    found = stretches_of(needed, frozenset({0, 2, 3, 6}), frozenset({5}))
+    assert [(stretch.operators, stretch.then_torch) for stretch in found] == [((), (0,)), ((1,), (2, 3)), ((4,), (6,))]
+    assert all(stretch.assignment == NOTHING for stretch in found)
 
-    image, weight = ValueType((1, 4, 6, 6), "float32"), ValueType((4, 4, 1, 1), "float32")
-    kind = Convolution((1, 1), ((0, 0), (0, 0)), (1, 1), 1, has_bias=False)
-    program = Program(
-        (image, weight, image, ValueType((1, 2, 6, 6), "float32")),
-        (Operator("conv", kind, (0, 1), (2,)), Operator("half", Slice(1, 2), (2,), (3,))),
-        inputs=(0,),
-        outputs=(3,),
-        constants={1: torch.ones(4, 4, 1, 1)},
+
+def test_without_operators_there_is_one_empty_stretch() -> None:
+    assert stretches_of([], frozenset(), frozenset()) == [Stretch((), ())]
+    assert stretches_of([()], frozenset(), frozenset({0})) == [Stretch((), ())]
+
+
+def test_what_runs_in_place_makes_no_stretch_of_its_own() -> None:
+    # 1 looks at what torch made of 0, and nobody reads it.
+    assert stretches_of([(), (0,)], frozenset({0}), frozenset({1})) == [Stretch((), (0,))]
+
+
+def planned() -> Schedule:
+    """x -> exp -> its second half, which torch runs -> doubled, which is the result; x itself is stored in a buffer."""
+    row, half = ValueType((32,), "float32"), ValueType((16,), "float32")
+    operators = (
+        Operator("exp", Pointwise((Step("exp", (0,)),)), (0,), (1,)),
+        Operator("half", Slice(0, 16), (1,), (2,)),
+        Operator("sorted", Aten("aten.msort.default", (Input(0),)), (2,), (3,)),
+        Operator("scaled", Pointwise((Step("mul", (0, 1)),)), (3, 5), (4,)),
     )
-    schedule = NativeExecutor(program, num_threads=2).schedule
+    program = Program((row, row, half, half, half, half), operators, (0,), (4,), {5: "a tensor"})
+    layout = lay_out(program)
+    needed = dependencies(layout)
+    index = {operator.name: place for place, operator in enumerate(layout.program.operators)}
+    found = stretches_of(needed, frozenset({index["sorted"]}), layout.in_place)
+    stretches = []
+    for stretch in found:
+        pieces = [[Piece(job, part, 2) for job in range(len(stretch.operators))] for part in range(2)]
+        if len(pieces[1]) > 1:
+            pieces[1][1] = Piece(1, 1, 2, ((0, 1),))
+        stretches.append(replace(stretch, assignment=Assignment(tuple(map(tuple, pieces)), 1.0)))
+    return Schedule(layout, plan_storage(layout, ancestors(needed)), tuple(stretches), {index["exp"]: 0.25})
+
+
+def test_tasks_and_waits_are_counted_over_all_workers_and_stretches() -> None:
+    schedule = planned()
+    assert [stretch.operators for stretch in schedule.stretches] == [(0, 1), (4, 5)]
+    assert (schedule.num_tasks, schedule.num_waits) == (8, 2)
+
+
+def test_the_record_says_where_everything_lies_and_who_runs_what() -> None:
+    schedule = planned()
     record = json.loads(json.dumps(schedule.record()))
-    by_name = {operator["name"]: operator for operator in record["operators"]}
-    assert by_name["half"]["in_place"]
-    assert by_name["conv"]["seconds"] > 0
-    [result], [half] = by_name["conv"]["outputs"], by_name["half"]["outputs"]
-    assert record["values"][half]["offset"] == record["values"][result]["offset"] + 2 * 4
-    assert record["values"][result]["strides"][1] == 4  # channels last
-    run = {piece["operator"] for worker in record["stretches"][0]["workers"] for piece in worker}
-    assert run == set(by_name) - {"half"}
+    names = [operator["name"] for operator in record["operators"]]
+    assert names == ["input0", "exp", "half", "sorted", "scaled", "output0"]
+    assert record["operators"][1] == {
+        "name": "exp",
+        "kind": "Pointwise",
+        "inputs": ["%6"],
+        "outputs": ["%1"],
+        "in_place": False,
+        "seconds": 0.25,
+    }
+    assert [operator["in_place"] for operator in record["operators"]] == [False, False, True, False, False, False]
+    assert record["operators"][0]["seconds"] is None
+    values = record["values"]
+    assert {name: value["memory"] for name, value in values.items()} == {
+        "%0": "caller",
+        "%1": "arena",
+        "%2": "arena",
+        "%3": "arena",
+        "%4": "arena",
+        "%5": "constant",
+        "%6": "arena",
+        "%7": "caller",
+    }
+    assert values["%0"] == {"type": "float32[32]", "memory": "caller", "offset": 0, "strides": [4]}
+    assert values["%1"]["offset"] == schedule.storage.offsets[1]
+    assert values["%2"]["offset"] == schedule.storage.offsets[1] + 16 * 4, "the second half of what exp made"
+    assert record["arena_nbytes"] == schedule.storage.plan.peak_nbytes > 0
+    whole = {"part": 0, "of": 2, "waits": []}
+    assert record["stretches"] == [
+        {
+            "workers": [
+                [{"operator": "input0", **whole}, {"operator": "exp", **whole}],
+                [
+                    {"operator": "input0", **whole, "part": 1},
+                    {"operator": "exp", "part": 1, "of": 2, "waits": [{"worker": 0, "tasks_done": 1}]},
+                ],
+            ],
+            "then_torch": ["sorted"],
+        },
+        {
+            "workers": [
+                [{"operator": "scaled", **whole}, {"operator": "output0", **whole}],
+                [
+                    {"operator": "scaled", **whole, "part": 1},
+                    {"operator": "output0", "part": 1, "of": 2, "waits": [{"worker": 0, "tasks_done": 1}]},
+                ],
+            ],
+            "then_torch": [],
+        },
+    ]
+
+
+def test_a_value_that_nothing_makes_is_not_in_the_record() -> None:
+    row = ValueType((4,), "float32")
+    program = Program((row, row, row), (Operator("exp", Pointwise((Step("exp", (0,)),)), (0,), (2,)),), (0,), (2,))
+    layout = lay_out(program)
+    schedule = Schedule(layout, plan_storage(layout, ancestors(dependencies(layout))), (), {})
+    assert sorted(schedule.record()["values"]) == ["%0", "%2", "%3", "%4"]

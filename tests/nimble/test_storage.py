@@ -142,3 +142,92 @@ def test_what_goes_back_to_a_buffer_keeps_its_place():
     mine = bytes_of(storage, layout.program, root)
     others = [bytes_of(storage, layout.program, other) for other in storage.offsets if other != root]
     assert all(mine.stop <= other.start or other.stop <= mine.start for other in others)
+
+
+def rows(*operators: tuple[str, object, tuple[ValueId, ...], ValueId], outputs: tuple[ValueId, ...]) -> Program:
+    """Operators over rows of 64 floats; value 0 is the input."""
+    made = tuple(Operator(name, kind, inputs, (output,)) for name, kind, inputs, output in operators)  # type: ignore[arg-type]
+    return Program((ValueType((64,), "float32"),) * (len(made) + 1), made, (0,), outputs)
+
+
+def share(storage: Storage, program: Program, one: ValueId, other: ValueId) -> bool:
+    mine, theirs = bytes_of(storage, program, one), bytes_of(storage, program, other)
+    return mine.start < theirs.stop and theirs.start < mine.stop
+
+
+def test_bytes_are_shared_only_where_one_is_done_with_before_the_other_begins():
+    """a -> b -> c, and beside them a -> d; all are summed. Between b and d there is no order, but b's reader is c."""
+    program = rows(
+        ("a", RELU, (0,), 1),
+        ("b", RELU, (1,), 2),
+        ("c", RELU, (2,), 3),
+        ("d", RELU, (3,), 4),
+        ("e", ADD, (1, 4), 5),
+        outputs=(5,),
+    )
+    layout = lay_out(program)
+    storage = plan_storage(layout, ancestors(dependencies(layout)))
+    laid = layout.program
+    copied = laid.operators[0].outputs[0]  # of the input
+    pairs = {(i, j): share(storage, laid, i, j) for i in storage.offsets for j in storage.offsets if i < j}
+    needed_at_once = {(1, 2), (1, 3), (1, 4), (2, 3), (3, 4), (1, 5), (4, 5)}
+    assert not any(pairs[pair] for pair in needed_at_once if pair in pairs)
+    assert storage.plan.peak_nbytes == 3 * 64 * 4, "a, and two in turns"
+    assert set(storage.offsets) == {copied, 1, 2, 3, 4, 5}
+    assert not share(storage, laid, copied, 1), "a reads it"
+
+
+def test_a_result_of_the_callers_and_constants_take_no_place():
+    values = (ValueType((64,), "float32"),) * 3
+    program = Program(values, (Operator("sum", ADD, (0, 1), (2,)),), (0,), (1, 2), {1: "a tensor"})
+    layout = lay_out(program)
+    storage = plan_storage(layout, ancestors(dependencies(layout)))
+    assert not set(storage.offsets) & {0, 1, *layout.program.outputs}
+    assert len(storage.offsets) == 2, "the input's copy, and the sum"
+    assert all(offset % 64 == 0 for offset in storage.offsets.values())
+
+
+def test_a_value_that_is_read_by_a_branch_still_to_come_keeps_its_bytes():
+    """The last reader of a in the list is not the last to run: without an order of its own it may come last."""
+    program = rows(
+        ("a", RELU, (0,), 1),
+        ("slow", RELU, (1,), 2),
+        ("b", RELU, (1,), 3),
+        ("c", RELU, (3,), 4),
+        ("d", RELU, (4,), 5),
+        ("e", ADD, (2, 5), 6),
+        outputs=(6,),
+    )
+    layout = lay_out(program)
+    storage = plan_storage(layout, ancestors(dependencies(layout)))
+    laid = layout.program
+    for later in (3, 4, 5):
+        assert not share(storage, laid, 1, later), "slow may not have read it"
+        assert not share(storage, laid, 2, later), "slow may be writing it"
+    in_turns = plan_storage(layout, [(1 << index) - 1 for index in range(len(laid.operators))])
+    assert in_turns.plan.peak_nbytes == 3 * 64 * 4
+    assert storage.plan.peak_nbytes == 4 * 64 * 4, "a, slow, and two in turns"
+
+
+def test_parts_of_a_concatenation_take_their_place_when_the_first_is_made():
+    """The whole is written in parts, by operators at different times: it is taken from the first of them on."""
+    values = tuple(ValueType((size,), "float32") for size in (64, 64, 64, 64, 128))
+    operators = (
+        Operator("first", RELU, (0,), (1,)),
+        Operator("between", RELU, (1,), (2,)),
+        Operator("last", RELU, (2,), (3,)),
+        Operator("cat", Concat(0), (1, 3), (4,)),
+    )
+    layout = lay_out(Program(values, operators, (0,), (4,)))
+    storage = plan_storage(layout, ancestors(dependencies(layout)))
+    assert layout.places[1].root == layout.places[3].root == 4
+    assert not share(storage, layout.program, 2, 4), "between is made while the first part waits"
+    assert 1 not in storage.offsets
+
+
+def test_what_is_made_and_never_read_is_not_written_over_while_it_is_made():
+    values = (ValueType((64,), "float32"),) * 3
+    operators = (Operator("unread", RELU, (0,), (1,)), Operator("read", RELU, (0,), (2,)))
+    layout = lay_out(Program(values, operators, (0,), (2,)))
+    storage = plan_storage(layout, ancestors(dependencies(layout)))
+    assert not share(storage, layout.program, 1, 2)

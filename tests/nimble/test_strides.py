@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from mlsys_nimble.strides import channels_last, dense, has_even_rows, order_of, reshaped, row_major
+from mlsys_nimble.strides import (
+    channels_last,
+    dense,
+    has_even_rows,
+    has_no_overlap,
+    is_inner,
+    order_of,
+    reshaped,
+    row_major,
+)
 
 SHAPES = st.lists(st.integers(1, 4), min_size=0, max_size=5).map(tuple)
 
@@ -57,3 +69,67 @@ def test_even_rows() -> None:
     assert not has_even_rows((2, 3, 4), (25, 8, 1))  # a gap after three rows
     assert not has_even_rows((2, 3, 4), (12, 1, 3))
     assert has_even_rows((4,), (1,))
+    assert not has_even_rows((4,), (2,))
+    assert has_even_rows((1,), (7,))
+    assert has_even_rows((2, 3, 1), (3, 1, 9))  # rows of one element, in a row
+    assert not has_even_rows((2, 3, 1), (4, 1, 1))
+    assert has_even_rows((5, 4), (0, 1))  # one row, five times
+    assert not has_even_rows((2, 5, 4), (4, 0, 1))  # each row five times
+
+
+@pytest.mark.parametrize("rank", range(6))
+def test_orders_are_permutations_and_channels_stand_last_in_images_alone(rank: int) -> None:
+    assert sorted(channels_last(rank)) == list(row_major(rank)) == list(range(rank))
+    expected = {3: (0, 2, 1), 4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
+    assert channels_last(rank) == expected.get(rank, row_major(rank))
+
+
+def test_dense_strides_count_empty_dimensions_as_one() -> None:
+    assert dense((2, 0, 3), row_major(3)) == torch.empty(2, 0, 3).stride() == (3, 3, 1)
+    assert dense((), ()) == ()
+    assert dense((2, 3, 4), (2, 0, 1)) == (3, 1, 6)
+
+
+def test_the_order_goes_by_stride_and_puts_ones_where_they_are_row_by_row() -> None:
+    assert order_of((2, 3, 4), (1, 8, 2)) == (1, 2, 0)
+    assert order_of((2, 1, 4), (1, 99, 2)) == (2, 1, 0)
+    assert order_of((1, 3, 4), (0, 1, 3)) == (0, 2, 1)
+    assert order_of((3, 4, 5), (0, 0, 1)) == (2, 0, 1), "expanded dimensions keep their order"
+    assert order_of((1, 1), (1, 1)) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "wanted", "expected"),
+    [
+        ((2, 0), (5, 1), (0, 7), (7, 1)),  # nothing to show: any strides do
+        ((2, 3), (3, 1), (6,), (1,)),
+        ((2, 3), (4, 1), (6,), None),  # a gap after each row
+        ((2, 3), (4, 1), (2, 3, 1), (4, 1, 1)),
+        ((2, 3), (4, 1), (2, 1, 3), (4, 1, 1)),
+        ((4, 3), (4, 1), (2, 2, 3), (8, 4, 1)),
+        ((4, 3), (4, 1), (2, 6), None),
+        ((2, 6), (9, 1), (2, 2, 3), (9, 3, 1)),
+        ((2, 6), (9, 1), (4, 3), None),
+        ((6,), (2,), (2, 3), (6, 2)),
+        ((2, 3), (0, 1), (2, 3, 1), (0, 1, 1)),
+        ((2, 3), (0, 1), (6,), None),
+        ((2, 3), (0, 0), (6,), (0,)),
+        ((1, 1), (5, 7), (1,), (1,)),
+        ((1,), (3,), (), ()),
+        ((), (), (1, 1), (1, 1)),
+        ((2, 3, 4), (12, 4, 1), (3, 8), (8, 1)),
+        ((2, 3, 4), (12, 4, 1), (8, 3), (3, 1)),
+    ],
+)
+def test_a_reshape_by_hand(shape: Any, strides: Any, wanted: Any, expected: Any) -> None:
+    assert reshaped(shape, strides, wanted) == expected
+
+
+def test_what_lies_side_by_side_and_what_overlaps() -> None:
+    assert is_inner(1, (2, 3), (3, 1))
+    assert not is_inner(0, (2, 3), (3, 1))
+    assert is_inner(0, (1, 3), (99, 1)), "of one element"
+    assert has_no_overlap((2, 3), (3, 1))
+    assert not has_no_overlap((2, 3), (0, 1))
+    assert has_no_overlap((1, 3), (0, 1))
+    assert has_no_overlap((0, 3), (0, 1))

@@ -206,8 +206,20 @@ def test_each_part_takes_its_own_share_of_the_channels(rewritten: Any) -> None:
         if isinstance(operator.kind, Pointwise) and operator.kind.steps[0].op == "mul"
     )
     assert added.kind.steps == (Step("mul", (0, 1)), Step("add", (-1, 2)))
-    assert [program.values[value].shape for value in added.inputs] == [(2, 3, 5, 5), (3, 1, 1), (3, 1, 1)]
-    assert "folded" in " ".join(operator.name for operator in program.operators)
+    amount = ValueType((3, 1, 1), "float32")
+    assert [program.values[value] for value in added.inputs[1:]] == [amount, amount]
+    names = [operator.name for operator in program.operators]
+    assert sum(name.endswith(".folded") for name in names) == 2
+    assert names[-1] == "concat", "what stands for the sum has the name of its main part"
+
+
+def test_a_part_in_float64_gets_amounts_in_float64(rewritten: Any) -> None:
+    linear, amount = nn.Linear(4, 3).double(), torch.rand(7, dtype=torch.float64)
+    model = lambda x: torch.cat([linear(x), x.tanh()], 1) * amount  # noqa: E731
+    program = rewritten((fold_affine,), model, torch.randn(2, 4, dtype=torch.float64))
+    added = [operator for operator in program.operators if isinstance(operator.kind, Pointwise)][-1]
+    assert added.kind.dtype == "float64"
+    assert torch.equal(program.constants[added.inputs[1]], amount[3:])
 
 
 def test_a_concatenation_takes_nothing_along_another_dim(rewritten: Any) -> None:

@@ -11,6 +11,7 @@ from mlsys_nimble.operators import Attention, MatMul, Permute, Softmax
 from mlsys_nimble.passes.affine import fold_affine
 from mlsys_nimble.passes.attention import find_attention
 from mlsys_nimble.passes.dead_code import remove_dead_code
+from mlsys_nimble.passes.elementwise import fuse_elementwise
 from mlsys_nimble.passes.views import simplify_views
 from mlsys_nimble.program import Operator, Program, ValueType
 from torch import Tensor
@@ -67,6 +68,7 @@ NOT: dict[str, Any] = {
     "over the queries": lambda q, k, v, m: product(q, k).softmax(-2) @ v,
     "logarithms": lambda q, k, v, m: product(q, k).log_softmax(-1) @ v,
     "no product": lambda q, k, v, m: (q.sum(-1, keepdim=True) * m).softmax(-1) @ v,
+    "scores turned round": lambda q, k, v, m: product(k, q).transpose(-2, -1).softmax(-1) @ v,
     "three dims": lambda q, k, v, m: product(q[0], k[0]).softmax(-1) @ v[0],
     "products on both sides": lambda q, k, v, m: (product(q, k) + product(q.exp(), k)).softmax(-1) @ v,
     "a mask that adds dims": lambda q, k, v, m: (product(q[:1], k[:1]) + m).softmax(-1) @ v,
@@ -121,8 +123,15 @@ def test_a_product_with_a_factor_of_its_own_stays(rewritten: Any) -> None:
 
 
 def test_without_keys_there_is_nothing_to_attend_to(rewritten: Any) -> None:
-    args = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 0, 4), torch.randn(1, 2, 0, 5), torch.randn(1)
-    program = rewritten(FIND, lambda q, k, v, m: product(q, k).softmax(-1) @ v, *args)
+    for num_keys in (0, 1):
+        args = torch.randn(2, 2, 3, 4), torch.randn(2, 2, num_keys, 4), torch.randn(2, 2, num_keys, 5), torch.randn(2)
+        program = rewritten(FIND, lambda q, k, v, m: product(q, k).softmax(-1) @ v, *args)
+        assert any(isinstance(operator.kind, Attention) for operator in program.operators) == num_keys
+
+
+def test_steps_that_are_one_operator_already_are_not_taken_apart(rewritten: Any) -> None:
+    model = lambda q, k, v, m: (product(q, k) / 4 + m).softmax(-1) @ v  # noqa: E731
+    program = rewritten((fuse_elementwise, *FIND), model, *ARGS)
     assert not any(isinstance(operator.kind, Attention) for operator in program.operators)
 
 

@@ -147,6 +147,17 @@ def test_both_weights_of_a_pair_are_rounded_and_its_biases_are_not(bias: bool) -
         assert (old == new) != is_weight
 
 
+def test_one_weight_of_a_pair_that_a_call_changes_does_not_keep_the_other(rewritten: Any) -> None:
+    joined = fuse_separables(pair(96, 8, 32))
+    grown = len(joined.values)
+    store = Operator("store", TWICE, (1,), (grown,))
+    values = (*joined.values, joined.values[1])
+    program = Program(values, (*joined.operators, store), (0,), (4,), joined.constants, ((1, grown),))
+    first, second = round_weights(program).operators[0].inputs[1:]
+    assert first == 1
+    assert second > grown
+
+
 def test_weights_that_are_computed_changed_or_of_another_dtype_stay() -> None:
     wide = ValueType((4, 4), "float64")
     weight = ValueType((4, 4), "float32")

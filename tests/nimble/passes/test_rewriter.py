@@ -89,6 +89,15 @@ def test_what_is_inserted_replaced_and_dropped_is_counted() -> None:
     assert list(built.constants) == [third]
 
 
+def test_what_is_inserted_stands_in_the_order_it_came_and_before_what_was_there() -> None:
+    rewriter = Rewriter(program_of(Operator("a", TWICE, (0,), (1,))))
+    one = rewriter.insert(0, "one", TWICE, (0,), ROW)
+    two = rewriter.insert(0, "two", TWICE, (one,), ROW)
+    three = rewriter.insert(0, "three", TWICE, (two,), ROW)
+    rewriter.replace(0, Operator("a", TWICE, (three,), (1,)))
+    assert [operator.name for operator in rewriter.build().operators] == ["one", "two", "three", "a"]
+
+
 def test_what_is_inserted_at_the_place_being_visited_is_not_visited() -> None:
     operators = (Operator("a", TWICE, (0,), (1,)), Operator("b", NEGATED, (1,), (2,)))
     rewriter, seen = Rewriter(program_of(*operators)), []

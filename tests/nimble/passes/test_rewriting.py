@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from mlsys_nimble.capture import capture
-from mlsys_nimble.operators import Linear, Pointwise, Step
+from mlsys_nimble.operators import Epilogue, Pointwise, Step
 from mlsys_nimble.passes import PASSES, optimise
 from mlsys_nimble.passes.constants import MAX_GROWN_NBYTES, fold_constants
 from mlsys_nimble.passes.dead_code import remove_dead_code
@@ -219,12 +219,32 @@ def test_what_an_epilogue_cannot_hold_stays(rewritten: Any) -> None:
 
 def test_of_two_that_could_take_the_other_the_later_does(rewritten: Any) -> None:
     one, other = torch.randn(4, 4), torch.randn(4, 4)
-    first, second = rewritten(
-        (fuse_epilogues,), lambda x: linear(x, one) + linear(x.exp(), other), torch.randn(2, 4)
-    ).operators[-2:]
-    assert isinstance(second.kind, Linear)
-    assert second.kind.epilogue.has_residual
-    assert first.outputs[0] in second.inputs or len(second.inputs) == 3
+    for model in (
+        lambda x: linear(x, one) + linear(x, other),
+        lambda x: torch.add(input=linear(x, one), other=linear(x, other)),
+    ):
+        first, second = rewritten((fuse_epilogues,), model, torch.randn(2, 4)).operators
+        assert second.kind.epilogue == Epilogue(has_residual=True)
+        assert second.inputs == (0, second.inputs[1], first.outputs[0])
+        assert first.inputs[1] < second.inputs[1], "in the order they are made"
+        assert second.name != "add"
+
+
+def test_where_the_later_cannot_the_earlier_takes_the_other(rewritten: Any) -> None:
+    one, other = torch.randn(4, 4), torch.randn(4, 4)
+
+    def beside_a_function(x: torch.Tensor) -> torch.Tensor:
+        y = linear(x, one)
+        return y + x.exp()
+
+    def beside_a_full_one(x: torch.Tensor) -> torch.Tensor:
+        y = linear(x, one)
+        return y + (linear(x, other) + x)
+
+    for model, kinds in ((beside_a_function, ["Pointwise", "Linear"]), (beside_a_full_one, ["Linear", "Linear"])):
+        program = rewritten((fuse_epilogues,), model, torch.randn(2, 4))
+        assert kinds_of(program) == kinds
+        assert program.operators[-1].kind.epilogue.has_residual
 
 
 # All of them.

@@ -19,13 +19,13 @@ def fuse_epilogues(program: Program) -> Program:
     for place, operator in rewriter:
         if not isinstance(operator.kind, Pointwise) or len(operator.kind.steps) != 1:
             continue
+        result = rewriter.type(operator.outputs[0])
+        is_alike = operator.kind.dtype == result.dtype and all(rewriter.type(v) == result for v in operator.inputs)
+        if not is_alike or len(set(operator.inputs)) != len(operator.inputs):
+            continue
         for value in _latest_first(operator):
             main = rewriter.sole_producer(value)
             if main is None or not isinstance(main.kind, Convolution | Linear | Pool):
-                continue
-            if any(rewriter.type(v) != rewriter.type(operator.outputs[0]) for v in operator.inputs):
-                continue
-            if operator.kind.dtype != rewriter.type(value).dtype or len(set(operator.inputs)) != len(operator.inputs):
                 continue
             epilogue = _extended(main.kind.epilogue, operator)
             if epilogue is None:
@@ -40,7 +40,7 @@ def fuse_epilogues(program: Program) -> Program:
 
 def _latest_first(operator: Operator) -> list[ValueId]:
     """Of two that are added, the one made later becomes the main operator: the other is then there."""
-    return sorted(dict.fromkeys(operator.inputs), reverse=True)
+    return sorted(operator.inputs, reverse=True)
 
 
 def _extended(epilogue: Epilogue, operator: Operator) -> Epilogue | None:

@@ -78,10 +78,10 @@ def _slice(rewriter: Rewriter, place: int, operator: Operator) -> None:
     is_part = isinstance(inner.kind, Concat) and inner.kind.dim == kind.dim
     if is_part and operator.outputs[0] not in rewriter.lasting:
         length = rewriter.type(operator.outputs[0]).shape[kind.dim]
-        end, begin = kind.start + max(0, (length - 1) * kind.step + 1), 0
+        end, begin = kind.start + (length - 1) * kind.step + 1, 0
         for part in inner.inputs:
             size = rewriter.type(part).shape[kind.dim]
-            if begin <= kind.start and end <= begin + size and length:
+            if length and begin <= kind.start and end <= begin + size:
                 if kind.step == 1 and size == length:
                     return rewriter.substitute(operator, part)
                 return _merge(rewriter, place, operator, replace(kind, start=kind.start - begin), part)
