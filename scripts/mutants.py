@@ -78,7 +78,11 @@ AREAS = {
     "dvabatch-policies": Area(
         DVABATCH,
         ("policies/*.py", "table.py", "scheduler.py", "costs.py"),
-        _paths("plugins/dvabatch/tests", "test_policies test_planner test_scheduler"),
+        _paths(
+            "plugins/dvabatch/tests",
+            "test_table test_policy_state test_policy_rules test_load_rules test_planner_rules test_scheduler_rules "
+            "test_policies test_planner test_scheduler",
+        ),
     ),
     "codecs": Area(
         CORE,

@@ -140,6 +140,24 @@ def test_leaving_early_takes_what_is_ready_along(compiled: bool):
     assert [each.request_id for each in run_all(scheduler)] == ["b"]
 
 
+@both
+def test_whoever_has_nothing_in_flight_leaves_at_once_whatever_others_do(compiled: bool):
+    scheduler = scheduler_of(compiled, 65, config=SchedulerConfig(max_tasks_to_submit=1))
+    scheduler.add(chain(OF, "a", 2), 0.0)
+    batch = scheduler.next_batch(WorkerId(0), 0.0)
+    scheduler.add(fan(OF, "b", 2), 0.0)
+    scheduler.add(fan(OF, "c", 2), 0.0)
+    scheduler.cancel("b", 0.0)
+    assert batch is not None
+    assert scheduler._admission.room.num_held == 2
+    assert not scheduler._admission.leaving
+    scheduler.complete(batch, outputs(batch, OF), 0.0)
+    assert [each.request_id for each in run_all(scheduler)] == ["a", "c"]
+    state = scheduler._state
+    assert not state.more, "nothing is remembered of who has left"
+    assert not state.sub_more
+
+
 def growing(of, name: str, parts: Sequence[CellRequest], seen: list[int], **fields: object) -> CellRequest:
     """The first of ``parts``, which goes on as the others; notes how many parts there are each time it is asked."""
 

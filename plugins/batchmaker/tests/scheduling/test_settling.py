@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from mlsys_batchmaker.scheduling.requests import CellResult
+from mlsys_batchmaker.plan import CellGraph, Planner, Wire
+from mlsys_batchmaker.scheduling.requests import CellRequest, CellResult
 from mlsys_batchmaker.scheduling.scheduler import CellularScheduler
 from mlsys_batchmaker.scheduling.state import SchedulerConfig
-from mlsys_batchmaker.scheduling.tasks import Round
+from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput
 from mlsys_core.errors import ServingError
 from mlsys_core.serving import Finished, FinishReason, WorkerId
 
@@ -234,3 +236,33 @@ def test_subgraphs_that_several_wait_for(compiled: bool, width: int):
     assert not state.more
     assert not state.sub_more
     assert state.running == [0] * len(OF.cells)
+
+
+def test_requests_of_several_kinds_that_end_in_one_task(compiled: bool):
+    """Results of one cell, of two, of another: each gets its own."""
+    scheduler = scheduler_of(compiled)
+    for name, results in (("top", ["top"]), ("both", ["leaf", "top"]), ("leaf", ["leaf"])):
+        graph = CellGraph(OF)
+        leaf = graph.add("leaf", {"word": 1})
+        if "leaf" in results:
+            graph.result(leaf)
+        if "top" in results:
+            graph.result(graph.add("inner", {"left": Wire(leaf, "h")}))
+        scheduler.add(CellRequest(name, Planner(OF).plan(graph), graph.constants), 0.0)
+    done: dict[str, list[list[float]]] = {}
+    number = 0
+    while (batch := scheduler.next_batch(WorkerId(0), 0.0)) is not None:
+        results_of = []
+        for task in batch.tasks:
+            rows = np.array([[10 * task.cell + row, number] for row in task.result_rows], dtype=np.float32)
+            results_of.append((rows.reshape(-1, 2),))
+        number += 1
+        for each in scheduler.complete(batch, RoundOutput(results_of, 0.0, 0.0), 5.0):
+            assert each.result is not None
+            done[each.request_id] = [values[0].tolist() for values in each.result.values]
+    leaf, inner = OF.numbers["leaf"], OF.numbers["inner"]
+    assert done == {
+        "top": [[10 * inner, 1]],
+        "both": [[10 * leaf + 1, 0], [10 * inner + 1, 1]],
+        "leaf": [[10 * leaf + 2, 0]],
+    }
