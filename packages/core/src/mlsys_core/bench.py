@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlsys_core.device import device_kind
 from mlsys_core.environment import describe_environment
-from mlsys_core.errors import PluginError
+from mlsys_core.errors import InvalidInputError, PluginError
 from mlsys_core.lazy import resolve
 from mlsys_core.plugins.specs import BenchmarkSpec
 from mlsys_core.report import Figure, Section, Table, write
@@ -28,7 +29,7 @@ class BenchContext:
 
     console: Console
     is_quick: bool  # under three minutes, fewer repeats
-    device: str  # "cpu", "cuda", ...
+    device: str  # the registered name of where to compute, for get_device
     num_threads: int  # threads each contestant may use
 
 
@@ -36,8 +37,14 @@ def run_suite(spec: BenchmarkSpec, context: BenchContext, output_dir: Path) -> S
     """Run one suite and write its results as :func:`write_results` does.
 
     Raises:
+        InvalidInputError: it does not measure the context's kind of device.
         PluginError: the suite returned something other than a :class:`mlsys_core.report.Section`.
     """
+    kind = device_kind(context.device).name
+    if "*" not in spec.devices and kind not in spec.devices:
+        raise InvalidInputError(
+            f"benchmark {spec.name!r} measures {' and '.join(spec.devices)}, not {kind}: leave out --device"
+        )
     section = resolve(spec.run)(context)
     if not isinstance(section, Section):
         raise PluginError(f"benchmark {spec.name!r}: {spec.run} returned {type(section).__name__}, not a Section")

@@ -40,6 +40,7 @@ def mlsys_register_benchmarks() -> Iterable[BenchmarkSpec]:
             name="nimble",
             help="Nets of chapter 3 against eager, torch.compile, AOTInductor, ONNX Runtime and OpenVINO.",
             run="mlsys_nimble.bench.suite:run",
+            devices=("cpu", "cuda"),
         )
     ]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from mlsys_core.cli.registered import Device
 from mlsys_core.cli.trust import TrustCode
 
 
@@ -19,7 +20,7 @@ def bench(
         typer.Option(help="An environment with the peers (benchmarks/peers/nimble); .peers/nimble if it is there."),
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each contestant.")] = 2,
-    device: Annotated[str, typer.Option(help="Where to run: cpu.")] = "cpu",
+    device: Device = "cpu",
     output: Annotated[Path, typer.Option(help="Folder for the JSON, the page and the plot.")] = Path(
         "benchmarks/results"
     ),
@@ -33,14 +34,21 @@ def bench(
     Example: mlsys nimble bench --nets darts,nasnet-mobile --threads 2
     """
     from mlsys_core.bench import BenchContext, print_section, write_results
+    from mlsys_core.device import device_kind
+    from mlsys_core.errors import InvalidInputError
     from rich.console import Console
 
-    from mlsys_nimble.bench.suite import run_nets
+    from mlsys_nimble.bench.suite import run, run_nets
 
     console = Console()
     context = BenchContext(console, quick, device, threads)
     wanted = [name.strip() for name in nets.split(",") if name.strip()]
-    section = run_nets(context, nets=wanted, peers=peers, trust_code=trust_code)
+    if device_kind(device).name == "cpu":
+        section = run_nets(context, nets=wanted, peers=peers, trust_code=trust_code)
+    elif wanted or peers is not None:
+        raise InvalidInputError(f"on {device} the paper's nets are run, with what torch has: no --nets, no --peers")
+    else:
+        section = run(context)
     print_section(section, console)
     for path in write_results("nimble", section, context, output):
         console.print(f"wrote {path}", markup=False)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mlsys_core.cli.registered import Device
 from mlsys_core.cli.trust import TrustCode
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def explain(
     ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Replay it and show where the time goes.")] = False,
     threads: Annotated[int, typer.Option(min=1, help="Workers of --trace and --profile.")] = 2,
+    device: Device = "cpu",
     trust_code: TrustCode = False,
 ) -> None:
     """Show what is decided about a model ahead of time: operators, streams, synchronisations, passes, memory.
@@ -66,12 +68,17 @@ def explain(
     """
     from contextlib import nullcontext
 
+    from mlsys_core.device import get_device
+    from mlsys_core.errors import InvalidInputError
     from rich.console import Console
 
     from mlsys_nimble.explain import explain as explained
     from mlsys_nimble.nets.resolve import load_model
     from mlsys_nimble.picture import stream_svg
 
+    place = get_device(device).torch_name
+    if place != "cpu" and (trace is not None or profile):
+        raise InvalidInputError(f"--trace and --profile replay on the CPU's own executor: leave out --device {device}")
     errors = Console(stderr=True)
     with errors.status("loading the model") if errors.is_terminal else nullcontext() as status:
 
@@ -79,7 +86,7 @@ def explain(
             if status is not None:
                 status.update(step)
 
-        net = load_model(model, batch=batch, trust_code=trust_code)
+        net = load_model(model, batch=batch, trust_code=trust_code).on(place)
         found = explained(net.module, net.inputs, progress=progress)
         executor: NativeExecutor | None = None
         if trace is not None or profile:

@@ -64,6 +64,9 @@ class Options:
             raise InvalidInputError(f"kernels is {self.kernels!r}; it may be 'triton', 'inductor' or 'aten'")
 
 
+_BY_DEVICE = {"cpu": "auto", "cuda": "cuda"}  # other devices' operators are torch's own
+
+
 class Prepared:
     """A call of fixed shapes, ready to be replayed from any thread."""
 
@@ -109,9 +112,8 @@ class Prepared:
 
     def _make(self) -> Executor:
         options = self._options
-        is_cuda = options.executor == "auto" and self.captured.device.type == "cuda"
         return make_executor(
-            "cuda" if is_cuda else options.executor,
+            _BY_DEVICE.get(self.captured.device.type, "reference") if options.executor == "auto" else options.executor,
             self.program,
             num_threads=options.num_threads,
             use_multi_stream=options.use_multi_stream,

@@ -63,6 +63,7 @@ def mlsys_register_benchmarks() -> Iterable[BenchmarkSpec]:
             name="orca",
             help="Scheduling policies on a real model: all requests at once, and a Poisson sweep.",
             run="mlsys_orca.bench.policies:run",
+            devices=("*",),
         ),
         BenchmarkSpec(
             name="orca-paper",

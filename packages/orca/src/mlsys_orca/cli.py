@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from mlsys_core.cli.registered import BlockPoolName
+from mlsys_core.cli.registered import BlockPoolName, Device
 
 from mlsys_orca.cli_bench import app as bench
 from mlsys_orca.cli_embed import embed
 from mlsys_orca.cli_explain import explain
 from mlsys_orca.cli_generate import generate
-from mlsys_orca.cli_options import DEFAULT_MODEL, Device, Dtype, Model, Threads, Weights, load, num_threads_of
+from mlsys_orca.cli_options import DEFAULT_MODEL, Dtype, Model, Threads, Weights, load, num_threads_of
 from mlsys_orca.cli_serve import serve
 
 app = typer.Typer(no_args_is_help=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from mlsys_core.cli.registered import BlockPoolName
+from mlsys_core.cli.registered import BlockPoolName, Device
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.cli_options import DEFAULT_MODEL, Dtype, Threads, load, num_threads_of
@@ -46,6 +46,7 @@ def bench(
     ] = None,
     memory_pool: BlockPoolName = None,
     dtype: Dtype = None,
+    device: Device = "cpu",
     threads: Threads = 0,
     output: Output = RESULTS,
 ) -> None:
@@ -63,7 +64,7 @@ def bench(
 
     from mlsys_orca.bench.policies import plan_of, run_plan
 
-    bench_context = context_of(quick, threads)
+    bench_context = context_of(quick, threads, device)
     plan = plan_of(bench_context)
     workload = dataclasses.replace(
         plan.workload,
@@ -81,7 +82,7 @@ def bench(
         num_kv_tokens=kv_tokens,
         memory_pool=memory_pool,
     )
-    finish("orca", run_plan(load(model, dtype), plan, bench_context), bench_context, output)
+    finish("orca", run_plan(load(model, dtype, device=device), plan, bench_context), bench_context, output)
 
 
 def parse_rates(text: str) -> tuple[float, ...]:
@@ -103,12 +104,12 @@ def parse_rates(text: str) -> tuple[float, ...]:
     return rates
 
 
-def context_of(quick: bool, threads: int) -> BenchContext:
-    """What a suite is told, on the CPU and this terminal."""
+def context_of(quick: bool, threads: int, device: str) -> BenchContext:
+    """Return what a suite is told, on this terminal."""
     from mlsys_core.bench import BenchContext
     from rich.console import Console
 
-    return BenchContext(Console(), quick, "cpu", num_threads_of(threads))
+    return BenchContext(Console(), quick, device, num_threads_of(threads))
 
 
 def finish(name: str, section: Section, context: BenchContext, output: Path) -> None:
@@ -132,6 +133,7 @@ def paper(
     scale: Annotated[float, typer.Option(help="The real engine's lengths, as a share of the paper's.")] = 0.125,
     requests: Requests = None,
     dtype: Dtype = None,
+    device: Device = "cpu",
     threads: Threads = 0,
     output: Output = RESULTS,
 ) -> None:
@@ -144,10 +146,10 @@ def paper(
     """
     from mlsys_orca.bench.paper_suite import run_engine, run_simulated
 
-    context = context_of(quick, threads)
+    context = context_of(quick, threads, device)
     if simulate:
         section = run_simulated(context, num_requests=requests or (60 if quick else 300))
     else:
         num_requests = requests or (16 if quick else 60)
-        section = run_engine(load(model, dtype), context, scale=scale, num_requests=num_requests)
+        section = run_engine(load(model, dtype, device=device), context, scale=scale, num_requests=num_requests)
     finish("orca-paper-simulated" if simulate else "orca-paper", section, context, output)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, TextIO
 
 import typer
+from mlsys_core.cli.registered import Device
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_orca.cli_options import Dtype, Threads, num_threads_of
@@ -25,6 +26,7 @@ def embed(
     ] = DEFAULT_ENCODER,
     truncate: Annotated[bool, typer.Option(help="Cut texts that are too long, instead of refusing them.")] = False,
     dtype: Dtype = None,
+    device: Device = "cpu",
     threads: Threads = 0,
 ) -> None:
     """Turn each line into a vector: JSON lines with "text" and "embedding" on standard output.
@@ -50,7 +52,10 @@ def embed(
         from mlsys_orca.runner import intra_op_threads
 
         encoder = load_encoder(
-            path, dtype=dtype, progress=lambda done, total: progress.update(task, completed=done, total=total)
+            path,
+            dtype=dtype,
+            device=device,
+            progress=lambda done, total: progress.update(task, completed=done, total=total),
         )
         total = None if source == "-" else Path(source).stat().st_size
         progress.reset(task, description="embedding", total=total)

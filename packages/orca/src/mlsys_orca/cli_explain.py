@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from mlsys_core.cli.registered import Device
 
-from mlsys_orca.cli_options import DEFAULT_MODEL, Device, Dtype, Model, Weights, load
+from mlsys_orca.cli_options import DEFAULT_MODEL, Dtype, Model, Weights, load
 
 
 def explain(
@@ -28,7 +29,7 @@ def explain(
     from mlsys_orca.fit import fit_of
     from mlsys_orca.server import available_memory_nbytes
 
-    fit = fit_of(loaded, available_nbytes=available_memory_nbytes(loaded.model.device), tokens_per_request=tokens)
+    fit = fit_of(loaded, available_nbytes=available_memory_nbytes(loaded.device), tokens_per_request=tokens)
     table = Table(box=box.SIMPLE, show_header=False)
     for name, value in fit.rows():
         table.add_row(name, value)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from mlsys_core.cli.registered import BlockPoolName
+from mlsys_core.cli.registered import BlockPoolName, Device
 from mlsys_core.collector import kept_out_of_collections
 from mlsys_core.errors import InvalidInputError
 
@@ -16,7 +16,6 @@ from mlsys_orca.cli_options import (
     DEFAULT_MODEL,
     Adapters,
     ChatTemplateFile,
-    Device,
     Dtype,
     Threads,
     Weights,

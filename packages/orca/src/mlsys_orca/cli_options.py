@@ -28,7 +28,6 @@ Weights = Annotated[
         "quantised while loading, smaller and a little less exact. By default packed where that is fast, else float."
     ),
 ]
-Device = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, or cuda:1 for the second GPU.")]
 Threads = Annotated[
     int, typer.Option(min=0, help="Threads of the model's operators; 0: all cores this process may use.")
 ]

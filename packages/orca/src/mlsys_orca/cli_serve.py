@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from mlsys_core.cli.registered import BlockPoolName
+from mlsys_core.cli.registered import BlockPoolName, Device
 from mlsys_core.cli.serving import ServerOptions, serve_command
 from mlsys_core.collector import kept_out_of_collections
 
@@ -15,7 +15,6 @@ from mlsys_orca.cli_options import (
     DEFAULT_MODEL,
     Adapters,
     ChatTemplateFile,
-    Device,
     Dtype,
     Model,
     Threads,
@@ -116,7 +115,7 @@ def serve(
             max_waiting=max_waiting,
             num_draft_tokens=speculate,
         )
-        found = None if encoder is None else find_encoder(encoder)
+        found = None if encoder is None else find_encoder(encoder, device=device)
         service = make_service(loaded, name or model_name(model), engine_config, encoder=found)
 
         def banner(address: ServerAddress) -> None:

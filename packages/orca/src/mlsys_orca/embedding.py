@@ -243,7 +243,7 @@ def load_encoder(
         path: Holds ``config.json``, safetensors and ``tokenizer.json``; what it holds of ``modules.json`` and the files
             that names is obeyed.
         dtype: ``"fp32"`` or ``"bf16"``, to compute in; None: what suits the device.
-        device: A torch device.
+        device: The registered name of a device.
         pooling: ``"cls"`` or ``"mean"``; None: what the directory says, else the mean.
         normalize: Whether vectors get length 1; None: what the directory says, else not.
         progress: Called with the bytes of weights read so far and those in all.

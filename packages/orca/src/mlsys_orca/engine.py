@@ -16,10 +16,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
 
+from mlsys_core.device import get_device
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.memory import find_pool
 from mlsys_core.plugins import Registry, installed_plugins
-from mlsys_core.serving import Finished, FinishReason, InlineExecutor, LoopRecorder, ServingLoop, WallClock
+from mlsys_core.serving import (
+    Executor,
+    Finished,
+    FinishReason,
+    InlineExecutor,
+    LoopRecorder,
+    ServingLoop,
+    StreamExecutor,
+    WallClock,
+)
 
 from mlsys_orca.batch import IterationBatch, IterationOutput, SampledToken, ScoredPrompt
 from mlsys_orca.engine_stats import EngineStats
@@ -151,12 +161,17 @@ class Engine:
             )
         kv_cache = new_kv_cache(model, num_blocks=self.block_tables.num_blocks)
         self.kv_nbytes = kv_cache.nbytes
-        # One worker: an iteration runs in the loop's own thread, and requests join between iterations in any case.
+        # One worker, since requests join between iterations in any case: an iteration runs in the loop's own thread, or
+        # on a stream of a device that has some.
         self._runner = Runner(model, kv_cache)
         run = self._runner.run if recorder is None else record_iterations(self._runner.run, recorder)
-        executor: InlineExecutor[IterationBatch, IterationOutput] = InlineExecutor(run)
+        clock, device = WallClock(), get_device(loaded.device)
+        executor: Executor[IterationBatch, IterationOutput] = InlineExecutor(run)
+        if device.kind != "cpu":
+            device.synchronize()  # what was loaded on other streams is there
+            executor = StreamExecutor(run, device, clock)
         self._streams = _Streams(is_live=getattr(scheduler, "streams_tokens", True))
-        self._loop = ServingLoop(scheduler, executor, WallClock(), recorder=recorder, listener=self._streams)
+        self._loop = ServingLoop(scheduler, executor, clock, recorder=recorder, listener=self._streams)
         # A native model has threads of its own. Those of torch's small operators around it would spin, each time for
         # a while, on a core that the model's want next.
         self._num_torch_threads = 1 if isinstance(model, NativeDecoder) else config.num_threads

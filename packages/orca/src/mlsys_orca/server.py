@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlsys_core.device import get_device
 from mlsys_core.serving.http import HttpConfig, Readiness, create_app
 from prometheus_client import CollectorRegistry
 
@@ -18,7 +19,6 @@ from mlsys_orca.openai.routes import make_router
 from mlsys_orca.openai.service import ModelService
 
 if TYPE_CHECKING:
-    import torch
     from fastapi import FastAPI
     from mlsys_core.serving import LoopRecorder
     from structlog.typing import FilteringBoundLogger
@@ -26,15 +26,9 @@ if TYPE_CHECKING:
     from mlsys_orca.embedding import TextEncoder
 
 
-def available_memory_nbytes(device: torch.device | None = None) -> int:
-    """Memory this process may still take: of ``device``, or of the host without swapping."""
-    if device is not None and device.type == "cuda":
-        import torch
-
-        return int(torch.cuda.mem_get_info(device)[0])
-    import psutil
-
-    return int(psutil.virtual_memory().available)
+def available_memory_nbytes(device: str = "cpu") -> int:
+    """Return the memory that this process may still take on the device of that name, without swapping."""
+    return get_device(device).memory_info().available_nbytes
 
 
 def make_service(
@@ -46,7 +40,7 @@ def make_service(
     recorder: LoopRecorder | None = None,
 ) -> ModelService:
     """A service over a new engine, and over ``encoder`` if given; the engine's thread starts with the app."""
-    engine = Engine(loaded, config, available_nbytes=available_memory_nbytes(loaded.model.device), recorder=recorder)
+    engine = Engine(loaded, config, available_nbytes=available_memory_nbytes(loaded.device), recorder=recorder)
     return ModelService(name, loaded, engine, encoder)
 
 
@@ -79,7 +73,7 @@ def make_app(service: ModelService, http: HttpConfig, *, logger: FilteringBoundL
     )
 
 
-def find_encoder(name: str) -> TextEncoder:
+def find_encoder(name: str, *, device: str = "cpu") -> TextEncoder:
     """The encoder called ``name`` in 'mlsys models list', or in a directory; clients call it by that name.
 
     Raises:
@@ -90,7 +84,7 @@ def find_encoder(name: str) -> TextEncoder:
 
     from mlsys_orca.embedding import load_encoder
 
-    encoder = load_encoder(resolve_model(name, settings().cache_dir))
+    encoder = load_encoder(resolve_model(name, settings().cache_dir), device=device)
     encoder.name = model_name(name)
     return encoder
 

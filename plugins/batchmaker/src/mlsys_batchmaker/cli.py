@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from mlsys_core.cli.registered import RunPoolName
+from mlsys_core.cli.registered import Device, RunPoolName
 from mlsys_core.cli.serving import OipOptions, ServerOptions, serve_command
 from mlsys_core.cli.trust import TrustCode
 
@@ -37,6 +37,7 @@ def knee(
     fraction: Annotated[
         float, typer.Option(help="The knee is the smallest batch size with this part of the best throughput.")
     ] = 0.9,
+    device: Device = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw latency against throughput (.svg, .png, .pdf).")] = None,
 ) -> None:
@@ -44,6 +45,7 @@ def knee(
 
     Example: mlsys batchmaker knee --hidden 1024 --threads 2 --plot knee.svg
     """
+    from mlsys_core.device import get_device
     from mlsys_core.errors import InvalidInputError
     from mlsys_core.plot import check_format, save
     from rich.console import Console
@@ -66,6 +68,7 @@ def knee(
             num_threads=num_threads,
             repeats=repeats,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
+            device=get_device(device),
         )
     b_max = table.knee(UNIT, fraction=fraction)
     if plot is not None:
@@ -111,6 +114,7 @@ def serve(
     ),
     max_waiting: Annotated[int, typer.Option(help="Requests that may wait for room; then 503.", min=0)] = 4096,
     compiler: Annotated[str, typer.Option(help="Of cells: a registered name, eager, or auto.")] = "auto",
+    device: Device = "cpu",
     memory_pool: RunPoolName = None,
     trust_code: TrustCode = False,
     *,
@@ -135,6 +139,7 @@ def serve(
         lookahead=lookahead,  # type: ignore[arg-type]
         max_waiting=max_waiting,
         compiler=compiler,
+        device=device,
         memory_pool=memory_pool,
     )
     http = server.http_config(base=DEFAULT_CONFIG, title="mlsys batchmaker")

@@ -9,17 +9,27 @@ import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Self
 
-import torch
+from mlsys_core.device import get_device
 from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
 from mlsys_core.memory import find_pool
-from mlsys_core.serving import Clock, Finished, FinishReason, LoopRecorder, ServingLoop, ThreadExecutor, WallClock
+from mlsys_core.serving import (
+    Clock,
+    Finished,
+    FinishReason,
+    LoopRecorder,
+    ServingLoop,
+    StreamExecutor,
+    ThreadExecutor,
+    WallClock,
+)
 from mlsys_core.serving.isolation import NOT_FINITE, is_finite
 from mlsys_core.serving.protocols import Executor
 from torch import Tensor
 
-from mlsys_batchmaker.cuda import CudaExecutor, cuda_graph, make_signal, to_pinned
+from mlsys_batchmaker.cuda import RoundTimes, counter_or_events, cuda_graph, to_pinned
 from mlsys_batchmaker.materialise import AUTO, MaterialisedCell, find_compiler
 from mlsys_batchmaker.model import Model, Payload
 from mlsys_batchmaker.pool import DEFAULT_POOL_BYTES, SeveralPools, StatePool, plan_rows
@@ -48,7 +58,7 @@ class EngineConfig:
     memory_pool: str | None = None  # the registered name of the pool of state rows; None: the core's own
     compiler: str = AUTO  # a name of the registry, "eager", or "auto": on the CPU this package's own loops for the
     # cells that have a form for them, for others Nimble where a plugin offers it
-    device: str = "cpu"
+    device: str = "cpu"  # the registered name of where the cells run
 
     def __post_init__(self) -> None:
         if self.num_workers < 1:
@@ -89,9 +99,9 @@ class CancelledError(MlsysError):
 
 
 def make_scheduler(model: Model, config: EngineConfig) -> tuple[CellularScheduler, list[StatePool]]:
-    """The scheduler of a model and the state pool of each device, one on the CPU."""
+    """Make the scheduler of a model and the state pool of its device."""
     rows = plan_rows(model.layout, config.pool_bytes)
-    pools = [StatePool(model.layout, rows, config.device)]
+    pools = [StatePool(model.layout, rows, get_device(config.device).torch_name)]
     scheduler = CellularScheduler(
         model.layout,
         config=config.scheduling(),
@@ -105,28 +115,27 @@ def make_scheduler(model: Model, config: EngineConfig) -> tuple[CellularSchedule
 
 def make_workers(model: Model, pools: Sequence[StatePool], config: EngineConfig, clock: Clock) -> list[Worker]:
     """Workers that share the state pool of their device; cells are made ready for every batch size."""
-    on_gpu = config.device.startswith("cuda")
+    place = pools[0].device
+    on_gpu = place.type == "cuda"
     compiler = cuda_graph if on_gpu and config.compiler == AUTO else find_compiler(config.compiler)
-    in_place = config.compiler == AUTO and config.device == "cpu"
-    cells = [MaterialisedCell(cell, device=config.device, compiler=compiler, in_place=in_place) for cell in model.cells]
+    in_place = config.compiler == AUTO and place.type == "cpu"
+    cells = [MaterialisedCell(cell, device=place, compiler=compiler, in_place=in_place) for cell in model.cells]
     to_host = to_pinned if on_gpu else Tensor.cpu
     return [Worker(model.layout, cells, pools, clock=clock, to_host=to_host) for _ in range(config.num_workers)]
 
 
 def make_executor(worker: Worker, config: EngineConfig, clock: Clock, number: int) -> Executor[Round, RoundOutput]:
-    """A thread of its own on the CPU; a stream of its own on a GPU."""
-    if not config.device.startswith("cuda"):
+    """Make the executor of one worker: a thread of its own on the CPU, a stream of its own on any other device."""
+    device = get_device(config.device)
+    if device.kind == "cpu":
         return ThreadExecutor(worker, max_in_flight=config.max_tasks_to_submit, name=f"batchmaker-{number}")
-    device = torch.device(config.device)
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(stream):
-        signal = make_signal(device)
-    return CudaExecutor(
+    return StreamExecutor(
         worker,
-        signal,
+        device,
         clock,
         max_in_flight=config.max_tasks_to_submit,
-        in_stream=lambda: torch.cuda.stream(stream),
+        signal=partial(counter_or_events, device) if device.kind == "cuda" else None,
+        finish=RoundTimes(),
     )
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
+from mlsys_core.device import Device
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.profiling.profile_table import ProfileTable, measure
 
@@ -31,8 +32,9 @@ def profile_lstm_cell(
     repeats: int = 5,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
+    device: Device | None = None,
 ) -> ProfileTable:
-    """Time one step of an LSTM cell of random weights, float32 on the CPU, at each batch size.
+    """Time one step of an LSTM cell of random weights, float32, at each batch size.
 
     Args:
         hidden_size: Width of the states, and of the input as in the paper: the multiplication is b x 2h by 2h x 4h.
@@ -42,6 +44,7 @@ def profile_lstm_cell(
         repeats: Timed passes; the median is kept.
         seed: Of the weights and inputs.
         progress: Called as ``progress(done, total)`` after each run.
+        device: Where it runs; None: the CPU.
 
     Returns:
         A table with the one unit ``UNIT``.
@@ -66,9 +69,13 @@ def profile_lstm_cell(
     with torch.no_grad():
         cell.weight.uniform_(-(hidden_size**-0.5), hidden_size**-0.5, generator=rng)
     inputs = torch.randn(3, largest, hidden_size, generator=rng)
+    wait = _nothing
+    if device is not None and device.kind != "cpu":
+        cell, inputs, wait = cell.to(device.torch_name), inputs.to(device.torch_name), device.synchronize
 
     def run(_: str, batch_size: int) -> None:
         cell(*inputs[:, :batch_size])
+        wait()
 
     with _threads(num_threads), torch.inference_mode():
         return measure([UNIT], batch_sizes, run=run, warmup=warmup, repeats=repeats, progress=progress)
@@ -93,6 +100,10 @@ def knee_figure(table: ProfileTable, b_max: int, *, title: str) -> Figure:
     axes.set_xlim(left=0)
     axes.grid(visible=True, alpha=0.35)
     return figure
+
+
+def _nothing() -> None:
+    """Do nothing: the host has done its work when a call returns."""
 
 
 @contextmanager

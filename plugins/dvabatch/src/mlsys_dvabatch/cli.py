@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mlsys_core.cli.registered import Device
 from mlsys_core.cli.serving import OipOptions, ServerOptions, serve_command
 from mlsys_core.cli.trust import TrustCode
 
@@ -98,6 +99,7 @@ def serve(
         float, typer.Option(help="With --policy early-exit: how sure an output must be, as a part of 1.", max=1)
     ] = 0.9,
     threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1)] = None,
+    device: Device = "cpu",
     trust_code: TrustCode = False,
     *,
     server: ServerOptions,
@@ -109,6 +111,7 @@ def serve(
     """
     import torch
     from mlsys_core.config import settings
+    from mlsys_core.device import get_device
     from mlsys_core.serving.http import serve as serve_app
     from mlsys_core.serving.oip import ModelRepository, create_oip_app
     from mlsys_core.serving.oip.app import DEFAULT_CONFIG, ERROR_FORMAT
@@ -122,6 +125,7 @@ def serve(
     if threads is not None:
         torch.set_num_threads(threads)
     console = Console(stderr=True)
+    place = get_device(device)
 
     def build(argument: str) -> ServedModel:
         prepared = prepare(
@@ -137,6 +141,7 @@ def serve(
             shape=parse_shape(shape),
             compiler=compiler,
             exit_confidence=exit_confidence,
+            device=place,
             slice_at=slice_at,
             trust_code=trust_code,
         )
@@ -186,6 +191,7 @@ def profile(
         str | None, typer.Option(help="Shape of one request, where the file leaves it open: 3,224,224.")
     ] = None,
     slice_at: Annotated[str, typer.Option(help="time: even stages; diversity: where preferred sizes change.")] = "time",
+    device: Device = "cpu",
     trust_code: TrustCode = False,
 ) -> None:
     """Measure a model: what its stages cost at each batch size, its diversities, and the policy that follows.
@@ -193,6 +199,7 @@ def profile(
     Example: mlsys dvabatch profile unet
     """
     from mlsys_core.config import settings
+    from mlsys_core.device import get_device
     from rich.console import Console
 
     from mlsys_dvabatch.profile_report import report
@@ -206,6 +213,7 @@ def profile(
         shape=parse_shape(shape),
         slice_at=slice_at,
         trust_code=trust_code,
+        device=get_device(device),
     )
 
 

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from mlsys_core.device import Device, Event
 from mlsys_core.device.limits import usable_cores
-from mlsys_core.device.protocols import Device, Event
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving import Listener, Scheduler, ServingLoop, ThreadExecutor, WallClock
+from mlsys_core.serving import StreamExecutor as WholeExecutor
 from mlsys_core.serving.protocols import Clock
 
 from mlsys_dvabatch.activations import StageModel
@@ -41,7 +42,7 @@ class Engine:
         max_waiting: most requests waiting.
         num_threads: cores to use; None: all this process may use.
         num_pairs: buffer pairs; None: what the policy is made for.
-        device: a CUDA device for streams; None runs on the CPU.
+        device: where stages run; None, or one of kind ``"cpu"``: on threads of the host.
 
     Raises:
         InvalidInputError: the model mixes requests in batches that large, or has no exits for a policy that needs them.
@@ -71,6 +72,8 @@ class Engine:
         if isinstance(model, Triable):
             model.isolation.require(max_batch_size)
         clock = WallClock() if clock is None else clock
+        if device is not None and device.kind == "cpu":
+            device = None
         self.runner = StageRunner(model, inspects=isinstance(policy, Policy) and policy.wants_exits)
         self.scheduler: Scheduler[Any, Any, Any]
         if isinstance(policy, Policy):
@@ -88,7 +91,11 @@ class Engine:
             executors: Any = self._stage_executors(model.num_stages, cores, is_serial, device, policy)
         else:
             self.scheduler = policy
-            executors = ThreadExecutor(_with_threads(self.runner.run_whole, num_threads), max_in_flight=1)
+            executors = (
+                ThreadExecutor(_with_threads(self.runner.run_whole, num_threads), max_in_flight=1)
+                if device is None
+                else WholeExecutor(self.runner.run_whole, device, clock)
+            )
         self.loop: ServingLoop[Any, Any, Any] = ServingLoop(self.scheduler, executors, clock, listener=listener)
         self.clock = clock
 

@@ -1,4 +1,4 @@
-"""Stage executors: threads with pinned cores on a CPU, streams and events on CUDA (DVABatch, section 6.3).
+"""Stage executors: streams of the host with pinned cores, streams and events of other devices (DVABatch, section 6.3).
 
 All executors of a loop share one queue of completions, so the loop is woken once for each task and no thread stands in
 between.
@@ -6,24 +6,25 @@ between.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
-from mlsys_core.device.protocols import Device, Event
+from mlsys_core.device import CpuDevice, Device, Event
+from mlsys_core.device.cpu import CpuStream
 from mlsys_core.serving.protocols import Clock, WorkerId
 from mlsys_core.serving.workers import Completion, QueuedWorkers, Workers
 
 from mlsys_dvabatch.tasks import StageOutput, StageTask
 
 _Done = Completion[StageTask, StageOutput]
+_CLOSE_TIMEOUT_S = 10.0
 
 
 class StageExecutor:
-    """Runs the tasks of one stage on a thread of its own.
+    """Runs the tasks of one stage on a stream of the host: a thread of its own.
 
     Args:
         stage: which; its number as a worker.
@@ -46,11 +47,9 @@ class StageExecutor:
         self._run = run
         self._core = core
         self._num_threads = num_threads
-        self._tasks: SimpleQueue[StageTask | None] = SimpleQueue()
+        self._host: CpuStream | None = None  # opened by the first task
         self.worker = WorkerId(stage)
         self.completed: SimpleQueue[_Done | None] = SimpleQueue()  # replaced by the loop's own
-        self._thread = threading.Thread(target=self._work, name=f"stage-{stage}", daemon=True)
-        self._has_started = False
 
     @staticmethod
     def as_workers(executors: Sequence[StageExecutor], clock: Clock) -> Workers[StageTask, StageOutput]:
@@ -59,10 +58,12 @@ class StageExecutor:
 
     def submit(self, batch: StageTask) -> None:
         """Hand ``batch`` to the thread."""
-        if not self._has_started:
-            self._has_started = True
-            self._thread.start()
-        self._tasks.put(batch)
+        if self._host is None:
+            host = CpuDevice(spin_s=0)  # a stage waits for milliseconds, and others want the core: no spinning
+            self._host = host.stream(core=self._core, name=f"stage-{self.stage}")
+            if self._num_threads is not None:
+                self._host.submit(torch.set_num_threads, self._num_threads)  # OpenMP's count is the thread's own
+        self._host.submit(self._work, batch)
 
     def wait(self, timeout_s: float | None) -> tuple[StageTask, StageOutput | BaseException] | None:
         """The oldest completed task, when it stands alone."""
@@ -74,24 +75,17 @@ class StageExecutor:
         self.completed.put(None)
 
     def close(self) -> None:
-        """Stop the thread after the task that is running."""
-        self._tasks.put(None)
-        if self._has_started and threading.current_thread() is not self._thread:
-            self._thread.join(10.0)
+        """Stop the thread after the task that is running; one that hangs is left behind (it is a daemon)."""
+        if self._host is not None:
+            self._host.leave(_CLOSE_TIMEOUT_S)
 
-    def _work(self) -> None:
-        if self._core is not None and hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, {self._core})
-        if self._num_threads is not None:
-            torch.set_num_threads(self._num_threads)  # OpenMP's count is the calling thread's own
-        while (task := self._tasks.get()) is not None:
-            output: StageOutput | BaseException
-            try:
-                output = self._run(task)
-            except BaseException as error:  # noqa: BLE001 - a request boundary: the scheduler is told
-                output = error
-            self.completed.put(Completion(self.worker, task, output))
-            del task, output  # hold no tensors while waiting for the next
+    def _work(self, task: StageTask) -> None:
+        output: StageOutput | BaseException
+        try:
+            output = self._run(task)
+        except BaseException as error:  # noqa: BLE001 - a request boundary: the scheduler is told
+            output = error
+        self.completed.put(Completion(self.worker, task, output))
 
 
 class StreamExecutor(StageExecutor):
@@ -104,7 +98,7 @@ class StreamExecutor(StageExecutor):
     Args:
         stage: which.
         run: launches a task.
-        device: makes the stream; ``mlsys_core.device.get_device("cuda")``.
+        device: makes the stream; as ``mlsys_core.device.get_device("cuda")`` gives it.
         events: event of every (stage, pair), shared by all executors of the model.
         waits_always: complete only when the device is done, for policies that look at results.
     """

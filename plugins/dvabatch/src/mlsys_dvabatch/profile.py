@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from mlsys_core.device import Device
 from mlsys_core.profiling import ProfileCache, ProfileKey, ProfileTable, UnitProfile, measure
 from mlsys_core.serving import ServeRequest, SimulatedExecutor, simulate
 from mlsys_core.workload import Poisson
@@ -38,6 +39,7 @@ def profile_stages(
     repeats: int = 3,
     clock: Callable[[], float] | None = None,
     progress: Progress | None = None,
+    device: Device | None = None,
 ) -> TableCosts:
     """Measure every stage at every batch size and length.
 
@@ -49,6 +51,7 @@ def profile_stages(
         repeats: timed passes.
         clock: seconds; None: wall time. ``time.thread_time`` counts this thread's processor time alone.
         progress: called as ``progress(done, total)``.
+        device: that the model's weights lie on; None: host memory.
     """
     inputs: dict[tuple[str, int], tuple[int, Any]] = {}
     with torch.inference_mode():
@@ -63,6 +66,8 @@ def profile_stages(
         def run(unit: str, num: int) -> None:
             stage, values = inputs[unit, num]
             model.run(stage, values)
+            if device is not None and device.torch_name != "cpu":
+                device.synchronize()
 
         units = [unit_name(stage, length) for stage in range(model.num_stages) for length in lengths]
         timing = {} if clock is None else {"clock": clock}
@@ -89,15 +94,23 @@ def boundary_nbytes(model: StageModel, request: Callable[[int], Any], *, num: in
 
 
 def cached_costs(
-    cache_dir: Path, name: str, model: StageModel, lengths: Sequence[int], measure_costs: Callable[[], TableCosts]
+    cache_dir: Path,
+    name: str,
+    model: StageModel,
+    lengths: Sequence[int],
+    measure_costs: Callable[[], TableCosts],
+    *,
+    device: Device | None = None,
 ) -> TableCosts:
     """The costs of ``model``, from disk if they were measured on this machine with these versions and threads."""
     from mlsys_core.environment import describe_environment
 
     environment = describe_environment()
     content = f"{name}, {model.num_stages} stages, lengths {list(lengths)}, {_shape_digest(model)}"
-    device = f"cpu {environment.get('cpu', '')}: {torch.get_num_threads()} threads"
-    key = ProfileKey.of(device, {"torch": str(torch.__version__)}, content)
+    where = f"cpu {environment.get('cpu', '')}: {torch.get_num_threads()} threads"
+    if device is not None and device.kind != "cpu":
+        where = f"{device.name} beside {where}"
+    key = ProfileKey.of(where, {"torch": str(torch.__version__)}, content)
     cache = ProfileCache(cache_dir / "dvabatch-profiles")
     table = cache.get_or_measure(key, lambda: measure_costs().table)
     return TableCosts(table, model.num_stages, tuple(lengths))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mlsys_core.device import Device
 from mlsys_core.memory.plan import format_nbytes
 from mlsys_core.profiling import ProfileTable
 from rich.box import SIMPLE
@@ -29,13 +30,14 @@ def report(
     shape: tuple[int, ...] | None = None,
     slice_at: str = "time",
     trust_code: bool = False,
+    device: Device | None = None,
 ) -> None:
     """Profile a model and print what came out."""
     operators = None
     num_stages = stages
     with Progress(console=Console(stderr=True), transient=True) as bar:
         if Path(name).suffix in (".pt2", ".onnx") or _is_vision(name):
-            program = open_program(name, shape, trust_code=trust_code)
+            program = open_program(name, shape, trust_code=trust_code, device=device)
             task = bar.add_task("operators")
             sizes = tuple(size for size in BATCH_SIZES if size <= max_batch_size)
             operators = profile_operators(
@@ -51,7 +53,15 @@ def report(
                 )
                 lines = ", ".join(f"{each.num_stages}: {each.mean_s * 1e3:.1f} ms" for each in tries)
                 console.print(f"Average latency at 9/10 load by number of stages: {lines}")
-        loaded = load(name, cache_dir, num_stages=num_stages, shape=shape, slice_at=slice_at, trust_code=trust_code)
+        loaded = load(
+            name,
+            cache_dir,
+            num_stages=num_stages,
+            shape=shape,
+            slice_at=slice_at,
+            trust_code=trust_code,
+            device=device,
+        )
         measuring = bar.add_task("stages")
         costs = profiled(
             loaded,

@@ -93,6 +93,7 @@ class ServedModel:
             max_batch_size=max_batch_size,
             max_waiting=max_waiting,
             num_threads=num_threads,
+            device=loaded.device,
             clock=self.clock,
         )
         self.engine.loop.start()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from mlsys_core.device import Device
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.plugins.specs import PolicySpec
@@ -52,6 +53,7 @@ def prepare(
     slice_at: str = "time",
     trust_code: bool = False,
     exit_confidence: float = 0.9,
+    device: Device | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Prepared:
     """Load a model, profile it unless that was done before, and make its policy.
@@ -72,6 +74,7 @@ def prepare(
         slice_at=slice_at,
         trust_code=trust_code,
         exit_confidence=exit_confidence if policy == "early-exit" else None,
+        device=device,
     )
     if compiler is not None and isinstance(loaded.model, BertStages):
         raise InvalidInputError(f"{name}: encoders run as they are; --compiler is for models that are sliced")
@@ -89,7 +92,7 @@ def prepare(
     if chosen == "packed":
         if not isinstance(loaded.model, BertStages):
             raise InvalidInputError(f"{name}: only encoders can be packed; take another policy")
-        loaded = Loaded(loaded.name, loaded.model.with_form(is_packed=True, num_stages=num_stages or 1), loaded.folder)
+        loaded = replace(loaded, model=loaded.model.with_form(is_packed=True, num_stages=num_stages or 1))
         max_batch_size = 1  # to be measured: tokens are what a packed batch costs
     costs = profiled(loaded, cache_dir, max_batch_size=max_batch_size, progress=progress)
     if isinstance(made, LoadPolicy):
@@ -113,8 +116,15 @@ def profiled(
         loaded.model,
         loaded.lengths,
         lambda: profile_stages(
-            loaded.model, loaded.request, batch_sizes=sizes, lengths=loaded.lengths, repeats=2, progress=progress
+            loaded.model,
+            loaded.request,
+            batch_sizes=sizes,
+            lengths=loaded.lengths,
+            repeats=2,
+            progress=progress,
+            device=loaded.device,
         ),
+        device=loaded.device,
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from mlsys_core.device import Device, get_device
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.plugins.loading import LoadContext, endings, find_loader, load_with
@@ -35,6 +36,7 @@ class Loaded:
     name: str
     model: BertStages | SlicedModel
     folder: Path | None = None  # of a tokenizer, if there is one
+    device: Device | None = None  # that its weights lie on; None: host memory
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -62,6 +64,7 @@ def load(
     slice_at: str = "time",
     trust_code: bool = False,
     exit_confidence: float | None = None,
+    device: Device | None = None,
 ) -> Loaded:
     """A model by name: an encoder, a vision model with random weights, a ``.pt2`` or ``.onnx`` file.
 
@@ -75,6 +78,7 @@ def load(
         slice_at: "time": stages take equally long; "diversity": cut where the preferred batch size of operators changes
             most, into fewer stages where there are fewer changes. Encoders are cut between layers.
         trust_code: let a ``.pt2`` file run code that it holds.
+        device: where its weights are to lie; None: host memory.
         exit_confidence: of a model whose requests leave at the first output that is so sure; None: they run to its end.
 
     Raises:
@@ -83,10 +87,12 @@ def load(
     """
     from mlsys_core.models import resolve_model
 
+    place = "cpu" if device is None else device.torch_name
     if name in ENCODERS:
         torch.manual_seed(0)
-        return Loaded(name, BertStages(ENCODERS[name], num_stages or 2, is_packed=is_packed).eval())
-    given = {
+        encoder = BertStages(ENCODERS[name], num_stages or 2, is_packed=is_packed).eval()
+        return Loaded(name, encoder.to(place), device=device)
+    given: dict[str, Any] = {
         "stages": num_stages,
         "shape": shape,
         "packed": is_packed or None,
@@ -95,10 +101,12 @@ def load(
         "exit_confidence": exit_confidence,
     }
     context = LoadContext(
-        trust_code=trust_code, options={key: value for key, value in given.items() if value is not None}
+        device=place if device is None else device.name,
+        trust_code=trust_code,
+        options={key: value for key, value in given.items() if value is not None},
     )
     if name in SHAPES:
-        return load_graph(Path(name), context)
+        return replace(load_graph(Path(name), context), device=device)
     path = resolve_model(name, cache_dir) if name == FOLDER else Path(name).expanduser()
     registry = installed_plugins().registry
     spec = find_loader(path, ENGINE, registry)
@@ -106,7 +114,7 @@ def load(
         spec = registry.get(ModelLoaderSpec, "dvabatch-encoder")  # which says what the folder lacks
     if spec is not None:
         loaded: Loaded = load_with(spec, path, context, registry, kind=Loaded)
-        return replace(loaded, name=name) if name == FOLDER else loaded
+        return replace(loaded, name=name if name == FOLDER else loaded.name, device=device)
     known = sorted([*ENCODERS, *SHAPES, FOLDER])
     raise InvalidInputError(
         f"{name!r} is no model DVABatch knows: give a file or folder with {endings(ENGINE, registry)}, or one of "
@@ -117,7 +125,9 @@ def load(
 def load_graph(path: Path, context: LoadContext) -> Loaded:
     """Load a vision model by name, or a ``.pt2`` or ``.onnx`` file; DVABatch's own loader. See :func:`load`."""
     options = context.taken("stages", "shape", "packed", "compiler", "slice_at", "exit_confidence")
-    program = open_program(str(path), options.get("shape"), trust_code=context.trust_code)
+    program = open_program(
+        str(path), options.get("shape"), trust_code=context.trust_code, device=get_device(context.device)
+    )
     num_stages, compile_stage = options.get("stages"), options.get("compiler")
     if (confidence := options.get("exit_confidence")) is not None:
         if num_stages is not None or compile_stage is not None:
@@ -132,7 +142,7 @@ def load_encoder(path: Path, context: LoadContext) -> Loaded:
     """Load the folder of a BERT-like encoder; DVABatch's own loader. Encoders are cut between layers."""
     options = context.taken("stages", "shape", "packed", "compiler", "slice_at", "exit_confidence")
     model = load_bert(path, num_stages=options.get("stages") or 2, is_packed=options.get("packed", False))
-    return Loaded(path.name, model, path)
+    return Loaded(path.name, model.to(get_device(context.device).torch_name), path)
 
 
 def cuts_at(slice_at: str, program: Program, num_stages: int) -> list[int]:
@@ -149,17 +159,19 @@ def cuts_at(slice_at: str, program: Program, num_stages: int) -> list[int]:
     raise InvalidInputError(f"--slice-at {slice_at!r}: give time or diversity")
 
 
-def open_program(name: str, shape: tuple[int, ...] | None = None, *, trust_code: bool = False) -> Program:
-    """A vision model or file as a graph that can be cut."""
+def open_program(
+    name: str, shape: tuple[int, ...] | None = None, *, trust_code: bool = False, device: Device | None = None
+) -> Program:
+    """Open a vision model or file as a graph that can be cut, on ``device``."""
     torch.manual_seed(0)
     if name in SHAPES:
         make, own_shape = SHAPES[name]
-        return program_of(make().eval(), (torch.randn(1, *(shape or own_shape)),))
+        return program_of(make().eval(), (torch.randn(1, *(shape or own_shape)),), device=device)
     path = Path(name).expanduser()
     if not path.is_file():
         raise InvalidInputError(f"{path} is no file")
     example: tuple[Tensor, ...] | None = None if shape is None else (torch.randn(1, *shape),)
-    return load_program(path, example, trust_code=trust_code)
+    return load_program(path, example, trust_code=trust_code, device=device)
 
 
 def compiler_of(name: str | None) -> Compile | None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mlsys_core.cli.registered import Device
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.plugins.specs import BenchmarkSpec
 
@@ -17,7 +18,7 @@ app = typer.Typer()
 def bench(
     suite: Annotated[str | None, typer.Argument(help="The suite; leave it out to list them.")] = None,
     quick: Annotated[bool, typer.Option(help="Fewer repeats, under three minutes.")] = False,
-    device: Annotated[str, typer.Option(help="Where to run: cpu, cuda, ...")] = "cpu",
+    device: Device = "cpu",
     threads: Annotated[int, typer.Option(min=1, help="Threads each contestant may use.")] = 2,
     output: Annotated[Path, typer.Option(help="Folder for the JSON and the page.")] = Path("benchmarks/results"),
 ) -> None:

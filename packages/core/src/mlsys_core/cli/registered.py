@@ -10,10 +10,11 @@ from typing import Annotated, Literal
 import typer
 
 
-def _known_device(name: str) -> str:
-    from mlsys_core.device import device_kind
+def _usable_device(name: str) -> str:
+    from mlsys_core.device import device_kind, get_device
 
-    device_kind(name)
+    if device_kind(name).name != "cpu":  # which is always there
+        get_device(name)
     return name
 
 
@@ -35,7 +36,7 @@ def _known_runs(name: str | None) -> str | None:
 
 Device = Annotated[
     str,
-    typer.Option(callback=_known_device, help="Where to compute: cpu, cuda, cuda:1, or a kind that a plugin adds."),
+    typer.Option(callback=_usable_device, help="Where to compute: cpu, cuda, cuda:1, or a kind that a plugin adds."),
 ]
 BlockPoolName = Annotated[
     str | None,

@@ -115,7 +115,7 @@ class CpuStream:
     A stream that is dropped without :meth:`close` finishes its work and its thread ends, but its errors are lost.
     """
 
-    def __init__(self, number: int, *, core: int | None, spin_s: float) -> None:
+    def __init__(self, number: int, *, core: int | None, spin_s: float, name: str | None = None) -> None:
         self.number = number  # streams of a device count from 0, in the order made
         self.core = core  # the one core its thread runs on, or None
         worker = _Worker(spin_s)
@@ -124,7 +124,7 @@ class CpuStream:
         self._queue = worker.queue
         self._lock = threading.Lock()  # orders submitting, recording and closing by several threads
         self._closed = False
-        self._thread = threading.Thread(target=worker.run, name=f"mlsys-cpu-stream-{number}", daemon=True)
+        self._thread = threading.Thread(target=worker.run, name=name or f"mlsys-cpu-stream-{number}", daemon=True)
         self._thread.start()
         weakref.finalize(self, worker.queue.put, None)
         if core is not None and self._thread.native_id is not None:
@@ -181,6 +181,15 @@ class CpuStream:
                 self._queue.put(None)
         self._thread.join()
         self.errors.raise_kept()
+
+    def leave(self, timeout_s: float) -> None:
+        """Take no more work, and wait ``timeout_s`` seconds at most for what is left; its own thread does not."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._queue.put(None)
+        if threading.get_ident() != self._thread.ident:
+            self._thread.join(timeout_s)
 
     def __enter__(self) -> Self:
         return self
@@ -258,8 +267,8 @@ class CpuDevice:
         """Return ``"cpu"``."""
         return "cpu"
 
-    def stream(self, *, core: int | None = None) -> CpuStream:
-        """A new stream, whose thread runs only on core number ``core`` if one is given and the platform can pin.
+    def stream(self, *, core: int | None = None, name: str | None = None) -> CpuStream:
+        """Return a new stream, whose thread runs only on core number ``core`` if the platform can pin; called ``name``.
 
         Raises:
             InvalidInputError: this process may not use that core.
@@ -267,7 +276,7 @@ class CpuDevice:
         allowed = usable_cores()
         if core is not None and allowed is not None and core not in allowed:
             raise InvalidInputError(f"core {core} is not open to this process: allowed are {sorted(allowed)}")
-        stream = CpuStream(next(self._numbers), core=core if allowed else None, spin_s=self._spin_s)
+        stream = CpuStream(next(self._numbers), core=core if allowed else None, spin_s=self._spin_s, name=name)
         with self._lock:
             self._streams.add(stream)
         return stream

@@ -229,6 +229,7 @@ class CudaDevice:
         self._numbers = itertools.count()
         self._lock = threading.Lock()  # guards the set: a WeakSet must not grow while another thread walks it
         self._streams: weakref.WeakSet[CudaStream] = weakref.WeakSet()
+        self._current: dict[int, CudaStream] = {}  # by the driver's handle; torch has few streams
 
     def __repr__(self) -> str:
         return f"<CudaDevice {self.name}>"
@@ -259,6 +260,16 @@ class CudaDevice:
         with self._lock:
             self._streams.add(stream)
         return stream
+
+    def current_stream(self) -> CudaStream:
+        """Return torch's current stream of this device; the same object as long as it is the same stream."""
+        import torch
+
+        torch_stream = torch.cuda.current_stream(self.index)
+        known = self._current.get(torch_stream.cuda_stream)
+        if known is None:
+            known = self._current[torch_stream.cuda_stream] = self.stream(torch_stream=torch_stream)
+        return known
 
     def event(self, *, timing: bool = False) -> CudaEvent:
         """A new event, not recorded."""

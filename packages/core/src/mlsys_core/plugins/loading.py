@@ -21,7 +21,7 @@ from mlsys_core.plugins.specs import ModelLoaderSpec
 class LoadContext:
     """What a loader is told beside the path. Owner: the engine's command."""
 
-    device: str = "cpu"  # torch's name of the device that the model is to be on
+    device: str = "cpu"  # the registered name of the device that the model is to be on, for get_device
     trust_code: bool = False  # whether the user lets files run code while they load
     progress: Callable[[int, int], None] | None = None  # call it with bytes read so far and bytes in all
     options: Mapping[str, Any] = field(default_factory=dict)  # further options that the user gave, by their names

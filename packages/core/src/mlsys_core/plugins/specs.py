@@ -93,7 +93,8 @@ class ExporterSpec(Spec):
 class BenchmarkSpec(Spec):
     """A benchmark suite below ``mlsys bench``."""
 
-    run: str  # -> Callable[[mlsys_core.bench.BenchContext], mlsys_core.bench.BenchResult]
+    run: str  # -> Callable[[mlsys_core.bench.BenchContext], mlsys_core.report.Section]
+    devices: tuple[str, ...] = ("cpu",)  # kinds of device that it measures; others are refused. "*": any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,11 +24,13 @@ from mlsys_core.serving.protocols import (
 from mlsys_core.serving.queue import QueueFullError, RequestQueue
 from mlsys_core.serving.request import ServeRequest
 from mlsys_core.serving.simulated import ServedRequest, SimulatedExecutor, SimulatedRun, Simulation, simulate
+from mlsys_core.serving.stream_executor import EventSignal, Signal, StreamExecutor
 
 __all__ = [
     "Clock",
     "Collector",
     "Draining",
+    "EventSignal",
     "Executor",
     "Expiring",
     "FinishReason",
@@ -45,9 +47,11 @@ __all__ = [
     "ServeRequest",
     "ServedRequest",
     "ServingLoop",
+    "Signal",
     "SimulatedExecutor",
     "SimulatedRun",
     "Simulation",
+    "StreamExecutor",
     "ThreadExecutor",
     "VirtualClock",
     "WallClock",

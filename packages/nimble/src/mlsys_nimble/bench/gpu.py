@@ -14,6 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from mlsys_core.device import CudaDevice, device_kind
+from mlsys_core.device.cuda_graphs import current_device, is_usable, product_name, reserved_nbytes
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor, nn
 from torch.nn import functional
@@ -73,9 +75,10 @@ def run_on_gpu(context: BenchContext) -> Section:
     Raises:
         InvalidInputError: the context's device is not a CUDA device that torch sees.
     """
-    if not torch.cuda.is_available() or not context.device.startswith("cuda"):
+    if device_kind(context.device).name != "cuda" or not is_usable():
         raise InvalidInputError(f"nimble's benchmark runs on cpu or cuda, and torch sees no {context.device!r} here")
-    device, seconds = torch.device(context.device), QUICK_SECONDS if context.is_quick else SECONDS
+    cuda = CudaDevice(torch.device(context.device).index or 0)
+    device, seconds = torch.device(cuda.torch_name), QUICK_SECONDS if context.is_quick else SECONDS
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     races: list[Race] = []
     for name in INFERENCE:
@@ -85,7 +88,7 @@ def run_on_gpu(context: BenchContext) -> Section:
         title = f"{name}, {size} x {size}" if size else name
         context.console.print(f"training {title} ...")
         races.append(Race(title, is_training=True, outcomes=train(name, size, device, seconds, context.is_quick)))
-    return report(races, device=torch.cuda.get_device_name(device))
+    return report(races, device=product_name(cuda))
 
 
 def infer(name: str, device: torch.device, seconds: float, is_quick: bool) -> dict[str, Outcome]:
@@ -134,7 +137,7 @@ def race(
     contestants: dict[str, Callable[[], Callable[[], list[Tensor]]]],
     seconds: float,
     *,
-    synchronize: Callable[[], None] = torch.cuda.synchronize,
+    synchronize: Callable[[], None] | None = None,
     reserved: Callable[[], int] | None = None,
 ) -> dict[str, Outcome]:
     """Answers first, then times; the first contestant's answers are what others are compared with.
@@ -142,10 +145,11 @@ def race(
     Args:
         contestants: What makes each call.
         seconds: Of turns.
-        synchronize: Waits until the device is idle.
-        reserved: Bytes that the device's allocator holds, with nothing kept that is free; None: of torch.cuda.
+        synchronize: Waits until the device is idle; None: torch's current CUDA device.
+        reserved: Bytes that the device's allocator holds, with nothing kept that is free; None: of that device.
     """
-    reserved = reserved or _reserved_nbytes
+    synchronize = synchronize or current_device().synchronize
+    reserved = reserved or (lambda: reserved_nbytes(current_device(), gives_back=True))
     outcomes: dict[str, Outcome] = {}
     calls: dict[str, Callable[[], object]] = {}
     wanted: list[Tensor] | None = None
@@ -176,11 +180,6 @@ def race(
     for name, times in samples.items():
         outcomes[name] = Outcome("timed", f"{added[name] / 2**20:.0f} MiB reserved", *prepared[name], tuple(times))
     return {name: outcomes[name] for name in contestants}
-
-
-def _reserved_nbytes() -> int:
-    torch.cuda.empty_cache()
-    return torch.cuda.memory_reserved()
 
 
 def difference(answers: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:

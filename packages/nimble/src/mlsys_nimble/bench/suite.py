@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlsys_core
 from mlsys_core.config import settings
+from mlsys_core.device import device_kind
 from mlsys_core.errors import InvalidInputError, MlsysError
 
 import mlsys_nimble
@@ -46,7 +47,7 @@ def run(context: BenchContext) -> Section:
 
     On a CUDA device: the nets of figures 3.8 and 3.9 and table 3.1, with what torch itself has.
     """
-    if context.device != "cpu":
+    if device_kind(context.device).name != "cpu":
         from mlsys_nimble.bench.gpu import run_on_gpu
 
         return run_on_gpu(context)
@@ -68,7 +69,7 @@ def run_nets(
         InvalidInputError: the device is another, ``peers`` has no Python, or a net is not there; nothing has run.
         MlsysError: a race ended without outcomes; the message is its last words.
     """
-    if context.device != "cpu":
+    if device_kind(context.device).name != "cpu":
         raise InvalidInputError(f"nimble's benchmark runs on cpu, not on {context.device!r}: leave out --device")
     from mlsys_nimble.nets.resolve import check_model
 

@@ -1,4 +1,4 @@
-"""The few calls to torch.cuda that carry out a plan, in one place; tests put a recorder in its place.
+"""The few calls to core's CUDA device that carry out a plan, in one place; tests put a recorder in its place.
 
 A driver owns no decisions. Streams, events, graphs and pools are whatever it hands out.
 """
@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
+from mlsys_core.device import CudaDevice
+from mlsys_core.device.cuda_graphs import active, capturing, new_graph_pool, reserved_nbytes
 from torch import Tensor
 
 Handle = Any  # a stream, an event, a graph or a pool
@@ -82,47 +84,49 @@ class Driver(Protocol):
         ...
 
 
-class TorchDriver:
-    """The driver over torch.cuda."""
+class CoreDriver:
+    """The driver over :mod:`mlsys_core.device`: its streams and events, and the graphs that CUDA alone has.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    Args:
+        cuda: The device.
+    """
+
+    def __init__(self, cuda: CudaDevice) -> None:
+        self.device = torch.device(cuda.torch_name)
+        self._cuda = cuda
 
     def current_stream(self) -> Handle:
         """See :class:`Driver`."""
-        return torch.cuda.current_stream(self.device)
+        return self._cuda.current_stream()
 
     def new_stream(self) -> Handle:
         """See :class:`Driver`."""
-        return torch.cuda.Stream(device=self.device)  # type: ignore[no-untyped-call]
+        return self._cuda.stream()
 
     def new_event(self) -> Handle:
         """See :class:`Driver`."""
-        return torch.cuda.Event()  # type: ignore[no-untyped-call]
+        return self._cuda.event()
 
     def new_pool(self) -> Handle:
         """See :class:`Driver`."""
-        return torch.cuda.graph_pool_handle()
+        return new_graph_pool()
 
     def record(self, event: Handle, stream: Handle) -> None:
         """See :class:`Driver`."""
-        event.record(stream)
+        stream.record(event)
 
     def wait(self, event: Handle, stream: Handle) -> None:
         """See :class:`Driver`."""
-        stream.wait_event(event)
+        stream.wait(event)
 
     def run(self, stream: Handle, function: Callable[..., Any], arguments: Sequence[Tensor]) -> Any:
-        """See :class:`Driver`."""
-        with torch.cuda.stream(stream):
+        """See :class:`Driver`. What the function raises is raised here, so it is not submitted as work."""
+        with active(stream):
             return function(*arguments)
 
-    @contextmanager
-    def capturing(self, pool: Handle, stream: Handle) -> Iterator[Handle]:
+    def capturing(self, pool: Handle, stream: Handle) -> AbstractContextManager[Handle]:
         """See :class:`Driver`. The default generator registers itself: its offset advances with each replay."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            yield graph
+        return capturing(stream=stream, pool=pool, error_mode="thread_local")
 
     def replay(self, graph: Handle) -> None:
         """See :class:`Driver`."""
@@ -134,7 +138,7 @@ class TorchDriver:
 
     def synchronize(self) -> None:
         """See :class:`Driver`."""
-        torch.cuda.synchronize(self.device)
+        self._cuda.synchronize()
 
     @contextmanager
     def random_kept(self) -> Iterator[None]:
@@ -154,16 +158,17 @@ class TorchDriver:
 
     def seconds(self, work: Callable[[], Any]) -> float:
         """See :class:`Driver`."""
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin, end = (self._cuda.event(timing=True) for _ in range(2))
         for _ in range(WARM_UPS):
             work()
-        begin.record()
+        stream = self._cuda.current_stream()
+        stream.record(begin)
         for _ in range(TIMED):
             work()
-        end.record()
+        stream.record(end)
         end.synchronize()
-        return float(begin.elapsed_time(end)) / TIMED * 1e-3
+        return begin.elapsed_ms(end) / TIMED * 1e-3
 
     def reserved_nbytes(self) -> int:
         """See :class:`Driver`."""
-        return torch.cuda.memory_reserved(self.device)
+        return reserved_nbytes(self._cuda)

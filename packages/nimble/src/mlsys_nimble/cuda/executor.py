@@ -13,12 +13,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from mlsys_core.device import CudaDevice
+from mlsys_core.device.cuda_graphs import current_device, is_usable
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor
 
 from mlsys_nimble.cuda.captured import CapturedSchedule, Place, Recorder, is_result, place_of
 from mlsys_nimble.cuda.convolutions import fastest, layouts_of
-from mlsys_nimble.cuda.driver import Driver, TorchDriver
+from mlsys_nimble.cuda.driver import CoreDriver, Driver
 from mlsys_nimble.cuda.functions import make_functions
 from mlsys_nimble.cuda.plan import plan_streams
 from mlsys_nimble.cuda.pool import Pool, shared_pool
@@ -38,7 +40,7 @@ class CudaExecutor:
         kernels: ``"triton"`` (our own for elementwise chains), ``"inductor"`` or ``"aten"``.
         shares_pool: Whether temporaries lie in memory that other schedules use too, and results are copied out of it.
             For what is copied at a price, such as all that a forward pass saves, a pool of its own is better.
-        driver: What carries out the plan; None: torch.cuda.
+        driver: What carries out the plan; None: core's CUDA device.
 
     Raises:
         InvalidInputError: torch sees no GPU, or ``kernels`` is none of these.
@@ -55,11 +57,11 @@ class CudaExecutor:
         driver: Driver | None = None,
         **_: Any,
     ) -> None:
-        if driver is None and not torch.cuda.is_available():
+        if driver is None and not is_usable():
             raise InvalidInputError(
                 "executor='cuda' wants a GPU, and torch sees none; executor='auto' takes what there is"
             )
-        self._driver = driver or TorchDriver(device or torch.device("cuda", torch.cuda.current_device()))
+        self._driver = driver or CoreDriver(current_device() if device is None else CudaDevice(device.index or 0))
         self._pool = shared_pool(self._driver) if shares_pool else Pool(self._driver)
         self._shares_pool = shares_pool
         self._program = program

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 
 class Net(NamedTuple):
@@ -14,6 +15,10 @@ class Net(NamedTuple):
 
     module: nn.Module
     inputs: tuple[Tensor, ...]
+
+    def on(self, place: str) -> Net:
+        """Return the same on the device that torch calls ``place``."""
+        return Net(self.module.to(place), tree_map_only(Tensor, lambda tensor: tensor.to(place), self.inputs))
 
 
 class Concat(nn.ModuleList):

@@ -112,7 +112,7 @@ def _serve(
             workload.trace(rate),
             requests,
             name=label,
-            available_nbytes=available_memory_nbytes(),
+            available_nbytes=available_memory_nbytes(loaded.device),
             on_progress=show,
         )
 

@@ -63,7 +63,7 @@ def run(context: BenchContext) -> Section:
     """The suite over the default model."""
     from mlsys_orca.cli_options import DEFAULT_MODEL, load
 
-    return run_plan(load(DEFAULT_MODEL, None), plan_of(context), context)
+    return run_plan(load(DEFAULT_MODEL, None, device=context.device), plan_of(context), context)
 
 
 def run_plan(loaded: LoadedModel, plan: Plan, context: BenchContext) -> Section:
@@ -129,7 +129,7 @@ def measure(loaded: LoadedModel, plan: Plan, context: BenchContext) -> Iterator[
                     plan.workload.trace(rate),
                     requests,
                     name=label,
-                    available_nbytes=available_memory_nbytes(),
+                    available_nbytes=available_memory_nbytes(loaded.device),
                     on_progress=show,
                 )
             comparison = compare(expected, run.answers, loaded=loaded, requests=requests) if expected else None

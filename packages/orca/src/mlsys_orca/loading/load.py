@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import get_args
 
 import torch
+from mlsys_core.device import CudaDevice, get_device
+from mlsys_core.device.cuda_graphs import has_bf16
 from mlsys_core.errors import DeviceError, InvalidInputError
 
 from mlsys_orca.gpu import to_gpu
@@ -44,7 +46,7 @@ def load_model(
             with a single GGUF file.
         dtype: ``"fp32"`` or ``"bf16"``, to compute in and to keep weights, keys and values in; None: what
             :func:`default_dtype` says.
-        device: A torch device.
+        device: The registered name of a device.
         weights: How matrices are kept: ``"float"``: in the dtype; ``"packed"``: as a GGUF file has them, where that is
             quantised; ``"int8"`` or ``"int4"``: quantised while loading, whatever the file has. Norms, biases and a
             mixture's routers stay floating; int4 keeps 8 bits for the tables and the query, key and value projections.
@@ -86,12 +88,14 @@ def load_model(
     with intra_op_threads(num_threads), readable(where):
         if backend == "torch" or (backend == "auto" and target.type == "cuda"):
             loaded = load(where, dtype=wanted, device=target, weights=weights or "float", progress=progress)
-            return loaded if backend == "torch" else replace(loaded, model=to_gpu(loaded.model))
+            model = loaded.model if backend == "torch" else to_gpu(loaded.model)
+            return replace(loaded, model=model, device=device)
         loaded = load(where, dtype=wanted, device=target, weights=weights or "packed", progress=progress)
         model = to_native(loaded.model, backend=backend)
         if model is loaded.model and weights is None and has_packed_weights(model):  # slow in torch's operators
-            return load(where, dtype=wanted, device=target, weights="float", progress=progress)
-        return replace(loaded, model=model)
+            loaded = load(where, dtype=wanted, device=target, weights="float", progress=progress)
+            return replace(loaded, device=device)
+        return replace(loaded, model=model, device=device)
 
 
 def _check_gguf(where: Path) -> None:
@@ -118,20 +122,21 @@ def default_dtype(device: torch.device | str = "cpu") -> str:
     """
     target = torch.device(device)
     if target.type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+        return "bf16" if has_bf16(CudaDevice(target.index or 0)) else "fp32"
     capabilities = torch.cpu.get_capabilities()
     native = any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))  # the last on Arm
     return "bf16" if target.type == "cpu" and native else "fp32"
 
 
 def usable_device(device: str) -> torch.device:
-    """The torch device of that name.
+    """Return where tensors of the registered device of that name lie.
 
     Raises:
+        InvalidInputError: no kind of device is called so.
         DeviceError: there is none, or nothing can be put on it.
     """
+    target = torch.device(get_device(device).torch_name)
     try:
-        target = torch.device(device)
         torch.empty(1, device=target)
     except (RuntimeError, AssertionError) as error:
         raise DeviceError(f"the device {device!r} cannot be used: {str(error).splitlines()[0]}") from error

@@ -32,6 +32,7 @@ class LoadedModel:
     tokenizer: Tokenizer  # for the front; knows the ids that end a generation
     chat_template: ChatTemplate | None  # None: the file has none, so chat requests cannot be served
     generation: GenerationDefaults
+    device: str = "cpu"  # the registered name of the device that the model runs on
 
     @property
     def weights_nbytes(self) -> int:

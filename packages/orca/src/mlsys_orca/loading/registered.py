@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from mlsys_core.errors import InvalidInputError
@@ -37,7 +38,7 @@ def load_by_name(path: Path, context: LoadContext, registry: Registry | None = N
             )
         spec = registry.get(ModelLoaderSpec, OWN)  # files without an ending are known by their first bytes
     loaded: LoadedModel = load_with(spec, path, context, registry, kind=LoadedModel)
-    return loaded
+    return replace(loaded, device=context.device)
 
 
 def _begins_as_gguf(path: Path) -> bool:

@@ -147,11 +147,12 @@ class BertStages(nn.Module):
         lengths = [len(request.payload) for request in requests]
         if self.is_packed:
             packed = np.concatenate([request.payload for request in requests], dtype=np.int64)
-            return Packed(torch.from_numpy(packed)[:, None], tuple(lengths))
+            return Packed(torch.from_numpy(packed)[:, None].to(self.token_type.device), tuple(lengths))
         tokens = np.zeros((len(requests), max(padded_length, *lengths)), np.int64)
         for row, request in enumerate(requests):
             tokens[row, : lengths[row]] = request.payload
-        return Padded({"tokens": torch.from_numpy(tokens), "length": torch.tensor(lengths)})
+        place = self.token_type.device
+        return Padded({"tokens": torch.from_numpy(tokens).to(place), "length": torch.tensor(lengths, device=place)})
 
     def run(self, stage: int, values: Any) -> Any:
         """Some layers; see :class:`~mlsys_dvabatch.activations.StageModel`."""
@@ -196,8 +197,8 @@ class BertStages(nn.Module):
             hidden = values.tensors["hidden"]
         else:
             tokens = values.tensors["tokens"]
-            hidden = self._embed(tokens, torch.arange(tokens.shape[1]))
-        mask = torch.arange(hidden.shape[1])[None] < lengths[:, None]
+            hidden = self._embed(tokens, torch.arange(tokens.shape[1], device=tokens.device))
+        mask = torch.arange(hidden.shape[1], device=hidden.device)[None] < lengths[:, None]
         for layer in layers:
             hidden = layer(hidden, None if bool(mask.all()) else mask[:, None, None])
         if stage == self.num_stages - 1:
@@ -207,14 +208,18 @@ class BertStages(nn.Module):
     def _run_packed(self, stage: int, layers: Any, values: Packed) -> Packed:
         hidden, lengths = values.tokens, values.lengths
         if not stage:
-            positions = torch.cat([torch.arange(length) for length in lengths])
+            positions = torch.cat([torch.arange(length, device=hidden.device) for length in lengths])
             hidden = self._embed(hidden[:, 0], positions)
         for layer in layers:
             hidden = layer.forward_packed(hidden, lengths)
         if stage < self.num_stages - 1:
             return Packed(hidden, lengths)
         vectors = [
-            self.config.form.pool(part[None], part.new_ones(1, len(part), dtype=torch.bool), torch.tensor([len(part)]))
+            self.config.form.pool(
+                part[None],
+                part.new_ones(1, len(part), dtype=torch.bool),
+                torch.tensor([len(part)], device=part.device),
+            )
             for part in torch.split(hidden, list(lengths))
         ]
         return Packed(torch.cat(vectors), (1,) * len(lengths))

@@ -26,7 +26,7 @@ def _weighted(hidden: Tensor, mask: Tensor, _: Tensor) -> Tensor:
 
 
 def _last(hidden: Tensor, _: Tensor, lengths: Tensor) -> Tensor:
-    return hidden[torch.arange(len(hidden)), lengths[:, 0].long() - 1]
+    return hidden[torch.arange(len(hidden), device=hidden.device), lengths[:, 0].long() - 1]
 
 
 # Of hidden [requests, tokens, features], mask [requests, tokens, 1] and lengths [requests, 1]; in the order of results.

@@ -7,15 +7,17 @@ then requests can join and leave there. Which values do is found by running the 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from mlsys_core.device import Device
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_core.pt2.program import load_program as load_exported
 from torch import Tensor, fx, nn
+from torch.export.passes import move_to_device_pass
 from torch.utils.flop_counter import FlopCounterMode
 
 from mlsys_dvabatch.slicing.onnx_file import load_onnx
@@ -23,6 +25,10 @@ from mlsys_dvabatch.slicing.shapes import fixed_example
 
 _A_SHAPE = "the shape of one request, like --shape 3,224,224"
 _PROBES = (2, 3)  # batch sizes by which rows are told from other dimensions
+
+
+def _nothing() -> None:
+    """Do nothing: the host has done its work when a call returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,7 @@ class Program:
     rounding: float  # relative difference between batch sizes that the dtypes within explain
     shapes: Mapping[str, tuple[int, ...]]  # of nodes that are tensors, for two requests
     flops: int  # of one request, as far as torch counts them: products and convolutions
+    synchronize: Callable[[], None] = _nothing  # waits until the device that it lies on is idle
 
     @property
     def allowed_cuts(self) -> list[int]:
@@ -63,7 +70,7 @@ class Program:
         inputs = [torch.cat([value] * num) for value in self.example]
         best: dict[fx.Node, float] = {}
         for _ in range(repeats + 1):
-            timer = _Timer(self.module)
+            timer = _Timer(self.module, self.synchronize)
             with torch.inference_mode():
                 timer.run(*inputs)
             for node, seconds in timer.seconds.items():
@@ -72,13 +79,15 @@ class Program:
 
 
 class _Timer(fx.Interpreter):
-    def __init__(self, module: fx.GraphModule) -> None:
+    def __init__(self, module: fx.GraphModule, synchronize: Callable[[], None]) -> None:
         super().__init__(module)
         self.seconds: dict[fx.Node, float] = {}
+        self._synchronize = synchronize
 
     def run_node(self, n: fx.Node) -> Any:
         start_s = time.perf_counter()
         value = super().run_node(n)
+        self._synchronize()
         self.seconds[n] = time.perf_counter() - start_s
         return value
 
@@ -100,18 +109,25 @@ class _Shapes(fx.Interpreter):
         return value
 
 
-def program_of(model: nn.Module | torch.export.ExportedProgram, example: tuple[Tensor, ...]) -> Program:
+def program_of(
+    model: nn.Module | torch.export.ExportedProgram, example: tuple[Tensor, ...], *, device: Device | None = None
+) -> Program:
     """Export a module, or take a program, and find where it can be cut.
 
     Args:
         model: in evaluation mode; takes tensors of ``[requests, ...]``, gives one such tensor or several.
         example: inputs of one request, ``[1, ...]`` each.
+        device: where it is to lie; None: host memory.
 
     Raises:
         InvalidInputError: it cannot be exported, or not for any batch size.
     """
     if isinstance(model, nn.Module):
         model = _exported(model, example)
+    synchronize = _nothing
+    if device is not None and device.torch_name != "cpu":
+        model, synchronize = move_to_device_pass(model, device.torch_name), device.synchronize
+        example = tuple(value.to(device.torch_name) for value in example)
     try:
         module = model.module()
     except Exception as error:
@@ -128,10 +144,18 @@ def program_of(model: nn.Module | torch.export.ExportedProgram, example: tuple[T
         if isinstance(shape, tuple) and shape[:1] == _PROBES[:1] and second[name] == (_PROBES[1], *shape[1:])
     )
     batch = frozenset(name for name, value in first.items() if (value, second[name]) == _PROBES)
-    return Program(module, operators, example, rows, batch, runs[0].rounding, _tensors(first), _flops(module, example))
+    flops = _flops(module, example)
+    shapes = _tensors(first)
+    return Program(module, operators, example, rows, batch, runs[0].rounding, shapes, flops, synchronize)
 
 
-def load_program(path: Path, example: tuple[Tensor, ...] | None = None, *, trust_code: bool = False) -> Program:
+def load_program(
+    path: Path,
+    example: tuple[Tensor, ...] | None = None,
+    *,
+    trust_code: bool = False,
+    device: Device | None = None,
+) -> Program:
     """A ``.pt2`` or ``.onnx`` file.
 
     Args:
@@ -139,6 +163,7 @@ def load_program(path: Path, example: tuple[Tensor, ...] | None = None, *, trust
         example: inputs of one request; None makes them of the shapes that a ``.pt2`` tells of (its first row). Of a
             ``.pt2`` only the shape counts; where its requests may have several, it must be given.
         trust_code: let ``torch.export.load`` read a ``.pt2``, which runs code that it holds.
+        device: where it is to lie; None: host memory.
 
     Raises:
         InvalidInputError: the file is damaged, of another kind, or its model takes no batches.
@@ -151,12 +176,12 @@ def load_program(path: Path, example: tuple[Tensor, ...] | None = None, *, trust
             raise InvalidInputError(f"{path} keeps no example inputs: give {_A_SHAPE}")
         if saved.example_kwargs or not all(isinstance(value, Tensor) and value.ndim for value in args or ()):
             raise InvalidInputError(f"{path} takes other inputs than tensors by position; export it so")
-        return program_of(saved.program, fixed_example(path, saved.program, args, example))
+        return program_of(saved.program, fixed_example(path, saved.program, args, example), device=device)
     if path.suffix == ".onnx":
         if example is None:
             raise InvalidInputError(f"{path}: give {_A_SHAPE}; ONNX files keep none")
         try:
-            return program_of(load_onnx(path), example)
+            return program_of(load_onnx(path), example, device=device)
         except (InvalidInputError, MissingDependencyError):
             raise
         except Exception as error:

@@ -103,7 +103,7 @@ class SlicedModel:
         columns = zip(*(request.payload for request in requests), strict=True)
         stacked = (torch.from_numpy(np.stack(rows)) for rows in columns)
         named = zip(self.input_names, stacked, self.program.example, strict=True)
-        return Padded({n: value if value.dtype is like.dtype else value.to(like.dtype) for n, value, like in named})
+        return Padded({name: value.to(like.device, like.dtype) for name, value, like in named})
 
     def run(self, stage: int, values: Padded) -> Padded:
         """One stage."""
