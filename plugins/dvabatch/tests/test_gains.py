@@ -9,7 +9,7 @@ from mlsys_dvabatch.bench.workloads import poisson_trace
 from mlsys_dvabatch.costs import least_request_s, remaining_s
 from mlsys_dvabatch.policies.load import LoadOperatorPolicy, LoadPolicy
 from mlsys_dvabatch.policies.planner import Planner
-from mlsys_dvabatch.stages.simulated import parse_stages
+from mlsys_dvabatch.stages import parse_stages
 
 MIXED = parse_stages("4+0.1,1+1,1+1,1+1")
 

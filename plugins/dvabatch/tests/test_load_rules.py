@@ -12,7 +12,7 @@ from mlsys_dvabatch.pipeline import Pipeline
 from mlsys_dvabatch.policies.base import New, Policy, State
 from mlsys_dvabatch.policies.load import EarlyExitPolicy, LazyPolicy, LoadOperatorPolicy, LoadPolicy
 from mlsys_dvabatch.policies.operator import OperatorPolicy
-from mlsys_dvabatch.stages.simulated import parse_stages
+from mlsys_dvabatch.stages import parse_stages
 from mlsys_dvabatch.table import Row
 
 FLAT = parse_stages("10+0,10+0,10+0,10+0")  # weights are all that costs: joining pays

@@ -18,7 +18,7 @@ from mlsys_dvabatch.policies.base import Policy
 from mlsys_dvabatch.policies.decisions import cluster, cluster_by_bounds, sizes_by_cost
 from mlsys_dvabatch.policies.registry import Diversities, choose, comp_wait_s, make_policy, policy_names
 from mlsys_dvabatch.profile import OperatorProfile
-from mlsys_dvabatch.stages.simulated import parse_stages
+from mlsys_dvabatch.stages import parse_stages
 
 
 class ByTokens:

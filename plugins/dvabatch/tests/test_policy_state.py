@@ -11,7 +11,7 @@ from mlsys_dvabatch.pipeline import Pipeline
 from mlsys_dvabatch.policies.base import New, Policy, State
 from mlsys_dvabatch.policies.planner import planner_for
 from mlsys_dvabatch.policies.registry import comp_wait_s
-from mlsys_dvabatch.stages.simulated import parse_stages
+from mlsys_dvabatch.stages import parse_stages
 
 MODEL = parse_stages("4+1,1+2,0+3")
 

@@ -13,7 +13,7 @@ from mlsys_dvabatch.costs import StageCosts
 from mlsys_dvabatch.policies.base import New, Policy, State, Stretch
 from mlsys_dvabatch.policies.load import EarlyExitPolicy, LoadPolicy
 from mlsys_dvabatch.scheduler import DvaScheduler, simulated_output, task_s
-from mlsys_dvabatch.stages.simulated import parse_stages
+from mlsys_dvabatch.stages import parse_stages
 from mlsys_dvabatch.table import Row
 from mlsys_dvabatch.tasks import Source, StageOutput, StageTask
 
