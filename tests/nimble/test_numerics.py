@@ -11,7 +11,7 @@ import torch
 from mlsys_nimble import Nimble
 from mlsys_nimble.errors import CaptureError
 from torch import nn
-from torch.nn.functional import linear, pdist, scaled_dot_product_attention
+from torch.nn.functional import linear, one_hot, pdist, scaled_dot_product_attention
 
 BLIND = torch.ones(5, 5, dtype=torch.bool).tril().index_fill(0, torch.tensor([0, 3]), False)  # rows 0 and 3 see no key
 WEIGHT = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
@@ -199,6 +199,37 @@ def test_operators_that_write(function: Any):
 def test_an_out_that_is_resized_is_refused():
     with pytest.raises(CaptureError, match="changes the shape"):
         Nimble(Function(lambda x: torch.add(x, 1, out=torch.empty(0)))).prepare(torch.ones(4))
+
+
+SIZED = {  # a function, values that go with the shape that it gives, and some that do not
+    "one_hot": (lambda x: one_hot(x, num_classes=5).float() * 2, [0, 4, 2], [3, 3, 1], [[3, 5, 1], [3, -1, 1]]),
+    "repeat_interleave": (
+        lambda x: torch.repeat_interleave(torch.arange(3.0), x, output_size=4) * 2,
+        [1, 2, 1],
+        [4, 0, 0],
+        [[1, 1, 1], [3, 3, 3]],
+    ),
+}
+
+
+@pytest.mark.parametrize(("function", "example", "other", "bad"), SIZED.values(), ids=SIZED)
+@pytest.mark.parametrize("executor", ["reference", "native"])
+def test_a_shape_that_an_argument_fixes(function: Any, example: Any, other: Any, bad: Any, executor: str):
+    as_eager(function, torch.tensor(example))
+    model = Nimble(Function(function)).prepare(torch.tensor(example), executor=executor, num_threads=1)
+    torch.testing.assert_close(model(torch.tensor(other)), function(torch.tensor(other)))
+    for values in bad:
+        with pytest.raises(RuntimeError) as eager:
+            function(torch.tensor(values))
+        with pytest.raises(RuntimeError, match=str(eager.value)):
+            model(torch.tensor(values))
+    torch.testing.assert_close(model(torch.tensor(other)), function(torch.tensor(other)))
+
+
+@pytest.mark.parametrize("function", [one_hot, lambda x: torch.repeat_interleave(torch.arange(3.0), x)])
+def test_a_shape_that_values_decide_is_refused(function: Any):
+    with pytest.raises(CaptureError, match="shape of its result depends on values"):
+        Nimble(Function(function)).prepare(torch.tensor([0, 4, 2]), executor="reference")
 
 
 def test_operators_for_which_strides_matter():

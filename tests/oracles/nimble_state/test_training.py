@@ -100,3 +100,31 @@ def test_a_tensor_kept_from_nothing_is_refused():
     with pytest.raises(CaptureError, match="attribute last"):
         Nimble(net).prepare(torch.randn(4, 3), training=True)
     assert net.last is None
+
+
+class LooksFirst(nn.Module):
+    """Leaves a mask out that masks nothing, unless it is being compiled: as transformers' models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        y = self.linear(x)
+        if not torch.compiler.is_compiling() and bool(mask.all()):
+            return y
+        return y.masked_fill(~mask, 0.0)
+
+
+def test_training_takes_the_branch_of_a_compiler():
+    net = LooksFirst()
+    eager = copy.deepcopy(net)
+    whole, part = torch.ones(4, 3, dtype=torch.bool), torch.ones(4, 3, dtype=torch.bool).tril()
+    prepared = Nimble(net).prepare((torch.randn(4, 3), whole), training=True, executor="reference")
+    for mask in (part, whole):
+        x = torch.randn(4, 3)
+        for each, run in ((net, prepared), (eager, eager)):
+            each.zero_grad()
+            run(x, mask).square().sum().backward()
+        torch.testing.assert_close(net.linear.weight.grad, eager.linear.weight.grad)
+    assert not torch.compiler.is_compiling()

@@ -77,7 +77,7 @@ def capture(
     run: Callable[..., Any] = node_site.run if node_site else model
     # The generators go back to where they were: the first replay draws what eager draws.
     generators = torch.random.fork_rng([device] if device.type == "cuda" else [])
-    with generators, torch.inference_mode(), _traceable(), _attributes_restored(modules) as before:
+    with generators, torch.inference_mode(), traceable(), _attributes_restored(modules) as before:
         for place in places:
             leaves[place] = leaves[place].detach().clone()
         leaves = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]  # known by what they hold
@@ -155,7 +155,7 @@ def _single_device(model: Any, tensors: Sequence[torch.Tensor]) -> torch.device:
 
 
 @contextmanager
-def _traceable() -> Iterator[None]:
+def traceable() -> Iterator[None]:
     """Model code that asks whether it is being compiled hears yes, and fused encoder layers are taken apart."""
     compiler: Any = torch.compiler
     flags = compiler._is_compiling_flag, compiler._is_exporting_flag

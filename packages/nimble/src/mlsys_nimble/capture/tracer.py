@@ -37,7 +37,7 @@ _WHOLE = frozenset(
     {
         *("lstm", "gru", "rnn_tanh", "rnn_relu", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
         # These raise for values that they cannot take, which a replay is to do too.
-        *("linalg_cholesky", "linalg_inv", "linalg_solve", "linalg_lu_factor", "linalg_ldl_factor"),
+        *("linalg_cholesky", "linalg_inv", "linalg_solve", "linalg_lu_factor", "linalg_ldl_factor", "one_hot"),
     }
 )
 _STATIC_CHECKS = ("aten._assert_tensor_metadata", "aten.sym_constrain_range", "aten._assert_scalar")
@@ -146,7 +146,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._run_view_in_place(func, name, args, kwargs)
         if any(map(is_write, func._schema.arguments)):
             return self._run_written(func, name, args, kwargs)
-        self._refuse_data_dependence(func, name, args)
+        self._refuse_data_dependence(func, name, args, kwargs)
         if name.startswith("aten.as_strided"):
             self._refuse_strides(args[0])
         rule = find_rule(name)
@@ -209,7 +209,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 with self:
                     return func.decompose(*args, **kwargs)
             raise refuse(f"{name} changes its arguments in place", site, "Use an operator that returns a new tensor.")
-        self._refuse_data_dependence(call.function, name, call.args)
+        self._refuse_data_dependence(call.function, name, call.args, call.kwargs)
         before = [self.ref(target).type for target in call.targets]
         news = self._run_functional(call)
         for target in call.targets:
@@ -304,9 +304,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _refs(self, tree: Any) -> Any:
         return tree_map_only(torch.Tensor, self.ref, tree)
 
-    def _refuse_data_dependence(self, func: Any, name: str, args: Sequence[Any]) -> None:
+    def _refuse_data_dependence(self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Refuse what makes the program depend on the values of its inputs."""
         if torch.Tag.data_dependent_output not in func.tags and torch.Tag.dynamic_output_shape not in func.tags:
+            return
+        if _is_sized(name, args, kwargs):
             return
         tensors = [leaf for leaf in tree_leaves(args) if _is_tensor(leaf)]
         if name == "aten.index.Tensor":
@@ -354,6 +356,13 @@ class LeakGuard(TorchFunctionMode):
 
 def _is_tensor(item: Any) -> bool:
     return isinstance(item, torch.Tensor)
+
+
+def _is_sized(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether an argument fixes the shape of a result; a replay raises for values that do not fit."""
+    if name == "aten.one_hot.default":
+        return len(args) > 1 and args[1] >= 0
+    return name == "aten.repeat_interleave.Tensor" and kwargs.get("output_size") is not None
 
 
 def _takes_any_strides(name: str) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
+from mlsys_nimble.capture import traceable
 from mlsys_nimble.errors import refuse
 from mlsys_nimble.training.overlap import copied
 
@@ -39,7 +40,7 @@ def as_function(model: nn.Module) -> Callable[..., Any]:
     def run(parameters: _Tensors, others: _Tensors, *args: Any, **kwargs: Any) -> Any:
         given = {**parameters, **{name: tensor for name, tensor in others.items() if name in named}}
         plain = {name: tensor for name, tensor in others.items() if name not in named}
-        with _ByParts(), _plain_replaced(model, plain) as held:
+        with traceable(), _ByParts(), _plain_replaced(model, plain) as held:
             result = functional_call(model, given, args, kwargs)
         for name, tensor in others.items():
             new = given[name] if name in given else held.get(name)
