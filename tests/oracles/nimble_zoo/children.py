@@ -34,13 +34,14 @@ class _Sender(Tally):
         self._connection.send(Note(name, outcome, detail))
 
 
-def run_in_child(name: str, run: Run, limit_s: int) -> tuple[list[Note], str | None]:
+def run_in_child(name: str, run: Run, limit_s: int, *, patience: int = PATIENCE) -> tuple[list[Note], str | None]:
     """Run a model in a fork of this process.
 
     Args:
         name: The model.
         run: Its cases.
         limit_s: Seconds of processor time it may take.
+        patience: How many times that it may take by the clock.
 
     Returns:
         The outcome of each case that ended, and why the rest was not run; None if all were. A process that dies by
@@ -53,7 +54,7 @@ def run_in_child(name: str, run: Run, limit_s: int) -> tuple[list[Note], str | N
     sender.close()
     notes: list[Note] = []
     reason, has_ended = None, False
-    end = time.monotonic() + PATIENCE * limit_s
+    end = time.monotonic() + patience * limit_s
     try:
         while receiver.poll(max(0.0, end - time.monotonic())):
             message = receiver.recv()
@@ -65,7 +66,7 @@ def run_in_child(name: str, run: Run, limit_s: int) -> tuple[list[Note], str | N
         pass
     else:
         child.kill()
-        reason, has_ended = f"no end within {PATIENCE * limit_s} s", True
+        reason, has_ended = f"no end within {patience * limit_s} s", True
     child.join()
     if child.exitcode == -signal.SIGXCPU:
         reason, has_ended = f"more than {limit_s} s of processor time", True
