@@ -212,6 +212,20 @@ def _windtunnel_pt2(folder: Path) -> object:
     return load_pt2(folder / "net.pt2").predict(np.ones((2, 2)))
 
 
+def _windtunnel_onnx_files(folder: Path) -> dict[str, bytes]:
+    from mlsys_windtunnel.export.onnx import export_onnx
+    from mlsys_windtunnel.translation import translate
+
+    export_onnx(translate(_pipeline()), folder / "net.onnx", methods=["predict"])
+    return read_folder(folder)
+
+
+def _windtunnel_onnx(folder: Path) -> object:
+    from mlsys_windtunnel.export.onnx import load_onnx
+
+    return load_onnx(folder / "net.onnx", num_threads=1).predict(np.ones((2, 2)))
+
+
 def _checkpoint(folder: Path) -> object:
     from mlsys_windtunnel.finetune.checkpoint import load
 
@@ -274,6 +288,7 @@ LOADERS = {
     "windtunnel .joblib": Loader(_skops_files, _joblib),
     "windtunnel folder": Loader(_artifact_files, _artifact, ("tensors.pkl", "graph.pkl")),
     "windtunnel .pt2": Loader(_windtunnel_pt2_files, _windtunnel_pt2),
+    "windtunnel .onnx": Loader(_windtunnel_onnx_files, _windtunnel_onnx),
     "windtunnel checkpoint": Loader(_one("checkpoint.pt"), _checkpoint),
     "core trace": Loader(_core_files, _core_trace),
     "core workload": Loader(_core_files, _core_workload),

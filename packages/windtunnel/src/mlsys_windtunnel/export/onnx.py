@@ -96,17 +96,25 @@ def load_onnx(path: Path | str, *, num_threads: int | None = None) -> program.Ex
     options.intra_op_num_threads = num_threads or 0
     try:
         session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its errors have no common class
-        raise InvalidInputError(f"{path} cannot be loaded by onnxruntime ({error})") from error
-    description = session.get_modelmeta().custom_metadata_map.get(METADATA)
+        description = session.get_modelmeta().custom_metadata_map.get(METADATA)
+    except Exception as error:  # its errors have no common class, and names may be no text
+        raise InvalidInputError(f"{path} cannot be loaded by onnxruntime ({_line(error)})") from error
     if description is None:
         raise InvalidInputError(f"{path} was not written by WindTunnel: its metadata has no {METADATA!r}")
 
     def answers(table: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-        result: list[npt.NDArray[Any]] = session.run(None, {program.INPUT: table})
+        try:
+            result: list[npt.NDArray[Any]] = session.run(None, {program.INPUT: table})
+        except Exception as error:  # of a damaged program; the table is as the description has it
+            raise InvalidInputError(f"{path} does not run in onnxruntime ({_line(error)})") from error
         return result
 
     return program.restore(description, answers, path)
+
+
+def _line(error: Exception) -> str:
+    """What onnxruntime says, in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _require(package: str) -> Any:
