@@ -411,9 +411,10 @@ class Program {
             return (int)(at - own.begin()) * op.num_kv_heads;
         };
         team.for_each_dealt(thread, first_task, [&](int i) {
-            const auto [number, begin, end] = own[i / op.num_kv_heads];
+            const Task& part = own[i / op.num_kv_heads];
+            const int begin = part.begin, end = part.end;  // no structured binding: C++17's lambdas cannot capture one
             const int head = i % op.num_kv_heads;
-            const Span& span = batch->spans[number];
+            const Span& span = batch->spans[part.span];
             if (is_whole)
                 for (int row = begin; row < end; row++) keep_row(span, row, head);
             const auto task = [&](auto attend) {
