@@ -52,7 +52,10 @@ AREAS = {
     "core-serving": Area(
         CORE,
         _paths("serving", "queue baselines/* simulated simulated_executor"),
-        (*_paths("tests/core/serving", "test_queue test_baselines test_simulated"), "tests/property/serving"),
+        (
+            *_paths("tests/core/serving", "test_queue test_baselines test_baseline_rules test_simulated"),
+            "tests/property/serving",
+        ),
     ),
     "orca-schedulers": Area(
         ORCA,

@@ -204,3 +204,151 @@ def test_a_drain_that_cannot_end_says_so_instead_of_spinning() -> None:
     loop.submit(("a", 1), "a")
     with pytest.raises(ServingError, match="waits forever"):
         loop.drain()
+
+
+class Counted(SimulatedExecutor[str, str]):
+    """An executor on a clock of its own, two seconds a batch."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(lambda batch: 2.0, str.upper, **options)
+        self.clock = VirtualClock()
+        self.bind(WorkerId(1), self.clock, itertools.count(5))
+
+
+def test_runs_are_numbered_and_say_who_ran_what_when() -> None:
+    executor = Counted(max_in_flight=3)
+    executor.submit("a")
+    executor.clock.advance_to(1.0)
+    executor.submit("b")
+    assert executor.next_end_s == 2.0
+    first, second = executor.runs
+    assert (first.number, first.worker, first.batch, first.submitted_s, first.stages_s) == (5, 1, "a", 0, ((0, 2),))
+    assert (second.number, second.submitted_s, second.started_s, second.ended_s) == (6, 1.0, 2.0, 4.0)
+    executor.bind(WorkerId(0), VirtualClock(), itertools.count())
+    assert executor.runs == []
+    assert executor.next_end_s == math.inf
+
+
+def test_a_wait_that_ends_with_the_batch_gets_it() -> None:
+    executor = Counted()
+    executor.submit("a")
+    assert executor.wait(1.5) is None
+    assert executor.clock.now() == 1.5
+    assert executor.wait(0.5) == ("a", "A")
+    assert executor.clock.now() == 2.0
+    assert executor.wait(3.0) is None
+    assert executor.clock.now() == 5.0
+    with pytest.raises(ServingError, match="waits forever"):
+        executor.wait(None)
+
+
+def test_what_has_ended_already_is_given_without_going_back_in_time() -> None:
+    executor = Counted()
+    executor.submit("a")
+    executor.clock.advance_to(7.0)
+    assert executor.wait(0.0) == ("a", "A")
+    assert executor.clock.now() == 7.0
+    executor.submit("b")
+    assert executor.next_end_s == 9.0
+    assert executor.wait(-3.0) is None
+    assert executor.clock.now() == 7.0, "a time-out in the past moves nothing"
+
+
+def test_of_several_workers_the_first_to_end_comes_first_and_then_the_first_by_number() -> None:
+    clock = VirtualClock()
+    executors = [SimulatedExecutor[str, str](lambda batch: float(batch), lambda batch: batch) for _ in range(3)]
+    workers = SimulatedExecutor.as_workers(executors, clock)
+    for executor, cost in zip(executors, ("3", "2", "2"), strict=True):
+        executor.submit(cost)
+    assert [run.number for executor in executors for run in executor.runs] == [0, 1, 2]
+    done = [workers.wait(None) for _ in range(3)]
+    assert [(each.worker, each.batch, each.output) for each in done if each] == [
+        (1, "2", "2"),
+        (2, "2", "2"),
+        (0, "3", "3"),
+    ]
+    assert clock.now() == 3.0
+    with pytest.raises(ServingError, match="nothing is in flight"):
+        workers.wait(None)
+    assert workers.wait(math.inf) is None
+    assert clock.now() == 3.0
+
+
+@pytest.mark.parametrize("cost_s", [-0.5, math.inf, math.nan])
+def test_a_cost_that_is_no_time_is_refused(cost_s: float) -> None:
+    executor = SimulatedExecutor[str, str]([one, lambda _: cost_s], str.upper)
+    with pytest.raises(InvalidInputError, match=rf"the cost model of stage 1 gave {cost_s} s for 'a'"):
+        executor.submit("a")
+    assert executor.runs == []
+    free = SimulatedExecutor[str, str](lambda _: 0.0, str.upper)
+    free.submit("a")
+    assert free.wait(0.0) == ("a", "A")
+
+
+def test_as_many_are_in_flight_as_stages_unless_told_otherwise() -> None:
+    assert SimulatedExecutor[str, str]([one, one], str.upper).max_in_flight == 2
+    assert SimulatedExecutor[str, str]([one, one], str.upper, max_in_flight=1).max_in_flight == 1
+    assert SimulatedExecutor[str, str](one, str.upper).max_in_flight == 1
+    with pytest.raises(InvalidInputError, match="max_in_flight"):
+        SimulatedExecutor[str, str](one, str.upper, max_in_flight=0)
+
+
+def simulated(trace: Any, **options: Any) -> Any:
+    executor = SimulatedExecutor[Any, Any](lambda _: 2.0, lambda batch: [0] * batch.size)
+    return simulate(ZeroBatch[None, int](max_batch_size=1), executor, trace, **options)
+
+
+@pytest.mark.parametrize("times", [(math.inf,), (math.nan,), (-1.0,), (3.0, 2.0)])
+def test_times_must_be_finite_and_rise(times: tuple[float, ...]) -> None:
+    with pytest.raises(InvalidInputError, match=rf"the trace has {times[-1]} s after .* times must be finite and rise"):
+        simulated([(at, ServeRequest(str(at), None)) for at in times])
+
+
+def test_a_cancellation_at_the_time_of_an_arrival_comes_after_it() -> None:
+    trace = [(0.0, ServeRequest("a", None)), (1.0, ServeRequest("b", None)), (1.0, ServeRequest("c", None))]
+    simulation = simulated(trace, cancellations=[(1.0, "b")])
+    assert [(each.request_id, each.finished.reason, each.finished_s) for each in simulation.requests] == [
+        ("b", FinishReason.CANCELLED, 1.0),
+        ("a", FinishReason.DONE, 2.0),
+        ("c", FinishReason.DONE, 4.0),
+    ]
+    assert [each.request_id for each in simulation.with_reason(FinishReason.CANCELLED)] == ["b"]
+    assert (simulation["c"].arrival_s, simulation["c"].latency_s, simulation.ended_s) == (1.0, 3.0, 4.0)
+    with pytest.raises(StopIteration):
+        simulation["nobody"]
+
+
+def test_a_clock_that_is_given_goes_on_from_its_time() -> None:
+    clock = VirtualClock()
+    clock.advance_to(5.0)
+    simulation = simulated([(6.0, ServeRequest("a", None))], clock=clock)
+    assert clock.now() == simulation.ended_s == 8.0
+    with pytest.raises(InvalidInputError, match="the trace has 7"):
+        simulated([(7.0, ServeRequest("a", None))], clock=clock)
+
+
+def test_another_listener_hears_of_outputs_and_departures() -> None:
+    heard: list[Any] = []
+
+    class Listener:
+        def on_output(self, batch: Any, output: Any, now: float) -> None:
+            heard.append(("output", batch.size, output, now))
+
+        def on_finished(self, finished: Finished[Any], now: float) -> None:
+            heard.append((finished.request_id, finished.result, now))
+
+    simulated([(0.0, ServeRequest("a", None))], listener=Listener())
+    assert heard == [("output", 1, [0], 2.0), ("a", 0, 2.0)]
+
+
+def test_an_empty_trace_ends_where_it_began() -> None:
+    simulation = simulated([])
+    assert (simulation.requests, simulation.runs, simulation.ended_s) == ((), (), 0.0)
+
+
+def test_runs_of_several_workers_are_in_order_of_submission() -> None:
+    executors = [SimulatedExecutor[Any, Any](lambda _: 2.0, lambda batch: [0] * batch.size) for _ in range(2)]
+    trace = [(float(at), ServeRequest(str(at), None)) for at in range(4)]
+    simulation = simulate(ZeroBatch[None, int](max_batch_size=1), executors, trace)
+    assert [run.number for run in simulation.runs] == [0, 1, 2, 3]
+    assert [run.worker for run in simulation.runs] == [0, 1, 0, 1]
