@@ -104,6 +104,10 @@ def test_the_record_says_where_everything_lies_and_who_runs_what() -> None:
     assert values["%0"] == {"type": "float32[32]", "memory": "caller", "offset": 0, "strides": [4]}
     assert values["%1"]["offset"] == schedule.storage.offsets[1]
     assert values["%2"]["offset"] == schedule.storage.offsets[1] + 16 * 4, "the second half of what exp made"
+    for name, place in zip(values, schedule.layout.places, strict=True):
+        in_arena = schedule.storage.offsets.get(place.root, 0)
+        assert values[name]["offset"] == in_arena + place.offset * 4
+    assert len({values[name]["offset"] for name in ("%6", "%1", "%2")}) == 3
     assert record["arena_nbytes"] == schedule.storage.plan.peak_nbytes > 0
     whole = {"part": 0, "of": 2, "waits": []}
     assert record["stretches"] == [

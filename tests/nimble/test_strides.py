@@ -71,6 +71,8 @@ def test_even_rows() -> None:
     assert has_even_rows((4,), (1,))
     assert not has_even_rows((4,), (2,))
     assert has_even_rows((1,), (7,))
+    assert not has_even_rows((2, 2, 4), (25, 8, 1)), "two and two rows are not four at one distance"
+    assert has_even_rows((3, 4), (99, 1))
     assert has_even_rows((2, 3, 1), (3, 1, 9))  # rows of one element, in a row
     assert not has_even_rows((2, 3, 1), (4, 1, 1))
     assert has_even_rows((5, 4), (0, 1))  # one row, five times

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from math import prod
 from typing import TypeAlias
 
 Shape: TypeAlias = tuple[int, ...]
@@ -63,7 +63,7 @@ def reshaped(shape: Shape, strides: Strides, wanted: Shape) -> Strides | None:
         else:
             blocks.append((size, stride))
     found = [1] * len(wanted)
-    left, step = blocks.pop() if blocks else (1, 1)
+    left, step = 1, 1  # of the block at hand: elements not shown yet, and their stride
     for dim in reversed(range(len(wanted))):
         if wanted[dim] == 1:
             continue
@@ -84,17 +84,10 @@ def is_inner(dim: int, shape: Shape, strides: Strides) -> bool:
 
 def has_even_rows(shape: Shape, strides: Strides) -> bool:
     """Whether the last dimension lies side by side, and all before it are rows at one distance."""
-    rows = reshaped(shape[:-1], strides[:-1], (_count(shape[:-1]),)) if len(shape) > 1 else (1,)
+    rows = reshaped(shape[:-1], strides[:-1], (prod(shape[:-1]),))
     return is_inner(len(shape) - 1, shape, strides) and rows is not None
 
 
 def has_no_overlap(shape: Shape, strides: Strides) -> bool:
     """Whether no two elements share memory (no expanded dimension)."""
     return all(stride or size <= 1 for size, stride in zip(shape, strides, strict=True))
-
-
-def _count(sizes: Sequence[int]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
