@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -113,6 +115,28 @@ def test_bad_requests_are_refused(tiny: tuple[TestClient, BertStages], inputs: l
     answer = tiny[0].post("/v2/models/tiny/infer", json={"inputs": inputs})
     assert answer.status_code == 400
     assert says in answer.text
+
+
+def test_many_bytes_of_rows_are_not_looked_at_on_the_event_loops_thread(monkeypatch: pytest.MonkeyPatch):
+    threads = []
+    check = BertStages.check
+
+    def watched(self: BertStages, payload: Any) -> int:
+        threads.append(threading.current_thread().name)
+        return check(self, payload)
+
+    monkeypatch.setattr(BertStages, "check", watched)
+    served, _ = encoder(InputPolicy(), is_packed=False)
+    with TestClient(create_oip_app(ModelRepository([served]))) as client:
+        for length in (4, 1 << 20):
+            raw = np.ones((1, length), np.int64).tobytes()
+            node = {"name": "input_ids", "datatype": "INT64", "shape": [1, length]}
+            header = json.dumps({"inputs": [node | {"parameters": {"binary_data_size": len(raw)}}]}).encode()
+            headers = {"Inference-Header-Content-Length": str(len(header))}
+            answer = client.post("/v2/models/tiny/infer", content=header + raw, headers=headers)
+            assert answer.status_code == (200 if length == 4 else 400)
+    assert not threads[0].startswith("dvabatch")
+    assert threads[1] == "dvabatch-large_0"
 
 
 @pytest.fixture

@@ -96,7 +96,7 @@ def _refusal(body: bytes, reason: str) -> HttpError:
     elif "hex escape" in what:
         what = "a string has half of a surrogate pair, or a wrong \\u escape"
     elif b"NaN" in body or b"Infinity" in body:
-        what += "; NaN and Infinity are no JSON values"
+        where += "; NaN and Infinity are no JSON values"
     return _malformed(f"{what} at line {where}")
 
 

@@ -71,7 +71,6 @@ def create_oip_app(
     config, clock, readiness = config or DEFAULT_CONFIG, clock or WallClock(), Readiness()
     registry = CollectorRegistry() if registry is None else registry
     registry.register(ModelMetrics(repository))
-    engine = Engine(repository, clock)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -100,6 +99,7 @@ def create_oip_app(
         clock=clock,
         logger=logger,
     )
+    engine = Engine(repository, clock, runtime_of(app).threads)
     app.router.routes[:0] = inference_routes(engine, config)  # first, as most requests are for them
     return app
 

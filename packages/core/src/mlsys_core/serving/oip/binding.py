@@ -21,6 +21,7 @@ from mlsys_core.serving.oip.tensors import conformed
 from mlsys_core.serving.oip.version import Version
 
 _keys = itertools.count(1)  # of the process: several apps may share one serving loop
+_FEW = 64  # tensors that are looked at one by one in any case, for a better message
 _MAX_PRIORITY = 2**32 - 1
 _MAX_EMPTY_ELEMENTS = 2**56  # numpy refuses larger shapes, even of arrays that are empty
 
@@ -43,6 +44,28 @@ class WireRequest:
     outputs: list[str] = field(default_factory=list)  # empty: all
     request_id: str = ""
     parameters: dict[str, Parameter] = field(default_factory=dict)
+    size: int = 0  # bytes that reading the inputs goes through; a tensor's raw bytes count a 64th: numpy looks at them
+
+
+def raw_size(nbytes: int, datatype: object) -> int:
+    """Return what reading a tensor's raw bytes counts as in :attr:`WireRequest.size`."""
+    return nbytes if datatype == DataType.BYTES.value else nbytes // 64
+
+
+def check_counts(version: Version, *, num_inputs: int, num_outputs: int) -> None:
+    """See that a request has no more tensors than the model, before any work is done for each.
+
+    Raises:
+        InvalidInputError: it has more.
+    """
+    for what, count, limit in (
+        ("inputs", num_inputs, len(version.inputs)),
+        ("outputs", num_outputs, len(version.outputs)),
+    ):
+        if count > max(limit, _FEW):
+            raise InvalidInputError(
+                f"the request has {count} {what}; model {version.spec.name!r} has {limit}, and each may come once"
+            )
 
 
 def bind(wire: WireRequest, version: Version, *, now: float, deadline_s: float | None) -> InferRequest:

@@ -1,6 +1,7 @@
 """Runs checked requests on models, for both fronts alike: deadlines, statistics, the model's errors.
 
-All in the event loop's thread. A request counts from ``started_s``, when its front began to decode it.
+In the event loop's thread, but for reading large inputs. A request counts from ``started_s``, when its front began to
+decode it.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 
 from mlsys_core.serving.http.describe import describe
+from mlsys_core.serving.http.threads import RequestThreads
 from mlsys_core.serving.oip.binding import WireRequest, bind, checked_outputs
 from mlsys_core.serving.oip.datatypes import Array
 from mlsys_core.serving.oip.errors import DeadlineExceededError, UnsupportedError
@@ -39,6 +42,11 @@ class Answer:
         self.outputs = outputs  # those the client wants, in its order
         self.parameters = parameters
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the outputs; of an element of BYTES those of a pointer."""
+        return sum(array.nbytes for _, array in self.outputs)
+
 
 class Engine:
     """What both fronts call.
@@ -46,10 +54,12 @@ class Engine:
     Args:
         repository: the models.
         clock: of deadlines and durations.
+        threads: for large work; belong to the caller. Default threads of its own.
     """
 
-    def __init__(self, repository: ModelRepository, clock: Clock) -> None:
+    def __init__(self, repository: ModelRepository, clock: Clock, threads: RequestThreads | None = None) -> None:
         self.repository = repository
+        self.threads = threads or RequestThreads("mlsys-oip")
         self.now: Callable[[], float] = clock.now
 
     async def infer(self, version: Version, wire: WireRequest, *, started_s: float, deadline_s: float | None) -> Answer:
@@ -67,7 +77,7 @@ class Engine:
             )
         version.hold()
         try:
-            request = bind(wire, version, now=started_s, deadline_s=deadline_s)
+            request = await self._bound(wire, version, started_s, deadline_s)
             if request.deadline_s is None:
                 response = await version.unary.infer(request)
             else:
@@ -93,7 +103,7 @@ class Engine:
         is_first = True
         version.hold()
         try:
-            request = bind(wire, version, now=started_s, deadline_s=deadline_s)
+            request = await self._bound(wire, version, started_s, deadline_s)
             responses = version.streaming.stream(request)
             async with aclosing(responses):
                 while True:
@@ -114,6 +124,12 @@ class Engine:
         finally:
             version.release()
         self._succeed(version, request, started_s, timing)
+
+    async def _bound(
+        self, wire: WireRequest, version: Version, started_s: float, deadline_s: float | None
+    ) -> InferRequest:
+        read = partial(bind, wire, version, now=started_s, deadline_s=deadline_s)
+        return await self.threads.run(read, size=wire.size)
 
     def _succeed(self, version: Version, request: InferRequest, started_s: float, timing: Timing | None) -> None:
         duration_s = self.now() - started_s

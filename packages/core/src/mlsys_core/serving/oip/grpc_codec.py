@@ -8,15 +8,17 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from mlsys_core.errors import InvalidInputError
-from mlsys_core.serving.oip.binding import WireRequest, WireTensor
+from mlsys_core.serving.oip.binding import WireRequest, WireTensor, check_counts, raw_size
 from mlsys_core.serving.oip.classification import classified
 from mlsys_core.serving.oip.datatypes import Array, DataType
 from mlsys_core.serving.oip.engine import Answer
 from mlsys_core.serving.oip.errors import UnsupportedError
 from mlsys_core.serving.oip.grpc_schema import messages
+from mlsys_core.serving.oip.grpc_size import MAX_CONTENTS, check_contents
 from mlsys_core.serving.oip.messages import Parameter
 from mlsys_core.serving.oip.rest_codec import MAX_DIMENSIONS
 from mlsys_core.serving.oip.tensors import from_elements, from_numbers, from_raw, to_raw
+from mlsys_core.serving.oip.version import Version
 
 # The field of InferTensorContents that holds a datatype; FP16 and BF16 have none.
 _CONTENTS = {
@@ -39,21 +41,30 @@ def parse_message(name: str, content: bytes) -> Any:
     """Return the message of type ``name`` that ``content`` is the wire form of.
 
     Raises:
-        InvalidInputError: it is none; grpc itself would end the call as an internal error, uncounted.
+        InvalidInputError: it is none; grpc itself would end the call as an internal error, uncounted. Or it has more
+            typed contents than may be.
     """
+    if name == "ModelInferRequest" and len(content) > MAX_CONTENTS:
+        check_contents(content)
     try:
         return getattr(messages(), name).FromString(content)
     except DecodeError as error:
         raise InvalidInputError(f"the request's {len(content)} bytes are no {name} ({error})") from error
 
 
-def decode_message(request: Any) -> tuple[WireRequest, dict[str, int]]:
+def decode_message(request: Any, version: Version | None = None) -> tuple[WireRequest, dict[str, int]]:
     """The request in a ``ModelInferRequest``, and of outputs wanted as classifications the numbers of classes.
+
+    Args:
+        request: the message.
+        version: the model that it is for; None does not count its tensors.
 
     Raises:
         InvalidInputError: its tensors and their data do not go together.
         UnsupportedError: it wants shared memory.
     """
+    if version is not None:
+        check_counts(version, num_inputs=len(request.inputs), num_outputs=len(request.outputs))
     raw: Sequence[bytes] = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise InvalidInputError(
@@ -64,6 +75,10 @@ def decode_message(request: Any) -> tuple[WireRequest, dict[str, int]]:
         request_id=request.id,
         parameters=parameters_of(request.parameters) if request.parameters else {},
     )
+    if raw:
+        wire.size = sum(raw_size(len(raw[index]), tensor.datatype) for index, tensor in enumerate(request.inputs))
+    else:
+        wire.size = sum(tensor.contents.ByteSize() for tensor in request.inputs)
     num_classes: dict[str, int] = {}
     for output in request.outputs:
         wire.outputs.append(output.name)
@@ -154,7 +169,7 @@ def _contents_reader(contents: Any) -> Callable[[DataType, Sequence[int], str], 
         elements = getattr(contents, expected)
         if datatype is DataType.BYTES:
             return from_elements(list(elements), shape, what=what)
-        return from_numbers(list(elements), datatype, shape, what=what)
+        return from_numbers(elements, datatype, shape, what=what)
 
     return read
 

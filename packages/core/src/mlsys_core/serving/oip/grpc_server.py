@@ -128,8 +128,10 @@ class GrpcServer:
             try:
                 with self._runtime.lifecycle.running(running):
                     self._admit(name, context)
-                    message = parse_message(f"{name}Request", await self._received(requests))
-                    response = await method(message, self._deadline_s(context, started_s))
+                    content = await self._received(requests)
+                    async with self._runtime.bodies.admitted(len(content)):
+                        message = await self._parsed(f"{name}Request", content)
+                        response = await method(message, self._deadline_s(context, started_s))
             except BaseException as error:  # noqa: BLE001  (the boundary of a call: it is answered, and noted)
                 await self._refuse(name, error, running, context, started_s)
             self._note(name, grpc.StatusCode.OK, started_s)
@@ -142,7 +144,7 @@ class GrpcServer:
     ) -> Callable[[AsyncIterator[bytes], Context], AsyncGenerator[Any, None]]:
         async def call(requests: AsyncIterator[bytes], context: Context) -> AsyncGenerator[Any, None]:
             started_s, running = self._engine.now(), _RunningCall()
-            incoming = _Incoming(requests)
+            incoming = _Incoming(requests, self._parsed)
             try:
                 with self._runtime.lifecycle.running(running):
                     self._admit(name, context)
@@ -167,6 +169,9 @@ class GrpcServer:
         except TimeoutError:
             raise HttpError(f"the call's message did not arrive within {timeout_s:g} s", http_status=504) from None
         raise InvalidInputError("the call came without a message")
+
+    async def _parsed(self, name: str, content: bytes) -> Any:
+        return await self._engine.threads.run(parse_message, name, content, size=len(content))
 
     def _admit(self, name: str, context: Context) -> None:
         if name in _ALWAYS_OPEN:
@@ -208,14 +213,15 @@ class GrpcServer:
 class _Incoming:
     """The messages of a stream up to one that is none, which is kept to end the call with when the rest is answered."""
 
-    def __init__(self, requests: AsyncIterator[bytes]) -> None:
+    def __init__(self, requests: AsyncIterator[bytes], parse: Callable[[str, bytes], Awaitable[Any]]) -> None:
         self._requests = requests
+        self._parse = parse
         self.error: InvalidInputError | None = None
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         async for request in self._requests:
             try:
-                message = parse_message("ModelInferRequest", request)
+                message = await self._parse("ModelInferRequest", request)
             except InvalidInputError as error:
                 self.error = error
                 return

@@ -20,7 +20,7 @@ from mlsys_core.serving.oip.descriptions import (
     model_statistics,
     server_metadata,
 )
-from mlsys_core.serving.oip.engine import Engine
+from mlsys_core.serving.oip.engine import Answer, Engine
 from mlsys_core.serving.oip.grpc_codec import decode_message, encode_message
 from mlsys_core.serving.oip.grpc_schema import messages
 from mlsys_core.serving.oip.version import Version
@@ -76,9 +76,12 @@ class Servicer:
         """``ModelInfer``."""
         started_s = self._engine.now()
         version = self._repository.find(request.model_name, request.model_version)
-        wire, num_classes = decode_message(request)
+        wire, num_classes = decode_message(request, version)
         answer = await self._engine.infer(version, wire, started_s=started_s, deadline_s=deadline_s)
-        return encode_message(answer, num_classes)
+        return await self._encoded(answer, num_classes)
+
+    async def _encoded(self, answer: Answer, num_classes: Mapping[str, int]) -> Any:
+        return await self._engine.threads.run(encode_message, answer, num_classes, size=answer.nbytes // 16)
 
     async def stream_infer(self, requests: AsyncIterator[Any], deadline_s: float | None) -> AsyncGenerator[Any, None]:
         """``ModelStreamInfer``: requests run side by side; those to models with one response are answered in order.
@@ -127,14 +130,14 @@ class Servicer:
         try:
             started_s = self._engine.now()
             version = self._repository.find(request.model_name, request.model_version)
-            wire, num_classes = decode_message(request)
+            wire, num_classes = decode_message(request, version)
             wants_final = flag(wire.parameters, _EMPTY_FINAL)
             wire.parameters.pop(_EMPTY_FINAL, None)
             async with aclosing(
                 self._engine.stream(version, wire, started_s=started_s, deadline_s=deadline_s)
             ) as answers:
                 async for answer in answers:
-                    response = response_type(infer_response=encode_message(answer, num_classes))
+                    response = response_type(infer_response=await self._encoded(answer, num_classes))
                     if version.streaming is None:
                         responses.append(response)
                         continue

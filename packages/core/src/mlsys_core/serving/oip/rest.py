@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
-from typing import Any
+from functools import partial
 
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -15,12 +15,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.http import ClosingStreamingResponse, HttpConfig
 from mlsys_core.serving.http.json_body import parse_json
+from mlsys_core.serving.http.threads import LARGE
+from mlsys_core.serving.oip.binding import WireRequest
 from mlsys_core.serving.oip.compression import compressed, decompressed
 from mlsys_core.serving.oip.connection import body_of, while_connected
 from mlsys_core.serving.oip.engine import Answer, Engine
 from mlsys_core.serving.oip.errors import UnsupportedError
 from mlsys_core.serving.oip.generate import decode_generate, encode_generate
-from mlsys_core.serving.oip.rest_codec import decode, encode
+from mlsys_core.serving.oip.number_arrays import check_values
+from mlsys_core.serving.oip.rest_codec import decode, encode, json_nbytes
 from mlsys_core.serving.oip.version import Version
 
 _HEADER_LENGTH = b"inference-header-content-length"
@@ -73,7 +76,8 @@ class _Endpoint:
         if encoding in ("identity", ""):
             return await body_of(receive, declared_nbytes=declared_nbytes, header_nbytes=header_nbytes or 0)
         packed = await body_of(receive, declared_nbytes=declared_nbytes, header_nbytes=0)
-        return memoryview(decompressed(bytes(packed), encoding, max_nbytes=self._max_body_nbytes))
+        unpack = partial(decompressed, bytes(packed), encoding, max_nbytes=self._max_body_nbytes)
+        return memoryview(await self._engine.threads.run(unpack, size=LARGE))  # a few bytes may become many
 
     async def _answers(
         self, scope: Scope, receive: Receive, headers: dict[bytes, bytes]
@@ -81,10 +85,25 @@ class _Endpoint:
         """The stream of a generate request and its first answer: until then an error still has its own status."""
         started_s = self._engine.now()
         version = self._version(scope)
-        wire = decode_generate(parse_json(bytes(await self._body(headers, receive, None))), version)
+        body = bytes(await self._body(headers, receive, None))
+        wire = await self._engine.threads.run(_generate_request, body, version, size=len(body))
         deadline_s = scope["state"]["deadline"]
         answers = self._engine.stream(version, wire, started_s=started_s, deadline_s=deadline_s)
         return answers, await while_connected(receive, anext(answers, None))
+
+    async def _respond(
+        self, send: Send, body: bytes, fields: list[tuple[bytes, bytes]], request_headers: dict[bytes, bytes]
+    ) -> None:
+        accepted = request_headers.get(b"accept-encoding")
+        if accepted is not None:
+            body, encoding = await self._engine.threads.run(
+                compressed, body, accepted.decode("latin-1"), size=len(body)
+            )
+            if encoding is not None:
+                fields.append((b"content-encoding", encoding.encode()))
+        fields.append((b"content-length", b"%d" % len(body)))
+        await send({"type": "http.response.start", "status": 200, "headers": fields})
+        await send({"type": "http.response.body", "body": body})
 
 
 class _Infer(_Endpoint):
@@ -94,15 +113,18 @@ class _Infer(_Endpoint):
         headers = dict(scope["headers"])
         version = self._version(scope)
         header_nbytes = _header_nbytes(headers)
-        rest = decode(await self._body(headers, receive, header_nbytes), header_nbytes)
+        body = await self._body(headers, receive, header_nbytes)
+        threads = self._engine.threads
+        rest = await threads.run(decode, body, header_nbytes, version, size=json_nbytes(body, header_nbytes))
         deadline_s = scope["state"]["deadline"]
         work = self._engine.infer(version, rest.wire, started_s=started_s, deadline_s=deadline_s)
-        body, json_nbytes = encode(await while_connected(receive, work), rest)
-        if json_nbytes is None:
+        answer = await while_connected(receive, work)
+        content, header = await threads.run(encode, answer, rest, size=answer.nbytes)
+        if header is None:
             fields = [(b"content-type", b"application/json")]
         else:
-            fields = [(b"content-type", b"application/octet-stream"), (_HEADER_LENGTH, b"%d" % json_nbytes)]
-        await _respond(send, body, fields, headers)
+            fields = [(b"content-type", b"application/octet-stream"), (_HEADER_LENGTH, b"%d" % header)]
+        await self._respond(send, content, fields, headers)
 
 
 class _Generate(_Endpoint):
@@ -117,7 +139,8 @@ class _Generate(_Endpoint):
         if first is None or second is not None:
             given = "none" if first is None else "more"
             raise UnsupportedError(f"generate takes one response, the model gave {given}; use generate_stream")
-        await _respond(send, _json(encode_generate(first)), [(b"content-type", b"application/json")], headers)
+        content = await self._engine.threads.run(_generate_answer, first, size=first.nbytes)
+        await self._respond(send, content, [(b"content-type", b"application/json")], headers)
 
 
 class _GenerateStream(_Endpoint):
@@ -129,7 +152,8 @@ class _GenerateStream(_Endpoint):
             try:
                 answer = first
                 while answer is not None:
-                    yield b"data: " + _json(encode_generate(answer)) + b"\n\n"
+                    content = await self._engine.threads.run(_generate_answer, answer, size=answer.nbytes)
+                    yield b"data: " + content + b"\n\n"
                     answer = await anext(answers, None)
             finally:
                 await answers.aclose()
@@ -148,18 +172,13 @@ def _header_nbytes(headers: dict[bytes, bytes]) -> int | None:
     return int(header)
 
 
-async def _respond(
-    send: Send, body: bytes, fields: list[tuple[bytes, bytes]], request_headers: dict[bytes, bytes]
-) -> None:
-    accepted = request_headers.get(b"accept-encoding")
-    if accepted is not None:
-        body, encoding = compressed(body, accepted.decode("latin-1"))
-        if encoding is not None:
-            fields.append((b"content-encoding", encoding.encode()))
-    fields.append((b"content-length", b"%d" % len(body)))
-    await send({"type": "http.response.start", "status": 200, "headers": fields})
-    await send({"type": "http.response.body", "body": body})
+def _generate_request(body: bytes, version: Version) -> WireRequest:
+    check_values(body)
+    wire = decode_generate(parse_json(body), version)
+    wire.size = len(body)
+    return wire
 
 
-def _json(value: dict[str, Any]) -> bytes:
+def _generate_answer(answer: Answer) -> bytes:
+    value = encode_generate(answer)
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()

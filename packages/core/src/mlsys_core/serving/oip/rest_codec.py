@@ -13,17 +13,21 @@ from typing import Any
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.http.json_body import parse_json
-from mlsys_core.serving.oip.binding import WireRequest, WireTensor, flag
+from mlsys_core.serving.http.threads import LARGE
+from mlsys_core.serving.oip.binding import WireRequest, WireTensor, check_counts, flag, raw_size
 from mlsys_core.serving.oip.classification import classified
 from mlsys_core.serving.oip.datatypes import Array, DataType
 from mlsys_core.serving.oip.engine import Answer
 from mlsys_core.serving.oip.errors import UnsupportedError
 from mlsys_core.serving.oip.messages import Parameter
+from mlsys_core.serving.oip.number_arrays import lifted
 from mlsys_core.serving.oip.tensors import from_raw, from_values, to_raw, to_values
+from mlsys_core.serving.oip.version import Version
 
 MAX_DIMENSIONS = 64
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _MAX_SIZE = 2**63 - 1
+_PIECE = 4096  # elements
 
 
 @dataclass(slots=True)
@@ -36,37 +40,56 @@ class RestRequest:
     num_classes: dict[str, int] = field(default_factory=dict)  # of outputs wanted as classifications
 
 
-def decode(body: memoryview, header_nbytes: int | None) -> RestRequest:
-    """The request in ``body``.
-
-    Args:
-        body: as sent, not compressed; arrays will be views of it.
-        header_nbytes: length of the JSON at its start (``Inference-Header-Content-Length``); None: all of it is JSON.
+def json_nbytes(body: memoryview, header_nbytes: int | None) -> int:
+    """Return the length of the JSON in ``body``; arguments as :func:`decode`'s.
 
     Raises:
-        HttpError: 400, the JSON is malformed.
-        InvalidInputError: it is no inference request, or its binary data does not add up.
-        UnsupportedError: it wants shared memory.
+        InvalidInputError: the header is not a length within the body.
     """
     if header_nbytes is not None and not 0 <= header_nbytes <= len(body):
         raise InvalidInputError(
             f"Inference-Header-Content-Length is {header_nbytes}, but the body has {len(body)} bytes"
         )
-    request = parse_json(bytes(body if header_nbytes is None else body[:header_nbytes]), check_floats=False)
-    rest = b"" if header_nbytes is None else body[header_nbytes:]
+    return len(body) if header_nbytes is None else header_nbytes
+
+
+def decode(body: memoryview, header_nbytes: int | None, version: Version | None = None) -> RestRequest:
+    """The request in ``body``.
+
+    Args:
+        body: as sent, not compressed; arrays will be views of it.
+        header_nbytes: length of the JSON at its start (``Inference-Header-Content-Length``); None: all of it is JSON.
+        version: the model that it is for; None does not count its tensors.
+
+    Raises:
+        HttpError: 400, the JSON is malformed or has too many values.
+        InvalidInputError: it is no inference request, or its binary data does not add up.
+        UnsupportedError: it wants shared memory.
+    """
+    nbytes = json_nbytes(body, header_nbytes)
+    text, arrays = bytes(body[:nbytes]), dict[str, Array]()
+    if nbytes >= LARGE:
+        text, arrays = lifted(text)
+    request = parse_json(text, check_floats=False)
+    rest = body[nbytes:]
     if not isinstance(request, dict):
         raise InvalidInputError(f"an inference request is a JSON object, got {_type(request)}")
+    inputs, outputs = _objects(request, "inputs"), _objects(request, "outputs", default=[])
+    if version is not None:
+        check_counts(version, num_inputs=len(inputs), num_outputs=len(outputs))
     parameters = parameters_of(request, "the request")
+    tensors, size = _inputs(inputs, rest, arrays)
     decoded = RestRequest(
         WireRequest(
-            inputs=_inputs(request, memoryview(rest)),
+            inputs=tensors,
             request_id=_text(request, "id", "the request", default=""),
             parameters=parameters,
+            size=nbytes + size,
         ),
         binary_by_default=flag(parameters, "binary_data_output"),
     )
     parameters.pop("binary_data_output", None)
-    for output in _objects(request, "outputs", default=[]):
+    for output in outputs:
         _read_output(output, decoded)
     return decoded
 
@@ -77,28 +100,34 @@ def encode(answer: Answer, request: RestRequest) -> tuple[bytes, int | None]:
     Raises:
         InvalidInputError: an output cannot be written as JSON, or cannot be classified.
     """
-    version, chunks, outputs = answer.version, [], []
+    version, chunks, texts = answer.version, [], []
     for spec, array in answer.outputs:
         datatype, name = spec.datatype, spec.name
         if name in request.num_classes:
             array = classified(array, spec, request.num_classes[name], has_batch=bool(version.spec.max_batch_size))
             datatype = DataType.BYTES
         output: dict[str, Any] = {"name": name, "datatype": datatype.value, "shape": list(array.shape)}
+        data = ""
         if request.binary.get(name, request.binary_by_default):
             raw = to_raw(array, datatype)
             output["parameters"] = {"binary_data_size": len(raw)}
             chunks.append(raw)
         else:
-            output["data"] = to_values(array, datatype, what=f"output {name!r}")
-        outputs.append(output)
+            data = f',"data":[{_values_text(array.ravel(), datatype, what=f"output {name!r}")}]'
+        texts.append(_ENCODER.encode(output)[:-1] + data + "}")
     response: dict[str, Any] = {"model_name": version.spec.name, "model_version": version.spec.version}
     if answer.request.request_id:
         response["id"] = answer.request.request_id
     if answer.parameters:
         response["parameters"] = answer.parameters
-    response["outputs"] = outputs
-    header = _ENCODER.encode(response).encode()
+    header = f'{_ENCODER.encode(response)[:-1]},"outputs":[{",".join(texts)}]}}'.encode()
     return (b"".join([header, *chunks]), len(header)) if chunks else (header, None)
+
+
+def _values_text(flat: Array, datatype: DataType, *, what: str) -> str:
+    """The elements of ``flat`` as JSON, without brackets; in pieces, each of which lets other threads go on."""
+    pieces = (flat[start : start + _PIECE] for start in range(0, len(flat), _PIECE))
+    return ",".join(_ENCODER.encode(to_values(piece, datatype, what=what))[1:-1] for piece in pieces)
 
 
 def parameters_of(node: Mapping[str, Any], what: str) -> dict[str, Parameter]:
@@ -120,9 +149,13 @@ def parameters_of(node: Mapping[str, Any], what: str) -> dict[str, Parameter]:
     return parameters
 
 
-def _inputs(request: Mapping[str, Any], rest: memoryview) -> list[WireTensor]:
-    tensors, offset = [], 0
-    for node in _objects(request, "inputs"):
+def _inputs(
+    nodes: Sequence[Mapping[str, Any]], rest: memoryview, arrays: Mapping[str, Array]
+) -> tuple[list[WireTensor], int]:
+    """The tensors, and the size of what reading their bytes goes through."""
+    tensors, offset, size = list[WireTensor](), 0, 0
+    left = dict(arrays)
+    for node in nodes:
         name = _text(node, "name", "an input")
         what = f"input {name[:100]!r}"
         parameters = parameters_of(node, what)
@@ -131,7 +164,8 @@ def _inputs(request: Mapping[str, Any], rest: memoryview) -> list[WireTensor]:
         if nbytes is None:
             if "data" not in node:
                 raise InvalidInputError(f"{what} has neither 'data' nor the parameter 'binary_data_size'")
-            read = _value_reader(node["data"])
+            values = node["data"]
+            read = _value_reader(left.pop(values, values) if isinstance(values, str) else values)
         else:
             if "data" in node:
                 raise InvalidInputError(f"{what} has both 'data' and the parameter 'binary_data_size'")
@@ -141,10 +175,13 @@ def _inputs(request: Mapping[str, Any], rest: memoryview) -> list[WireTensor]:
                 )
             read = _raw_reader(rest[offset : offset + nbytes])
             offset += nbytes
+            size += raw_size(nbytes, node.get("datatype"))
         tensors.append(WireTensor(name, _text(node, "datatype", what), _shape(node, what), read))
+    if left:
+        raise InvalidInputError("the request has an array of numbers called 'data' outside of its inputs")
     if offset != len(rest):
         raise InvalidInputError(f"{len(rest) - offset} bytes of binary data belong to no input")
-    return tensors
+    return tensors, size
 
 
 def _raw_reader(raw: memoryview) -> Callable[[DataType, Sequence[int], str], Array]:

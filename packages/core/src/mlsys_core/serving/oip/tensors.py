@@ -17,6 +17,7 @@ from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.serving.oip.datatypes import Array, DataType
 
 _LENGTH = struct.Struct("<I")
+_PIECE = 1 << 16  # elements
 _IS_LITTLE_ENDIAN = sys.byteorder == "little"
 
 
@@ -80,7 +81,7 @@ def to_raw(array: Array, datatype: DataType) -> bytes | memoryview:
 
 
 def from_values(values: Any, datatype: DataType, shape: Sequence[int], *, what: str) -> Array:
-    """The array of a JSON array, flat or nested as ``shape`` says.
+    """The array of a JSON array, flat or nested as ``shape`` says, or of numbers that were read from one.
 
     Raises:
         InvalidInputError: another number of elements, another nesting, or elements that are not of the datatype.
@@ -89,9 +90,11 @@ def from_values(values: Any, datatype: DataType, shape: Sequence[int], *, what: 
         >>> from_values([[1, 2.5]], DataType.FP32, [1, 2], what="x")
         array([[1. , 2.5]], dtype=float32)
     """
-    if not isinstance(values, list):
+    if not isinstance(values, list | np.ndarray):
         raise InvalidInputError(f"{what}: 'data' is an array, got {type(values).__name__}")
-    if datatype is DataType.BYTES:
+    if isinstance(values, np.ndarray):
+        array: Array = values
+    elif datatype is DataType.BYTES:
         array = _texts(values, what)
     else:
         try:
@@ -108,7 +111,11 @@ def from_values(values: Any, datatype: DataType, shape: Sequence[int], *, what: 
         raise InvalidInputError(f"{what}: an element is too large for a double")
     if array.ndim > 1 and array.shape != tuple(shape):
         raise InvalidInputError(f"{what}: 'data' is nested as {list(array.shape)}, but its shape is {list(shape)}")
-    return (array if datatype is DataType.BYTES else _exact(array, datatype, what)).reshape(shape)
+    if datatype is not DataType.BYTES:
+        array = _exact(array, datatype, what)
+    elif array.dtype != np.object_:
+        raise InvalidInputError(f"{what}: its elements are not all BYTES, which JSON has as strings")
+    return array.reshape(shape)
 
 
 def to_values(array: Array, datatype: DataType, *, what: str) -> list[Any]:
