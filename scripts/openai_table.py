@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import openai
-from mlsys_orca.openai.chat import ChatCompletionRequest
-from mlsys_orca.openai.completions import CompletionRequest
-from mlsys_orca.openai.encoders import EmbeddingRequest
-from mlsys_orca.openai.fields import Body
-from mlsys_orca.openai.responses import ResponsesRequest
+from mlsys_orca.api.chat import ChatCompletionRequest
+from mlsys_orca.api.completions import CompletionRequest
+from mlsys_orca.api.encoders import EmbeddingRequest
+from mlsys_orca.api.fields import Body
+from mlsys_orca.api.responses import ResponsesRequest
 from openai.resources.chat.completions import Completions as ChatCompletions
 from openai.resources.completions import Completions
 from openai.resources.embeddings import Embeddings

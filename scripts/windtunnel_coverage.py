@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlsys_windtunnel.converters.coverage import page
+from mlsys_windtunnel.convert.coverage import page
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "windtunnel-coverage.md"
 

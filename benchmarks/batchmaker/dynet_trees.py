@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from mlsys_batchmaker.bench import direct, systems, workloads
 from mlsys_batchmaker.bench.replay import Request, require_equal, run
-from mlsys_batchmaker.model import Model
+from mlsys_batchmaker.models.model import Model
 from mlsys_batchmaker.models.tree import tree_model
 from mlsys_core.environment import describe_environment
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from mlsys_batchmaker import demo
 from mlsys_batchmaker.bench import replay, systems
+from mlsys_batchmaker.cli import demo
 from mlsys_batchmaker.models.g2p import encode, g2p_model, word_of
 from mlsys_core.config import settings
 from mlsys_core.environment import describe_environment

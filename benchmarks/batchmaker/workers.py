@@ -20,7 +20,7 @@ import torch
 from mlsys_batchmaker.bench import direct, workloads
 from mlsys_batchmaker.bench.replay import Request
 from mlsys_batchmaker.engine import Engine, EngineConfig
-from mlsys_batchmaker.model import Model
+from mlsys_batchmaker.models.model import Model
 from mlsys_batchmaker.models.sequence import lstm_model, seq2seq_model
 from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput
 

@@ -226,7 +226,7 @@ async def http_clients(address: str, model: str, wire: str, num_clients: int, se
 async def grpc_clients(address: str, model: str, num_clients: int, seconds: float) -> list[float]:
     """As :func:`http_clients`."""
     import grpc.aio
-    from mlsys_core.serving.oip.grpc_schema import SERVICE, messages
+    from mlsys_core.serving.oip.grpc.schema import SERVICE, messages
 
     latencies: list[float] = []
     end = time.perf_counter() + seconds

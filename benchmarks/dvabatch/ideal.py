@@ -23,10 +23,10 @@ from mlsys_dvabatch.bench.arms import Arm, run_arm, zero_batch
 from mlsys_dvabatch.bench.subjects import Costed
 from mlsys_dvabatch.bench.vision import measure_model
 from mlsys_dvabatch.bench.workloads import poisson_trace
-from mlsys_dvabatch.costs import StageCosts, catch_up_s, least_request_s
-from mlsys_dvabatch.policies.load import LoadPolicy
-from mlsys_dvabatch.policies.planner import TASK_S, poisson
-from mlsys_dvabatch.stages import parse_stages
+from mlsys_dvabatch.scheduling.costs import StageCosts, catch_up_s, least_request_s
+from mlsys_dvabatch.scheduling.policies.load import LoadPolicy
+from mlsys_dvabatch.scheduling.policies.planner import TASK_S, poisson
+from mlsys_dvabatch.stages.simulated import parse_stages
 
 MOST = 64  # requests in a batch
 NUM_STATES = 161  # numbers of requests waiting, 0 included

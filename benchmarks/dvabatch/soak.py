@@ -21,14 +21,14 @@ from typing import Any
 
 import torch
 from mlsys_core.serving import Finished, FinishReason, ServeRequest
-from mlsys_dvabatch.activations import Padded
 from mlsys_dvabatch.engine import Engine
-from mlsys_dvabatch.policies.base import Policy
-from mlsys_dvabatch.policies.input import InputPolicy
-from mlsys_dvabatch.policies.load import LoadOperatorPolicy, LoadPolicy
-from mlsys_dvabatch.policies.operator import OperatorPolicy
-from mlsys_dvabatch.scheduler import DvaScheduler
-from mlsys_dvabatch.stages import LinearStage, StagedModel
+from mlsys_dvabatch.scheduling.policies.base import Policy
+from mlsys_dvabatch.scheduling.policies.input import InputPolicy
+from mlsys_dvabatch.scheduling.policies.load import LoadOperatorPolicy, LoadPolicy
+from mlsys_dvabatch.scheduling.policies.operator import OperatorPolicy
+from mlsys_dvabatch.scheduling.scheduler import DvaScheduler
+from mlsys_dvabatch.stages.activations import Padded
+from mlsys_dvabatch.stages.simulated import LinearStage, StagedModel
 
 STAGE_S = LinearStage(0.010, 0.0015)  # slow enough that a small machine keeps up with 120 % of it
 POLICIES: dict[str, Callable[[], Policy]] = {

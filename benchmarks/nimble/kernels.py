@@ -20,9 +20,9 @@ from time import perf_counter
 import torch
 import torch.utils.mkldnn as mkldnn
 from mlsys_core.environment import describe_environment
-from mlsys_nimble.native import convolutions
-from mlsys_nimble.native.library import Kernel, View
-from mlsys_nimble.operators import Convolution, Linear
+from mlsys_nimble.backends.cpu import convolutions
+from mlsys_nimble.backends.cpu.library import Kernel, View
+from mlsys_nimble.ir.operators import Convolution, Linear
 from torch import nn
 
 TOLERANCE = 1e-5  # of the result's scale

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 
 import torch
-from mlsys_nimble.native.executor import NativeExecutor
-from mlsys_nimble.operators import Copy
-from mlsys_nimble.program import Operator, Program, ValueType
+from mlsys_nimble.backends.cpu.executor import NativeExecutor
+from mlsys_nimble.ir.operators import Copy
+from mlsys_nimble.ir.program import Operator, Program, ValueType
 
 
 def chain(length: int) -> Program:

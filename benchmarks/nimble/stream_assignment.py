@@ -9,9 +9,9 @@ import argparse
 import random
 import time
 
-from mlsys_nimble.graph import Edge, OperatorGraph
-from mlsys_nimble.streams import assign_streams
-from mlsys_nimble.sync import plan_events
+from mlsys_nimble.ir.graph import Edge, OperatorGraph
+from mlsys_nimble.planning.streams import assign_streams
+from mlsys_nimble.planning.sync import plan_events
 
 LIMIT_S = 10.0
 

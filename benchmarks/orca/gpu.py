@@ -22,20 +22,20 @@ from pathlib import Path
 
 import torch
 from mlsys_core.environment import describe_environment
-from mlsys_orca.batch import BatchBuilder, IterationBatch, SamplingParams
-from mlsys_orca.gpu.activations import gated
-from mlsys_orca.gpu.attention import paged_attention
-from mlsys_orca.gpu.batch import to_device
-from mlsys_orca.gpu.decoder import FusedDecoder
-from mlsys_orca.gpu.norms import add_norm
-from mlsys_orca.gpu.plan import tile_shape
-from mlsys_orca.gpu.rotary import prepare_heads
-from mlsys_orca.kv_cache import KVCache
-from mlsys_orca.models.attention import ragged_attention
-from mlsys_orca.models.blocks import Attention, Decoder, GatedMLP, PreNormLayer
-from mlsys_orca.models.config import ModelConfig
-from mlsys_orca.models.decoder import ForwardInputs
-from mlsys_orca.models.layers import Embedding, Linear, RMSNorm, Rotary, rotate
+from mlsys_orca.backends.triton.activations import gated
+from mlsys_orca.backends.triton.attention import paged_attention
+from mlsys_orca.backends.triton.batch import to_device
+from mlsys_orca.backends.triton.decoder import FusedDecoder
+from mlsys_orca.backends.triton.norms import add_norm
+from mlsys_orca.backends.triton.plan import tile_shape
+from mlsys_orca.backends.triton.rotary import prepare_heads
+from mlsys_orca.model.attention import ragged_attention
+from mlsys_orca.model.blocks import Attention, Decoder, GatedMLP, PreNormLayer
+from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.decoder import ForwardInputs
+from mlsys_orca.model.kv_cache import KVCache
+from mlsys_orca.model.layers import Embedding, Linear, RMSNorm, Rotary, rotate
+from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch, SamplingParams
 from torch import Tensor
 from torch.nn import functional
 from triton.testing import do_bench

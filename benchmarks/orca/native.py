@@ -25,10 +25,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 from mlsys_core.environment import describe_environment
 from mlsys_core.models import resolve_model
-from mlsys_orca.batch import BatchBuilder, IterationBatch, SamplingParams
+from mlsys_orca.backends.native.decoder import NativeDecoder, new_kv_cache
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.models.decoder import ForwardInputs
-from mlsys_orca.native.decoder import NativeDecoder, new_kv_cache
+from mlsys_orca.model.decoder import ForwardInputs
+from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch, SamplingParams
 from torch import Tensor
 
 BLOCK = 16

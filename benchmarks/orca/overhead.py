@@ -28,14 +28,14 @@ from mlsys_core.environment import describe_environment
 from mlsys_core.models import resolve_model
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.serving import WorkerId
-from mlsys_orca.batch import IterationBatch, IterationOutput, SampledToken
-from mlsys_orca.block_tables import BlockTables
-from mlsys_orca.engine import Engine, EngineConfig
+from mlsys_orca.backends.native.decoder import NativeDecoder
+from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.native.decoder import NativeDecoder
-from mlsys_orca.schedulers.policy import make_scheduler
-from mlsys_orca.schedulers.request import GenerationRequest
+from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken
+from mlsys_orca.scheduling.block_tables import BlockTables
+from mlsys_orca.scheduling.policy import make_scheduler
+from mlsys_orca.scheduling.request import GenerationRequest
 from rich import box
 from rich.console import Console
 from rich.table import Table

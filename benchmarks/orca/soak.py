@@ -131,9 +131,9 @@ def main() -> int:
     from mlsys_core.models import resolve_model
     from mlsys_core.serving.http import BackgroundServer, HttpConfig
     from mlsys_core.serving.http.logs import make_logger
-    from mlsys_orca.engine import EngineConfig
+    from mlsys_orca.api.server import make_app, make_service
+    from mlsys_orca.engine.engine import EngineConfig
     from mlsys_orca.loading.load import load_model
-    from mlsys_orca.server import make_app, make_service
 
     loaded = load_model(resolve_model(arguments.model, settings().cache_dir), dtype="fp32")
     config = EngineConfig(

@@ -22,11 +22,11 @@ from pathlib import Path
 from mlsys_core.config import settings
 from mlsys_core.environment import describe_environment
 from mlsys_core.models import resolve_model
-from mlsys_orca.batch import SampledToken
-from mlsys_orca.engine import Engine, EngineConfig
+from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.schedulers.request import GenerationRequest
+from mlsys_orca.scheduling.batch import SampledToken
+from mlsys_orca.scheduling.request import GenerationRequest
 from rich import box
 from rich.console import Console
 from rich.table import Table

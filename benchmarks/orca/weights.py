@@ -28,14 +28,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 from mlsys_core.environment import describe_environment
 from mlsys_core.models import resolve_model
-from mlsys_orca.batch import BatchBuilder, SamplingParams
-from mlsys_orca.loading.gguf_file import GgufFile
+from mlsys_orca.backends.native.decoder import new_kv_cache, to_native
 from mlsys_orca.loading.load import DTYPES, load_model
-from mlsys_orca.models import model_family
-from mlsys_orca.models.config import ModelConfig
-from mlsys_orca.models.decoder import DecoderModel, ForwardInputs
-from mlsys_orca.models.quantized import weights_nbytes
-from mlsys_orca.native.decoder import new_kv_cache, to_native
+from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
+from mlsys_orca.model.families import model_family
+from mlsys_orca.model.weights.gguf_file import GgufFile
+from mlsys_orca.model.weights.quantized import weights_nbytes
+from mlsys_orca.scheduling.batch import BatchBuilder, SamplingParams
 from torch import Tensor
 
 # Own words on several subjects, so that nobody has learned them by heart.

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 from mlsys_core.environment import describe_environment
+from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.experiments.data import Sizes, Task, load_task
 from mlsys_windtunnel.experiments.nearby import registry
 from mlsys_windtunnel.experiments.sources import make_source
 from mlsys_windtunnel.finetune.tune import fine_tune
-from mlsys_windtunnel.translation import translate
 
 RESULTS = Path(__file__).parents[1] / "results"
 

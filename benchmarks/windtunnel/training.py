@@ -17,14 +17,14 @@ from unittest import mock
 import numpy as np
 import torch
 from lightgbm import LGBMClassifier
+from mlsys_windtunnel.backends.soft import trees as soft_trees
+from mlsys_windtunnel.backends.soft.options import SoftOptions
+from mlsys_windtunnel.backends.soft.soften import soften
+from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.finetune.options import TrainingOptions
+from mlsys_windtunnel.finetune.residual import Tunable
 from mlsys_windtunnel.finetune.rows import Batch, TableRows
 from mlsys_windtunnel.finetune.train import Trainer
-from mlsys_windtunnel.soft import trees as soft_trees
-from mlsys_windtunnel.soft.options import SoftOptions
-from mlsys_windtunnel.soft.residual import Tunable
-from mlsys_windtunnel.soft.soften import soften
-from mlsys_windtunnel.translation import translate
 from torch.profiler import ProfilerActivity, profile
 
 GOALS = {"L2": 15_000, "L4": 8_000}  # rows a second on two cores

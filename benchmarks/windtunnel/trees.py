@@ -28,12 +28,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from mlsys_core.environment import describe_environment
+from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.module import WindTunnelModule
-from mlsys_windtunnel.modules import trees as trees_module
 from mlsys_windtunnel.modules.native import kernel
-from mlsys_windtunnel.modules.tree_bits import mask_bits
-from mlsys_windtunnel.modules.trees import Layout, Trees
-from mlsys_windtunnel.translation import translate
+from mlsys_windtunnel.modules.tree import trees as trees_module
+from mlsys_windtunnel.modules.tree.bits import mask_bits
+from mlsys_windtunnel.modules.tree.trees import Layout, Trees
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.tree import DecisionTreeClassifier
 

@@ -17,7 +17,7 @@ SCRIPT = """
 import json
 import numpy as np
 from mlsys_mini_converter import SoftClipper
-from mlsys_windtunnel.translation import translate
+from mlsys_windtunnel.convert.translation import translate
 from sklearn.ensemble import VotingClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline

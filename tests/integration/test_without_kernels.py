@@ -20,7 +20,7 @@ from mlsys_batchmaker.engine import Engine, EngineConfig
 from mlsys_batchmaker.models.sequence import lstm_model
 from mlsys_nimble import Nimble
 from mlsys_orca.loading.load import load_model
-from mlsys_windtunnel.translation import translate
+from mlsys_windtunnel.convert.translation import translate
 from sklearn.ensemble import RandomForestRegressor
 
 torch.manual_seed(0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from mlsys_core.demo import DemoContext
 from mlsys_core.report import Figure, Table
-from mlsys_nimble import demo
+from mlsys_nimble.cli import demo
 from rich.console import Console
 
 

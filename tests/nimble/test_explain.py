@@ -9,8 +9,8 @@ import torch
 from mlsys_core.lazy import resolve
 from mlsys_nimble.capture import capture
 from mlsys_nimble.explain import assign, explain, graph_of_inputs
+from mlsys_nimble.ir.program import Program
 from mlsys_nimble.nets import NETS, find_net, net
-from mlsys_nimble.program import Program
 
 # The largest set of independent operators, of all that depend on the input, as captured. NASNet-A's are each one more
 # than table 3.1 says (docs/nimble.md).

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-from mlsys_nimble.planner import Assignment, Job, assign, candidates
-from mlsys_nimble.storage import ancestors
+from mlsys_nimble.planning.planner import Assignment, Job, assign, candidates
+from mlsys_nimble.planning.storage import ancestors
 
 
 @st.composite

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from mlsys_nimble.layout import lay_out
-from mlsys_nimble.operators import Aten, Input, Pointwise, Slice, Step
-from mlsys_nimble.planner import Assignment, Piece
-from mlsys_nimble.program import Operator, Program, ValueType
-from mlsys_nimble.schedule import NOTHING, Schedule, Stretch, stretches_of
-from mlsys_nimble.storage import ancestors, dependencies, plan_storage
+from mlsys_nimble.ir.operators import Aten, Input, Pointwise, Slice, Step
+from mlsys_nimble.ir.program import Operator, Program, ValueType
+from mlsys_nimble.planning.layout import lay_out
+from mlsys_nimble.planning.planner import Assignment, Piece
+from mlsys_nimble.planning.schedule import NOTHING, Schedule, Stretch, stretches_of
+from mlsys_nimble.planning.storage import ancestors, dependencies, plan_storage
 
 
 def test_operators_go_into_the_first_stretch_that_has_what_they_need() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlsys_nimble.layout import lay_out
-from mlsys_nimble.operators import Concat, Pointwise, Slice, Step
-from mlsys_nimble.program import Operator, Program, ValueId, ValueType, check_program
-from mlsys_nimble.storage import Storage, ancestors, dependencies, plan_storage
+from mlsys_nimble.ir.operators import Concat, Pointwise, Slice, Step
+from mlsys_nimble.ir.program import Operator, Program, ValueId, ValueType, check_program
+from mlsys_nimble.planning.layout import lay_out
+from mlsys_nimble.planning.storage import Storage, ancestors, dependencies, plan_storage
 
 ADD, RELU = Pointwise((Step("add", (0, 1)),)), Pointwise((Step("relu", (0,)),))
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
-from mlsys_nimble import OperatorGraph, assign_streams, build_graph, plan_events, streams
-from mlsys_nimble.streams import maximum_matching, minimum_equivalent_graph
+from mlsys_nimble import OperatorGraph, assign_streams, build_graph, plan_events
+from mlsys_nimble.planning import streams
+from mlsys_nimble.planning.streams import maximum_matching, minimum_equivalent_graph
 
 Edge = tuple[int, int]
 

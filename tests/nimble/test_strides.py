@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from mlsys_nimble.strides import (
+from mlsys_nimble.ir.strides import (
     channels_last,
     dense,
     has_even_rows,

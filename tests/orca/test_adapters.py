@@ -12,15 +12,15 @@ import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving import WorkerId
-from mlsys_orca.adapters import AdaptedDecoder
-from mlsys_orca.batch import SamplingParams
-from mlsys_orca.block_tables import BlockTables
+from mlsys_orca.backends.native.decoder import new_kv_cache
+from mlsys_orca.backends.runner import Runner
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.models.decoder import DecoderModel
-from mlsys_orca.native.decoder import new_kv_cache
-from mlsys_orca.runner import Runner
-from mlsys_orca.schedulers.paged import PagedScheduler
-from mlsys_orca.schedulers.request import GenerationRequest
+from mlsys_orca.model.adapters import AdaptedDecoder
+from mlsys_orca.model.decoder import DecoderModel
+from mlsys_orca.scheduling.batch import SamplingParams
+from mlsys_orca.scheduling.block_tables import BlockTables
+from mlsys_orca.scheduling.paged import PagedScheduler
+from mlsys_orca.scheduling.request import GenerationRequest
 from safetensors.torch import save_file
 
 # module's name -> (GGUF's tensor, rows, columns)

@@ -1,6 +1,6 @@
 import pytest
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.batch import BatchBuilder, SamplingParams
+from mlsys_orca.scheduling.batch import BatchBuilder, SamplingParams
 
 
 def test_rows_of_all_requests_stand_one_after_the_other() -> None:

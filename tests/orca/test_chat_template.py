@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.chat_template import ChatTemplate
 from mlsys_orca.loading.gguf_tokenizer import tokenizer_from_gguf
-from mlsys_orca.tokenizer import Tokenizer
+from mlsys_orca.text.chat_template import ChatTemplate
+from mlsys_orca.text.tokenizer import Tokenizer
 
 USER = [{"role": "user", "content": "Hi"}]
 

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.cli import app
-from mlsys_orca.embedding import TextEncoder, load_encoder, pack
+from mlsys_orca.cli.main import app
+from mlsys_orca.engine.embedding import TextEncoder, load_encoder, pack
 from mlsys_orca.loading.load import load_model
 from typer.testing import CliRunner
 

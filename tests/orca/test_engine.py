@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.engine import Engine, EngineConfig, plan_kv_tokens
-from mlsys_orca.kv_cache import kv_nbytes_per_token
+from mlsys_orca.engine.engine import Engine, EngineConfig, plan_kv_tokens
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.model.kv_cache import kv_nbytes_per_token
 
 
 @pytest.fixture

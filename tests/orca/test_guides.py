@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving import WorkerId
-from mlsys_orca.batch import SamplingParams
-from mlsys_orca.block_tables import BlockTables
-from mlsys_orca.guides import GrammarGuide, GuideMaker, grammar_of
+from mlsys_orca.api.text_stream import stream_text
+from mlsys_orca.backends.native.decoder import new_kv_cache
+from mlsys_orca.backends.runner import Runner
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.native.decoder import new_kv_cache
-from mlsys_orca.runner import Runner
-from mlsys_orca.schedulers.orca import IterationScheduler
-from mlsys_orca.schedulers.request import GenerationRequest, GenerationResult
-from mlsys_orca.text_stream import stream_text
+from mlsys_orca.scheduling.batch import SamplingParams
+from mlsys_orca.scheduling.block_tables import BlockTables
+from mlsys_orca.scheduling.orca import IterationScheduler
+from mlsys_orca.scheduling.request import GenerationRequest, GenerationResult
+from mlsys_orca.text.guides import GrammarGuide, GuideMaker, grammar_of
 
 SCHEMA = {
     "type": "object",

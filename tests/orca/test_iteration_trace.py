@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.profiling import Recorder
-from mlsys_orca.batch import BatchBuilder, IterationBatch, IterationOutput, SamplingParams
-from mlsys_orca.engine import Engine, EngineConfig
-from mlsys_orca.iteration_plot import iteration_figure
-from mlsys_orca.iteration_trace import Iteration, iterations_of, phase_of, record_iterations
+from mlsys_orca.engine.engine import Engine, EngineConfig
+from mlsys_orca.engine.iteration_plot import iteration_figure
+from mlsys_orca.engine.iteration_trace import Iteration, iterations_of, phase_of, record_iterations
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.schedulers.request import GenerationRequest
+from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch, IterationOutput, SamplingParams
+from mlsys_orca.scheduling.request import GenerationRequest
 
 
 def batch_of(*parts: tuple[str, int, int, bool]) -> IterationBatch:

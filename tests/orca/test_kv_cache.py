@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError, MemoryPlanError
-from mlsys_orca.kv_cache import BlockTables, slots_of
+from mlsys_orca.model.kv_cache import BlockTables, slots_of
 
 
 @settings(max_examples=60)
@@ -73,7 +73,7 @@ def test_a_run_is_a_range_and_a_short_table_is_refused() -> None:
 
 
 def test_what_the_scheduler_imports_brings_no_torch() -> None:
-    code = "import sys, mlsys_orca.batch, mlsys_orca.kv_cache, mlsys_orca.models, mlsys_orca.loading; "
+    code = "import sys, mlsys_orca.scheduling.batch, mlsys_orca.model.kv_cache, mlsys_orca.model.families, mlsys_orca.loading; "
     code += "print(sorted(m for m in ('torch', 'tokenizers', 'jinja2') if m in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 from mlsys_core.plugins import Registry
 from mlsys_core.plugins.specs import PolicySpec
-from mlsys_orca.engine import Engine, EngineConfig
+from mlsys_orca.api.metrics import EngineMetrics
+from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.metrics import EngineMetrics
-from mlsys_orca.schedulers.orca import IterationScheduler
-from mlsys_orca.schedulers.request import GenerationRequest
+from mlsys_orca.scheduling.orca import IterationScheduler
+from mlsys_orca.scheduling.request import GenerationRequest
 from prometheus_client import CollectorRegistry, generate_latest
 
 
@@ -33,7 +33,7 @@ def make_engine(
 ) -> Iterator[Callable[[EngineConfig], Engine]]:
     loaded, engines = load_model(make_gguf(), dtype="fp32"), []
     registry = Registry()
-    names = {"paged": "mlsys_orca.schedulers.paged:PagedScheduler", "bookless": "bookless_policy:Bookless"}
+    names = {"paged": "mlsys_orca.scheduling.paged:PagedScheduler", "bookless": "bookless_policy:Bookless"}
     monkeypatch.setitem(sys.modules, "bookless_policy", SimpleNamespace(Bookless=Bookless))
     for name, factory in names.items():
         registry.add(PolicySpec(name=name, kind="scheduling", help="x", factory=factory), "test")

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from mlsys_orca.batch import BatchBuilder, SamplingParams
+from mlsys_orca.backends.native.decoder import new_kv_cache
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.models.decoder import ForwardInputs
-from mlsys_orca.native.decoder import new_kv_cache
+from mlsys_orca.model.decoder import ForwardInputs
+from mlsys_orca.scheduling.batch import BatchBuilder, SamplingParams
 from torch import Tensor
 
 Q = GGMLQuantizationType

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from mlsys_core.config import read_settings
 from mlsys_core.plugins import Registry, load_plugins
-from mlsys_orca.batch import SampledToken
-from mlsys_orca.engine import Engine, EngineConfig
+from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.schedulers.request import GenerationRequest, GenerationResult
+from mlsys_orca.scheduling.batch import SampledToken
+from mlsys_orca.scheduling.request import GenerationRequest, GenerationResult
 
 BUILT_IN = ["chunked", "orca", "paged", "request-level"]
 

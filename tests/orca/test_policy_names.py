@@ -12,9 +12,9 @@ from mlsys_core.config import read_settings
 from mlsys_core.errors import InvalidInputError, PluginError
 from mlsys_core.plugins import Registry, installed_plugins, load_plugins
 from mlsys_core.plugins.specs import PolicySpec
-from mlsys_orca.block_tables import BlockTables
-from mlsys_orca.schedulers.policy import find_policy, make_scheduler
-from mlsys_orca.schedulers.request import GenerationRequest
+from mlsys_orca.scheduling.block_tables import BlockTables
+from mlsys_orca.scheduling.policy import find_policy, make_scheduler
+from mlsys_orca.scheduling.request import GenerationRequest
 
 BUILT_IN = ["chunked", "orca", "paged", "request-level"]
 

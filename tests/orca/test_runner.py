@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from mlsys_core.errors import InvalidInputError, MemoryPlanError
-from mlsys_orca.batch import BatchBuilder, SamplingParams
-from mlsys_orca.kv_cache import KVCache, kv_nbytes_per_token
+from mlsys_orca.backends.runner import Runner, intra_op_threads
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.models.decoder import ForwardInputs, LogitsRoom
-from mlsys_orca.runner import Runner, intra_op_threads
+from mlsys_orca.model.decoder import ForwardInputs, LogitsRoom
+from mlsys_orca.model.kv_cache import KVCache, kv_nbytes_per_token
+from mlsys_orca.scheduling.batch import BatchBuilder, SamplingParams
 
 BLOCK = 4
 GREEDY = SamplingParams(num_logprobs=3)

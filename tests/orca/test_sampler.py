@@ -2,8 +2,8 @@ from collections import Counter
 
 import pytest
 import torch
-from mlsys_orca.batch import SampledToken, SamplingParams
-from mlsys_orca.sampler import sample, uniform
+from mlsys_orca.backends.sampler import sample, uniform
+from mlsys_orca.scheduling.batch import SampledToken, SamplingParams
 
 
 def draw(logits: torch.Tensor, params: SamplingParams, *, position: int = 0) -> SampledToken:

@@ -8,14 +8,21 @@ from typing import Any
 import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving import FinishReason, WorkerId
-from mlsys_orca.batch import IterationBatch, IterationOutput, SampledToken, SamplingParams, ScoredPrompt, SliceDetails
-from mlsys_orca.block_tables import BlockTables
-from mlsys_orca.schedulers.book import MAX_SCORED_ROWS
-from mlsys_orca.schedulers.chunked import DEFAULT_BATCH_TOKENS, ChunkedScheduler
-from mlsys_orca.schedulers.orca import IterationScheduler
-from mlsys_orca.schedulers.paged import PagedScheduler
-from mlsys_orca.schedulers.request import GenerationRequest
-from mlsys_orca.schedulers.request_level import RequestLevelScheduler
+from mlsys_orca.scheduling.batch import (
+    IterationBatch,
+    IterationOutput,
+    SampledToken,
+    SamplingParams,
+    ScoredPrompt,
+    SliceDetails,
+)
+from mlsys_orca.scheduling.block_tables import BlockTables
+from mlsys_orca.scheduling.chunked import DEFAULT_BATCH_TOKENS, ChunkedScheduler
+from mlsys_orca.scheduling.orca import IterationScheduler
+from mlsys_orca.scheduling.paged import PagedScheduler
+from mlsys_orca.scheduling.request import GenerationRequest
+from mlsys_orca.scheduling.request_level import RequestLevelScheduler
+from mlsys_orca.scheduling.request_pool import MAX_SCORED_ROWS
 
 WORKER = WorkerId(0)
 POLICIES = [IterationScheduler, PagedScheduler, ChunkedScheduler, RequestLevelScheduler]

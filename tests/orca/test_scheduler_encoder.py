@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving import WorkerId
-from mlsys_orca.batch import IterationBatch, IterationOutput, SampledToken
-from mlsys_orca.block_tables import BlockTables
-from mlsys_orca.schedulers.chunked import ChunkedScheduler
-from mlsys_orca.schedulers.paged import PagedScheduler
-from mlsys_orca.schedulers.request import GenerationRequest
-from mlsys_orca.schedulers.request_level import RequestLevelScheduler
+from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken
+from mlsys_orca.scheduling.block_tables import BlockTables
+from mlsys_orca.scheduling.chunked import ChunkedScheduler
+from mlsys_orca.scheduling.paged import PagedScheduler
+from mlsys_orca.scheduling.request import GenerationRequest
+from mlsys_orca.scheduling.request_level import RequestLevelScheduler
 
 LIMITS = {"max_batch_size": 4, "max_model_len": 64}
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from mlsys_core.serving import FinishReason, WorkerId
-from mlsys_orca.batch import IterationBatch, IterationOutput, SampledToken, SamplingParams
-from mlsys_orca.block_tables import BlockTables
-from mlsys_orca.schedulers.chunked import ChunkedScheduler
-from mlsys_orca.schedulers.orca import IterationScheduler
-from mlsys_orca.schedulers.paged import PagedScheduler
-from mlsys_orca.schedulers.request import GenerationRequest
+from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken, SamplingParams
+from mlsys_orca.scheduling.block_tables import BlockTables
+from mlsys_orca.scheduling.chunked import ChunkedScheduler
+from mlsys_orca.scheduling.orca import IterationScheduler
+from mlsys_orca.scheduling.paged import PagedScheduler
+from mlsys_orca.scheduling.request import GenerationRequest
 
 WORKER = WorkerId(0)
 

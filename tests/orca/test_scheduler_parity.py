@@ -14,14 +14,14 @@ import tokenizers
 import torch
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.serving import SimulatedExecutor, simulate
-from mlsys_orca.batch import SampledToken, SamplingParams
-from mlsys_orca.block_tables import BlockTables
-from mlsys_orca.kv_cache import KVCache
+from mlsys_orca.backends.runner import Runner, intra_op_threads
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.runner import Runner, intra_op_threads
-from mlsys_orca.schedulers.policy import make_scheduler
-from mlsys_orca.schedulers.request import GenerationRequest
+from mlsys_orca.model.kv_cache import KVCache
+from mlsys_orca.scheduling.batch import SampledToken, SamplingParams
+from mlsys_orca.scheduling.block_tables import BlockTables
+from mlsys_orca.scheduling.policy import make_scheduler
+from mlsys_orca.scheduling.request import GenerationRequest
 
 VOCAB, NEW, BLOCK = 256, 24, 4
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from mlsys_orca.openai import chat, completions, encoders, messages, responses, tokens
+from mlsys_orca.api import chat, completions, encoders, messages, responses, tokens
 
 PAGE = Path(__file__).parents[2] / "docs" / "orca-server.md"
 BODIES = [

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.serving import FinishReason, WorkerId
-from mlsys_orca.batch import SampledToken, SamplingParams
-from mlsys_orca.block_tables import BlockTables
+from mlsys_orca.backends.native.decoder import new_kv_cache
+from mlsys_orca.backends.runner import Runner
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.native.decoder import new_kv_cache
-from mlsys_orca.runner import Runner
-from mlsys_orca.schedulers.policy import make_scheduler
-from mlsys_orca.schedulers.request import GenerationRequest, GenerationResult
-from mlsys_orca.speculation import NgramIndex
+from mlsys_orca.scheduling.batch import SampledToken, SamplingParams
+from mlsys_orca.scheduling.block_tables import BlockTables
+from mlsys_orca.scheduling.policy import make_scheduler
+from mlsys_orca.scheduling.request import GenerationRequest, GenerationResult
+from mlsys_orca.scheduling.speculation import NgramIndex
 
 POLICIES = {
     "orca": {},

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.loading.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
-from mlsys_orca.tokenizer import Detokenizer, Tokenizer
+from mlsys_orca.text.tokenizer import Detokenizer, Tokenizer
 from tokenizers import decoders, models
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.guides import Grammar
-from mlsys_orca.openai.tools import ToolCall, ToolParser, call_grammar, need_notation, notation_of
+from mlsys_orca.api.tools import ToolCall, ToolParser, call_grammar, need_notation, notation_of
+from mlsys_orca.text.guides import Grammar
 
 ARGUMENTS = {"city": "Rome </tool", "n": [1, {"x": None}]}
 ONE = {"name": "f", "arguments": ARGUMENTS}

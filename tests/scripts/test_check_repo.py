@@ -35,13 +35,17 @@ def write(root: Path, name: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("packages/orca/src/mlsys_orca/a.py", "import mlsys_nimble.streams", "mlsys_orca imports mlsys_nimble"),
+        (
+            "packages/orca/src/mlsys_orca/a.py",
+            "import mlsys_nimble.planning.streams",
+            "mlsys_orca imports mlsys_nimble",
+        ),
         (
             "packages/core/src/mlsys_core/a.py",
             "def f():\n    from mlsys_orca import x",
             "mlsys_core imports mlsys_orca",
         ),
-        ("packages/core/src/mlsys_core/a.py", "X = 'mlsys_orca.cli:app'", "mlsys_core imports mlsys_orca"),
+        ("packages/core/src/mlsys_core/a.py", "X = 'mlsys_orca.cli.main:app'", "mlsys_core imports mlsys_orca"),
         ("packages/all/src/mlsys/__init__.py", "", "no package may be called mlsys"),
         ("packages/all/pyproject.toml", '[project]\nname = "mlsys"', "no distribution may be called mlsys"),
         ("requirements/x.lock", "--index-url x", "a lock carries no address"),
@@ -61,7 +65,9 @@ def test_each_breach_is_found(tree: Path, name: str, text: str, says: str):
 
 def test_a_clean_tree_passes(tree: Path):
     write(
-        tree, "packages/orca/src/mlsys_orca/a.py", "from mlsys_core.errors import MlsysError\nX = 'mlsys_orca.cli:app'"
+        tree,
+        "packages/orca/src/mlsys_orca/a.py",
+        "from mlsys_core.errors import MlsysError\nX = 'mlsys_orca.cli.main:app'",
     )
     write(tree, "README.md", "```bash\nmake demo && mlsys doctor\nFOO=1 mlsys plugins list | head\n```")
     assert list(check_repo.breaches(tree)) == []

@@ -17,12 +17,12 @@ CALLS = {
 # Place and call -> why it may be there.
 ALLOWED = {
     ("core/src/mlsys_core/pt2/program.py", "torch.export.load"): "--trust-code",
-    ("windtunnel/src/mlsys_windtunnel/load.py", "joblib.load"): "--trust-code",
-    ("windtunnel/src/mlsys_windtunnel/load.py", "skops.io.load"): "types of an allow list, or --trust-code",
+    ("windtunnel/src/mlsys_windtunnel/parse/load.py", "joblib.load"): "--trust-code",
+    ("windtunnel/src/mlsys_windtunnel/parse/load.py", "skops.io.load"): "types of an allow list, or --trust-code",
     ("windtunnel/src/mlsys_windtunnel/finetune/checkpoint.py", "torch.load"): "weights_only",
     ("batchmaker/src/mlsys_batchmaker/models/speaker.py", "torch.load"): "weights_only",
     ("batchmaker/src/mlsys_batchmaker/models/g2p.py", "np.load"): "allow_pickle=False",
-    ("nimble/src/mlsys_nimble/cuda/pointwise.py", "exec"): "source that this module printed",
+    ("nimble/src/mlsys_nimble/backends/cuda/pointwise.py", "exec"): "source that this module printed",
 }
 KEYWORDS = {"torch.load": ("weights_only", True), "np.load": ("allow_pickle", False)}
 

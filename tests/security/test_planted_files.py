@@ -79,27 +79,27 @@ def _nimble_transformers(folder: Path) -> object:
 
 
 def _dvabatch(folder: Path) -> object:
-    from mlsys_dvabatch.zoo import load
+    from mlsys_dvabatch.stages.zoo import load
 
     return load(str(folder / "net.pt2"), folder, num_stages=1)
 
 
 def _dvabatch_folder(folder: Path) -> object:
-    from mlsys_dvabatch.zoo import load
+    from mlsys_dvabatch.stages.zoo import load
 
     return load(str(folder), folder)
 
 
 def _batchmaker_files(folder: Path) -> dict[str, bytes]:
     from mlsys_batchmaker.models.sequence import lstm_model
-    from mlsys_batchmaker.store import save_model
+    from mlsys_batchmaker.models.store import save_model
 
     save_model(lstm_model(num_words=5, hidden_size=4), folder)
     return read_folder(folder)
 
 
 def _batchmaker(folder: Path) -> object:
-    from mlsys_batchmaker.store import load_model
+    from mlsys_batchmaker.models.store import load_model
 
     return load_model(folder)
 
@@ -143,15 +143,15 @@ def _adapter_files(folder: Path) -> dict[str, bytes]:
 
 
 def _adapter(folder: Path) -> object:
-    from mlsys_orca.adapters import AdaptedDecoder
     from mlsys_orca.loading.load import load_model
+    from mlsys_orca.model.adapters import AdaptedDecoder
 
     loaded = load_model(folder / "tiny.gguf", dtype="fp32", backend="torch")
     return AdaptedDecoder(loaded.model, {"a": folder / "adapter"})
 
 
 def _encoder(folder: Path) -> object:
-    from mlsys_orca.embedding import load_encoder
+    from mlsys_orca.engine.embedding import load_encoder
 
     return load_encoder(folder, dtype="fp32")
 
@@ -173,34 +173,34 @@ def _skops_files(folder: Path) -> dict[str, bytes]:
 
 
 def _skops(folder: Path) -> object:
-    from mlsys_windtunnel.load import load_estimator
+    from mlsys_windtunnel.parse.load import load_estimator
 
     return load_estimator(folder / "model.skops")
 
 
 def _joblib(folder: Path) -> object:
-    from mlsys_windtunnel.load import load_estimator
+    from mlsys_windtunnel.parse.load import load_estimator
 
     return load_estimator(folder / "model.joblib")
 
 
 def _artifact_files(folder: Path) -> dict[str, bytes]:
-    from mlsys_windtunnel.artifact import save
-    from mlsys_windtunnel.translation import translate
+    from mlsys_windtunnel.convert.translation import translate
+    from mlsys_windtunnel.export.artifact import save
 
     save(translate(_pipeline()), folder)
     return read_folder(folder)
 
 
 def _artifact(folder: Path) -> object:
-    from mlsys_windtunnel.artifact import load
+    from mlsys_windtunnel.export.artifact import load
 
     return load(folder)
 
 
 def _windtunnel_pt2_files(folder: Path) -> dict[str, bytes]:
+    from mlsys_windtunnel.convert.translation import translate
     from mlsys_windtunnel.export.pt2 import export_pt2
-    from mlsys_windtunnel.translation import translate
 
     export_pt2(translate(_pipeline()), folder / "net.pt2", methods=["predict"])
     return read_folder(folder)
@@ -386,7 +386,7 @@ def test_code_in_a_folder_is_never_imported(name: str, tmp_path: Path):
     "{{ strftime_now.__globals__ }}",
 ])  # fmt: skip
 def test_a_chat_template_reaches_no_python(template: str, tmp_path: Path):
-    from mlsys_orca.chat_template import ChatTemplate
+    from mlsys_orca.text.chat_template import ChatTemplate
 
     made = ChatTemplate(template.replace("MARKER", str(tmp_path / "marker")))
     try:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from mlsys_core.native.testing import builds_to_test, compiled_with
+from mlsys_windtunnel.backends.soft import native as soft
+from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.modules import native as exact
-from mlsys_windtunnel.soft import native as soft
-from mlsys_windtunnel.translation import translate
 
 METHODS = ("predict", "predict_proba", "predict_log_proba", "decision_function", "score_samples", "transform")
 TOLERANCE = 1e-6

@@ -17,12 +17,12 @@ import pytest
 import torch
 from lightgbm import LGBMClassifier
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel.artifact import GRAPH_FILE, TENSORS_FILE, load, save
+from mlsys_windtunnel.convert.translation import translate
+from mlsys_windtunnel.export.artifact import GRAPH_FILE, TENSORS_FILE, load, save
 from mlsys_windtunnel.export.plain import Reader, Writer
 from mlsys_windtunnel.modules.base import OperatorModule
-from mlsys_windtunnel.modules.linear import Affine
-from mlsys_windtunnel.network import Network, Wire
-from mlsys_windtunnel.translation import translate
+from mlsys_windtunnel.modules.linear.linear import Affine
+from mlsys_windtunnel.modules.network import Network, Wire
 from safetensors.torch import load_file, save_file
 from sklearn.compose import make_column_transformer
 from sklearn.linear_model import LinearRegression, LogisticRegression, RANSACRegressor
@@ -86,7 +86,7 @@ def test_a_fresh_process_loads_without_scikit_learn_or_pickle(source: Any, artif
         "import pickle, sys, numpy as np, pandas as pd\n"
         f"frame = pd.read_pickle({str(tmp_path / 'frame.pkl')!r}).assign(d=None)\n"
         "def refused(*_, **__): raise AssertionError('pickle was used')\n"
-        "from mlsys_windtunnel.artifact import load\n"
+        "from mlsys_windtunnel.export.artifact import load\n"
         "pickle.load = pickle.loads = pickle.Unpickler = refused\n"
         f"module = load({str(artifact)!r})\n"
         f"np.save({str(tmp_path / 'answer.npy')!r}, module.predict_proba(frame))\n"
@@ -171,7 +171,7 @@ def _tuple(*items: str) -> dict[str, Any]:
 
 
 def _classes(new: str) -> Callable[[Any], Any]:
-    return lambda graph: _edit(graph, "mlsys_windtunnel.modules.linear:Affine", new)
+    return lambda graph: _edit(graph, "mlsys_windtunnel.modules.linear.linear:Affine", new)
 
 
 @pytest.mark.parametrize(
@@ -186,12 +186,15 @@ def _classes(new: str) -> Callable[[Any], Any]:
         (lambda graph: graph | {"network": {"$": "no such tag"}}, "does not describe a module"),
         (_classes("os:system"), "'os:system' is no class of WindTunnel"),
         (_classes("../../etc/passwd"), "no class of WindTunnel"),
-        (_classes("mlsys_windtunnel.modules.linear:Missing"), "no class 'mlsys_windtunnel.modules.linear:Missing'"),
+        (
+            _classes("mlsys_windtunnel.modules.linear.linear:Missing"),
+            "no class 'mlsys_windtunnel.modules.linear.linear:Missing'",
+        ),
         (_classes("mlsys_windtunnel.modules.missing:Affine"), "no class 'mlsys_windtunnel.modules.missing:Affine'"),
-        (_classes("mlsys_windtunnel.modules.linear:np.load"), "no class"),
-        (_classes("mlsys_windtunnel.modules.linear:torch"), "not what is needed"),
-        (_classes("mlsys_windtunnel.modules.linear:Tensor"), "not what is needed"),
-        (_classes("mlsys_windtunnel.lookup:Vocabulary"), "not what is needed"),
+        (_classes("mlsys_windtunnel.modules.linear.linear:np.load"), "no class"),
+        (_classes("mlsys_windtunnel.modules.linear.linear:torch"), "not what is needed"),
+        (_classes("mlsys_windtunnel.modules.linear.linear:Tensor"), "not what is needed"),
+        (_classes("mlsys_windtunnel.host.lookup:Vocabulary"), "not what is needed"),
         (_classes("mlsys_windtunnel.modules.base:OperatorModule"), "does not run"),
         (lambda graph: _edit(graph, _tuple("columntransformer/concatenate"), _tuple("nowhere")), "does not run"),
         (lambda graph: _edit(graph, "softmax", {"$": "dict", "items": [[[1], 2]]}), "does not describe a module"),

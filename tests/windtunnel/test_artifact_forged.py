@@ -13,9 +13,9 @@ import pandas as pd
 import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel.artifact import GRAPH_FILE, TENSORS_FILE, load, save
+from mlsys_windtunnel.convert.translation import translate
+from mlsys_windtunnel.export.artifact import GRAPH_FILE, TENSORS_FILE, load, save
 from mlsys_windtunnel.finetune.tune import fine_tune
-from mlsys_windtunnel.translation import translate
 from safetensors.torch import load_file, save_file
 from sklearn.compose import make_column_transformer
 from sklearn.ensemble import RandomForestClassifier

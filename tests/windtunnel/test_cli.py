@@ -15,7 +15,7 @@ import pytest
 import skops.io
 from lightgbm import LGBMClassifier
 from mlsys_core.cli.main import run
-from mlsys_windtunnel.cli_translate import differences
+from mlsys_windtunnel.cli.translate import differences
 from sklearn.compose import ColumnTransformer, make_column_transformer
 from sklearn.ensemble import VotingClassifier
 from sklearn.linear_model import LogisticRegression
@@ -136,7 +136,7 @@ def test_predict_answers_as_the_source(churn: Path, tmp_path: Path, data: str, m
 
 
 def test_predict_in_parts_and_without_names(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("mlsys_windtunnel.cli_predict.ROWS_AT_ONCE", 7)
+    monkeypatch.setattr("mlsys_windtunnel.cli.predict.ROWS_AT_ONCE", 7)
     pd.DataFrame(X).to_parquet(tmp_path / "rows.parquet")
     assert run(["windtunnel", "translate", str(file), "--trust-code", "-o", str(tmp_path / "model")]) == 0
     arguments = [str(tmp_path / "model"), str(tmp_path / "rows.parquet"), "-o", str(tmp_path / "answers.parquet")]
@@ -176,7 +176,7 @@ def test_foreign_parts_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_answers_that_differ_are_an_error(churn: Path, tmp_path: Path, monkeypatch, capsys):
-    from mlsys_windtunnel import cli_translate
+    from mlsys_windtunnel.cli import translate as cli_translate
 
     translated = cli_translate._translated
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mlsys_windtunnel.artifact import load, save
-from mlsys_windtunnel.cli_translate import differences
-from mlsys_windtunnel.converters.coverage import NOT_IN_LOCK, NOT_IN_ONNX, covered, page
+from mlsys_windtunnel.cli.translate import differences
+from mlsys_windtunnel.convert.coverage import NOT_IN_LOCK, NOT_IN_ONNX, covered, page
+from mlsys_windtunnel.convert.translation import translate
+from mlsys_windtunnel.export.artifact import load, save
 from mlsys_windtunnel.export.onnx import export_onnx, load_onnx
 from mlsys_windtunnel.export.program import default_methods
 from mlsys_windtunnel.export.pt2 import export_pt2, load_pt2
-from mlsys_windtunnel.translation import translate
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
 

@@ -11,7 +11,7 @@ import pytest
 from mlsys_core.demo import DemoContext
 from mlsys_core.errors import MissingDependencyError
 from mlsys_core.report import Figure, Table
-from mlsys_windtunnel import demo
+from mlsys_windtunnel.cli import demo
 from rich.console import Console
 
 rng = np.random.default_rng(0)
@@ -95,7 +95,7 @@ def test_the_step_on_real_data(context: DemoContext):
 
 @pytest.mark.usefixtures("small")
 def test_a_wrong_translation_would_be_seen(monkeypatch, tmp_path: Path, context: DemoContext):
-    import mlsys_windtunnel.translation as translation
+    import mlsys_windtunnel.convert.translation as translation
 
     right = translation.translate
 

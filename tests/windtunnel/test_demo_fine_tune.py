@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 from mlsys_core.demo import DemoContext
 from mlsys_core.report import Figure, Table
-from mlsys_windtunnel import demo_fine_tune
-from mlsys_windtunnel.demo import Dataset
+from mlsys_windtunnel.cli import demo_fine_tune
+from mlsys_windtunnel.cli.demo import Dataset
 from rich.console import Console
 
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 from lightgbm import LGBMClassifier, LGBMRegressor
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
+from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.export.onnx import export_onnx, load_onnx
 from mlsys_windtunnel.export.pt2 import HOST_FILE, export_pt2, load_pt2
-from mlsys_windtunnel.modules.trees import Trees
-from mlsys_windtunnel.translation import translate
+from mlsys_windtunnel.modules.tree.trees import Trees
 from sklearn.compose import make_column_transformer
 from sklearn.ensemble import AdaBoostRegressor, IsolationForest, RandomForestClassifier
 from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClassifier, SGDOneClassSVM

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from lightgbm import LGBMClassifier
 from mlsys_windtunnel import FittedSize
-from mlsys_windtunnel.fitted_size import fitted_size
+from mlsys_windtunnel.parse.fitted_size import fitted_size
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.ensemble import (
     GradientBoostingClassifier,

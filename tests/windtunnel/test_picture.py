@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import numpy as np
 from lightgbm import LGBMClassifier
 from mlsys_windtunnel import fine_tune, parse_pipeline, translate
-from mlsys_windtunnel.picture import picture
+from mlsys_windtunnel.cli.picture import picture
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 

@@ -13,9 +13,9 @@ import pytest
 import scipy.sparse
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel.converters.registry import ConverterRegistry, Entry
-from mlsys_windtunnel.modules.linear import Affine
-from mlsys_windtunnel.translation import translate
+from mlsys_windtunnel.convert.registry import ConverterRegistry, Entry
+from mlsys_windtunnel.convert.translation import translate
+from mlsys_windtunnel.modules.linear.linear import Affine
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.compose import ColumnTransformer
 from sklearn.decomposition import TruncatedSVD
@@ -212,9 +212,9 @@ def test_read_only_input_is_taken(frame):
 
 
 def test_the_entrance_is_the_function_whatever_was_imported_before():
-    import mlsys_windtunnel.translation
+    import mlsys_windtunnel.convert.translation
     from mlsys_windtunnel import WindTunnelModule
     from mlsys_windtunnel import translate as entrance
 
-    assert entrance is mlsys_windtunnel.translation.translate is translate
+    assert entrance is mlsys_windtunnel.convert.translation.translate is translate
     assert isinstance(entrance(LinearRegression().fit([[0.0], [1.0]], [0.0, 1.0])), WindTunnelModule)

@@ -157,7 +157,7 @@ def test_a_table_without_dimensions_does_not_end_the_process(tmp_path: Path, tab
         for name, content in members.items():
             archive.writestr(name, content)
     code = (
-        "import sys; from pathlib import Path; from mlsys_windtunnel.load import load_estimator\n"
+        "import sys; from pathlib import Path; from mlsys_windtunnel.parse.load import load_estimator\n"
         "from mlsys_core.errors import InvalidInputError\n"
         "try: load_estimator(Path(sys.argv[1]))\n"
         "except InvalidInputError as error: print(error)"

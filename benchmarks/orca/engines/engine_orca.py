@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mlsys_orca.batch import SampledToken
-from mlsys_orca.engine import Engine, EngineConfig
+from mlsys_orca.api.server import available_memory_nbytes
+from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.schedulers.request import GenerationRequest
-from mlsys_orca.server import available_memory_nbytes
+from mlsys_orca.scheduling.batch import SampledToken
+from mlsys_orca.scheduling.request import GenerationRequest
 
 
 def make(options: dict[str, Any]) -> OrcaEngine:

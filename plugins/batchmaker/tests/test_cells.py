@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlsys_batchmaker.cells import LSTMCell
+from mlsys_batchmaker.cells.lstm import LSTMCell
 from mlsys_core.errors import InvalidInputError
 from torch import nn
 

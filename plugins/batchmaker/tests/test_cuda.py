@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from mlsys_batchmaker.cuda import CounterSignal, RoundTimes, counter_or_events, cuda_graph
 from mlsys_batchmaker.engine import Engine, EngineConfig
 from mlsys_batchmaker.models.sequence import seq2seq_model
 from mlsys_batchmaker.scheduling.tasks import RoundOutput
+from mlsys_batchmaker.workers.cuda import CounterSignal, RoundTimes, counter_or_events, cuda_graph
 from mlsys_core.device import get_device
 from mlsys_core.errors import DeviceError
 from mlsys_core.serving import EventSignal

@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 
 import pytest
-from mlsys_batchmaker import demo
+from mlsys_batchmaker.cli import demo
 from mlsys_core.config import settings
 from mlsys_core.demo import DemoContext
 from mlsys_core.errors import MissingDependencyError

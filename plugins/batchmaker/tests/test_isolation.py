@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mlsys_batchmaker.cell import cell, make_cell
+from mlsys_batchmaker.cells.cell import cell, make_cell
 from mlsys_batchmaker.engine import Engine, EngineConfig
-from mlsys_batchmaker.materialise import MaterialisedCell
-from mlsys_batchmaker.model import Model, Payload, Tensor
+from mlsys_batchmaker.models.model import Model, Payload, Tensor
 from mlsys_batchmaker.plan import CellGraph
 from mlsys_batchmaker.plan.spec import Port
+from mlsys_batchmaker.workers.materialise import MaterialisedCell
 from mlsys_core.errors import InvalidInputError, KernelUnavailableError, ServingError
 from torch import nn
 

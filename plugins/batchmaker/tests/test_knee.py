@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mlsys_batchmaker.knee import UNIT, knee_figure, profile_lstm_cell
+from mlsys_batchmaker.cells.knee import UNIT, knee_figure, profile_lstm_cell
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.profiling.profile_table import ProfileTable, UnitProfile
 

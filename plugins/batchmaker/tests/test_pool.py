@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from mlsys_batchmaker.models.sequence import lstm_model
-from mlsys_batchmaker.pool import StatePool, plan_rows
+from mlsys_batchmaker.workers.pool import StatePool, plan_rows
 from mlsys_core.errors import InvalidInputError
 
 LAYOUT = lstm_model(num_words=5, hidden_size=6).layout  # words, and states of 6 numbers

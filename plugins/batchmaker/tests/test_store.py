@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from mlsys_batchmaker.cell import cell, make_cell
-from mlsys_batchmaker.model import Model
+from mlsys_batchmaker.cells.cell import cell, make_cell
+from mlsys_batchmaker.models.model import Model
 from mlsys_batchmaker.models.sequence import SequenceEncoder, lstm_model, seq2seq_model
+from mlsys_batchmaker.models.store import ExportedCell, load_model, save_model
 from mlsys_batchmaker.plan import Port
-from mlsys_batchmaker.store import ExportedCell, load_model, save_model
 from mlsys_core.errors import InvalidInputError
 from torch import nn
 

@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Rows:
-    """See :class:`mlsys_dvabatch.activations.Activations`."""
+    """See :class:`mlsys_dvabatch.stages.activations.Activations`."""
 
     def __init__(self, rows: Any) -> None:
         self.rows = rows

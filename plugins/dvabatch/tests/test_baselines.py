@@ -12,8 +12,8 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving import ServeRequest, SimulatedExecutor, simulate
 from mlsys_core.serving.baselines import StaticBatch
 from mlsys_core.workload import Poisson
-from mlsys_dvabatch.baselines import BaselineResult, Workload, compare_baselines
-from mlsys_dvabatch.stages import LinearStage, StagedModel, parse_stages
+from mlsys_dvabatch.cli.baselines import BaselineResult, Workload, compare_baselines
+from mlsys_dvabatch.stages.simulated import LinearStage, StagedModel, parse_stages
 
 MODEL = parse_stages("4+0.5,4+0.5")
 

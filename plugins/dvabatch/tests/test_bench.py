@@ -14,12 +14,12 @@ from mlsys_dvabatch.bench.overhead import closed_loop_s
 from mlsys_dvabatch.bench.subjects import Costed, Timed
 from mlsys_dvabatch.bench.vision import Stepping, VisionBench, at_load, buffer_pairs, stepping
 from mlsys_dvabatch.bench.workloads import backlog, lengths_like, poisson_trace
-from mlsys_dvabatch.models.bert import BertConfig, BertStages
-from mlsys_dvabatch.policies.load import LoadOperatorPolicy
-from mlsys_dvabatch.profile import profile_stages
-from mlsys_dvabatch.runner import StageRunner
-from mlsys_dvabatch.slicing.program import program_of
-from mlsys_dvabatch.stages import parse_stages
+from mlsys_dvabatch.executors.runner import StageRunner
+from mlsys_dvabatch.scheduling.policies.load import LoadOperatorPolicy
+from mlsys_dvabatch.stages.models.bert import BertConfig, BertStages
+from mlsys_dvabatch.stages.profile import profile_stages
+from mlsys_dvabatch.stages.simulated import parse_stages
+from mlsys_dvabatch.stages.slicing.program import program_of
 from numpy.typing import NDArray
 from torch import nn
 

@@ -12,16 +12,16 @@ from mlsys_core.device import get_device
 from mlsys_core.errors import ServingError
 from mlsys_core.serving import Collector, FinishReason, ServeRequest
 from mlsys_core.serving.isolation import check_finite
-from mlsys_dvabatch.activations import Padded
 from mlsys_dvabatch.engine import Engine
-from mlsys_dvabatch.executors import StreamExecutor
-from mlsys_dvabatch.policies.base import Mode, Policy
-from mlsys_dvabatch.policies.load import EarlyExitPolicy, LoadPolicy
-from mlsys_dvabatch.policies.operator import OperatorPolicy
-from mlsys_dvabatch.runner import StageRunner
-from mlsys_dvabatch.stages import parse_stages
-from mlsys_dvabatch.table import Part
-from mlsys_dvabatch.tasks import Source, StageOutput, StageTask
+from mlsys_dvabatch.executors.runner import StageRunner
+from mlsys_dvabatch.executors.stage_executors import StreamExecutor
+from mlsys_dvabatch.scheduling.policies.base import Mode, Policy
+from mlsys_dvabatch.scheduling.policies.load import EarlyExitPolicy, LoadPolicy
+from mlsys_dvabatch.scheduling.policies.operator import OperatorPolicy
+from mlsys_dvabatch.scheduling.table import Part
+from mlsys_dvabatch.scheduling.tasks import Source, StageOutput, StageTask
+from mlsys_dvabatch.stages.activations import Padded
+from mlsys_dvabatch.stages.simulated import parse_stages
 
 COSTS = parse_stages("1+1,1+1,1+1")
 

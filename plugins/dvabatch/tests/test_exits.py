@@ -10,8 +10,8 @@ import torch
 from fastapi.testclient import TestClient
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.oip import ModelRepository, create_oip_app
-from mlsys_dvabatch.serve import ServedModel
-from mlsys_dvabatch.serving_options import prepare
+from mlsys_dvabatch.cli.serving_options import prepare
+from mlsys_dvabatch.serve.models import ServedModel
 from torch import Tensor, nn
 
 

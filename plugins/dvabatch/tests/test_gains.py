@@ -6,10 +6,10 @@ import pytest
 from mlsys_dvabatch.bench.arms import Arm, best_static, capped, run_arm, zero_batch
 from mlsys_dvabatch.bench.subjects import Costed
 from mlsys_dvabatch.bench.workloads import poisson_trace
-from mlsys_dvabatch.costs import least_request_s, remaining_s
-from mlsys_dvabatch.policies.load import LoadOperatorPolicy, LoadPolicy
-from mlsys_dvabatch.policies.planner import Planner
-from mlsys_dvabatch.stages import parse_stages
+from mlsys_dvabatch.scheduling.costs import least_request_s, remaining_s
+from mlsys_dvabatch.scheduling.policies.load import LoadOperatorPolicy, LoadPolicy
+from mlsys_dvabatch.scheduling.policies.planner import Planner
+from mlsys_dvabatch.stages.simulated import parse_stages
 
 MIXED = parse_stages("4+0.1,1+1,1+1,1+1")
 

@@ -11,14 +11,14 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving import Collector, FinishReason, ServeRequest
 from mlsys_core.serving.baselines import DelayBatch, StaticBatch, ZeroBatch
+from mlsys_dvabatch.cli.serving_options import prepare
 from mlsys_dvabatch.engine import Engine
-from mlsys_dvabatch.models.bert import BertConfig, BertStages
-from mlsys_dvabatch.policies.base import Policy
-from mlsys_dvabatch.policies.load import EarlyExitPolicy
-from mlsys_dvabatch.serving_options import prepare
-from mlsys_dvabatch.slicing.program import program_of
-from mlsys_dvabatch.slicing.sliced import SlicedModel
-from mlsys_dvabatch.stages import parse_stages
+from mlsys_dvabatch.scheduling.policies.base import Policy
+from mlsys_dvabatch.scheduling.policies.load import EarlyExitPolicy
+from mlsys_dvabatch.stages.models.bert import BertConfig, BertStages
+from mlsys_dvabatch.stages.simulated import parse_stages
+from mlsys_dvabatch.stages.slicing.program import program_of
+from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from torch import Tensor, nn
 
 from .rows import Rows

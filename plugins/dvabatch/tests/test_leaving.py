@@ -10,10 +10,10 @@ import pytest
 from mlsys_core.serving import Collector, FinishReason, ServeRequest
 from mlsys_core.serving.protocols import Finished, WorkerId
 from mlsys_dvabatch.engine import Engine
-from mlsys_dvabatch.policies.base import Policy
-from mlsys_dvabatch.scheduler import DvaScheduler
-from mlsys_dvabatch.stages import parse_stages
-from mlsys_dvabatch.tasks import StageOutput, StageTask
+from mlsys_dvabatch.scheduling.policies.base import Policy
+from mlsys_dvabatch.scheduling.scheduler import DvaScheduler
+from mlsys_dvabatch.scheduling.tasks import StageOutput, StageTask
+from mlsys_dvabatch.stages.simulated import parse_stages
 
 from .rows import Rows
 

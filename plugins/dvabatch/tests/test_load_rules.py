@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import pytest
 from mlsys_core.serving import ServeRequest
 from mlsys_core.serving.queue import RequestQueue
-from mlsys_dvabatch.costs import StageCosts, catch_up_s, remaining_s
-from mlsys_dvabatch.pipeline import Pipeline
-from mlsys_dvabatch.policies.base import New, Policy, State
-from mlsys_dvabatch.policies.load import EarlyExitPolicy, LazyPolicy, LoadOperatorPolicy, LoadPolicy
-from mlsys_dvabatch.policies.operator import OperatorPolicy
-from mlsys_dvabatch.stages import parse_stages
-from mlsys_dvabatch.table import Row
+from mlsys_dvabatch.scheduling.costs import StageCosts, catch_up_s, remaining_s
+from mlsys_dvabatch.scheduling.pipeline import Pipeline
+from mlsys_dvabatch.scheduling.policies.base import New, Policy, State
+from mlsys_dvabatch.scheduling.policies.load import EarlyExitPolicy, LazyPolicy, LoadOperatorPolicy, LoadPolicy
+from mlsys_dvabatch.scheduling.policies.operator import OperatorPolicy
+from mlsys_dvabatch.scheduling.table import Row
+from mlsys_dvabatch.stages.simulated import parse_stages
 
 FLAT = parse_stages("10+0,10+0,10+0,10+0")  # weights are all that costs: joining pays
 LINEAR = parse_stages("0+10,0+10,0+10,0+10")  # it never does

@@ -13,11 +13,11 @@ from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_core.models import resolve_model
 from mlsys_core.serving import ServeRequest
-from mlsys_dvabatch.models.bert import BertConfig, BertStages
-from mlsys_dvabatch.models.bert_folder import load_bert
-from mlsys_dvabatch.profile import boundary_nbytes
-from mlsys_dvabatch.serve import tokenizer_of
-from mlsys_dvabatch.zoo import load
+from mlsys_dvabatch.serve.models import tokenizer_of
+from mlsys_dvabatch.stages.models.bert import BertConfig, BertStages
+from mlsys_dvabatch.stages.models.bert_folder import load_bert
+from mlsys_dvabatch.stages.profile import boundary_nbytes
+from mlsys_dvabatch.stages.zoo import load
 from numpy.typing import NDArray
 from torch import Tensor
 

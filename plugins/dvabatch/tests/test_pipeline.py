@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from mlsys_core.errors import InvalidInputError
-from mlsys_dvabatch.buffers import BufferPairs, BufferState, ExecutorState
-from mlsys_dvabatch.pipeline import Pipeline
+from mlsys_dvabatch.scheduling.buffers import BufferPairs, BufferState, ExecutorState
+from mlsys_dvabatch.scheduling.pipeline import Pipeline
 
 
 def queues(pipeline: Pipeline) -> list[list[tuple[int, int, int]]]:

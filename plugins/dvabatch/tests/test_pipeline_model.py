@@ -10,9 +10,9 @@ import copy
 from collections.abc import Iterator
 
 import pytest
-from mlsys_dvabatch.buffers import BufferState, ExecutorState
-from mlsys_dvabatch.pipeline import Pipeline
-from mlsys_dvabatch.table import Row
+from mlsys_dvabatch.scheduling.buffers import BufferState, ExecutorState
+from mlsys_dvabatch.scheduling.pipeline import Pipeline
+from mlsys_dvabatch.scheduling.table import Row
 
 
 class Model:

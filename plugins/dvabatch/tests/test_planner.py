@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from mlsys_dvabatch.costs import StageCosts, least_request_s
-from mlsys_dvabatch.policies.planner import Planner, poisson
-from mlsys_dvabatch.stages import LinearStage, StagedModel, parse_stages
+from mlsys_dvabatch.scheduling.costs import StageCosts, least_request_s
+from mlsys_dvabatch.scheduling.policies.planner import Planner, poisson
+from mlsys_dvabatch.stages.simulated import LinearStage, StagedModel, parse_stages
 
 FLAT = StagedModel((LinearStage(0.01, 0.0),) * 4)  # weights are all that costs
 LINEAR = StagedModel((LinearStage(0.0, 0.01),) * 4)  # a batch costs what its requests cost alone

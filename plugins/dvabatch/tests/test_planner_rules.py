@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mlsys_dvabatch.costs import StageCosts, least_request_s
-from mlsys_dvabatch.policies.planner import Planner, planner_for, poisson
-from mlsys_dvabatch.stages import parse_stages
+from mlsys_dvabatch.scheduling.costs import StageCosts, least_request_s
+from mlsys_dvabatch.scheduling.policies.planner import Planner, planner_for, poisson
+from mlsys_dvabatch.stages.simulated import parse_stages
 
 
 class ByLength:

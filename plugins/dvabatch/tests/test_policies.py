@@ -13,12 +13,12 @@ from mlsys_core.plugins import Registry, installed_plugins
 from mlsys_core.plugins.specs import PolicySpec
 from mlsys_core.profiling import ProfileTable, UnitProfile
 from mlsys_dvabatch.bench.workloads import GLUE_LIKE, lengths_like
-from mlsys_dvabatch.costs import TableCosts, unit_name
-from mlsys_dvabatch.policies.base import Policy
-from mlsys_dvabatch.policies.decisions import cluster, cluster_by_bounds, sizes_by_cost
-from mlsys_dvabatch.policies.registry import Diversities, choose, comp_wait_s, make_policy, policy_names
-from mlsys_dvabatch.profile import OperatorProfile
-from mlsys_dvabatch.stages import parse_stages
+from mlsys_dvabatch.scheduling.costs import TableCosts, unit_name
+from mlsys_dvabatch.scheduling.policies.base import Policy
+from mlsys_dvabatch.scheduling.policies.decisions import cluster, cluster_by_bounds, sizes_by_cost
+from mlsys_dvabatch.scheduling.policies.registry import Diversities, choose, comp_wait_s, make_policy, policy_names
+from mlsys_dvabatch.stages.profile import OperatorProfile
+from mlsys_dvabatch.stages.simulated import parse_stages
 
 
 class ByTokens:

@@ -11,15 +11,15 @@ from mlsys_core.plugins.specs import PolicySpec
 from mlsys_core.profiling import ProfileTable, UnitProfile
 from mlsys_core.serving import ServeRequest
 from mlsys_core.serving.queue import RequestQueue
-from mlsys_dvabatch.costs import StageCosts, TableCosts, unit_name
-from mlsys_dvabatch.pipeline import Pipeline
-from mlsys_dvabatch.policies.base import Mode, New, Policy, State
-from mlsys_dvabatch.policies.decisions import halves_literally, planned_split
-from mlsys_dvabatch.policies.input import InputPolicy, PackedPolicy
-from mlsys_dvabatch.policies.operator import FavouredSizePolicy
-from mlsys_dvabatch.policies.planner import LONGEST_RUN_S
-from mlsys_dvabatch.policies.registry import make_policy
-from mlsys_dvabatch.stages import parse_stages
+from mlsys_dvabatch.scheduling.costs import StageCosts, TableCosts, unit_name
+from mlsys_dvabatch.scheduling.pipeline import Pipeline
+from mlsys_dvabatch.scheduling.policies.base import Mode, New, Policy, State
+from mlsys_dvabatch.scheduling.policies.decisions import halves_literally, planned_split
+from mlsys_dvabatch.scheduling.policies.input import InputPolicy, PackedPolicy
+from mlsys_dvabatch.scheduling.policies.operator import FavouredSizePolicy
+from mlsys_dvabatch.scheduling.policies.planner import LONGEST_RUN_S
+from mlsys_dvabatch.scheduling.policies.registry import make_policy
+from mlsys_dvabatch.stages.simulated import parse_stages
 
 START_S = 3.0
 
@@ -208,7 +208,9 @@ def test_what_is_no_policy_is_named():
     with pytest.raises(PluginError, match="policy 'text': its factory gave a str, not a Policy"):
         make_policy("text", registry)
     registry.add(
-        PolicySpec(name="dvabatch-own", kind="batching", help="x", factory="mlsys_dvabatch.policies.base:Policy"),
+        PolicySpec(
+            name="dvabatch-own", kind="batching", help="x", factory="mlsys_dvabatch.scheduling.policies.base:Policy"
+        ),
         "them",
     )
     with pytest.raises(InvalidInputError, match=r"policy 'own' does not take \['colour'\]"):

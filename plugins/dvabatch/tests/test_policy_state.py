@@ -6,12 +6,12 @@ import pytest
 from mlsys_core.profiling import ProfileTable, UnitProfile
 from mlsys_core.serving import ServeRequest
 from mlsys_core.serving.queue import RequestQueue
-from mlsys_dvabatch.costs import TableCosts, catch_up_s, least_request_s, remaining_s, unit_name
-from mlsys_dvabatch.pipeline import Pipeline
-from mlsys_dvabatch.policies.base import New, Policy, State
-from mlsys_dvabatch.policies.planner import planner_for
-from mlsys_dvabatch.policies.registry import comp_wait_s
-from mlsys_dvabatch.stages import parse_stages
+from mlsys_dvabatch.scheduling.costs import TableCosts, catch_up_s, least_request_s, remaining_s, unit_name
+from mlsys_dvabatch.scheduling.pipeline import Pipeline
+from mlsys_dvabatch.scheduling.policies.base import New, Policy, State
+from mlsys_dvabatch.scheduling.policies.planner import planner_for
+from mlsys_dvabatch.scheduling.policies.registry import comp_wait_s
+from mlsys_dvabatch.stages.simulated import parse_stages
 
 MODEL = parse_stages("4+1,1+2,0+3")
 

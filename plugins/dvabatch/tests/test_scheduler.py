@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from mlsys_core.serving import FinishReason, ServeRequest, SimulatedExecutor, Simulation, simulate
 from mlsys_core.serving.baselines import ZeroBatch
 from mlsys_core.serving.protocols import WorkerId
-from mlsys_dvabatch.costs import StageCosts
-from mlsys_dvabatch.policies.base import New, Policy, State, Stretch
-from mlsys_dvabatch.policies.input import InputPolicy, PackedPolicy
-from mlsys_dvabatch.policies.load import EarlyExitPolicy, LoadOperatorPolicy, LoadPolicy
-from mlsys_dvabatch.policies.operator import FavouredSizePolicy, OperatorPolicy
-from mlsys_dvabatch.scheduler import DvaScheduler, simulated_output, task_s
-from mlsys_dvabatch.stages import LinearStage, StagedModel, parse_stages
-from mlsys_dvabatch.table import Row
-from mlsys_dvabatch.tasks import StageOutput, StageTask
+from mlsys_dvabatch.scheduling.costs import StageCosts
+from mlsys_dvabatch.scheduling.policies.base import New, Policy, State, Stretch
+from mlsys_dvabatch.scheduling.policies.input import InputPolicy, PackedPolicy
+from mlsys_dvabatch.scheduling.policies.load import EarlyExitPolicy, LoadOperatorPolicy, LoadPolicy
+from mlsys_dvabatch.scheduling.policies.operator import FavouredSizePolicy, OperatorPolicy
+from mlsys_dvabatch.scheduling.scheduler import DvaScheduler, simulated_output, task_s
+from mlsys_dvabatch.scheduling.table import Row
+from mlsys_dvabatch.scheduling.tasks import StageOutput, StageTask
+from mlsys_dvabatch.stages.simulated import LinearStage, StagedModel, parse_stages
 
 UNIT = StagedModel((LinearStage(1.0, 0.0),) * 4)  # every operator takes 1 T, whatever the batch
 

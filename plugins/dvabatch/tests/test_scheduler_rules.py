@@ -9,13 +9,13 @@ import pytest
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.serving import FinishReason, QueueFullError, ServeRequest
 from mlsys_core.serving.protocols import WorkerId
-from mlsys_dvabatch.costs import StageCosts
-from mlsys_dvabatch.policies.base import New, Policy, State, Stretch
-from mlsys_dvabatch.policies.load import EarlyExitPolicy, LoadPolicy
-from mlsys_dvabatch.scheduler import DvaScheduler, simulated_output, task_s
-from mlsys_dvabatch.stages import parse_stages
-from mlsys_dvabatch.table import Row
-from mlsys_dvabatch.tasks import Source, StageOutput, StageTask
+from mlsys_dvabatch.scheduling.costs import StageCosts
+from mlsys_dvabatch.scheduling.policies.base import New, Policy, State, Stretch
+from mlsys_dvabatch.scheduling.policies.load import EarlyExitPolicy, LoadPolicy
+from mlsys_dvabatch.scheduling.scheduler import DvaScheduler, simulated_output, task_s
+from mlsys_dvabatch.scheduling.table import Row
+from mlsys_dvabatch.scheduling.tasks import Source, StageOutput, StageTask
+from mlsys_dvabatch.stages.simulated import parse_stages
 
 MODEL = parse_stages("1+0,1+0,1+0")
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving import ServeRequest
-from mlsys_dvabatch.models.bert import BertStages
-from mlsys_dvabatch.models.bert_folder import load_bert
-from mlsys_dvabatch.serve import tokenizer_of
-from mlsys_dvabatch.zoo import Loaded
+from mlsys_dvabatch.serve.models import tokenizer_of
+from mlsys_dvabatch.stages.models.bert import BertStages
+from mlsys_dvabatch.stages.models.bert_folder import load_bert
+from mlsys_dvabatch.stages.zoo import Loaded
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 

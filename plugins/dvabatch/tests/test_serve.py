@@ -13,15 +13,15 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 from mlsys_core.serving.oip import InferRequest, ModelRepository, create_oip_app
-from mlsys_dvabatch.models.bert import BertConfig, BertStages
-from mlsys_dvabatch.policies.base import Policy
-from mlsys_dvabatch.policies.input import InputPolicy, PackedPolicy
-from mlsys_dvabatch.policies.load import LoadOperatorPolicy
-from mlsys_dvabatch.serve import ServedModel, StageMetrics
-from mlsys_dvabatch.slicing.program import program_of
-from mlsys_dvabatch.slicing.sliced import SlicedModel
-from mlsys_dvabatch.stages import parse_stages
-from mlsys_dvabatch.zoo import Loaded
+from mlsys_dvabatch.scheduling.policies.base import Policy
+from mlsys_dvabatch.scheduling.policies.input import InputPolicy, PackedPolicy
+from mlsys_dvabatch.scheduling.policies.load import LoadOperatorPolicy
+from mlsys_dvabatch.serve.models import ServedModel, StageMetrics
+from mlsys_dvabatch.stages.models.bert import BertConfig, BertStages
+from mlsys_dvabatch.stages.simulated import parse_stages
+from mlsys_dvabatch.stages.slicing.program import program_of
+from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
+from mlsys_dvabatch.stages.zoo import Loaded
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 from torch import Tensor, nn

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_core.serving import ServeRequest
-from mlsys_dvabatch.activations import Packed, Padded
-from mlsys_dvabatch.models.vision import VGG19, LinkNet, ResNet152, UNet
-from mlsys_dvabatch.slicing.onnx_file import _inline_copies
-from mlsys_dvabatch.slicing.partition import diversity_cuts, even_cuts
-from mlsys_dvabatch.slicing.program import load_program, program_of
-from mlsys_dvabatch.slicing.sliced import SlicedModel, slice_evenly
+from mlsys_dvabatch.stages.activations import Packed, Padded
+from mlsys_dvabatch.stages.models.vision import VGG19, LinkNet, ResNet152, UNet
+from mlsys_dvabatch.stages.slicing.onnx_file import _inline_copies
+from mlsys_dvabatch.stages.slicing.partition import diversity_cuts, even_cuts
+from mlsys_dvabatch.stages.slicing.program import load_program, program_of
+from mlsys_dvabatch.stages.slicing.sliced import SlicedModel, slice_evenly
 from torch import Tensor, nn
 
 ZEROS = np.zeros(4, np.float32)

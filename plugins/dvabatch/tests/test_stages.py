@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
-from mlsys_dvabatch.stages import LinearStage, StagedModel, parse_stages
+from mlsys_dvabatch.stages.simulated import LinearStage, StagedModel, parse_stages
 
 TIMES_MS = st.floats(0, 1e3).map(lambda value: round(value, 3))
 

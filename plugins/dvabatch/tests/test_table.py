@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from mlsys_core.errors import InvalidInputError
-from mlsys_dvabatch.table import BatchTable, Part
+from mlsys_dvabatch.scheduling.table import BatchTable, Part
 
 
 def test_a_row_begins_with_nothing_done():

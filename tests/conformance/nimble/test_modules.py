@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from mlsys_nimble import Nimble
-from mlsys_nimble.native.executor import NativeExecutor
+from mlsys_nimble.backends.cpu.executor import NativeExecutor
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 

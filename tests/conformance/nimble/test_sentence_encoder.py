@@ -12,7 +12,7 @@ from mlsys_core.errors import MissingDependencyError
 from mlsys_core.models import resolve_model
 from mlsys_nimble import Nimble
 from mlsys_nimble.dynamo import nimble
-from mlsys_nimble.operators import Aten
+from mlsys_nimble.ir.operators import Aten
 from torch import Tensor
 
 SENTENCES = [

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from mlsys_orca.batch import BatchBuilder, SamplingParams
-from mlsys_orca.kv_cache import BlockTables
+from mlsys_orca.backends.native.decoder import new_kv_cache
+from mlsys_orca.backends.runner import Runner, intra_op_threads
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.native.decoder import new_kv_cache
-from mlsys_orca.runner import Runner, intra_op_threads
+from mlsys_orca.model.kv_cache import BlockTables
+from mlsys_orca.scheduling.batch import BatchBuilder, SamplingParams
 
 NUM_BLOCKS, BLOCK_SIZE = 128, 16
 

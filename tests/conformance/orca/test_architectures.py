@@ -12,12 +12,12 @@ import gguf
 import pytest
 import tokenizers
 import torch
-from mlsys_orca.batch import BatchBuilder, SamplingParams
+from mlsys_orca.backends.native.decoder import NativeDecoder, new_kv_cache
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.models.decoder import ForwardInputs
-from mlsys_orca.models.quantize import quantize
-from mlsys_orca.native.decoder import NativeDecoder, new_kv_cache
+from mlsys_orca.model.decoder import ForwardInputs
+from mlsys_orca.model.weights.quantize import quantize
+from mlsys_orca.scheduling.batch import BatchBuilder, SamplingParams
 from torch import Tensor
 
 Greedy = Callable[..., list[list[int]]]

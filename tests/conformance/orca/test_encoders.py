@@ -11,7 +11,7 @@ import tokenizers
 import torch
 from mlsys_core.errors import MissingDependencyError
 from mlsys_core.models import resolve_model
-from mlsys_orca.embedding import TextEncoder, load_encoder
+from mlsys_orca.engine.embedding import TextEncoder, load_encoder
 from torch import Tensor
 from torch.nn import functional
 

@@ -13,15 +13,15 @@ import tokenizers
 import torch
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.serving import SimulatedExecutor, simulate
-from mlsys_orca.batch import SamplingParams
-from mlsys_orca.block_tables import BlockTables
+from mlsys_orca.backends.native.decoder import new_kv_cache
+from mlsys_orca.backends.runner import Runner
+from mlsys_orca.backends.transformers.decoder import TransformersDecoder
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.models.transformers_decoder import TransformersDecoder
-from mlsys_orca.native.decoder import new_kv_cache
-from mlsys_orca.runner import Runner
-from mlsys_orca.schedulers.policy import make_scheduler
-from mlsys_orca.schedulers.request import GenerationRequest
+from mlsys_orca.scheduling.batch import SamplingParams
+from mlsys_orca.scheduling.block_tables import BlockTables
+from mlsys_orca.scheduling.policy import make_scheduler
+from mlsys_orca.scheduling.request import GenerationRequest
 
 VOCAB, NUM_TOKENS, BLOCK = 256, 64, 16
 LENGTHS = [1, 20, 3, 33, 5, 2, 17, 9, 40, 4, 12, 26, 7, 1, 31, 15]

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from mlsys_orca.batch import BatchBuilder, SamplingParams
+from mlsys_orca.backends.native.decoder import new_kv_cache
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.models.decoder import ForwardInputs
-from mlsys_orca.native.decoder import new_kv_cache
-from mlsys_orca.tokenizer import Detokenizer
+from mlsys_orca.model.decoder import ForwardInputs
+from mlsys_orca.scheduling.batch import BatchBuilder, SamplingParams
+from mlsys_orca.text.tokenizer import Detokenizer
 
 pytestmark = pytest.mark.model
 Greedy = Callable[..., list[list[int]]]

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.serving import SimulatedExecutor, simulate
-from mlsys_orca.block_tables import BlockTables
+from mlsys_orca.backends.native.decoder import new_kv_cache
+from mlsys_orca.backends.runner import Runner
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.native.decoder import new_kv_cache
-from mlsys_orca.runner import Runner
-from mlsys_orca.schedulers.policy import make_scheduler
-from mlsys_orca.schedulers.request import GenerationRequest
+from mlsys_orca.scheduling.block_tables import BlockTables
+from mlsys_orca.scheduling.policy import make_scheduler
+from mlsys_orca.scheduling.request import GenerationRequest
 
 pytestmark = pytest.mark.model
 NUM_TOKENS = 12

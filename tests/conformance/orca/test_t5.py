@@ -14,22 +14,22 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.serving import SimulatedExecutor, simulate
-from mlsys_orca.batch import BatchBuilder, SampledToken, SamplingParams
-from mlsys_orca.block_tables import BlockTables
-from mlsys_orca.engine import EngineConfig
-from mlsys_orca.kv_cache import KVCache
+from mlsys_orca.api import chat, completions
+from mlsys_orca.api.answers import collect
+from mlsys_orca.api.chat import ChatCompletionRequest, Message
+from mlsys_orca.api.completions import CompletionRequest
+from mlsys_orca.api.server import make_service
+from mlsys_orca.backends.runner import Runner
+from mlsys_orca.engine.engine import EngineConfig
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.models.decoder import ForwardInputs
-from mlsys_orca.models.encoder_decoder import EncoderDecoder
-from mlsys_orca.openai import chat, completions
-from mlsys_orca.openai.answers import collect
-from mlsys_orca.openai.chat import ChatCompletionRequest, Message
-from mlsys_orca.openai.completions import CompletionRequest
-from mlsys_orca.runner import Runner
-from mlsys_orca.schedulers.policy import make_scheduler
-from mlsys_orca.schedulers.request import GenerationRequest
-from mlsys_orca.server import make_service
+from mlsys_orca.model.decoder import ForwardInputs
+from mlsys_orca.model.encoder_decoder import EncoderDecoder
+from mlsys_orca.model.kv_cache import KVCache
+from mlsys_orca.scheduling.batch import BatchBuilder, SampledToken, SamplingParams
+from mlsys_orca.scheduling.block_tables import BlockTables
+from mlsys_orca.scheduling.policy import make_scheduler
+from mlsys_orca.scheduling.request import GenerationRequest
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from mlsys_orca.loading.gguf_file import GgufFile
 from mlsys_orca.loading.gguf_tokenizer import tokenizer_from_gguf
 from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.model.weights.gguf_file import GgufFile
 from tokenizers import pre_tokenizers
 
 pytestmark = pytest.mark.model

@@ -12,11 +12,11 @@ import pytest
 import tokenizers
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.batch import BatchBuilder, SamplingParams
+from mlsys_orca.backends.native.decoder import new_kv_cache
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.models.decoder import ForwardInputs
-from mlsys_orca.native.decoder import new_kv_cache
+from mlsys_orca.model.decoder import ForwardInputs
+from mlsys_orca.scheduling.batch import BatchBuilder, SamplingParams
 from torch import Tensor
 
 VOCAB = 256

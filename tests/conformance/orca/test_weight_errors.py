@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.models import model_family
+from mlsys_orca.model.families import model_family
 
 pytestmark = pytest.mark.model
 

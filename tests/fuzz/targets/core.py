@@ -104,8 +104,8 @@ def workload_trace(folder: Path) -> Case:
 def command_line(folder: Path) -> Case:
     """Arrivals, lengths, bounds and shapes, as options give them."""
     from mlsys_core.workload.parse import parse_arrivals, parse_bounds, parse_lengths
-    from mlsys_dvabatch.cli import parse_loads, parse_shape
-    from mlsys_dvabatch.stages import parse_stages
+    from mlsys_dvabatch.cli.main import parse_loads, parse_shape
+    from mlsys_dvabatch.stages.simulated import parse_stages
 
     parsers: dict[str, Callable[[str], Any]] = {
         "arrivals": lambda text: parse_arrivals(text, rate=2.0),
@@ -227,7 +227,7 @@ def npz(folder: Path) -> Case:
 def batchmaker_folder(folder: Path) -> Case:
     """Directories of BatchMaker: manifest, weights, cells."""
     from mlsys_batchmaker.models.sequence import lstm_model
-    from mlsys_batchmaker.store import load_model, save_model
+    from mlsys_batchmaker.models.store import load_model, save_model
 
     from tests.fuzz.target import write_folder
 

@@ -34,7 +34,7 @@ _TEMPLATE_WORDS = (
 
 def chat_template(folder: Path) -> Case:
     """Chat templates of strangers: parsed and rendered."""
-    from mlsys_orca.chat_template import ChatTemplate
+    from mlsys_orca.text.chat_template import ChatTemplate
 
     messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello <s>"}]
 
@@ -109,8 +109,8 @@ def _plain(value: Any, kind: int) -> bytes:
 
 def gguf_metadata(folder: Path) -> Case:
     """GGUF files that are whole and whose metadata is of other types, sizes and shapes."""
-    from mlsys_orca.loading.gguf_file import GgufFile
     from mlsys_orca.loading.load import load_model
+    from mlsys_orca.model.weights.gguf_file import GgufFile
 
     original = _gguf_seed(folder)
     opened = GgufFile(original)
@@ -295,8 +295,8 @@ def tokenizer_files(folder: Path) -> Case:
 
 def adapter_folder(folder: Path) -> Case:
     """PEFT directories of LoRA adapters."""
-    from mlsys_orca.adapters import AdaptedDecoder
     from mlsys_orca.loading.load import load_model
+    from mlsys_orca.model.adapters import AdaptedDecoder
 
     from tests.orca.test_adapters import write_adapter
 
@@ -314,8 +314,8 @@ def adapter_folder(folder: Path) -> Case:
 
 def encoder_folder(folder: Path) -> Case:
     """Directories of BERT-like encoders, by Orca and by DVABatch."""
-    from mlsys_dvabatch.models.bert_folder import load_bert
-    from mlsys_orca.embedding import load_encoder
+    from mlsys_dvabatch.stages.models.bert_folder import load_bert
+    from mlsys_orca.engine.embedding import load_encoder
 
     files = bert_folder()
     work = folder / "made"

@@ -172,9 +172,9 @@ def oip_generate(folder: Path) -> Case:
 def protobuf(folder: Path) -> Case:
     """ModelInferRequest messages, and each other request of the service."""
     from mlsys_core.serving.oip.binding import bind
-    from mlsys_core.serving.oip.grpc_codec import decode_message, parse_message
-    from mlsys_core.serving.oip.grpc_schema import messages
-    from mlsys_core.serving.oip.version import Version
+    from mlsys_core.serving.oip.grpc.codec import decode_message, parse_message
+    from mlsys_core.serving.oip.grpc.schema import messages
+    from mlsys_core.serving.oip.models.version import Version
 
     request = messages().ModelInferRequest(model_name="echo", id="7")
     request.inputs.add(name="a", datatype="FP32", shape=[1, 2]).contents.fp32_contents.extend([1, 2])
@@ -208,9 +208,9 @@ _OPENAI_WORDS = (
 def openai(folder: Path) -> Case:
     """Bodies of completions, chat completions and responses, to the server of a tiny model."""
     from mlsys_core.serving.http import HttpConfig
-    from mlsys_orca.engine import EngineConfig
+    from mlsys_orca.api.server import make_app, make_service
+    from mlsys_orca.engine.engine import EngineConfig
     from mlsys_orca.loading.load import load_model
-    from mlsys_orca.server import make_app, make_service
 
     from tests.orca.conftest import tiny_metadata, tiny_tensors, write_gguf
 

@@ -29,7 +29,7 @@ def _pipeline() -> Any:
 def skops_file(folder: Path) -> Case:
     """Fitted pipelines in skops files: what each states, and their arrays."""
     import skops.io
-    from mlsys_windtunnel.load import load_estimator
+    from mlsys_windtunnel.parse.load import load_estimator
 
     skops.io.dump(_pipeline(), folder / "seed.skops")
     with zipfile.ZipFile(folder / "seed.skops") as archive:
@@ -50,8 +50,8 @@ def skops_file(folder: Path) -> Case:
 
 def artifact(folder: Path) -> Case:
     """Translated folders: the graph, whose checksum of the tensors is made right again, and the tensors."""
-    from mlsys_windtunnel.artifact import GRAPH_FILE, TENSORS_FILE, load, save
-    from mlsys_windtunnel.translation import translate
+    from mlsys_windtunnel.convert.translation import translate
+    from mlsys_windtunnel.export.artifact import GRAPH_FILE, TENSORS_FILE, load, save
 
     save(translate(_pipeline()), folder / "seed")
     work = folder / "made"
@@ -67,15 +67,15 @@ def artifact(folder: Path) -> Case:
             pass
         load(write_folder(files, work))
 
-    words = ("mlsys_windtunnel.network:Network", "os:system", "torch.nn.modules.linear:Linear", "builtins:eval", "tensor", "items",
-             "float64", "object", "dtype", "shape", "name", "class", "state", "mlsys_windtunnel.modules.trees:Trees")  # fmt: skip
+    words = ("mlsys_windtunnel.modules.network:Network", "os:system", "torch.nn.modules.linear:Linear", "builtins:eval", "tensor", "items",
+             "float64", "object", "dtype", "shape", "name", "class", "state", "mlsys_windtunnel.modules.tree.trees:Trees")  # fmt: skip
     return Case([read_folder(folder / "seed")], parse, words)
 
 
 def description(folder: Path) -> Case:
     """The host's part that stands beside a program in ``.pt2`` and ONNX files."""
+    from mlsys_windtunnel.convert.translation import translate
     from mlsys_windtunnel.export import program
-    from mlsys_windtunnel.translation import translate
 
     module = translate(_pipeline())
     seed = program.describe(module, program.Answers(module, ["predict", "predict_proba"]).names).encode()

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from mlsys_nimble.backends.reference.operators import ReferenceExecutor
 from mlsys_nimble.capture import Captured, capture
 from mlsys_nimble.errors import CaptureError
-from mlsys_nimble.operators import Aten
-from mlsys_nimble.program import check_program
-from mlsys_nimble.reference import ReferenceExecutor
+from mlsys_nimble.ir.operators import Aten
+from mlsys_nimble.ir.program import check_program
 from torch import nn
 from torch.utils._pytree import tree_leaves
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from mlsys_nimble.backends.cuda import pool as pools
+from mlsys_nimble.backends.cuda.convolutions import LAYOUTS, SelectedConvolution, fastest, layouts_of
+from mlsys_nimble.backends.cuda.executor import CudaExecutor
 from mlsys_nimble.capture import capture
-from mlsys_nimble.cuda import pool as pools
-from mlsys_nimble.cuda.convolutions import LAYOUTS, SelectedConvolution, fastest, layouts_of
-from mlsys_nimble.cuda.executor import CudaExecutor
+from mlsys_nimble.ir.program import Program
 from mlsys_nimble.passes import optimise
-from mlsys_nimble.program import Program
 from torch import nn
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from mlsys_nimble.backends.cuda import pool as pools
+from mlsys_nimble.backends.cuda.executor import MAX_CAPTURES, CudaExecutor
+from mlsys_nimble.backends.cuda.plan import Record, Run, Wait
 from mlsys_nimble.capture import capture
-from mlsys_nimble.cuda import pool as pools
-from mlsys_nimble.cuda.executor import MAX_CAPTURES, CudaExecutor
-from mlsys_nimble.cuda.plan import Record, Run, Wait
+from mlsys_nimble.ir.program import Program
 from mlsys_nimble.passes import optimise
 from mlsys_nimble.prepared import Options
-from mlsys_nimble.program import Program
 from mlsys_nimble.training import calls
 from torch import Tensor, nn
 from torch.nn import functional

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlsys_nimble import OperatorGraph, assign_streams, build_graph, plan_events
-from mlsys_nimble.cuda.plan import ORIGIN, Record, Run, StreamPlan, Wait, ancestors, happens_before, plan_streams
+from mlsys_nimble.backends.cuda.plan import (
+    ORIGIN,
+    Record,
+    Run,
+    StreamPlan,
+    Wait,
+    ancestors,
+    happens_before,
+    plan_streams,
+)
 
 
 @st.composite

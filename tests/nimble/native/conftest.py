@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from mlsys_core.native.testing import builds_to_test
-from mlsys_nimble.native import library
-from mlsys_nimble.native.library import Kernel
+from mlsys_nimble.backends.cpu import library
+from mlsys_nimble.backends.cpu.library import Kernel
 from torch import Tensor
 
 BUILDS = builds_to_test()

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from mlsys_nimble.native import convolutions, library
-from mlsys_nimble.native.library import View
-from mlsys_nimble.operators import Convolution, Epilogue, Linear
+from mlsys_nimble.backends.cpu import convolutions, library
+from mlsys_nimble.backends.cpu.library import View
+from mlsys_nimble.ir.operators import Convolution, Epilogue, Linear
 
 from tests.nimble.native.conftest import BUILDS, run_in_pieces
 

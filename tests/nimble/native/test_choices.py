@@ -10,10 +10,10 @@ import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_nimble import Nimble
-from mlsys_nimble.native.executor import NativeExecutor
-from mlsys_nimble.operators import Convolution
-from mlsys_nimble.program import Operator, Program, ValueType
-from mlsys_nimble.reference import ReferenceExecutor
+from mlsys_nimble.backends.cpu.executor import NativeExecutor
+from mlsys_nimble.backends.reference.operators import ReferenceExecutor
+from mlsys_nimble.ir.operators import Convolution
+from mlsys_nimble.ir.program import Operator, Program, ValueType
 
 
 def convolution() -> Program:
@@ -31,7 +31,7 @@ def names_of(executor: NativeExecutor) -> set[str]:
 @pytest.fixture
 def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     from mlsys_core.config import settings
-    from mlsys_nimble.native import library, replay
+    from mlsys_nimble.backends.cpu import library, replay
 
     library.load(), replay._load()  # from the usual cache, not compiled anew
     monkeypatch.setenv("MLSYS_CACHE_DIR", str(tmp_path))

@@ -9,9 +9,9 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from mlsys_nimble.native import convolutions
-from mlsys_nimble.native.library import Kernel, View
-from mlsys_nimble.operators import Activation, Convolution, Epilogue, Linear
+from mlsys_nimble.backends.cpu import convolutions
+from mlsys_nimble.backends.cpu.library import Kernel, View
+from mlsys_nimble.ir.operators import Activation, Convolution, Epilogue, Linear
 from torch import Tensor
 from torch.nn import functional
 

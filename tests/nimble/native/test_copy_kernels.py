@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from mlsys_nimble.native import kernels
-from mlsys_nimble.native.library import DTYPES, Kernel, View
-from mlsys_nimble.operators import Pad
+from mlsys_nimble.backends.cpu import kernels
+from mlsys_nimble.backends.cpu.library import DTYPES, Kernel, View
+from mlsys_nimble.ir.operators import Pad
 from torch import Tensor
 from torch.nn import functional
 

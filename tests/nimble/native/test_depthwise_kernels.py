@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from mlsys_nimble.native import convolutions
-from mlsys_nimble.native.library import Kernel, View
-from mlsys_nimble.operators import Convolution, Epilogue
+from mlsys_nimble.backends.cpu import convolutions
+from mlsys_nimble.backends.cpu.library import Kernel, View
+from mlsys_nimble.ir.operators import Convolution, Epilogue
 from torch import Tensor
 from torch.nn import functional
 

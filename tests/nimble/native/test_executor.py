@@ -8,10 +8,10 @@ from math import prod
 import pytest
 import torch
 from mlsys_nimble import Nimble
-from mlsys_nimble.native.executor import NativeExecutor
-from mlsys_nimble.operators import Aten, Concat, Convolution, Copy, Input, Kind, Linear, Permute, Reshape, Slice
-from mlsys_nimble.program import Operator, Program, ValueType, check_program
-from mlsys_nimble.reference import ReferenceExecutor
+from mlsys_nimble.backends.cpu.executor import NativeExecutor
+from mlsys_nimble.backends.reference.operators import ReferenceExecutor
+from mlsys_nimble.ir.operators import Aten, Concat, Convolution, Copy, Input, Kind, Linear, Permute, Reshape, Slice
+from mlsys_nimble.ir.program import Operator, Program, ValueType, check_program
 from torch import Tensor
 
 ONE = ((1, 1), ((0, 0), (0, 0)), (1, 1), 1)  # a 1x1 convolution

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from mlsys_nimble import Nimble
-from mlsys_nimble.native.executor import NativeExecutor
-from mlsys_nimble.native.slots import Slots
+from mlsys_nimble.backends.cpu.executor import NativeExecutor
+from mlsys_nimble.backends.cpu.slots import Slots
 from torch import nn
 
 

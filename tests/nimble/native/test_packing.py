@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mlsys_nimble.native.packing import pack_bias, pack_gemv, shared_weights
+from mlsys_nimble.backends.cpu.packing import pack_bias, pack_gemv, shared_weights
 
 
 def test_a_weight_is_packed_once_while_shared_and_anew_otherwise():

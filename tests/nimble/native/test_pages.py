@@ -1,8 +1,8 @@
 """Tensors side by side in large pages."""
 
 import torch
-from mlsys_nimble.native import pages
-from mlsys_nimble.native.pages import ALIGNMENT, LEAST_NBYTES, LargePages
+from mlsys_nimble.backends.cpu import pages
+from mlsys_nimble.backends.cpu.pages import ALIGNMENT, LEAST_NBYTES, LargePages
 
 
 def test_tensors_come_to_lie_side_by_side_and_stay_what_they_are():

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from mlsys_nimble.native import kernels
-from mlsys_nimble.native.library import Kernel, View
-from mlsys_nimble.operators import Pointwise, Step
-from mlsys_nimble.pointwise import OPS
-from mlsys_nimble.program import ValueType
-from mlsys_nimble.reference_pointwise import compile_pointwise
+from mlsys_nimble.backends.cpu import kernels
+from mlsys_nimble.backends.cpu.library import Kernel, View
+from mlsys_nimble.backends.reference.pointwise import compile_pointwise
+from mlsys_nimble.ir.operators import Pointwise, Step
+from mlsys_nimble.ir.pointwise import OPS
+from mlsys_nimble.ir.program import ValueType
 from torch import Tensor
 
 Pieces = Callable[[Kernel, Tensor], Tensor]

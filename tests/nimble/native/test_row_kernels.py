@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from mlsys_nimble.native import kernels
-from mlsys_nimble.native.library import Kernel, View
-from mlsys_nimble.operators import Attention, Epilogue, LayerNorm, MatMul, Pool, Reduce, Softmax
+from mlsys_nimble.backends.cpu import kernels
+from mlsys_nimble.backends.cpu.library import Kernel, View
+from mlsys_nimble.ir.operators import Attention, Epilogue, LayerNorm, MatMul, Pool, Reduce, Softmax
 from torch import Tensor
 from torch.nn import functional
 

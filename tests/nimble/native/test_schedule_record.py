@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import torch
-from mlsys_nimble.native.executor import NativeExecutor
-from mlsys_nimble.operators import Convolution, Slice
-from mlsys_nimble.program import Operator, Program, ValueType
+from mlsys_nimble.backends.cpu.executor import NativeExecutor
+from mlsys_nimble.ir.operators import Convolution, Slice
+from mlsys_nimble.ir.program import Operator, Program, ValueType
 
 
 def test_the_record_is_json_and_names_every_operator() -> None:

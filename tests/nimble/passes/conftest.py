@@ -6,10 +6,10 @@ from typing import Any, Protocol
 
 import pytest
 import torch
+from mlsys_nimble.backends.reference.operators import ReferenceExecutor, compile_operator
 from mlsys_nimble.capture import capture
+from mlsys_nimble.ir.program import Program, ValueType, check_program
 from mlsys_nimble.passes import Pass
-from mlsys_nimble.program import Program, ValueType, check_program
-from mlsys_nimble.reference import ReferenceExecutor, compile_operator
 from torch import nn
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from mlsys_nimble.capture import capture
-from mlsys_nimble.operators import Concat, Convolution, Linear, MatMul, Pointwise, Step
+from mlsys_nimble.ir.operators import Concat, Convolution, Linear, MatMul, Pointwise, Step
+from mlsys_nimble.ir.program import Operator, Program, ValueType
 from mlsys_nimble.passes.affine import fold_affine
 from mlsys_nimble.passes.constants import fold_constants
 from mlsys_nimble.passes.elementwise import fuse_elementwise
 from mlsys_nimble.passes.epilogues import fuse_epilogues
-from mlsys_nimble.program import Operator, Program, ValueType
 from torch import Tensor, nn
 
 FOLD = (fold_constants, fold_affine)

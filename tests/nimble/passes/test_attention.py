@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from mlsys_nimble.operators import Attention, MatMul, Permute, Softmax
+from mlsys_nimble.ir.operators import Attention, MatMul, Permute, Softmax
+from mlsys_nimble.ir.program import Operator, Program, ValueType
 from mlsys_nimble.passes.affine import fold_affine
 from mlsys_nimble.passes.attention import find_attention
 from mlsys_nimble.passes.dead_code import remove_dead_code
 from mlsys_nimble.passes.elementwise import fuse_elementwise
 from mlsys_nimble.passes.views import simplify_views
-from mlsys_nimble.program import Operator, Program, ValueType
 from torch import Tensor
 
 FIND = (find_attention, simplify_views, remove_dead_code)

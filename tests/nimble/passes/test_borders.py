@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlsys_nimble.backends.reference.operators import ReferenceExecutor
 from mlsys_nimble.capture import capture
-from mlsys_nimble.operators import Convolution, Epilogue, Pad, Pool, Slice
+from mlsys_nimble.ir.operators import Convolution, Epilogue, Pad, Pool, Slice
+from mlsys_nimble.ir.program import Operator, Program, ValueType, check_program
 from mlsys_nimble.passes.borders import fold_borders
 from mlsys_nimble.passes.dead_code import remove_dead_code
-from mlsys_nimble.program import Operator, Program, ValueType, check_program
-from mlsys_nimble.reference import ReferenceExecutor
 from torch.nn.functional import avg_pool2d, conv2d, max_pool2d, pad
 
 FOLD = (fold_borders, remove_dead_code)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlsys_nimble.backends.reference.operators import ReferenceExecutor
 from mlsys_nimble.capture import capture
-from mlsys_nimble.operators import Pointwise, Step
+from mlsys_nimble.ir.operators import Pointwise, Step
+from mlsys_nimble.ir.program import Program, check_program
 from mlsys_nimble.passes.elementwise import MAX_STEPS, fuse_elementwise
-from mlsys_nimble.program import Program, check_program
-from mlsys_nimble.reference import ReferenceExecutor
 
 
 def fused(function: Callable[..., Any], *args: torch.Tensor) -> list[Pointwise]:

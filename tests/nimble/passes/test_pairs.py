@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from mlsys_nimble.operators import Convolution, Linear, Pointwise, Separable, Step
+from mlsys_nimble.ir.operators import Convolution, Linear, Pointwise, Separable, Step
+from mlsys_nimble.ir.program import Operator, Program, ValueType
 from mlsys_nimble.passes.constants import fold_constants
 from mlsys_nimble.passes.dead_code import remove_dead_code
 from mlsys_nimble.passes.epilogues import fuse_epilogues
 from mlsys_nimble.passes.precision import round_weights
 from mlsys_nimble.passes.separable import LEAST_NBYTES, MOST_WEIGHTS_NBYTES, fuse_separables
-from mlsys_nimble.program import Operator, Program, ValueType
 from torch.nn.functional import conv2d
 
 TWICE, NEGATED = Pointwise((Step("mul", (0, 2.0)),)), Pointwise((Step("neg", (0,)),))

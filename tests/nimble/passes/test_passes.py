@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from mlsys_nimble.backends.reference.operators import ReferenceExecutor
 from mlsys_nimble.capture import capture
-from mlsys_nimble.operators import Convolution, Copy, Linear, MatMul, Pointwise
+from mlsys_nimble.ir.operators import Convolution, Copy, Linear, MatMul, Pointwise
+from mlsys_nimble.ir.program import Program, check_program
 from mlsys_nimble.passes import PASSES, Pass, optimise
 from mlsys_nimble.passes.affine import fold_affine
 from mlsys_nimble.passes.attention import find_attention
@@ -19,8 +21,6 @@ from mlsys_nimble.passes.elementwise import MAX_INPUTS, fuse_elementwise
 from mlsys_nimble.passes.epilogues import fuse_epilogues
 from mlsys_nimble.passes.subexpressions import share_subexpressions
 from mlsys_nimble.passes.views import simplify_views
-from mlsys_nimble.program import Program, check_program
-from mlsys_nimble.reference import ReferenceExecutor
 from torch import nn
 from torch.nn.functional import avg_pool2d, leaky_relu, max_pool2d, pad, relu, silu
 

@@ -9,9 +9,9 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_nimble import Nimble
 from mlsys_nimble.capture import capture
-from mlsys_nimble.operators import Linear
+from mlsys_nimble.ir.operators import Linear
+from mlsys_nimble.ir.program import check_program
 from mlsys_nimble.passes.precision import round_weights
-from mlsys_nimble.program import check_program
 from torch import Tensor, nn
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from mlsys_nimble.operators import Aten, Copy, Input, Kind, Pointwise, Slice, Step
+from mlsys_nimble.ir.operators import Aten, Copy, Input, Kind, Pointwise, Slice, Step
+from mlsys_nimble.ir.program import Operator, Program, ValueType
 from mlsys_nimble.passes.rewrite import Rewriter
-from mlsys_nimble.program import Operator, Program, ValueType
 
 TWICE, NEGATED = Pointwise((Step("mul", (0, 2.0)),)), Pointwise((Step("neg", (0,)),))
 ADD = Pointwise((Step("add", (0, 1)),))

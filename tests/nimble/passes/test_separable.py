@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from mlsys_nimble.backends.reference.operators import ReferenceExecutor
 from mlsys_nimble.capture import capture
-from mlsys_nimble.operators import Separable
+from mlsys_nimble.ir.operators import Separable
+from mlsys_nimble.ir.program import Program, check_program
 from mlsys_nimble.passes import optimise
-from mlsys_nimble.program import Program, check_program
-from mlsys_nimble.reference import ReferenceExecutor
 from torch import Tensor, nn
 
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlsys_nimble.backends.reference.operators import ReferenceExecutor
 from mlsys_nimble.capture import capture
-from mlsys_nimble.operators import (
+from mlsys_nimble.ir.operators import (
     Cast,
     Concat,
     Copy,
@@ -24,10 +25,9 @@ from mlsys_nimble.operators import (
     Slice,
     Step,
 )
+from mlsys_nimble.ir.program import Operator, Program, ValueType, check_program
 from mlsys_nimble.passes.dead_code import remove_dead_code
 from mlsys_nimble.passes.views import simplify_views
-from mlsys_nimble.program import Operator, Program, ValueType, check_program
-from mlsys_nimble.reference import ReferenceExecutor
 
 SIMPLIFY = (simplify_views, remove_dead_code)
 TWICE = Pointwise((Step("mul", (0, 2.0)),))

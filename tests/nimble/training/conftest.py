@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from mlsys_core.native.testing import builds_to_test, compiled_with
-from mlsys_nimble.native import library
+from mlsys_nimble.backends.cpu import library
 from mlsys_nimble.training import kernels
 
 BUILDS = builds_to_test()

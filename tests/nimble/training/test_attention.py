@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from mlsys_nimble.native.library import View
-from mlsys_nimble.operators import Aten, Input
-from mlsys_nimble.program import Operator
+from mlsys_nimble.backends.cpu.library import View
+from mlsys_nimble.ir.operators import Aten, Input
+from mlsys_nimble.ir.program import Operator
 from mlsys_nimble.training import attention
 from mlsys_nimble.training.attention import attention_of
 from mlsys_nimble.training.kernels import KernelList, load

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from mlsys_nimble.native.library import View
-from mlsys_nimble.operators import Aten, Convolution, Input
-from mlsys_nimble.program import Operator
-from mlsys_nimble.strides import channels_last, dense
+from mlsys_nimble.backends.cpu.library import View
+from mlsys_nimble.ir.operators import Aten, Convolution, Input
+from mlsys_nimble.ir.program import Operator
+from mlsys_nimble.ir.strides import channels_last, dense
 from mlsys_nimble.training import convolutions, products
 from mlsys_nimble.training.convolutions import way_of, work_of
 from mlsys_nimble.training.kernels import KernelList, load

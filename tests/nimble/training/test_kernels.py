@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mlsys_nimble.native.library import View
-from mlsys_nimble.operators import BatchNormTraining, Epilogue
+from mlsys_nimble.backends.cpu.library import View
+from mlsys_nimble.ir.operators import BatchNormTraining, Epilogue
 from mlsys_nimble.training import kernels
 from torch import Tensor
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mlsys_nimble.native.library import View
-from mlsys_nimble.operators import Aten, Epilogue, Input, Product, WeightGradient
-from mlsys_nimble.program import Operator
+from mlsys_nimble.backends.cpu.library import View
+from mlsys_nimble.ir.operators import Aten, Epilogue, Input, Product, WeightGradient
+from mlsys_nimble.ir.program import Operator
 from mlsys_nimble.training import layer_norm, linear
 from mlsys_nimble.training.kernels import KernelList, load
 from torch import Tensor

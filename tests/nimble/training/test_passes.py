@@ -2,11 +2,20 @@ from __future__ import annotations
 
 import pytest
 import torch
+from mlsys_nimble.backends.reference.operators import ReferenceExecutor
 from mlsys_nimble.capture import capture
-from mlsys_nimble.operators import Aten, BatchNormGradient, BatchNormTraining, Concat, Epilogue, Pad, Pointwise, Reduce
+from mlsys_nimble.ir.operators import (
+    Aten,
+    BatchNormGradient,
+    BatchNormTraining,
+    Concat,
+    Epilogue,
+    Pad,
+    Pointwise,
+    Reduce,
+)
+from mlsys_nimble.ir.program import Program, check_program
 from mlsys_nimble.passes import optimise
-from mlsys_nimble.program import Program, check_program
-from mlsys_nimble.reference import ReferenceExecutor
 from mlsys_nimble.training.passes import TRAINING_PASSES
 from torch import Tensor
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from mlsys_nimble.training.recycle import Recycled
+from mlsys_nimble.backends.recycle import Recycled
 from torch import Tensor
 
 

@@ -9,12 +9,22 @@ from typing import Any
 import pytest
 import torch
 from mlsys_nimble import Nimble
+from mlsys_nimble.backends.reference.operators import ReferenceExecutor
 from mlsys_nimble.capture import capture
-from mlsys_nimble.operators import Copy, Epilogue, MatMul, Permute, Pointwise, Product, Reduce, Reshape, WeightGradient
+from mlsys_nimble.ir.operators import (
+    Copy,
+    Epilogue,
+    MatMul,
+    Permute,
+    Pointwise,
+    Product,
+    Reduce,
+    Reshape,
+    WeightGradient,
+)
+from mlsys_nimble.ir.program import Program, check_program
 from mlsys_nimble.passes import optimise
 from mlsys_nimble.passes.dead_code import remove_dead_code
-from mlsys_nimble.program import Program, check_program
-from mlsys_nimble.reference import ReferenceExecutor
 from mlsys_nimble.training.chains import straighten
 from mlsys_nimble.training.passes import TRAINING_PASSES
 from mlsys_nimble.training.rows import join_rows, share_saved_copies

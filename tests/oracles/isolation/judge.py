@@ -9,23 +9,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from mlsys_batchmaker.cell import Cell, dtype_name, make_cell
+from mlsys_batchmaker.cells.cell import Cell, dtype_name, make_cell
 from mlsys_batchmaker.engine import Engine as CellEngine
 from mlsys_batchmaker.engine import EngineConfig
-from mlsys_batchmaker.model import Model, Payload
-from mlsys_batchmaker.model import Tensor as Declared
+from mlsys_batchmaker.models.model import Model, Payload
+from mlsys_batchmaker.models.model import Tensor as Declared
 from mlsys_batchmaker.plan import CellGraph
 from mlsys_batchmaker.plan.spec import Port
 from mlsys_core.errors import InvalidInputError, MlsysError, ServingError
 from mlsys_core.serving import Collector, ServeRequest
 from mlsys_core.serving.baselines import ZeroBatch
 from mlsys_dvabatch.engine import Engine
-from mlsys_dvabatch.policies.base import Policy
-from mlsys_dvabatch.policies.load import LoadPolicy
-from mlsys_dvabatch.policies.operator import OperatorPolicy
-from mlsys_dvabatch.slicing.program import program_of
-from mlsys_dvabatch.slicing.sliced import SlicedModel
-from mlsys_dvabatch.stages import parse_stages
+from mlsys_dvabatch.scheduling.policies.base import Policy
+from mlsys_dvabatch.scheduling.policies.load import LoadPolicy
+from mlsys_dvabatch.scheduling.policies.operator import OperatorPolicy
+from mlsys_dvabatch.stages.simulated import parse_stages
+from mlsys_dvabatch.stages.slicing.program import program_of
+from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from torch import Tensor, nn
 
 from tests.oracles.isolation.catalogue import Case

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from mlsys_nimble.native import kernels, lowering
-from mlsys_nimble.operators import Reshape
+from mlsys_nimble.backends.cpu import kernels, lowering
+from mlsys_nimble.ir.operators import Reshape
+from mlsys_nimble.ir.strides import dense, row_major
 from mlsys_nimble.passes import affine
-from mlsys_nimble.strides import dense, row_major
 
 from tests.oracles.nimble_programs.programs import Program
 from tests.oracles.nimble_programs.run import draw, judged

@@ -10,7 +10,7 @@ import pytest
 import torch
 from mlsys_nimble import Nimble
 from mlsys_nimble.dynamo import nimble
-from mlsys_nimble.native.digest import Digest
+from mlsys_nimble.state.digest import Digest
 from torch import Tensor, nn
 
 EXECUTORS = ("native", "reference")
@@ -206,7 +206,7 @@ def test_a_buffer_that_lies_otherwise_and_is_written_by_both():
 
 @pytest.mark.parametrize("size", [1, 3, 16, 17, 1000])
 def test_every_byte_counts(size: int, monkeypatch: pytest.MonkeyPatch):
-    from mlsys_nimble.native import digest
+    from mlsys_nimble.state import digest
 
     for is_native in (True, False):
         if not is_native:

@@ -12,7 +12,7 @@ import torch
 from mlsys_core.errors import MlsysError
 from mlsys_nimble import Nimble
 from mlsys_nimble.dynamo import nimble
-from mlsys_nimble.trees import flatten
+from mlsys_nimble.ir.trees import flatten
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 

@@ -88,7 +88,7 @@ def _orca(folder: Path) -> list[str]:
 
 def _batchmaker(folder: Path) -> list[str]:
     from mlsys_batchmaker.models.sequence import lstm_model
-    from mlsys_batchmaker.store import save_model
+    from mlsys_batchmaker.models.store import save_model
 
     save_model(lstm_model(num_words=6, hidden_size=8), folder / "models" / "tiny")
     return [str(folder / "models"), "--compiler", "eager"]

@@ -12,7 +12,7 @@ from mlsys_orca.bench import answers
 from mlsys_orca.bench.answers import compare
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.schedulers.request import GenerationRequest
+from mlsys_orca.scheduling.request import GenerationRequest
 
 REQUESTS = [
     GenerationRequest(request_id=str(i), prompt_token_ids=tuple(range(5, 25 + i)), max_new_tokens=3) for i in range(2)

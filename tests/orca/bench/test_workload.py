@@ -10,7 +10,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.workload import Uniform
 from mlsys_orca.bench.workload import Workload
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.tokenizer import Tokenizer
+from mlsys_orca.text.tokenizer import Tokenizer
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.errors import MemoryPlanError
-from mlsys_orca.batch import BatchBuilder, IterationBatch, SamplingParams
-from mlsys_orca.gpu.batch import DeviceBatch, to_device
-from mlsys_orca.gpu.plan import TileShape, plan_attention
-from mlsys_orca.models.decoder import ForwardInputs
+from mlsys_orca.backends.triton.batch import DeviceBatch, to_device
+from mlsys_orca.backends.triton.plan import TileShape, plan_attention
+from mlsys_orca.model.decoder import ForwardInputs
+from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch, SamplingParams
 from torch import Tensor
 
 TILE = TileShape(num_rows=16, num_keys=16, split_keys=32, group=2)

@@ -12,17 +12,17 @@ import torch
 
 pytest.importorskip("triton")
 
-from mlsys_orca.batch import BatchBuilder
-from mlsys_orca.gpu import attention
-from mlsys_orca.gpu.activations import activate, gated
-from mlsys_orca.gpu.attention import paged_attention
-from mlsys_orca.gpu.batch import to_device
-from mlsys_orca.gpu.norms import add_norm
-from mlsys_orca.gpu.plan import TileShape, tile_shape
-from mlsys_orca.gpu.rotary import prepare_heads
-from mlsys_orca.models.attention import AttentionOptions
-from mlsys_orca.models.decoder import ForwardInputs
-from mlsys_orca.models.layers import ACTIVATIONS
+from mlsys_orca.backends.triton import attention
+from mlsys_orca.backends.triton.activations import activate, gated
+from mlsys_orca.backends.triton.attention import paged_attention
+from mlsys_orca.backends.triton.batch import to_device
+from mlsys_orca.backends.triton.norms import add_norm
+from mlsys_orca.backends.triton.plan import TileShape, tile_shape
+from mlsys_orca.backends.triton.rotary import prepare_heads
+from mlsys_orca.model.attention import AttentionOptions
+from mlsys_orca.model.decoder import ForwardInputs
+from mlsys_orca.model.layers import ACTIVATIONS
+from mlsys_orca.scheduling.batch import BatchBuilder
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver

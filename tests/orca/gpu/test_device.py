@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from mlsys_orca.batch import BatchBuilder, IterationBatch, SamplingParams
-from mlsys_orca.kv_cache import KVCache
+from mlsys_orca.backends.runner import Runner
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.models.decoder import ForwardInputs
-from mlsys_orca.runner import Runner
+from mlsys_orca.model.decoder import ForwardInputs
+from mlsys_orca.model.kv_cache import KVCache
+from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch, SamplingParams
 
 pytestmark = pytest.mark.gpu
 PROMPTS = {"a": [5], "b": list(range(40, 57)), "c": [9, 8, 7]}
@@ -42,7 +42,7 @@ def tokens_of(loaded: LoadedModel, num_iterations: int) -> dict[str, list[int]]:
 
 
 def test_answers_are_those_of_the_cpu(make_gguf: Callable[..., Path], device: torch.device) -> None:
-    from mlsys_orca.gpu.decoder import FusedDecoder
+    from mlsys_orca.backends.triton.decoder import FusedDecoder
 
     path = make_gguf()
     loaded = load_model(path, dtype="fp32", device=str(device))

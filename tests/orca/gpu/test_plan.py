@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlsys_orca.gpu.plan import WRITES_OUT, TileShape, plan_attention, tile_shape
+from mlsys_orca.backends.triton.plan import WRITES_OUT, TileShape, plan_attention, tile_shape
 
 TILES = [
     TileShape(num_rows=16, num_keys=16, split_keys=32, group=1),

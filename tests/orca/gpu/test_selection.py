@@ -9,16 +9,16 @@ import pytest
 import torch
 from mlsys_core.cli.main import run
 from mlsys_core.device import cuda
-from mlsys_orca import gpu
+from mlsys_orca.api.server import available_memory_nbytes
+from mlsys_orca.backends import triton as gpu
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.server import available_memory_nbytes
 
 
 def test_a_model_on_the_cpu_needs_no_triton(make_gguf: Callable[..., Path]) -> None:
     script = (
         "import sys; from mlsys_orca.loading.load import load_model\n"
         "loaded = load_model(sys.argv[1], dtype='fp32', backend='torch')\n"
-        "assert 'triton' not in sys.modules and 'mlsys_orca.gpu.decoder' not in sys.modules"
+        "assert 'triton' not in sys.modules and 'mlsys_orca.backends.triton.decoder' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script, make_gguf()], check=True)
 

@@ -12,8 +12,8 @@ import torch
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_orca.loading.fallback import open_fallback
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.models.attention import AttentionOptions
-from mlsys_orca.models.config import UnsupportedModelError
+from mlsys_orca.model.attention import AttentionOptions
+from mlsys_orca.model.config import UnsupportedModelError
 from safetensors.torch import load_file, save_file
 
 SHAPE: dict[str, Any] = {

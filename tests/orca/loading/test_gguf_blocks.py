@@ -3,7 +3,7 @@ import pytest
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
-from mlsys_orca.loading.gguf_blocks import GROUPED, quantized_matrix
+from mlsys_orca.model.weights.gguf_blocks import GROUPED, quantized_matrix
 
 Q = GGMLQuantizationType
 KINDS = {"Q4_0": (4, 32), "Q4_1": (4, 32), "Q5_0": (8, 32), "Q5_1": (8, 32), "Q8_0": (8, 32)}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.loading.gguf_file import GgufFile
+from mlsys_orca.model.weights.gguf_file import GgufFile
 
 
 def test_header_says_what_the_gguf_library_reads(make_gguf: Callable[..., Path]) -> None:

@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.loading.gguf_tokenizer import tokenizer_from_gguf
-from mlsys_orca.tokenizer import Detokenizer, Tokenizer
+from mlsys_orca.text.tokenizer import Detokenizer, Tokenizer
 from tokenizers import models, trainers
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6

@@ -14,12 +14,12 @@ import pytest
 import tokenizers
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.adapters import AdaptedDecoder
-from mlsys_orca.embedding import load_encoder
-from mlsys_orca.loading.damage import readable
+from mlsys_orca.engine.embedding import load_encoder
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.loading.safetensors_file import SafetensorsDirectory
-from mlsys_orca.models.limits import check_numbers
+from mlsys_orca.model.adapters import AdaptedDecoder
+from mlsys_orca.model.limits import check_numbers
+from mlsys_orca.model.weights.damage import readable
+from mlsys_orca.model.weights.safetensors_file import SafetensorsDirectory
 from safetensors.torch import save_file
 
 CONFIG: dict[str, Any] = {

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.engine import EngineConfig
-from mlsys_orca.loading.gguf_file import GgufFile
+from mlsys_orca.api.completions import CompletionRequest, ask_of
+from mlsys_orca.api.server import make_service
+from mlsys_orca.engine.engine import EngineConfig
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.openai.completions import CompletionRequest, ask_of
-from mlsys_orca.server import make_service
+from mlsys_orca.model.weights.gguf_file import GgufFile
 
 
 def gguf(pairs: bytes, num_pairs: int, tensors: bytes = b"", num_tensors: int = 0, data: bytes = b"") -> bytes:

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.batch import BatchBuilder, SamplingParams
+from mlsys_orca.backends.native.decoder import new_kv_cache
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.models.decoder import ForwardInputs
-from mlsys_orca.models.layers import Embedding, Linear
-from mlsys_orca.models.quantized import QuantizedMatrix
-from mlsys_orca.native.decoder import new_kv_cache
+from mlsys_orca.model.decoder import ForwardInputs
+from mlsys_orca.model.layers import Embedding, Linear
+from mlsys_orca.model.weights.quantized import QuantizedMatrix
+from mlsys_orca.scheduling.batch import BatchBuilder, SamplingParams
 from torch import Tensor
 
 Make = Callable[..., Path]

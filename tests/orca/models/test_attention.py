@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.models.attention import AttentionOptions, ragged_attention
-from mlsys_orca.models.decoder import AttentionSpan
+from mlsys_orca.model.attention import AttentionOptions, ragged_attention
+from mlsys_orca.model.decoder import AttentionSpan
 from torch import Tensor
 
 OPTIONS = [

@@ -2,9 +2,9 @@ import math
 
 import pytest
 import torch
-from mlsys_orca.models.blocks import MLP, GatedMLP
-from mlsys_orca.models.config import ModelConfig
-from mlsys_orca.models.layers import ACTIVATIONS, Embedding, LayerNorm, Linear, RMSNorm, Rotary, rotate
+from mlsys_orca.model.blocks import MLP, GatedMLP
+from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.layers import ACTIVATIONS, Embedding, LayerNorm, Linear, RMSNorm, Rotary, rotate
 
 CPU = torch.device("cpu")
 

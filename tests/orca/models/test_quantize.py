@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.models.quantize import Bits, quantize
+from mlsys_orca.model.weights.quantize import Bits, quantize
 from torch import Tensor
 
 

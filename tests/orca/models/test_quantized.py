@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.models.quantized import QuantizedMatrix, concatenate_rows
+from mlsys_orca.model.weights.quantized import QuantizedMatrix, concatenate_rows
 from torch import Tensor
 
 

@@ -3,8 +3,8 @@ from itertools import pairwise
 import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.models.config import RelativePositions
-from mlsys_orca.models.relative_positions import bias_by_distance
+from mlsys_orca.model.config import RelativePositions
+from mlsys_orca.model.relative_positions import bias_by_distance
 
 
 @pytest.mark.parametrize("is_causal", [True, False])

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.models import model_family
-from mlsys_orca.models.config import ModelConfig
-from mlsys_orca.models.gguf_config import GgufFields
-from mlsys_orca.models.layers import Rotary
-from mlsys_orca.models.rope import rope_from_huggingface
+from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.families import model_family
+from mlsys_orca.model.gguf_config import GgufFields
+from mlsys_orca.model.layers import Rotary
+from mlsys_orca.model.rope import rope_from_huggingface
 
 RAW: dict[str, Any] = {
     "hidden_size": 256,

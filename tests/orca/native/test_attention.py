@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from mlsys_orca.models.attention import AttentionOptions, ragged_attention
-from mlsys_orca.models.decoder import AttentionSpan
-from mlsys_orca.models.layers import RMSNorm, rotate
-from mlsys_orca.native import library
+from mlsys_orca.backends.native import library
+from mlsys_orca.model.attention import AttentionOptions, ragged_attention
+from mlsys_orca.model.decoder import AttentionSpan
+from mlsys_orca.model.layers import RMSNorm, rotate
 from torch import Tensor
 
 from tests.orca.native.conftest import BUILDS

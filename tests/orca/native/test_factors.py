@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from mlsys_orca.models.config import ModelConfig
-from mlsys_orca.models.layers import Rotary
-from mlsys_orca.native.factors import Factors
+from mlsys_orca.backends.native.factors import Factors
+from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.layers import Rotary
 
 
 def rotary_of(**changes: Any) -> Rotary:

@@ -10,17 +10,17 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.serving import WorkerId
-from mlsys_orca.batch import BatchBuilder, IterationBatch, SamplingParams
-from mlsys_orca.block_tables import BlockTables
-from mlsys_orca.engine import Engine, EngineConfig
-from mlsys_orca.kv_cache import kv_nbytes_per_token
+from mlsys_orca.backends.native.decoder import NativeDecoder, new_kv_cache
+from mlsys_orca.backends.native.library import RUN
+from mlsys_orca.backends.runner import Runner
+from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.models.decoder import ForwardInputs
-from mlsys_orca.native.decoder import NativeDecoder, new_kv_cache
-from mlsys_orca.native.library import RUN
-from mlsys_orca.runner import Runner
-from mlsys_orca.schedulers.policy import make_scheduler
-from mlsys_orca.schedulers.request import GenerationRequest
+from mlsys_orca.model.decoder import ForwardInputs
+from mlsys_orca.model.kv_cache import kv_nbytes_per_token
+from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch, SamplingParams
+from mlsys_orca.scheduling.block_tables import BlockTables
+from mlsys_orca.scheduling.policy import make_scheduler
+from mlsys_orca.scheduling.request import GenerationRequest
 from torch import Tensor
 
 FORMS = {"fp32": ("fp32", "float"), "bf16": ("bf16", "float"), "int8": ("fp32", "int8"), "int4": ("bf16", "int4")}
@@ -134,7 +134,7 @@ def test_an_iteration_of_many_rows_is_cut_without_a_trace(make_gguf: Any, monkey
     model = load_model(make_gguf(), dtype="fp32", weights="float", backend="native").model
     assert isinstance(model, NativeDecoder)
     whole = serve(model, "orca", some_requests(), num_blocks=30).heard
-    monkeypatch.setattr("mlsys_orca.native.decoder._MOST_ROWS", 7)
+    monkeypatch.setattr("mlsys_orca.backends.native.decoder._MOST_ROWS", 7)
     cut = serve(model, "orca", some_requests(), num_blocks=30).heard
     assert cut.keys() == whole.keys()
     for key, rows in cut.items():

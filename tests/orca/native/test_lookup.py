@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from mlsys_orca.models.quantized import QuantizedMatrix, pack_nibbles
-from mlsys_orca.native.decoder import look_up_native
+from mlsys_orca.backends.native.decoder import look_up_native
+from mlsys_orca.model.weights.quantized import QuantizedMatrix, pack_nibbles
 
 
 def table_of(bits: int, group: int, dtype: torch.dtype, *, has_offsets: bool) -> QuantizedMatrix:

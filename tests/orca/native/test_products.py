@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mlsys_orca.models.layers import ACTIVATIONS, Linear
-from mlsys_orca.models.quantized import QuantizedMatrix, pack_nibbles
-from mlsys_orca.native import library
-from mlsys_orca.native.packing import pack
+from mlsys_orca.backends.native import library
+from mlsys_orca.backends.native.packing import pack
+from mlsys_orca.model.layers import ACTIVATIONS, Linear
+from mlsys_orca.model.weights.quantized import QuantizedMatrix, pack_nibbles
 from torch import Tensor
 from torch.nn import functional
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from mlsys_core.serving.http import BackgroundServer, HttpConfig
-from mlsys_orca.engine import Engine, EngineConfig
+from mlsys_orca.api.server import make_app, make_service
+from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.server import make_app, make_service
 
 Serve = Callable[..., AbstractContextManager[tuple[str, Engine]]]
 

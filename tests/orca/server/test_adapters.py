@@ -12,10 +12,10 @@ from types import ModuleType
 import httpx
 import pytest
 from mlsys_core.serving.http import BackgroundServer, HttpConfig
-from mlsys_orca.adapters import AdaptedDecoder
-from mlsys_orca.engine import EngineConfig
+from mlsys_orca.api.server import make_app, make_service
+from mlsys_orca.engine.engine import EngineConfig
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.server import make_app, make_service
+from mlsys_orca.model.adapters import AdaptedDecoder
 
 
 @pytest.fixture(scope="module")

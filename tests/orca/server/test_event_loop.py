@@ -14,14 +14,14 @@ import httpx
 import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.http import BackgroundServer, HttpConfig, HttpError
-from mlsys_orca.chat_template import ChatTemplate
-from mlsys_orca.engine import EngineConfig
-from mlsys_orca.guides import GuideMaker
+from mlsys_orca.api import answers, chat, completions, encoders, front, intake, messages, responses, tokens
+from mlsys_orca.api.intake import MAX_CONTAINERS, MAX_VALUES, bounded_json
+from mlsys_orca.api.server import make_app, make_service
+from mlsys_orca.engine.engine import EngineConfig
 from mlsys_orca.loading.load import load_model
-from mlsys_orca.openai import answers, chat, completions, encoders, front, intake, messages, responses, tokens
-from mlsys_orca.openai.intake import MAX_CONTAINERS, MAX_VALUES, bounded_json
-from mlsys_orca.server import make_app, make_service
-from mlsys_orca.tokenizer import Tokenizer
+from mlsys_orca.text.chat_template import ChatTemplate
+from mlsys_orca.text.guides import GuideMaker
+from mlsys_orca.text.tokenizer import Tokenizer
 
 BLOCKING = [
     (Tokenizer, "encode"),

@@ -10,12 +10,12 @@ import openai.types.completion_create_params as completion_params
 import openai.types.embedding_create_params as embedding_params
 import openai.types.responses.response_create_params as responses_params
 import pytest
-from mlsys_orca.openai.chat import ChatCompletionRequest
-from mlsys_orca.openai.completions import CompletionRequest
-from mlsys_orca.openai.encoders import EmbeddingRequest
-from mlsys_orca.openai.fields import Body
-from mlsys_orca.openai.messages import MessagesRequest
-from mlsys_orca.openai.responses import ResponsesRequest
+from mlsys_orca.api.chat import ChatCompletionRequest
+from mlsys_orca.api.completions import CompletionRequest
+from mlsys_orca.api.encoders import EmbeddingRequest
+from mlsys_orca.api.fields import Body
+from mlsys_orca.api.messages import MessagesRequest
+from mlsys_orca.api.responses import ResponsesRequest
 
 QUESTION = [{"role": "user", "content": "ab"}]
 BODIES: dict[str, dict[str, Any]] = {

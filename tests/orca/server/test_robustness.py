@@ -18,7 +18,7 @@ import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
-from mlsys_orca.engine import Engine
+from mlsys_orca.engine.engine import Engine
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import status_code_conformance
 
@@ -92,9 +92,9 @@ def test_bodies_that_are_none_get_a_4xx_in_openais_shape(bounded: str, path: str
 def bounded(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A server that takes bodies of 2,000 bytes, shared by this module's tests of bodies."""
     from mlsys_core.serving.http import BackgroundServer, HttpConfig
-    from mlsys_orca.engine import EngineConfig
+    from mlsys_orca.api.server import make_app, make_service
+    from mlsys_orca.engine.engine import EngineConfig
     from mlsys_orca.loading.load import load_model
-    from mlsys_orca.server import make_app, make_service
 
     conftest = _conftest_of_orca()
     path = conftest.write_gguf(

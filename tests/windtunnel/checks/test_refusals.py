@@ -8,7 +8,8 @@ import pytest
 import scipy.sparse
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel import artifact, translate
+from mlsys_windtunnel import translate
+from mlsys_windtunnel.export import artifact
 from mlsys_windtunnel.export.onnx import export_onnx, load_onnx
 from mlsys_windtunnel.export.pt2 import export_pt2, load_pt2
 from sklearn.calibration import CalibratedClassifierCV

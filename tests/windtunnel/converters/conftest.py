@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mlsys_windtunnel.modules.trees import Trees
+from mlsys_windtunnel.modules.tree.trees import Trees
 
 
 @pytest.fixture
 def without_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trees are answered by torch, as on a machine without a compiler."""
-    monkeypatch.setattr("mlsys_windtunnel.modules.trees.native_sums", lambda trees, x: None)
+    monkeypatch.setattr("mlsys_windtunnel.modules.tree.trees.native_sums", lambda trees, x: None)
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def same_in_each_layout(same_answers, monkeypatch: pytest.MonkeyPatch) -> Callab
         method = "predict_proba" if hasattr(source, "predict_proba") else "predict"
         expected = getattr(source, method)(x)
         with monkeypatch.context() as patch:
-            patch.setattr("mlsys_windtunnel.modules.trees.native_sums", lambda trees, x: None)
+            patch.setattr("mlsys_windtunnel.modules.tree.trees.native_sums", lambda trees, x: None)
             for layout in ("bits", "walk"):
                 trees.use_layout(layout)
                 np.testing.assert_allclose(getattr(module, method)(x), expected, rtol=0, atol=tolerance, err_msg=layout)

@@ -8,11 +8,11 @@ import pytest
 import scipy.sparse
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel import parse_pipeline
-from mlsys_windtunnel.artifact import load, save
+from mlsys_windtunnel.convert.translation import translate
+from mlsys_windtunnel.export.artifact import load, save
 from mlsys_windtunnel.export.pt2 import export_pt2, load_pt2
-from mlsys_windtunnel.fitted_size import fitted_size
-from mlsys_windtunnel.modules.trees import Trees
-from mlsys_windtunnel.translation import translate
+from mlsys_windtunnel.modules.tree.trees import Trees
+from mlsys_windtunnel.parse.fitted_size import fitted_size
 from sklearn.compose import make_column_transformer
 from sklearn.ensemble import VotingClassifier
 from sklearn.linear_model import LogisticRegression

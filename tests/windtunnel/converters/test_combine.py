@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel.graph import Kind
-from mlsys_windtunnel.parse import parse_pipeline
-from mlsys_windtunnel.translation import translate
+from mlsys_windtunnel.convert.translation import translate
+from mlsys_windtunnel.parse.graph import Kind
+from mlsys_windtunnel.parse.pipeline import parse_pipeline
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import ColumnTransformer

@@ -11,8 +11,8 @@ import pytest
 import scipy.sparse
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel.modules.kernels import Kernel, distances, squared_distances
-from mlsys_windtunnel.translation import translate
+from mlsys_windtunnel.convert.translation import translate
+from mlsys_windtunnel.modules.kernel.kernels import Kernel, distances, squared_distances
 from sklearn import decomposition, kernel_approximation, random_projection
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics.pairwise import pairwise_kernels

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel.translation import translate
+from mlsys_windtunnel.convert.translation import translate
 from sklearn.covariance import LedoitWolf
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression

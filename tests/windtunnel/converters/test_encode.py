@@ -15,8 +15,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
+from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.estimators import BinaryEncoder, HashEncoder, TwoHotEncoder
-from mlsys_windtunnel.translation import translate
 from sklearn.compose import ColumnTransformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -254,7 +254,7 @@ def test_a_look_up_is_loaded_without_scikit_learn_or_pandas(tmp_path):
 
 
 def test_a_table_too_large_to_embed_stays_with_its_encoder(monkeypatch):
-    monkeypatch.setattr("mlsys_windtunnel.converters.encode.MAX_TABLE_NBYTES", 8 * 8)
+    monkeypatch.setattr("mlsys_windtunnel.convert.encode.MAX_TABLE_NBYTES", 8 * 8)
     with pytest.raises(InvalidInputError, match=r"OneHotEncoder declines an option"):
         translate(OneHotEncoder().fit(TEXT))
     translate(OneHotEncoder().fit(TEXT[:2]))

@@ -21,7 +21,7 @@ from mlsys_windtunnel.estimators import (
     MatrixFactorizationRegressor,
     TwoHotEncoder,
 )
-from mlsys_windtunnel.lookup import bucket
+from mlsys_windtunnel.host.lookup import bucket
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -94,7 +94,7 @@ def test_names_of_features_and_frames_out(encoder):
 
 def test_the_hash_is_the_same_in_every_process_and_for_equal_values():
     values = ["red", "", "é\ud800", 1, 1.5, None]
-    script = "from mlsys_windtunnel.lookup import bucket; print([bucket(v, 1000) for v in eval(input())])"
+    script = "from mlsys_windtunnel.host.lookup import bucket; print([bucket(v, 1000) for v in eval(input())])"
     printed = subprocess.run(
         [sys.executable, "-c", script], input=repr(values), capture_output=True, text=True, check=True
     )

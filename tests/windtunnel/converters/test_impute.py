@@ -8,7 +8,7 @@ import pytest
 import scipy.sparse
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel.translation import translate
+from mlsys_windtunnel.convert.translation import translate
 from sklearn.compose import ColumnTransformer
 from sklearn.impute import KNNImputer, MissingIndicator, SimpleImputer
 from sklearn.linear_model import LogisticRegression

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from lightgbm import LGBMClassifier, LGBMRegressor
+from mlsys_windtunnel.backends.soft.options import SoftOptions
+from mlsys_windtunnel.backends.soft.soften import soften
+from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.estimators import FactorizationMachineClassifier, LeafEncoder
 from mlsys_windtunnel.finetune.tune import fine_tune
-from mlsys_windtunnel.soft.options import SoftOptions
-from mlsys_windtunnel.soft.soften import soften
-from mlsys_windtunnel.translation import translate
 from sklearn.pipeline import make_pipeline
 
 rng = np.random.default_rng(0)

@@ -9,9 +9,9 @@ import pytest
 import scipy.sparse
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel.converters.lightgbm import read_model
-from mlsys_windtunnel.modules.trees import Trees
-from mlsys_windtunnel.translation import translate
+from mlsys_windtunnel.convert.lightgbm import read_model
+from mlsys_windtunnel.convert.translation import translate
+from mlsys_windtunnel.modules.tree.trees import Trees
 from sklearn.compose import ColumnTransformer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler

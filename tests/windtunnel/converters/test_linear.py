@@ -11,8 +11,8 @@ import pytest
 import scipy.sparse
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel.converters.linear import logistic_regression
-from mlsys_windtunnel.translation import translate
+from mlsys_windtunnel.convert.linear import logistic_regression
+from mlsys_windtunnel.convert.translation import translate
 from sklearn import linear_model
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler

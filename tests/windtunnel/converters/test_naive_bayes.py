@@ -11,7 +11,7 @@ import pytest
 import scipy.sparse
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel.translation import translate
+from mlsys_windtunnel.convert.translation import translate
 from sklearn import naive_bayes
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OrdinalEncoder, StandardScaler

@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel.translation import translate
+from mlsys_windtunnel.convert.translation import translate
 from scipy import special
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge

@@ -10,8 +10,8 @@ import pytest
 import scipy.sparse
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel.converters.scale import inverse_of
-from mlsys_windtunnel.translation import translate
+from mlsys_windtunnel.convert.scale import inverse_of
+from mlsys_windtunnel.convert.translation import translate
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline

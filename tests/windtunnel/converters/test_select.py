@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
-from mlsys_windtunnel.translation import translate
+from mlsys_windtunnel.convert.translation import translate
 from sklearn import feature_selection
 from sklearn.linear_model import Lasso, LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel.modules.tree_bits import mask_bits
-from mlsys_windtunnel.modules.tree_ensemble import Tree, TreeEnsemble, join_trees, with_features
-from mlsys_windtunnel.modules.trees import Trees, cheapest_layout
+from mlsys_windtunnel.modules.tree.bits import mask_bits
+from mlsys_windtunnel.modules.tree.ensemble import Tree, TreeEnsemble, join_trees, with_features
+from mlsys_windtunnel.modules.tree.trees import Trees, cheapest_layout
 
 NUM_FEATURES, CATEGORICAL = 4, 3  # the last feature holds categories
 VALUES = [-np.inf, -2.0, -1e-35, 0.0, 1e-36, 0.5, 1.0, 1.0000001, 2.0, 7.0, np.inf, np.nan]
@@ -138,7 +138,7 @@ def test_leaves_of_several_outputs_are_summed(layout):
 @pytest.mark.parametrize("layout", ["bits", "walk"])
 @pytest.mark.usefixtures("without_kernel")
 def test_blocks_of_rows_on_threads_answer_as_one_block(layout, monkeypatch):
-    monkeypatch.setattr("mlsys_windtunnel.modules.trees._ROW_TREES_PER_BLOCK", 1)
+    monkeypatch.setattr("mlsys_windtunnel.modules.tree.trees._ROW_TREES_PER_BLOCK", 1)
     trees = Trees(_ensemble(5, [30, 20]), layout=layout)
     x = torch.from_numpy(_rows(5, 333))
     with torch.inference_mode():

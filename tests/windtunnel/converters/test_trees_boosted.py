@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 import scipy.sparse
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel.modules.trees import Trees
-from mlsys_windtunnel.translation import translate
+from mlsys_windtunnel.convert.translation import translate
+from mlsys_windtunnel.modules.tree.trees import Trees
 from sklearn.dummy import DummyClassifier
 from sklearn.ensemble import (
     GradientBoostingClassifier,

@@ -6,13 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
-from mlsys_windtunnel.converters.trees_ensembles import (
+from mlsys_windtunnel.convert.trees_ensembles import (
     ada_boost_classifier,
     ada_boost_regressor,
     bagging_classifier,
     bagging_regressor,
 )
-from mlsys_windtunnel.modules.trees import Trees
+from mlsys_windtunnel.modules.tree.trees import Trees
 from sklearn.ensemble import (
     AdaBoostClassifier,
     AdaBoostRegressor,

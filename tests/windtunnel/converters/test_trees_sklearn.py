@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 import scipy.sparse
 import torch
-from mlsys_windtunnel.modules.trees import Trees
-from mlsys_windtunnel.translation import translate
+from mlsys_windtunnel.convert.translation import translate
+from mlsys_windtunnel.modules.tree.trees import Trees
 from sklearn.ensemble import (
     ExtraTreesClassifier,
     ExtraTreesRegressor,

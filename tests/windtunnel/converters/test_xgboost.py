@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel.modules.trees import Trees
-from mlsys_windtunnel.translation import translate
+from mlsys_windtunnel.convert.translation import translate
+from mlsys_windtunnel.modules.tree.trees import Trees
 
 xgboost = pytest.importorskip("xgboost", reason="XGBoost is not installed: pip install xgboost")
 

@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 import torch
 from lightgbm import LGBMClassifier
-from mlsys_windtunnel.direct.program import direct_program
+from mlsys_windtunnel.backends.direct.program import direct_program
+from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.module import METHODS, WindTunnelModule
-from mlsys_windtunnel.modules.linear import Affine
-from mlsys_windtunnel.translation import translate
+from mlsys_windtunnel.modules.linear.linear import Affine
 from sklearn.compose import make_column_transformer
 from sklearn.decomposition import PCA
 from sklearn.ensemble import GradientBoostingClassifier, HistGradientBoostingClassifier, RandomForestClassifier

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
+from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.experiments import nearby
 from mlsys_windtunnel.experiments.codes import code_task
 from mlsys_windtunnel.experiments.data import Task
@@ -16,7 +17,6 @@ from mlsys_windtunnel.experiments.nearby import CountTable, NearbyCounts, regist
 from mlsys_windtunnel.experiments.run import outside_columns
 from mlsys_windtunnel.experiments.sources import make_columns, make_source
 from mlsys_windtunnel.finetune.tune import fine_tune
-from mlsys_windtunnel.translation import translate
 from sklearn.base import clone
 
 SPEC = (("town", "one", {"width": 0.5, "before": 2, "after": 1}),)

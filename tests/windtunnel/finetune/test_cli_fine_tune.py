@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel.artifact import load
-from mlsys_windtunnel.cli import app
+from mlsys_windtunnel.cli.main import app
+from mlsys_windtunnel.export.artifact import load
 from sklearn.linear_model import LogisticRegression
 from typer.testing import CliRunner
 

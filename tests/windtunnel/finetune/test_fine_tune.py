@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from lightgbm import LGBMClassifier, LGBMRegressor
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel import fine_tune, translate
-from mlsys_windtunnel.artifact import load, save
 from mlsys_windtunnel.estimators import FactorizationMachineClassifier, MatrixFactorizationRegressor
+from mlsys_windtunnel.export.artifact import load, save
 from mlsys_windtunnel.export.pt2 import export_pt2, load_pt2
+from mlsys_windtunnel.finetune.residual import Tunable
 from mlsys_windtunnel.finetune.train import Trainer
-from mlsys_windtunnel.soft.residual import Tunable
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score

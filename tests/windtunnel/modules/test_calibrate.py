@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-from mlsys_windtunnel.modules.calibrate import Calibrated, PerClass, PlattSigmoid, Temperature
-from mlsys_windtunnel.modules.combine import Layout
+from mlsys_windtunnel.modules.combine.calibrate import Calibrated, PerClass, PlattSigmoid, Temperature
+from mlsys_windtunnel.modules.combine.combine import Layout
 from torch import Tensor, nn
 
 

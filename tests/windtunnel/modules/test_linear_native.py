@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from mlsys_windtunnel.modules.linear_native import NativeLinear, Weights
+from mlsys_windtunnel.modules.linear.native import NativeLinear, Weights
 from mlsys_windtunnel.modules.native import kernel
 
 pytestmark = pytest.mark.usefixtures("kernel_level")

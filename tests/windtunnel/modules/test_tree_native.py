@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlsys_windtunnel.modules.native import kernel
-from mlsys_windtunnel.modules.tree_ensemble import Tree, TreeEnsemble, join_trees
-from mlsys_windtunnel.modules.tree_layout import lay_out
-from mlsys_windtunnel.modules.tree_native import NativeTrees
-from mlsys_windtunnel.modules.trees import Trees
+from mlsys_windtunnel.modules.tree.ensemble import Tree, TreeEnsemble, join_trees
+from mlsys_windtunnel.modules.tree.layout import lay_out
+from mlsys_windtunnel.modules.tree.native import NativeTrees
+from mlsys_windtunnel.modules.tree.trees import Trees
 
 pytestmark = pytest.mark.usefixtures("kernel_level")
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlsys_windtunnel.modules.tree_ensemble import Tree, TreeEnsemble, join_trees
-from mlsys_windtunnel.soft.plan import NONE, ColumnStatistics, group_trees, padded_size, recentred
+from mlsys_windtunnel.backends.soft.plan import NONE, ColumnStatistics, group_trees, padded_size, recentred
+from mlsys_windtunnel.modules.tree.ensemble import Tree, TreeEnsemble, join_trees
 
 NUM_FEATURES = 3
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from lightgbm import LGBMClassifier
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel.soft import native
-from mlsys_windtunnel.soft import trees as soft_trees
-from mlsys_windtunnel.soft.options import SoftOptions
-from mlsys_windtunnel.soft.soften import soften
-from mlsys_windtunnel.soft.trees import SoftTrees
-from mlsys_windtunnel.translation import translate
+from mlsys_windtunnel.backends.soft import native
+from mlsys_windtunnel.backends.soft import trees as soft_trees
+from mlsys_windtunnel.backends.soft.options import SoftOptions
+from mlsys_windtunnel.backends.soft.soften import soften
+from mlsys_windtunnel.backends.soft.trees import SoftTrees
+from mlsys_windtunnel.convert.translation import translate
 from sklearn.ensemble import AdaBoostRegressor, HistGradientBoostingClassifier, RandomForestClassifier
 
 LEVELS = ("L1", "L2", "L3", "L4")

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-from mlsys_nimble.graph import OperatorGraph, build_graph, read_graph
-from mlsys_nimble.streams import StreamAssignment, assign_streams
-from mlsys_nimble.sync import SyncEvent, plan_events
+from mlsys_nimble.ir.graph import OperatorGraph, build_graph, read_graph
+from mlsys_nimble.planning.streams import StreamAssignment, assign_streams
+from mlsys_nimble.planning.sync import SyncEvent, plan_events
 
 if TYPE_CHECKING:
     from mlsys_nimble.errors import CaptureError

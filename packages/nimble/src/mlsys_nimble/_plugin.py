@@ -15,7 +15,7 @@ def mlsys_register_commands() -> Iterable[CommandSpec]:
         CommandSpec(
             name="nimble",
             help="Schedule a model ahead of time, on as many streams as it has independent operators.",
-            app="mlsys_nimble.cli:app",
+            app="mlsys_nimble.cli.main:app",
         )
     ]
 
@@ -52,7 +52,7 @@ def mlsys_register_demo_steps() -> Iterable[DemoStepSpec]:
         DemoStepSpec(
             name="nimble",
             help="Nimble: two nets scheduled ahead of time, beside eager PyTorch",
-            run="mlsys_nimble.demo:run",
+            run="mlsys_nimble.cli.demo:run",
             order=40,
         )
     ]

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlsys_nimble.graph import OperatorGraph
-from mlsys_nimble.program import Program
-from mlsys_nimble.streams import StreamAssignment, assign_streams
-from mlsys_nimble.sync import SyncEvent, plan_events
+from mlsys_nimble.ir.graph import OperatorGraph
+from mlsys_nimble.ir.program import Program
+from mlsys_nimble.planning.streams import StreamAssignment, assign_streams
+from mlsys_nimble.planning.sync import SyncEvent, plan_events
 
 if TYPE_CHECKING:
     from mlsys_core.memory import MemoryPlan
@@ -117,9 +117,9 @@ def explain(
         CaptureError: the model cannot be scheduled; the message names the operator and the line.
     """
     from mlsys_nimble.capture import capture
-    from mlsys_nimble.layout import lay_out
     from mlsys_nimble.passes import optimise
-    from mlsys_nimble.storage import ancestors, dependencies, plan_storage
+    from mlsys_nimble.planning.layout import lay_out
+    from mlsys_nimble.planning.storage import ancestors, dependencies, plan_storage
 
     progress("capturing")
     program = capture(model, tuple(inputs)).program

@@ -15,17 +15,17 @@ from typing import Any
 import torch
 from mlsys_core.errors import InvalidInputError, MlsysError
 
-from mlsys_nimble import trees
+from mlsys_nimble.backends.executor import Executor, make_executor
 from mlsys_nimble.capture import Captured, capture
 from mlsys_nimble.capture.aliases import overlap
 from mlsys_nimble.capture.repeat import capture_checked
 from mlsys_nimble.errors import CaptureError, refuse
-from mlsys_nimble.executor import Executor, make_executor
-from mlsys_nimble.forks import CAPTURE_LOCK, renew_in_forks
+from mlsys_nimble.ir import trees
+from mlsys_nimble.ir.program import Program
 from mlsys_nimble.passes import PassReport, optimise
 from mlsys_nimble.passes.precision import round_weights
-from mlsys_nimble.program import Program
-from mlsys_nimble.weights import Watch, copied_constants
+from mlsys_nimble.state.forks import CAPTURE_LOCK, renew_in_forks
+from mlsys_nimble.state.weights import Watch, copied_constants
 
 _LOG = logging.getLogger("mlsys_nimble")
 _CHANGED = (

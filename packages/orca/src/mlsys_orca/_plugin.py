@@ -11,7 +11,9 @@ from mlsys_core.plugins.specs import BenchmarkSpec, CommandSpec, DemoStepSpec, E
 @hookimpl
 def mlsys_register_commands() -> Iterable[CommandSpec]:
     """The command ``mlsys orca``."""
-    return [CommandSpec(name="orca", help="Serve language models, talk to one, or measure.", app="mlsys_orca.cli:app")]
+    return [
+        CommandSpec(name="orca", help="Serve language models, talk to one, or measure.", app="mlsys_orca.cli.main:app")
+    ]
 
 
 @hookimpl
@@ -21,7 +23,7 @@ def mlsys_register_engines() -> Iterable[EngineSpec]:
         EngineSpec(
             name="orca",
             help="Language models, scheduled by iterations, over the OpenAI protocol.",
-            app="mlsys_orca.cli_serve:app",
+            app="mlsys_orca.cli.serve:app",
         )
     ]
 
@@ -36,7 +38,7 @@ def mlsys_register_policies() -> Iterable[PolicySpec]:
         ("request-level", "Whole batches to their end: the baseline.", "request_level:RequestLevelScheduler"),
     ]
     return [
-        PolicySpec(name=name, kind="scheduling", help=help_, factory=f"mlsys_orca.schedulers.{factory}")
+        PolicySpec(name=name, kind="scheduling", help=help_, factory=f"mlsys_orca.scheduling.{factory}")
         for name, help_, factory in policies
     ]
 
@@ -76,4 +78,4 @@ def mlsys_register_benchmarks() -> Iterable[BenchmarkSpec]:
 @hookimpl
 def mlsys_register_demo_steps() -> Iterable[DemoStepSpec]:
     """A real model through our own server: answers one by one, then eight at once."""
-    return [DemoStepSpec(name="orca", help="Orca: chat with a real model", run="mlsys_orca.demo:run", order=10)]
+    return [DemoStepSpec(name="orca", help="Orca: chat with a real model", run="mlsys_orca.cli.demo:run", order=10)]

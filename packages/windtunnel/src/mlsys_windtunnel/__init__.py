@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mlsys_windtunnel.graph import FittedSize, Kind, Operator, PipelineGraph, Value
-from mlsys_windtunnel.load import load_estimator
-from mlsys_windtunnel.parse import parse_pipeline
+from mlsys_windtunnel.parse.graph import FittedSize, Kind, Operator, PipelineGraph, Value
+from mlsys_windtunnel.parse.load import load_estimator
+from mlsys_windtunnel.parse.pipeline import parse_pipeline
 
 if TYPE_CHECKING:
+    from mlsys_windtunnel.convert.translation import translate
     from mlsys_windtunnel.finetune.estimators import WindTunnelClassifier, WindTunnelRegressor
     from mlsys_windtunnel.finetune.tune import fine_tune
     from mlsys_windtunnel.module import WindTunnelModule
-    from mlsys_windtunnel.translation import translate
 
 __version__ = "0.1.0"
 __all__ = [

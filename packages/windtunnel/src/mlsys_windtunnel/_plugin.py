@@ -15,7 +15,7 @@ def mlsys_register_commands() -> Iterable[CommandSpec]:
         CommandSpec(
             name="windtunnel",
             help="Turn fitted classical pipelines into trainable networks.",
-            app="mlsys_windtunnel.cli:app",
+            app="mlsys_windtunnel.cli.main:app",
         )
     ]
 
@@ -27,13 +27,13 @@ def mlsys_register_demo_steps() -> Iterable[DemoStepSpec]:
         DemoStepSpec(
             name="windtunnel",
             help="WindTunnel: a LightGBM pipeline on real flights, as a network",
-            run="mlsys_windtunnel.demo:run",
+            run="mlsys_windtunnel.cli.demo:run",
             order=30,
         ),
         DemoStepSpec(
             name="windtunnel-fine-tune",
             help="WindTunnel: the pipeline trained further as a whole, AUC before and after",
-            run="mlsys_windtunnel.demo_fine_tune:run",
+            run="mlsys_windtunnel.cli.demo_fine_tune:run",
             order=31,
         ),
     ]

@@ -11,13 +11,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from mlsys_windtunnel.backends.direct.program import direct_program
 from mlsys_windtunnel.checks.table import check_method, no_rows
 from mlsys_windtunnel.checks.values import rounded
-from mlsys_windtunnel.direct.program import direct_program
 from mlsys_windtunnel.frontend import Frontend, pack
+from mlsys_windtunnel.host.raw_table import Table
 from mlsys_windtunnel.modules.base import PredictorModule
-from mlsys_windtunnel.network import Network
-from mlsys_windtunnel.raw_table import Table
+from mlsys_windtunnel.modules.network import Network
 
 ROWS_PER_CHUNK = 4_096  # rows that the numpy-facing methods run at once, so that intermediate tables stay in caches
 METHODS = ("predict", "predict_proba", "predict_log_proba", "decision_function", "score_samples", "transform")

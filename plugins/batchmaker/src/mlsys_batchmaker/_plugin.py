@@ -15,7 +15,7 @@ def mlsys_register_commands() -> Iterable[CommandSpec]:
         CommandSpec(
             name="batchmaker",
             help="Batch single cells of recurrent networks instead of whole requests.",
-            app="mlsys_batchmaker.cli:app",
+            app="mlsys_batchmaker.cli.main:app",
         )
     ]
 
@@ -27,7 +27,7 @@ def mlsys_register_engines() -> Iterable[EngineSpec]:
         EngineSpec(
             name="batchmaker",
             help="Recurrent networks, batched cell by cell, over the Open Inference Protocol.",
-            app="mlsys_batchmaker.cli:serve_app",
+            app="mlsys_batchmaker.cli.main:serve_app",
         )
     ]
 
@@ -41,7 +41,7 @@ def mlsys_register_model_loaders() -> Iterable[ModelLoaderSpec]:
             help="Directories of mlsys batchmaker save.",
             engine="batchmaker",
             suffixes=("manifest.json",),
-            factory="mlsys_batchmaker.store:load_registered",
+            factory="mlsys_batchmaker.models.store:load_registered",
         )
     ]
 
@@ -65,7 +65,7 @@ def mlsys_register_demo_steps() -> Iterable[DemoStepSpec]:
         DemoStepSpec(
             name="batchmaker",
             help="BatchMaker: words to phonemes, cell by cell",
-            run="mlsys_batchmaker.demo:run",
+            run="mlsys_batchmaker.cli.demo:run",
             order=40,
         )
     ]

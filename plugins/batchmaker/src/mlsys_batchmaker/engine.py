@@ -29,15 +29,15 @@ from mlsys_core.serving.isolation import NOT_FINITE, is_finite
 from mlsys_core.serving.protocols import Executor
 from torch import Tensor
 
-from mlsys_batchmaker.cuda import RoundTimes, counter_or_events, cuda_graph, to_pinned
-from mlsys_batchmaker.materialise import AUTO, MaterialisedCell, find_compiler
-from mlsys_batchmaker.model import Model, Payload
-from mlsys_batchmaker.pool import DEFAULT_POOL_BYTES, SeveralPools, StatePool, plan_rows
+from mlsys_batchmaker.models.model import Model, Payload
 from mlsys_batchmaker.scheduling.requests import CellRequest, CellResult, Values
 from mlsys_batchmaker.scheduling.scheduler import CellularScheduler
 from mlsys_batchmaker.scheduling.state import Counters, SchedulerConfig
 from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput
-from mlsys_batchmaker.worker import Worker
+from mlsys_batchmaker.workers.cuda import RoundTimes, counter_or_events, cuda_graph, to_pinned
+from mlsys_batchmaker.workers.materialise import AUTO, MaterialisedCell, find_compiler
+from mlsys_batchmaker.workers.pool import DEFAULT_POOL_BYTES, SeveralPools, StatePool, plan_rows
+from mlsys_batchmaker.workers.worker import Worker
 
 
 @dataclass(frozen=True, slots=True)

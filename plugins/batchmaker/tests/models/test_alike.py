@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from mlsys_batchmaker import model as models
-from mlsys_batchmaker.model import Model
+from mlsys_batchmaker.models import model as models
+from mlsys_batchmaker.models.model import Model
 from mlsys_batchmaker.models.sequence import Seq2Seq, SequenceEncoder, lstm_model, seq2seq_model
 from mlsys_core.errors import InvalidInputError
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from mlsys_batchmaker.engine import CancelledError, Engine, EngineConfig
-from mlsys_batchmaker.model import Model
 from mlsys_batchmaker.models.beam import BeamSearch, beam_model
-from mlsys_batchmaker.store import load_model, save_model
+from mlsys_batchmaker.models.model import Model
+from mlsys_batchmaker.models.store import load_model, save_model
 from mlsys_core.errors import InvalidInputError
 
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlsys_batchmaker.cells import LSTMCell, StackedLSTMCell, WordLSTMCell, WordLSTMDecoderCell
-from mlsys_batchmaker.gru_cells import WordGRUCell, WordGRUDecoderCell
+from mlsys_batchmaker.cells.gru import WordGRUCell, WordGRUDecoderCell
+from mlsys_batchmaker.cells.lstm import LSTMCell, StackedLSTMCell, WordLSTMCell, WordLSTMDecoderCell
+from mlsys_batchmaker.cells.tree import TreeInnerCell, TreeLeafCell
 from mlsys_batchmaker.native import library
 from mlsys_batchmaker.native.form import HasForm
 from mlsys_batchmaker.native.runner import MAX_TABLE_BYTES, PackedCell, Runner, pack_or_none
-from mlsys_batchmaker.tree_cells import TreeInnerCell, TreeLeafCell
 from mlsys_core.native.testing import builds_to_test
 from torch import Tensor, nn
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from mlsys_batchmaker.engine import Engine, EngineConfig
 from mlsys_batchmaker.models.sequence import lstm_model, seq2seq_model
+from mlsys_batchmaker.models.store import save_model
 from mlsys_batchmaker.serve.app import make_app
-from mlsys_batchmaker.store import save_model
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.http import BackgroundServer
 from mlsys_core.serving.http.logs import make_logger

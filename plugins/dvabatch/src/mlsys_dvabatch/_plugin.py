@@ -15,7 +15,7 @@ def mlsys_register_commands() -> Iterable[CommandSpec]:
         CommandSpec(
             name="dvabatch",
             help="Let requests join and leave a batch between the stages of a model.",
-            app="mlsys_dvabatch.cli:app",
+            app="mlsys_dvabatch.cli.main:app",
         )
     ]
 
@@ -27,7 +27,7 @@ def mlsys_register_engines() -> Iterable[EngineSpec]:
         EngineSpec(
             name="dvabatch",
             help="DNNs in stages, between which requests join and leave, over the Open Inference Protocol.",
-            app="mlsys_dvabatch.cli:serve_app",
+            app="mlsys_dvabatch.cli.main:serve_app",
         )
     ]
 
@@ -47,7 +47,12 @@ def mlsys_register_policies() -> Iterable[PolicySpec]:
         ("plain", "New batches only, in the pipeline of stages.", "base:Policy"),
     ]
     return [
-        PolicySpec(name=f"dvabatch-{name}", kind="batching", help=help_, factory=f"mlsys_dvabatch.policies.{factory}")
+        PolicySpec(
+            name=f"dvabatch-{name}",
+            kind="batching",
+            help=help_,
+            factory=f"mlsys_dvabatch.scheduling.policies.{factory}",
+        )
         for name, help_, factory in policies
     ]
 
@@ -61,14 +66,14 @@ def mlsys_register_model_loaders() -> Iterable[ModelLoaderSpec]:
             help="Exported programs and ONNX files.",
             engine="dvabatch",
             suffixes=(".pt2", ".onnx"),
-            factory="mlsys_dvabatch.zoo:load_graph",
+            factory="mlsys_dvabatch.stages.zoo:load_graph",
         ),
         ModelLoaderSpec(
             name="dvabatch-encoder",
             help="Folders of BERT-like encoders.",
             engine="dvabatch",
             suffixes=("config.json",),
-            factory="mlsys_dvabatch.zoo:load_encoder",
+            factory="mlsys_dvabatch.stages.zoo:load_encoder",
         ),
     ]
 
@@ -92,7 +97,7 @@ def mlsys_register_demo_steps() -> Iterable[DemoStepSpec]:
         DemoStepSpec(
             name="dvabatch",
             help="Sentence embeddings under three batching policies",
-            run="mlsys_dvabatch.demo:run",
+            run="mlsys_dvabatch.cli.demo:run",
             order=60,
         )
     ]

@@ -13,13 +13,13 @@ from mlsys_core.serving import Listener, Scheduler, ServingLoop, ThreadExecutor,
 from mlsys_core.serving import StreamExecutor as WholeExecutor
 from mlsys_core.serving.protocols import Clock
 
-from mlsys_dvabatch.activations import StageModel
-from mlsys_dvabatch.costs import StageCosts
-from mlsys_dvabatch.executors import StageExecutor, StreamExecutor
-from mlsys_dvabatch.isolation import Triable
-from mlsys_dvabatch.policies.base import Policy
-from mlsys_dvabatch.runner import StageRunner
-from mlsys_dvabatch.scheduler import DvaScheduler
+from mlsys_dvabatch.executors.runner import StageRunner
+from mlsys_dvabatch.executors.stage_executors import StageExecutor, StreamExecutor
+from mlsys_dvabatch.scheduling.costs import StageCosts
+from mlsys_dvabatch.scheduling.policies.base import Policy
+from mlsys_dvabatch.scheduling.scheduler import DvaScheduler
+from mlsys_dvabatch.stages.activations import StageModel
+from mlsys_dvabatch.stages.isolation import Triable
 
 NO_EXITS = (
     "policy early-exit: this model has no exits, so no request could ever leave early; give a .pt2 whose outputs are "

@@ -7,7 +7,7 @@ from typing import Any
 from mlsys_core.serving.oip import InferRequest, InferResponse, ModelSpec, TensorSpec
 from mlsys_core.serving.oip.engine import Answer
 from mlsys_core.serving.oip.messages import Parameter
-from mlsys_core.serving.oip.version import Version
+from mlsys_core.serving.oip.models.version import Version
 
 
 class _Model:

@@ -12,9 +12,9 @@ from mlsys_core.serving.http import HttpConfig
 from mlsys_core.serving.oip.binding import WireRequest, WireTensor, bind
 from mlsys_core.serving.oip.engine import Engine
 from mlsys_core.serving.oip.errors import DeadlineExceededError
-from mlsys_core.serving.oip.grpc_server import timeout_of
-from mlsys_core.serving.oip.repository import ModelRepository
-from mlsys_core.serving.oip.version import Version
+from mlsys_core.serving.oip.grpc.server import timeout_of
+from mlsys_core.serving.oip.models.repository import ModelRepository
+from mlsys_core.serving.oip.models.version import Version
 
 NEVER_S = 1e6  # a time that does not pass in a test
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 from mlsys_core.serving import oip
 from mlsys_core.serving.http import BackgroundServer
-from mlsys_core.serving.oip.descriptions import EXTENSIONS
+from mlsys_core.serving.oip.models.descriptions import EXTENSIONS
 
 PAGE = (Path(__file__).parents[4] / "docs" / "open-inference.md").read_text()
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from mlsys_core.errors import MlsysError
 from mlsys_core.serving.oip import DataType
 from mlsys_core.serving.oip.binding import WireRequest, bind
-from mlsys_core.serving.oip.generate import decode_generate
-from mlsys_core.serving.oip.grpc_codec import decode_message
-from mlsys_core.serving.oip.grpc_schema import messages
-from mlsys_core.serving.oip.rest_codec import decode
-from mlsys_core.serving.oip.version import Version
+from mlsys_core.serving.oip.grpc.codec import decode_message
+from mlsys_core.serving.oip.grpc.schema import messages
+from mlsys_core.serving.oip.models.version import Version
+from mlsys_core.serving.oip.rest.codec import decode
+from mlsys_core.serving.oip.rest.generate import decode_generate
 
 SETTINGS = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 

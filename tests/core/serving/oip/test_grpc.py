@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from mlsys_core.errors import ServingError
 from mlsys_core.serving.http import BackgroundServer, runtime_of
 from mlsys_core.serving.oip import GrpcConfig, grpc_address_of
-from mlsys_core.serving.oip.grpc_schema import SERVICE, messages
+from mlsys_core.serving.oip.grpc.schema import SERVICE, messages
 
 m = messages()
 

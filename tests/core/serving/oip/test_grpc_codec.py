@@ -9,15 +9,15 @@ import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.oip import DataType, TensorSpec
 from mlsys_core.serving.oip.errors import UnsupportedError
-from mlsys_core.serving.oip.grpc_codec import (
+from mlsys_core.serving.oip.grpc.codec import (
     decode_message,
     encode_message,
     parameters_of,
     parse_message,
     set_parameters,
 )
-from mlsys_core.serving.oip.grpc_schema import messages
-from mlsys_core.serving.oip.rest_codec import MAX_DIMENSIONS
+from mlsys_core.serving.oip.grpc.schema import messages
+from mlsys_core.serving.oip.rest.codec import MAX_DIMENSIONS
 
 from .answers import answer
 

@@ -7,9 +7,9 @@ from mlsys_core.serving import WallClock
 from mlsys_core.serving.http import Readiness
 from mlsys_core.serving.oip import ModelRepository
 from mlsys_core.serving.oip.engine import Engine
-from mlsys_core.serving.oip.grpc_schema import SERVICE, messages
-from mlsys_core.serving.oip.grpc_server import _UNSUPPORTED
-from mlsys_core.serving.oip.grpc_servicer import Servicer
+from mlsys_core.serving.oip.grpc.schema import SERVICE, messages
+from mlsys_core.serving.oip.grpc.server import _UNSUPPORTED
+from mlsys_core.serving.oip.grpc.servicer import Servicer
 
 triton_messages = pytest.importorskip("tritonclient.grpc.service_pb2")
 triton_config = pytest.importorskip("tritonclient.grpc.model_config_pb2")

@@ -18,7 +18,7 @@ from mlsys_core.serving.http.json_body import parse_json
 from mlsys_core.serving.oip import engine, grpc_codec, grpc_server, grpc_servicer, rest, rest_codec
 from mlsys_core.serving.oip.datatypes import DataType
 from mlsys_core.serving.oip.grpc_schema import messages
-from mlsys_core.serving.oip.grpc_size import MAX_CONTENTS, check_contents
+from mlsys_core.serving.oip.grpc.size import MAX_CONTENTS, check_contents
 from mlsys_core.serving.oip.number_arrays import MAX_VALUES, lifted
 from mlsys_core.serving.oip.tensors import from_values
 from mlsys_core.serving.oip.version import Version

@@ -12,7 +12,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.http.errors import HttpError
 from mlsys_core.serving.oip import DataType, TensorSpec
 from mlsys_core.serving.oip.errors import UnsupportedError
-from mlsys_core.serving.oip.rest_codec import MAX_DIMENSIONS, RestRequest, decode, encode
+from mlsys_core.serving.oip.rest.codec import MAX_DIMENSIONS, RestRequest, decode, encode
 
 from .answers import answer
 

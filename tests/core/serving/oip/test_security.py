@@ -14,8 +14,8 @@ import httpx
 import pytest
 from mlsys_core.serving.http import BackgroundServer, ConnectionLimits, HttpConfig, TlsConfig
 from mlsys_core.serving.oip import GrpcConfig, grpc_address_of
-from mlsys_core.serving.oip.grpc_schema import SERVICE, messages
-from mlsys_core.serving.oip.grpc_server import server_options
+from mlsys_core.serving.oip.grpc.schema import SERVICE, messages
+from mlsys_core.serving.oip.grpc.server import server_options
 
 from tests.certificates import Certificates, make_certificates
 

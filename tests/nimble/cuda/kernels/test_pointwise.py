@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mlsys_nimble.cuda.pointwise import make_pointwise
-from mlsys_nimble.cuda.triton_printer import can_print
-from mlsys_nimble.operators import Pointwise, Step
-from mlsys_nimble.pointwise import OPS
-from mlsys_nimble.program import ValueType
-from mlsys_nimble.reference_pointwise import compile_pointwise
+from mlsys_nimble.backends.cuda.pointwise import make_pointwise
+from mlsys_nimble.backends.cuda.triton_printer import can_print
+from mlsys_nimble.backends.reference.pointwise import compile_pointwise
+from mlsys_nimble.ir.operators import Pointwise, Step
+from mlsys_nimble.ir.pointwise import OPS
+from mlsys_nimble.ir.program import ValueType
 from torch import Tensor
 
 PRINTED = sorted(op for op in OPS if can_print(Pointwise((Step(op, (0,) * OPS[op]),))))

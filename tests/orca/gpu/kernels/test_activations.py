@@ -1,7 +1,7 @@
 import pytest
 import torch
-from mlsys_orca.gpu.activations import activate, gated
-from mlsys_orca.models.layers import ACTIVATIONS
+from mlsys_orca.backends.triton.activations import activate, gated
+from mlsys_orca.model.layers import ACTIVATIONS
 
 # The interpreter's, which is right to get infinity.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from mlsys_orca.gpu.attention import paged_attention
-from mlsys_orca.gpu.batch import RaggedBatch
-from mlsys_orca.gpu.plan import TileShape, plan_attention, tile_shape
-from mlsys_orca.models.attention import AttentionOptions
+from mlsys_orca.backends.triton.attention import paged_attention
+from mlsys_orca.backends.triton.batch import RaggedBatch
+from mlsys_orca.backends.triton.plan import TileShape, plan_attention, tile_shape
+from mlsys_orca.model.attention import AttentionOptions
 from torch import Tensor
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -11,16 +11,16 @@ from zlib import crc32
 import pytest
 import torch
 from mlsys_core.errors import MemoryPlanError
-from mlsys_orca.batch import BatchBuilder, IterationBatch, SamplingParams
-from mlsys_orca.gpu import to_gpu
-from mlsys_orca.gpu.decoder import FusedDecoder
-from mlsys_orca.gpu.modules import FusedAttention, FusedMLP, FusedNorm, FusedPreNormLayer
-from mlsys_orca.kv_cache import KVCache
-from mlsys_orca.models import model_family
-from mlsys_orca.models.blocks import Decoder
-from mlsys_orca.models.decoder import DecoderModel, ForwardInputs
-from mlsys_orca.models.layers import RMSNorm
-from mlsys_orca.models.operator_reader import OperatorReader
+from mlsys_orca.backends.triton import to_gpu
+from mlsys_orca.backends.triton.decoder import FusedDecoder
+from mlsys_orca.backends.triton.modules import FusedAttention, FusedMLP, FusedNorm, FusedPreNormLayer
+from mlsys_orca.model.blocks import Decoder
+from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
+from mlsys_orca.model.families import model_family
+from mlsys_orca.model.kv_cache import KVCache
+from mlsys_orca.model.layers import RMSNorm
+from mlsys_orca.model.operator_reader import OperatorReader
+from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch, SamplingParams
 from torch import Tensor
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

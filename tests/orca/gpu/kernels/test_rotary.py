@@ -1,7 +1,7 @@
 import pytest
 import torch
-from mlsys_orca.gpu.rotary import prepare_heads
-from mlsys_orca.models.layers import RMSNorm, rotate
+from mlsys_orca.backends.triton.rotary import prepare_heads
+from mlsys_orca.model.layers import RMSNorm, rotate
 from torch import Tensor
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

@@ -104,7 +104,7 @@ def load_plugins(settings: Settings, *, entry_points: Iterable[EntryPoint] | Non
         PluginError: a plugin that ``settings.plugins`` names is absent or broken (its cause is chained).
         BaseException: in strict mode, what a broken plugin raised.
     """
-    from mlsys_core import _plugin as core_plugin
+    from mlsys_core.plugins import builtin as core_plugin
 
     registry = Registry()
     manager = pluggy.PluginManager(hookspecs.PROJECT)

@@ -1,4 +1,4 @@
-"""Capture: from a model and example inputs to a :class:`~mlsys_nimble.program.Program`."""
+"""Capture: from a model and example inputs to a :class:`~mlsys_nimble.ir.program.Program`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from mlsys_nimble import trees
 from mlsys_nimble.capture.results import Results, find_results
 from mlsys_nimble.capture.sources import Site, current_site, site_of_node
 from mlsys_nimble.capture.tracer import LeakGuard, Tracer
 from mlsys_nimble.errors import CaptureError, refuse
-from mlsys_nimble.program import Program
+from mlsys_nimble.ir import trees
+from mlsys_nimble.ir.program import Program
 
 
 @dataclass(frozen=True, slots=True)

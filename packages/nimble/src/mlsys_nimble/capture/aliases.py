@@ -12,8 +12,8 @@ import torch
 
 from mlsys_nimble.capture.builder import Builder, Ref
 from mlsys_nimble.errors import refuse
-from mlsys_nimble.operators import Aten, Input, Kind, Permute, Reshape, Slice
-from mlsys_nimble.program import ValueType
+from mlsys_nimble.ir.operators import Aten, Input, Kind, Permute, Reshape, Slice
+from mlsys_nimble.ir.program import ValueType
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import torch
 
 from mlsys_nimble.capture.sources import Site
 from mlsys_nimble.errors import refuse
-from mlsys_nimble.operators import (
+from mlsys_nimble.ir.operators import (
     Aten,
     Cast,
     Concat,
@@ -25,7 +25,7 @@ from mlsys_nimble.operators import (
     Slice,
     Step,
 )
-from mlsys_nimble.program import ITEMSIZE, Operator, ValueId, ValueType
+from mlsys_nimble.ir.program import ITEMSIZE, Operator, ValueId, ValueType
 
 
 class NoKindError(Exception):

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlsys_nimble import trees
 from mlsys_nimble.capture import Captured, capture
 from mlsys_nimble.errors import CaptureError, UnrepeatableError
+from mlsys_nimble.ir import trees
 
 _ADVICE = "Use torch's random operators, pass what changes as an argument of forward, or prepare with fallback='eager'."
 

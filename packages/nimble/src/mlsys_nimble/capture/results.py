@@ -9,13 +9,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mlsys_nimble import trees
+from mlsys_nimble.backends.reference.operators import Run, compile_operator
 from mlsys_nimble.capture.aliases import Member, is_known, overlap
 from mlsys_nimble.capture.builder import Ref
 from mlsys_nimble.capture.tracer import Tracer
 from mlsys_nimble.errors import refuse
-from mlsys_nimble.program import Operator, Program, ValueType
-from mlsys_nimble.reference import Run, compile_operator
+from mlsys_nimble.ir import trees
+from mlsys_nimble.ir.program import Operator, Program, ValueType
 
 _ADVICE = "Return a tensor of its own, y.clone(), or prepare with fallback='eager'."
 
@@ -47,7 +47,7 @@ class Results:
             outputs: Of the program.
             inputs: Of the program, with what it has written to them.
             program: For its constants.
-            objects: Those among the arguments, as :func:`~mlsys_nimble.trees.flatten` lists them.
+            objects: Those among the arguments, as :func:`~mlsys_nimble.ir.trees.flatten` lists them.
         """
         leaves = list(self.leaves)
         if self.is_plain:

@@ -7,8 +7,8 @@ from typing import Any
 
 from mlsys_nimble.capture.builder import Builder, Ref
 from mlsys_nimble.capture.rules import rule
-from mlsys_nimble.operators import Convolution
-from mlsys_nimble.program import ValueType
+from mlsys_nimble.ir.operators import Convolution
+from mlsys_nimble.ir.program import ValueType
 
 
 @rule("aten.conv1d", "aten.conv2d", "aten.conv3d")

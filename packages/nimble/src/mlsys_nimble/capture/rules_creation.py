@@ -6,7 +6,7 @@ from typing import Any
 
 from mlsys_nimble.capture.builder import Builder, Ref
 from mlsys_nimble.capture.rules import rule
-from mlsys_nimble.program import ValueType
+from mlsys_nimble.ir.program import ValueType
 
 
 @rule("aten.zeros_like", "aten.new_zeros", "aten.empty_like", "aten.new_empty", "aten.empty.memory_format", "aten.zero")

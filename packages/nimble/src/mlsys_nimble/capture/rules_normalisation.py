@@ -7,8 +7,8 @@ from typing import Any
 
 from mlsys_nimble.capture.builder import Builder, Ref
 from mlsys_nimble.capture.rules import rule
-from mlsys_nimble.operators import LayerNorm, Pointwise, Softmax, Step
-from mlsys_nimble.program import ValueType
+from mlsys_nimble.ir.operators import LayerNorm, Pointwise, Softmax, Step
+from mlsys_nimble.ir.program import ValueType
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 

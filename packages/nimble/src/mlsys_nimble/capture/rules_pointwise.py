@@ -9,8 +9,8 @@ import torch
 
 from mlsys_nimble.capture.builder import Builder, Ref, dtype_name
 from mlsys_nimble.capture.rules import Rule, rule
-from mlsys_nimble.operators import Copy, Pointwise, Step
-from mlsys_nimble.program import ValueType
+from mlsys_nimble.ir.operators import Copy, Pointwise, Step
+from mlsys_nimble.ir.program import ValueType
 
 Operand = Ref | int | float | bool
 

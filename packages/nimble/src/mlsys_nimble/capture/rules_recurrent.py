@@ -11,8 +11,8 @@ from typing import Any
 from mlsys_nimble.capture.builder import Builder, Ref
 from mlsys_nimble.capture.rules import rule
 from mlsys_nimble.capture.rules_matmul import linear
-from mlsys_nimble.operators import Pointwise, Step
-from mlsys_nimble.program import ValueType
+from mlsys_nimble.ir.operators import Pointwise, Step
+from mlsys_nimble.ir.program import ValueType
 
 MAX_STEPS = 256  # of all layers and directions together
 

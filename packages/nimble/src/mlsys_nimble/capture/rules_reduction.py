@@ -6,8 +6,8 @@ from typing import Any
 
 from mlsys_nimble.capture.builder import Builder, Ref
 from mlsys_nimble.capture.rules import Rule, rule
-from mlsys_nimble.operators import Reduce
-from mlsys_nimble.program import ValueType
+from mlsys_nimble.ir.operators import Reduce
+from mlsys_nimble.ir.program import ValueType
 
 
 def reduce(b: Builder, result: ValueType, op: Any, x: Ref, dims: Any = None, keeps_dims: bool = False) -> Any:

@@ -9,8 +9,8 @@ import torch
 
 from mlsys_nimble.capture.builder import Builder, Ref
 from mlsys_nimble.capture.rules import rule
-from mlsys_nimble.operators import Aten, Input, Pad
-from mlsys_nimble.program import ValueType
+from mlsys_nimble.ir.operators import Aten, Input, Pad
+from mlsys_nimble.ir.program import ValueType
 
 
 @rule(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mlsys_nimble.errors import refuse
-from mlsys_nimble.native.digest import Digest
+from mlsys_nimble.state.digest import Digest
 
 
 def _batch_norm(

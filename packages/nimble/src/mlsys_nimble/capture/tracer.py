@@ -25,7 +25,7 @@ from mlsys_nimble.capture.rules import apply_rule, find_rule
 from mlsys_nimble.capture.sources import Site
 from mlsys_nimble.capture.statistics import checked, declared
 from mlsys_nimble.errors import refuse
-from mlsys_nimble.operators import Aten, Copy, Input
+from mlsys_nimble.ir.operators import Aten, Copy, Input
 
 _BRANCH = (
     "A schedule is fixed ahead of time: replace the branch by torch.where, pass the number as an argument of forward, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mlsys_nimble.ir.program import Program
 from mlsys_nimble.passes.affine import fold_affine
 from mlsys_nimble.passes.attention import find_attention
 from mlsys_nimble.passes.borders import fold_borders
@@ -15,7 +16,6 @@ from mlsys_nimble.passes.epilogues import fuse_epilogues
 from mlsys_nimble.passes.separable import fuse_separables
 from mlsys_nimble.passes.subexpressions import share_subexpressions
 from mlsys_nimble.passes.views import simplify_views
-from mlsys_nimble.program import Program
 
 Pass = Callable[[Program], Program]
 

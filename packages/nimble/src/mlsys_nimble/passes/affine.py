@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mlsys_nimble.operators import NOTHING, Concat, Convolution, Linear, MatMul, Pointwise, Step
+from mlsys_nimble.ir.operators import NOTHING, Concat, Convolution, Linear, MatMul, Pointwise, Step
+from mlsys_nimble.ir.program import Operator, Program, ValueId, ValueType
 from mlsys_nimble.passes.rewrite import Rewriter
-from mlsys_nimble.program import Operator, Program, ValueId, ValueType
 
 _FLOATS = ("float32", "float64")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mlsys_nimble.operators import Attention, MatMul, Permute, Pointwise, Softmax
+from mlsys_nimble.ir.operators import Attention, MatMul, Permute, Pointwise, Softmax
+from mlsys_nimble.ir.program import Operator, Program, ValueId, ValueType
 from mlsys_nimble.passes.rewrite import Rewriter
-from mlsys_nimble.program import Operator, Program, ValueId, ValueType
 
 
 @dataclass(slots=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mlsys_nimble.operators import Convolution, Pad, Pool, Slice
+from mlsys_nimble.ir.operators import Convolution, Pad, Pool, Slice
+from mlsys_nimble.ir.program import Operator, Program
 from mlsys_nimble.passes.rewrite import Rewriter
-from mlsys_nimble.program import Operator, Program
 
 
 def fold_borders(program: Program) -> Program:

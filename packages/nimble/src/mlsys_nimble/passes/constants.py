@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from mlsys_nimble.operators import Copy
+from mlsys_nimble.backends.reference.operators import compile_operator
+from mlsys_nimble.ir.operators import Copy
+from mlsys_nimble.ir.program import Program, ValueType
 from mlsys_nimble.passes.rewrite import Rewriter, is_random
-from mlsys_nimble.program import Program, ValueType
-from mlsys_nimble.reference import compile_operator
 
 MAX_GROWN_NBYTES = 1 << 20  # a result larger than its inputs is kept only up to this size
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlsys_nimble.program import Program
+from mlsys_nimble.ir.program import Program
 
 
 def remove_dead_code(program: Program) -> Program:

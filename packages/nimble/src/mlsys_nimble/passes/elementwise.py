@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mlsys_nimble.operators import Pointwise, Step
+from mlsys_nimble.ir.operators import Pointwise, Step
+from mlsys_nimble.ir.program import Operator, Program, ValueId
 from mlsys_nimble.passes.rewrite import Rewriter
-from mlsys_nimble.program import Operator, Program, ValueId
 
 MAX_STEPS = 24
 MAX_INPUTS = 8

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import get_args
 
-from mlsys_nimble.operators import Activation, Convolution, Epilogue, Linear, Pointwise, Pool
+from mlsys_nimble.ir.operators import Activation, Convolution, Epilogue, Linear, Pointwise, Pool
+from mlsys_nimble.ir.program import Operator, Program, ValueId
 from mlsys_nimble.passes.rewrite import Rewriter
-from mlsys_nimble.program import Operator, Program, ValueId
 
 ACTIVATIONS: tuple[str, ...] = get_args(Activation)
 _WITH_SLOPE = ("leaky_relu", "elu")

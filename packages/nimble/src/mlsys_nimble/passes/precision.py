@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mlsys_nimble.operators import Convolution, Kind, Linear, Separable
+from mlsys_nimble.ir.operators import Convolution, Kind, Linear, Separable
+from mlsys_nimble.ir.program import Program, ValueId
 from mlsys_nimble.passes.dead_code import remove_dead_code
-from mlsys_nimble.program import Program, ValueId
 
 
 def round_weights(program: Program) -> Program:

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from mlsys_nimble.operators import VIEWS, Aten, Copy, Kind
-from mlsys_nimble.program import Operator, Program, ValueId, ValueType
-from mlsys_nimble.reference import aten_function
+from mlsys_nimble.backends.reference.operators import aten_function
+from mlsys_nimble.ir.operators import VIEWS, Aten, Copy, Kind
+from mlsys_nimble.ir.program import Operator, Program, ValueId, ValueType
 
 
 class Rewriter:

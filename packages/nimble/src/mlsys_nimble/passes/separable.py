@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from mlsys_nimble.operators import Convolution, Separable
+from mlsys_nimble.ir.operators import Convolution, Separable
+from mlsys_nimble.ir.program import Operator, Program
 from mlsys_nimble.passes.rewrite import Rewriter
-from mlsys_nimble.program import Operator, Program
 
 LEAST_NBYTES = 384 << 10  # of the tensor between the two: below, it stays in a second-level cache anyway
 MOST_WEIGHTS_NBYTES = 128 << 10  # of the 1x1 convolution, which are read once for every row of pixels

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mlsys_nimble.operators import Copy
+from mlsys_nimble.ir.operators import Copy
+from mlsys_nimble.ir.program import Program, ValueId
 from mlsys_nimble.passes.rewrite import Rewriter, is_random
-from mlsys_nimble.program import Program, ValueId
 
 
 def share_subexpressions(program: Program) -> Program:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from mlsys_nimble.capture.builder import broadcast
-from mlsys_nimble.operators import Cast, Concat, Copy, Expand, Pad, Permute, Pointwise, Reduce, Reshape, Slice
+from mlsys_nimble.ir.operators import Cast, Concat, Copy, Expand, Pad, Permute, Pointwise, Reduce, Reshape, Slice
+from mlsys_nimble.ir.program import Operator, Program, ValueId
 from mlsys_nimble.passes.rewrite import Rewriter
-from mlsys_nimble.program import Operator, Program, ValueId
 
 
 def simplify_views(program: Program) -> Program:

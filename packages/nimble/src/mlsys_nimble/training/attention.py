@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from mlsys_nimble.native.library import Kernel, View, ViewStruct, view_struct
-from mlsys_nimble.operators import Aten, Input
-from mlsys_nimble.program import Operator
-from mlsys_nimble.strides import Strides, dense, order_of, row_major
+from mlsys_nimble.backends.cpu.library import Kernel, View, ViewStruct, view_struct
+from mlsys_nimble.ir.operators import Aten, Input
+from mlsys_nimble.ir.program import Operator
+from mlsys_nimble.ir.strides import Strides, dense, order_of, row_major
 from mlsys_nimble.training.kernels import load
 
 _FORWARD = "aten._scaled_dot_product_flash_attention_for_cpu.default"

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlsys_nimble import operators as kinds
-from mlsys_nimble.native.library import DTYPES, MAX_RANK, Kernel, View
-from mlsys_nimble.native.lowering import kernel_for
-from mlsys_nimble.operators import BatchNormGradient, BatchNormTraining
-from mlsys_nimble.program import Operator, ValueType
-from mlsys_nimble.reference import Run, as_needed, aten_function, compile_operator
-from mlsys_nimble.strides import Strides, dense, order_of, row_major
+from mlsys_nimble.backends.cpu.library import DTYPES, MAX_RANK, Kernel, View
+from mlsys_nimble.backends.cpu.lowering import kernel_for
+from mlsys_nimble.backends.reference.operators import Run, as_needed, aten_function, compile_operator
+from mlsys_nimble.ir import operators as kinds
+from mlsys_nimble.ir.operators import BatchNormGradient, BatchNormTraining
+from mlsys_nimble.ir.program import Operator, ValueType
+from mlsys_nimble.ir.strides import Strides, dense, order_of, row_major
 from mlsys_nimble.training import attention, convolutions, kernels, layer_norm, linear, products
 from mlsys_nimble.training.attention import attention_of
 from mlsys_nimble.training.convolutions import images_of, way_of, work_of

@@ -22,16 +22,16 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._pytree import tree_leaves
 
-from mlsys_nimble import trees
+from mlsys_nimble.backends.executor import Executor, make_executor
 from mlsys_nimble.capture.repeat import refuse_unrepeatable
 from mlsys_nimble.errors import refuse
-from mlsys_nimble.executor import Executor, make_executor
-from mlsys_nimble.forks import CAPTURE_LOCK, renew_in_forks
+from mlsys_nimble.ir import trees
+from mlsys_nimble.ir.program import Program
 from mlsys_nimble.prepared import Options, autocast_state, first_line, run_on_copies
-from mlsys_nimble.program import Program
+from mlsys_nimble.state.forks import CAPTURE_LOCK, renew_in_forks
+from mlsys_nimble.state.weights import Watch
 from mlsys_nimble.training.graphs import Partition, ReplayedGraph
 from mlsys_nimble.training.state import as_function, state_of
-from mlsys_nimble.weights import Watch
 
 _LOG = logging.getLogger("mlsys_nimble")
 _REFUSED = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)

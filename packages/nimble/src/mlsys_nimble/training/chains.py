@@ -8,9 +8,9 @@ from functools import partial
 from itertools import pairwise
 from math import prod
 
-from mlsys_nimble.operators import Kind, Permute, Reshape
+from mlsys_nimble.ir.operators import Kind, Permute, Reshape
+from mlsys_nimble.ir.program import Operator, Program, ValueId, ValueType
 from mlsys_nimble.passes.rewrite import Rewriter
-from mlsys_nimble.program import Operator, Program, ValueId, ValueType
 
 
 @dataclass(frozen=True, slots=True)

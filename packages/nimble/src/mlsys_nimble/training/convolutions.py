@@ -13,11 +13,11 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from mlsys_nimble.native import library as native
-from mlsys_nimble.native.library import Kernel, View, ViewStruct, WinogradStruct, epilogue_struct, view_struct
-from mlsys_nimble.operators import NOTHING, Aten, Convolution
-from mlsys_nimble.program import Operator, ValueType
-from mlsys_nimble.strides import Shape, Strides, channels_last, dense, row_major
+from mlsys_nimble.backends.cpu import library as native
+from mlsys_nimble.backends.cpu.library import Kernel, View, ViewStruct, WinogradStruct, epilogue_struct, view_struct
+from mlsys_nimble.ir.operators import NOTHING, Aten, Convolution
+from mlsys_nimble.ir.program import Operator, ValueType
+from mlsys_nimble.ir.strides import Shape, Strides, channels_last, dense, row_major
 from mlsys_nimble.training.kernels import Of, lies_channels_last, load
 from mlsys_nimble.training.passes import GRADIENT
 

@@ -17,22 +17,22 @@ import torch
 from mlsys_core.memory import Lifetime, plan_offsets
 from torch import Tensor
 
-from mlsys_nimble.native.library import Kernel, View
-from mlsys_nimble.operators import VIEWS
-from mlsys_nimble.program import Operator, Program, ValueId
-from mlsys_nimble.reference import Run
+from mlsys_nimble.backends.cpu.library import Kernel, View
+from mlsys_nimble.backends.recycle import Recycled
+from mlsys_nimble.backends.reference.operators import Run
+from mlsys_nimble.ir.operators import VIEWS
+from mlsys_nimble.ir.program import Operator, Program, ValueId
 from mlsys_nimble.training.binding import make_kernels
 from mlsys_nimble.training.kernels import KernelList, load
 from mlsys_nimble.training.prerun import Prerun, prerun
 from mlsys_nimble.training.products import Into
-from mlsys_nimble.training.recycle import Recycled
 from mlsys_nimble.training.rows import join_rows
 
 MAX_REPLAYS = 4  # ways in which the inputs may lie that are kept
 
 
 class TensorExecutor:
-    """See :class:`mlsys_nimble.executor.Executor`.
+    """See :class:`mlsys_nimble.backends.executor.Executor`.
 
     Args:
         program: After the passes of training.
@@ -50,7 +50,7 @@ class TensorExecutor:
         self._replays: OrderedDict[Any, _Replay] = OrderedDict()
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """See :class:`~mlsys_nimble.executor.Executor`. Inputs may lie as they like; each way is bound once."""
+        """See :class:`~mlsys_nimble.backends.executor.Executor`. Inputs may lie as they like; each way is bound once."""
         with torch.inference_mode(False), torch.no_grad():  # what is made here serves later calls outside of it too
             key = tuple([tensor.stride() for tensor in inputs])
             replay = self._replays.get(key)

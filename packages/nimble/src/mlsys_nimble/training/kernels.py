@@ -14,10 +14,10 @@ import torch
 from mlsys_core.config import settings
 from mlsys_core.native import load_kernel
 
-from mlsys_nimble.forks import renew_in_forks
-from mlsys_nimble.native.library import Kernel, View, ViewStruct, view_struct
-from mlsys_nimble.operators import BatchNormTraining
-from mlsys_nimble.strides import channels_last, dense
+from mlsys_nimble.backends.cpu.library import Kernel, View, ViewStruct, view_struct
+from mlsys_nimble.ir.operators import BatchNormTraining
+from mlsys_nimble.ir.strides import channels_last, dense
+from mlsys_nimble.state.forks import renew_in_forks
 
 _MAKERS = (
     *("batch_norm_statistics", "batch_norm_finish", "batch_norm_apply"),
@@ -123,7 +123,7 @@ def _rows(view: View) -> View:
 
 
 def batch_norm(kind: BatchNormTraining, inputs: Sequence[View], outputs: Sequence[View]) -> list[Kernel]:
-    """Inputs and outputs as :class:`~mlsys_nimble.operators.BatchNormTraining` has them; :func:`takes` the images."""
+    """Inputs and outputs as :class:`~mlsys_nimble.ir.operators.BatchNormTraining` has them; :func:`takes` the images."""
     x, weight, bias, running_mean, running_var, *residual = inputs
     y, *statistics = outputs
     struct = BatchNormStruct(
@@ -140,7 +140,7 @@ def batch_norm(kind: BatchNormTraining, inputs: Sequence[View], outputs: Sequenc
 
 
 def batch_norm_gradient(inputs: Sequence[View], outputs: Sequence[View]) -> list[Kernel]:
-    """As :class:`~mlsys_nimble.operators.BatchNormGradient` has them."""
+    """As :class:`~mlsys_nimble.ir.operators.BatchNormGradient` has them."""
     dy, x, weight, mean, rstd = inputs
     dx, dweight, dbias = outputs
     images = (_rows(view) for view in (dy, x, dx))

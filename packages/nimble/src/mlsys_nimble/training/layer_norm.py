@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from ctypes import Structure, c_float, c_int64
 from math import prod
 
-from mlsys_nimble.native import loops
-from mlsys_nimble.native.library import Kernel, View, ViewStruct, view_struct
-from mlsys_nimble.operators import Aten, Input
-from mlsys_nimble.program import Operator
-from mlsys_nimble.strides import Strides, dense, order_of, row_major
+from mlsys_nimble.backends.cpu import loops
+from mlsys_nimble.backends.cpu.library import Kernel, View, ViewStruct, view_struct
+from mlsys_nimble.ir.operators import Aten, Input
+from mlsys_nimble.ir.program import Operator
+from mlsys_nimble.ir.strides import Strides, dense, order_of, row_major
 from mlsys_nimble.training.kernels import Of, load
 
 _FORWARD = "aten.native_layer_norm.default"

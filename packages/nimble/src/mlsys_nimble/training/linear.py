@@ -10,12 +10,12 @@ from ctypes import Structure, c_int32, c_int64, c_void_p
 
 import torch
 
-from mlsys_nimble.native import kernels as native
-from mlsys_nimble.native import loops
-from mlsys_nimble.native.library import Kernel, View, ViewStruct, view_struct
-from mlsys_nimble.operators import Product, WeightGradient
-from mlsys_nimble.program import Operator
-from mlsys_nimble.strides import Strides, dense, order_of, row_major
+from mlsys_nimble.backends.cpu import kernels as native
+from mlsys_nimble.backends.cpu import loops
+from mlsys_nimble.backends.cpu.library import Kernel, View, ViewStruct, view_struct
+from mlsys_nimble.ir.operators import Product, WeightGradient
+from mlsys_nimble.ir.program import Operator
+from mlsys_nimble.ir.strides import Strides, dense, order_of, row_major
 from mlsys_nimble.training.kernels import load
 
 

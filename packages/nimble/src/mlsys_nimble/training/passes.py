@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mlsys_nimble.operators import (
+from mlsys_nimble.ir.operators import (
     Aten,
     BatchNormGradient,
     BatchNormTraining,
@@ -16,12 +16,12 @@ from mlsys_nimble.operators import (
     Reduce,
     Step,
 )
+from mlsys_nimble.ir.program import Operator, Program, ValueId
 from mlsys_nimble.passes import Pass
 from mlsys_nimble.passes.dead_code import remove_dead_code
 from mlsys_nimble.passes.elementwise import fuse_elementwise
 from mlsys_nimble.passes.subexpressions import share_subexpressions
 from mlsys_nimble.passes.views import simplify_views
-from mlsys_nimble.program import Operator, Program, ValueId
 
 GRADIENT = "aten.convolution_backward.default"
 _FORWARD = "aten._native_batch_norm_legit_functional.default"

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mlsys_nimble.operators import Copy
-from mlsys_nimble.program import Operator, Program, ValueId
-from mlsys_nimble.reference import Run
-from mlsys_nimble.strides import Strides
+from mlsys_nimble.backends.reference.operators import Run
+from mlsys_nimble.ir.operators import Copy
+from mlsys_nimble.ir.program import Operator, Program, ValueId
+from mlsys_nimble.ir.strides import Strides
 from mlsys_nimble.training.binding import image_inputs, strides_by_kernel, torch_run
 from mlsys_nimble.training.products import Into
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlsys_nimble.strides import Shape, Strides, dense, row_major
+from mlsys_nimble.ir.strides import Shape, Strides, dense, row_major
 from mlsys_nimble.training.convolutions import Work, strides_of_result
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from mlsys_nimble.operators import (
+from mlsys_nimble.ir.operators import (
     VIEWS,
     Copy,
     Epilogue,
@@ -23,10 +23,10 @@ from mlsys_nimble.operators import (
     Step,
     WeightGradient,
 )
+from mlsys_nimble.ir.program import Operator, Program, ValueId, ValueType
 from mlsys_nimble.passes.dead_code import remove_dead_code
 from mlsys_nimble.passes.rewrite import Rewriter
 from mlsys_nimble.passes.views import simplify_views
-from mlsys_nimble.program import Operator, Program, ValueId, ValueType
 from mlsys_nimble.training.chains import columns_of, insert_before, straighten
 
 LEAST_ROWS = 64  # below, packing the weights would cost more than it gains

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mlsys_orca.batch import IterationBatch
+from mlsys_orca.scheduling.batch import IterationBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from mlsys_core.workload import Constant, LoadPoint
 from mlsys_core.workload.tables import progress_bar
 
+from mlsys_orca.api.server import available_memory_nbytes
 from mlsys_orca.bench.answers import Comparison, compare
 from mlsys_orca.bench.paper import ALONE, Contestant, scaled
 from mlsys_orca.bench.serve import ServedRun, serve_trace
 from mlsys_orca.bench.workload import Workload
-from mlsys_orca.engine import EngineConfig
-from mlsys_orca.server import available_memory_nbytes
+from mlsys_orca.engine.engine import EngineConfig
 
 if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext

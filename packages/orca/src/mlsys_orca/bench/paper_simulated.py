@@ -12,13 +12,13 @@ from mlsys_core.plugins import Registry
 from mlsys_core.serving import SimulatedExecutor, simulate
 from mlsys_core.workload import LatencySummary, LoadPoint
 
-from mlsys_orca.batch import BatchBuilder, IterationBatch, IterationOutput, SampledToken, SamplingParams
 from mlsys_orca.bench.cluster import Cluster
 from mlsys_orca.bench.paper import ALONE, Contestant, Curve
 from mlsys_orca.bench.workload import Workload
-from mlsys_orca.block_tables import BlockTables
-from mlsys_orca.schedulers.policy import make_scheduler
-from mlsys_orca.schedulers.request import GenerationRequest
+from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch, IterationOutput, SampledToken, SamplingParams
+from mlsys_orca.scheduling.block_tables import BlockTables
+from mlsys_orca.scheduling.policy import make_scheduler
+from mlsys_orca.scheduling.request import GenerationRequest
 
 MAX_MODEL_LEN = 2048  # the models' maximum sequence length
 CONTESTANTS = (

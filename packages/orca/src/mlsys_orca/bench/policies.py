@@ -61,7 +61,7 @@ def plan_of(context: BenchContext) -> Plan:
 
 def run(context: BenchContext) -> Section:
     """The suite over the default model."""
-    from mlsys_orca.cli_options import DEFAULT_MODEL, load
+    from mlsys_orca.cli.options import DEFAULT_MODEL, load
 
     return run_plan(load(DEFAULT_MODEL, None, device=context.device), plan_of(context), context)
 
@@ -75,7 +75,7 @@ def run_plan(loaded: LoadedModel, plan: Plan, context: BenchContext) -> Section:
     from mlsys_core.plugins import installed_plugins
 
     from mlsys_orca.bench.policies_report import report
-    from mlsys_orca.schedulers.policy import find_policy
+    from mlsys_orca.scheduling.policy import find_policy
 
     if not plan.policies:
         raise InvalidInputError("there is no policy to measure: give one or more, or leave --policy out")
@@ -100,10 +100,10 @@ def measure(loaded: LoadedModel, plan: Plan, context: BenchContext) -> Iterator[
     """The measurements one by one: all policies at one load, then at the next."""
     from mlsys_core.workload.tables import progress_bar
 
+    from mlsys_orca.api.server import available_memory_nbytes
     from mlsys_orca.bench.answers import compare
     from mlsys_orca.bench.serve import serve_trace
-    from mlsys_orca.engine import EngineConfig
-    from mlsys_orca.server import available_memory_nbytes
+    from mlsys_orca.engine.engine import EngineConfig
 
     requests = plan.workload.requests(loaded.tokenizer)
     longest = max(request.max_tokens for request in requests)

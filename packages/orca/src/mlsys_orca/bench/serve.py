@@ -16,10 +16,10 @@ from mlsys_core.workload import (
     run_load_blocking,
 )
 
-from mlsys_orca.batch import SampledToken
-from mlsys_orca.engine import Engine, EngineConfig
+from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.schedulers.request import GenerationRequest
+from mlsys_orca.scheduling.batch import SampledToken
+from mlsys_orca.scheduling.request import GenerationRequest
 
 Answers = Mapping[int, tuple[int, ...]]  # index of the request -> the tokens it got, of those that were answered
 

@@ -9,8 +9,8 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.workload import Lengths, Poisson, Trace, make_trace
 from mlsys_core.workload.prompts import synthetic_prompt
 
-from mlsys_orca.schedulers.request import GenerationRequest
-from mlsys_orca.tokenizer import Tokenizer
+from mlsys_orca.scheduling.request import GenerationRequest
+from mlsys_orca.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

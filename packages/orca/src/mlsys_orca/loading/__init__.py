@@ -4,6 +4,6 @@ Data flows from bytes (:mod:`gguf_file`, :mod:`safetensors_file`) over the forma
 :mod:`huggingface`) to a :class:`~mlsys_orca.loading.load.LoadedModel`. Importing this package imports no torch.
 """
 
-from mlsys_orca.loading.checkpoint import Checkpoint, Progress
+from mlsys_orca.model.weights.checkpoint import Checkpoint, Progress
 
 __all__ = ["Checkpoint", "Progress"]

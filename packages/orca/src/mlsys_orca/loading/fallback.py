@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from mlsys_core.errors import InvalidInputError
 
-from mlsys_orca.loading.checkpoint import Progress, WeightForm
-from mlsys_orca.loading.safetensors_file import SafetensorsDirectory
-from mlsys_orca.models.attention import AttentionOptions
-from mlsys_orca.models.config import ModelConfig
-from mlsys_orca.models.transformers_attention import RAGGED, register
-from mlsys_orca.models.transformers_config import read_transformers_config
-from mlsys_orca.models.transformers_decoder import TransformersDecoder
-from mlsys_orca.models.transformers_layout import attention_layout
+from mlsys_orca.backends.transformers.attention import RAGGED, register
+from mlsys_orca.backends.transformers.config import read_transformers_config
+from mlsys_orca.backends.transformers.decoder import TransformersDecoder
+from mlsys_orca.backends.transformers.layout import attention_layout
+from mlsys_orca.model.attention import AttentionOptions
+from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.weights.checkpoint import Progress, WeightForm
+from mlsys_orca.model.weights.safetensors_file import SafetensorsDirectory
 
 
 @dataclass(frozen=True, slots=True)

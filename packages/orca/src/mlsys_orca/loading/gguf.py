@@ -10,16 +10,16 @@ from pathlib import Path
 import torch
 from mlsys_core.errors import InvalidInputError
 
-from mlsys_orca.chat_template import ChatTemplate
-from mlsys_orca.loading.checkpoint import Progress, WeightForm
-from mlsys_orca.loading.dequantize import check_types
-from mlsys_orca.loading.gguf_file import GgufFile
 from mlsys_orca.loading.gguf_tokenizer import tokenizer_from_gguf
 from mlsys_orca.loading.loaded import GenerationDefaults, LoadedModel
-from mlsys_orca.models import model_family
-from mlsys_orca.models.gguf_config import GgufFields
-from mlsys_orca.models.limits import check_numbers
-from mlsys_orca.tokenizer import Tokenizer
+from mlsys_orca.model.families import model_family
+from mlsys_orca.model.gguf_config import GgufFields
+from mlsys_orca.model.limits import check_numbers
+from mlsys_orca.model.weights.checkpoint import Progress, WeightForm
+from mlsys_orca.model.weights.dequantize import check_types
+from mlsys_orca.model.weights.gguf_file import GgufFile
+from mlsys_orca.text.chat_template import ChatTemplate
+from mlsys_orca.text.tokenizer import Tokenizer
 
 _ROPE_DIVISORS = {  # how GGUF stores rotary scalings: tensor -> field of GgufFields
     "rope_freqs.weight": "rope_divisors",

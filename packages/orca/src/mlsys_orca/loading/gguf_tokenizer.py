@@ -1,4 +1,4 @@
-"""A GGUF file's vocabulary, merges and token types to a :class:`~mlsys_orca.tokenizer.Tokenizer`.
+"""A GGUF file's vocabulary, merges and token types to a :class:`~mlsys_orca.text.tokenizer.Tokenizer`.
 
 Byte-level vocabularies are read here, SentencePiece's by :mod:`.gguf_merging` and :mod:`.gguf_unigram`. For a
 byte-level one a GGUF names the pre-tokenizer (how text is cut before merging) instead of spelling it, so each name that
@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Backend
 
 from mlsys_orca.loading.gguf_merging import merging_backend
 from mlsys_orca.loading.gguf_unigram import unigram_from_gguf
-from mlsys_orca.tokenizer import Tokenizer
+from mlsys_orca.text.tokenizer import Tokenizer
 
 _CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
 

@@ -13,7 +13,7 @@ from mlsys_core.errors import InvalidInputError
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
-from mlsys_orca.tokenizer import Tokenizer
+from mlsys_orca.text.tokenizer import Tokenizer
 
 _CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6  # tokenizer.ggml.token_type
 _SPACE = "▁"  # how a piece spells a space

@@ -15,18 +15,18 @@ import tokenizers
 import torch
 from mlsys_core.errors import InvalidInputError
 
-from mlsys_orca.chat_template import ChatTemplate
-from mlsys_orca.loading.checkpoint import Progress, WeightForm
-from mlsys_orca.loading.damage import MAX_INDEX_NBYTES, json_object, readable
 from mlsys_orca.loading.loaded import GenerationDefaults, LoadedModel
-from mlsys_orca.loading.safetensors_file import SafetensorsDirectory
 from mlsys_orca.loading.text_part import TextPart, text_config
-from mlsys_orca.models import ARCHITECTURES, ENCODERS, model_family
-from mlsys_orca.models.config import ModelConfig, UnsupportedModelError
-from mlsys_orca.models.decoder import DecoderModel
-from mlsys_orca.models.family import Family
-from mlsys_orca.models.limits import check_numbers
-from mlsys_orca.tokenizer import Tokenizer
+from mlsys_orca.model.config import ModelConfig, UnsupportedModelError
+from mlsys_orca.model.decoder import DecoderModel
+from mlsys_orca.model.families import ARCHITECTURES, ENCODERS, model_family
+from mlsys_orca.model.family import Family
+from mlsys_orca.model.limits import check_numbers
+from mlsys_orca.model.weights.checkpoint import Progress, WeightForm
+from mlsys_orca.model.weights.damage import MAX_INDEX_NBYTES, json_object, readable
+from mlsys_orca.model.weights.safetensors_file import SafetensorsDirectory
+from mlsys_orca.text.chat_template import ChatTemplate
+from mlsys_orca.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 # What a decoder that follows an encoder begins and ends with: generation_config.json overrules config.json.
@@ -77,7 +77,7 @@ def _route(path: Path, raw: dict[str, Any]) -> tuple[ModelConfig, Callable[..., 
     if architecture in ENCODERS and not raw.get("is_decoder"):
         raise InvalidInputError(
             f"{path} holds an encoder ({architecture}), which writes no text; for embeddings: mlsys orca embed, "
-            "or mlsys_orca.embedding.load_encoder"
+            "or mlsys_orca.engine.embedding.load_encoder"
         )
     missing = f"the architecture {architecture!r}"
     if architecture in ARCHITECTURES:

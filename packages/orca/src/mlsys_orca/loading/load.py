@@ -14,16 +14,16 @@ from mlsys_core.device import CudaDevice, get_device
 from mlsys_core.device.cuda_graphs import has_bf16
 from mlsys_core.errors import DeviceError, InvalidInputError
 
-from mlsys_orca.gpu import to_gpu
-from mlsys_orca.loading.checkpoint import Progress, WeightForm
-from mlsys_orca.loading.damage import readable
+from mlsys_orca.backends.native.decoder import to_native
+from mlsys_orca.backends.runner import intra_op_threads
+from mlsys_orca.backends.triton import to_gpu
 from mlsys_orca.loading.gguf import load_gguf
-from mlsys_orca.loading.gguf_file import MAGIC
 from mlsys_orca.loading.huggingface import load_huggingface
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.models.layers import has_packed_weights
-from mlsys_orca.native.decoder import to_native
-from mlsys_orca.runner import intra_op_threads
+from mlsys_orca.model.layers import has_packed_weights
+from mlsys_orca.model.weights.checkpoint import Progress, WeightForm
+from mlsys_orca.model.weights.damage import readable
+from mlsys_orca.model.weights.gguf_file import MAGIC
 
 BACKENDS = ("auto", "native", "torch")
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -51,9 +51,9 @@ def load_model(
             quantised; ``"int8"`` or ``"int4"``: quantised while loading, whatever the file has. Norms, biases and a
             mixture's routers stay floating; int4 keeps 8 bits for the tables and the query, key and value projections.
             None: packed where the native path runs, which is faster there and changes no value, else float.
-        backend: ``"native"``: own kernels on the CPU (:mod:`mlsys_orca.native`); ``"torch"``: torch's operators;
+        backend: ``"native"``: own kernels on the CPU (:mod:`mlsys_orca.backends.native`); ``"torch"``: torch's operators;
             ``"auto"``: native where the model and the machine allow it, and on a CUDA device Triton kernels
-            (:mod:`mlsys_orca.gpu`).
+            (:mod:`mlsys_orca.backends.triton`).
         num_threads: torch's threads while loading; the process's number is restored after. More than one helps only
             where the cores are free: dequantising is many small operators, each of which waits for the whole team.
         progress: Called with the bytes of weights read so far and those in all.

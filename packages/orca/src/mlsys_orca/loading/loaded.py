@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mlsys_orca.chat_template import ChatTemplate
-from mlsys_orca.models.config import ModelConfig
-from mlsys_orca.models.decoder import DecoderModel
-from mlsys_orca.models.quantized import weights_nbytes
-from mlsys_orca.native.decoder import NativeDecoder
-from mlsys_orca.tokenizer import Tokenizer
+from mlsys_orca.backends.native.decoder import NativeDecoder
+from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.decoder import DecoderModel
+from mlsys_orca.model.weights.quantized import weights_nbytes
+from mlsys_orca.text.chat_template import ChatTemplate
+from mlsys_orca.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """How a directory's sentence encoder makes one vector of a text's states: the files of sentence-transformers.
 
-Read by :func:`mlsys_orca.embedding.load_encoder` beside the model's own files.
+Read by :func:`mlsys_orca.engine.embedding.load_encoder` beside the model's own files.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from mlsys_core.errors import InvalidInputError
 
-from mlsys_orca.loading.damage import inside
 from mlsys_orca.loading.huggingface import read_json
-from mlsys_orca.models.config import refuse
+from mlsys_orca.model.config import refuse
+from mlsys_orca.model.weights.damage import inside
 
 PoolingMode = Literal["cls", "mean"]
 _MODES: dict[str, PoolingMode] = {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean"}

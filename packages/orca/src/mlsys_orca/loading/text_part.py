@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mlsys_orca.loading.checkpoint import Checkpoint, Layout
-from mlsys_orca.models.huggingface_config import refuse_common
+from mlsys_orca.model.huggingface_config import refuse_common
+from mlsys_orca.model.weights.checkpoint import Checkpoint, Layout
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mlsys_orca.models.quantized import QuantizedMatrix
+    from mlsys_orca.model.weights.quantized import QuantizedMatrix
 
 _PREFIX = "language_model."  # of the names of the text part's tensors
 _ARCHITECTURES = {"gemma3": "gemma3_text", "mistral3": "mistral"}  # the whole's -> its text part's

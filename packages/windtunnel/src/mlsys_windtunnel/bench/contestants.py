@@ -57,14 +57,14 @@ def booster(bout: Bout) -> Runner:
 
 def windtunnel(bout: Bout) -> Runner:
     """The translated module, raw rows to probabilities."""
-    from mlsys_windtunnel.translation import translate
+    from mlsys_windtunnel.convert.translation import translate
 
     return Runner(_as_is, translate(bout.workload.source).predict_proba)
 
 
 def windtunnel_columns(bout: Bout) -> Runner:
     """The translated module, given what ONNX Runtime is given of a pipeline: arrays by the names of their columns."""
-    from mlsys_windtunnel.translation import translate
+    from mlsys_windtunnel.convert.translation import translate
 
     if not bout.workload.is_pipeline:
         raise DoesNotApply("the table is one array")
@@ -75,7 +75,7 @@ def windtunnel_network(bout: Bout) -> Runner:
     """Only the tensor part, in torch: the packed table to the last operator's scores."""
     import torch
 
-    from mlsys_windtunnel.translation import translate
+    from mlsys_windtunnel.convert.translation import translate
 
     module = translate(bout.workload.source)
     predictor = module.predictor
@@ -94,8 +94,8 @@ def windtunnel_network(bout: Bout) -> Runner:
 
 def windtunnel_onnx(bout: Bout) -> Runner:
     """WindTunnel's own ONNX file in float64, with its host part, run by onnxruntime."""
+    from mlsys_windtunnel.convert.translation import translate
     from mlsys_windtunnel.export.onnx import export_onnx, load_onnx
-    from mlsys_windtunnel.translation import translate
 
     path = export_onnx(translate(bout.workload.source), bout.folder / "windtunnel.onnx", methods=["predict_proba"])
     return Runner(_as_is, load_onnx(path, num_threads=bout.num_threads).predict_proba)

@@ -18,7 +18,7 @@ from sklearn.preprocessing import OrdinalEncoder
 from sklearn.utils import Tags
 from sklearn.utils.validation import _check_feature_names_in, check_is_fitted, validate_data
 
-from mlsys_windtunnel.lookup import bucket
+from mlsys_windtunnel.host.lookup import bucket
 
 Rows = npt.NDArray[np.float64]
 

@@ -175,9 +175,9 @@ def outside_columns(task: Task, pre: str) -> Task:
 def _translated(
     source: Any, task: Task, cell: Cell, setting: Setting, num_threads: int
 ) -> tuple[Any, Any, dict[str, Any]]:
+    from mlsys_windtunnel.convert.translation import translate
     from mlsys_windtunnel.experiments.nearby import registry
     from mlsys_windtunnel.finetune.tune import fine_tune
-    from mlsys_windtunnel.translation import translate
 
     translation = TRANSLATIONS[cell.row.model]
     options = candidates(cell.row)[cell.candidate]

@@ -18,8 +18,8 @@ import torch
 from onnxscript.onnx_opset import opset_ai_onnx_ml5
 from torch import Tensor, nn
 
-from mlsys_windtunnel.modules.tree_ensemble import Integers, TreeEnsemble
-from mlsys_windtunnel.modules.trees import Trees
+from mlsys_windtunnel.modules.tree.ensemble import Integers, TreeEnsemble
+from mlsys_windtunnel.modules.tree.trees import Trees
 
 ml: Any = opset_ai_onnx_ml5  # its types are of ONNX's tensors
 LEQ, MEMBER = 0, 6  # of TreeEnsemble's modes

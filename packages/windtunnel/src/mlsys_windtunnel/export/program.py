@@ -19,13 +19,13 @@ import torch
 from mlsys_core.errors import InvalidInputError, MlsysError
 from torch import Tensor, nn
 
+from mlsys_windtunnel.backends.direct.watch import frontier_checks
 from mlsys_windtunnel.checks.table import check_method, no_rows
 from mlsys_windtunnel.checks.values import Contract, rounded
-from mlsys_windtunnel.direct.watch import frontier_checks
 from mlsys_windtunnel.export.plain import DAMAGE, Reader, Writer
 from mlsys_windtunnel.frontend import Frontend
+from mlsys_windtunnel.host.raw_table import Table
 from mlsys_windtunnel.module import METHODS, ROWS_PER_CHUNK, WindTunnelModule
-from mlsys_windtunnel.raw_table import Table
 
 FORMAT, VERSION = "mlsys-windtunnel-program", 2
 MAIN = "main"  # the name of what forward answers

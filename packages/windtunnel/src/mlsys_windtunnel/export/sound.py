@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
 
-from mlsys_windtunnel.lookup import UNKNOWN, CategoryLookup, HashLookup, Vocabulary
+from mlsys_windtunnel.backends.soft.trees import SoftGroupParameters, SoftTrees
+from mlsys_windtunnel.host.lookup import UNKNOWN, CategoryLookup, HashLookup, Vocabulary
 from mlsys_windtunnel.module import WindTunnelModule
-from mlsys_windtunnel.modules.embedding import CategoryEmbedding
-from mlsys_windtunnel.modules.tree_ensemble import TreeEnsemble
-from mlsys_windtunnel.modules.trees import Trees
-from mlsys_windtunnel.soft.trees import SoftGroupParameters, SoftTrees
+from mlsys_windtunnel.modules.columns.embedding import CategoryEmbedding
+from mlsys_windtunnel.modules.tree.ensemble import TreeEnsemble
+from mlsys_windtunnel.modules.tree.trees import Trees
 
 
 def check_sound(module: WindTunnelModule) -> None:

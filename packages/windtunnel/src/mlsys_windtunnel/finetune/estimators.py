@@ -18,11 +18,11 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, has_fit_parameter, validate_data
 
+from mlsys_windtunnel.backends.soft.options import SoftOptions
+from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.finetune.holdout import hold_out
 from mlsys_windtunnel.finetune.options import TrainingOptions
 from mlsys_windtunnel.finetune.tune import fine_tune
-from mlsys_windtunnel.soft.options import SoftOptions
-from mlsys_windtunnel.translation import translate
 
 FEW_ROWS = 100  # with which foreign operators tell how wide they are
 
@@ -211,7 +211,7 @@ class WindTunnelClassifier(ClassifierMixin, _FineTuned):  # type: ignore[misc]
     Args:
         pipeline: A classifier or pipeline; its clone is fitted. One in ``FrozenEstimator`` is taken as it was fitted,
             for data that it has not seen. None: ``HistGradientBoostingClassifier``.
-        level: What of trees is trained, "L1" to "L4": see :class:`~mlsys_windtunnel.soft.options.SoftOptions`.
+        level: What of trees is trained, "L1" to "L4": see :class:`~mlsys_windtunnel.backends.soft.options.SoftOptions`.
         gate, init, scope, temperature, leaf_temperature, final_sharpness, dropout, rank: See there.
         epochs, lr, batch_size, schedule, loss, metric, patience, min_gain_se, ema, weight_decay, leaf_decay,
             embedding_rate: See :class:`~mlsys_windtunnel.finetune.options.TrainingOptions`.

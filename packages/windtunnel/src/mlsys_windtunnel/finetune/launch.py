@@ -18,8 +18,8 @@ from mlsys_core.errors import MissingDependencyError, MlsysError
 from torch import distributed, multiprocessing
 
 from mlsys_windtunnel.finetune.options import TrainingOptions
+from mlsys_windtunnel.finetune.residual import Tunable
 from mlsys_windtunnel.finetune.rows import Batch, Rows
-from mlsys_windtunnel.soft.residual import Tunable
 
 TIMEOUT = datetime.timedelta(minutes=10)  # of a step: another process has died if it takes longer
 Job = tuple[Tunable, Rows, Batch | None, TrainingOptions, float]

@@ -11,13 +11,13 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor
 
-from mlsys_windtunnel.direct.watch import ColumnCheck
+from mlsys_windtunnel.backends.direct.watch import ColumnCheck
 from mlsys_windtunnel.finetune.losses import is_classifier
 from mlsys_windtunnel.finetune.options import ClassWeight
+from mlsys_windtunnel.finetune.residual import Tunable
 from mlsys_windtunnel.frontend import Frontend
+from mlsys_windtunnel.host.raw_table import Table
 from mlsys_windtunnel.modules.base import PredictorModule
-from mlsys_windtunnel.raw_table import Table
-from mlsys_windtunnel.soft.residual import Tunable
 
 ROWS_PER_CHUNK = 4_096  # of what is computed without gradients
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from mlsys_windtunnel.modules.embedding import CategoryEmbedding
-from mlsys_windtunnel.modules.factorization import FactorizationMachine, IdFactorization
-from mlsys_windtunnel.modules.linear import Affine
-from mlsys_windtunnel.network import Network
-from mlsys_windtunnel.soft.trees import SoftGroupParameters, SoftTrees
+from mlsys_windtunnel.backends.soft.trees import SoftGroupParameters, SoftTrees
+from mlsys_windtunnel.modules.columns.embedding import CategoryEmbedding
+from mlsys_windtunnel.modules.linear.factorization import FactorizationMachine, IdFactorization
+from mlsys_windtunnel.modules.linear.linear import Affine
+from mlsys_windtunnel.modules.network import Network
 
 SMALLEST_DEVIATION = 1e-12
 

@@ -11,13 +11,13 @@ import torch
 from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from torch import Tensor
 
-from mlsys_windtunnel.direct.watch import column_checks
+from mlsys_windtunnel.backends.direct.watch import column_checks
+from mlsys_windtunnel.backends.soft.options import SoftOptions
 from mlsys_windtunnel.finetune.options import TrainingOptions
+from mlsys_windtunnel.finetune.residual import Tunable
 from mlsys_windtunnel.finetune.rows import Batch, encode_rows, generator_of, with_offset
 from mlsys_windtunnel.finetune.tune import FineTuned, head_of, run, threads, tunable_of, with_changes
 from mlsys_windtunnel.module import WindTunnelModule
-from mlsys_windtunnel.soft.options import SoftOptions
-from mlsys_windtunnel.soft.residual import Tunable
 
 
 @dataclass(frozen=True, slots=True)

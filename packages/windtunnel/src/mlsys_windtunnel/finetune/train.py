@@ -13,17 +13,17 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor
 
+from mlsys_windtunnel.backends.soft.trees import SoftTrees
 from mlsys_windtunnel.finetune import checkpoint
 from mlsys_windtunnel.finetune.checkpoint import Progress, fingerprint_of
 from mlsys_windtunnel.finetune.losses import margins, row_loss
 from mlsys_windtunnel.finetune.metrics import metric_of
 from mlsys_windtunnel.finetune.options import TrainingOptions
 from mlsys_windtunnel.finetune.processes import Processes
+from mlsys_windtunnel.finetune.residual import Tunable
 from mlsys_windtunnel.finetune.rows import ROWS_PER_CHUNK, Batch, Rows, scores_of
 from mlsys_windtunnel.finetune.schedules import rate, sharpness
 from mlsys_windtunnel.finetune.steps import Optimizer
-from mlsys_windtunnel.soft.residual import Tunable
-from mlsys_windtunnel.soft.trees import SoftTrees
 
 CHUNK_ROWS = 1024
 SAMPLE_ROWS = 20_000

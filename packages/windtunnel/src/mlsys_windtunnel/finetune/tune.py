@@ -12,9 +12,12 @@ from typing import Any
 import torch
 from mlsys_core.errors import InvalidInputError
 
-from mlsys_windtunnel.direct.watch import column_checks
+from mlsys_windtunnel.backends.direct.watch import column_checks
+from mlsys_windtunnel.backends.soft.options import SoftOptions
+from mlsys_windtunnel.backends.soft.soften import soften
 from mlsys_windtunnel.finetune.launch import processes
 from mlsys_windtunnel.finetune.options import TrainingOptions
+from mlsys_windtunnel.finetune.residual import Tunable
 from mlsys_windtunnel.finetune.rows import (
     Batch,
     Rows,
@@ -25,12 +28,9 @@ from mlsys_windtunnel.finetune.rows import (
 )
 from mlsys_windtunnel.finetune.train import OnEpoch, Trainer
 from mlsys_windtunnel.frontend import Frontend
+from mlsys_windtunnel.host.raw_table import Table
 from mlsys_windtunnel.module import WindTunnelModule
 from mlsys_windtunnel.modules.base import PredictorModule
-from mlsys_windtunnel.raw_table import Table
-from mlsys_windtunnel.soft.options import SoftOptions
-from mlsys_windtunnel.soft.residual import Tunable
-from mlsys_windtunnel.soft.soften import soften
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 // What classical models cost most: sums of tree leaves, linear maps over numbers and categories, logistic functions.
 //
-// Trees are the native twin of mlsys_windtunnel.modules.tree_walk. Values become small integers first: a value's *bin* is
+// Trees are the native twin of mlsys_windtunnel.modules.tree.walk. Values become small integers first: a value's *bin* is
 // how many of its feature's thresholds lie below it, so that `value <= threshold` is `bin <= place of the threshold`.
 // Cleaning (rounding, zeros that are missing, categories) is done then, once a value, and a split is eight bytes. Eight
 // walks go side by side, so that the loads of one hide behind the others': eight rows in one tree, or one row in eight

@@ -13,10 +13,10 @@ from mlsys_core.errors import MissingDependencyError
 
 from mlsys_batchmaker.bench.replay import Request
 from mlsys_batchmaker.bench.systems import Compute, num_words, padded
-from mlsys_batchmaker.cell import Cell
-from mlsys_batchmaker.model import Model
+from mlsys_batchmaker.cells.cell import Cell
+from mlsys_batchmaker.models.model import Model
 from mlsys_batchmaker.native.runner import Ints, PackedCell, Runner
-from mlsys_batchmaker.pool import host_rows
+from mlsys_batchmaker.workers.pool import host_rows
 
 _ROOM = 1 << 16  # rows of a bank of a tree's nodes; pages are taken as they are written
 _WORDS = 1 << 18  # of words: 512 sentences of 512

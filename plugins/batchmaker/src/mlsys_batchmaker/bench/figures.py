@@ -11,7 +11,7 @@ from mlsys_core.report import Figure, Table
 
 from mlsys_batchmaker.bench import direct, systems, workloads
 from mlsys_batchmaker.bench.replay import Request, Run, poisson_arrivals, require_equal, run
-from mlsys_batchmaker.knee import UNIT, knee_figure, profile_lstm_cell
+from mlsys_batchmaker.cells.knee import UNIT, knee_figure, profile_lstm_cell
 from mlsys_batchmaker.models.catalogue import batch_sizes
 from mlsys_batchmaker.models.sequence import lstm_model, seq2seq_model
 from mlsys_batchmaker.models.tree import tree_model

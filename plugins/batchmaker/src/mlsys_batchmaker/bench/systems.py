@@ -14,7 +14,7 @@ from torch import nn
 
 from mlsys_batchmaker.bench.replay import Request, Served, System
 from mlsys_batchmaker.engine import EngineConfig, make_scheduler, make_workers
-from mlsys_batchmaker.model import Model
+from mlsys_batchmaker.models.model import Model
 from mlsys_batchmaker.scheduling.requests import CellRequest
 
 _POOL_BYTES = 256 << 20

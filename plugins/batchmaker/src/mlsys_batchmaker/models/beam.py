@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from mlsys_batchmaker.cell import make_cell
-from mlsys_batchmaker.gru_cells import WordGRUBeamCell, WordGRUCell
-from mlsys_batchmaker.model import Model, Payload, Tensor
+from mlsys_batchmaker.cells.cell import make_cell
+from mlsys_batchmaker.cells.gru import WordGRUBeamCell, WordGRUCell
+from mlsys_batchmaker.models.model import Model, Payload, Tensor
 from mlsys_batchmaker.models.requests import sequence
 from mlsys_batchmaker.plan import CellGraph
 from mlsys_batchmaker.plan.spec import DEFAULT_BATCH_SIZES
@@ -57,7 +57,7 @@ class BeamSearch:
         graph.result(graph.add("decoder", {"word": self.go, "h": encoder.last("h")}))
 
     def extend(self, request: Payload, parts: Sequence[Sequence[Values]], graph: CellGraph) -> bool:
-        """One decoder step for each hypothesis that is alive; see :class:`mlsys_batchmaker.model.Grows`."""
+        """One decoder step for each hypothesis that is alive; see :class:`mlsys_batchmaker.models.model.Grows`."""
         alive, _ = self._search(parts)
         if not alive:
             return False
@@ -84,7 +84,7 @@ class BeamSearch:
         return {"words": np.zeros(2, dtype=np.int64)}
 
     def config(self) -> Mapping[str, Any]:
-        """See :class:`mlsys_batchmaker.model.Architecture`."""
+        """See :class:`mlsys_batchmaker.models.model.Architecture`."""
         return {"width": self.width, "go": self.go, "eos": self.eos, "max_steps": self.max_steps}
 
     def _search(self, parts: Sequence[Sequence[Values]]) -> tuple[list[Hypothesis], list[Hypothesis]]:

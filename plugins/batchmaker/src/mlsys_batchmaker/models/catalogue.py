@@ -6,7 +6,7 @@ from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.models import resolve_model
 
-from mlsys_batchmaker.model import Model
+from mlsys_batchmaker.models.model import Model
 
 NAMES = ("g2p-en", "resemblyzer", "lstm", "seq2seq", "tree-lstm", "beam")
 

@@ -15,9 +15,9 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from numpy.typing import ArrayLike
 
-from mlsys_batchmaker.cell import make_cell
-from mlsys_batchmaker.gru_cells import WordGRUCell, WordGRUDecoderCell
-from mlsys_batchmaker.model import Model, Payload, Tensor
+from mlsys_batchmaker.cells.cell import make_cell
+from mlsys_batchmaker.cells.gru import WordGRUCell, WordGRUDecoderCell
+from mlsys_batchmaker.models.model import Model, Payload, Tensor
 from mlsys_batchmaker.models.requests import sequence
 from mlsys_batchmaker.plan import CellGraph, Wire
 from mlsys_batchmaker.plan.spec import DEFAULT_BATCH_SIZES
@@ -64,7 +64,7 @@ class Graphemes:
         return {"word": np.array([b"cell"], dtype=object)}
 
     def config(self) -> Mapping[str, Any]:
-        """See :class:`mlsys_batchmaker.model.Architecture`."""
+        """See :class:`mlsys_batchmaker.models.model.Architecture`."""
         return {}
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from mlsys_core.errors import InvalidInputError
 from numpy.typing import NDArray
 
-from mlsys_batchmaker.model import Payload
+from mlsys_batchmaker.models.model import Payload
 
 Ints = NDArray[np.int64]
 

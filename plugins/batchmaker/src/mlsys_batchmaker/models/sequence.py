@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from mlsys_batchmaker.cell import make_cell
-from mlsys_batchmaker.cells import WordLSTMCell, WordLSTMDecoderCell
-from mlsys_batchmaker.model import Model, Payload, Tensor
+from mlsys_batchmaker.cells.cell import make_cell
+from mlsys_batchmaker.cells.lstm import WordLSTMCell, WordLSTMDecoderCell
+from mlsys_batchmaker.models.model import Model, Payload, Tensor
 from mlsys_batchmaker.models.requests import number, sequence
 from mlsys_batchmaker.plan import CellGraph, Wire
 from mlsys_batchmaker.plan.spec import DEFAULT_BATCH_SIZES
@@ -52,7 +52,7 @@ class SequenceEncoder:
         return {"words": np.zeros(3, dtype=np.int64)}
 
     def config(self) -> Mapping[str, Any]:
-        """See :class:`mlsys_batchmaker.model.Architecture`."""
+        """See :class:`mlsys_batchmaker.models.model.Architecture`."""
         return {"hidden_size": self.hidden_size}
 
 
@@ -103,7 +103,7 @@ class Seq2Seq:
         return {"words": np.zeros(2, dtype=np.int64)}
 
     def config(self) -> Mapping[str, Any]:
-        """See :class:`mlsys_batchmaker.model.Architecture`."""
+        """See :class:`mlsys_batchmaker.models.model.Architecture`."""
         return {"go": self.go, "extra_steps": self.extra_steps, "max_steps": self.max_steps}
 
 

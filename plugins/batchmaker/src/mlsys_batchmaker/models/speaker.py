@@ -15,9 +15,9 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from torch import nn
 
-from mlsys_batchmaker.cell import cell, make_cell
-from mlsys_batchmaker.cells import LSTMCell, StackedLSTMCell
-from mlsys_batchmaker.model import Model, Payload, Tensor
+from mlsys_batchmaker.cells.cell import cell, make_cell
+from mlsys_batchmaker.cells.lstm import LSTMCell, StackedLSTMCell
+from mlsys_batchmaker.models.model import Model, Payload, Tensor
 from mlsys_batchmaker.models.requests import sequence
 from mlsys_batchmaker.plan import CellGraph, Port
 from mlsys_batchmaker.plan.spec import DEFAULT_BATCH_SIZES
@@ -35,7 +35,7 @@ class EmbeddingHead(nn.Module):
         self.linear = nn.Linear(HIDDEN, EMBEDDING)
 
     def ports(self) -> tuple[Sequence[Port], Sequence[Port]]:
-        """See :class:`mlsys_batchmaker.cell.HasPorts`."""
+        """See :class:`mlsys_batchmaker.cells.cell.HasPorts`."""
         return [Port("h", "float32", (HIDDEN,))], [Port("embedding", "float32", (EMBEDDING,))]
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -68,7 +68,7 @@ class SpeakerEncoder:
         return {"mels": np.zeros((2, NUM_MELS), dtype=np.float32)}
 
     def config(self) -> Mapping[str, Any]:
-        """See :class:`mlsys_batchmaker.model.Architecture`."""
+        """See :class:`mlsys_batchmaker.models.model.Architecture`."""
         return {}
 
 

@@ -10,13 +10,13 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from numpy.typing import ArrayLike
 
-from mlsys_batchmaker.cell import make_cell
-from mlsys_batchmaker.model import Model, Payload, Tensor
+from mlsys_batchmaker.cells.cell import make_cell
+from mlsys_batchmaker.cells.tree import TreeInnerCell, TreeLeafCell
+from mlsys_batchmaker.models.model import Model, Payload, Tensor
 from mlsys_batchmaker.models.requests import sequence
 from mlsys_batchmaker.plan import CellGraph
 from mlsys_batchmaker.plan.spec import DEFAULT_BATCH_SIZES
 from mlsys_batchmaker.scheduling.requests import Values
-from mlsys_batchmaker.tree_cells import TreeInnerCell, TreeLeafCell
 
 BATCH_SIZES = (*DEFAULT_BATCH_SIZES, 128)  # a tree's levels are wide: fewer tasks for the same rows
 
@@ -77,7 +77,7 @@ class BinaryTree:
         return {"words": np.zeros(3, dtype=np.int64), "children": np.array([[0, 1], [3, 2]])}
 
     def config(self) -> Mapping[str, Any]:
-        """See :class:`mlsys_batchmaker.model.Architecture`."""
+        """See :class:`mlsys_batchmaker.models.model.Architecture`."""
         return {"hidden_size": self.hidden_size}
 
 

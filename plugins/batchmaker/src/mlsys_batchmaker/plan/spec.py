@@ -1,6 +1,6 @@
 """What is known of a cell without running it: its ports, its batch sizes, its priority.
 
-The pure half of a cell; the module that computes is in :mod:`mlsys_batchmaker.cell`.
+The pure half of a cell; the module that computes is in :mod:`mlsys_batchmaker.cells.cell`.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from mlsys_core.serving.oip import DirectorySource, GrpcConfig, ModelRepository,
 from prometheus_client import CollectorRegistry
 
 from mlsys_batchmaker.engine import EngineConfig
+from mlsys_batchmaker.models.store import holds_model
 from mlsys_batchmaker.serve.metrics import EngineMetrics
 from mlsys_batchmaker.serve.oip_model import OipModel, build_model
-from mlsys_batchmaker.store import holds_model
 
 
 def make_app(
@@ -37,7 +37,7 @@ def make_app(
         http: limits and keys; None: the front's own.
         grpc: where gRPC listens; None: REST alone.
         model_control: let clients load and unload models.
-        trust_code: see :func:`mlsys_batchmaker.store.load_model`.
+        trust_code: see :func:`mlsys_batchmaker.models.store.load_model`.
         logger: see ``create_oip_app``.
 
     Raises:

@@ -18,10 +18,10 @@ from mlsys_core.serving.oip import (
 )
 
 from mlsys_batchmaker.engine import Answer, Engine, EngineConfig
-from mlsys_batchmaker.model import Model, Tensor
+from mlsys_batchmaker.models.model import Model, Tensor
+from mlsys_batchmaker.models.store import load_by_name
 from mlsys_batchmaker.scheduling.requests import Values
 from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput
-from mlsys_batchmaker.store import load_by_name
 
 _TYPES = {"int64": DataType.INT64, "float32": DataType.FP32, "bytes": DataType.BYTES}
 

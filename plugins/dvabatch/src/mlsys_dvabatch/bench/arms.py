@@ -12,8 +12,8 @@ from mlsys_core.serving.baselines import DelayBatch, StaticBatch, ZeroBatch
 from mlsys_core.workload import LatencySummary, LoadPoint
 
 from mlsys_dvabatch.bench.subjects import Subject
-from mlsys_dvabatch.policies.base import Policy
-from mlsys_dvabatch.scheduler import DvaScheduler
+from mlsys_dvabatch.scheduling.policies.base import Policy
+from mlsys_dvabatch.scheduling.scheduler import DvaScheduler
 
 Trace = Sequence[tuple[float, ServeRequest[Any]]]
 

@@ -14,12 +14,12 @@ from mlsys_core.report import Table
 from mlsys_dvabatch.bench.arms import Arm, Outcome, Trace, capped, delay_batch, run_arm, zero_batch
 from mlsys_dvabatch.bench.subjects import Costed, Timed
 from mlsys_dvabatch.bench.workloads import backlog, lengths_like, poisson_trace
-from mlsys_dvabatch.costs import StageCosts
-from mlsys_dvabatch.models.bert import BertStages
-from mlsys_dvabatch.policies.input import InputPolicy, PackedPolicy
-from mlsys_dvabatch.profile import profile_stages
-from mlsys_dvabatch.runner import StageRunner
-from mlsys_dvabatch.zoo import load
+from mlsys_dvabatch.executors.runner import StageRunner
+from mlsys_dvabatch.scheduling.costs import StageCosts
+from mlsys_dvabatch.scheduling.policies.input import InputPolicy, PackedPolicy
+from mlsys_dvabatch.stages.models.bert import BertStages
+from mlsys_dvabatch.stages.profile import profile_stages
+from mlsys_dvabatch.stages.zoo import load
 
 
 class EncoderBench:

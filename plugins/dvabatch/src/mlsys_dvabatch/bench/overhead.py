@@ -11,10 +11,10 @@ from typing import Any
 from mlsys_core.serving import Finished, Scheduler, ServeRequest
 from mlsys_core.serving.baselines import ZeroBatch
 
-from mlsys_dvabatch.activations import StageModel
-from mlsys_dvabatch.costs import StageCosts
 from mlsys_dvabatch.engine import Engine
-from mlsys_dvabatch.policies.base import Policy
+from mlsys_dvabatch.scheduling.costs import StageCosts
+from mlsys_dvabatch.scheduling.policies.base import Policy
+from mlsys_dvabatch.stages.activations import StageModel
 
 _NUM_WARM = 64  # requests before those that count: a policy has to see that nobody else comes
 

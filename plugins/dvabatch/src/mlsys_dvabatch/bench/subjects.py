@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 from mlsys_core.serving.baselines import RequestBatch
 
-from mlsys_dvabatch.costs import StageCosts, remaining_s
-from mlsys_dvabatch.runner import StageRunner
-from mlsys_dvabatch.scheduler import simulated_output, task_s
-from mlsys_dvabatch.tasks import StageOutput, StageTask
+from mlsys_dvabatch.executors.runner import StageRunner
+from mlsys_dvabatch.scheduling.costs import StageCosts, remaining_s
+from mlsys_dvabatch.scheduling.scheduler import simulated_output, task_s
+from mlsys_dvabatch.scheduling.tasks import StageOutput, StageTask
 
 
 class Subject(Protocol):

@@ -19,9 +19,9 @@ from mlsys_dvabatch.bench import encoder, vision
 from mlsys_dvabatch.bench.arms import Outcome, delay_batch
 from mlsys_dvabatch.bench.overhead import closed_loop_s
 from mlsys_dvabatch.bench.workloads import GLUE_LIKE
-from mlsys_dvabatch.policies.load import LoadOperatorPolicy
-from mlsys_dvabatch.policies.planner import TASK_S
-from mlsys_dvabatch.profile import profile_operators
+from mlsys_dvabatch.scheduling.policies.load import LoadOperatorPolicy
+from mlsys_dvabatch.scheduling.policies.planner import TASK_S
+from mlsys_dvabatch.stages.profile import profile_operators
 
 _NOTE = (
     "One core. Encoder: every batch of every contestant is run, its answers compared, and it takes the processor time "

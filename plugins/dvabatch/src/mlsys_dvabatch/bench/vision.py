@@ -10,16 +10,16 @@ import numpy as np
 from mlsys_dvabatch.bench.arms import Arm, Outcome, best_static, delay_batch, run_arm, zero_batch
 from mlsys_dvabatch.bench.subjects import Costed
 from mlsys_dvabatch.bench.workloads import poisson_trace, stepping_trace
-from mlsys_dvabatch.costs import StageCosts, TableCosts, least_request_s, remaining_s
-from mlsys_dvabatch.policies.load import LazyPolicy, LoadOperatorPolicy, LoadPolicy
-from mlsys_dvabatch.policies.operator import OperatorPolicy
-from mlsys_dvabatch.policies.planner import TASK_S
-from mlsys_dvabatch.policies.registry import comp_wait_s
-from mlsys_dvabatch.profile import OperatorProfile, profile_stages
-from mlsys_dvabatch.slicing.partition import even_cuts
-from mlsys_dvabatch.slicing.program import Program
-from mlsys_dvabatch.slicing.sliced import SlicedModel
-from mlsys_dvabatch.zoo import open_program
+from mlsys_dvabatch.scheduling.costs import StageCosts, TableCosts, least_request_s, remaining_s
+from mlsys_dvabatch.scheduling.policies.load import LazyPolicy, LoadOperatorPolicy, LoadPolicy
+from mlsys_dvabatch.scheduling.policies.operator import OperatorPolicy
+from mlsys_dvabatch.scheduling.policies.planner import TASK_S
+from mlsys_dvabatch.scheduling.policies.registry import comp_wait_s
+from mlsys_dvabatch.stages.profile import OperatorProfile, profile_stages
+from mlsys_dvabatch.stages.slicing.partition import even_cuts
+from mlsys_dvabatch.stages.slicing.program import Program
+from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
+from mlsys_dvabatch.stages.zoo import open_program
 
 QOS_S = 0.2
 

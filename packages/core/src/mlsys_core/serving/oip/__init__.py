@@ -20,13 +20,13 @@ if TYPE_CHECKING:
         UnknownModelError,
         UnsupportedError,
     )
-    from mlsys_core.serving.oip.executions import BatchCounts, Executions
-    from mlsys_core.serving.oip.loop_client import LoopClient
     from mlsys_core.serving.oip.messages import InferRequest, InferResponse, Parameter, Timing
-    from mlsys_core.serving.oip.model import CountsExecutions, Model, StreamingModel, UnaryModel
-    from mlsys_core.serving.oip.repository import IndexEntry, ModelRepository, ModelState
-    from mlsys_core.serving.oip.source import DirectorySource, ModelSource
-    from mlsys_core.serving.oip.spec import ModelSpec, TensorSpec
+    from mlsys_core.serving.oip.models.executions import BatchCounts, Executions
+    from mlsys_core.serving.oip.models.loop_client import LoopClient
+    from mlsys_core.serving.oip.models.model import CountsExecutions, Model, StreamingModel, UnaryModel
+    from mlsys_core.serving.oip.models.repository import IndexEntry, ModelRepository, ModelState
+    from mlsys_core.serving.oip.models.source import DirectorySource, ModelSource
+    from mlsys_core.serving.oip.models.spec import ModelSpec, TensorSpec
 
 _MODULES = {
     "GrpcConfig": "app",

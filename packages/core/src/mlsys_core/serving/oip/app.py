@@ -14,11 +14,11 @@ from pydantic import BaseModel, Field
 from mlsys_core.errors import ServingError
 from mlsys_core.serving.clock import WallClock
 from mlsys_core.serving.http import ErrorFormat, HttpConfig, Readiness, ServerAddress, create_app, runtime_of
-from mlsys_core.serving.oip.control import control_router
 from mlsys_core.serving.oip.engine import Engine
-from mlsys_core.serving.oip.metrics import ModelMetrics
-from mlsys_core.serving.oip.repository import ModelRepository
-from mlsys_core.serving.oip.rest import inference_routes
+from mlsys_core.serving.oip.models.metrics import ModelMetrics
+from mlsys_core.serving.oip.models.repository import ModelRepository
+from mlsys_core.serving.oip.rest.control import control_router
+from mlsys_core.serving.oip.rest.routes import inference_routes
 from mlsys_core.serving.protocols import Clock
 
 DEFAULT_CONFIG = HttpConfig(
@@ -79,7 +79,7 @@ def create_oip_app(
             if grpc is None:
                 yield
             else:
-                from mlsys_core.serving.oip.grpc_server import GrpcServer  # only who serves gRPC pays for its import
+                from mlsys_core.serving.oip.grpc.server import GrpcServer  # only who serves gRPC pays for its import
 
                 async with GrpcServer(engine, runtime_of(app), model_control=model_control).serving(
                     grpc.host, grpc.port

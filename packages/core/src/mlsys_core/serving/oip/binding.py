@@ -16,9 +16,9 @@ import numpy as np
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.serving.oip.datatypes import Array, DataType
 from mlsys_core.serving.oip.messages import InferRequest, InferResponse, Parameter
-from mlsys_core.serving.oip.spec import TensorSpec
+from mlsys_core.serving.oip.models.spec import TensorSpec
+from mlsys_core.serving.oip.models.version import Version
 from mlsys_core.serving.oip.tensors import conformed
-from mlsys_core.serving.oip.version import Version
 
 _keys = itertools.count(1)  # of the process: several apps may share one serving loop
 _FEW = 64  # tensors that are looked at one by one in any case, for a better message

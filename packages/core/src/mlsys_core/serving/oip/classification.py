@@ -6,7 +6,7 @@ import numpy as np
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.oip.datatypes import Array, DataType
-from mlsys_core.serving.oip.spec import TensorSpec
+from mlsys_core.serving.oip.models.spec import TensorSpec
 
 
 def classified(array: Array, spec: TensorSpec, num_classes: int, *, has_batch: bool) -> Array:

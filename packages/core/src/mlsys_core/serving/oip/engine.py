@@ -18,10 +18,10 @@ from mlsys_core.serving.oip.binding import WireRequest, bind, checked_outputs
 from mlsys_core.serving.oip.datatypes import Array
 from mlsys_core.serving.oip.errors import DeadlineExceededError, UnsupportedError
 from mlsys_core.serving.oip.messages import InferRequest, Parameter, Timing
-from mlsys_core.serving.oip.repository import ModelRepository
-from mlsys_core.serving.oip.spec import TensorSpec
-from mlsys_core.serving.oip.statistics import FailureReason
-from mlsys_core.serving.oip.version import Version
+from mlsys_core.serving.oip.models.repository import ModelRepository
+from mlsys_core.serving.oip.models.spec import TensorSpec
+from mlsys_core.serving.oip.models.statistics import FailureReason
+from mlsys_core.serving.oip.models.version import Version
 from mlsys_core.serving.protocols import Clock
 
 

@@ -1,0 +1,178 @@
+"""gRPC messages to requests, and answers to messages. Pure. Tensors go out as raw bytes, as Triton's do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.oip.binding import WireRequest, WireTensor, check_counts, raw_size
+from mlsys_core.serving.oip.classification import classified
+from mlsys_core.serving.oip.datatypes import Array, DataType
+from mlsys_core.serving.oip.engine import Answer
+from mlsys_core.serving.oip.errors import UnsupportedError
+from mlsys_core.serving.oip.grpc.schema import messages
+from mlsys_core.serving.oip.grpc.size import MAX_CONTENTS, check_contents
+from mlsys_core.serving.oip.messages import Parameter
+from mlsys_core.serving.oip.rest.codec import MAX_DIMENSIONS
+from mlsys_core.serving.oip.tensors import from_elements, from_numbers, from_raw, to_raw
+from mlsys_core.serving.oip.version import Version
+
+# The field of InferTensorContents that holds a datatype; FP16 and BF16 have none.
+_CONTENTS = {
+    DataType.BOOL: "bool_contents",
+    DataType.INT8: "int_contents",
+    DataType.INT16: "int_contents",
+    DataType.INT32: "int_contents",
+    DataType.INT64: "int64_contents",
+    DataType.UINT8: "uint_contents",
+    DataType.UINT16: "uint_contents",
+    DataType.UINT32: "uint_contents",
+    DataType.UINT64: "uint64_contents",
+    DataType.FP32: "fp32_contents",
+    DataType.FP64: "fp64_contents",
+    DataType.BYTES: "bytes_contents",
+}
+
+
+def parse_message(name: str, content: bytes) -> Any:
+    """Return the message of type ``name`` that ``content`` is the wire form of.
+
+    Raises:
+        InvalidInputError: it is none; grpc itself would end the call as an internal error, uncounted. Or it has more
+            typed contents than may be.
+    """
+    if name == "ModelInferRequest" and len(content) > MAX_CONTENTS:
+        check_contents(content)
+    try:
+        return getattr(messages(), name).FromString(content)
+    except DecodeError as error:
+        raise InvalidInputError(f"the request's {len(content)} bytes are no {name} ({error})") from error
+
+
+def decode_message(request: Any, version: Version | None = None) -> tuple[WireRequest, dict[str, int]]:
+    """The request in a ``ModelInferRequest``, and of outputs wanted as classifications the numbers of classes.
+
+    Args:
+        request: the message.
+        version: the model that it is for; None does not count its tensors.
+
+    Raises:
+        InvalidInputError: its tensors and their data do not go together.
+        UnsupportedError: it wants shared memory.
+    """
+    if version is not None:
+        check_counts(version, num_inputs=len(request.inputs), num_outputs=len(request.outputs))
+    raw: Sequence[bytes] = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise InvalidInputError(
+            f"raw_input_contents has {len(raw)} elements for {len(request.inputs)} inputs: give one for each, or none"
+        )
+    wire = WireRequest(
+        inputs=[_tensor(tensor, raw[index] if raw else None) for index, tensor in enumerate(request.inputs)],
+        request_id=request.id,
+        parameters=parameters_of(request.parameters) if request.parameters else {},
+    )
+    if raw:
+        wire.size = sum(raw_size(len(raw[index]), tensor.datatype) for index, tensor in enumerate(request.inputs))
+    else:
+        wire.size = sum(tensor.contents.ByteSize() for tensor in request.inputs)
+    num_classes: dict[str, int] = {}
+    for output in request.outputs:
+        wire.outputs.append(output.name)
+        if output.parameters:
+            parameters = parameters_of(output.parameters)
+            _refuse_shared_memory(parameters, f"output {output.name[:100]!r}")
+            count = parameters.get("classification", 0)
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise InvalidInputError(f"'classification' of output {output.name[:100]!r} is a number of classes")
+            if count:
+                num_classes[output.name] = count
+    return wire, num_classes
+
+
+def encode_message(answer: Answer, num_classes: Mapping[str, int]) -> Any:
+    """The ``ModelInferResponse`` of an answer."""
+    spec = answer.version.spec
+    response = messages().ModelInferResponse(
+        model_name=spec.name, model_version=spec.version, id=answer.request.request_id
+    )
+    set_parameters(response.parameters, answer.parameters)
+    for output, array in answer.outputs:
+        datatype = output.datatype
+        if output.name in num_classes:
+            array = classified(array, output, num_classes[output.name], has_batch=bool(spec.max_batch_size))
+            datatype = DataType.BYTES
+        response.outputs.add(name=output.name, datatype=datatype.value, shape=array.shape)
+        response.raw_output_contents.append(bytes(to_raw(array, datatype)))
+    return response
+
+
+def parameters_of(parameters: Mapping[str, Any]) -> dict[str, Parameter]:
+    """A map of ``InferParameter`` to plain values.
+
+    Raises:
+        InvalidInputError: one of them has no value.
+    """
+    plain: dict[str, Parameter] = {}
+    for name, parameter in parameters.items():
+        choice = parameter.WhichOneof("parameter_choice")
+        if choice is None:
+            raise InvalidInputError(f"parameter {name[:100]!r} has no value")
+        plain[name] = getattr(parameter, choice)
+    return plain
+
+
+def set_parameters(into: Any, parameters: Mapping[str, Parameter]) -> None:
+    """Plain values to a map of ``InferParameter``."""
+    for name, value in parameters.items():
+        if isinstance(value, bool):
+            into[name].bool_param = value
+        elif isinstance(value, int):
+            into[name].int64_param = value
+        elif isinstance(value, float):
+            into[name].double_param = value
+        else:
+            into[name].string_param = value
+
+
+def _tensor(tensor: Any, raw: bytes | None) -> WireTensor:
+    what = f"input {tensor.name[:100]!r}"
+    shape = list(tensor.shape)
+    if len(shape) > MAX_DIMENSIONS or any(size < 0 for size in shape):
+        raise InvalidInputError(f"'shape' of {what} is at most {MAX_DIMENSIONS} sizes from 0 on, got {shape[:32]}")
+    if tensor.parameters:
+        _refuse_shared_memory(tensor.parameters, what)
+    if raw is None:
+        read = _contents_reader(tensor.contents)
+    elif tensor.HasField("contents"):
+        raise InvalidInputError(f"{what} has 'contents', and the request raw_input_contents: give one of them")
+    else:
+        read = _raw_reader(raw)
+    return WireTensor(tensor.name, tensor.datatype, shape, read)
+
+
+def _raw_reader(raw: bytes) -> Callable[[DataType, Sequence[int], str], Array]:
+    return lambda datatype, shape, what: from_raw(memoryview(raw), datatype, shape, what=what)
+
+
+def _contents_reader(contents: Any) -> Callable[[DataType, Sequence[int], str], Array]:
+    def read(datatype: DataType, shape: Sequence[int], what: str) -> Array:
+        expected = _CONTENTS.get(datatype)
+        given = [field.name for field, _ in contents.ListFields()]
+        if expected is None:
+            raise InvalidInputError(f"{what} is {datatype.value}, which only raw_input_contents can hold")
+        if any(name != expected for name in given):
+            raise InvalidInputError(f"{what} is {datatype.value}, whose contents are in {expected}; got {given}")
+        elements = getattr(contents, expected)
+        if datatype is DataType.BYTES:
+            return from_elements(list(elements), shape, what=what)
+        return from_numbers(elements, datatype, shape, what=what)
+
+    return read
+
+
+def _refuse_shared_memory(parameters: Mapping[str, Any], what: str) -> None:
+    if "shared_memory_region" in parameters:
+        raise UnsupportedError(f"{what} is in shared memory, which this server does not support; send its data")

@@ -1,0 +1,221 @@
+"""What each method of the gRPC service does, on the engine and the repository; :mod:`.grpc_server` calls them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from google.protobuf.json_format import ParseDict
+from mlsys_core.errors import InvalidInputError, MlsysError
+from mlsys_core.serving.http import Readiness
+from mlsys_core.serving.oip.binding import flag
+from mlsys_core.serving.oip.engine import Engine
+from mlsys_core.serving.oip.grpc.codec import decode_message, encode_message
+from mlsys_core.serving.oip.grpc.schema import messages
+from mlsys_core.serving.oip.models.descriptions import (
+    index_entry,
+    model_config,
+    model_metadata,
+    model_statistics,
+    server_metadata,
+)
+from mlsys_core.serving.oip.engine import Answer, Engine
+from mlsys_core.serving.oip.models.version import Version
+from mlsys_core.serving.oip.rest.control import check_model_control, refuse_load_parameters
+
+_MAX_CONCURRENT = 64  # requests of one stream that run at a time; more are read when one has ended
+_EMPTY_FINAL = "triton_enable_empty_final_response"
+
+Method = Callable[[Any, float | None], Awaitable[Any]]  # (request, deadline in seconds of the clock) -> response
+
+
+class Servicer:
+    """The service's methods, by their names in the protocol.
+
+    Args:
+        engine: runs inference.
+        readiness: of the server.
+        describe_error: what the client is told of an error within a stream.
+        model_control: let clients load and unload.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        readiness: Readiness,
+        describe_error: Callable[[Exception], str],
+        *,
+        model_control: bool = False,
+    ) -> None:
+        self._engine = engine
+        self._repository = engine.repository
+        self._readiness = readiness
+        self._describe_error = describe_error
+        self._model_control = model_control
+
+    @property
+    def methods(self) -> Mapping[str, Method]:
+        """Name to method, for those with one request and one response."""
+        return {
+            "ModelInfer": self.infer,
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._model_statistics,
+            "RepositoryIndex": self._repository_index,
+            "RepositoryModelLoad": self._repository_model_load,
+            "RepositoryModelUnload": self._repository_model_unload,
+        }
+
+    async def infer(self, request: Any, deadline_s: float | None) -> Any:
+        """``ModelInfer``."""
+        started_s = self._engine.now()
+        version = self._repository.find(request.model_name, request.model_version)
+        wire, num_classes = decode_message(request, version)
+        answer = await self._engine.infer(version, wire, started_s=started_s, deadline_s=deadline_s)
+        return await self._encoded(answer, num_classes)
+
+    async def _encoded(self, answer: Answer, num_classes: Mapping[str, int]) -> Any:
+        return await self._engine.threads.run(encode_message, answer, num_classes, size=answer.nbytes // 16)
+
+    async def stream_infer(self, requests: AsyncIterator[Any], deadline_s: float | None) -> AsyncGenerator[Any, None]:
+        """``ModelStreamInfer``: requests run side by side; those to models with one response are answered in order.
+
+        An error of one request is a message of its own; the stream goes on.
+        """
+        outbox: asyncio.Queue[Any] = asyncio.Queue(maxsize=_MAX_CONCURRENT)
+        reader = asyncio.create_task(self._run_all(requests, deadline_s, outbox))
+        try:
+            while (response := await outbox.get()) is not None:
+                yield response
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+    async def _run_all(
+        self, requests: AsyncIterator[Any], deadline_s: float | None, outbox: asyncio.Queue[Any]
+    ) -> None:
+        room = asyncio.Semaphore(_MAX_CONCURRENT)
+        last_unary: asyncio.Task[None] | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                async for request in requests:
+                    await room.acquire()
+                    is_streaming = self._is_streaming(request)
+                    work = self._run_one(request, deadline_s, outbox, None if is_streaming else last_unary)
+                    task = group.create_task(work)
+                    task.add_done_callback(lambda _: room.release())
+                    if not is_streaming:
+                        last_unary = task
+        finally:
+            if not asyncio.current_task().cancelling():  # type: ignore[union-attr]  # else nobody reads any more
+                await outbox.put(None)
+
+    def _is_streaming(self, request: Any) -> bool:
+        try:
+            return self._repository.find(request.model_name, request.model_version).streaming is not None
+        except MlsysError:
+            return False
+
+    async def _run_one(
+        self, request: Any, deadline_s: float | None, outbox: asyncio.Queue[Any], after: asyncio.Task[None] | None
+    ) -> None:
+        response_type = messages().ModelStreamInferResponse
+        responses = []
+        try:
+            started_s = self._engine.now()
+            version = self._repository.find(request.model_name, request.model_version)
+            wire, num_classes = decode_message(request, version)
+            wants_final = flag(wire.parameters, _EMPTY_FINAL)
+            wire.parameters.pop(_EMPTY_FINAL, None)
+            async with aclosing(
+                self._engine.stream(version, wire, started_s=started_s, deadline_s=deadline_s)
+            ) as answers:
+                async for answer in answers:
+                    response = response_type(infer_response=await self._encoded(answer, num_classes))
+                    if version.streaming is None:
+                        responses.append(response)
+                        continue
+                    if wants_final:
+                        response.infer_response.parameters["triton_final_response"].bool_param = False
+                    await outbox.put(response)
+            if wants_final:
+                responses = _final(version, request.id, responses)
+        except Exception as error:  # noqa: BLE001  (the boundary of one request of the stream)
+            response = response_type(error_message=self._describe_error(error))
+            response.infer_response.id = request.id
+            response.infer_response.model_name = request.model_name
+            responses = [response]
+        if after is not None:
+            await asyncio.wait({after})
+        for response in responses:
+            await outbox.put(response)
+
+    async def _server_live(self, request: Any, deadline_s: float | None) -> Any:
+        return messages().ServerLiveResponse(live=True)
+
+    async def _server_ready(self, request: Any, deadline_s: float | None) -> Any:
+        return messages().ServerReadyResponse(ready=(await self._readiness.report()).is_ready)
+
+    async def _model_ready(self, request: Any, deadline_s: float | None) -> Any:
+        try:
+            self._repository.find(request.name, request.version)
+        except MlsysError:
+            return messages().ModelReadyResponse(ready=False)
+        return messages().ModelReadyResponse(ready=True)
+
+    async def _server_metadata(self, request: Any, deadline_s: float | None) -> Any:
+        return ParseDict(server_metadata(), messages().ServerMetadataResponse())
+
+    async def _model_metadata(self, request: Any, deadline_s: float | None) -> Any:
+        versions = self._repository.versions(_named(request), request.version)
+        found = self._repository.find(request.name, request.version)
+        return ParseDict(model_metadata(found, versions), messages().ModelMetadataResponse())
+
+    async def _model_config(self, request: Any, deadline_s: float | None) -> Any:
+        config = model_config(self._repository.find(_named(request), request.version))
+        return ParseDict({"config": config}, messages().ModelConfigResponse())
+
+    async def _model_statistics(self, request: Any, deadline_s: float | None) -> Any:
+        versions = self._repository.versions(request.name, request.version)
+        described = {"model_stats": [model_statistics(version) for version in versions]}
+        return ParseDict(described, messages().ModelStatisticsResponse())
+
+    async def _repository_index(self, request: Any, deadline_s: float | None) -> Any:
+        entries = [index_entry(entry) for entry in self._repository.index(ready_only=request.ready)]
+        return ParseDict({"models": entries}, messages().RepositoryIndexResponse())
+
+    async def _repository_model_load(self, request: Any, deadline_s: float | None) -> Any:
+        check_model_control(self._model_control)
+        refuse_load_parameters(request.parameters)
+        await self._repository.load(request.model_name)
+        return messages().RepositoryModelLoadResponse()
+
+    async def _repository_model_unload(self, request: Any, deadline_s: float | None) -> Any:
+        check_model_control(self._model_control)
+        await self._repository.unload(request.model_name)
+        return messages().RepositoryModelUnloadResponse()
+
+
+def _final(version: Version, request_id: str, responses: list[Any]) -> list[Any]:
+    """What ends the responses to one request for a client that asked for it."""
+    if not responses:  # a streaming model's have been sent
+        response = messages().ModelStreamInferResponse()
+        response.infer_response.model_name = version.spec.name
+        response.infer_response.model_version = version.spec.version
+        response.infer_response.id = request_id
+        responses = [response]
+    responses[-1].infer_response.parameters["triton_final_response"].bool_param = True
+    return responses
+
+
+def _named(request: Any) -> str:
+    if not request.name:
+        raise InvalidInputError("the request names no model")
+    name: str = request.name
+    return name

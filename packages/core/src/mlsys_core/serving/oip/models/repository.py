@@ -1,0 +1,221 @@
+"""The models a server has: which are ready, and why others are not; loads, replaces and unloads them while it serves.
+
+All of it belongs to the event loop's thread; sources do their slow work elsewhere. A request holds its version while
+it runs (:meth:`.version.Version.hold`); a version is closed once it has left the repository and nothing holds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from mlsys_core.errors import InvalidInputError, MlsysError
+from mlsys_core.serving.oip.errors import ModelLoadError, ModelNotReadyError, UnknownModelError
+from mlsys_core.serving.oip.models.model import Model
+from mlsys_core.serving.oip.models.source import ModelSource
+from mlsys_core.serving.oip.models.version import Version
+
+
+class ModelState(Enum):
+    """The state of one version, in the protocol's words."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """One line of the repository's index."""
+
+    name: str
+    version: str = ""  # empty if nothing of the model has been loaded yet
+    state: ModelState | None = None  # None: it could be loaded, nobody has asked
+    reason: str = ""  # why it is not ready
+
+
+class ModelRepository:
+    """Models by name and version.
+
+    Args:
+        models: ready at once; the repository owns and closes them.
+        source: what :meth:`load` loads from; None: nothing can be loaded.
+
+    Raises:
+        InvalidInputError: a version of a model is given twice.
+
+    Example:
+        >>> repository = ModelRepository()
+        >>> repository.find("encoder")
+        Traceback (most recent call last):
+        mlsys_core.serving.oip.errors.UnknownModelError: there is no model 'encoder' here
+    """
+
+    def __init__(self, models: Sequence[Model] = (), *, source: ModelSource | None = None) -> None:
+        self._source = source
+        self._ready: dict[str, dict[str, Version]] = {}  # name -> version -> model, versions ascending
+        self._others: dict[tuple[str, str], IndexEntry] = {}  # what is not ready, by name and version
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(
+            asyncio.Lock
+        )  # one load or unload of a name at a time
+        self._retiring: set[asyncio.Task[None]] = set()
+        by_name: defaultdict[str, list[Model]] = defaultdict(list)
+        for model in models:
+            by_name[model.spec.name].append(model)
+        for name, versions in by_name.items():
+            self._ready[name] = _by_version(name, versions)
+
+    def find(self, name: str, version: str = "") -> Version:
+        """A version that is ready; the greatest one if ``version`` is empty.
+
+        Raises:
+            UnknownModelError: there is none of that name, or not that version, or it was unloaded or failed to load.
+            ModelNotReadyError: it is loading or unloading.
+        """
+        versions = self._ready.get(name)
+        if versions:
+            if not version:
+                return next(reversed(versions.values()))
+            if version in versions:
+                return versions[version]
+        raise self._missing(name, version)
+
+    def versions(self, name: str = "", version: str = "") -> list[Version]:
+        """The ready versions of one model, or of all.
+
+        Raises:
+            UnknownModelError, ModelNotReadyError: as :meth:`find`, if a name is given.
+        """
+        if not name:
+            return [found for versions in self._ready.values() for found in versions.values()]
+        found = self.find(name, version)
+        return [found] if version else list(self._ready[name].values())
+
+    def index(self, *, ready_only: bool = False) -> list[IndexEntry]:
+        """All that is known, by name and version: what is ready, what is not and why, what could be loaded."""
+        entries = [
+            IndexEntry(name, version, ModelState.READY)
+            for name, versions in self._ready.items()
+            for version in versions
+        ]
+        if not ready_only:
+            entries += self._others.values()
+            known = {entry.name for entry in entries}
+            names = self._source.names() if self._source is not None else ()
+            entries += [IndexEntry(name) for name in names if name not in known]
+        return sorted(entries, key=lambda entry: (entry.name, len(entry.version), entry.version))
+
+    async def load(self, name: str) -> None:
+        """Load all versions of ``name``, or load them anew; the old ones serve until the new ones are ready.
+
+        Raises:
+            ModelLoadError: the source has no such model, or it failed; what was ready before stays so.
+        """
+        if self._source is None:
+            raise ModelLoadError(f"model {name!r} cannot be loaded: this server's models are fixed")
+        if name not in self._ready and name not in (names := self._source.names()):  # nothing is kept of such names
+            raise ModelLoadError(f"there is no model {name[:200]!r} to load; there are: {', '.join(names) or 'none'}")
+        async with self._locks[name]:
+            self._forget(name)
+            if name not in self._ready:
+                self._note(IndexEntry(name, "", ModelState.LOADING))
+            try:
+                loaded = _by_version(name, await self._source.load(name))
+            except MlsysError as error:
+                self._forget(name)
+                if name not in self._ready:
+                    self._note(IndexEntry(name, "", ModelState.UNAVAILABLE, str(error)))
+                raise ModelLoadError(f"model {name!r} could not be loaded: {error}") from error
+            except BaseException:
+                self._forget(name)
+                if name not in self._ready:
+                    self._note(IndexEntry(name, "", ModelState.UNAVAILABLE, "internal error, see the server's log"))
+                raise
+            self._forget(name)
+            for old in self._ready.pop(name, {}).values():
+                self._in_background(old.retire())
+            self._ready[name] = loaded
+
+    async def load_all(self) -> None:
+        """Load every model of the source that is not ready.
+
+        Raises:
+            ModelLoadError: the first that failed.
+        """
+        for name in self._source.names() if self._source is not None else ():
+            if name not in self._ready:
+                await self.load(name)
+
+    async def unload(self, name: str) -> None:
+        """Take ``name`` out of service at once; it is closed when the requests that run on it have ended.
+
+        Raises:
+            UnknownModelError: no version of it is ready.
+        """
+        if name not in self._ready and name not in self._locks:
+            raise self._missing(name, "")
+        async with self._locks[name]:
+            if name not in self._ready:
+                raise self._missing(name, "")
+            for version in self._ready.pop(name).values():
+                self._note(IndexEntry(name, version.spec.version, ModelState.UNLOADING))
+                self._in_background(self._unload(version))
+
+    async def close(self) -> None:
+        """Unload everything and wait until all models are closed."""
+        for name in list(self._ready):
+            await self.unload(name)
+        while self._retiring:
+            await asyncio.wait(set(self._retiring))
+
+    async def _unload(self, version: Version) -> None:
+        entry = IndexEntry(version.spec.name, version.spec.version, ModelState.UNLOADING)
+        try:
+            await version.retire()
+        finally:
+            if self._others.get((entry.name, entry.version)) == entry:  # not loaded again meanwhile
+                self._note(IndexEntry(entry.name, entry.version, ModelState.UNAVAILABLE, "unloaded"))
+
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+
+    def _note(self, entry: IndexEntry) -> None:
+        self._others[entry.name, entry.version] = entry
+
+    def _forget(self, name: str) -> None:
+        for key in [key for key in self._others if key[0] == name]:
+            del self._others[key]
+
+    def _missing(self, name: str, version: str) -> UnknownModelError | ModelNotReadyError:
+        what = f"version {version!r} of model {name!r}" if version else f"model {name!r}"
+        for entry in self._others.values():
+            if entry.name != name or (version and entry.version not in (version, "")):
+                continue
+            if entry.state in (ModelState.LOADING, ModelState.UNLOADING):
+                return ModelNotReadyError(f"{what} is not ready: it is {entry.state.value.lower()}")
+            return UnknownModelError(f"{what} is not ready: {entry.reason}")
+        if name in self._ready:
+            return UnknownModelError(f"there is no {what} here; there are: {', '.join(self._ready[name])}")
+        if self._source is not None and name in self._source.names():
+            return UnknownModelError(f"{what} is not ready: it has not been loaded")
+        return UnknownModelError(f"there is no {what} here")
+
+
+def _by_version(name: str, models: Sequence[Model]) -> dict[str, Version]:
+    """The models of one name, in ascending order of their versions."""
+    if not models:
+        raise InvalidInputError("its source holds no version of it")
+    versions = sorted((Version(model) for model in models), key=lambda version: int(version.spec.version))
+    for version in versions:
+        if version.spec.name != name:
+            raise InvalidInputError(f"its source gave a model called {version.spec.name!r}")
+    by_version = {version.spec.version: version for version in versions}
+    if len(by_version) != len(versions):
+        raise InvalidInputError(f"model {name!r} has two models of one version")
+    return by_version

@@ -1,0 +1,93 @@
+"""Where models come from: what a repository loads by name, and the usual source, directories on disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.oip.models.model import Model
+
+
+class ModelSource(Protocol):
+    """What a plugin hands to a repository so that models can be loaded and unloaded by name."""
+
+    def names(self) -> Sequence[str]:
+        """The models that could be loaded now, sorted."""
+        ...
+
+    async def load(self, name: str) -> Sequence[Model]:
+        """Load all versions of one model; slow work belongs into a thread.
+
+        Raises:
+            InvalidInputError: there is no such model, or what is there is no model; the message is shown to clients.
+        """
+        ...
+
+
+class DirectorySource:
+    """Models in directories: ``NAME/`` (version 1) or ``NAME/1/``, ``NAME/2/``, ... holding ``marker``.
+
+    Args:
+        roots: directories that are a model, or that hold directories that are. Looked at anew on each call.
+        build: makes one version: ``build(directory, name, version)``. Runs in a thread; its ``InvalidInputError`` is
+            the reason clients see.
+        marker: the file by which a directory is known to hold a model, e.g. ``"manifest.json"``; or a function that
+            says whether a directory does.
+
+    Raises:
+        InvalidInputError: a root is no directory.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as root:
+        ...     Path(root, "encoder", "2").mkdir(parents=True)
+        ...     _ = Path(root, "encoder", "2", "manifest.json").write_text("{}")
+        ...     DirectorySource([Path(root)], build=lambda *_: None, marker="manifest.json").names()
+        ['encoder']
+    """
+
+    def __init__(
+        self, roots: Sequence[Path], *, build: Callable[[Path, str, str], Model], marker: str | Callable[[Path], bool]
+    ) -> None:
+        for root in roots:
+            if not root.is_dir():
+                raise InvalidInputError(f"{root} is no directory: give one with a model in it, or one with such below")
+        self._roots = [root.resolve() for root in roots]
+        self._build = build
+        self._holds_model = (lambda path: (path / marker).is_file()) if isinstance(marker, str) else marker
+
+    def names(self) -> Sequence[str]:
+        """The names of all model directories."""
+        return sorted(self._directories())
+
+    async def load(self, name: str) -> Sequence[Model]:
+        """Every version of ``name``, built in a thread."""
+        directory = self._directories().get(name)
+        if directory is None:
+            raise InvalidInputError(f"no model {name!r} here; there are: {', '.join(self.names()) or 'none'}")
+        return await asyncio.to_thread(self._build_all, name, directory)
+
+    def _build_all(self, name: str, directory: Path) -> list[Model]:
+        return [self._build(path, name, version) for version, path in sorted(self._versions(directory).items())]
+
+    def _directories(self) -> dict[str, Path]:
+        found: dict[str, Path] = {}
+        for root in self._roots:
+            candidates = [root] if self._versions(root) else sorted(path for path in root.iterdir() if path.is_dir())
+            for directory in candidates:
+                if self._versions(directory):
+                    found.setdefault(directory.name, directory)
+        return found
+
+    def _versions(self, directory: Path) -> dict[str, Path]:
+        """Version to its directory; empty if ``directory`` is no model."""
+        if self._holds_model(directory):
+            return {"1": directory}
+        return {
+            path.name: path
+            for path in directory.iterdir()
+            if path.is_dir() and path.name.isdecimal() and path.name[0] != "0" and self._holds_model(path)
+        }

@@ -1,0 +1,261 @@
+"""The kernels of convolutions and linears, one function for each way of computing them; kernels.py has the rest.
+
+What lies where is settled by the caller, who passes a :class:`View` for each tensor; results are written where ``out``
+says. ``residual`` may be the same view as ``out``. A handle keeps its packed weights alive, and nothing else. Those of
+:func:`convolution` and :func:`linear` are kept in bf16 by the library that :func:`~.library.load_bf16` gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Literal
+
+from mlsys_nimble.backends.cpu.images import SPACE, image, in_space
+from mlsys_nimble.backends.cpu.library import (
+    ConvolutionStruct,
+    DepthwiseStruct,
+    GemvStruct,
+    Kernel,
+    SeparableStruct,
+    View,
+    WinogradStruct,
+    epilogue_struct,
+    load,
+    view_struct,
+)
+from mlsys_nimble.backends.cpu.packing import pack_bias, pack_convolution, pack_depthwise, pack_gemv, pack_winograd
+from mlsys_nimble.ir import operators
+from torch import Tensor
+
+
+def convolution(
+    kind: operators.Convolution,
+    x: View,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: View,
+    *,
+    residual: View | None = None,
+    library: Any = None,
+) -> Kernel:
+    """X [N, C, *space], weight [O, C/groups, *kernel], residual and out [N, O, *space'].
+
+    ``out`` and ``residual`` have their channels side by side (stride 1); ``x`` too, but for an ungrouped convolution.
+    """
+    library = library or load()
+    if prod(weight.shape[2:]) == 1 and kind.groups == 1 and _is_pixel(x) and _is_pixel(out):
+        return gemv(kind.epilogue, x, weight.flatten(1), bias, out, residual=residual, library=library)
+    assert out.strides[1] == 1 or out.shape[1] == 1, "channels of the result are not side by side"
+    assert kind.groups == 1 or x.strides[1] == 1, "channels of a grouped convolution are not side by side"
+    packed = pack_convolution(weight, kind.groups, library.kernel_lanes(), library.weight_dtype)
+    shift = pack_bias(bias, weight.shape[0], kind.groups, library.kernel_lanes())
+    struct = ConvolutionStruct(
+        x=view_struct(image(x)),
+        residual=view_struct(image(residual)),
+        out=view_struct(image(out)),
+        weights=packed.data_ptr(),
+        bias=shift.data_ptr(),
+        kernel=in_space(weight.shape[2:], 1),
+        stride=in_space(kind.stride, 1),
+        before=in_space([before for before, _ in kind.padding], 0),
+        dilation=in_space(kind.dilation, 1),
+        groups=kind.groups,
+        epilogue=epilogue_struct(kind.epilogue),
+    )
+    return Kernel(library, "convolution", struct, packed, shift)
+
+
+def _is_pixel(view: View) -> bool:
+    """Whether it is one pixel whose channels are side by side."""
+    return prod(view.shape) == view.shape[1] and (view.strides[1] == 1 or view.shape[1] == 1)
+
+
+def gemv(
+    epilogue: operators.Epilogue,
+    x: View,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: View,
+    *,
+    residual: View | None = None,
+    library: Any = None,
+) -> Kernel:
+    """A linear of one row: weight [O, K]; x has K elements, residual and out have O, side by side in any dimensions."""
+    library = library or load()
+    packed = pack_gemv(weight, library.kernel_lanes(), library.weight_dtype)
+    shift = pack_bias(bias, weight.shape[0], 1, library.kernel_lanes())
+    x_row, out_row = x.reshaped((weight.shape[1],), (1,)), out.reshaped((weight.shape[0],), (1,))
+    residual_row = None if residual is None else residual.reshaped(out_row.shape, (1,))
+    struct = GemvStruct(
+        x=view_struct(x_row),
+        residual=view_struct(residual_row),
+        out=view_struct(out_row),
+        weights=packed.data_ptr(),
+        bias=shift.data_ptr(),
+        epilogue=epilogue_struct(epilogue),
+    )
+    return Kernel(library, "gemv", struct, packed, shift)
+
+
+def linear(
+    kind: operators.Linear,
+    x: View,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: View,
+    *,
+    residual: View | None = None,
+    library: Any = None,
+) -> Kernel:
+    """X [*, K], weight [O, K], residual and out [*, O]; features side by side, at most four dims before them."""
+    as_convolution = operators.Convolution(
+        (1,) * SPACE, ((0, 0),) * SPACE, (1,) * SPACE, 1, kind.has_bias, kind.epilogue
+    )
+    return convolution(
+        as_convolution,
+        _pixels(x),
+        weight[:, :, None, None, None],
+        bias,
+        _pixels(out),
+        residual=None if residual is None else _pixels(residual),
+        library=library,
+    )
+
+
+def _pixels(view: View) -> View:
+    """[*, K] as an image whose channels are K."""
+    missing = SPACE + 2 - len(view.shape)
+    assert missing >= 0, f"a linear over {len(view.shape)} dims; fold some"
+    padded = view.reshaped((*(1,) * missing, *view.shape), (*(0,) * missing, *view.strides))
+    return padded.permuted((0, 4, 1, 2, 3))
+
+
+def is_depthwise(kind: operators.Convolution, weight: Tensor) -> bool:
+    """Whether :func:`depthwise` takes it: one filter a channel, over a line or a plane."""
+    return kind.groups == weight.shape[0] and weight.shape[1] == 1 and weight.dim() <= 4
+
+
+def depthwise(
+    kind: operators.Convolution,
+    x: View,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: View,
+    *,
+    residual: View | None = None,
+    library: Any = None,
+) -> Kernel:
+    """As :func:`convolution` where :func:`is_depthwise`; channels of all tensors are side by side."""
+    library = library or load()
+    struct, *packed = _depthwise_struct(kind, x, weight, bias, out, residual, library)
+    return Kernel(library, "depthwise", struct, *packed)
+
+
+def _depthwise_struct(
+    kind: operators.Convolution,
+    x: View,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: View | None,
+    residual: View | None,
+    library: Any,
+) -> tuple[DepthwiseStruct, Tensor, Tensor]:
+    assert is_depthwise(kind, weight)
+    assert all(view is None or view.shape[1] == 1 or view.strides[1] == 1 for view in (x, out, residual))
+    packed = pack_depthwise(weight, library.kernel_lanes())
+    shift = pack_bias(bias, weight.shape[0], 1, library.kernel_lanes())
+    x_view, residual_view, out_view = (view_struct(_plane(view)) for view in (x, residual, out))
+    struct = DepthwiseStruct(
+        x=x_view,
+        residual=residual_view,
+        out=out_view,
+        weights=packed.data_ptr(),
+        bias=shift.data_ptr(),
+        kernel=in_space(weight.shape[2:], 1)[1:],
+        stride=in_space(kind.stride, 1)[1:],
+        before=in_space([before for before, _ in kind.padding], 0)[1:],
+        dilation=in_space(kind.dilation, 1)[1:],
+        epilogue=epilogue_struct(kind.epilogue),
+    )
+    return struct, packed, shift
+
+
+def separable(
+    kind: operators.Separable,
+    x: View,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    out: View,
+    *,
+    residual: View | None = None,
+    library: Any = None,
+) -> Kernel:
+    """X [N, C, H, W]; weights and biases of the depthwise and of the 1x1 convolution; residual and out [N, O, H', W'].
+
+    Channels of all tensors are side by side.
+    """
+    library = library or load()
+    assert all(view is None or view.shape[1] == 1 or view.strides[1] == 1 for view in (x, out, residual))
+    between = View(None, "float32", (x.shape[0], x.shape[1], *out.shape[2:]), (0, 1, 0, 0))
+    first, *kept = _depthwise_struct(kind.depthwise, x, weights[0], biases[0], between, None, library)
+    packed = pack_convolution(weights[1], 1, library.kernel_lanes())
+    shift = pack_bias(biases[1], weights[1].shape[0], 1, library.kernel_lanes())
+    struct = SeparableStruct(
+        depthwise=first,
+        residual=view_struct(residual),
+        out=view_struct(out),
+        weights=packed.data_ptr(),
+        bias=shift.data_ptr(),
+        epilogue=epilogue_struct(kind.epilogue),
+    )
+    return Kernel(library, "separable", struct, packed, shift, *kept)
+
+
+def _plane(view: View | None) -> View | None:
+    """[N, C, *space] as [N, C, H, W]."""
+    found = image(view)
+    if found is None:
+        return None
+    assert found.shape[2] == 1, "depthwise in three dimensions"
+    return found.reshaped(found.shape[:2] + found.shape[3:], found.strides[:2] + found.strides[3:])
+
+
+def is_winograd(kind: operators.Convolution, weight: Tensor, *, library: Any = None) -> bool:
+    """Whether :func:`winograd` takes it: 3x3, stride 1, channels that fill whole vectors."""
+    lanes = (library or load()).kernel_lanes()
+    whole = weight.shape[0] % lanes == 0 and weight.shape[1] % lanes == 0
+    return kind.groups == 1 and weight.shape[2:] == (3, 3) and {*kind.stride, *kind.dilation} == {1} and whole
+
+
+def winograd(
+    kind: operators.Convolution,
+    x: View,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: View,
+    *,
+    size: Literal[2, 4],
+    residual: View | None = None,
+    library: Any = None,
+) -> Kernel:
+    """As :func:`convolution` where :func:`is_winograd`, by tiles of ``size`` x ``size`` results.
+
+    It multiplies 2.25 (4: 4) times less, rounds more (4: some 4e-6 of the result's scale), and reads larger weights, so
+    that measurement decides. Channels of all tensors are side by side.
+    """
+    library = library or load()
+    assert is_winograd(kind, weight, library=library)
+    assert all(view is None or view.strides[1] == 1 for view in (x, out, residual))
+    packed = pack_winograd(weight, size, library.kernel_lanes())
+    shift = pack_bias(bias, weight.shape[0], 1, library.kernel_lanes())
+    struct = WinogradStruct(
+        x=view_struct(x),
+        residual=view_struct(residual),
+        out=view_struct(out),
+        weights=packed.data_ptr(),
+        bias=shift.data_ptr(),
+        before=tuple(before for before, _ in kind.padding),
+        epilogue=epilogue_struct(kind.epilogue),
+    )
+    return Kernel(library, f"winograd{size}", struct, packed, shift)

@@ -1,0 +1,341 @@
+"""The CPU executor: replays a program natively, without dispatch, allocation or the interpreter's lock.
+
+Everything is settled when it is made: places, packed weights, bound arguments, which worker runs what. Operators
+without a kernel run in torch, on views of the same arena, between native *stretches*.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from mlsys_core.config import settings
+from mlsys_core.memory import Arena
+from mlsys_nimble.backends.cpu.choices import Choices
+from mlsys_nimble.backends.cpu.library import Kernel, View
+from mlsys_nimble.backends.cpu.lowering import kernel_for, other_kernels, packed_inputs
+from mlsys_nimble.backends.cpu.packing import shared_weights
+from mlsys_nimble.backends.cpu.replay import Plan, Team
+from mlsys_nimble.backends.cpu.slots import Slots
+from mlsys_nimble.backends.reference.operators import Run, compile_operator
+from mlsys_nimble.ir.program import Operator, Program, ValueId
+from mlsys_nimble.planning.layout import lay_out
+from mlsys_nimble.planning.planner import Assignment, Job, candidates
+from mlsys_nimble.planning.schedule import Schedule, Stretch, stretches_of
+from mlsys_nimble.planning.storage import ancestors, dependencies, plan_storage
+from torch import Tensor
+
+MEASURED = 4  # assignments that are tried by the clock
+MEASURE_S = 0.15  # for each of them, and for the times of single kernels
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTime:
+    """When one task of a replay ran, in nanoseconds of the steady clock."""
+
+    operator: str
+    part: int
+    num_parts: int
+    worker: int
+    begin_ns: int
+    end_ns: int
+
+
+class NativeExecutor:
+    """See :class:`mlsys_nimble.backends.executor.Executor`.
+
+    Args:
+        program: After the passes.
+        num_threads: Workers, the caller's thread among them; None: as many as torch uses.
+        use_multi_stream: Whether operators may run side by side; if not, all workers share each.
+        winograd: The largest tile that 3x3 convolutions may be computed by: 4, 2 (as exact as the usual way) or 0.
+            docs/nimble-cpu.md has what each rounds.
+
+    Raises:
+        MissingDependencyError: there is no C++ compiler.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        num_threads: int | None = None,
+        use_multi_stream: bool = True,
+        winograd: int = 4,
+        **_: Any,
+    ) -> None:
+        self.num_threads = num_threads or torch.get_num_threads()
+        layout = lay_out(program)
+        needed = dependencies(layout)
+        self._layout = layout
+        self._program = layout.program
+        self._storage = plan_storage(layout, ancestors(needed))
+        self._arena = Arena(self._storage.plan, "cpu")
+        self._arena.buffer.zero_()
+        self._slots = Slots(self._program)
+        self._constants = self._row_by_row()
+        self._views = {
+            value: view for value in range(len(self._program.values)) if (view := self._view(value)) is not None
+        }
+        changed = {buffer for buffer, _ in self._program.mutations}
+        self._fixed = {value: tensor for value, tensor in self._program.constants.items() if value not in changed}
+        self._moved_buffers = [
+            (self._constants[value], self._program.constants[value])
+            for value in changed & self._program.constants.keys()
+            if self._constants[value] is not self._program.constants[value]
+        ]
+        self._kernels: dict[int, Kernel] = {}
+        self._torch: dict[int, tuple[Run, Operator]] = {}
+        self._team = Team(self.num_threads)
+        self._tensors: dict[ValueId, Tensor] = {}
+        self._plans: list[Plan] = []
+        with shared_weights(), torch.no_grad():
+            for index, operator in enumerate(self._program.operators):
+                if index in layout.in_place:
+                    continue
+                kernel = kernel_for(operator, self._views, self._fixed)
+                if kernel is not None:
+                    self._kernels[index] = kernel
+                else:
+                    self._torch[index] = (compile_operator(operator, self._program.values), operator)
+            self.schedule = self._schedule(needed, use_multi_stream, winograd)
+            self._faults = [(k.fault, index) for index, k in self._kernels.items() if k.fault is not None]
+            self._clear_faults()  # measured with zeros, which an empty table has no row for
+            self._plans = [self._plan(stretch, stretch.assignment) for stretch in self.schedule.stretches]
+
+    @property
+    def copies(self) -> frozenset[ValueId]:
+        """Constants that kernels have packed, or that did not lie row by row; the others are read where they are."""
+        packed = {
+            value
+            for index in self._kernels
+            for value in packed_inputs(self._program.operators[index], self._program.values)
+        }
+        moved = {value for value, c in self._program.constants.items() if self._constants[value] is not c}
+        return frozenset(packed | moved) & frozenset(self._fixed)
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """See :class:`~mlsys_nimble.backends.executor.Executor`.
+
+        Raises:
+            IndexError: an index of an embedding is out of range, as in eager.
+        """
+        program, slots = self._program, self._slots
+        for own, buffer in self._moved_buffers:  # somebody may have written to them since
+            own.copy_(buffer)
+        kept = slots.bind(inputs)
+        outputs = slots.results()
+        if not self._torch:
+            for plan in self._plans:
+                self._team.run(plan)
+        else:
+            self._run_mixed(kept, outputs)
+        if self._faults:
+            self._raise_faults()
+        if program.mutations:
+            self._write_back(inputs, kept, outputs)
+        if slots.makes_all:
+            return list(outputs.values())
+        return [
+            inputs[program.inputs.index(value)]
+            if value in slots.inputs
+            else program.constants[value]
+            if value in program.constants
+            else outputs[value]
+            for value in program.outputs
+        ]
+
+    def poison(self) -> None:
+        """Fill the memory of all intermediate results with NaN (integers: -1): no replay may read what another left."""
+        self._arena.buffer.fill_(0xFF)
+
+    def trace(self, inputs: Sequence[Tensor]) -> list[TaskTime]:
+        """One replay, and when each native task of it ran."""
+        kept, outputs = self._slots.bind(inputs), self._slots.results()
+        found: list[TaskTime] = []
+        for stretch, plan in zip(self.schedule.stretches, self._plans, strict=True):
+            found += self._timed(stretch, stretch.assignment, plan)
+            with torch.no_grad():
+                for index in stretch.then_torch:
+                    self._run_torch(index, kept, outputs)
+        self._raise_faults()
+        return found
+
+    def _raise_faults(self) -> None:
+        found = [index for fault, index in self._faults if fault.value]
+        self._clear_faults()
+        if found:
+            operator = self._program.operators[found[0]]
+            where = f" ({operator.source})" if operator.source else ""
+            raise IndexError(f"{operator.name}: an index is out of range{where}")
+
+    def _clear_faults(self) -> None:
+        for fault, _ in self._faults:
+            fault.value = 0
+
+    def _write_back(self, inputs: Sequence[Tensor], kept: Sequence[Tensor], outputs: dict[ValueId, Tensor]) -> None:
+        """Every new value to its buffer. All are read before any is written: one may look at another's buffer."""
+        with torch.no_grad():
+            news = [self._tensor(new, kept, outputs).clone() for _, new in self._program.mutations]
+            for (buffer, _), new in zip(self._program.mutations, news, strict=True):
+                number = self._slots.inputs.get(buffer)
+                (self._program.constants[buffer] if number is None else inputs[number]).copy_(new)
+                if number is None and self._constants[buffer] is not self._program.constants[buffer]:
+                    self._constants[buffer].copy_(new)
+
+    # Making
+
+    def _row_by_row(self) -> dict[ValueId, Tensor]:
+        """The constants as the layout takes them to lie; those that do so already are not copied."""
+        constants = self._program.constants
+        return {value: c if c.is_contiguous() else c.detach().contiguous() for value, c in constants.items()}
+
+    def _view(self, value: ValueId) -> View | None:
+        """Where a value lies, as kernels take it; None: nothing makes it."""
+        place, type_ = self._layout.places[value], self._program.values[value]
+        if place.root < 0:
+            return None
+        if place.root in self._program.constants:
+            constant = self._constants[place.root]
+            return View(constant.data_ptr() + place.offset * type_.itemsize, type_.dtype, type_.shape, place.strides)
+        if place.root in self._slots.addresses:
+            return View(None, type_.dtype, type_.shape, place.strides, self._slots.addresses[place.root])
+        address = self._arena.buffer.data_ptr() + self._storage.offsets[place.root] + place.offset * type_.itemsize
+        return View(address, type_.dtype, type_.shape, place.strides)
+
+    def _schedule(self, needed: Sequence[tuple[int, ...]], use_multi_stream: bool, winograd: int) -> Schedule:
+        """Measure every kernel, then the best assignments of each stretch, and keep the fastest."""
+        stretches = stretches_of(needed, frozenset(self._torch), frozenset(self._layout.in_place))
+        kept = self._slots.bind([torch.zeros(t.shape, dtype=getattr(torch, t.dtype)) for t in self._slots.input_types])
+        scratch = self._slots.results()
+        seconds = self._measure_kernels(stretches)
+        self._choose_kernels(stretches, seconds, winograd)
+        chosen: list[Stretch] = []
+        for stretch in stretches:
+            number = {operator: job for job, operator in enumerate(stretch.operators)}
+            jobs = [
+                Job(
+                    seconds[operator],
+                    self._kernels[operator].units,
+                    tuple(number[other] for other in needed[operator] if other in number),
+                )
+                for operator in stretch.operators
+            ]
+            found = candidates(jobs, self.num_threads, use_multi_stream=use_multi_stream)[:MEASURED]
+            best = found[0] if len(found) == 1 or not jobs else self._fastest(stretch, found)
+            chosen.append(Stretch(stretch.operators, stretch.then_torch, best))
+        del kept, scratch  # kernels have read and written them until here
+        return Schedule(self._layout, self._storage, tuple(chosen), seconds)
+
+    def _measure_kernels(self, stretches: Sequence[Stretch]) -> dict[int, float]:
+        """Seconds of each kernel on one thread: medians of replays in program order, with caches as they will be."""
+        seconds: dict[int, float] = {}
+        for stretch in stretches:
+            jobs = [Job(1.0, self._kernels[index].units, ()) for index in stretch.operators]
+            alone = candidates(jobs, 1)[0] if jobs else Assignment(((),), 0.0)
+            plan = self._plan(stretch, alone)
+            samples: list[list[TaskTime]] = []
+            begin = time.perf_counter()
+            while len(samples) < 3 or (len(samples) < 15 and time.perf_counter() - begin < MEASURE_S):
+                samples.append(self._timed(stretch, alone, plan))
+            order = [piece.job for piece in alone.lists[0]]
+            for position, job in enumerate(order):
+                times = [sample[position].end_ns - sample[position].begin_ns for sample in samples]
+                seconds[stretch.operators[job]] = statistics.median(times) * 1e-9
+        return seconds
+
+    def _choose_kernels(self, stretches: Sequence[Stretch], seconds: dict[int, float], winograd: int) -> None:
+        """Replace kernels by faster ones for the same operator: each kind takes its turn in whole replays."""
+        choices = Choices(settings().cache_dir)
+        others = {
+            index: found
+            for index in self._kernels
+            if (found := other_kernels(self._program.operators[index], self._views, self._fixed, winograd=winograd))
+        }
+        usual = {index: self._kernels[index] for index in others}
+        texts = {
+            index: f"{', '.join(found)}: {choices.text(self._program.operators[index], self._views)}"
+            for index, found in others.items()
+        }
+        unknown = {index for index in others if texts[index] not in choices.known}
+        best = {index: ("usual", seconds[index]) for index in unknown}
+        for name in dict.fromkeys(name for index in unknown for name in others[index]):
+            for index in unknown:
+                self._kernels[index] = others[index][name]() if name in others[index] else usual[index]
+            for index, took in self._measure_kernels(stretches).items():
+                if index in unknown and took < best[index][1]:
+                    best[index] = (name, took)
+        choices.learn({texts[index]: name for index, (name, _) in best.items()})
+        for index, found in others.items():
+            name = choices.known[texts[index]]
+            self._kernels[index] = found[name]() if name in found else usual[index]
+        if others:
+            seconds.update(self._measure_kernels(stretches))
+
+    def _fastest(self, stretch: Stretch, found: Sequence[Assignment]) -> Assignment:
+        """The assignment whose fastest replay was the fastest; they take turns, as other processes come and go."""
+        plans = [self._plan(stretch, assignment) for assignment in found]
+        least = [float("inf")] * len(plans)
+        begin, rounds = time.perf_counter(), 0
+        while rounds < 4 or time.perf_counter() - begin < MEASURE_S * len(plans):
+            for number, plan in enumerate(plans):
+                before = time.perf_counter()
+                self._team.run(plan)
+                least[number] = min(least[number], time.perf_counter() - before)
+            rounds += 1
+        return found[least.index(min(least))]
+
+    def _plan(self, stretch: Stretch, assignment: Assignment) -> Plan:
+        kernels = {job: self._kernels[operator] for job, operator in enumerate(stretch.operators)}
+        return Plan(assignment, kernels, self.num_threads)
+
+    def _timed(self, stretch: Stretch, assignment: Assignment, plan: Plan) -> list[TaskTime]:
+        """Replay a stretch; the times of its tasks, worker after worker."""
+        pieces = [(worker, piece) for worker, pieces in enumerate(assignment.lists) for piece in pieces]
+        names = [self._program.operators[stretch.operators[piece.job]].name for _, piece in pieces]
+        return [
+            TaskTime(name, piece.part, piece.num_parts, worker, *times)
+            for name, (worker, piece), times in zip(names, pieces, self._team.run_timed(plan), strict=True)
+        ]
+
+    # Running what torch runs
+
+    def _run_mixed(self, inputs: Sequence[Tensor], outputs: dict[ValueId, Tensor]) -> None:
+        with torch.no_grad():
+            for stretch, plan in zip(self.schedule.stretches, self._plans, strict=True):
+                if stretch.operators:
+                    self._team.run(plan)
+                for index in stretch.then_torch:
+                    self._run_torch(index, inputs, outputs)
+
+    def _run_torch(self, index: int, inputs: Sequence[Tensor], outputs: dict[ValueId, Tensor]) -> None:
+        run, operator = self._torch[index]
+        made = run(*(self._tensor(value, inputs, outputs) for value in operator.inputs))
+        results = (made,) if isinstance(made, Tensor) else made
+        for value, result in zip(operator.outputs, results, strict=True):
+            self._tensor(value, inputs, outputs).copy_(result)
+
+    def _tensor(self, value: ValueId, inputs: Sequence[Tensor], outputs: dict[ValueId, Tensor]) -> Tensor:
+        """A value as torch sees it."""
+        found = self._tensors.get(value)
+        if found is not None:
+            return found
+        program, place = self._program, self._layout.places[value]
+        type_ = program.values[value]
+        if place.root in outputs:
+            return outputs[place.root]
+        if place.root in self._slots.inputs:
+            return inputs[program.inputs.index(place.root)]
+        if place.root in program.constants:
+            base = self._constants[place.root].detach()
+        else:
+            first = self._storage.offsets[place.root]
+            nbytes = program.values[place.root].nbytes
+            base = self._arena.buffer[first : first + nbytes].view(getattr(torch, type_.dtype))
+        found = base.as_strided(type_.shape, place.strides, base.storage_offset() + place.offset)
+        self._tensors[value] = found
+        return found

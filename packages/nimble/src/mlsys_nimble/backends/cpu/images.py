@@ -1,0 +1,24 @@
+"""Images of any number of dimensions as the kernels take them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlsys_nimble.backends.cpu.library import View
+
+SPACE = 3  # convolution.h
+
+
+def in_space(values: Sequence[int], filler: int) -> tuple[int, ...]:
+    """Per dimension of space, with leading ones added where there are fewer than three."""
+    return (*(filler,) * (SPACE - len(values)), *values)
+
+
+def image(view: View | None) -> View | None:
+    """[N, C, *space] as [N, C, D, H, W]."""
+    if view is None:
+        return None
+    missing = (0,) * (SPACE + 2 - len(view.shape))
+    return view.reshaped(
+        (*view.shape[:2], *(1 for _ in missing), *view.shape[2:]), (*view.strides[:2], *missing, *view.strides[2:])
+    )

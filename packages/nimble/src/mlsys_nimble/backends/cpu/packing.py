@@ -1,0 +1,152 @@
+"""Weights in the order in which the kernels read them: panels of a few vectors of output columns (matmul.h)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import wraps
+from math import prod
+from typing import Any, ParamSpec
+
+import torch
+from mlsys_nimble.backends.cpu.pages import LargePages
+from torch import Tensor
+
+P = ParamSpec("P")
+
+
+@dataclass(slots=True)
+class _Packed:
+    """What a prepared net's kernels share."""
+
+    known: dict[Hashable, tuple[Tensor, Any]] = field(default_factory=dict)
+    pages: LargePages = field(default_factory=LargePages)
+
+
+_SHARED: ContextVar[_Packed | None] = ContextVar("shared", default=None)
+
+
+@contextmanager
+def shared_weights() -> Iterator[None]:
+    """In it, one weight is packed once: the steps of a recurrent layer read the same memory, which stays in the cache.
+
+    Weights of linears, and of 1x1 windows, come to lie side by side in large pages. (Others have several kernels, of
+    which the slower are thrown away.) Nobody may write to a weight meanwhile, or free it.
+    """
+    token = _SHARED.set(_Packed())
+    try:
+        yield
+    finally:
+        _SHARED.reset(token)
+
+
+def _shared(pack: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    @wraps(pack)
+    def packed_once(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        shared = _SHARED.get()
+        if shared is None:
+            return pack(*args, **kwargs)
+        known = shared.known
+        key = (pack.__name__, *map(_place, args), *kwargs.items())
+        if key not in known:
+            known[key] = pack(*args, **kwargs), args  # these, too: nothing else shall come to lie where they do
+        return known[key][0]
+
+    return packed_once
+
+
+def _place(argument: Any) -> Any:
+    if isinstance(argument, Tensor):
+        return argument.data_ptr(), argument.dtype, argument.shape, argument.stride()
+    return argument
+
+
+def pack_columns(weight: Tensor, lanes: int) -> Tensor:
+    """A matrix [depth, columns] as panels, each [depth, width], one after another, flat.
+
+    Panels are two vectors wide; the last takes a third where their number is odd, and is filled up with zeros.
+    """
+    depth, columns = weight.shape
+    vecs = -(-columns // lanes)
+    padded = torch.zeros(depth, vecs * lanes, dtype=weight.dtype)
+    padded[:, :columns] = weight
+    num_panels = max(vecs // 2, 1)
+    starts = [panel * 2 * lanes for panel in range(num_panels)]
+    stops = [*starts[1:], vecs * lanes]
+    return torch.cat([padded[:, start:stop].reshape(-1) for start, stop in zip(starts, stops, strict=True)])
+
+
+ROW_VECS = 8  # gemv.h
+
+
+@_shared
+def pack_gemv(weight: Tensor, lanes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A linear's weight [O, K] for a single row: panels of 8 vectors of columns, each [K, width], flat."""
+    columns, depth = weight.shape
+    padded = torch.zeros(depth, -(-columns // lanes) * lanes)
+    padded[:, :columns] = weight.detach().float().T
+    panels = torch.split(padded, ROW_VECS * lanes, dim=1)
+    return torch.cat([panel.reshape(-1) for panel in panels]).to(dtype)
+
+
+@_shared
+def pack_convolution(weight: Tensor, groups: int, lanes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A weight [O, C/groups, *kernel] as [groups][panels][taps * C/groups][width], flat."""
+    rows = weight.detach().float().reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
+    matrices = rows.permute(0, 3, 2, 1).reshape(groups, -1, rows.shape[1])  # [groups, taps * C/groups, columns]
+    packed = torch.cat([pack_columns(matrix, lanes) for matrix in matrices]).to(dtype)
+    shared = _SHARED.get()
+    return packed if shared is None or rows.shape[3] > 1 else shared.pages.place(packed)
+
+
+@_shared
+def pack_bias(bias: Tensor | None, num_columns: int, groups: int, lanes: int) -> Tensor:
+    """A bias [O] (None: zeros) as [groups][columns, filled up with zeros to whole vectors]."""
+    columns = num_columns // groups
+    padded = torch.zeros(groups, -(-columns // lanes) * lanes)
+    if bias is not None:
+        padded[:, :columns] = bias.detach().float().reshape(groups, columns)
+    return padded
+
+
+@_shared
+def pack_depthwise(weight: Tensor, lanes: int) -> Tensor:
+    """A weight [C, 1, *kernel] as [taps][C], with zeros where there are fewer channels than lanes."""
+    channels = weight.shape[0]
+    packed = torch.zeros(weight[0].numel(), max(channels, lanes))
+    packed[:, :channels] = weight.detach().float().reshape(channels, -1).T
+    return packed
+
+
+_POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 0.625, -0.625, 1.5, -1.5)}  # of tiles of that size, and infinity; winograd.h
+
+
+def _filter_points(size: int) -> Tensor:
+    """The matrix that takes three taps to the points of a tile (Lavin and Gray 2015, section 4), [size + 2, 3]."""
+    points = _POINTS[size]
+    rows = [
+        [power / prod(point - other for other in points if other != point) for power in (1.0, point, point * point)]
+        for point in points
+    ]
+    if size == 2:  # winograd.h has the sign of its first point's pixels the other way round
+        rows[0] = [-value for value in rows[0]]
+    return torch.tensor([*rows, [0.0, 0.0, 1.0]], dtype=torch.float64)
+
+
+@_shared
+def pack_winograd(weight: Tensor, size: int, lanes: int) -> Tensor:
+    """A weight [O, C, 3, 3] transformed for tiles of size x size, as [points][panels][C][width], flat."""
+    points = _filter_points(size)
+    transformed = torch.einsum("ik,ockl,jl->ijco", points, weight.detach().double(), points).float()
+    return torch.cat([pack_columns(matrix, lanes) for matrix in transformed.flatten(0, 1)])
+
+
+def pack_row(values: Tensor | None, lanes: int) -> Tensor | None:
+    """A parameter of a layer norm, flat, filled up with zeros to whole vectors."""
+    if values is None:
+        return None
+    packed = torch.zeros(-(-values.numel() // lanes) * lanes)
+    packed[: values.numel()] = values.detach().float().reshape(-1)
+    return packed

@@ -1,0 +1,105 @@
+"""Teams and plans as Python sees them: the bindings of ``executor.cpp``."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mlsys_core.config import settings
+from mlsys_core.native import load_kernel
+from mlsys_nimble.backends.cpu.library import Kernel
+from mlsys_nimble.planning.planner import Assignment
+from mlsys_nimble.state.forks import renew_in_forks
+
+SPINS = 3_000  # pauses that a worker waits before it sleeps: some tens of microseconds
+
+
+class _Wait(Structure):
+    """executor.h: Wait."""
+
+    _fields_ = [("worker", c_int32), ("count", c_int32)]
+
+
+class _Times(Structure):
+    """executor.h: Times."""
+
+    _fields_ = [("begin", c_int64), ("end", c_int64)]
+
+
+@cache
+def _load() -> Any:
+    here = Path(__file__).parent
+    native = load_kernel(
+        here / "executor.cpp", cache_dir=settings().cache_dir, headers=[here / "executor.h", here / "kernel.h"]
+    )
+    native.nimble_team.restype = native.nimble_plan.restype = c_void_p
+    native.nimble_team.argtypes = [c_int32, c_int32]
+    native.nimble_plan.argtypes = [c_int32]
+    native.nimble_team_free.argtypes = native.nimble_plan_free.argtypes = [c_void_p]
+    native.nimble_plan_add.argtypes = [c_void_p, c_int32, c_void_p, c_int64, c_int64, POINTER(_Wait), c_int32]
+    native.nimble_run.argtypes = [c_void_p, c_void_p]
+    native.nimble_run_timed.argtypes = [c_void_p, c_void_p, POINTER(_Times)]
+    return native
+
+
+class Plan:
+    """Lists of bound kernels, one for each worker; keeps the kernels alive.
+
+    Args:
+        assignment: Which worker runs which pieces.
+        kernels: By job of the assignment.
+        num_workers: Of the team that is to run it, as many as the assignment has lists, or more.
+    """
+
+    def __init__(self, assignment: Assignment, kernels: Mapping[int, Kernel], num_workers: int) -> None:
+        native = _load()
+        self.handle: int = native.nimble_plan(num_workers)
+        weakref.finalize(self, native.nimble_plan_free, self.handle)
+        self.num_tasks = sum(map(len, assignment.lists))
+        self._kernels = kernels
+        for worker, pieces in enumerate(assignment.lists):
+            for piece in pieces:
+                kernel = kernels[piece.job]
+                waits = (_Wait * len(piece.waits))(*(_Wait(*wait) for wait in piece.waits))
+                begin, end = piece.units(kernel.units)
+                native.nimble_plan_add(self.handle, worker, kernel.address, begin, end, waits, len(piece.waits))
+
+
+class Team:
+    """Workers that replay plans, one plan at a time: the caller's thread, and threads that sleep in between.
+
+    A process that was forked has no threads but the one that forked: there a team is made anew when it is next wanted.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._native = _load()
+        self._num_workers = num_workers
+        self._handle: int | None = None
+        self._run = self._native.nimble_run
+        renew_in_forks(self)
+        self._start()
+
+    def run(self, plan: Plan) -> None:
+        """Replay; returns when all tasks are done. The interpreter's lock is released meanwhile."""
+        self._run(self._handle or self._start(), plan.handle)
+
+    def run_timed(self, plan: Plan) -> Sequence[tuple[int, int]]:
+        """Replay; when each task began and ended, in nanoseconds of the steady clock, worker after worker."""
+        times = (_Times * plan.num_tasks)()
+        self._native.nimble_run_timed(self._handle or self._start(), plan.handle, times)
+        return [(time.begin, time.end) for time in times]
+
+    def renew(self) -> None:
+        """After a fork, in the child: the workers are not here, and nobody may wait for them."""
+        self._handle = None
+        self._stop.detach()
+
+    def _start(self) -> int:
+        handle: int = self._native.nimble_team(self._num_workers, SPINS)
+        self._stop = weakref.finalize(self, self._native.nimble_team_free, handle)
+        self._handle = handle
+        return handle

@@ -1,0 +1,180 @@
+"""One captured schedule: the pre-run on the assigned streams, the capture, and what a replay reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from mlsys_nimble.backends.cuda.convolutions import SelectedConvolution
+from mlsys_nimble.backends.cuda.driver import Driver, Handle
+from mlsys_nimble.backends.cuda.memory import Released, plan_releases
+from mlsys_nimble.backends.cuda.plan import ORIGIN, Record, Run, StreamPlan, Wait
+from mlsys_nimble.backends.recycle import count_of, is_held
+from mlsys_nimble.backends.reference.operators import Run as Function
+from mlsys_nimble.ir.program import Program, ValueId
+from torch import Tensor
+
+Place = tuple[int, tuple[int, ...]]  # an address and strides
+
+
+def place_of(tensor: Tensor) -> Place:
+    """Where a tensor lies."""
+    return tensor.data_ptr(), tensor.stride()
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class CapturedSchedule:
+    """A graph, and the memory it is bound to."""
+
+    graph: Handle
+    places: list[Place]  # where it reads each input
+    copies: dict[int, Tensor]  # inputs that calls copy: memory of its own
+    results: dict[ValueId, Tensor]  # what a replay writes for the caller, and for what the call changes
+    held: list[Tensor]  # memory that no operator may take over
+    counts: list[tuple[int, int]] = field(default_factory=list)  # storages of results: handle, holders when free
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody but this schedule holds what a replay writes."""
+        return not any(is_held(handle, free) for handle, free in self.counts)
+
+    def owns(self, tensor: Tensor) -> bool:
+        """Whether the tensor lies in memory that a replay writes results to."""
+        handle = tensor.untyped_storage()._cdata
+        return any(handle == own for own, _ in self.counts)
+
+    def fits(self, places: Sequence[Place]) -> bool:
+        """Whether inputs that lie so are read where they are, or copied."""
+        return all(
+            number in self.copies or own == place
+            for number, (own, place) in enumerate(zip(self.places, places, strict=True))
+        )
+
+
+_LIVE: WeakSet[CapturedSchedule] = WeakSet()
+
+
+def is_result(tensor: Tensor) -> bool:
+    """Whether some schedule writes the tensor's memory, as a forward pass does what it saves for the backward pass."""
+    return any(captured.owns(tensor) for captured in _LIVE)
+
+
+class Recorder:
+    """Carries out a plan with a driver: once to warm up and look, then to capture.
+
+    Args:
+        program: Any.
+        plan: Commands for its operators.
+        functions: What runs each operator.
+        driver: Of the device.
+        copies_results: Whether results are copied, within the graph, to memory outside of the pool that it is captured
+            in. They must be where schedules share a pool: what one of them writes for the caller may else lie where
+            another, captured before, has its temporaries.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        plan: StreamPlan,
+        functions: Sequence[Function],
+        driver: Driver,
+        *,
+        copies_results: bool,
+    ) -> None:
+        self._program, self._plan, self._functions, self._driver = program, plan, functions, driver
+        self._copies_results = copies_results
+        self._streams = [driver.new_stream() for _ in range(plan.num_streams)]
+        self._released: Released | None = None
+        own = {value for operator in program.operators for value in operator.outputs}
+        self._kept = sorted(program.kept() & own)
+
+    def record(self, inputs: Sequence[Tensor], copied: Sequence[int], pool: Handle) -> CapturedSchedule:
+        """Pre-run and capture, reading inputs where they are; those at ``copied`` in memory of the schedule's own."""
+        driver, origin = self._driver, self._streams[ORIGIN]
+        copies = {number: torch.empty_like(inputs[number]) for number in copied}
+        for number, own in copies.items():
+            driver.copy(own, inputs[number])
+        read = [copies.get(number, tensor) for number, tensor in enumerate(inputs)]
+        begin = driver.new_event()
+        driver.record(begin, driver.current_stream())
+        driver.wait(begin, origin)
+        with driver.random_kept(), driver.tuned():
+            looked = self._look(read)
+            if self._released is None:
+                driver.synchronize()
+                self._select(looked)
+                looked = self._look(read)
+                self._released = self._plan_releases(looked)
+        results = {value: torch.empty_like(looked[value]) for value in self._kept} if self._copies_results else {}
+        driver.synchronize()
+        del looked
+        with driver.tuned(), driver.capturing(pool, origin) as graph:
+            values, held = self._run(read, self._released)
+            for value, to in results.items():
+                driver.run(origin, torch.Tensor.copy_, [to, values[value]])
+        results = results or {value: values[value] for value in self._kept}
+        captured = CapturedSchedule(graph, [place_of(tensor) for tensor in read], copies, results, held)
+        del values
+        handles = dict.fromkeys(tensor.untyped_storage()._cdata for tensor in results.values())
+        captured.counts = [(handle, count_of(handle)) for handle in handles]
+        _LIVE.add(captured)
+        return captured
+
+    def _look(self, inputs: Sequence[Tensor]) -> dict[ValueId, Tensor]:
+        """The pre-run, on the assigned streams: kernels are compiled, libraries choose, and all values are kept."""
+        return self._run(inputs, Released(((),) * len(self._program.operators), ()))[0]
+
+    def _select(self, looked: dict[ValueId, Tensor]) -> None:
+        """Measure the ways to compute each convolution; equal ones on tensors that lie alike share the choice."""
+        known: dict[Any, str] = {}
+        for operator, function in zip(self._program.operators, self._functions, strict=True):
+            if isinstance(function, SelectedConvolution):
+                tensors = [looked[value] for value in operator.inputs]
+                key = (repr(operator.kind), tuple((t.shape, t.stride(), t.dtype) for t in tensors))
+                if key not in known:
+                    function.select(self._driver.seconds, tensors)
+                function.way = known.setdefault(key, function.way)
+
+    def run_now(self, inputs: Sequence[Tensor]) -> dict[ValueId, Tensor]:
+        """The results without a graph: one operator after another on the caller's stream, in fresh memory."""
+        values: dict[ValueId, Tensor] = dict(self._program.constants)
+        values.update(zip(self._program.inputs, inputs, strict=True))
+        for operator, function in zip(self._program.operators, self._functions, strict=True):
+            made = function(*[values[value] for value in operator.inputs])
+            values.update(zip(operator.outputs, [made] if isinstance(made, Tensor) else made, strict=True))
+        return {value: values[value] for value in self._kept}
+
+    def _plan_releases(self, looked: dict[ValueId, Tensor]) -> Released:
+        """When memory is given back, from which values were seen to share it."""
+        program = self._program
+        owner: dict[int, ValueId] = {}
+        root = {}
+        for value, tensor in looked.items():  # in the order in which they were made
+            root[value] = owner.setdefault(tensor.untyped_storage()._cdata, value)
+        held = {root[value] for value in (*program.inputs, *program.constants, *self._kept)}
+        return plan_releases(program, self._plan, root, held)
+
+    def _run(self, inputs: Sequence[Tensor], released: Released) -> tuple[dict[ValueId, Tensor], list[Tensor]]:
+        """All commands in their order; the values that are left, and those that must be held."""
+        program, driver = self._program, self._driver
+        values: dict[ValueId, Tensor] = dict(program.constants)
+        values.update(zip(program.inputs, inputs, strict=True))
+        events: dict[int, Handle] = {}
+        for command in self._plan.commands:
+            match command:
+                case Run(index, stream):
+                    for value in released.before[index]:
+                        del values[value]
+                    operator = program.operators[index]
+                    arguments = [values[value] for value in operator.inputs]
+                    made: Any = driver.run(self._streams[stream], self._functions[index], arguments)
+                    values.update(zip(operator.outputs, [made] if isinstance(made, Tensor) else made, strict=True))
+                case Record(event, stream):
+                    events[event] = driver.new_event()
+                    driver.record(events[event], self._streams[stream])
+                case Wait(event, stream):
+                    driver.wait(events[event], self._streams[stream])
+        return values, [values[value] for value in released.never]

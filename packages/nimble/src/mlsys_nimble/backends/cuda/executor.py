@@ -1,0 +1,169 @@
+"""The CUDA executor: replays captured schedules on the caller's stream (sections 3.3.1 and 3.3.2).
+
+A schedule reads its inputs where they lay when it was captured. One that comes from another address later is from then
+on copied to memory of the schedule's own: a batch is copied, parameters are not. Results are read where a replay leaves
+them; while somebody holds one, another capture takes the turn.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from mlsys_core.device import CudaDevice
+from mlsys_core.device.cuda_graphs import current_device, is_usable
+from mlsys_core.errors import InvalidInputError
+from mlsys_nimble.backends.cuda.captured import CapturedSchedule, Place, Recorder, is_result, place_of
+from mlsys_nimble.backends.cuda.convolutions import fastest, layouts_of
+from mlsys_nimble.backends.cuda.driver import CoreDriver, Driver
+from mlsys_nimble.backends.cuda.functions import make_functions
+from mlsys_nimble.backends.cuda.plan import plan_streams
+from mlsys_nimble.backends.cuda.pool import Pool, shared_pool
+from mlsys_nimble.ir.program import Program, ValueId
+from torch import Tensor
+
+_LOG = logging.getLogger("mlsys_nimble")
+MAX_CAPTURES = 4  # of one program; when the results of all are held, a call runs without a graph
+
+
+class CudaExecutor:
+    """See :class:`mlsys_nimble.backends.executor.Executor`.
+
+    Args:
+        program: After the passes.
+        use_multi_stream: Whether independent operators run side by side.
+        device: Where its tensors are; None: the current CUDA device.
+        kernels: ``"triton"`` (our own for elementwise chains), ``"inductor"`` or ``"aten"``.
+        shares_pool: Whether temporaries lie in memory that other schedules use too, and results are copied out of it.
+            For what is copied at a price, such as all that a forward pass saves, a pool of its own is better.
+        driver: What carries out the plan; None: core's CUDA device.
+
+    Raises:
+        InvalidInputError: torch sees no GPU, or ``kernels`` is none of these.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        use_multi_stream: bool = True,
+        device: torch.device | None = None,
+        kernels: str = "triton",
+        shares_pool: bool = True,
+        driver: Driver | None = None,
+        **_: Any,
+    ) -> None:
+        if driver is None and not is_usable():
+            raise InvalidInputError(
+                "executor='cuda' wants a GPU, and torch sees none; executor='auto' takes what there is"
+            )
+        self._driver = driver or CoreDriver(current_device() if device is None else CudaDevice(device.index or 0))
+        self._pool = shared_pool(self._driver) if shares_pool else Pool(self._driver)
+        self._shares_pool = shares_pool
+        self._program = program
+        self.copies = frozenset(program.constants)  # convolutions may lay theirs out anew
+        self.plan = plan_streams(program.graph(), use_multi_stream=use_multi_stream)
+        self._recorders = {
+            layout: Recorder(
+                program,
+                self.plan,
+                make_functions(program, kernels, layout=layout),
+                self._driver,
+                copies_results=shares_pool,
+            )
+            for layout in layouts_of(program)
+        }
+        self.layout = next(iter(self._recorders))  # of images between convolutions; measured by the first call
+        self._copied: set[int] = set()  # inputs that came from several addresses
+        self._captures: list[CapturedSchedule] = []
+        self.reserved_nbytes = 0  # what the allocator had to add for all captures
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """See :class:`~mlsys_nimble.backends.executor.Executor`. Returns when all is put on the caller's current stream."""
+        # Memory made in inference mode could not be written to outside of it.
+        with torch.inference_mode(False), torch.no_grad(), self._pool.turn():
+            capture = self._capture_for(inputs)
+            if capture is None:
+                results = self._recorders[self.layout].run_now(inputs)
+            else:
+                for number, own in capture.copies.items():
+                    if own.data_ptr() != inputs[number].data_ptr():
+                        self._driver.copy(own, inputs[number])
+                self._driver.replay(capture.graph)
+                results = capture.results
+            self._write_back(inputs, results)
+            return self._outputs(inputs, results)
+
+    def _capture_for(self, inputs: Sequence[Tensor]) -> CapturedSchedule | None:
+        """A capture that reads these inputs and whose results nobody holds; None: no more can be made."""
+        places = [place_of(tensor) for tensor in inputs]
+        fitting = [capture for capture in self._captures if capture.fits(places)]
+        free = next((capture for capture in fitting if capture.is_free), None)
+        if free is not None:
+            return free
+        if not fitting and self._captures:
+            self._learn(places, inputs)
+        if len(self._captures) >= MAX_CAPTURES:
+            _LOG.warning("results of %d captures are held: a call runs without a graph", MAX_CAPTURES)
+            return None
+        before = self._driver.reserved_nbytes()
+        capture = self._record(inputs)
+        self.reserved_nbytes += self._driver.reserved_nbytes() - before
+        self._captures.append(capture)
+        _LOG.info("captured %d operators on %d streams", len(self._program.operators), self.plan.num_streams)
+        return capture
+
+    def _record(self, inputs: Sequence[Tensor]) -> CapturedSchedule:
+        """A capture; the first time one for each layout, of which the fastest is kept."""
+        copied, driver = sorted(self._copied), self._driver
+        if len(self._recorders) == 1:
+            return self._recorders[self.layout].record(inputs, copied, self._pool.handle)
+        found = {
+            layout: recorder.record(inputs, copied, self._pool.handle) for layout, recorder in self._recorders.items()
+        }
+        with driver.random_kept():
+            seconds = {name: driver.seconds(partial(driver.replay, one.graph)) for name, one in found.items()}
+        self.layout = fastest(seconds)
+        self._recorders = {self.layout: self._recorders[self.layout]}
+        return found[self.layout]
+
+    def _learn(self, places: Sequence[Place], inputs: Sequence[Tensor]) -> None:
+        """Inputs that moved are copied from now on, but for what other schedules write: that has few addresses."""
+        seen = [capture.places for capture in self._captures]
+        moved = {
+            number
+            for number, place in enumerate(places)
+            if number not in self._copied and all(own[number] != place for own in seen)
+        }
+        self._copied |= {number for number in moved if not is_result(inputs[number])}
+        self._captures = [capture for capture in self._captures if self._copied <= set(capture.copies)]
+
+    def _write_back(self, inputs: Sequence[Tensor], results: dict[ValueId, Tensor]) -> None:
+        """What the call changes, after the replay: the caller's own tensors, wherever they are."""
+        pairs = [
+            (self._known(inputs, old), results[new] if new in results else self._known(inputs, new).clone())
+            for old, new in self._program.mutations
+        ]
+        for tensor, new in pairs:
+            self._driver.copy(tensor, new)
+
+    def _outputs(self, inputs: Sequence[Tensor], results: dict[ValueId, Tensor]) -> list[Tensor]:
+        outputs = []
+        for value in self._program.outputs:
+            if value in results:
+                made = results[value]
+                outputs.append(torch.empty(0, dtype=made.dtype, device=made.device).set_(made))  # type: ignore[call-overload]
+            else:
+                outputs.append(self._known(inputs, value))
+        return outputs
+
+    def _known(self, inputs: Sequence[Tensor], value: ValueId) -> Tensor:
+        """An input or a constant."""
+        program = self._program
+        if value in program.inputs:
+            return inputs[program.inputs.index(value)]
+        constant: Tensor = program.constants[value]
+        return constant

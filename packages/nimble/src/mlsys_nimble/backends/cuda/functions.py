@@ -1,0 +1,67 @@
+"""What runs each operator on a GPU: ATen by its meaning in ``reference.py``, and kernels for elementwise chains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from mlsys_core.errors import InvalidInputError
+from mlsys_nimble.backends.cuda.convolutions import LAYOUTS, SelectedConvolution
+from mlsys_nimble.backends.reference.operators import Run, compile_operator
+from mlsys_nimble.ir.operators import (
+    BatchNormGradient,
+    BatchNormTraining,
+    Convolution,
+    LayerNorm,
+    Pointwise,
+    Reduce,
+    Softmax,
+)
+from mlsys_nimble.ir.program import Program
+
+KERNELS = ("triton", "inductor", "aten")
+_FUSABLE = (Pointwise, Reduce, Softmax, LayerNorm, BatchNormTraining, BatchNormGradient)
+
+
+def make_functions(program: Program, kernels: str, *, layout: str = LAYOUTS[0]) -> list[Run]:
+    """A function for each operator of a program.
+
+    Args:
+        program: Any.
+        kernels: ``"triton"``: elementwise chains are kernels of ours; ``"inductor"``: chains, reductions and norms are
+            what Inductor makes of them; ``"aten"``: neither.
+        layout: Of images between convolutions, one of :data:`~mlsys_nimble.backends.cuda.convolutions.LAYOUTS`.
+
+    Raises:
+        InvalidInputError: ``kernels`` is none of these.
+    """
+    if kernels not in KERNELS:
+        raise InvalidInputError(f"kernels is {kernels!r}; there are {', '.join(KERNELS)}")
+    compiled: dict[tuple[Any, ...], Run] = {}  # equal operators share what was compiled for them
+    functions: list[Run] = []
+    fixed = set(program.constants) - {old for old, _ in program.mutations}
+    for operator in program.operators:
+        kind = operator.kind
+        inputs = tuple(program.values[value] for value in operator.inputs)
+        result = program.values[operator.outputs[0]]
+        run = compile_operator(operator, program.values)
+        if isinstance(kind, Convolution):
+            run = SelectedConvolution(run, has_constant_weight=operator.inputs[1] in fixed, layout=layout)
+        elif kernels == "inductor" and isinstance(kind, _FUSABLE):
+            run = compiled.setdefault((repr(kind), inputs, result), _by_inductor(run))
+        elif kernels == "triton" and isinstance(kind, Pointwise):
+            from mlsys_nimble.backends.cuda.pointwise import make_pointwise
+
+            key = (repr(kind), inputs, result)
+            if key not in compiled:
+                compiled[key] = make_pointwise(kind, inputs, result) or run
+            run = compiled[key]
+        functions.append(run)
+    return functions
+
+
+def _by_inductor(run: Run) -> Run:
+    """One operator compiled by Inductor at its first call, which is the pre-run's; its own graphs are left off."""
+    compiled: Callable[..., Any] = torch.compile(run, dynamic=False, options={"triton.cudagraphs": False})
+    return compiled

@@ -1,0 +1,183 @@
+"""What is asked of CUDA, decided ahead of time: operators on streams, events between them (sections 3.3.1 and 3.3.2).
+
+Follows :mod:`mlsys_nimble.planning.streams` and :mod:`mlsys_nimble.planning.sync`, before the executor. Pure. The streams of Algorithm 1
+are put on few of CUDA's: one takes over another's queue where everything in it has run anyway, so that no two
+independent operators come to wait for each other as long as there are queues enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from mlsys_nimble.ir.graph import OperatorGraph
+from mlsys_nimble.planning.streams import Bits, StreamAssignment, assign_streams
+from mlsys_nimble.planning.sync import plan_events
+
+ORIGIN = 0  # the stream that a capture begins and ends on
+MAX_STREAMS = 32  # torch hands out as many before it begins again
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run an operator on a stream."""
+
+    operator: int
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Let an event stand for all that was put on a stream so far; each event is recorded once."""
+
+    event: int
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Hold what is put on a stream from now on until an event has passed."""
+
+    event: int
+    stream: int
+
+
+Command: TypeAlias = Run | Record | Wait
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """All commands of a replay, in an order in which they can be given."""
+
+    commands: tuple[Command, ...]
+    num_streams: int
+    num_events: int
+
+    @property
+    def num_waits(self) -> int:
+        """Synchronisations between operators, and those that fork from the origin and join it."""
+        return sum(isinstance(command, Wait) for command in self.commands)
+
+
+def plan_streams(graph: OperatorGraph, *, use_multi_stream: bool = True, max_streams: int = MAX_STREAMS) -> StreamPlan:
+    """Commands that run a graph: each operator once, after all it depends on.
+
+    Every stream but the origin is forked from it before its first operator, and what nobody waits for joins it again,
+    as stream capture asks.
+
+    Example:
+        >>> from mlsys_nimble.ir.graph import build_graph
+        >>> join = build_graph(["a", "b", "join"], [("a", "join"), ("b", "join")])
+        >>> for command in plan_streams(join).commands:
+        ...     print(command)
+        Record(event=0, stream=0)
+        Run(operator=0, stream=0)
+        Wait(event=0, stream=1)
+        Run(operator=1, stream=1)
+        Record(event=1, stream=1)
+        Wait(event=1, stream=0)
+        Run(operator=2, stream=0)
+    """
+    if not use_multi_stream:
+        return StreamPlan(tuple(Run(operator, ORIGIN) for operator in range(len(graph.names))), 1, 0)
+    assignment = assign_streams(graph)
+    stream_of = fold_streams(assignment, max_streams=max_streams)
+    writer = _Writer(stream_of)
+    waits: dict[int, list[int]] = {}
+    recorded: set[int] = set()
+    for event in plan_events(assignment):
+        if stream_of[event.producer] != stream_of[event.consumer]:
+            waits.setdefault(event.consumer, []).append(event.producer)
+            recorded.add(event.producer)
+    for operator in range(len(graph.names)):
+        writer.run(operator, waits.get(operator, ()), is_waited_for=operator in recorded)
+    has_reader = {producer for producer, _ in assignment.meg_edges}
+    writer.join([operator for operator in range(len(graph.names)) if operator not in has_reader])
+    return StreamPlan(tuple(writer.commands), 1 + max(stream_of, default=0), writer.num_events)
+
+
+class _Writer:
+    """Commands under construction."""
+
+    def __init__(self, stream_of: Sequence[int]) -> None:
+        self.commands: list[Command] = []
+        self.num_events = 0
+        self._stream_of = stream_of
+        self._event_after: dict[int, int] = {}
+        self._begun = {ORIGIN}
+        if any(stream != ORIGIN for stream in stream_of):
+            self._fork = self._record(ORIGIN)
+
+    def run(self, operator: int, producers: Sequence[int], *, is_waited_for: bool) -> None:
+        stream = self._stream_of[operator]
+        if stream not in self._begun:
+            self._begun.add(stream)
+            if not producers:  # else it joins the capture by what it waits for
+                self.commands.append(Wait(self._fork, stream))
+        self.commands += [Wait(self._event_after[producer], stream) for producer in producers]
+        self.commands.append(Run(operator, stream))
+        if is_waited_for:
+            self._event_after[operator] = self._record(stream)
+
+    def join(self, last: Sequence[int]) -> None:
+        """Let the origin wait for operators that no other operator waits for."""
+        streams = dict.fromkeys(self._stream_of[operator] for operator in last)
+        for stream in streams:
+            if stream != ORIGIN:
+                self.commands.append(Wait(self._record(stream), ORIGIN))
+
+    def _record(self, stream: int) -> int:
+        self.commands.append(Record(self.num_events, stream))
+        self.num_events += 1
+        return self.num_events - 1
+
+
+def fold_streams(assignment: StreamAssignment, *, max_streams: int) -> tuple[int, ...]:
+    """A queue for each operator: those of Algorithm 1's streams, on as few queues as independence allows.
+
+    A stream goes onto a queue whose operators have all run before its first one may; where there is none and no queue
+    is left to open, onto the queue that was last used longest ago, which costs concurrency but no correctness.
+    """
+    before = ancestors(assignment)
+    queue_of: dict[int, int] = {}  # by stream
+    last_of: list[int] = []  # by queue: the last operator of its last stream
+    for stream, members in enumerate(assignment.streams()):  # in the order of their first operators
+        free = [queue for queue, last in enumerate(last_of) if before[members[0]] >> last & 1]
+        if not free and len(last_of) < max_streams:
+            last_of.append(members[-1])
+            queue_of[stream] = len(last_of) - 1
+            continue
+        queue = max(free, key=last_of.__getitem__) if free else min(range(len(last_of)), key=last_of.__getitem__)
+        queue_of[stream] = queue
+        last_of[queue] = max(last_of[queue], members[-1])
+    return tuple(queue_of[stream] for stream in assignment.stream_of)
+
+
+def ancestors(assignment: StreamAssignment) -> list[Bits]:
+    """For each operator all that it depends on, at once or through others."""
+    before: list[Bits] = [0] * len(assignment.graph.names)
+    for producer, consumer in assignment.meg_edges:  # sorted by producer, which is complete by then
+        before[consumer] |= before[producer] | 1 << producer
+    return before
+
+
+def happens_before(plan: StreamPlan, num_operators: int) -> list[Bits]:
+    """For each operator those that have surely run when it begins: by stream order and events alone.
+
+    This is what the commands promise, whatever they were made from: memory is planned by it, and tests compare it with
+    the graph's dependencies.
+    """
+    on_stream: list[Bits] = [0] * plan.num_streams
+    at_event: list[Bits] = [0] * plan.num_events
+    before: list[Bits] = [0] * num_operators
+    for command in plan.commands:
+        match command:
+            case Run(operator, stream):
+                before[operator] = on_stream[stream]
+                on_stream[stream] |= 1 << operator
+            case Record(event, stream):
+                at_event[event] = on_stream[stream]
+            case Wait(event, stream):
+                on_stream[stream] |= at_event[event]
+    return before

@@ -1,0 +1,63 @@
+"""The meaning of every step of a Pointwise, in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from mlsys_nimble.ir.operators import Pointwise
+from mlsys_nimble.ir.program import ValueType
+from torch.nn import functional as F  # noqa: N812
+
+Tensor: TypeAlias = torch.Tensor
+_Function: TypeAlias = Callable[..., Tensor]
+
+FUNCTIONS: dict[str, _Function] = {
+    **{
+        name: getattr(torch, name)
+        for name in (
+            *("add", "sub", "mul", "div", "maximum", "minimum", "pow"),
+            *("neg", "abs", "exp", "log", "sqrt", "rsqrt", "reciprocal", "square", "erf", "sin", "cos"),
+            *("floor", "ceil", "round", "trunc", "sign", "relu", "sigmoid", "tanh"),
+            *("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not"),
+        )
+    },
+    **{name: getattr(F, name) for name in ("relu6", "silu", "gelu", "hardswish", "hardsigmoid")},
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "leaky_relu": lambda x, slope: F.leaky_relu(x, slope.item()),
+    "elu": lambda x, alpha: F.elu(x, alpha.item()),
+    "where": lambda condition, x, y: torch.where(condition != 0, x, y),
+    "clamp": lambda x, low, high: torch.clamp(x, low.item(), high.item()),
+}
+
+
+def compile_pointwise(kind: Pointwise, inputs: tuple[ValueType, ...], result: ValueType) -> Callable[..., Tensor]:
+    """A function of the input tensors that computes the steps one after another."""
+    dtype: torch.dtype = getattr(torch, kind.dtype)
+    result_dtype: torch.dtype = getattr(torch, result.dtype)
+    num_inputs = len(inputs)
+    first_step = num_inputs + sum(isinstance(a, float) for step in kind.steps for a in step.arguments)
+    constants: list[Tensor] = []
+    program: list[tuple[_Function, tuple[int, ...]]] = []  # places: inputs, constants, results of steps
+    for step in kind.steps:
+        places = []
+        for argument in step.arguments:
+            if isinstance(argument, float):
+                places.append(num_inputs + len(constants))
+                constants.append(torch.tensor(argument, dtype=torch.float64).to(dtype))
+            else:
+                places.append(argument if argument >= 0 else first_step - 1 - argument)
+        program.append((FUNCTIONS[step.op], tuple(places)))
+
+    def run(*tensors: Tensor) -> Tensor:
+        values = [tensor if tensor.dtype == dtype else tensor.to(dtype) for tensor in tensors]
+        values += constants
+        for function, places in program:
+            made: Any = function(*[values[place] for place in places])
+            values.append(made if made.dtype == dtype else made.to(dtype))
+        y = values[-1]
+        y = y if y.dtype == result_dtype else y.to(result_dtype)
+        return y if y.shape == result.shape else y.expand(result.shape).contiguous()
+
+    return run

@@ -1,0 +1,200 @@
+"""``mlsys nimble explain`` and ``nets``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from mlsys_core.cli.registered import Device
+from mlsys_core.cli.trust import TrustCode
+
+if TYPE_CHECKING:
+    from mlsys_nimble.backends.cpu.executor import NativeExecutor
+    from mlsys_nimble.explain import Explanation
+    from mlsys_nimble.nets.blocks import Net
+    from torch import Tensor
+
+_REPLAYS = 20  # of a profile
+_PROFILED = 25  # operators shown
+
+
+def nets() -> None:
+    """List the nets that explain and bench know by name.
+
+    Example: mlsys nimble nets
+    """
+    from mlsys_nimble.nets import NETS
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("net", "what it is", "parameters")
+    table.columns[2].justify = "right"
+    for entry in NETS:
+        table.add_row(entry.name, entry.help, f"{entry.num_parameters:,}")
+    console = Console()
+    console.print(table)
+    console.print("Besides: timm:NAME, torchvision:NAME, transformers:FOLDER, FILE.pt2, package.module:function.")
+
+
+def explain(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A net's name (mlsys nimble nets), timm:NAME, torchvision:NAME, transformers:FOLDER, a .pt2 file, "
+            "or package.module:function, which gives (module, example inputs)."
+        ),
+    ],
+    batch: Annotated[int, typer.Option(min=1, help="Examples in a call.")] = 1,
+    svg: Annotated[Path | None, typer.Option(help="Draw the streams into this SVG file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole schedule as JSON.")] = False,
+    trace: Annotated[
+        Path | None, typer.Option(help="Replay once; write when each task ran (opens in Perfetto).")
+    ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Replay it and show where the time goes.")] = False,
+    threads: Annotated[int, typer.Option(min=1, help="Workers of --trace and --profile.")] = 2,
+    device: Device = "cpu",
+    trust_code: TrustCode = False,
+) -> None:
+    """Show what is decided about a model ahead of time: operators, streams, synchronisations, passes, memory.
+
+    The degree of logical concurrency is the largest number of operators of which none depends on another. Streams are
+    Algorithm 1's: independent operators never share one. Of the |E'| edges of the minimum equivalent graph the |M|
+    matched ones stay within a stream; each other costs a synchronisation.
+
+    Example: mlsys nimble explain inception-v3 --svg inception.svg
+    """
+    from contextlib import nullcontext
+
+    from mlsys_core.device import get_device
+    from mlsys_core.errors import InvalidInputError
+    from mlsys_nimble.cli.picture import stream_svg
+    from mlsys_nimble.explain import explain as explained
+    from mlsys_nimble.nets.resolve import load_model
+    from rich.console import Console
+
+    place = get_device(device).torch_name
+    if place != "cpu" and (trace is not None or profile):
+        raise InvalidInputError(f"--trace and --profile replay on the CPU's own executor: leave out --device {device}")
+    errors = Console(stderr=True)
+    with errors.status("loading the model") if errors.is_terminal else nullcontext() as status:
+
+        def progress(step: str) -> None:
+            if status is not None:
+                status.update(step)
+
+        net = load_model(model, batch=batch, trust_code=trust_code).on(place)
+        found = explained(net.module, net.inputs, progress=progress)
+        executor: NativeExecutor | None = None
+        if trace is not None or profile:
+            progress("preparing a replay")
+            executor = _executor(found, net, threads)
+        if trace is not None and executor is not None:
+            _write_trace(executor, net, trace)
+    if svg is not None:
+        _write(svg, stream_svg(found.optimised.assignment))
+    if as_json:
+        import json
+
+        typer.echo(json.dumps({"model": model, **found.record()}, indent=1))
+        return
+    _print(found)
+    if profile and executor is not None:
+        _print_profile(executor, net)
+    for path in (svg, trace):
+        if path is not None:
+            typer.echo(f"wrote {path}")
+
+
+def _write(path: Path, text: str) -> None:
+    from mlsys_core.errors import InvalidInputError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidInputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _tensors(net: Net) -> list[Tensor]:
+    from torch.utils._pytree import tree_leaves
+
+    return [leaf for leaf in tree_leaves(net.inputs) if hasattr(leaf, "data_ptr")]
+
+
+def _executor(found: Explanation, net: Net, threads: int) -> NativeExecutor:
+    """The native executor, its caches warm and its workers awake."""
+    from mlsys_nimble.backends.cpu.executor import NativeExecutor
+
+    executor = NativeExecutor(found.program, num_threads=threads)
+    for _ in range(3):
+        executor.run(_tensors(net))
+    return executor
+
+
+def _write_trace(executor: NativeExecutor, net: Net, path: Path) -> None:
+    """One replay as a trace, a track for each worker."""
+    from mlsys_core.errors import InvalidInputError
+    from mlsys_core.profiling import Recorder, write_trace
+
+    recorder = Recorder()
+    for task in executor.trace(_tensors(net)):
+        name = task.operator if task.num_parts == 1 else f"{task.operator} {task.part + 1}/{task.num_parts}"
+        recorder.complete(name, task.begin_ns, task.end_ns, track=f"worker {task.worker}")
+    try:
+        write_trace(recorder.recording(), path)
+    except OSError as error:
+        raise InvalidInputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _print_profile(executor: NativeExecutor, net: Net) -> None:
+    from mlsys_nimble.cli.profile import profile
+    from rich.console import Console
+    from rich.table import Table
+
+    found = profile(executor.trace(_tensors(net)) for _ in range(_REPLAYS))
+    kinds = {operator.name: type(operator.kind).__name__ for operator in executor.schedule.layout.program.operators}
+    console = Console()
+    console.print(
+        f"{_REPLAYS} replays on {executor.num_threads} workers: {found.elapsed_s * 1e3:.3f} ms each, "
+        f"workers busy for {found.busy_s / max(executor.num_threads * found.elapsed_s, 1e-12):.0%} of it"
+    )
+    table = Table("operator", "kind", "tasks", "us", "share")
+    for operator in found.operators[:_PROFILED]:
+        share = f"{operator.seconds / found.busy_s:.1%}"
+        kind = kinds.get(operator.name, "")
+        table.add_row(operator.name, kind, str(operator.num_tasks), f"{operator.seconds * 1e6:.1f}", share)
+    console.print(table)
+    parts = [f"{kind} {seconds / found.busy_s:.0%}" for kind, seconds in found.by_kind(kinds).items()]
+    console.print(f"by kind: {', '.join(parts)}")
+
+
+def _print(found: Explanation) -> None:
+    from mlsys_core.memory.plan import format_nbytes
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table("", "captured", "after passes")
+    before, after = found.captured.counts(), found.optimised.counts()
+    words = {
+        "operators": "operators",
+        "edges": "edges",
+        "meg_edges": "edges of the minimum equivalent graph, |E'|",
+        "matched_edges": "matched edges, |M|",
+        "degree_of_logical_concurrency": "degree of logical concurrency",
+        "streams": "streams, |V| - |M|",
+        "synchronizations": "synchronisations, |E'| - |M|",
+    }
+    for key, text in words.items():
+        table.add_row(text, str(before[key]), str(after[key]))
+    console.print(table)
+    passes = Table("pass", "operators", "fewer by")
+    for one in found.passes:
+        change = one.num_operators_before - one.num_operators_after
+        passes.add_row(one.name, str(one.num_operators_after), str(change) if change else "")
+    console.print(passes)
+    memory = found.memory
+    console.print(
+        f"memory: {format_nbytes(memory.peak_nbytes)} for all intermediate results, {memory.ratio:.2f}x the lower "
+        f"bound of {format_nbytes(memory.lower_bound_nbytes)}; without reuse {format_nbytes(memory.naive_nbytes)}"
+    )

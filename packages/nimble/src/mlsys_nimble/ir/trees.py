@@ -1,0 +1,197 @@
+"""Arguments and results as leaves: pytrees, and in them objects of any class, taken apart into their attributes.
+
+So a cache of keys and values, or a configuration, is an argument like any other: what it holds decides whether a
+schedule fits, its tensors are inputs, and what a call does to it is done by a replay.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+from mlsys_nimble.errors import refuse
+from torch import nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+_BY_VALUE = (
+    *(bool, int, str, bytes, type(None), enum.Enum, range, type(...), type(NotImplemented)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+)
+_BY_IDENTITY = (
+    *(type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType),
+    *(nn.Module, torch.Generator),
+)
+_LEAVES = (*_BY_VALUE, *_BY_IDENTITY, float, complex, slice, np.generic, np.ndarray, torch.Tensor, frozenset)
+MAX_ARRAY_NBYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Stands for an object that is known already: the n-th of a call's arguments."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The structure around leaves; hashable."""
+
+    tree: TreeSpec  # of registered containers
+    objects: tuple[tuple[int, type, Spec], ...]  # (which of the tree's leaves, its class, what it holds)
+    num_leaves: int  # in all
+
+
+@dataclass(slots=True)
+class Flat:
+    """A tree taken apart."""
+
+    leaves: list[Any]
+    spec: Spec
+    objects: list[Any] = field(default_factory=list)  # those that were taken apart, outer ones first
+
+
+def flatten(tree: Any, known: Mapping[int, int] | None = None) -> Flat:
+    """Take a tree apart.
+
+    Args:
+        tree: Any nesting of containers and objects.
+        known: By ``id``, objects that are left whole: a :class:`Reference` of that number stands for them.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> flatten({"a": 1, "b": SimpleNamespace(c=[2, 3])}).leaves
+        [1, 2, 3]
+    """
+    known = dict(known or {})
+    found: list[Any] = []
+    return _flatten(tree, known, found)
+
+
+def _flatten(tree: Any, known: dict[int, int], found: list[Any]) -> Flat:
+    leaves, spec = tree_flatten(tree)
+    made: list[Any] = []
+    objects: list[tuple[int, type, Spec]] = []
+    for place, leaf in enumerate(leaves):
+        if id(leaf) in known and not isinstance(leaf, _LEAVES):
+            made.append(Reference(known[id(leaf)]))
+        elif isinstance(leaf, _LEAVES) or (attributes := _attributes(leaf)) is None:
+            made.append(leaf)
+        else:
+            known[id(leaf)] = len(known)
+            found.append(leaf)
+            inner = _flatten(attributes, known, found)
+            objects.append((place, type(leaf), inner.spec))
+            made += inner.leaves
+    return Flat(made, Spec(spec, tuple(objects), len(made)), found)
+
+
+def unflatten(leaves: Sequence[Any], spec: Spec, known: list[Any] | None = None) -> Any:
+    """Put a tree together again.
+
+    Args:
+        leaves: As :func:`flatten` gave them, or others.
+        spec: What was around them.
+        known: The objects that references stand for; new ones are added to it.
+    """
+    return _unflatten(iter(leaves), spec, [] if known is None else known)
+
+
+def _unflatten(rest: Iterator[Any], spec: Spec, known: list[Any]) -> Any:
+    objects = {place: (cls, inner) for place, cls, inner in spec.objects}
+    made: list[Any] = []
+    for place in range(spec.tree.num_leaves):
+        if place not in objects:
+            leaf = next(rest)
+            made.append(known[leaf.number] if isinstance(leaf, Reference) else leaf)
+            continue
+        cls, inner = objects[place]
+        new = _new(cls)
+        known.append(new)
+        made.append(new)
+        set_attributes(new, _unflatten(rest, inner, known))
+    return tree_unflatten(made, spec.tree)
+
+
+def _attributes(item: Any) -> dict[str, Any] | None:
+    """Return the content of an object; None: it cannot be known."""
+    if isinstance(getattr(item, "__dict__", None), dict) and not _has_slots(item):
+        return dict(vars(item)) if _is_made_by_object(type(item)) else None
+    if dataclasses.is_dataclass(item):
+        return {f.name: getattr(item, f.name) for f in dataclasses.fields(item) if hasattr(item, f.name)}
+    return None
+
+
+def _is_made_by_object(cls: Any) -> bool:
+    """Return whether its instances are no more than their attributes; those of a subclass of ``dict`` are not, say."""
+    try:
+        _new(cls)
+    except TypeError:
+        return False
+    return True
+
+
+def _new(cls: Any) -> Any:
+    return types.SimpleNamespace() if cls is types.SimpleNamespace else object.__new__(cls)
+
+
+def _has_slots(item: Any) -> bool:
+    return any(vars(cls).get("__slots__") for cls in type(item).__mro__)
+
+
+def set_attributes(item: Any, attributes: Mapping[str, Any]) -> None:
+    """Make an object hold these, and nothing else."""
+    if hasattr(item, "__dict__"):
+        vars(item).clear()
+        vars(item).update(attributes)
+        return
+    for name, value in attributes.items():
+        object.__setattr__(item, name, value)
+
+
+def is_plain(leaf: Any) -> bool:
+    """Say whether a leaf holds no tensors that :func:`flatten` does not show."""
+    return isinstance(leaf, (*_LEAVES, Reference))
+
+
+def attributes_of(item: Any) -> dict[str, Any]:
+    """Return the present content of an object that was taken apart."""
+    return _attributes(item) or {}
+
+
+def key_of(leaf: Any, tensor_key: Callable[[torch.Tensor], Any]) -> Any:
+    """Return what decides whether a schedule fits an argument, by value.
+
+    Raises:
+        CaptureError: nothing tells when the argument changes.
+    """
+    if isinstance(leaf, torch.Tensor):
+        return tensor_key(leaf)
+    if isinstance(leaf, _BY_VALUE):
+        return type(leaf), leaf
+    if isinstance(leaf, Reference):
+        return leaf
+    if isinstance(leaf, float):
+        return type(leaf), float(leaf).hex()  # zero has two signs
+    if isinstance(leaf, complex):
+        return type(leaf), leaf.real.hex(), leaf.imag.hex()
+    if isinstance(leaf, slice):
+        return slice, tuple([key_of(part, tensor_key) for part in (leaf.start, leaf.stop, leaf.step)])
+    if isinstance(leaf, frozenset | set):
+        return type(leaf), frozenset(key_of(part, tensor_key) for part in leaf)
+    if isinstance(leaf, np.generic) and not leaf.dtype.hasobject:
+        return type(leaf), leaf.dtype.str, leaf.tobytes()
+    if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject and leaf.nbytes <= MAX_ARRAY_NBYTES:
+        return np.ndarray, leaf.dtype.str, leaf.shape, leaf.strides, blake2b(leaf.tobytes(), digest_size=16).digest()
+    if isinstance(leaf, _BY_IDENTITY):
+        return type(leaf), id(leaf), leaf
+    what = f"an argument of class {type(leaf).__module__}.{type(leaf).__qualname__}"
+    if isinstance(leaf, np.ndarray):
+        what = f"a NumPy array of {leaf.dtype} and {leaf.nbytes:,} bytes as an argument"
+    raise refuse(f"{what}: nothing tells when it changes", "", "Pass tensors, numbers, strings, or objects of these.")

@@ -1,0 +1,114 @@
+"""The schedule: all that was decided ahead of time, frozen, to be replayed, printed or written down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlsys_nimble.planning.layout import Layout
+from mlsys_nimble.planning.planner import Assignment, Piece
+from mlsys_nimble.planning.storage import Storage
+
+NOTHING = Assignment((), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Operators that run natively in one go, and those that torch runs after them."""
+
+    operators: tuple[int, ...]  # by index in the layout's program; a job of the assignment is a place in this tuple
+    then_torch: tuple[int, ...]  # in order
+    assignment: Assignment = NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What the executor replays."""
+
+    layout: Layout
+    storage: Storage
+    stretches: tuple[Stretch, ...]
+    seconds: dict[int, float]  # of each native operator on one worker, as measured
+
+    @property
+    def num_tasks(self) -> int:
+        """Native tasks of a replay."""
+        return sum(len(pieces) for stretch in self.stretches for pieces in stretch.assignment.lists)
+
+    @property
+    def num_waits(self) -> int:
+        """Synchronisations between workers."""
+        return sum(stretch.assignment.num_waits for stretch in self.stretches)
+
+    def record(self) -> dict[str, Any]:
+        """All of it as plain data, for JSON: operators by name, places in bytes, each worker's list in order."""
+        program, places = self.layout.program, self.layout.places
+        outside = {*program.inputs, *program.outputs, *program.constants}
+        values = {}
+        for value, (type_, place) in enumerate(zip(program.values, places, strict=True)):
+            if place.root < 0:
+                continue
+            offset = place.offset * type_.itemsize
+            memory = "caller" if place.root in {*program.inputs, *program.outputs} else "constant"
+            if place.root not in outside:
+                memory, offset = "arena", offset + self.storage.offsets[place.root]
+            values[f"%{value}"] = {
+                "type": str(type_),
+                "memory": memory,
+                "offset": offset,
+                "strides": [stride * type_.itemsize for stride in place.strides],
+            }
+        return {
+            "arena_nbytes": self.storage.plan.peak_nbytes,
+            "values": values,
+            "operators": [
+                {
+                    "name": operator.name,
+                    "kind": type(operator.kind).__name__,
+                    "inputs": [f"%{value}" for value in operator.inputs],
+                    "outputs": [f"%{value}" for value in operator.outputs],
+                    "in_place": index in self.layout.in_place,
+                    "seconds": self.seconds.get(index),
+                }
+                for index, operator in enumerate(program.operators)
+            ],
+            "stretches": [
+                {
+                    "workers": [
+                        [self._piece(stretch, piece) for piece in pieces] for pieces in stretch.assignment.lists
+                    ],
+                    "then_torch": [program.operators[index].name for index in stretch.then_torch],
+                }
+                for stretch in self.stretches
+            ],
+        }
+
+    def _piece(self, stretch: Stretch, piece: Piece) -> dict[str, Any]:
+        name = self.layout.program.operators[stretch.operators[piece.job]].name
+        waits = [{"worker": worker, "tasks_done": count} for worker, count in piece.waits]
+        return {"operator": name, "part": piece.part, "of": piece.num_parts, "waits": waits}
+
+
+def stretches_of(
+    dependencies: Sequence[Sequence[int]], in_torch: frozenset[int], in_place: frozenset[int]
+) -> list[Stretch]:
+    """Cut a program into stretches: every operator in the first that has all it needs.
+
+    Args:
+        dependencies: For each operator, those it reads from; see :func:`mlsys_nimble.planning.storage.dependencies`.
+        in_torch: Operators without a kernel.
+        in_place: Operators that need not run.
+    """
+    level: list[int] = []
+    for index, needed in enumerate(dependencies):
+        # What torch makes after stretch n is there for stretch n + 1, and for torch right away.
+        after = max((level[other] + (other in in_torch and index not in in_torch) for other in needed), default=0)
+        level.append(after)
+    count = 1 + max((level[index] for index in range(len(level)) if index not in in_place), default=0)
+    native: list[list[int]] = [[] for _ in range(count)]
+    torch: list[list[int]] = [[] for _ in range(count)]
+    for index, at in enumerate(level):
+        if index not in in_place:
+            (torch if index in in_torch else native)[at].append(index)
+    return [Stretch(tuple(a), tuple(b)) for a, b in zip(native, torch, strict=True)]

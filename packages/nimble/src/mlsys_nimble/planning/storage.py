@@ -1,0 +1,87 @@
+"""The memory plan: an offset in one arena for every value that has memory of its own.
+
+Follows :mod:`mlsys_nimble.planning.layout`. Two values may share bytes only if one is done with before the other begins in every
+order that the dependencies allow, or, given a schedule, in the orders that its workers may run it in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlsys_core.memory import MemoryPlan, plan_offsets_for_conflicts
+from mlsys_nimble.ir.program import ValueId
+from mlsys_nimble.planning.layout import Layout
+from mlsys_nimble.planning.streams import Bits
+
+ALIGNMENT = 64  # bytes; a cache line
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Where the values' roots lie in the arena."""
+
+    plan: MemoryPlan
+    offsets: dict[ValueId, int]  # bytes, by root; constants and the caller's tensors are not among them
+
+
+def dependencies(layout: Layout) -> list[tuple[int, ...]]:
+    """For each operator, the operators whose results it reads, ascending; what runs in place is looked through."""
+    program = layout.program
+    made_by: dict[ValueId, frozenset[int]] = {}
+    found: list[tuple[int, ...]] = []
+    for index, operator in enumerate(program.operators):
+        needed = frozenset[int]().union(*(made_by.get(value, frozenset()) for value in operator.inputs))
+        makers = needed if index in layout.in_place else frozenset({index})
+        made_by.update(dict.fromkeys(operator.outputs, makers))
+        found.append(() if index in layout.in_place else tuple(sorted(needed)))
+    return found
+
+
+def ancestors(dependencies: Sequence[Sequence[int]]) -> list[Bits]:
+    """For each operator all that must have run before it, as a bitset."""
+    before: list[Bits] = []
+    for needed in dependencies:
+        bits = 0
+        for operator in needed:
+            bits |= before[operator] | 1 << operator
+        before.append(bits)
+    return before
+
+
+def plan_storage(layout: Layout, before: Sequence[Bits]) -> Storage:
+    """Place every root in one arena.
+
+    Args:
+        layout: What lies where within its root.
+        before: For each operator those that have surely run before it, such as :func:`ancestors` says.
+    """
+    program = layout.program
+    outside = {*program.inputs, *program.outputs, *program.constants}
+    uses: dict[ValueId, Bits] = {}  # operators that write or read a root
+    ready: dict[ValueId, Bits] = {}  # operators that have surely run before the first of them writes it
+    sizes: dict[ValueId, int] = {}
+    for index, operator in enumerate(program.operators):
+        if index in layout.in_place:
+            continue
+        for value in (*operator.inputs, *operator.outputs):
+            root = layout.places[value].root
+            uses[root] = uses.get(root, 0) | 1 << index
+        for value in operator.outputs:
+            root = layout.places[value].root
+            ready[root] = ready[root] & before[index] if root in ready else before[index]
+            sizes[root] = program.values[root].nbytes
+    roots = [root for root in ready if root not in outside]
+    kept = {layout.places[value].root for value in program.kept()}
+    conflicts: list[Bits] = []
+    for root in roots:
+        bits = 0
+        for number, other in enumerate(roots):
+            if root == other:
+                continue
+            first = root not in kept and not uses[root] & ~ready[other]
+            last = other not in kept and not uses[other] & ~ready[root]
+            bits |= (not (first or last)) << number
+        conflicts.append(bits)
+    plan = plan_offsets_for_conflicts([sizes[root] for root in roots], conflicts, alignment=ALIGNMENT)
+    return Storage(plan, dict(zip(roots, plan.offsets, strict=True)))

@@ -1,0 +1,169 @@
+"""Stream assignment: Algorithm 1 of the Nimble paper (dissertation, section 3.3.2 and appendix A.1).
+
+Pure: an operator graph in, a stream for each operator out; :mod:`mlsys_nimble.planning.sync` then says where streams must wait.
+The assignment reaches maximum logical concurrency (independent operators never share a stream) with the fewest
+synchronisations that allows.
+
+Sets of operators are Python integers, one bit an operator: reachability takes n²/8 bytes, and an edge one OR of rows.
+The minimum equivalent graph of 10,000 operators and 100,000 edges takes 0.1 s so; ``networkx.transitive_reduction``
+took 11 s. The matching is our own too: networkx's recurses along augmenting paths, and fails on long fences.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from mlsys_core.errors import InvalidInputError
+from mlsys_nimble.ir.graph import Edge, OperatorGraph
+
+MAX_OPERATORS = 50_000  # reachability then takes 0.3 GB
+
+Bits = int  # a set of operators: bit i stands for operator i
+
+
+@dataclass(frozen=True, slots=True)
+class MinimumEquivalentGraph:
+    """The fewest edges with the reachability of the original graph; unique for a DAG."""
+
+    edges: tuple[Edge, ...]  # E', sorted
+    reachable: tuple[Bits, ...]  # for each operator, all that depend on it, itself not included
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAssignment:
+    """A stream for each operator, and what the assignment was derived from."""
+
+    graph: OperatorGraph
+    meg_edges: tuple[Edge, ...]  # E' of the minimum equivalent graph, sorted
+    matching: tuple[Edge, ...]  # M, a maximum matching: the edges of E' that stay within a stream, sorted
+    stream_of: tuple[int, ...]  # stream of each operator, by index; streams are numbered by their first operator
+    degree: int  # degree of logical concurrency: the most operators of which none depends on another
+
+    @property
+    def num_streams(self) -> int:
+        """Streams in use: |V| - |M|. At least ``degree``, more where a chain cover would have to skip an operator."""
+        return len(self.graph.names) - len(self.matching)
+
+    def streams(self) -> list[list[int]]:
+        """The operators of each stream, in the order it runs them."""
+        members: list[list[int]] = [[] for _ in range(self.num_streams)]
+        for operator, stream in enumerate(self.stream_of):
+            members[stream].append(operator)
+        return members
+
+
+def assign_streams(graph: OperatorGraph) -> StreamAssignment:
+    """Assign a stream to each operator by Algorithm 1.
+
+    Raises:
+        InvalidInputError: more than ``MAX_OPERATORS`` operators.
+
+    Example:
+        >>> from mlsys_nimble.ir.graph import build_graph
+        >>> diamond = build_graph(["a", "b", "c", "d"], [("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")])
+        >>> assign_streams(diamond).stream_of
+        (0, 0, 1, 0)
+    """
+    num_operators = len(graph.names)
+    meg = minimum_equivalent_graph(graph)  # step 1
+    consumers: list[Bits] = [0] * num_operators  # step 2: the bipartite graph, as the y_j adjacent to each x_i
+    for producer, consumer in meg.edges:
+        consumers[producer] |= 1 << consumer
+    producer_of = maximum_matching(consumers)  # step 3
+    stream_of: list[int] = []  # steps 4 and 5: matched pairs form paths, and a path is a stream
+    num_streams = 0
+    for producer_or_none in producer_of:  # in topological order, so the producer has its stream already
+        if producer_or_none is None:
+            stream_of.append(num_streams)
+            num_streams += 1
+        else:
+            stream_of.append(stream_of[producer_or_none])
+    # By Dilworth's theorem the largest set of pairwise independent operators is as large as the smallest cover by
+    # chains, and that is a maximum matching of the transitive closure (Fulkerson); the one just found is a good start.
+    chained = maximum_matching(meg.reachable, start=producer_of)
+    return StreamAssignment(
+        graph=graph,
+        meg_edges=meg.edges,
+        matching=tuple(sorted((p, consumer) for consumer, p in enumerate(producer_of) if p is not None)),
+        stream_of=tuple(stream_of),
+        degree=chained.count(None),
+    )
+
+
+def minimum_equivalent_graph(graph: OperatorGraph) -> MinimumEquivalentGraph:
+    """Step 1: drop each edge that a longer path makes redundant.
+
+    Raises:
+        InvalidInputError: more than ``MAX_OPERATORS`` operators.
+    """
+    num_operators = len(graph.names)
+    if num_operators > MAX_OPERATORS:
+        raise InvalidInputError(
+            f"the graph has {num_operators} operators; at most {MAX_OPERATORS} are taken, so schedule it in parts"
+        )
+    successors = graph.successors()
+    reachable: list[Bits] = [0] * num_operators
+    kept: list[Edge] = []
+    for operator in reversed(range(num_operators)):
+        reached = 0
+        for consumer in successors[operator]:  # ascending: whatever leads to a consumer is seen before it
+            if not reached >> consumer & 1:
+                kept.append((operator, consumer))
+                reached |= reachable[consumer] | 1 << consumer
+        reachable[operator] = reached
+    return MinimumEquivalentGraph(edges=tuple(sorted(kept)), reachable=tuple(reachable))
+
+
+def maximum_matching(adjacent: Sequence[Bits], *, start: Sequence[int | None] | None = None) -> list[int | None]:
+    """A maximum matching of a bipartite graph by augmenting paths (Ford-Fulkerson, as appendix A.1.4 names it).
+
+    Args:
+        adjacent: For each left vertex the set of right vertices it may be matched to; as many right as left vertices.
+        start: A matching to begin from, in the form of the result.
+
+    Returns:
+        For each right vertex the left vertex matched to it, or None.
+    """
+    left_of: list[int | None] = list(start) if start is not None else [None] * len(adjacent)
+    right_of: dict[int, int] = {left: right for right, left in enumerate(left_of) if left is not None}
+    free = sum(1 << right for right, left in enumerate(left_of) if left is None)
+    exhausted = 0  # right vertices seen in a search that failed: no augmenting path can go through them any more
+    for root in range(len(adjacent)):
+        if root in right_of:
+            continue
+        visited = exhausted
+        reached_from: dict[int, int] = {}
+        frontier = deque([root])
+        end: int | None = None
+        while frontier:
+            left = frontier.popleft()
+            fresh = adjacent[left] & ~visited
+            if open_end := fresh & free:
+                end = (open_end & -open_end).bit_length() - 1
+                reached_from[end] = left
+                break
+            visited |= fresh
+            for right in _members(fresh):
+                reached_from[right] = left
+                matched = left_of[right]
+                assert matched is not None  # else it were free
+                frontier.append(matched)
+        if end is None:
+            exhausted = visited
+            continue
+        free ^= 1 << end
+        tail: int | None = end
+        while tail is not None:  # flip the path, from its end back to the root
+            left = reached_from[tail]
+            left_of[tail], before = left, right_of.get(left)
+            right_of[left], tail = tail, before
+    return left_of
+
+
+def _members(bits: Bits) -> Iterator[int]:
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest

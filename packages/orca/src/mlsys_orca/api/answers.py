@@ -1,0 +1,250 @@
+"""What the endpoints share of answering: choices run side by side, usage, server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mlsys_core.serving.http import ClosingStreamingResponse
+from pydantic import BaseModel
+
+from mlsys_orca.api.service import Choice, Generation
+from mlsys_orca.api.text_stream import FinishReason, TextDelta
+from mlsys_orca.scheduling.batch import SampledToken
+from mlsys_orca.text.tokenizer import Tokenizer
+
+DONE = b"data: [DONE]\n\n"
+_YIELDS_EVERY = 4  # pieces given between two turns of the event loop
+LEAST_LOGPROB = -9999.0  # for minus infinity, which JSON has not; the protocol's own stand-in
+STREAMED = {
+    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "The answer, or its stream"}
+}
+
+
+class Usage(BaseModel):
+    """Tokens a request cost; a stop token counts as generated."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+    @classmethod
+    def of(cls, num_prompt_tokens: int, num_new_tokens: int) -> Usage:
+        """Usage of one request."""
+        total = num_prompt_tokens + num_new_tokens
+        return cls(prompt_tokens=num_prompt_tokens, completion_tokens=num_new_tokens, total_tokens=total)
+
+
+@dataclass(slots=True)
+class Whole:
+    """One choice's answer, complete."""
+
+    index: int
+    text: str = ""
+    tokens: list[SampledToken] = field(default_factory=list)
+    scored: tuple[SampledToken, ...] = ()  # the prompt's tokens but for the first, if they were asked for
+    finish_reason: FinishReason = "length"
+    stopped_by: str | int | None = None
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of its tokens, which must have been asked for."""
+        return sum(finite(token.logprob) for token in self.tokens) / max(1, len(self.tokens))
+
+
+async def collect(generation: Generation) -> list[Whole]:
+    """Run all choices to their end; by index."""
+    try:
+        return list(await asyncio.gather(*map(_whole, generation.choices)))
+    finally:
+        generation.close()
+
+
+def num_values(answers: list[Whole]) -> int:
+    """Return how many numbers and texts ``answers`` are written with, about; looks at one token of each alone."""
+    lists = [tokens for whole in answers for tokens in (whole.tokens, whole.scored) if tokens]
+    return sum(len(tokens) * (1 + len(tokens[-1].top_logprobs)) for tokens in lists) + len(answers)
+
+
+async def _whole(choice: Choice) -> Whole:
+    whole, texts = Whole(choice.index), []
+    async for delta in choice.deltas:
+        texts.append(delta.text)
+        whole.scored = delta.scored or whole.scored
+        if delta.token is not None:
+            whole.tokens.append(delta.token)
+        if delta.finish_reason is not None:
+            whole.finish_reason, whole.stopped_by = delta.finish_reason, delta.stopped_by
+    whole.text = "".join(texts)
+    return whole
+
+
+async def merged(generation: Generation) -> AsyncGenerator[tuple[Choice, TextDelta], None]:
+    """The pieces of all choices, as they come."""
+    if len(generation.choices) == 1:
+        async for delta in generation.choices[0].deltas:
+            yield generation.choices[0], delta
+        return
+    queue: asyncio.Queue[tuple[Choice, TextDelta] | BaseException | None] = asyncio.Queue()
+
+    async def pump(choice: Choice) -> None:
+        try:
+            async for delta in choice.deltas:
+                queue.put_nowait((choice, delta))
+            queue.put_nowait(None)
+        except Exception as error:  # noqa: BLE001 - raised below, to the one who reads
+            queue.put_nowait(error)
+
+    tasks = [asyncio.create_task(pump(choice)) for choice in generation.choices]
+    try:
+        num_left, num_given = len(tasks), 0
+        while num_left:
+            item = await queue.get()
+            num_given += 1
+            if num_given % _YIELDS_EVERY == 0:
+                await asyncio.sleep(0)  # the others' turn: what waits in the queue would all be written in this one
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                num_left -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Events(AsyncIterator[bytes]):
+    """An answer's events; closing it ends the answer, whether or not it was ever read."""
+
+    def __init__(self, generation: Generation, events: AsyncGenerator[bytes, None]) -> None:
+        self._generation, self._events = generation, events
+
+    async def __anext__(self) -> bytes:
+        return await anext(self._events)
+
+    async def aclose(self) -> None:
+        self._generation.close()
+        await self._events.aclose()
+
+
+def streamed(generation: Generation, events: AsyncGenerator[bytes, None]) -> ClosingStreamingResponse:
+    """``events`` as a response that ends ``generation`` when its client leaves."""
+    return ClosingStreamingResponse(_Events(generation, events), media_type="text/event-stream")
+
+
+def event(chunk: BaseModel, *, exclude: set[str] | None = None) -> bytes:
+    """One server-sent event."""
+    return b"data: " + chunk.model_dump_json(exclude=exclude).encode() + b"\n\n"
+
+
+def named_event(name: str, chunk: BaseModel) -> bytes:
+    """One server-sent event with a name."""
+    return f"event: {name}\n".encode() + event(chunk)
+
+
+def finite(logprob: float | None) -> float:
+    """``logprob`` as JSON can have it."""
+    return logprob if logprob is not None and math.isfinite(logprob) else LEAST_LOGPROB
+
+
+class TopLogprob(BaseModel):
+    """One of the likeliest tokens at a place."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(TopLogprob):
+    """The token chosen at a place."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    """Log-probabilities of a chat answer's tokens."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(BaseModel):
+    """Log-probabilities of a completion's tokens, in the older shape."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class PromptLogprob(BaseModel):
+    """One token at a place of the prompt."""
+
+    logprob: float
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+Role = Literal["assistant"]
+
+
+def chat_logprobs(tokens: list[SampledToken], tokenizer: Tokenizer) -> ChatLogprobs:
+    """Log-probabilities in the chat endpoint's shape."""
+
+    def entry(token_id: int, logprob: float | None) -> TopLogprob:
+        text, raw = tokenizer.decode([token_id], skip_special=False), tokenizer.token_bytes(token_id)
+        return TopLogprob(token=text, logprob=finite(logprob), bytes=None if raw is None else list(raw))
+
+    return ChatLogprobs(
+        content=[
+            TokenLogprob(
+                **entry(token.token_id, token.logprob).model_dump(),
+                top_logprobs=[entry(token_id, logprob) for token_id, logprob in token.top_logprobs],
+            )
+            for token in tokens
+        ]
+    )
+
+
+def completion_logprobs(tokens: list[SampledToken], tokenizer: Tokenizer, *, offset: int) -> CompletionLogprobs:
+    """Log-probabilities in the older shape; ``offset`` is where the first token's text begins in the answer."""
+    texts = [tokenizer.decode([token.token_id], skip_special=False) for token in tokens]
+    offsets = []
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    return CompletionLogprobs(
+        tokens=texts,
+        token_logprobs=[None if token.logprob is None else finite(token.logprob) for token in tokens],
+        top_logprobs=[None if token.logprob is None else _best(token, tokenizer) for token in tokens],
+        text_offset=offsets,
+    )
+
+
+def _best(token: SampledToken, tokenizer: Tokenizer) -> dict[str, float]:
+    best = {
+        tokenizer.decode([token_id], skip_special=False): finite(logprob) for token_id, logprob in token.top_logprobs
+    }
+    return {tokenizer.decode([token.token_id], skip_special=False): finite(token.logprob)} | best
+
+
+def prompt_logprobs(scored: tuple[SampledToken, ...], tokenizer: Tokenizer) -> PromptLogprobs:
+    """The prompt's log-probabilities, token by token, in vLLM's shape; None for the first."""
+
+    def entries(token: SampledToken) -> dict[str, PromptLogprob]:
+        pairs = ((token.token_id, token.logprob), *token.top_logprobs)
+        return {
+            str(token_id): PromptLogprob(
+                logprob=finite(logprob), decoded_token=tokenizer.decode([token_id], skip_special=False)
+            )
+            for token_id, logprob in pairs
+        }
+
+    return [None, *map(entries, scored)]

@@ -1,0 +1,237 @@
+"""``POST /v1/completions``: a text, or token ids, continued."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+from fastapi import Request, Response
+from mlsys_core.serving.http import Router, cancel_on_disconnect
+from pydantic import BaseModel, Field, model_validator
+
+from mlsys_orca.api.answers import (
+    DONE,
+    STREAMED,
+    CompletionLogprobs,
+    PromptLogprobs,
+    Usage,
+    Whole,
+    collect,
+    completion_logprobs,
+    event,
+    merged,
+    num_values,
+    prompt_logprobs,
+    streamed,
+)
+from mlsys_orca.api.fields import (
+    MAX_CHOICES,
+    Generating,
+    Ids,
+    ManyIds,
+    Neutral,
+    ResponseFormat,
+    Text,
+    Texts,
+    grammar_from,
+)
+from mlsys_orca.api.front import body_size
+from mlsys_orca.api.service import Ask, Generation, ModelService, text_options
+from mlsys_orca.api.text_stream import FinishReason
+from mlsys_orca.scheduling.batch import SampledToken
+from mlsys_orca.text.tokenizer import Tokenizer
+
+
+class CompletionRequest(Generating):
+    """``POST /v1/completions``."""
+
+    neutral: ClassVar[Neutral] = {"suffix": (None, "")}
+    prompt: Text | Ids | Texts | ManyIds
+    best_of: int | None = Field(default=None, ge=1, le=MAX_CHOICES, description="Answers made, of which n are given.")
+    echo: bool = False
+    logprobs: int | None = Field(default=None, ge=0, le=5)
+    response_format: ResponseFormat | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> CompletionRequest:
+        if self.best_of is not None and self.best_of < (self.n or 1):
+            raise ValueError(f"'best_of' is {self.best_of}, and 'n' of them are {self.n}: it cannot be the smaller")
+        if self.best_of is not None and self.best_of > (self.n or 1) and self.stream:
+            raise ValueError("'best_of' is known when all answers are: leave out 'stream'")
+        if self.max_tokens == 0 and (self.stream or not self.echo):
+            raise ValueError("'max_tokens' is 0: ask for at least 1, or for 'echo' of a whole answer")
+        if self.echo and self.stream and self.logprobs is not None:
+            raise ValueError("'echo' with 'logprobs' comes with whole answers only: leave out 'stream'")
+        return self
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """All prompts."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        return [self.prompt] if isinstance(self.prompt[0], int) else self.prompt
+
+
+class CompletionChoice(BaseModel):
+    """One answer, or a piece of one."""
+
+    index: int = 0
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None = None  # the stop string, or the client's stop token, that ended it
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+class Completion(BaseModel):
+    """Answer of ``POST /v1/completions``, and each event of a streamed one."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+
+
+def ask_of(body: CompletionRequest, service: ModelService) -> Ask:
+    """What ``body`` asks for.
+
+    Raises:
+        InvalidInputError: a token id is not in the vocabulary, or a grammar cannot be read.
+    """
+    tokenizer = service.loaded.tokenizer
+    for prompt in body.prompts:  # all lengths first: a wrong one costs no work on the others
+        if isinstance(prompt, str):
+            service.check_length(len(prompt))
+        else:
+            service.check_ids(prompt)
+    prompts = [tokenizer.encode(each, add_bos=True) if isinstance(each, str) else each for each in body.prompts]
+    sampling = service.sampling_of(body, num_logprobs=body.logprobs)
+    if _ranks(body) and sampling.num_logprobs is None:
+        sampling = replace(sampling, num_logprobs=0)
+    if body.echo and body.logprobs is not None and sampling.num_prompt_logprobs is None:
+        sampling = replace(sampling, num_prompt_logprobs=body.logprobs)
+    return Ask(
+        prefix="cmpl",
+        model=body.model,
+        prompts=prompts,
+        max_new_tokens=16 if body.max_tokens is None else body.max_tokens,  # the protocol's default for this endpoint
+        sampling=sampling,
+        seed=body.seed,
+        num_choices=body.best_of or body.n or 1,
+        grammar=grammar_from(body.structured_outputs, body.response_format),
+        ignores_eos=body.ignore_eos,
+        text=text_options(body),
+    )
+
+
+def _ranks(body: CompletionRequest) -> bool:
+    return body.best_of is not None and body.best_of > (body.n or 1)
+
+
+def completion(
+    generation: Generation, answers: list[Whole], body: CompletionRequest, tokenizer: Tokenizer
+) -> Completion:
+    """The whole answer."""
+    num_new_tokens = 0 if body.max_tokens == 0 else sum(len(whole.tokens) for whole in answers)
+    if _ranks(body):
+        answers = _best(answers, body.best_of or 1, body.n or 1)
+    choices = []
+    for index, whole in enumerate(answers):
+        prompt_ids = generation.choices[whole.index].request.prompt_token_ids
+        choices.append(_choice(index, whole, prompt_ids, body, tokenizer))
+    return Completion(
+        id=generation.answer_id,
+        created=generation.created,
+        model=generation.model,
+        choices=choices,
+        usage=Usage.of(generation.num_prompt_tokens, num_new_tokens),
+    )
+
+
+def _best(answers: list[Whole], made: int, given: int) -> list[Whole]:
+    """Of each prompt's ``made`` answers the ``given`` with the highest mean log-probability, best first."""
+    groups = [answers[start : start + made] for start in range(0, len(answers), made)]
+    return [whole for group in groups for whole in sorted(group, key=lambda whole: -whole.mean_logprob)[:given]]
+
+
+def _choice(
+    index: int, whole: Whole, prompt_ids: tuple[int, ...], body: CompletionRequest, tokenizer: Tokenizer
+) -> CompletionChoice:
+    text, tokens = (whole.text, whole.tokens) if body.max_tokens != 0 else ("", [])
+    if body.echo:
+        text = tokenizer.decode(prompt_ids) + text
+        tokens = [SampledToken("", prompt_ids[0]), *whole.scored, *tokens]
+    return CompletionChoice(
+        index=index,
+        text=text,
+        logprobs=None if body.logprobs is None else completion_logprobs(tokens, tokenizer, offset=0),
+        finish_reason=whole.finish_reason if body.max_tokens != 0 else "length",
+        stop_reason=whole.stopped_by,
+        prompt_logprobs=None if body.prompt_logprobs is None else prompt_logprobs(whole.scored, tokenizer),
+    )
+
+
+async def completion_events(
+    generation: Generation, body: CompletionRequest, tokenizer: Tokenizer
+) -> AsyncGenerator[bytes, None]:
+    """A completion as server-sent events, ``[DONE]`` last."""
+    exclude = None if body.include_usage else {"usage"}
+
+    def chunk(choices: list[CompletionChoice], usage: Usage | None = None) -> bytes:
+        whole = Completion(
+            id=generation.answer_id, created=generation.created, model=generation.model, choices=choices, usage=usage
+        )
+        return event(whole, exclude=exclude)
+
+    pending: list[list[SampledToken]] = [[] for _ in generation.choices]
+    offsets, num_new_tokens = [0] * len(generation.choices), 0
+    if body.echo:
+        for choice in generation.choices:
+            text = await asyncio.to_thread(tokenizer.decode, choice.request.prompt_token_ids)
+            yield chunk([CompletionChoice(index=choice.index, text=text, finish_reason=None)])
+    async for choice, delta in merged(generation):
+        waiting = pending[choice.index]
+        if delta.token is not None:
+            num_new_tokens += 1
+            waiting.append(delta.token)
+        if not delta.text and delta.finish_reason is None:
+            continue
+        logprobs = None
+        if body.logprobs is not None:
+            logprobs = completion_logprobs(waiting, tokenizer, offset=offsets[choice.index])
+        offsets[choice.index] += len(delta.text)
+        pending[choice.index] = []
+        piece = CompletionChoice(
+            index=choice.index,
+            text=delta.text,
+            logprobs=logprobs,
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stopped_by,
+        )
+        yield chunk([piece])
+    if body.include_usage:
+        yield chunk([], Usage.of(generation.num_prompt_tokens, num_new_tokens))
+    yield DONE
+
+
+def add_routes(router: Router, service: ModelService) -> None:
+    """``/v1/completions``."""
+    tokenizer = service.loaded.tokenizer
+
+    @router.post("/v1/completions", response_model=Completion, responses=STREAMED)  # type: ignore[arg-type]
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Continue a text, whole or as a stream of server-sent events."""
+        num_choices = body.best_of or body.n or 1
+        service.check_counts(body.model, num_prompts=len(body.prompts), num_choices=num_choices)
+        ask = await service.front.run(ask_of, body, service, size=body_size(request))
+        generation = await service.start(ask, user=body.user)
+        if body.stream:
+            return streamed(generation, completion_events(generation, body, tokenizer))
+        answers = await cancel_on_disconnect(request, collect(generation))
+        return await service.front.answer(
+            lambda: completion(generation, answers, body, tokenizer), size=num_values(answers)
+        )

@@ -1,0 +1,85 @@
+"""What ``/metrics`` says of an engine; the HTTP base adds its own. Read when asked for: serving pays nothing.
+
+Named as vLLM's metrics, behind this project's prefix: ``mlsys_orca_num_requests_running`` and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from mlsys_orca.engine.engine import Engine
+    from mlsys_orca.engine.stats import Histogram
+
+_PREFIX = "mlsys_orca_"
+
+
+class EngineMetrics(Collector):
+    """Gauges and counters of one engine, labelled with its scheduling policy.
+
+    What only a :class:`~mlsys_orca.scheduling.request_pool.RequestBook` knows (who runs and who waits, preemptions, cached
+    tokens) is left out for a policy that keeps none as ``book``.
+
+    Example:
+        >>> CollectorRegistry().register(EngineMetrics(engine))  # doctest: +SKIP
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics as they stand now."""
+        engine, tables, book = self._engine, self._engine.block_tables, self._engine.book
+        yield self._gauge("num_requests_unfinished", "Requests accepted that have not left", engine.num_unfinished)
+        yield self._gauge("kv_blocks", "K/V blocks there are", tables.num_blocks)
+        yield self._gauge("kv_blocks_used", "K/V blocks that requests hold", tables.num_blocks - tables.num_free_blocks)
+        used = 1 - tables.num_free_blocks / tables.num_blocks
+        yield self._gauge("kv_cache_usage_perc", "Share of the K/V blocks that requests hold, 0 to 1", used)
+        yield from self._times()
+        if book is None:
+            return
+        num_running, num_admitted = book.num_running, book.num_unfinished
+        yield self._gauge("num_requests_running", "Requests that hold K/V blocks", num_running)
+        yield self._gauge(
+            "num_requests_waiting", "Requests admitted that hold no K/V block", max(0, num_admitted - num_running)
+        )
+        yield self._counter("num_preemptions", "Requests that lost their K/V blocks to others", book.num_preemptions)
+        yield self._counter(
+            "prefix_cache_hits", "Tokens whose keys and values were found in kept blocks", book.num_cached_tokens
+        )
+        yield self._counter("spec_decode_num_draft_tokens", "Tokens guessed by prompt lookup", book.num_guessed)
+        yield self._counter("spec_decode_num_accepted_tokens", "Guessed tokens that stayed", book.num_right)
+
+    def _times(self) -> Iterable[Metric]:
+        stats = self._engine.stats
+        yield self._counter("prompt_tokens", "Tokens of the prompts accepted", stats.num_prompt_tokens)
+        yield self._counter("generation_tokens", "Tokens generated", stats.num_new_tokens)
+        ended = CounterMetricFamily(
+            _PREFIX + "request_success", "Requests that ended, by reason", labels=["policy", "finished_reason"]
+        )
+        for reason in ("stop", "length", "abort", "error"):
+            ended.add_metric([self._engine.policy, reason], stats.finished[reason])
+        yield ended
+        yield self._histogram("request_queue_time_seconds", "From submission to the first iteration", stats.queue)
+        yield self._histogram("time_to_first_token_seconds", "From submission", stats.first_token)
+        yield self._histogram("inter_token_latency_seconds", "Between tokens of a request", stats.between_tokens)
+        yield self._histogram("e2e_request_latency_seconds", "From submission to the end", stats.whole)
+
+    def _histogram(self, name: str, help_: str, values: Histogram) -> Metric:
+        metric = HistogramMetricFamily(_PREFIX + name, help_, labels=["policy"])
+        metric.add_metric([self._engine.policy], buckets=values.buckets(), sum_value=values.sum)
+        return metric
+
+    def _gauge(self, name: str, help_: str, value: float) -> Metric:
+        metric = GaugeMetricFamily(_PREFIX + name, help_, labels=["policy"])
+        metric.add_metric([self._engine.policy], value)
+        return metric
+
+    def _counter(self, name: str, help_: str, value: float) -> Metric:
+        metric = CounterMetricFamily(_PREFIX + name, help_, labels=["policy"])
+        metric.add_metric([self._engine.policy], value)
+        return metric

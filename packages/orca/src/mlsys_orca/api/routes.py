@@ -1,0 +1,79 @@
+"""All routes of one served model."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fastapi import Response
+from mlsys_core.serving.http import HttpError, Router
+from pydantic import BaseModel
+
+from mlsys_orca.api import chat, completions, encoders, messages, responses, tokens
+from mlsys_orca.api.intake import intake_route
+from mlsys_orca.api.service import ModelService, unknown_model
+
+
+class ModelCard(BaseModel):
+    """One model that is served."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "mlsys"
+    max_model_len: int  # tokens of prompt and answer
+    parent: str | None = None  # of an adapter, the model it is added to
+
+
+class ModelList(BaseModel):
+    """Answer of ``GET /v1/models``."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+def make_router(service: ModelService) -> Router:
+    """The endpoints over ``service``."""
+    router = Router(tags=["Orca"], route_class=intake_route(service.front))
+    for endpoint in (chat, completions, responses, messages, encoders, tokens):
+        endpoint.add_routes(router, service)
+    _add_models(router, service)
+
+    @router.get("/health", response_class=Response)
+    async def health() -> Response:
+        """200 with an empty body while the engine runs, as vLLM has it."""
+        if service.engine.failure is not None:
+            raise HttpError("the engine has stopped; restart the server", http_status=503)
+        return Response()
+
+    return router
+
+
+def _add_models(router: Router, service: ModelService) -> None:
+    def cards() -> list[ModelCard]:
+        length = service.engine.max_model_len
+        made = [
+            ModelCard(
+                id=name,
+                created=service.created,
+                max_model_len=length,
+                parent=None if name == service.name else service.name,
+            )
+            for name in service.names
+        ]
+        if service.encoder is not None:
+            encoder = service.encoder
+            made.append(ModelCard(id=encoder.name, created=service.created, max_model_len=encoder.max_tokens))
+        return made
+
+    @router.get("/v1/models")
+    async def list_models() -> ModelList:
+        """The models served here: the one that generates, its adapters, the encoder."""
+        return ModelList(data=cards())
+
+    @router.get("/v1/models/{name:path}")
+    async def get_model(name: str) -> ModelCard:
+        """One model."""
+        for card in cards():
+            if card.id == name:
+                return card
+        raise unknown_model(name, [card.id for card in cards()])

@@ -1,0 +1,95 @@
+"""The HTTP server of one model: the engine's life inside the app's, the OpenAI routes, and its metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlsys_core.device import get_device
+from mlsys_core.serving.http import HttpConfig, Readiness, create_app
+from prometheus_client import CollectorRegistry
+
+from mlsys_orca.api.metrics import EngineMetrics
+from mlsys_orca.api.routes import make_router
+from mlsys_orca.api.service import ModelService
+from mlsys_orca.engine.engine import Engine, EngineConfig
+from mlsys_orca.loading.loaded import LoadedModel
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from mlsys_core.serving import LoopRecorder
+    from structlog.typing import FilteringBoundLogger
+
+    from mlsys_orca.engine.embedding import TextEncoder
+
+
+def available_memory_nbytes(device: str = "cpu") -> int:
+    """Return the memory that this process may still take on the device of that name, without swapping."""
+    return get_device(device).memory_info().available_nbytes
+
+
+def make_service(
+    loaded: LoadedModel,
+    name: str,
+    config: EngineConfig,
+    *,
+    encoder: TextEncoder | None = None,
+    recorder: LoopRecorder | None = None,
+) -> ModelService:
+    """A service over a new engine, and over ``encoder`` if given; the engine's thread starts with the app."""
+    engine = Engine(loaded, config, available_nbytes=available_memory_nbytes(loaded.device), recorder=recorder)
+    return ModelService(name, loaded, engine, encoder)
+
+
+def make_app(service: ModelService, http: HttpConfig, *, logger: FilteringBoundLogger | None = None) -> FastAPI:
+    """The app that serves ``service``; its lifespan starts and ends the engine. ``logger``: as ``create_app``'s."""
+    engine = service.engine
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await asyncio.to_thread(service.warm_up)
+        await asyncio.to_thread(app.openapi)  # which is kept: the first who asks for it must not hold up the others
+        engine.start()
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(engine.close)
+            service.front.close()
+
+    readiness = Readiness()
+    readiness.add_check("engine", lambda: None if engine.failure is None else "the engine has stopped; restart")
+    registry = CollectorRegistry()
+    registry.register(EngineMetrics(engine))
+    return create_app(
+        http,
+        routers=[make_router(service)],
+        lifespan=lifespan,
+        readiness=readiness,
+        registry=registry,
+        logger=logger,
+    )
+
+
+def find_encoder(name: str, *, device: str = "cpu") -> TextEncoder:
+    """The encoder called ``name`` in 'mlsys models list', or in a directory; clients call it by that name.
+
+    Raises:
+        InvalidInputError: there is none, or it needs something that is not implemented.
+    """
+    from mlsys_core.config import settings
+    from mlsys_core.models import resolve_model
+
+    from mlsys_orca.engine.embedding import load_encoder
+
+    encoder = load_encoder(resolve_model(name, settings().cache_dir), device=device)
+    encoder.name = model_name(name)
+    return encoder
+
+
+def model_name(model: str) -> str:
+    """The name clients use for a model given by name or path."""
+    path = Path(model)
+    return path.stem if path.suffix == ".gguf" else path.name or model

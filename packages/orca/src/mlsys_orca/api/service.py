@@ -1,0 +1,331 @@
+"""From a checked body to running answers: model name, prompt, limits and sampling.
+
+The only place where requests for the engine are made. Each endpoint turns its own fields into an :class:`Ask`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import structlog
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving.http import HttpError
+
+from mlsys_orca.api.fields import MAX_PROMPTS, Generating
+from mlsys_orca.api.front import Front
+from mlsys_orca.api.text_stream import TextDelta, TextOptions, stream_text
+from mlsys_orca.engine.embedding import TextEncoder
+from mlsys_orca.engine.engine import Engine, TokenStream
+from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.scheduler import GenerationRequest
+from mlsys_orca.scheduling.batch import SamplingParams
+from mlsys_orca.text.guides import Grammar, GrammarGuide, GuideMaker
+from mlsys_orca.text.tokenizer import LEAST_MAX_CHARS
+
+_CHOICE_STEP = 0x9E3779B97F4A7C15  # between the seeds of a request's choices
+_MASK = (1 << 63) - 1
+_YIELDS_EVERY = 32  # answers begun between two turns of the event loop
+MAX_ANSWERS = 2 * MAX_PROMPTS  # of one request, whatever the engine may hold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What is to be generated, in no protocol's words."""
+
+    prefix: str  # of the answer's id
+    model: str  # the name that the client gave: the model's or an adapter's
+    prompts: Sequence[Sequence[int]]  # token ids; at least one prompt of at least one token
+    max_new_tokens: int | None  # None: what the context has room for
+    sampling: SamplingParams  # of the first choice; seed and guide are set here
+    seed: int | None = None  # None: drawn
+    num_choices: int = 1  # of each prompt
+    grammar: Grammar | None = None
+    ignores_eos: bool = False
+    text: TextOptions = field(default_factory=TextOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One running answer."""
+
+    index: int  # among all choices of the request
+    tokens: TokenStream
+    deltas: AsyncGenerator[TextDelta, None]
+
+    @property
+    def request(self) -> GenerationRequest:
+        """What the engine was asked."""
+        return self.tokens.request
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One accepted request with its running answers. Close it."""
+
+    answer_id: str
+    created: int  # seconds since the epoch
+    model: str
+    choices: tuple[Choice, ...]
+    num_prompt_tokens: int
+
+    def close(self) -> None:
+        """Cancel what has not finished. Idempotent."""
+        for choice in self.choices:
+            choice.tokens.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelService:
+    """One served model: its engine, its tokenizer, the names clients use, and an encoder beside it if there is one."""
+
+    name: str
+    loaded: LoadedModel
+    engine: Engine
+    encoder: TextEncoder | None = None
+    created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
+    guides: GuideMaker = field(init=False)
+    front: Front = field(init=False, default_factory=Front)  # the threads for the work of requests
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "guides", GuideMaker(self.loaded.tokenizer, self.loaded.config.vocab_size))
+
+    @property
+    def max_chars(self) -> int:
+        """Characters of the longest text that may fit the context, whatever its tokens are."""
+        return max(LEAST_MAX_CHARS, self.engine.max_model_len * self.loaded.tokenizer.max_token_chars)
+
+    def warm_up(self) -> None:
+        """Build what the first requests would otherwise wait for: the tables of the tokenizer and of grammars."""
+        self.loaded.tokenizer.warm_up()
+        self.guides.warm_up()
+
+    def check_counts(self, model: str, *, num_prompts: int = 1, num_choices: int = 1) -> None:
+        """See that a request's answers may begin, before any work is done for it.
+
+        Raises:
+            HttpError: it names no model here (404).
+            InvalidInputError: it asks for more answers than one request may.
+            BusyError: too many requests wait (429).
+        """
+        self.adapter_of(model)
+        num_answers = num_prompts * num_choices
+        if num_answers > MAX_ANSWERS:
+            raise InvalidInputError(
+                f"{num_prompts} prompts with {num_choices} choices each ask for {num_answers} answers; at most "
+                f"{MAX_ANSWERS} may be in one request"
+            )
+        self.engine.check_room(num_answers)
+
+    def check_length(self, num_chars: int) -> None:
+        """See that a prompt of ``num_chars`` characters may fit the context, before it is tokenised.
+
+        Raises:
+            HttpError: it cannot (400).
+        """
+        if num_chars > self.max_chars:
+            raise too_long(
+                f"the prompt has {num_chars} characters, and no text of more than {self.max_chars} fits this model's "
+                f"context of {self.engine.max_model_len} tokens: shorten it"
+            )
+
+    @property
+    def names(self) -> list[str]:
+        """What a request may call for to have text generated: the model, then its adapters."""
+        return [self.name, *sorted(self.engine.adapters)]
+
+    def adapter_of(self, model: str) -> str | None:
+        """The adapter that ``model`` names; None: the model itself.
+
+        Raises:
+            HttpError: it names nothing here (404).
+        """
+        if model == self.name:
+            return None
+        if model in self.engine.adapters:
+            return model
+        raise unknown_model(model, self.names)
+
+    def sampling_of(self, body: Generating, *, num_logprobs: int | None) -> SamplingParams:
+        """The sampling that ``body`` asks for.
+
+        Raises:
+            InvalidInputError: a token id is not in the vocabulary.
+        """
+        vocab_size = self.loaded.config.vocab_size
+        bias = tuple((int(key), value) for key, value in (body.logit_bias or {}).items())
+        for name, ids in (("logit_bias", [key for key, _ in bias]), ("stop_token_ids", body.stop_token_ids or ())):
+            if ids and max(ids) >= vocab_size:
+                raise InvalidInputError(f"{name}: token id {max(ids)} is not in the vocabulary of {vocab_size} tokens")
+        late = self.loaded.tokenizer.eos_ids | frozenset(body.stop_token_ids or ())
+        return SamplingParams(
+            temperature=body.temperature,
+            top_k=body.top_k_or_none,
+            top_p=body.top_p,
+            min_p=body.min_p,
+            repetition_penalty=body.repetition_penalty,
+            presence_penalty=body.presence_penalty or 0.0,
+            frequency_penalty=body.frequency_penalty or 0.0,
+            logit_bias=bias,
+            min_tokens=body.min_tokens,
+            late_token_ids=tuple(sorted(late)) if body.min_tokens else (),
+            num_logprobs=num_logprobs,
+            num_prompt_logprobs=body.prompt_logprobs,
+        )
+
+    def encode_chat(
+        self,
+        messages: Sequence[dict[str, object]],
+        *,
+        tools: Sequence[dict[str, object]] | None = None,
+        variables: dict[str, object] | None = None,
+    ) -> list[int]:
+        """The prompt of a conversation.
+
+        Raises:
+            InvalidInputError: the model has no chat template, or it refuses the messages.
+        """
+        template = self.loaded.chat_template
+        if template is None:
+            raise InvalidInputError(f"model {self.name!r} has no chat template: use /v1/completions")
+        self.check_length(num_chars((messages, tools)))
+        return template.encode(messages, self.loaded.tokenizer, tools=tools, variables=variables)
+
+    def check_vocabulary(self, token_ids: Sequence[int]) -> None:
+        """See that ``token_ids`` are all in the vocabulary.
+
+        Raises:
+            InvalidInputError: one is not.
+        """
+        if max(token_ids, default=0) >= self.loaded.config.vocab_size:
+            raise InvalidInputError(
+                f"token id {max(token_ids)} is not in the vocabulary of {self.loaded.config.vocab_size} tokens"
+            )
+
+    def check_ids(self, token_ids: Sequence[int]) -> None:
+        """See that ``token_ids`` fit the context, and are all in the vocabulary.
+
+        Raises:
+            HttpError: they are too many (400).
+            InvalidInputError: one is not in the vocabulary.
+        """
+        if len(token_ids) >= self.engine.max_model_len:
+            raise too_long(
+                f"this model's context is {self.engine.max_model_len} tokens, for prompt and answer; the prompt has "
+                f"{len(token_ids)}: shorten it"
+            )
+        self.check_vocabulary(token_ids)
+
+    async def start(self, ask: Ask, *, user: str | None = None) -> Generation:
+        """Accept a request; its answers begin at once.
+
+        Raises:
+            HttpError: it names no model here (404), or its prompt and answer are longer than the context (400).
+            InvalidInputError: its grammar is refused.
+            BusyError: too many requests wait (429).
+        """
+        if user:
+            structlog.contextvars.bind_contextvars(user=user)  # into the request's log line
+        adapter = self.adapter_of(ask.model)
+        self.check_counts(ask.model, num_prompts=len(ask.prompts), num_choices=ask.num_choices)
+        guides: Sequence[GrammarGuide | None] = [None] * len(ask.prompts) * ask.num_choices
+        if ask.grammar is not None:
+            guides = await self.front.run(
+                self.guides.guides, ask.grammar, len(guides), size=len(ask.grammar.source) * len(guides)
+            )
+        answer_id = f"{ask.prefix}-{uuid.uuid4().hex}"
+        seed = secrets.randbits(63) if ask.seed is None else ask.seed
+        requests = []
+        for number, prompt in enumerate(ask.prompts):
+            base = self._request(ask, prompt, adapter)
+            for choice in range(ask.num_choices):
+                index = number * ask.num_choices + choice
+                sampling = replace(ask.sampling, seed=(seed + choice * _CHOICE_STEP) & _MASK, guide=guides[index])
+                request_id = answer_id if len(guides) == 1 else f"{answer_id}-{index}"
+                requests.append(replace(base, request_id=request_id, sampling=sampling))
+                await _now_and_then(index)
+        choices: list[Choice] = []
+        try:
+            for index, request in enumerate(requests):
+                tokens = self.engine.submit(request)
+                choices.append(Choice(index, tokens, stream_text(tokens, self.loaded.tokenizer, ask.text)))
+                await _now_and_then(index)
+        except BaseException:
+            for started in choices:
+                started.tokens.close()
+            raise
+        num_prompt_tokens = sum(map(len, ask.prompts))
+        return Generation(answer_id, int(time.time()), ask.model, tuple(choices), num_prompt_tokens)
+
+    def _request(self, ask: Ask, prompt: Sequence[int], adapter: str | None) -> GenerationRequest:
+        """One choice's request but for its id and sampling."""
+        self.check_vocabulary(prompt)  # a tokenizer may have tokens that the model's table has not
+        encoder, num_encoder_tokens, num_prompt = self.loaded.config.encoder, 0, len(prompt)
+        if encoder is not None:
+            prompt, num_encoder_tokens = [*prompt, *encoder.start_token_ids], num_prompt
+        room = self.engine.max_model_len - len(prompt)
+        asked = max(1, ask.max_new_tokens) if ask.max_new_tokens is not None else 1
+        if asked > room:
+            raise too_long(
+                f"this model's context is {self.engine.max_model_len} tokens; the prompt has {num_prompt} and "
+                f"{asked} more were asked for: shorten the prompt or lower max_tokens"
+            )
+        eos_ids = frozenset() if ask.ignores_eos else self.loaded.tokenizer.eos_ids
+        return GenerationRequest(
+            request_id="",
+            prompt_token_ids=tuple(prompt),
+            max_new_tokens=room if ask.max_new_tokens is None else asked,
+            stop_token_ids=eos_ids | ask.text.stop_token_ids,
+            num_encoder_tokens=num_encoder_tokens,
+            adapter=adapter,
+        )
+
+
+def text_options(body: Generating) -> TextOptions:
+    """How ``body`` wants its tokens to become text."""
+    return TextOptions(
+        stop_strings=body.stop_strings,
+        stop_token_ids=frozenset(body.stop_token_ids or ()),
+        keeps_stop=body.include_stop_str_in_output,
+        skips_special=body.skip_special_tokens,
+        min_tokens=body.min_tokens,
+    )
+
+
+async def _now_and_then(index: int) -> None:
+    if index % _YIELDS_EVERY == _YIELDS_EVERY - 1:
+        await asyncio.sleep(0)  # the others' turn
+
+
+def num_chars(value: object) -> int:
+    """Return how many characters all texts in ``value`` have, made of JSON's types and tuples.
+
+    Example:
+        >>> num_chars([{"role": "user", "content": "Hello"}])
+        9
+    """
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(num_chars, value.values()))
+    return sum(map(num_chars, value)) if isinstance(value, list | tuple) else 0
+
+
+def too_long(message: str) -> HttpError:
+    """400: the context is too short for what was asked."""
+    return HttpError(message, http_status=400, error_code="context_length_exceeded")
+
+
+def unknown_model(model: str, names: Sequence[str]) -> HttpError:
+    """404: nothing here has that name."""
+    has = ", ".join(map(repr, names)) or "none for this"
+    return HttpError(
+        f"the model {model[:256]!r} does not exist here; this server has {has}",
+        http_status=404,
+        error_code="model_not_found",
+        param="model",
+    )

@@ -1,0 +1,342 @@
+"""A decoder that runs natively: the plan bound to packed weights, and the cache that its attention reads."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import weakref
+from collections.abc import Sequence
+from copy import copy
+from ctypes import byref, c_int32, c_void_p
+from typing import Self
+
+import numpy as np
+import torch
+from mlsys_core.errors import InvalidInputError, MemoryPlanError, MlsysError
+from mlsys_core.native import warn_without_kernels
+from mlsys_orca.backends.native import library
+from mlsys_orca.backends.native.factors import Factors
+from mlsys_orca.backends.native.library import ACTIVATIONS, CACHES, PANEL, RUN, address
+from mlsys_orca.backends.native.lowering import LoweringError, lower
+from mlsys_orca.backends.native.packing import PackedLinear, pack
+from mlsys_orca.backends.native.plan import Attend, Normalise, Operator, Product, Take
+from mlsys_orca.model.blocks import Decoder
+from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
+from mlsys_orca.model.kv_cache import KVCache
+from mlsys_orca.model.layers import LayerNorm, RMSNorm, Rotaries, Rotary, look_up
+from mlsys_orca.model.weights.quantized import Matrix, QuantizedMatrix
+from mlsys_orca.scheduling.batch import BlockCopy
+from numpy.typing import NDArray
+from torch import Tensor
+
+_log = logging.getLogger(__name__)
+_MOST_ROWS = 256  # that go through all layers at once: what lies between two operators stays in the caches; twice as
+# many where the matrix unit multiplies them, which would else wait for the weights
+_SPINS = 2000  # pauses before a waiting thread sleeps: some 20 microseconds, an operator of a small batch
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+class NativeKVCache:
+    """Keys and values of all layers, block by block, in the order that native attention reads.
+
+    Blocks stand in runs of 64, layer after layer in each: memory is taken as requests come, by all layers of a run and
+    not of all blocks. A block's keys of one head stand feature after feature, its values token after token; where pairs
+    of bf16 are multiplied, two features, and two tokens, stand side by side.
+
+    Args:
+        config: The model's shape.
+        num_blocks: As the scheduler's.
+        dtype: fp32 or bf16.
+    """
+
+    block_size = PANEL
+
+    def __init__(self, config: ModelConfig, *, num_blocks: int, dtype: torch.dtype) -> None:
+        self.num_blocks = num_blocks
+        self.dtype = dtype
+        self.kind = CACHES.index("fp32")  # how the program reads it
+        if dtype == torch.bfloat16:
+            self.kind = library.load().orca_bf16_cache(config.head_dim)
+        heads = (-(-num_blocks // RUN), config.num_layers, RUN, config.num_kv_heads)
+        self.keys = torch.empty(*heads, config.head_dim, PANEL, dtype=dtype)
+        self.values = torch.empty(*heads, PANEL, -(-config.head_dim // PANEL) * PANEL, dtype=dtype)
+        for tensor in (self.keys, self.values):
+            library.load().orca_huge_pages(tensor.data_ptr(), tensor.nbytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks' keys and values; what the last run has beside them is never touched."""
+        return (self.keys.nbytes + self.values.nbytes) * self.num_blocks // (len(self.keys) * RUN)
+
+    def copy_blocks(self, block_copies: Sequence[BlockCopy]) -> None:
+        """As :meth:`mlsys_orca.model.kv_cache.KVCache.copy_blocks`."""
+        if not block_copies:
+            return
+        sources, destinations = (torch.tensor(blocks) for blocks in zip(*block_copies, strict=True))
+        for tensor in (self.keys, self.values):
+            tensor[destinations // RUN, :, destinations % RUN] = tensor[sources // RUN, :, sources % RUN]
+
+
+class _Program(c_void_p):
+    """The native program's handle; freed with the last decoder that holds it."""
+
+
+class NativeDecoder:
+    """A :class:`~mlsys_orca.model.decoder.DecoderModel` over the native program.
+
+    What a request gets does not depend on its neighbours: every sum runs in one order, whatever the batch.
+
+    Args:
+        decoder: Gives its weights away and can't run itself any more.
+
+    Raises:
+        LoweringError: the decoder has a part without a native operator; nothing was taken from it.
+        MissingDependencyError: there is no C++ compiler.
+
+    Example:
+        >>> decoder = NativeDecoder(model).with_threads(2)  # doctest: +SKIP
+        >>> Runner(decoder, new_kv_cache(decoder, num_blocks=64)).run(batch)  # doctest: +SKIP
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        if decoder.device.type != "cpu" or decoder.dtype not in _DTYPES:
+            raise LoweringError(f"{decoder.dtype} on {decoder.device}")
+        self.config = decoder.config
+        self.dtype = decoder.dtype
+        self.device = decoder.device
+        self.plan = lower(decoder)
+        self.embedding = decoder.embedding
+        rotary = decoder.rotary
+        rotaries = list(rotary.rotaries) if isinstance(rotary, Rotaries) else [rotary] if rotary else []
+        self._factors = [Factors(each) for each in rotaries if isinstance(each, Rotary)]
+        self._native = library.load()
+        self.seconds: NDArray[np.float64] | None = None  # per operator of the plan, to be added to; None: not measured
+        self.largest: NDArray[np.int64] | None = None  # [num_sampled] of the last call: where a row's largest logit is
+        self._kept: list[Tensor | PackedLinear] = []  # what the operators point to
+        number = {name: index for index, name in enumerate(self.plan.widths)}
+        self._operators = [self._bind(operator, number) for operator in self.plan.operators]
+        self._program = self._new_program(1)
+
+    def with_threads(self, num_threads: int) -> Self:
+        """The same weights under a team of ``num_threads`` threads of its own, the caller's among them.
+
+        Raises:
+            InvalidInputError: ``num_threads`` is below 1.
+        """
+        if num_threads < 1:
+            raise InvalidInputError(f"{num_threads} threads cannot run a model; at least 1 can")
+        other = copy(self)
+        other._program = self._new_program(num_threads)
+        return other
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of packed weights, all but the embedding's."""
+        return sum(kept.nbytes for kept in self._kept)
+
+    def __call__(self, inputs: ForwardInputs, kv_cache: KVCache | NativeKVCache) -> Tensor:
+        """Run one iteration: writes its keys and values, returns fp32 logits [num_sampled, vocab_size], or [.., 0].
+
+        Raises:
+            MemoryPlanError: a request's block table is too short for its tokens.
+        """
+        if not isinstance(kv_cache, NativeKVCache):
+            raise InvalidInputError("a native decoder keeps its keys and values in a NativeKVCache")
+        spans, tables = [], list[int]()
+        for request in inputs.batch.requests:
+            if len(request.block_table) * PANEL < request.context_len:
+                raise MemoryPlanError(
+                    f"{len(request.block_table)} K/V blocks of {PANEL} do not hold {request.context_len} tokens"
+                )
+            spans.append((request.start, request.stop, request.context_len, len(tables)))
+            tables.extend(request.block_table)
+        states = self.embedding(inputs.token_ids, inputs.positions, look_up_native).contiguous()
+        highest = max(request.context_len for request in inputs.batch.requests) - 1
+        turned: Sequence[tuple[Tensor | None, Tensor | None]] = [(None, None)]
+        if self._factors:
+            turned = [factors(inputs.positions, highest) for factors in self._factors]
+        arrays = [np.array(values, dtype=np.int32) for values in (spans, tables, inputs.wanted)]
+        cap = self.config.logit_softcap
+        logits = torch.empty(len(inputs.wanted), 0)
+        if inputs.needs_logits or cap is not None:
+            logits = inputs.room.take(len(inputs.wanted), self.config.vocab_size)
+        # Found while logits are made. A cap may make equals of two, of which the first would have to be taken.
+        self.largest = np.empty(len(logits), dtype=np.int64) if cap is None else None
+        most_rows = _MOST_ROWS * (2 if self._native.orca_has_unit() else 1)
+        for first, stop in _even_parts(inputs.batch.num_tokens, most_rows):
+            self._run_rows(first, stop, arrays, states, turned, logits, kv_cache)
+        return logits if cap is None else (logits / cap).tanh_().mul_(cap)
+
+    def _run_rows(
+        self,
+        first: int,
+        stop: int,
+        arrays: Sequence[NDArray[np.int32]],
+        states: Tensor,
+        turned: Sequence[tuple[Tensor | None, Tensor | None]],
+        logits: Tensor,
+        kv_cache: NativeKVCache,
+    ) -> None:
+        """Rows ``first`` to ``stop`` of the iteration through all layers; those before them have been run.
+
+        ``arrays`` are of the iteration: spans [n, 4], block tables one after another, the sampled rows, ascending.
+        """
+        spans, tables, wanted = arrays
+        own = spans[(spans[:, 0] < stop) & (spans[:, 1] > first)]
+        own[:, 2] -= np.maximum(own[:, 1] - stop, 0)  # the context that the last of these rows sees
+        own[:, :2] = own[:, :2].clip(first, stop) - first
+        begin, end = np.searchsorted(wanted, [first, stop]).tolist()
+        sampled = wanted[begin:end] - first
+        parts = [[None if part is None else part[first:stop] for part in pair] for pair in turned]
+        factors = [(c_void_p * len(parts))(*map(address, each)) for each in zip(*parts, strict=True)]
+        batch = library.Batch(
+            stop - first,
+            len(own),
+            len(sampled),
+            *(array.ctypes.data for array in (own, tables, sampled)),
+            *(ctypes.addressof(factor) for factor in factors),
+            states[first:stop].data_ptr(),
+            logits[begin:end].data_ptr() if logits.numel() else None,
+            kv_cache.keys.data_ptr(),
+            kv_cache.values.data_ptr(),
+            self.config.num_layers,
+            kv_cache.kind,
+            None if self.seconds is None else self.seconds.ctypes.data,
+            None if self.largest is None else self.largest[begin:end].ctypes.data,
+        )
+        self._native.orca_run(self._program, byref(batch))
+
+    def _new_program(self, num_threads: int) -> _Program:
+        widths = list(self.plan.widths.values())
+        array = (c_int32 * len(widths))(*widths)
+        program = _Program(self._native.orca_program(num_threads, _SPINS, len(widths), array))
+        for structure in self._operators:
+            add = getattr(self._native, f"orca_add_{type(structure).__name__.lower()}")
+            add(program, byref(structure))
+        weakref.finalize(program, self._native.orca_free, program.value)
+        return program
+
+    def _bind(self, operator: Operator, number: dict[str, int]) -> ctypes.Structure:
+        match operator:
+            case Product():
+                packed = pack(operator.linear, is_gated=operator.is_gated, takes_bf16=self.dtype == torch.bfloat16)
+                self._kept.append(packed)
+                return library.Product(
+                    packed.matrix(),
+                    self._norm(operator.norm),
+                    address(packed.bias),
+                    number[operator.source],
+                    number[operator.target],
+                    ACTIVATIONS.index(operator.activation),
+                    operator.is_gated,
+                    operator.accumulates,
+                )
+            case Attend():
+                return self._attention(operator, number)
+            case Normalise():
+                source, target = number[operator.source], number[operator.target]
+                return library.Normalise(self._norm(operator.norm), source, target, operator.accumulates)
+            case Take():
+                return library.Take(number[operator.register])
+
+    def _attention(self, operator: Attend, number: dict[str, int]) -> library.Attention:
+        attention, config = operator.attention, self.config
+        norm = attention.qk_norm
+        return library.Attention(
+            number[operator.source],
+            number[operator.target],
+            attention.index,
+            attention.num_heads,
+            config.num_kv_heads,
+            attention.head_dim,
+            0 if operator.rotary is None else config.rotary_dim or config.head_dim,
+            operator.rotary or 0,
+            attention.options.window or 0,
+            attention.options.scale or attention.head_dim**-0.5,
+            attention.options.softcap or 0.0,
+            norm.eps if isinstance(norm, RMSNorm) else 0.0,
+            None if not isinstance(norm, RMSNorm) else self._keep(norm.weight),
+            operator.only_sampled,
+        )
+
+    def _norm(self, norm: RMSNorm | LayerNorm | None) -> library.Norm:
+        if norm is None:
+            return library.Norm()
+        if isinstance(norm, RMSNorm):
+            return library.Norm(1, norm.weight.numel(), norm.eps, self._keep(norm.weight), None)
+        return library.Norm(2, norm.hidden_size, norm.eps, self._keep(norm.weight), self._keep(norm.bias))
+
+    def _keep(self, values: Tensor | None) -> int | None:
+        """Hold on to ``values`` as contiguous fp32, and say where they are."""
+        if values is None:
+            return None
+        values = values.float().contiguous()
+        self._kept.append(values)
+        return address(values)
+
+
+def to_native(model: DecoderModel, *, backend: str = "auto") -> DecoderModel:
+    """``model`` as a native decoder.
+
+    Args:
+        model: A decoder of ours gives its weights away.
+        backend: ``"auto"``: where it can't be, the model comes back as it is, and the log says why.
+
+    Raises:
+        MlsysError: it can't be, and ``backend`` is ``"native"``.
+    """
+    try:
+        if not isinstance(model, Decoder):
+            raise LoweringError(f"a model by {type(model).__name__}")
+        return NativeDecoder(model)
+    except MlsysError as error:
+        if backend == "native":
+            raise
+        reason = error
+    if isinstance(reason, LoweringError):
+        _log.info("the model runs in torch: %s", reason)
+    else:
+        warn_without_kernels("Orca", "the model runs in torch's operators", reason)
+    return model
+
+
+def new_kv_cache(model: DecoderModel, *, num_blocks: int, block_size: int = PANEL) -> KVCache | NativeKVCache:
+    """An empty cache of the kind that ``model`` reads.
+
+    Raises:
+        InvalidInputError: a native model's blocks hold another number of tokens.
+    """
+    if isinstance(model, NativeDecoder):
+        if block_size != PANEL:
+            raise InvalidInputError(f"a native model's K/V blocks hold {PANEL} tokens, not {block_size}")
+        return NativeKVCache(model.config, num_blocks=num_blocks, dtype=model.dtype)
+    return KVCache(model.config, num_blocks=num_blocks, block_size=block_size, dtype=model.dtype, device=model.device)
+
+
+def _even_parts(num_rows: int, most_rows: int) -> list[tuple[int, int]]:
+    """Ranges of at most ``most_rows`` rows, as even as can be."""
+    parts = max(1, -(-num_rows // most_rows))
+    return [(num_rows * part // parts, num_rows * (part + 1) // parts) for part in range(parts)]
+
+
+def look_up_native(table: Matrix, ids: Tensor) -> Tensor:
+    """As :func:`~mlsys_orca.model.layers.look_up`: of a table in codes in one call, where torch takes a dozen.
+
+    Raises:
+        IndexError: there is no such row.
+    """
+    if not isinstance(table, QuantizedMatrix):
+        return look_up(table, ids)
+    codes, scales, offsets = (
+        None if part is None else part.contiguous() for part in (table.codes, table.scales, table.offsets)
+    )
+    has_halves = table.scales.dtype == torch.float16
+    shape = table.out_features, table.in_features, table.group_size, table.bits
+    matrix = library.Codes(address(codes), address(scales), address(offsets), *shape, has_halves)
+    ids = ids.contiguous()
+    found = torch.empty(len(ids), table.in_features)
+    count = library.load().orca_look_up(byref(matrix), ids.data_ptr(), len(ids), found.data_ptr())
+    if count < len(ids):
+        raise IndexError(f"there is no token {ids[count]}: the embedding has {table.out_features} rows")
+    return found

@@ -1,0 +1,206 @@
+"""From a decoder's modules to a plan: one small function per kind of layer, MLP and head.
+
+The modules stay what a model is; here is only how each is written in the plan's operators. What has no operator raises
+:class:`LoweringError` with its name, and the model keeps its torch path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import singledispatch
+
+from mlsys_core.errors import MlsysError
+from mlsys_orca.backends.native.plan import LOGITS, STATES, Attend, Normalise, Operator, Plan, Product, Take
+from mlsys_orca.model.blocks import MLP, Attention, Decoder, GatedMLP, PreNormLayer, TurnedBy
+from mlsys_orca.model.families.gemma2 import SandwichLayer
+from mlsys_orca.model.families.gpt_neox import ParallelLayer
+from mlsys_orca.model.families.opt import Cast, PostNormLayer
+from mlsys_orca.model.layers import LayerNorm, Linear, RMSNorm, Rotaries, Rotary
+from torch import nn
+
+MAX_HEAD_DIM = 1024  # attention.h's own
+
+
+class LoweringError(MlsysError):
+    """A decoder has a part that the native program has no operator for."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__(f"there is no native operator for {part}")
+
+
+def lower(decoder: Decoder) -> Plan:
+    """The plan of ``decoder``; nothing of it is changed.
+
+    Raises:
+        LoweringError: some part of it has no operator.
+    """
+    plan = _Lowering(decoder)
+    for layer in decoder.layers:
+        lower_layer(layer, plan)
+    _lower_head(decoder, plan)
+    widths = {STATES: decoder.config.hidden_size} | plan.widths
+    widths[LOGITS] = widths.pop(LOGITS)  # last
+    return Plan(widths, tuple(_leaving_rows_behind(plan.operators)))
+
+
+def _leaving_rows_behind(operators: Sequence[Operator]) -> list[Operator]:
+    """``operators`` with the sampled rows taken of all registers that are still read, once no row reads another."""
+    last = max((i for i, operator in enumerate(operators) if isinstance(operator, Attend)), default=-1)
+    before: list[Operator] = list(operators[: last + 1])
+    after = [operator for operator in operators[last + 1 :] if isinstance(operator, Product | Normalise)]
+    if before and isinstance(before[-1], Attend):
+        before[-1] = replace(before[-1], only_sampled=True)
+    read, written = list[str](), set[str]()
+    for operator in after:
+        for register in [operator.source] + [operator.target] * operator.accumulates:
+            if register not in (*read, *written):
+                read.append(register)
+        written.add(operator.target)
+    return [*before, *(Take(register=register) for register in read), *after]
+
+
+class _Lowering:
+    """The plan so far; registers come to be when something is written to them, as wide as the widest of it."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        if decoder.rotary is not None and type(decoder.rotary) not in (Rotary, Rotaries):
+            raise LoweringError(f"rotary positions by {type(decoder.rotary).__name__}")
+        self.rotary = None if decoder.rotary is None else 0
+        self.widths: dict[str, int] = {}
+        self.operators: list[Operator] = []
+
+    def product(
+        self,
+        source: str,
+        linear: nn.Module,
+        target: str,
+        *,
+        norm: nn.Module | None = None,
+        activation: str | None = None,
+        is_gated: bool = False,
+        accumulates: bool = False,
+    ) -> None:
+        if not isinstance(linear, Linear):
+            raise LoweringError(f"a product by {type(linear).__name__}")
+        self._write(target, linear.out_features // 2 if is_gated else linear.out_features)
+        self.operators.append(
+            Product(
+                source=source,
+                target=target,
+                linear=linear,
+                norm=None if norm is None else _norm(norm),
+                activation=activation,
+                is_gated=is_gated,
+                accumulates=accumulates,
+            )
+        )
+
+    def attend(self, attention: Attention, source: str, target: str, *, rotary: int | None) -> None:
+        if type(attention) is not Attention:
+            raise LoweringError(f"attention by {type(attention).__name__}")
+        if not attention.options.is_causal or attention.options.bias is not None:
+            raise LoweringError("attention that is not causal, or that has a bias")
+        if attention.head_dim > MAX_HEAD_DIM:
+            raise LoweringError(f"heads of {attention.head_dim} features")
+        if attention.qk_norm is not None and not isinstance(attention.qk_norm, RMSNorm):
+            raise LoweringError(f"queries and keys normalised by {type(attention.qk_norm).__name__}")
+        self._write(target, attention.num_heads * attention.head_dim)
+        self.operators.append(Attend(source=source, target=target, attention=attention, rotary=rotary))
+
+    def turned(self, attention: Attention | TurnedBy) -> tuple[Attention, int | None]:
+        """The attention itself, and which rotary turns its heads."""
+        if isinstance(attention, TurnedBy):
+            return attention.attention, attention.which
+        return attention, self.rotary
+
+    def normalise(self, source: str, norm: nn.Module, target: str, *, accumulates: bool = False) -> None:
+        self.operators.append(Normalise(source=source, target=target, norm=_norm(norm), accumulates=accumulates))
+
+    def _write(self, register: str, width: int) -> None:
+        if register == STATES:
+            return
+        if self.widths.setdefault(register, width) != width:
+            raise LoweringError(f"two widths of {register}, {self.widths[register]} and {width}")
+
+
+def _norm(norm: nn.Module) -> RMSNorm | LayerNorm:
+    if not isinstance(norm, RMSNorm | LayerNorm):
+        raise LoweringError(f"a norm by {type(norm).__name__}")
+    return norm
+
+
+@singledispatch
+def lower_layer(layer: nn.Module, plan: _Lowering) -> None:  # noqa: ARG001 - its registered forms write to it
+    """Write one layer, from ``states`` to ``states``."""
+    raise LoweringError(f"a layer by {type(layer).__name__}")
+
+
+@lower_layer.register
+def _(layer: PreNormLayer, plan: _Lowering) -> None:
+    _attention(layer.attention, plan, STATES, norm=layer.attention_norm)
+    lower_mlp(layer.mlp, plan, STATES, norm=layer.mlp_norm)
+
+
+@lower_layer.register
+def _(layer: ParallelLayer, plan: _Lowering) -> None:
+    attention, rotary = plan.turned(layer.attention)
+    plan.product(STATES, attention.qkv, "qkv", norm=layer.attention_norm)
+    plan.attend(attention, "qkv", "attended", rotary=rotary)
+    # The MLP's first product reads the states before attention's sum reaches them.
+    _inner(layer.mlp, plan, norm=layer.mlp_norm)
+    plan.product("attended", attention.output, STATES, accumulates=True)
+    plan.product("inner", _down(layer.mlp), STATES, accumulates=True)
+
+
+@lower_layer.register
+def _(layer: PostNormLayer, plan: _Lowering) -> None:
+    _attention(layer.attention, plan, STATES)
+    plan.normalise(STATES, layer.attention_norm, STATES)
+    lower_mlp(layer.mlp, plan, STATES)
+    plan.normalise(STATES, layer.mlp_norm, STATES)
+
+
+@lower_layer.register
+def _(layer: SandwichLayer, plan: _Lowering) -> None:
+    _attention(layer.attention, plan, "branch", norm=layer.attention_norm)
+    plan.normalise("branch", layer.attention_out_norm, STATES, accumulates=True)
+    lower_mlp(layer.mlp, plan, "branch", norm=layer.mlp_norm)
+    plan.normalise("branch", layer.mlp_out_norm, STATES, accumulates=True)
+
+
+def _attention(attention: Attention | TurnedBy, plan: _Lowering, target: str, *, norm: nn.Module | None = None) -> None:
+    attention, rotary = plan.turned(attention)
+    plan.product(STATES, attention.qkv, "qkv", norm=norm)
+    plan.attend(attention, "qkv", "attended", rotary=rotary)
+    plan.product("attended", attention.output, target, accumulates=target == STATES)
+
+
+def lower_mlp(mlp: nn.Module, plan: _Lowering, target: str, *, norm: nn.Module | None = None) -> None:
+    """Write an MLP that reads ``states``; it adds to ``states``, or fills another register."""
+    _inner(mlp, plan, norm=norm)
+    plan.product("inner", _down(mlp), target, accumulates=target == STATES)
+
+
+def _inner(mlp: nn.Module, plan: _Lowering, *, norm: nn.Module | None) -> None:
+    if isinstance(mlp, GatedMLP):
+        plan.product(STATES, mlp.gate_up, "inner", norm=norm, activation=mlp.activation_name, is_gated=True)
+    elif isinstance(mlp, MLP):
+        plan.product(STATES, mlp.up, "inner", norm=norm, activation=mlp.activation_name)
+    else:
+        raise LoweringError(f"an MLP by {type(mlp).__name__}")
+
+
+def _down(mlp: nn.Module) -> nn.Module:
+    down: nn.Module = mlp.down  # type: ignore[assignment]
+    return down
+
+
+def _lower_head(decoder: Decoder, plan: _Lowering) -> None:
+    norm = None if isinstance(decoder.norm, Cast) else decoder.norm
+    if isinstance(decoder.head, nn.Sequential):
+        project, head = decoder.head
+        plan.product(STATES, project, "projected", norm=norm)
+        plan.product("projected", head, LOGITS)
+    else:
+        plan.product(STATES, decoder.head, LOGITS, norm=norm)

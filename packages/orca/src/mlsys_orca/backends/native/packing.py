@@ -1,0 +1,86 @@
+"""A product's weight in the form that the native loops read: panels of 16 columns, input feature after feature."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from mlsys_orca.backends.native import library
+from mlsys_orca.backends.native.library import KINDS, PANEL, address
+from mlsys_orca.model.layers import Linear
+from mlsys_orca.model.weights.quantized import QuantizedMatrix
+from torch import Tensor
+
+_KINDS = {torch.float32: KINDS.index("fp32"), torch.bfloat16: KINDS.index("bf16")}
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """A packed weight and its bias. Owner: the native decoder, whose program points into the tensors."""
+
+    kind: int
+    depth: int  # input features
+    codes: (
+        Tensor  # [panels, depth, 16]; 4-bit codes: [panels, depth / 2, 16]; bf16 pairs: int32 [panels, depth / 2, 16]
+    )
+    bias: Tensor | None  # fp32 [panels * 16]
+    scales: Tensor | None = None  # fp16 or fp32 [panels, groups, 16]
+    offsets: Tensor | None = None  # as scales
+    takes_bf16: bool = False  # rows and decoded codes may be rounded to bf16
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weight and bias."""
+        return sum(part.nbytes for part in (self.codes, self.bias, self.scales, self.offsets) if part is not None)
+
+    def matrix(self) -> library.Matrix:
+        """The weight as the program takes it."""
+        group, has_halves = 0, False
+        if self.scales is not None:
+            group, has_halves = self.depth // self.scales.shape[1], self.scales.dtype == torch.float16
+        pointers = [address(part) for part in (self.codes, self.scales, self.offsets)]
+        shape = (self.kind, len(self.codes) * PANEL, self.depth, group)
+        return library.Matrix(*shape, *pointers, has_halves, self.takes_bf16)
+
+
+def pack(linear: Linear, *, is_gated: bool, in_pairs: bool | None = None, takes_bf16: bool = False) -> PackedLinear:
+    """Take the weight of ``linear`` and pack it.
+
+    Args:
+        linear: Loses its weight.
+        is_gated: Its columns are gates, then as many factors: panels of the two alternate.
+        in_pairs: bf16 in pairs, for machines that multiply them so; None: where this machine does.
+        takes_bf16: Of codes: where the processor multiplies pairs of bf16, rows and decoded weights are rounded.
+
+    Raises:
+        InvalidInputError: the weight was taken before.
+    """
+    bias, weight = linear.bias, linear.take_weight()
+    packed_bias = None if bias is None else _pack_rows(bias.float()[:, None], is_gated).flatten()
+    if isinstance(weight, QuantizedMatrix):
+        kind = KINDS.index("int8" if weight.bits == 8 else "int4")
+        parts = [_pack_rows(part, is_gated) for part in (weight.codes, weight.scales)]
+        offsets = None if weight.offsets is None else _pack_rows(weight.offsets, is_gated)
+        return PackedLinear(kind, weight.in_features, parts[0], packed_bias, parts[1], offsets, takes_bf16)
+    depth = weight.shape[1]
+    if in_pairs is None:
+        in_pairs = bool(library.load().orca_has_pairs())
+    if in_pairs and weight.dtype == torch.bfloat16 and depth % 2 == 0:
+        pairs = weight.contiguous().view(torch.int32)
+        return PackedLinear(KINDS.index("bf16-pairs"), depth, _pack_rows(pairs, is_gated), packed_bias)
+    return PackedLinear(_KINDS[weight.dtype], depth, _pack_rows(weight, is_gated), packed_bias)
+
+
+def _pack_rows(rows: Tensor, is_gated: bool) -> Tensor:
+    """``rows`` [out, n] -> [panels, n, 16], missing rows zero."""
+    halves = rows.contiguous().chunk(2) if is_gated else (rows.contiguous(),)
+    across = -(-halves[0].shape[0] // PANEL)  # panels of one half
+    if not is_gated:
+        across += across % 2  # the loops take two at a time
+    packed = torch.empty(across * len(halves), rows.shape[1], PANEL, dtype=rows.dtype)
+    native = library.load()
+    native.orca_huge_pages(packed.data_ptr(), packed.nbytes)
+    for number, half in enumerate(halves):
+        columns, depth = half.shape
+        native.orca_pack(half.data_ptr(), packed.data_ptr(), rows.itemsize, columns, depth, across, len(halves), number)
+    return packed

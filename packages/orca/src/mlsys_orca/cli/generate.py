@@ -1,0 +1,105 @@
+"""``mlsys orca generate``: lines of prompts to lines of answers."""
+
+from __future__ import annotations
+
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from mlsys_core.cli.registered import BlockPoolName, Device
+from mlsys_core.collector import kept_out_of_collections
+from mlsys_core.errors import InvalidInputError
+from mlsys_orca.cli.options import (
+    DEFAULT_MODEL,
+    Adapters,
+    ChatTemplateFile,
+    Dtype,
+    Threads,
+    Weights,
+    load,
+    num_threads_of,
+)
+
+
+def generate(
+    source: Annotated[
+        str,
+        typer.Argument(help="A file with a prompt per line, as text or as a JSON object; - for standard input."),
+    ],
+    model: Annotated[
+        str, typer.Option(help="A name from 'mlsys models list', a GGUF file, or a directory.")
+    ] = DEFAULT_MODEL,
+    output: Annotated[
+        Path | None, typer.Option(help="Where answers go, as JSON lines; what it has is not done again. None: stdout.")
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue texts instead of answering them in a chat.")] = False,
+    max_tokens: Annotated[int, typer.Option(min=1, help="New tokens per answer at most.")] = 256,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0.0001, max=1)] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Of all prompts that bring none.")] = None,
+    max_batch_size: Annotated[int, typer.Option(min=1, help="Prompts per iteration at most.")] = 16,
+    max_model_len: Annotated[int | None, typer.Option(min=2, help="Tokens of prompt and answer.")] = None,
+    speculate: Annotated[int, typer.Option(min=0, max=16, help="Tokens guessed from the text so far.")] = 0,
+    memory_pool: BlockPoolName = None,
+    adapter: Adapters = None,
+    chat_template: ChatTemplateFile = None,
+    dtype: Dtype = None,
+    weights: Weights = None,
+    device: Device = "cpu",
+    threads: Threads = 0,
+) -> None:
+    """Answer each line of a file; the answers are JSON lines, in the file's order.
+
+    A line is a text, or an object with "prompt" or "messages" and any further field of the HTTP endpoints. Run it again
+    with the same --output and it goes on where it ended.
+
+    Example: mlsys orca generate questions.txt --output answers.jsonl
+    """
+    import asyncio
+
+    from mlsys_orca.cli.file_generation import generate_all, num_done, read_items
+
+    if source != "-" and not Path(source).is_file():
+        raise InvalidInputError(f"there is no file {source!r}; give a file with a prompt per line, or -")
+    done = 0 if output is None else num_done(output)
+    loaded = load(model, dtype, device=device, weights=weights, adapters=adapter, chat_template=chat_template)
+    from mlsys_orca.api.server import make_service, model_name
+    from mlsys_orca.engine.engine import EngineConfig
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    as_chat = not raw and loaded.chat_template is not None
+    defaults: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    config = EngineConfig(
+        max_batch_size=max_batch_size,
+        max_model_len=max_model_len,
+        num_threads=num_threads_of(threads),
+        policy="paged",
+        memory_pool=memory_pool,
+        num_draft_tokens=speculate,
+    )
+    service = make_service(loaded, model_name(model), config)
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
+    with (
+        sys.stdin if source == "-" else Path(source).open(encoding="utf-8") as lines,
+        sys.stdout if output is None else output.open("a", encoding="utf-8") as answers,
+        Progress(*columns, console=Console(stderr=True), transient=True) as progress,
+        service.engine,
+    ):
+        total = None if source == "-" else sum(map(bool, map(str.strip, Path(source).read_text("utf-8").splitlines())))
+        task = progress.add_task("answering", total=total, completed=done)
+        items = islice(read_items(lines), done, None)
+        with kept_out_of_collections():
+            asyncio.run(
+                generate_all(
+                    service,
+                    items,
+                    answers,
+                    defaults=defaults,
+                    as_chat=as_chat,
+                    first_index=done,
+                    on_done=lambda _: progress.advance(task),
+                )
+            )

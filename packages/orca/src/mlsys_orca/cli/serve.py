@@ -1,0 +1,149 @@
+"""``mlsys orca serve``: one model over HTTP, until Ctrl-C."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from mlsys_core.cli.registered import BlockPoolName, Device
+from mlsys_core.cli.serving import ServerOptions, serve_command
+from mlsys_core.collector import kept_out_of_collections
+from mlsys_orca.cli.options import (
+    DEFAULT_MODEL,
+    Adapters,
+    ChatTemplateFile,
+    Dtype,
+    Model,
+    Threads,
+    Weights,
+    load,
+    num_threads_of,
+)
+
+if TYPE_CHECKING:
+    from mlsys_core.serving.http import ServerAddress
+    from mlsys_orca.api.service import ModelService
+
+MaxModelLen = Annotated[
+    int | None, typer.Option(min=2, help="Tokens of prompt and answer; by default the model's own.")
+]
+_PROMISES = {
+    True: "native kernels: a request gets the same bits in any batch",
+    False: "torch's operators: a request's last digits may depend on its batch",
+}
+
+
+app = typer.Typer()  # of "mlsys serve orca"
+
+
+@app.command()
+@serve_command("orca")
+def serve(
+    model: Model = DEFAULT_MODEL,
+    name: Annotated[str | None, typer.Option(help="The model's name for clients; by default the one given.")] = None,
+    adapter: Adapters = None,
+    encoder: Annotated[
+        str | None, typer.Option(help="An encoder beside the model, for /v1/embeddings and /v1/rerank.")
+    ] = None,
+    chat_template: ChatTemplateFile = None,
+    dtype: Dtype = None,
+    weights: Weights = None,
+    device: Device = "cpu",
+    threads: Threads = 0,
+    max_batch_size: Annotated[int, typer.Option(min=1, help="Requests per iteration at most.")] = 8,
+    max_model_len: MaxModelLen = None,
+    policy: Annotated[
+        str,
+        typer.Option(help="Scheduling policy: chunked, paged, orca, request-level, or one that a plugin registered."),
+    ] = "chunked",
+    max_batch_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens per iteration under 'chunked' (128): fewer keep streams smoother."),
+    ] = None,
+    kv_tokens: Annotated[int | None, typer.Option(min=16, help="K/V slots; by default what fits the memory.")] = None,
+    memory_pool: BlockPoolName = None,
+    speculate: Annotated[
+        int, typer.Option(min=0, max=16, help="Tokens guessed from the text so far behind each; answers stay the same.")
+    ] = 0,
+    batch_invariant: Annotated[
+        bool,
+        typer.Option("--batch-invariant", help="Refuse a model whose answers would depend on what it is batched with."),
+    ] = False,
+    max_waiting: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get 429.")] = 256,
+    *,
+    server: ServerOptions,
+) -> None:
+    """Serve a model over HTTP with the OpenAI protocol until Ctrl-C.
+
+    Each option may also come from the environment (MLSYS_ORCA_PORT; MLSYS_SERVE_PORT for every server) or from the
+    file of --config; flags go first.
+
+    Example: mlsys orca serve smollm2-135m-instruct --port 8000
+    """
+    from mlsys_core.plugins import installed_plugins
+    from mlsys_core.serving.http import serve as serve_http
+    from mlsys_orca.scheduling.policy import find_policy
+
+    find_policy(policy, installed_plugins().registry)  # before the model is loaded
+    http = server.http_config(
+        title="mlsys orca",
+        open_paths=("/health", "/health/*", "/metrics"),
+        validation_status=400,  # as the protocol's own server answers
+    )
+    with server.bind(http) as bound:
+        loaded = load(model, dtype, device=device, weights=weights, adapters=adapter, chat_template=chat_template)
+        from mlsys_orca.api.server import find_encoder, make_app, make_service, model_name
+        from mlsys_orca.engine.engine import EngineConfig
+
+        options: dict[str, Any] = {}
+        if max_batch_tokens is not None or policy == "chunked":
+            options["max_batch_tokens"] = max_batch_tokens or 128
+        engine_config = EngineConfig(
+            max_batch_size=max_batch_size,
+            num_kv_tokens=kv_tokens,
+            max_model_len=max_model_len,
+            num_threads=num_threads_of(threads),
+            policy=policy,
+            memory_pool=memory_pool,
+            policy_options=options,
+            batch_invariant=batch_invariant,
+            max_waiting=max_waiting,
+            num_draft_tokens=speculate,
+        )
+        found = None if encoder is None else find_encoder(encoder, device=device)
+        service = make_service(loaded, name or model_name(model), engine_config, encoder=found)
+
+        def banner(address: ServerAddress) -> None:
+            serving.enter_context(kept_out_of_collections())
+            typer.echo("\n".join(["", *_banner(service, address), ""]), err=True)
+
+        with ExitStack() as serving:
+            code = serve_http(make_app(service, http), bound=bound, on_ready=banner)
+    raise typer.Exit(code)
+
+
+def _banner(service: ModelService, address: ServerAddress) -> Sequence[str]:
+    engine, loaded = service.engine, service.loaded
+    config = engine.config
+    slots = engine.block_tables.num_blocks * engine.block_tables.block_size
+    route, body = "completions", '"prompt": "Hello!"'
+    if loaded.chat_template is not None:
+        route, body = "chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'
+    extras = [f"adapters {', '.join(sorted(engine.adapters))}"] if engine.adapters else []
+    extras += [] if service.encoder is None else [f"embeddings by {service.encoder.name}"]
+    extras += [f"up to {config.num_draft_tokens} guesses a token"] if config.num_draft_tokens else []
+    return [
+        f"  {service.name} at {address.url}/v1   ({str(loaded.model.dtype).removeprefix('torch.')}, "
+        f"weights {loaded.weights_nbytes / 2**20:.0f} MiB, {config.num_threads} threads)",
+        f"  context {engine.max_model_len} tokens, {slots} K/V slots ({engine.kv_nbytes / 2**20:.0f} MiB): "
+        f"{slots // engine.max_model_len} requests of full length at a time",
+        f"  up to {config.max_batch_size} requests per iteration, policy {config.policy}",
+        f"  {_PROMISES[engine.is_batch_invariant]}",
+        *(f"  {extra}" for extra in extras),
+        f"  documentation at {address.url}/docs, metrics at {address.url}/metrics; Ctrl-C ends it",
+        "",
+        f"  curl {address.url}/v1/{route} -H 'Content-Type: application/json' \\",
+        f'    -d \'{{"model": "{service.name}", {body}}}\'',
+    ]

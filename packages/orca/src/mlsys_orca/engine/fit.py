@@ -1,0 +1,73 @@
+"""How many requests of a model fit a machine's memory: the arithmetic of ``mlsys orca explain``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlsys_orca.backends.native.decoder import NativeDecoder
+from mlsys_orca.engine.engine import EngineConfig, plan_kv_tokens
+from mlsys_orca.loading.loaded import LoadedModel
+from mlsys_orca.model.kv_cache import DEFAULT_BLOCK_SIZE, kv_nbytes_per_token
+
+MAX_SUGGESTED = 64  # more requests per iteration make all of them slow before they make the machine faster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """What a model takes, and what fits beside it."""
+
+    architecture: str
+    dtype: str
+    is_native: bool
+    weights_nbytes: int
+    available_nbytes: int  # of memory, with the weights loaded
+    kv_nbytes_per_token: int
+    context: int  # tokens
+    tokens_per_request: int  # what a request usually has
+    num_slots: int  # tokens whose keys and values fit
+
+    @property
+    def max_batch_size(self) -> int:
+        """Requests per iteration to begin with: as many usual ones as the slots hold."""
+        blocks = -(-self.tokens_per_request // DEFAULT_BLOCK_SIZE)
+        return max(1, min(self.num_slots // (blocks * DEFAULT_BLOCK_SIZE), MAX_SUGGESTED))
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What to show: (name, value)."""
+        runs = "native kernels, the same bits in any batch" if self.is_native else "torch's operators"
+        return [
+            ("architecture", f"{self.architecture}, {self.dtype}, {runs}"),
+            ("weights", _mib(self.weights_nbytes)),
+            ("memory left", _mib(self.available_nbytes)),
+            ("keys and values", f"{self.kv_nbytes_per_token / 1024:.1f} KiB a token"),
+            ("context", f"{self.context} tokens, {_mib(self.context * self.kv_nbytes_per_token)} each"),
+            ("K/V slots", f"{self.num_slots}, {_mib(self.num_slots * self.kv_nbytes_per_token)}"),
+            ("requests of full length", f"{self.num_slots // self.context} at a time"),
+            (f"requests of {self.tokens_per_request} tokens", f"{self.num_slots // self.tokens_per_request} at a time"),
+            ("suggested", f"--max-batch-size {self.max_batch_size} --kv-tokens {self.num_slots}"),
+        ]
+
+
+def fit_of(loaded: LoadedModel, *, available_nbytes: int, tokens_per_request: int) -> Fit:
+    """What fits beside ``loaded`` in ``available_nbytes``, by the engine's own plan for its suggested batch size.
+
+    Raises:
+        InvalidInputError: not even one request of the model's context fits.
+    """
+    context = loaded.config.max_positions
+    num_slots = plan_kv_tokens(loaded, EngineConfig(max_batch_size=MAX_SUGGESTED), available_nbytes)
+    return Fit(
+        architecture=loaded.config.architecture,
+        dtype=str(loaded.model.dtype).removeprefix("torch."),
+        is_native=isinstance(loaded.model, NativeDecoder),
+        weights_nbytes=loaded.weights_nbytes,
+        available_nbytes=available_nbytes,
+        kv_nbytes_per_token=kv_nbytes_per_token(loaded.config, loaded.model.dtype),
+        context=context,
+        tokens_per_request=min(tokens_per_request, context),
+        num_slots=num_slots,
+    )
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.0f} MiB" if nbytes < 10 * 2**30 else f"{nbytes / 2**30:.1f} GiB"

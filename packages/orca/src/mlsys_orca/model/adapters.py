@@ -1,0 +1,216 @@
+"""LoRA adapters (Hu et al., 2021): several on one model, each request under its own, all in one batch.
+
+An adapter adds ``scale * (x A^T) B^T`` to some products. Its rows of the flattened batch are gathered, so that each
+adapter costs two thin products more, and rows without one nothing. Read from PEFT's directories. The products are
+torch's: a model with adapters runs in torch's operators.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from mlsys_core.errors import InvalidInputError
+from mlsys_orca.model.blocks import MLP, Attention, Decoder, GatedMLP, TurnedBy
+from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
+from mlsys_orca.model.families import model_family
+from mlsys_orca.model.weights.damage import json_object, readable
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+# What would change the result and is not implemented -> the values that ask for nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "alora_invocation_tokens": (None, []),
+    "alpha_pattern": (None, {}),
+    "bias": ("none", None),
+    "layer_replication": (None, []),
+    "lora_bias": (None, False),
+    "modules_to_save": (None, []),
+    "target_parameters": (None, []),
+    "trainable_token_indices": (None, [], {}),
+    "use_dora": (None, False),
+    "use_qalora": (None, False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """What is added to one product, or to some of its columns."""
+
+    down: Tensor  # A: [rank, in_features]
+    up: Tensor  # scale * B: [rows, rank]
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Whose rows of the batch that runs are whose; written before each forward."""
+
+    by_adapter: dict[str, Tensor] = field(default_factory=dict)  # name -> int64 [rows]
+
+
+class AdaptedLinear(nn.Module):
+    """A product, with adapters' on the rows of their requests.
+
+    Args:
+        base: The model's product.
+        rows: Whose rows are whose.
+    """
+
+    def __init__(self, base: nn.Module, rows: _Rows) -> None:
+        super().__init__()
+        self.base = base
+        self._rows = rows
+        self.parts: dict[str, list[tuple[int, LowRank]]] = {}  # adapter -> (first column, what is added there)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` [num_tokens, in_features] -> [num_tokens, out_features]."""
+        out: Tensor = self.base(x)
+        for name, rows in self._rows.by_adapter.items():
+            for column, part in self.parts.get(name, ()):
+                added = x[rows] @ part.down.T @ part.up.T
+                out[:, column : column + len(part.up)].index_add_(0, rows, added.to(out.dtype))
+        return out
+
+
+class AdaptedDecoder:
+    """A :class:`~mlsys_orca.model.decoder.DecoderModel` whose requests may each name an adapter.
+
+    Args:
+        decoder: In torch's operators; it is changed.
+        adapters: Name -> PEFT directory.
+
+    Raises:
+        InvalidInputError: the model is of no kind that takes adapters, or one does not fit it, or it is damaged.
+
+    Example:
+        >>> AdaptedDecoder(load_model(path, backend="torch").model, {"pirate": "adapters/pirate"})  # doctest: +SKIP
+    """
+
+    def __init__(self, decoder: DecoderModel, adapters: Mapping[str, Path | str]) -> None:
+        if not isinstance(decoder, Decoder):
+            raise InvalidInputError(f"adapters go on a decoder in torch's operators, not on a {type(decoder).__name__}")
+        self.decoder = decoder
+        self.config: ModelConfig = decoder.config
+        self.dtype = decoder.dtype
+        self.device = decoder.device
+        self._rows = _Rows()
+        products = _products(decoder, self._rows)
+        for name, path in adapters.items():
+            with readable(path):
+                _add(name, Path(path).expanduser(), products, decoder)
+        self.adapters = frozenset(adapters)
+
+    @property
+    def module(self) -> Decoder:
+        """The model itself."""
+        return self.decoder
+
+    def __call__(self, inputs: ForwardInputs, kv_cache: Any) -> Tensor:
+        """Run one iteration: writes its keys and values, returns fp32 logits [num_sampled, vocab_size]."""
+        rows: dict[str, list[int]] = {}
+        if not inputs.batch.is_plain:
+            for request in inputs.batch.requests:
+                if request.details is not None and request.details.adapter is not None:
+                    rows.setdefault(request.details.adapter, []).extend(range(request.start, request.stop))
+        self._rows.by_adapter = {name: torch.tensor(found, device=self.device) for name, found in rows.items()}
+        logits: Tensor = self.decoder(inputs, kv_cache)
+        return logits
+
+
+def _products(decoder: Decoder, rows: _Rows) -> dict[str, tuple[AdaptedLinear, int, int]]:
+    """Every product that adapters know: its module's name in Hugging Face's layout -> (it, first column, columns)."""
+    stems = model_family(decoder.config.architecture).stems["huggingface"]
+    found: dict[str, tuple[AdaptedLinear, int, int]] = {}
+    for index, layer in enumerate(decoder.layers):
+        for owner, name, parts in _linears(layer, decoder.config):
+            adapted = AdaptedLinear(getattr(owner, name), rows)
+            setattr(owner, name, adapted)
+            whole = "_".join(parts)  # of families whose files have one matrix for several: "qkv", "gate_up"
+            whole = {"q_k_v": "qkv"}.get(whole, whole)
+            if whole in stems and len(parts) > 1:
+                found[stems[whole].format(index)] = adapted, 0, sum(parts.values())
+                continue
+            column = 0
+            for part, size in parts.items():
+                if part in stems:
+                    found[stems[part].format(index)] = adapted, column, size
+                column += size
+    return found
+
+
+def _linears(layer: nn.Module, config: ModelConfig) -> Iterator[tuple[nn.Module, str, dict[str, int]]]:
+    """(module, attribute, what its columns are) of each product of ``layer``."""
+    attention: Any = getattr(layer, "attention", None)
+    if isinstance(attention, TurnedBy):
+        attention = attention.attention
+    mlp: Any = getattr(layer, "mlp", None)
+    if not isinstance(attention, Attention) or not isinstance(mlp, GatedMLP | MLP):
+        raise InvalidInputError(f"adapters do not fit a {type(layer).__name__} of {config.architecture}")
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    yield attention, "qkv", {"q": queries, "k": keys, "v": keys}
+    yield attention, "output", {"o": config.hidden_size}
+    inner = config.intermediate_size
+    if isinstance(mlp, GatedMLP):
+        yield mlp, "gate_up", {"gate": inner, "up": inner}
+    else:
+        yield mlp, "up", {"up": inner}
+    yield mlp, "down", {"down": config.hidden_size}
+
+
+def _add(name: str, path: Path, products: Mapping[str, tuple[AdaptedLinear, int, int]], decoder: Decoder) -> None:
+    scale_of_rank = _read_config(path)
+    try:
+        tensors = load_file(path / WEIGHTS_FILE)
+    except (OSError, SafetensorError) as error:
+        raise InvalidInputError(f"{path} has no readable {WEIGHTS_FILE}: {error}") from error
+    modules = {key.removeprefix(_PREFIX).rpartition(".lora_")[0] for key in tensors}
+    for module in sorted(modules):
+        down, up = (tensors.get(f"{_PREFIX}{module}.lora_{side}.weight") for side in "AB")
+        if module not in products or down is None or up is None:
+            raise InvalidInputError(
+                f"{path}: the adapter changes {module or 'something unnamed'!r}, which is no pair of lora_A and lora_B "
+                f"of a product that this model has (there are: {', '.join(sorted(products)[:4])}, ...)"
+            )
+        linear, column, columns = products[module]
+        if down.ndim != 2 or up.ndim != 2 or not len(down):
+            raise InvalidInputError(f"{path}: {module} has A {tuple(down.shape)} and B {tuple(up.shape)}, no matrices")
+        if len(up) != columns or down.shape[1] != _in_features(linear.base) or down.shape[0] != up.shape[1]:
+            raise InvalidInputError(
+                f"{path}: {module} is of another model: A {tuple(down.shape)} and B {tuple(up.shape)} do not make "
+                f"[{columns}, {_in_features(linear.base)}]"
+            )
+        dtype = decoder.dtype
+        part = LowRank(
+            down.to(decoder.device, dtype), (up.float() * scale_of_rank(len(down))).to(decoder.device, dtype)
+        )
+        linear.parts.setdefault(name, []).append((column, part))
+
+
+def _in_features(linear: nn.Module) -> int:
+    features: Any = linear.in_features
+    return int(features)
+
+
+def _read_config(path: Path) -> Any:
+    """The function from a rank to the scale."""
+    try:
+        raw = json_object(path / CONFIG_FILE)
+        alpha, use_rslora = float(raw["lora_alpha"]), bool(raw.get("use_rslora"))
+    except (InvalidInputError, ValueError, KeyError, TypeError) as error:
+        raise InvalidInputError(f"{path} is no PEFT adapter: {CONFIG_FILE}: {error!r}") from error
+    if not math.isfinite(alpha):
+        raise InvalidInputError(f"{path}: the adapter's lora_alpha is {alpha}; it must be finite")
+    if raw.get("peft_type") != "LORA":
+        raise InvalidInputError(f"{path}: the adapter is of type {raw.get('peft_type')!r}; 'LORA' is implemented")
+    for key, neutral in _NEUTRAL.items():
+        if raw.get(key) not in neutral:
+            raise InvalidInputError(f"{path}: the adapter has {key} = {raw[key]!r}, which is not implemented")
+    return lambda rank: alpha / (rank**0.5 if use_rslora else rank)

@@ -1,0 +1,215 @@
+"""The shape of a decoder, and of an encoder before it: what a family, the K/V cache and the engine need to know.
+
+Between the readers (:mod:`.huggingface_config`, :mod:`.gguf_config` and the families' own), which fill a
+:class:`ModelConfig` before any weight is read, and everything that runs the model. Whatever would change the result and
+is not implemented is refused by the readers, by name.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mlsys_core.errors import InvalidInputError
+from mlsys_orca.model.limits import (
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    MAX_VOCAB,
+    MAX_WIDTH,
+)
+
+# What files call an activation -> its name here, as in layers.ACTIVATIONS.
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+
+
+class UnsupportedModelError(InvalidInputError):
+    """A model needs what one way of running it does not have; another way may.
+
+    Args:
+        what: The part, as a noun.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"this model needs {what}, which is not implemented; loading it would give wrong text")
+        self.what = what
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelativePositions:
+    """Positions as T5 has them: scores gain a learned number, by head and by the distance's bucket."""
+
+    num_buckets: int  # of a table; where keys may lie on both sides, each side has half of them
+    max_distance: int  # tokens; from here on all distances share the last bucket
+    by_layer: bool = False  # every layer has a table of its own; False: the first one's is everybody's
+
+    def __post_init__(self) -> None:
+        if self.num_buckets < 4 or self.num_buckets % 4 or self.max_distance <= self.num_buckets // 2:
+            raise InvalidInputError(
+                f"{self.num_buckets} buckets for distances up to {self.max_distance} leave none to share: their number "
+                "must be a multiple of 4, and half of it below the distance"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderPart:
+    """What an encoder-decoder has before its decoder. The encoder shares the decoder's widths and heads."""
+
+    num_layers: int
+    start_token_ids: tuple[int, ...]  # what the decoder begins with; a prompt is the encoder's tokens, then these
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """What a decoder needs to know of itself; a family reads the fields that its checkpoints can set."""
+
+    architecture: str  # a name of mlsys_orca.model.families.ARCHITECTURES
+    vocab_size: int  # tokens
+    hidden_size: int  # features of a token's state
+    intermediate_size: int  # features inside the MLP, or inside each expert
+    num_layers: int
+    num_heads: int  # query heads
+    num_kv_heads: int  # key and value heads; num_heads is a multiple
+    head_dim: int  # features per head, even
+    max_positions: int  # tokens of context the model was made for
+    norm_eps: float  # added to the mean square (RMSNorm) or the variance (LayerNorm)
+    norm_affine: bool = True  # LayerNorm scales and shifts
+    activation: str = "silu"  # of the MLP; a name of layers.ACTIVATIONS
+    tied_embeddings: bool = False  # the output projection is the embedding table
+
+    rope_theta: float = 10_000.0  # base of the rotary frequencies; unused with learned positions
+    rotary_dim: int | None = None  # leading features of a head that turn with the position, even; None: all
+    rope_divisors: tuple[float, ...] | None = None  # [rotary_dim / 2] each frequency is divided by its own; None: by 1
+    rope_amplitude: float = 1.0  # multiplies the cosines and sines
+    local_rope_theta: float | None = None  # base in layers with a window, which divide nothing; None: as in the others
+    turned: tuple[bool, ...] | None = None  # [num_layers] whether positions turn the heads; None: they do
+
+    qkv_bias: bool = False
+    output_bias: bool = False  # of attention's output projection
+    mlp_bias: bool = False
+
+    windows: tuple[int | None, ...] | None = None  # [num_layers] keys a token sees, its own included; None: all
+    attention_scale: float | None = None  # multiplies the scores; None: head_dim ** -0.5
+    attention_softcap: float | None = None  # scores pass softcap * tanh(score / softcap); None: as they are
+    logit_softcap: float | None = None  # as above, of the logits
+    logit_scale: float = 1.0  # multiplies the states that enter the head
+
+    parallel_residual: bool = False  # attention and MLP read the same state, and are added to it together
+    post_norm: bool = False  # a layer normalises what leaves its two residual sums, not what enters its two branches
+    final_norm: bool = True  # what leaves the last layer is normalised
+    embedding_size: int | None = None  # features of the embedding table, projected to hidden_size; None: the same
+
+    num_experts: int = 0  # MLPs per layer that a router chooses from; 0: one MLP, no router
+    num_chosen_experts: int = 0  # MLPs that each token passes
+
+    relative_positions: RelativePositions | None = None  # None: positions are rotary or learned
+    encoder: EncoderPart | None = None  # None: a decoder alone
+
+    def __post_init__(self) -> None:
+        _check_sizes(self)
+        if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
+            raise InvalidInputError(
+                f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads: "
+                "the first must be a multiple of the second"
+            )
+        for name, size in (("head dimension", self.head_dim), ("rotary part of a head", self.rotary_dim)):
+            if size is not None and (size % 2 or size < 1):
+                raise InvalidInputError(f"the {name} is {size}; rotary positions need an even one")
+        if self.num_experts and not 1 <= self.num_chosen_experts <= self.num_experts:
+            raise InvalidInputError(
+                f"a token cannot pass {self.num_chosen_experts} of {self.num_experts} experts; 1 to {self.num_experts}"
+            )
+        if self.turned is not None and len(self.turned) != self.num_layers:
+            raise InvalidInputError(f"{self.num_layers} layers have positions or none, not {len(self.turned)}")
+        if self.windows is not None and (
+            len(self.windows) != self.num_layers or any(window is not None and window < 1 for window in self.windows)
+        ):
+            raise InvalidInputError(
+                f"the attention windows {self.windows} do not fit {self.num_layers} layers: "
+                "there must be one per layer, of at least one token"
+            )
+
+
+_SIZES = {
+    "vocab_size": MAX_VOCAB,
+    "hidden_size": MAX_WIDTH,
+    "intermediate_size": MAX_WIDTH,
+    "num_layers": MAX_LAYERS,
+    "num_heads": MAX_HEADS,
+    "num_kv_heads": MAX_HEADS,
+    "head_dim": MAX_HEAD_DIM,
+    "rotary_dim": MAX_HEAD_DIM,
+    "max_positions": MAX_POSITIONS,
+    "embedding_size": MAX_WIDTH,
+}
+_OPTIONAL = frozenset(
+    {"rotary_dim", "embedding_size", "local_rope_theta", "attention_scale", "attention_softcap", "logit_softcap"}
+)
+_POSITIVE = (
+    "norm_eps",
+    "rope_theta",
+    "local_rope_theta",
+    "rope_amplitude",
+    "attention_scale",
+    "attention_softcap",
+    "logit_softcap",
+    "logit_scale",
+)
+
+
+def _check_sizes(config: ModelConfig) -> None:
+    """See that every number of ``config`` is one that a model can have: the last check, whatever file it came from."""
+    for name, most in _SIZES.items():
+        size = getattr(config, name)
+        if not (size is None and name in _OPTIONAL) and (type(size) is not int or not 1 <= size <= most):
+            raise InvalidInputError(
+                f"the model's {name} is {str(size)[:50]}; it must be a whole number from 1 to {most}"
+            )
+    for name in _POSITIVE:
+        number = getattr(config, name)
+        is_left_out = number is None and name in _OPTIONAL
+        if not is_left_out and not (isinstance(number, int | float) and 0 < number < math.inf):
+            raise InvalidInputError(f"the model's {name} is {str(number)[:50]}; it must be above 0 and finite")
+    if config.rope_divisors is not None:
+        num_pairs = (config.rotary_dim or config.head_dim) // 2
+        if len(config.rope_divisors) != num_pairs or not all(0 < each < math.inf for each in config.rope_divisors):
+            raise InvalidInputError(
+                f"the rotary frequencies need {num_pairs} divisors above 0 and finite, and the model has "
+                f"{len(config.rope_divisors)}, from {min(config.rope_divisors, default=0)} to "
+                f"{max(config.rope_divisors, default=0)}"
+            )
+
+
+def activation_name(name: object) -> str:
+    """What ``name``, an activation as files spell it, is called here.
+
+    Raises:
+        UnsupportedModelError: it is not implemented.
+
+    Example:
+        >>> activation_name("gelu_new")
+        'gelu_tanh'
+    """
+    refuse(
+        not isinstance(name, str) or name not in _ACTIVATIONS, f"the activation {name!r} ({', '.join(_ACTIVATIONS)})"
+    )
+    return _ACTIVATIONS[str(name)]
+
+
+def refuse(refused: bool, what: str) -> None:
+    """Stop the loading of a model that needs ``what``, if it does.
+
+    Raises:
+        UnsupportedModelError: ``refused`` is true.
+    """
+    if refused:
+        raise UnsupportedModelError(what)

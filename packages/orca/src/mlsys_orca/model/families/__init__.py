@@ -1,0 +1,81 @@
+"""The model families Orca runs with a forward of its own, one file each: those that write text, and encoders.
+
+Grow by adding a file and a line here. Imports no torch: the families are lazy references.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.lazy import resolve
+
+if TYPE_CHECKING:
+    from mlsys_orca.model.encoder_family import EncoderFamily
+    from mlsys_orca.model.family import Family
+
+# What a file calls its architecture (GGUF general.architecture, config.json model_type) -> the family that runs it.
+ARCHITECTURES: dict[str, str] = {
+    "gemma2": "mlsys_orca.model.families.gemma2:FAMILY",
+    "gemma3": "mlsys_orca.model.families.gemma3:FAMILY",
+    "gemma3_text": "mlsys_orca.model.families.gemma3:FAMILY",
+    "gpt2": "mlsys_orca.model.families.gpt2:FAMILY",
+    "gpt_neox": "mlsys_orca.model.families.gpt_neox:FAMILY",
+    "gptneox": "mlsys_orca.model.families.gpt_neox:FAMILY",
+    "llama": "mlsys_orca.model.families.llama:FAMILY",
+    "mistral": "mlsys_orca.model.families.mistral:FAMILY",
+    "mixtral": "mlsys_orca.model.families.mixtral:FAMILY",
+    "mt5": "mlsys_orca.model.families.t5:FAMILY",
+    "opt": "mlsys_orca.model.families.opt:FAMILY",
+    "phi3": "mlsys_orca.model.families.phi3:FAMILY",
+    "qwen2": "mlsys_orca.model.families.qwen2:FAMILY",
+    "qwen3": "mlsys_orca.model.families.qwen3:FAMILY",
+    "qwen3_moe": "mlsys_orca.model.families.qwen3_moe:FAMILY",
+    "qwen3moe": "mlsys_orca.model.families.qwen3_moe:FAMILY",
+    "smollm3": "mlsys_orca.model.families.smollm3:FAMILY",
+    "t5": "mlsys_orca.model.families.t5:FAMILY",
+    "umt5": "mlsys_orca.model.families.t5:FAMILY",
+}
+
+
+# The same for encoders, which give texts as vectors (mlsys_orca.engine.embedding).
+ENCODERS: dict[str, str] = {
+    "bert": "mlsys_orca.model.families.bert:FAMILY",
+    "camembert": "mlsys_orca.model.families.bert:ROBERTA",
+    "distilbert": "mlsys_orca.model.families.distilbert:FAMILY",
+    "mpnet": "mlsys_orca.model.families.mpnet:FAMILY",
+    "roberta": "mlsys_orca.model.families.bert:ROBERTA",
+    "xlm-roberta": "mlsys_orca.model.families.bert:ROBERTA",
+}
+
+
+def model_family(architecture: str) -> Family:
+    """The family that runs ``architecture``.
+
+    Raises:
+        InvalidInputError: none does; the message lists those that are supported.
+
+    Example:
+        >>> model_family("llama").stems["gguf"]["q"]
+        'blk.{}.attn_q'
+    """
+    if architecture not in ARCHITECTURES:
+        raise InvalidInputError(
+            f"the architecture {architecture!r} is not supported; supported are {', '.join(sorted(ARCHITECTURES))}"
+        )
+    family: Family = resolve(ARCHITECTURES[architecture])
+    return family
+
+
+def encoder_family(architecture: str) -> EncoderFamily:
+    """The family that runs the encoder ``architecture``.
+
+    Raises:
+        InvalidInputError: none does; the message lists those that are supported.
+    """
+    if architecture not in ENCODERS:
+        raise InvalidInputError(
+            f"the encoder {architecture!r} is not supported; supported are {', '.join(sorted(ENCODERS))}"
+        )
+    family: EncoderFamily = resolve(ENCODERS[architecture])
+    return family

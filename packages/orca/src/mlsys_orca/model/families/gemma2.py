@@ -1,0 +1,137 @@
+"""Gemma 2 (Riviere et al., 2024): norms around each branch, soft caps on scores and logits, every other layer a window.
+
+Hugging Face directories have the norms' weights less one; GGUF files as they multiply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from mlsys_orca.model.blocks import Attention, Decoder, Step, TurnedBy
+from mlsys_orca.model.config import ModelConfig, activation_name
+from mlsys_orca.model.families import llama
+from mlsys_orca.model.family import Family
+from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
+from mlsys_orca.model.huggingface_config import config_from_huggingface, windows_from_huggingface
+from mlsys_orca.model.layers import Embedding, Rotaries, Rotary
+from mlsys_orca.model.operator_reader import OperatorReader
+from mlsys_orca.model.weights.checkpoint import Layout
+from torch import Tensor, nn
+
+STEMS: dict[Layout, dict[str, str]] = {
+    "gguf": {
+        **llama.STEMS["gguf"],
+        "attention_out_norm": "blk.{}.post_attention_norm",
+        "mlp_out_norm": "blk.{}.post_ffw_norm",
+    },
+    "huggingface": {
+        **llama.STEMS["huggingface"],
+        "attention_out_norm": "model.layers.{}.post_attention_layernorm",
+        "mlp_norm": "model.layers.{}.pre_feedforward_layernorm",
+        "mlp_out_norm": "model.layers.{}.post_feedforward_layernorm",
+    },
+}
+_DEFAULTS: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
+_LAYERS_OF_27B = 46  # whose scores are scaled by hidden_size / num_heads, which GGUF does not say
+
+
+def _slides(number: int) -> bool:
+    return number % 2 == 0
+
+
+def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
+    raw = _DEFAULTS | dict(raw)
+    return config_from_huggingface(
+        raw,
+        "gemma2",
+        activation=activation_name(raw["hidden_activation"]),
+        windows=windows_from_huggingface(raw, raw["sliding_window"], _slides),
+        attention_scale=raw["query_pre_attn_scalar"] ** -0.5,
+        attention_softcap=raw["attn_logit_softcapping"],
+        logit_softcap=raw["final_logit_softcapping"],
+    )
+
+
+def _from_gguf(fields: GgufFields) -> ModelConfig:
+    num_layers, window = fields.get("block_count"), fields.get("attention.sliding_window", 4096)
+    scaled_by_width = fields.get("embedding_length") / fields.get("attention.head_count")
+    return config_from_gguf(
+        fields,
+        implements=frozenset({"attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping"}),
+        activation="gelu_tanh",
+        windows=tuple(window if window and _slides(number) else None for number in range(num_layers)),
+        attention_scale=scaled_by_width**-0.5 if num_layers == _LAYERS_OF_27B else None,
+        attention_softcap=fields.get("attn_logit_softcapping", 50.0) or None,
+        logit_softcap=fields.get("final_logit_softcapping", 30.0) or None,
+    )
+
+
+class SandwichLayer(nn.Module):
+    """Each branch reads the normalised state, and what it gives is normalised before it is added."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        read: OperatorReader,
+        index: int,
+        *,
+        attention: Callable[[ModelConfig, OperatorReader, int], Attention | TurnedBy] = llama.read_attention,
+    ) -> None:
+        super().__init__()
+
+        def norm(role: str) -> nn.Module:
+            return _norm(config, read, role, at=(index,))
+
+        self.attention_norm = norm("attention_norm")
+        self.attention = attention(config, read, index)
+        self.attention_out_norm = norm("attention_out_norm")
+        self.mlp_norm = norm("mlp_norm")
+        self.mlp = llama.read_mlp(config, read, index)
+        self.mlp_out_norm = norm("mlp_out_norm")
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        """``x`` [num_tokens, hidden_size] fp32 -> the same."""
+        x = x + self.attention_out_norm(self.attention(self.attention_norm(x), step).float())
+        out: Tensor = x + self.mlp_out_norm(self.mlp(self.mlp_norm(x)).float())
+        return out
+
+
+def _norm(config: ModelConfig, read: OperatorReader, role: str, *, at: tuple[int, ...] = ()) -> nn.Module:
+    return read.rms_norm(role, config.hidden_size, at=at, one_plus=read.layout == "huggingface")
+
+
+def build(
+    config: ModelConfig,
+    read: OperatorReader,
+    *,
+    layer: Callable[[ModelConfig, OperatorReader, int], nn.Module] = SandwichLayer,
+    rotary: Rotaries | None = None,
+) -> Decoder:
+    """A decoder of Gemma 2's shape, its layers read by ``layer``; ``rotary`` where one base is not enough."""
+    table = read.matrix({"embedding": config.vocab_size}, config.hidden_size)
+    scale = torch.tensor(config.hidden_size**0.5).to(read.dtype).item()  # rounded, as the model was trained
+    return Decoder(
+        config,
+        embedding=Embedding(table, scale=scale),
+        layers=(layer(config, read, index) for index in range(config.num_layers)),
+        norm=_norm(config, read, "norm"),
+        head=read.head(table, tied=config.tied_embeddings),
+        rotary=rotary or Rotary(config, device=read.device),
+        dtype=read.dtype,
+        device=read.device,
+    )
+
+
+FAMILY = Family(from_huggingface=_from_huggingface, from_gguf=_from_gguf, stems=STEMS, build=build)

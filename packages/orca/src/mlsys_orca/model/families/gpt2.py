@@ -1,0 +1,111 @@
+"""GPT-2 (Radford et al., 2019): learned positions, LayerNorm, biases everywhere, an MLP without a gate.
+
+Hugging Face directories have its weights as [in_features, out_features]; GGUF files as everyone else's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mlsys_orca.model.blocks import MLP, Attention, Decoder, PreNormLayer
+from mlsys_orca.model.config import ModelConfig, activation_name, refuse
+from mlsys_orca.model.family import Family
+from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
+from mlsys_orca.model.huggingface_config import refuse_common, require
+from mlsys_orca.model.layers import Embedding
+from mlsys_orca.model.operator_reader import OperatorReader
+from mlsys_orca.model.weights.checkpoint import Layout
+
+_STEMS: dict[Layout, dict[str, str]] = {
+    "gguf": {
+        "embedding": "token_embd",
+        "positions": "position_embd",
+        "norm": "output_norm",
+        "head": "output",
+        "attention_norm": "blk.{}.attn_norm",
+        "qkv": "blk.{}.attn_qkv",
+        "o": "blk.{}.attn_output",
+        "mlp_norm": "blk.{}.ffn_norm",
+        "up": "blk.{}.ffn_up",
+        "down": "blk.{}.ffn_down",
+    },
+    "huggingface": {
+        "embedding": "transformer.wte",
+        "positions": "transformer.wpe",
+        "norm": "transformer.ln_f",
+        "head": "lm_head",
+        "attention_norm": "transformer.h.{}.ln_1",
+        "qkv": "transformer.h.{}.attn.c_attn",
+        "o": "transformer.h.{}.attn.c_proj",
+        "mlp_norm": "transformer.h.{}.ln_2",
+        "up": "transformer.h.{}.mlp.c_fc",
+        "down": "transformer.h.{}.mlp.c_proj",
+    },
+}
+_BIASED: dict[str, Any] = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}
+
+
+def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
+    require(raw, "n_embd", "n_layer", "n_head", "vocab_size")
+    refuse_common(raw)
+    refuse(bool(raw.get("scale_attn_by_inverse_layer_idx")), "attention scaled by the layer's number")
+    hidden, heads = raw["n_embd"], raw["n_head"]
+    return ModelConfig(
+        architecture="gpt2",
+        vocab_size=raw["vocab_size"],
+        hidden_size=hidden,
+        intermediate_size=raw.get("n_inner") or 4 * hidden,
+        num_layers=raw["n_layer"],
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=hidden // heads,
+        max_positions=raw.get("n_positions", 1024),
+        norm_eps=raw.get("layer_norm_epsilon", 1e-5),
+        activation=activation_name(raw.get("activation_function", "gelu_new")),
+        tied_embeddings=bool(raw.get("tie_word_embeddings", True)),
+        attention_scale=None if raw.get("scale_attn_weights", True) else 1.0,
+        **_BIASED,
+    )
+
+
+def _from_gguf(fields: GgufFields) -> ModelConfig:
+    return config_from_gguf(fields, norm="layer", activation="gelu_tanh", **_BIASED)
+
+
+def _layer(config: ModelConfig, read: OperatorReader, index: int) -> PreNormLayer:
+    hidden, inner, at = config.hidden_size, config.intermediate_size, (index,)
+
+    def linear(role: str, rows: int, columns: int) -> Any:
+        return read.linear({role: rows}, columns, at=at, bias=True, transposed=read.layout == "huggingface")
+
+    return PreNormLayer(
+        attention_norm=read.layer_norm("attention_norm", hidden, at=at),
+        attention=Attention(config, index, qkv=linear("qkv", 3 * hidden, hidden), output=linear("o", hidden, hidden)),
+        mlp_norm=read.layer_norm("mlp_norm", hidden, at=at),
+        mlp=MLP(linear("up", inner, hidden), linear("down", hidden, inner), activation=config.activation),
+    )
+
+
+def _build(config: ModelConfig, read: OperatorReader) -> Decoder:
+    table = read.matrix({"embedding": config.vocab_size}, config.hidden_size)
+    positions = read.tensor("positions", (config.max_positions, config.hidden_size))
+    return Decoder(
+        config,
+        embedding=Embedding(table, positions=positions),
+        layers=(_layer(config, read, index) for index in range(config.num_layers)),
+        norm=read.layer_norm("norm", config.hidden_size),
+        head=read.head(table, tied=config.tied_embeddings),
+        rotary=None,
+        dtype=read.dtype,
+        device=read.device,
+    )
+
+
+FAMILY = Family(
+    from_huggingface=_from_huggingface,
+    from_gguf=_from_gguf,
+    stems=_STEMS,
+    build=_build,
+    ignorable_suffixes=(".attn.bias", ".attn.masked_bias"),  # causal masks that old files store
+)

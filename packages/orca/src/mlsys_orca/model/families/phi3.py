@@ -1,0 +1,70 @@
+"""Phi-3 and Phi-4: Llama with query, key and value in one matrix, gate and up in another, and a sliding window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from mlsys_orca.model.blocks import Attention, GatedMLP
+from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.families import llama
+from mlsys_orca.model.family import Family
+from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
+from mlsys_orca.model.huggingface_config import config_from_huggingface, windows_from_huggingface
+from mlsys_orca.model.operator_reader import OperatorReader
+from mlsys_orca.model.weights.checkpoint import Layout
+from torch import nn
+
+_STEMS: dict[Layout, dict[str, str]] = {
+    "gguf": {**llama.STEMS["gguf"], "qkv": "blk.{}.attn_qkv", "gate_up": "blk.{}.ffn_up"},
+    "huggingface": {
+        **llama.STEMS["huggingface"],
+        "qkv": "model.layers.{}.self_attn.qkv_proj",
+        "gate_up": "model.layers.{}.mlp.gate_up_proj",
+    },
+}
+
+
+def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
+    raw = {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "sliding_window": None} | dict(raw)
+    windows = windows_from_huggingface(raw, raw["sliding_window"], lambda _: True)
+    return config_from_huggingface(raw, "phi3", partial_rotary=True, windows=windows)
+
+
+def _from_gguf(fields: GgufFields) -> ModelConfig:
+    window = fields.get("attention.sliding_window")  # 0: none; files that do not say are too old to tell
+    return config_from_gguf(
+        fields,
+        implements=frozenset({"attention.sliding_window"}),
+        partial_rotary=True,
+        windows=(window,) * fields.get("block_count") if window else None,
+    )
+
+
+def _attention(config: ModelConfig, read: OperatorReader, index: int) -> Attention:
+    q_rows, hidden, at = config.num_heads * config.head_dim, config.hidden_size, (index,)
+    rows = q_rows + 2 * config.num_kv_heads * config.head_dim
+    return Attention(
+        config,
+        index,
+        qkv=read.linear({"qkv": rows}, hidden, at=at, bias=config.qkv_bias),
+        output=read.linear({"o": hidden}, q_rows, at=at, bias=config.output_bias),
+    )
+
+
+def _mlp(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
+    hidden, inner, at = config.hidden_size, config.intermediate_size, (index,)
+    return GatedMLP(
+        read.linear({"gate_up": 2 * inner}, hidden, at=at),
+        read.linear({"down": hidden}, inner, at=at),
+        activation=config.activation,
+    )
+
+
+FAMILY = Family(
+    from_huggingface=_from_huggingface,
+    from_gguf=_from_gguf,
+    stems=_STEMS,
+    build=partial(llama.build, attention=_attention, mlp=_mlp),
+)

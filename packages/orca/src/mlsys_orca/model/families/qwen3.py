@@ -1,0 +1,56 @@
+"""Qwen3 (dense): Llama whose query and key heads are normalised before they turn, with heads of any width."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from mlsys_orca.model.blocks import Attention
+from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.families import llama, qwen2
+from mlsys_orca.model.family import Family
+from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
+from mlsys_orca.model.huggingface_config import config_from_huggingface
+from mlsys_orca.model.layers import RMSNorm
+from mlsys_orca.model.operator_reader import OperatorReader
+from mlsys_orca.model.weights.checkpoint import Layout
+
+STEMS: dict[Layout, dict[str, str]] = {
+    "gguf": {**llama.STEMS["gguf"], "q_norm": "blk.{}.attn_q_norm", "k_norm": "blk.{}.attn_k_norm"},
+    "huggingface": {
+        **llama.STEMS["huggingface"],
+        "q_norm": "model.layers.{}.self_attn.q_norm",
+        "k_norm": "model.layers.{}.self_attn.k_norm",
+    },
+}
+DEFAULTS = {"head_dim": 128, **qwen2.DEFAULTS}
+
+
+def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
+    raw = DEFAULTS | dict(raw)
+    return config_from_huggingface(raw, "qwen3", windows=qwen2.windows(raw))
+
+
+def _from_gguf(fields: GgufFields) -> ModelConfig:
+    return config_from_gguf(fields)
+
+
+def read_attention(config: ModelConfig, read: OperatorReader, index: int, *, one_plus: bool = False) -> Attention:
+    """Attention of layer ``index``; ``one_plus`` where the file has its norms' weights less one."""
+    heads = {"q_norm": config.num_heads, "k_norm": config.num_kv_heads}
+    weights = [
+        read.tensor(role, (config.head_dim,), at=(index,), dtype=torch.float32).expand(count, -1)
+        for role, count in heads.items()
+    ]
+    norm = RMSNorm(torch.cat(weights) + one_plus, eps=config.norm_eps, dtype=read.dtype)
+    return llama.read_attention(config, read, index, qk_norm=norm)
+
+
+FAMILY = Family(
+    from_huggingface=_from_huggingface,
+    from_gguf=_from_gguf,
+    stems=STEMS,
+    build=partial(llama.build, attention=read_attention),
+)

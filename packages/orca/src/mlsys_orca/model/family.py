@@ -1,0 +1,66 @@
+"""What a model family is to the loaders: how its configuration is read, what its tensors are called, how it is built.
+
+Each family's file ends in a ``FAMILY``; :data:`mlsys_orca.model.families.ARCHITECTURES` finds it by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.decoder import DecoderModel
+from mlsys_orca.model.gguf_config import GgufFields
+from mlsys_orca.model.operator_reader import OperatorReader
+from mlsys_orca.model.weights.checkpoint import Checkpoint, Layout, Progress, WeightForm
+from mlsys_orca.model.weights.reading import WeightReader
+
+# Tensors that say nothing the configuration has not said: rotary frequencies, and a tied head stored again.
+_IGNORABLE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "lm_head.weight")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One family. The readers refuse by name whatever they meet that is not implemented."""
+
+    from_huggingface: Callable[[Mapping[str, Any]], ModelConfig]  # of a config.json
+    from_gguf: Callable[[GgufFields], ModelConfig] | None  # None: GGUF has no layout for it
+    stems: Mapping[Layout, Mapping[str, str]]  # for OperatorReader
+    build: Callable[[ModelConfig, OperatorReader], DecoderModel]
+    ignorable_suffixes: tuple[str, ...] = ()  # of names of tensors that the model does not need
+
+    def load(
+        self,
+        config: ModelConfig,
+        checkpoint: Checkpoint,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        weights: WeightForm = "float",
+        progress: Progress | None = None,
+    ) -> DecoderModel:
+        """Read the weights.
+
+        Args:
+            config: The model's shape, as one of this family's readers gave it.
+            checkpoint: Where its tensors are; either layout.
+            dtype: What to compute in, and to keep floating weights, keys and values in.
+            device: Where.
+            weights: How matrices are kept.
+            progress: Called with bytes read and bytes in all.
+
+        Raises:
+            InvalidInputError: a tensor is missing, misshapen or unknown to this family.
+        """
+        reader = WeightReader(checkpoint, progress=progress)
+        stems = self.stems[checkpoint.layout]
+        with torch.inference_mode():
+            read = OperatorReader(reader, stems, dtype=dtype, device=device, eps=config.norm_eps, weights=weights)
+            model = self.build(config, read)
+        reader.finish(self._is_ignorable)
+        return model
+
+    def _is_ignorable(self, name: str) -> bool:
+        return name in _IGNORABLE or name.endswith((".rotary_emb.inv_freq", *self.ignorable_suffixes))

@@ -1,0 +1,147 @@
+"""A GGUF file's metadata to a :class:`ModelConfig`: what all families share.
+
+Between :mod:`mlsys_orca.loading.gguf` and the families, each of which names the keys beyond the common ones that it
+implements. Key names: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mlsys_core.errors import InvalidInputError
+from mlsys_orca.model.config import ModelConfig, refuse
+from mlsys_orca.model.rope import yarn_amplitude, yarn_divisors
+
+# Keys that change the result, with the values that mean "as if it were absent". A family names those it implements.
+_CHANGES_THE_RESULT: dict[str, tuple[Any, ...]] = {
+    "activation_sparsity_scale": (),
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0,),
+    "attention.key_length_swa": (),
+    "attention.max_alibi_bias": (0,),
+    "attention.output_scale": (1,),
+    "attention.scale": (),
+    "attention.shared_kv_layers": (0,),
+    "attention.sliding_window": (0,),
+    "attention.temperature_scale": (),
+    "attn_logit_softcapping": (0,),
+    "embedding_scale": (1,),
+    "expert_count": (0,),
+    "expert_shared_count": (0,),
+    "final_logit_softcapping": (0,),
+    "logit_scale": (1,),
+    "nextn_predict_layers": (0,),
+    "residual_scale": (1,),
+    "rope.dimension_sections": (),
+    "rope.freq_base_swa": (),
+    "rope.scaling.yarn_attn_factor": (1,),
+    "rope.scaling.yarn_ext_factor": (1,),
+    "rope.scaling.yarn_log_multiplier": (0,),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufFields:
+    """What a file says about its model outside its weights. Owner: the loader, while it loads."""
+
+    metadata: Mapping[str, Any]  # the file's key-value pairs
+    architecture: str  # general.architecture; prefixes the keys
+    tensor_names: frozenset[str]  # without output.weight the embeddings are tied
+    rope_divisors: tuple[float, ...] | None = None  # of the tensor rope_freqs.weight (Llama 3.1's scaling), if any
+    long_divisors: tuple[float, ...] | None = None  # of rope_factors_long.weight (longrope)
+    short_divisors: tuple[float, ...] | None = None  # of rope_factors_short.weight
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value at ``key`` of the architecture.
+
+        Raises:
+            InvalidInputError: it is missing and there is no default, or differs from layer to layer.
+        """
+        value = self.metadata.get(f"{self.architecture}.{key}", default)
+        refuse(isinstance(value, list), f"{self.architecture}.{key} that differs from layer to layer")
+        if value is None:
+            raise InvalidInputError(f"the file's metadata lacks {self.architecture}.{key}")
+        return value
+
+
+def config_from_gguf(
+    fields: GgufFields,
+    *,
+    implements: frozenset[str] = frozenset(),
+    norm: str = "rms",
+    partial_rotary: bool = False,
+    **changes: Any,
+) -> ModelConfig:
+    """The configuration that a file's metadata states.
+
+    Args:
+        fields: The metadata.
+        implements: Keys beyond the common ones that the family has read itself.
+        norm: ``"rms"`` or ``"layer"``: whose epsilon the file has.
+        partial_rotary: Whether the family knows rotary positions on part of a head.
+        changes: Fields of :class:`ModelConfig` that the family has read itself.
+
+    Raises:
+        InvalidInputError: a key is missing, or states something that is not implemented.
+    """
+    for key in _CHANGES_THE_RESULT.keys() - implements:
+        value = fields.metadata.get(name := f"{fields.architecture}.{key}")
+        refuse(value is not None and value not in _CHANGES_THE_RESULT[key], f"{name} = {value!r}")
+    num_heads = fields.get("attention.head_count")
+    head_dim = fields.get("attention.key_length", fields.get("embedding_length") // num_heads)
+    refuse(fields.get("attention.value_length", head_dim) != head_dim, "values of another width than keys")
+    turned = fields.get("rope.dimension_count", head_dim)
+    refuse(turned != head_dim and not partial_rotary, "rotary positions on part of a head")
+    stated: dict[str, Any] = {
+        "architecture": fields.architecture,
+        "vocab_size": fields.metadata.get(f"{fields.architecture}.vocab_size")
+        or len(fields.metadata.get("tokenizer.ggml.tokens") or ()),
+        "hidden_size": fields.get("embedding_length"),
+        "intermediate_size": fields.get("feed_forward_length"),
+        "num_layers": fields.get("block_count"),
+        "num_heads": num_heads,
+        "num_kv_heads": fields.get("attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "max_positions": fields.get("context_length"),
+        "norm_eps": fields.get(f"attention.layer_norm_{'rms_' if norm == 'rms' else ''}epsilon"),
+        "tied_embeddings": "output.weight" not in fields.tensor_names,
+        "rope_theta": fields.get("rope.freq_base", 10_000.0),
+        "rotary_dim": turned if turned != head_dim else None,
+    }
+    return ModelConfig(**(stated | rope_from_gguf(fields, turned) | changes))
+
+
+def rope_from_gguf(fields: GgufFields, rotary_dim: int) -> dict[str, Any]:
+    """The scaling of ``rotary_dim`` turned features, as fields of :class:`ModelConfig`; see :mod:`.rope`.
+
+    Raises:
+        InvalidInputError: it is not implemented, or lacks a number.
+    """
+    kind, amplitude = fields.get("rope.scaling.type", "none"), float(fields.get("rope.scaling.attn_factor", 1.0))
+    if fields.long_divisors and fields.short_divisors:
+        is_long = fields.get("context_length") > fields.get("rope.scaling.original_context_length")
+        return {
+            "rope_divisors": fields.long_divisors if is_long else fields.short_divisors,
+            "rope_amplitude": amplitude,
+        }
+    refuse(kind not in ("none", "linear", "yarn"), f"rotary scaling {kind!r} (none, linear, yarn and factors are)")
+    if kind == "none":
+        return {"rope_divisors": fields.rope_divisors, "rope_amplitude": amplitude}
+    factor = float(fields.get("rope.scaling.factor"))
+    if kind == "linear":
+        divisors = tuple(factor * divisor for divisor in fields.rope_divisors or (1.0,) * (rotary_dim // 2))
+        return {"rope_divisors": divisors, "rope_amplitude": amplitude}
+    refuse(fields.rope_divisors is not None, "rotary scaling 'yarn' beside rope_freqs")
+    return {
+        "rope_divisors": yarn_divisors(
+            float(fields.get("rope.freq_base", 10_000.0)),
+            rotary_dim,
+            factor=factor,
+            original_max_positions=fields.get("rope.scaling.original_context_length"),
+            beta_fast=fields.get("rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=fields.get("rope.scaling.yarn_beta_slow", 1.0),
+        ),
+        "rope_amplitude": amplitude * yarn_amplitude(factor),
+    }

@@ -1,0 +1,118 @@
+"""Where attention's keys and values live between iterations (ORCA's Attention K/V manager, section 3.2).
+
+Two halves, on the two sides of the scheduler-runner boundary. :class:`BlockTables` is pure bookkeeping, owned by the
+scheduler: it gives each request its blocks and takes them back. :class:`KVCache` owns the tensors, on the runner's
+side, and knows slots only. A *slot* holds one token's key and value in every layer; a *block* is ``block_size``
+adjacent slots. Block ids cross with each batch, so the two halves never talk otherwise.
+
+Imports no torch by itself: a scheduler can use :class:`BlockTables` without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mlsys_core.errors import MemoryPlanError
+from mlsys_orca.scheduling.batch import BlockCopy
+from mlsys_orca.scheduling.block_tables import DEFAULT_BLOCK_SIZE, BlockTables
+
+if TYPE_CHECKING:
+    import torch
+    from mlsys_orca.model.config import ModelConfig
+    from torch import Tensor
+
+__all__ = ["DEFAULT_BLOCK_SIZE", "BlockTables", "KVCache", "kv_nbytes_per_token", "slots_of"]
+
+
+def slots_of(block_table: tuple[int, ...], start: int, stop: int, *, block_size: int) -> range | list[int]:
+    """The slots of positions ``start`` to ``stop - 1`` of a request; a range where they are adjacent.
+
+    Raises:
+        MemoryPlanError: the table is too short for ``stop`` tokens.
+
+    Example:
+        >>> slots_of((4, 5), 0, 6, block_size=4), slots_of((4, 9), 3, 6, block_size=4)
+        (range(16, 22), [19, 36, 37])
+    """
+    first, last = start // block_size, -(-stop // block_size)
+    blocks = block_table[first:last]
+    if len(blocks) < last - first:
+        raise MemoryPlanError(f"{len(block_table)} K/V blocks of {block_size} do not hold {stop} tokens")
+    if blocks == tuple(range(blocks[0], blocks[0] + len(blocks))):
+        shift = (blocks[0] - first) * block_size
+        return range(start + shift, stop + shift)
+    return [block_table[position // block_size] * block_size + position % block_size for position in range(start, stop)]
+
+
+class KVCache:
+    """Keys and values of all layers.
+
+    Args:
+        config: The model's shape.
+        num_blocks: As the scheduler's :class:`BlockTables`.
+        block_size: As the scheduler's :class:`BlockTables`.
+        dtype: As the model's.
+        device: As the model's.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        num_blocks: int,
+        block_size: int = DEFAULT_BLOCK_SIZE,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        import torch
+
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        # Not zeroed: attention reads only what write() has written, and an untouched page costs no memory on Linux.
+        shape = (2, config.num_layers, num_blocks * block_size, config.num_kv_heads, config.head_dim)
+        self._keys, self._values = torch.empty(shape, dtype=dtype, device=device).unbind(0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all keys and values."""
+        return self._keys.nbytes + self._values.nbytes
+
+    def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """A layer's keys and values, each [num_slots, num_kv_heads, head_dim]."""
+        return self._keys[layer], self._values[layer]
+
+    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store this iteration's keys and values and return all of the layer's.
+
+        Args:
+            layer: The layer's number.
+            slots: [num_tokens] int64, where each row goes.
+            key: [num_tokens, num_kv_heads, head_dim], rotated.
+            value: As ``key``.
+
+        Returns:
+            The layer's keys and values, each [num_slots, num_kv_heads, head_dim].
+        """
+        keys, values = self.of_layer(layer)
+        keys.index_copy_(0, slots, key)
+        values.index_copy_(0, slots, value)
+        return keys, values
+
+    def copy_blocks(self, block_copies: Sequence[BlockCopy]) -> None:
+        """Copy the keys and values of whole blocks, in all layers.
+
+        Args:
+            block_copies: (source, destination) block ids; all sources are read before any destination is written.
+        """
+        if not block_copies:
+            return
+        sources, destinations = (list(blocks) for blocks in zip(*block_copies, strict=True))
+        for tensor in (self._keys, self._values):
+            blocks = tensor.view(len(tensor), self.num_blocks, self.block_size, *tensor.shape[2:])
+            blocks[:, destinations] = blocks[:, sources]
+
+
+def kv_nbytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes that one token's keys and values take in all layers: what a memory budget divides by."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize

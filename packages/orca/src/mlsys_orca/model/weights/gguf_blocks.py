@@ -1,0 +1,150 @@
+"""GGUF's quantised blocks as codes with a scale and an offset per group: the table of types that are understood here.
+
+Values are ``scale * code + offset`` in fp32 (:mod:`mlsys_orca.model.weights.quantized`), bit for bit those of
+``gguf.quants.dequantize``: a scale has at most 18 significant bits and its codes 6, so their product is exact, and the
+one rounding left is the format's own subtraction of its minimum. From here a tensor goes two ways: dequantised
+(:mod:`mlsys_orca.model.weights.dequantize`), or kept as it is, by :func:`quantized_matrix`.
+
+Block layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from mlsys_orca.model.weights.quantized import QuantizedMatrix, pack_nibbles
+from numpy.typing import NDArray
+from torch import Tensor
+
+_PIECE = 1 << 15  # values decoded at a time, whose temporaries fit the caches
+
+
+class Groups(NamedTuple):
+    """The groups of some blocks."""
+
+    codes: Tensor  # [num_blocks, groups, group_size]: uint8 where 4 bits hold them, else int8
+    scales: Tensor  # fp32 [num_blocks, groups, 1]
+    offsets: Tensor | None  # as scales
+
+
+def _half(blocks: Tensor, start: int) -> Tensor:
+    """The fp16 scalar at byte ``start`` of each block, as fp32 [num_blocks, 1, 1]."""
+    return blocks[:, start : start + 2].contiguous().view(torch.float16).float()[:, None]
+
+
+def _nibbles(codes: Tensor) -> Tensor:
+    """4-bit codes of n bytes per block, [num_blocks, 2, n]: value i in byte i's low half, n + i in its high half."""
+    return torch.stack((codes & 15, codes >> 4), dim=1)
+
+
+def _fifth_bits(blocks: Tensor, start: int) -> Tensor:
+    """Bit i of the four bytes from ``start`` for value i, worth 16: uint8 [num_blocks, 1, 32]."""
+    bits = blocks[:, start : start + 4, None] >> torch.arange(8, dtype=torch.uint8) & 1
+    return (bits << 4).view(-1, 1, 32)
+
+
+def _q4_0(blocks: Tensor) -> Groups:
+    """Scale (fp16), then 32 codes, centred at 8; what centres them becomes an offset, without rounding."""
+    scales = _half(blocks, 0)
+    return Groups(_nibbles(blocks[:, 2:]).view(-1, 1, 32), scales, -8 * scales)
+
+
+def _q4_1(blocks: Tensor) -> Groups:
+    """Scale and minimum (fp16), then 32 codes."""
+    return Groups(_nibbles(blocks[:, 4:]).view(-1, 1, 32), _half(blocks, 0), _half(blocks, 2))
+
+
+def _q5_0(blocks: Tensor) -> Groups:
+    """Scale (fp16), 32 fifth bits, 32 codes, centred at 16."""
+    codes = _nibbles(blocks[:, 6:]).view(-1, 1, 32) | _fifth_bits(blocks, 2)
+    return Groups(codes.view(torch.int8) - 16, _half(blocks, 0), None)
+
+
+def _q5_1(blocks: Tensor) -> Groups:
+    """Scale and minimum (fp16), 32 fifth bits, 32 codes."""
+    codes = _nibbles(blocks[:, 8:]).view(-1, 1, 32) | _fifth_bits(blocks, 4)
+    return Groups(codes.view(torch.int8), _half(blocks, 0), _half(blocks, 2))
+
+
+def _q8_0(blocks: Tensor) -> Groups:
+    """Scale (fp16), then 32 signed bytes."""
+    return Groups(blocks[:, 2:].contiguous().view(torch.int8).view(-1, 1, 32), _half(blocks, 0), None)
+
+
+def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales and offsets of a K-quant's 8 groups of 32, fp32 [num_blocks, 8, 1].
+
+    Two fp16 factors, then eight scales and eight minima of 6 bits in 12 bytes: four of each in the low bits of the
+    first eight bytes, the others' low halves in the last four and their high bits in what the first eight have left.
+    """
+    scales, minima, low = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scales = torch.cat((scales & 63, low & 15 | scales >> 6 << 4), dim=1)
+    minima = torch.cat((minima & 63, low >> 4 | minima >> 6 << 4), dim=1)
+    return _half(blocks, 0) * scales[..., None], -(_half(blocks, 2) * minima[..., None])
+
+
+def _q4_k(blocks: Tensor) -> Groups:
+    """Scales (:func:`_k_scales`), then 4 times 32 bytes: the codes of two groups, low and high halves."""
+    scales, offsets = _k_scales(blocks)
+    return Groups(_nibbles(blocks[:, 16:].reshape(-1, 32)).view(-1, 8, 32), scales, offsets)
+
+
+def _q5_k(blocks: Tensor) -> Groups:
+    """As :func:`_q4_k`, with 32 bytes between of which bit g holds the fifth bits of group g."""
+    scales, offsets = _k_scales(blocks)
+    low = _nibbles(blocks[:, 48:].reshape(-1, 32)).view(-1, 8, 32)
+    high = (blocks[:, None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1) << 4
+    return Groups((low | high).view(torch.int8), scales, offsets)
+
+
+def _q6_k(blocks: Tensor) -> Groups:
+    """128 bytes of low halves, 64 of two high bits each, 16 signed scales, a factor (fp16); codes are centred at 32.
+
+    Either half of a block has 64 and 32 of those bytes: low halves of values 0-63, high halves of 64-127; and bits 2n
+    and 2n + 1 of byte i for value 32n + i.
+    """
+    low = _nibbles(blocks[:, :128].reshape(-1, 64)).view(-1, 2, 4, 32)
+    high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None] & 3
+    codes = (low | high << 4).view(torch.int8) - 32
+    scales = blocks[:, 192:208].contiguous().view(torch.int8)[..., None]
+    return Groups(codes.view(-1, 16, 16), _half(blocks, 208) * scales, None)
+
+
+GROUPED: dict[GGMLQuantizationType, Callable[[Tensor], Groups]] = {
+    GGMLQuantizationType.Q4_0: _q4_0,
+    GGMLQuantizationType.Q4_1: _q4_1,
+    GGMLQuantizationType.Q5_0: _q5_0,
+    GGMLQuantizationType.Q5_1: _q5_1,
+    GGMLQuantizationType.Q8_0: _q8_0,
+    GGMLQuantizationType.Q4_K: _q4_k,
+    GGMLQuantizationType.Q5_K: _q5_k,
+    GGMLQuantizationType.Q6_K: _q6_k,
+}
+
+
+def quantized_matrix(data: NDArray[np.uint8], kind: GGMLQuantizationType, in_features: int) -> QuantizedMatrix:
+    """A tensor's bytes as a matrix of the same values, with rows of ``in_features``.
+
+    Args:
+        data: The tensor's bytes, [nbytes].
+        kind: One of :data:`GROUPED`.
+        in_features: Values of a row; the last dimension of the tensor's shape.
+    """
+    block_len, block_nbytes = GGML_QUANT_SIZES[kind]
+    blocks = torch.from_numpy(data).view(-1, block_nbytes)
+    groups = [GROUPED[kind](piece) for piece in torch.split(blocks, _PIECE // block_len)]
+    num_rows = len(blocks) * block_len // in_features
+
+    def joined(parts: Iterable[Tensor]) -> Tensor:
+        return torch.cat(list(parts)).view(num_rows, -1)
+
+    offsets = [part.offsets for part in groups if part.offsets is not None]
+    return QuantizedMatrix(
+        codes=joined(pack_nibbles(part.codes) if part.codes.dtype == torch.uint8 else part.codes for part in groups),
+        scales=joined(part.scales for part in groups),
+        offsets=joined(offsets) if offsets else None,
+    ).compact()

@@ -1,0 +1,227 @@
+"""Which K/V blocks are whose: the scheduler's half of the K/V cache, pure bookkeeping.
+
+Two ways to give a request its blocks. :meth:`BlockTables.reserve` takes all that it may ever need at once (ORCA,
+section 4.2: reserving ``max_tokens`` slots at the first iteration rules out deadlock). :meth:`BlockTables.place` and
+:meth:`BlockTables.grow` take what the tokens there are need now, and share blocks whose contents are known already.
+Either way :meth:`BlockTables.free` takes them back exactly once. The tensors are the runner's
+(:class:`mlsys_orca.model.kv_cache.KVCache`); block ids cross with each batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mlsys_core.errors import InvalidInputError, MemoryPlanError
+from mlsys_core.memory import BlockId, BlockPool, Blocks
+
+from mlsys_orca.scheduling.batch import BlockCopy
+from mlsys_orca.scheduling.prefix_cache import PrefixCache
+
+DEFAULT_BLOCK_SIZE = 16  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The blocks a request got from :meth:`BlockTables.place`."""
+
+    block_table: tuple[int, ...]  # in order of position
+    num_cached_tokens: int  # keys and values that are there already; always fewer than the request's tokens
+    block_copy: BlockCopy | None  # to be copied before the request's first iteration
+
+
+@dataclass(slots=True)
+class _Held:
+    table: tuple[BlockId, ...]
+    num_published: int = 0  # blocks offered to the cache, or taken from it
+
+
+class BlockTables:
+    """Which K/V blocks are whose. One owner: the scheduler.
+
+    Args:
+        num_blocks: Blocks there are.
+        block_size: Tokens per block.
+        new_pool: Makes the memory pool, from the number of blocks.
+
+    Example:
+        >>> tables = BlockTables(num_blocks=4, block_size=16)
+        >>> tables.reserve("a", num_tokens=40)
+        (0, 1, 2)
+        >>> tables.can_reserve(17)
+        False
+        >>> tables.free("a")
+        >>> tables.num_free_blocks
+        4
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int = DEFAULT_BLOCK_SIZE,
+        new_pool: Callable[[int], Blocks] = BlockPool,
+    ) -> None:
+        if block_size < 1:
+            raise InvalidInputError(f"blocks of {block_size} tokens hold nothing; the size must be at least 1")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._pool = new_pool(num_blocks)
+        self._cache = PrefixCache(self._pool)
+        self._held: dict[str, _Held] = {}
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks no request holds, whether their contents are kept or not."""
+        return self._pool.num_free + self._cache.num_idle
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Of those, the ones with contents that a request could share."""
+        return self._cache.num_idle
+
+    def num_holders(self, block: int) -> int:
+        """Requests that hold ``block``."""
+        return self._pool.ref_count(BlockId(block)) - (BlockId(block) in self._cache)
+
+    def is_read_only(self, block: int) -> bool:
+        """Whether ``block`` has contents that others share or may come to share."""
+        return BlockId(block) in self._cache
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that ``num_tokens`` tokens take."""
+        return -(-num_tokens // self.block_size)
+
+    def can_reserve(self, num_tokens: int) -> bool:
+        """Whether :meth:`reserve` would succeed now."""
+        return self.num_blocks_for(num_tokens) <= self.num_free_blocks
+
+    def reserve(self, request_id: str, num_tokens: int) -> tuple[int, ...]:
+        """Give a request blocks for ``num_tokens`` tokens: its prompt and all it may generate.
+
+        In rising order, so that tables are runs of adjacent blocks while the cache is not crowded; a run is read as a
+        view, other tables are gathered.
+
+        Raises:
+            InvalidInputError: ``num_tokens`` is less than 1.
+            MemoryPlanError: the request has blocks already, or too few are free (ask :meth:`can_reserve` first).
+        """
+        self._check_new(request_id, num_tokens)
+        table = self._allocate(self.num_blocks_for(num_tokens))
+        self._held[request_id] = _Held(table)
+        return table
+
+    def place(
+        self, request_id: str, num_tokens: int, digests: Sequence[bytes] = (), *, keep_free: int = 0
+    ) -> Placement | None:
+        """Give a request blocks for the ``num_tokens`` tokens it has, shared as far as their contents are kept.
+
+        The last token is never taken from the cache, since its logits are wanted. Where its block is, the request gets
+        a copy to write into (copy on write).
+
+        Args:
+            request_id: Whose they are.
+            num_tokens: Tokens to hold.
+            digests: Of the request's full blocks (:func:`~mlsys_orca.scheduling.prefix_cache.extend_digests`); empty: share none.
+            keep_free: Blocks that must stay free.
+
+        Returns:
+            The blocks; None, and nothing is changed, if too few are free.
+
+        Raises:
+            InvalidInputError: ``num_tokens`` is less than 1.
+            MemoryPlanError: the request has blocks already.
+
+        Example:
+            >>> tables, digests = BlockTables(num_blocks=4, block_size=2), [b"first block's tokens"]
+            >>> tables.place("a", 3, digests).block_table
+            (0, 1)
+            >>> tables.publish("a", digests, num_computed_tokens=3)
+            >>> tables.place("b", 4, digests)
+            Placement(block_table=(0, 2), num_cached_tokens=2, block_copy=None)
+            >>> tables.place("c", 2, digests)
+            Placement(block_table=(3,), num_cached_tokens=1, block_copy=(0, 3))
+        """
+        self._check_new(request_id, num_tokens)
+        cached = self._cache.match(digests[: num_tokens // self.block_size])
+        num_cached_tokens = min(len(cached) * self.block_size, num_tokens - 1)
+        num_shared = num_cached_tokens // self.block_size
+        num_new = self.num_blocks_for(num_tokens) - num_shared
+        self._cache.hold(cached)  # first: the allocation below must not evict them
+        if num_new + keep_free > self.num_free_blocks:
+            self._cache.release(cached[::-1])
+            return None
+        new = self._allocate(num_new)
+        block_copy = None
+        if num_shared < len(cached):
+            block_copy = cached[-1], new[0]
+            # Free to be evicted at once: whoever writes to it next does so after the copy, in this batch or a later.
+            self._cache.release(cached[-1:])
+        table = (*cached[:num_shared], *new)
+        self._held[request_id] = _Held(table, len(cached))
+        return Placement(table, num_cached_tokens, block_copy)
+
+    def grow(self, request_id: str, num_tokens: int) -> tuple[int, ...] | None:
+        """The request's table with room for ``num_tokens`` tokens; None, and nothing is changed, if too few are free.
+
+        Raises:
+            MemoryPlanError: the request has no blocks.
+        """
+        held = self._of(request_id)
+        num_new = self.num_blocks_for(num_tokens) - len(held.table)
+        if num_new > 0:
+            if num_new > self.num_free_blocks:
+                return None
+            held.table = (*held.table, *self._allocate(num_new))
+        return held.table
+
+    def publish(self, request_id: str, digests: Sequence[bytes], *, num_computed_tokens: int) -> None:
+        """Let others share the request's blocks that are full of computed keys and values; it must not write to them.
+
+        Args:
+            request_id: Whose blocks.
+            digests: Of all its full blocks at least.
+            num_computed_tokens: Tokens whose keys and values are in the blocks.
+
+        Raises:
+            MemoryPlanError: the request has no blocks.
+        """
+        held = self._of(request_id)
+        for index in range(held.num_published, num_computed_tokens // self.block_size):
+            self._cache.keep(digests[index], held.table[index])
+            held.num_published = index + 1
+
+    def free(self, request_id: str) -> None:
+        """Take a request's blocks back; published ones keep their contents until the space is needed.
+
+        Raises:
+            MemoryPlanError: the request has none: never reserved, or freed before.
+        """
+        # Last block first: the pool hands out what came back last, so the next table is a rising run again; and of
+        # kept contents the ends are evicted first, without which a beginning is still of use, but not the reverse.
+        self._cache.release(self._of(request_id).table[::-1])
+        del self._held[request_id]
+
+    def clear_cache(self) -> None:
+        """Forget all contents that are kept; blocks that requests hold stay theirs."""
+        self._cache.clear()
+
+    def _allocate(self, num_blocks: int) -> tuple[BlockId, ...]:
+        missing = num_blocks - self._pool.num_free
+        if 0 < missing <= self._cache.num_idle:
+            self._cache.evict(missing)
+        return tuple(sorted(self._pool.allocate(num_blocks)))
+
+    def _check_new(self, request_id: str, num_tokens: int) -> None:
+        if request_id in self._held:
+            raise MemoryPlanError(f"request {request_id!r} has its K/V blocks already; free them first")
+        if num_tokens < 1:
+            raise InvalidInputError(f"request {request_id!r} reserves {num_tokens} tokens; it must be at least 1")
+
+    def _of(self, request_id: str) -> _Held:
+        held = self._held.get(request_id)
+        if held is None:
+            raise MemoryPlanError(
+                f"request {request_id!r} has no K/V blocks: it never got any, or they were freed before"
+            )
+        return held

@@ -1,0 +1,68 @@
+"""Iteration-level first-come-first-served scheduling: Algorithm 2 of the Orca dissertation (1 of the paper), pure.
+
+The engine's loop asks for one iteration's batch at a time. A request joins a batch as soon as there is room, reserves
+the K/V blocks for all tokens it can ever have when it first runs (so no request can strand halfway), and leaves with
+the iteration that finishes it. Between two of its iterations a request is in no batch, so up to ``n_workers`` batches
+of disjoint requests can be in flight through a pipeline; how many is the executor's to say (``max_in_flight``).
+"""
+
+from __future__ import annotations
+
+from mlsys_core.serving import WorkerId
+
+from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch
+from mlsys_orca.scheduling.block_tables import BlockTables
+from mlsys_orca.scheduling.request_pool import Entry, RequestBook, State
+
+
+class IterationScheduler:
+    """Algorithm 2: iteration-level FCFS with reservation.
+
+    Args:
+        block_tables: The workers' K/V blocks; the scheduler is their only owner.
+        max_batch_size: Requests per iteration at most.
+        max_model_len: Tokens a request may have in all, prompt and answer.
+
+    Raises:
+        InvalidInputError: a limit is too low to serve anything.
+
+    Example:
+        >>> from mlsys_orca.scheduling.request import GenerationRequest
+        >>> scheduler = IterationScheduler(BlockTables(num_blocks=8), max_batch_size=2, max_model_len=64)
+        >>> scheduler.add(GenerationRequest(request_id="a", prompt_token_ids=(5, 6, 7), max_new_tokens=9), now=0.0)
+        >>> scheduler.next_batch(WorkerId(0), now=0.0).token_ids
+        (5, 6, 7)
+    """
+
+    def __init__(self, block_tables: BlockTables, *, max_batch_size: int, max_model_len: int) -> None:
+        self.book = book = RequestBook(block_tables, max_batch_size=max_batch_size, max_model_len=max_model_len)
+        self.add, self.cancel, self.wake_at = book.add, book.cancel, book.wake_at
+        self.complete, self.fail = book.complete, book.fail
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests admitted that have not left."""
+        return self.book.num_unfinished
+
+    def next_batch(self, worker: WorkerId, now: float) -> IterationBatch | None:
+        """The paper's ``Select``: by arrival, up to ``max_batch_size``, to the first reservation that fails."""
+        builder = BatchBuilder()
+        num_selected = 0
+        for entry in self.book.entries.values():
+            if num_selected == self.book.max_batch_size:
+                break
+            if entry.state is State.RUNNING:
+                continue
+            if entry.state is State.INITIATION and not self._reserve(entry):
+                break  # not `continue`: a later, smaller request must not overtake
+            self.book.append(builder, entry)
+            num_selected += 1
+        return builder.build() if num_selected else None
+
+    def _reserve(self, entry: Entry) -> bool:
+        """Take the blocks for every token the request can have, or none."""
+        tables, request = self.book.block_tables, entry.request
+        if not tables.can_reserve(request.max_tokens):
+            return False
+        self.book.give_blocks(entry, tables.reserve(request.request_id, request.max_tokens))
+        return True

@@ -1,0 +1,131 @@
+"""The baseline: whole batches, one after the other, as FasterTransformer serves below Triton (ORCA, C1 and 6.2).
+
+A batch is formed of those that wait, up to ``max_batch_size``, and runs until all of it has finished. Who arrives
+meanwhile waits, and who finishes early gets nothing before the batch ends: tokens are not streamed, all results leave
+with the batch's last iteration. Nothing is injected before that either; a pipeline is filled by splitting the batch
+into microbatches (Figure 8b).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving import Finished, FinishReason, WorkerId
+
+from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch, IterationOutput
+from mlsys_orca.scheduling.block_tables import BlockTables
+from mlsys_orca.scheduling.request import GenerationResult
+from mlsys_orca.scheduling.request_pool import Entry, RequestBook, State
+
+
+class RequestLevelScheduler:
+    """One batch at a time, to its end. K/V blocks are reserved in full, as in Algorithm 2.
+
+    Args:
+        block_tables: The workers' K/V blocks; the scheduler is their only owner.
+        max_batch_size: Requests per batch at most.
+        max_model_len: Tokens a request may have in all, prompt and answer.
+        microbatch_size: Requests per iteration at most; None: the whole batch.
+        lockstep: True does what FasterTransformer does: the first iteration takes as many tokens of each prompt as the
+            shortest has, further ones one more of each, and who has finished is computed on beside the others. Tokens
+            that an encoder reads do not count for that, and all run at first. False is kinder: prompts run whole, and
+            the rows of finished requests are left out.
+
+    Raises:
+        InvalidInputError: a limit is too low to serve anything.
+
+    Example:
+        >>> from mlsys_orca.scheduling.request import GenerationRequest
+        >>> scheduler = RequestLevelScheduler(BlockTables(num_blocks=8), max_batch_size=2, max_model_len=64)
+        >>> for name, prompt in (("a", (5, 6, 7)), ("b", (8,)), ("c", (9,))):
+        ...     scheduler.add(GenerationRequest(request_id=name, prompt_token_ids=prompt, max_new_tokens=2), now=0.0)
+        >>> scheduler.next_batch(WorkerId(0), now=0.0).token_ids
+        (5, 8)
+    """
+
+    streams_tokens = False  # fronts get all of a request's tokens with its result
+
+    def __init__(
+        self,
+        block_tables: BlockTables,
+        *,
+        max_batch_size: int,
+        max_model_len: int,
+        microbatch_size: int | None = None,
+        lockstep: bool = True,
+    ) -> None:
+        if microbatch_size is not None and microbatch_size < 1:
+            raise InvalidInputError(f"microbatch_size is {microbatch_size}; it must be at least 1, or None")
+        self.book = RequestBook(block_tables, max_batch_size=max_batch_size, max_model_len=max_model_len)
+        self.add, self.wake_at = self.book.add, self.book.wake_at
+        self._microbatch_size = microbatch_size or max_batch_size
+        self._lockstep = lockstep
+        self._microbatches: deque[list[Entry]] = deque()  # of the batch that runs; whose turn it is first
+        self._first_len = 0  # tokens of each decoder in the first iteration, if in lockstep
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests admitted that have not left."""
+        return self.book.num_unfinished
+
+    def next_batch(self, worker: WorkerId, now: float) -> IterationBatch | None:
+        """The next iteration of the batch, or of its microbatch whose turn it is; the next batch's, if it has ended."""
+        if not self.book.holders:
+            self._form()
+        for _ in range(len(self._microbatches)):
+            microbatch = self._microbatches[0]
+            self._microbatches.rotate(-1)
+            rows = [entry for entry in microbatch if entry.request.request_id in self.book.holders]
+            active = [entry for entry in rows if not entry.finish_reason]
+            if active and active[0].state is not State.RUNNING:
+                builder = BatchBuilder()
+                for entry in rows if self._lockstep else active:
+                    self.book.append(builder, entry, self._num_tokens(entry))
+                return builder.build()
+        return None
+
+    def cancel(self, request_id: str, now: float) -> Sequence[Finished[GenerationResult]]:
+        """Drop a request; one whose iteration is in flight leaves when that comes back."""
+        return [*self.book.cancel(request_id, now), *self._end_batch()]
+
+    def complete(
+        self, batch: IterationBatch, output: IterationOutput, now: float
+    ) -> Sequence[Finished[GenerationResult]]:
+        """Take one iteration's tokens; those that finished leave together when the whole batch has finished."""
+        left = []
+        for entry in self.book.settle(batch, output):
+            if entry.is_cancelled:
+                left.append(self.book.leave(entry, FinishReason.CANCELLED))
+            else:  # its last token's row is computed again in each further iteration of its microbatch
+                entry.num_computed_tokens = len(entry.token_ids) - 1
+        return [*left, *self._end_batch()]
+
+    def fail(self, batch: IterationBatch, error: BaseException, now: float) -> Sequence[Finished[GenerationResult]]:
+        """The iteration failed: all its requests leave with that cause, finished or not."""
+        return [*self.book.fail(batch, error, now), *self._end_batch()]
+
+    def _form(self) -> None:
+        """By arrival, up to ``max_batch_size``, to the first whose K/V blocks do not fit beside the others'."""
+        tables = self.book.block_tables
+        for entry in self.book.entries.values():
+            request = entry.request
+            if len(self.book.holders) == self.book.max_batch_size or not tables.can_reserve(request.max_tokens):
+                break
+            self.book.give_blocks(entry, tables.reserve(request.request_id, request.max_tokens))
+        batch = list(self.book.holders.values())
+        self._first_len = min((len(entry.token_ids) - entry.request.num_encoder_tokens for entry in batch), default=0)
+        starts = range(0, len(batch), self._microbatch_size)
+        self._microbatches = deque(batch[start : start + self._microbatch_size] for start in starts)
+
+    def _num_tokens(self, entry: Entry) -> int | None:
+        if not self._lockstep:
+            return None
+        return 1 if entry.num_computed_tokens else entry.request.num_encoder_tokens + self._first_len
+
+    def _end_batch(self) -> list[Finished[GenerationResult]]:
+        batch = list(self.book.holders.values())
+        if not all(entry.finish_reason for entry in batch):
+            return []
+        return [self.book.leave(entry, FinishReason.DONE) for entry in batch]

@@ -1,0 +1,286 @@
+"""The request pool (ORCA, Figure 4): what every scheduling policy keeps of its requests, in order of arrival.
+
+A policy composes a book and adds which requests run next, in :meth:`next_batch`, with which K/V blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving import Finished, FinishReason
+
+from mlsys_orca.scheduling.batch import (
+    BatchBuilder,
+    IterationBatch,
+    IterationOutput,
+    RequestSlice,
+    SampledToken,
+    ScoredPrompt,
+    SliceDetails,
+)
+from mlsys_orca.scheduling.block_tables import BlockTables
+from mlsys_orca.scheduling.request import FinishedBy, GenerationRequest, GenerationResult
+from mlsys_orca.scheduling.speculation import NgramIndex
+
+MAX_SCORED_ROWS = (
+    256  # of a prompt whose log-probabilities are wanted, in one iteration: each is a row of the vocabulary
+)
+
+
+class State(Enum):
+    """Where a request stands; the paper's names."""
+
+    INITIATION = "initiation"  # holds no K/V blocks: never ran, or was preempted
+    RUNNING = "running"  # is in a batch in flight
+    INCREMENT = "increment"  # holds K/V blocks, waits for its next iteration
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A request in the pool."""
+
+    request: GenerationRequest
+    number: int  # of its arrival: the order of service
+    token_ids: list[int]  # the prompt and the answer so far
+    state: State = State.INITIATION
+    tokens: list[SampledToken] = field(default_factory=list)  # the answer so far
+    num_computed_tokens: int = 0  # tokens whose keys and values are in the blocks
+    block_table: tuple[int, ...] = ()  # while it holds blocks
+    digests: list[bytes] = field(default_factory=list)  # of full blocks of token_ids, as far as they were asked for
+    finish_reason: FinishedBy | None = None
+    is_cancelled: bool = False  # leaves when the batch it is in comes back
+    scored: list[ScoredPrompt] = field(default_factory=list)
+    ngrams: NgramIndex | None = None  # made with the first draft
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens to run before the next one is sampled: 1 for a decode."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_joined_tokens(self) -> int:
+        """Tokens that the next iteration takes together or not at all: 1, or all that an encoder reads and one more."""
+        return 1 if self.num_computed_tokens else 1 + self.request.num_encoder_tokens
+
+
+class RequestBook:
+    """Requests by id, from their arrival until they leave.
+
+    Args:
+        block_tables: The K/V blocks; the book takes a leaving request's blocks back.
+        max_batch_size: Requests per iteration at most.
+        max_model_len: Tokens a request may have in all, prompt and answer.
+        on_computed: Called with a request after each of its iterations, before it may leave.
+
+    Raises:
+        InvalidInputError: a limit is too low to serve anything.
+    """
+
+    def __init__(
+        self,
+        block_tables: BlockTables,
+        *,
+        max_batch_size: int,
+        max_model_len: int,
+        on_computed: Callable[[Entry], None] | None = None,
+    ) -> None:
+        if max_batch_size < 1 or max_model_len < 2:
+            raise InvalidInputError(
+                f"max_batch_size {max_batch_size} must be at least 1, max_model_len {max_model_len} at least 2"
+            )
+        self.block_tables = block_tables
+        self.max_batch_size = max_batch_size
+        self.entries: dict[str, Entry] = {}  # in order of arrival
+        self.holders: dict[str, Entry] = {}  # those with K/V blocks
+        self.num_preemptions = 0  # so far, as the next; both stay 0 under policies that do no such thing
+        self.num_cached_tokens = 0  # that admitted requests did not have to compute
+        self._max_model_len = max_model_len
+        self.num_draft_tokens = 0  # guesses behind a decode at most; 0: none
+        self.num_guessed = 0  # tokens so far, as the next
+        self.num_right = 0  # guessed ones that stayed
+        self.on_placed: Callable[[str], None] | None = None  # called with a request's id when it gets its first blocks
+        self._on_computed = on_computed
+        self._num_arrived = 0
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests admitted that have not left."""
+        return len(self.entries)
+
+    @property
+    def num_running(self) -> int:
+        """Of those, the ones with K/V blocks; the others wait."""
+        return len(self.holders)
+
+    def add(self, request: GenerationRequest, now: float) -> None:
+        """Admit ``request``.
+
+        Raises:
+            InvalidInputError: its id is in use, it has no prompt or asks for no token, an encoder leaves the decoder
+                nothing to begin with, or it needs more tokens than the model or the K/V cache can ever hold.
+        """
+        if request.request_id in self.entries:
+            raise InvalidInputError(f"request id {request.request_id!r} is in use")
+        num_prompt, num_new = len(request.prompt_token_ids), request.max_new_tokens
+        if num_prompt < 1 or num_new < 1:
+            raise InvalidInputError(f"{num_prompt} prompt tokens and {num_new} to generate: both must be at least 1")
+        if not 0 <= request.num_encoder_tokens < num_prompt:
+            raise InvalidInputError(
+                f"an encoder cannot read {request.num_encoder_tokens} of {num_prompt} prompt tokens: it must leave at "
+                "least one for the decoder to begin with"
+            )
+        limit = min(self._max_model_len, self.block_tables.num_blocks * self.block_tables.block_size)
+        if request.max_tokens > limit:
+            raise InvalidInputError(
+                f"the prompt has {num_prompt} tokens and asks for {num_new} more, {request.max_tokens} in all; "
+                f"this server takes at most {limit}: shorten the prompt or ask for fewer"
+            )
+        self.entries[request.request_id] = Entry(request, self._num_arrived, list(request.prompt_token_ids))
+        self._num_arrived += 1
+
+    def cancel(self, request_id: str, now: float) -> Sequence[Finished[GenerationResult]]:
+        """Drop a request; one whose batch is in flight leaves when that comes back."""
+        entry = self.entries.get(request_id)
+        if entry is None:
+            return ()
+        if entry.state is State.RUNNING:
+            entry.is_cancelled = True
+            return ()
+        return (self.leave(entry, FinishReason.CANCELLED),)
+
+    def give_blocks(self, entry: Entry, block_table: tuple[int, ...]) -> None:
+        """Note that ``entry`` holds ``block_table``."""
+        if self.on_placed is not None and not entry.block_table and not entry.tokens:
+            self.on_placed(entry.request.request_id)
+        entry.block_table = block_table
+        self.holders[entry.request.request_id] = entry
+
+    def take_blocks(self, entry: Entry) -> None:
+        """Take all blocks of ``entry`` back; it is to begin anew with the tokens it has."""
+        if entry.block_table:
+            self.block_tables.free(entry.request.request_id)
+            del self.holders[entry.request.request_id]
+        entry.block_table, entry.num_computed_tokens, entry.state = (), 0, State.INITIATION
+
+    def append(self, builder: BatchBuilder, entry: Entry, num_tokens: int | None = None) -> None:
+        """Put the next ``num_tokens`` tokens of ``entry`` into a batch; None: all that are not computed yet.
+
+        Of a prompt whose log-probabilities are wanted it may be fewer; a decode may be followed by guesses.
+        """
+        request, start = entry.request, entry.num_computed_tokens
+        sampling = request.sampling
+        stop = len(entry.token_ids) if num_tokens is None else start + num_tokens
+        if sampling.num_prompt_logprobs is not None and start < len(request.prompt_token_ids):
+            stop = min(stop, start + MAX_SCORED_ROWS)
+        token_ids = entry.token_ids[start:stop]
+        draft = self._draft(entry) if self.num_draft_tokens and stop == len(entry.token_ids) == start + 1 else []
+        details = None
+        needs_past = not sampling.is_plain or sampling.num_prompt_logprobs is not None
+        if needs_past or draft or request.adapter is not None:
+            details = SliceDetails(
+                past=tuple(entry.token_ids) if needs_past else (),
+                num_prompt_tokens=len(request.prompt_token_ids),
+                num_draft_tokens=len(draft),
+                num_prompt_logprobs=sampling.num_prompt_logprobs,
+                adapter=request.adapter,
+            )
+        builder.add(
+            request.request_id,
+            token_ids + draft,
+            num_computed_tokens=start,
+            block_table=entry.block_table,
+            sampling=sampling if stop == len(entry.token_ids) else None,
+            num_encoder_tokens=request.num_encoder_tokens,
+            details=details,
+        )
+        entry.state = State.RUNNING
+
+    def _draft(self, entry: Entry) -> list[int]:
+        """Guesses for which the request has room: in its blocks, and in its answer beside the token that is sure."""
+        if entry.ngrams is None:
+            entry.ngrams = NgramIndex()
+        room = min(
+            self.num_draft_tokens,
+            entry.request.max_tokens - len(entry.token_ids) - 1,
+            len(entry.block_table) * self.block_tables.block_size - len(entry.token_ids),
+        )
+        return entry.ngrams.draft(entry.token_ids, room) if room > 0 else []
+
+    def complete(
+        self, batch: IterationBatch, output: IterationOutput, now: float
+    ) -> Sequence[Finished[GenerationResult]]:
+        """Take one iteration's tokens; who reached a stop token or ``max_new_tokens`` leaves and frees its blocks."""
+        done = self.settle(batch, output)
+        return [
+            self.leave(entry, FinishReason.CANCELLED if entry.is_cancelled else FinishReason.DONE) for entry in done
+        ]
+
+    def settle(self, batch: IterationBatch, output: IterationOutput) -> list[Entry]:
+        """Take one iteration's tokens; returns who finished or was cancelled, without having them leave."""
+        done = []
+        for scored in output.scored:
+            self.entries[scored.request_id].scored.append(scored)
+        sampled, place = output.sampled, 0
+        for part in batch.requests:
+            entry = self.entries[part.request_id]
+            entry.state = State.INCREMENT
+            entry.num_computed_tokens = part.context_len
+            if part.sampling is not None:
+                if entry.finish_reason is None:
+                    self._accept(entry, sampled[place])
+                place += 1
+                if part.num_draft_tokens:
+                    place = self._accept_guesses(entry, part, sampled, place)
+            if self._on_computed is not None:
+                self._on_computed(entry)
+            if entry.finish_reason or entry.is_cancelled:
+                done.append(entry)
+        return done
+
+    def fail(self, batch: IterationBatch, error: BaseException, now: float) -> Sequence[Finished[GenerationResult]]:
+        """The iteration failed: all its requests leave with that cause."""
+        entries = [self.entries[part.request_id] for part in batch.requests]
+        return [
+            self.leave(entry, FinishReason.CANCELLED if entry.is_cancelled else FinishReason.FAILED, error=error)
+            for entry in entries
+        ]
+
+    def leave(
+        self, entry: Entry, reason: FinishReason, *, error: BaseException | None = None
+    ) -> Finished[GenerationResult]:
+        """Have ``entry`` leave the pool; its blocks are free."""
+        del self.entries[entry.request.request_id]
+        self.take_blocks(entry)
+        result = None
+        if reason is FinishReason.DONE:
+            assert entry.finish_reason is not None
+            result = GenerationResult(tuple(entry.tokens), entry.finish_reason, tuple(entry.scored))
+        return Finished(entry.request.request_id, reason, result, error if reason is FinishReason.FAILED else None)
+
+    def wake_at(self, now: float) -> float | None:
+        """None: only arrivals and completions change what can run."""
+        return None
+
+    def _accept_guesses(self, entry: Entry, part: RequestSlice, sampled: Sequence[SampledToken], place: int) -> int:
+        """Take the tokens from ``place`` on that right guesses gave; returns where the next request's begin."""
+        first = place
+        while place < len(sampled) and sampled[place].request_id == part.request_id:
+            if entry.finish_reason is None:  # right guesses behind a stop token are no part of the answer
+                self._accept(entry, sampled[place])
+            place += 1
+        self.num_guessed += part.num_draft_tokens
+        self.num_right += place - first
+        num_wrong = part.num_draft_tokens - (place - first)  # their keys and values are overwritten
+        entry.num_computed_tokens = min(part.context_len - num_wrong, len(entry.token_ids))
+        return place
+
+    def _accept(self, entry: Entry, token: SampledToken) -> None:
+        entry.tokens.append(token)
+        entry.token_ids.append(token.token_id)
+        if token.token_id in entry.request.stop_token_ids:
+            entry.finish_reason = "stop"
+        elif len(entry.tokens) == entry.request.max_new_tokens:
+            entry.finish_reason = "length"

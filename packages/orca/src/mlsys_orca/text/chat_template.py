@@ -1,0 +1,146 @@
+"""A conversation to the text, or the tokens, that a model was trained to continue.
+
+The template is the model file's own, written in Jinja; it is rendered as the ``transformers`` library does, but in a
+sandbox inside a process with bounds (:mod:`.template_process`), since model files come from anywhere. Used by the front
+for chat requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from mlsys_core.errors import InvalidInputError
+from mlsys_orca.text.template_process import renderer
+from mlsys_orca.text.tokenizer import Tokenizer
+
+_OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})  # variables that no client gives
+
+
+class ChatTemplate:
+    r"""A model's chat template.
+
+    Args:
+        source: The Jinja text.
+        special_tokens: Texts by role, visible to the template (``bos_token``, ``eos_token``, ...).
+        clock: Today's date for templates that ask for it.
+
+    Raises:
+        InvalidInputError: ``source`` is no valid template.
+
+    Example:
+        >>> template = ChatTemplate("{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}")
+        >>> template.render([{"role": "user", "content": "Hi"}])
+        '[user] Hi\n'
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        clock: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        self.source = source
+        self._special_tokens = dict(special_tokens or {})
+        self._clock = clock
+        try:
+            self._variables = set(renderer.ask(what="variables", source=source)["variables"]) - _OURS
+        except InvalidInputError as error:
+            raise InvalidInputError(f"the model's chat template cannot be parsed: {error}") from error
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The conversation as text.
+
+        Args:
+            messages: ``{"role": ..., "content": ...}`` and what else the template knows; plain JSON values.
+            add_generation_prompt: End with the opening of the assistant's turn.
+            tools: JSON schemas of functions the model may call, for templates that take them.
+            variables: Further values the template knows by name.
+
+        Raises:
+            InvalidInputError: there is no message, one has no role or is no JSON value, the template has no such
+                variable, or refuses the messages.
+        """
+        text: str = self._ask(messages, add_generation_prompt, tools, variables)["text"]
+        return text
+
+    def _ask(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any] | None,
+        **request: Any,
+    ) -> dict[str, Any]:
+        if isinstance(messages, (str, Mapping)) or not messages:
+            raise InvalidInputError("a chat needs at least one message, in a list")
+        for index, message in enumerate(messages):
+            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+                raise InvalidInputError(
+                    f"message {index} is {repr(message)[:200]}: it must be an object with a 'role' that is text"
+                )
+        if unknown := sorted(set(variables or ()) - self._variables):
+            raise InvalidInputError(
+                f"the model's chat template has no variable {unknown[0]!r} that could be set (there are: "
+                f"{', '.join(sorted(self._variables)) or 'none'})"
+            )
+        known = {
+            **self._special_tokens,
+            **_json_only(variables or {}),
+            "messages": _json_only(list(messages)),
+            "tools": _json_only(list(tools)) if tools is not None else None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            return renderer.ask(
+                what="render", source=self.source, known=known, now=self._clock().isoformat(), **request
+            )
+        except InvalidInputError as error:
+            raise InvalidInputError(f"the model's chat template refuses these messages: {error}") from error
+
+    def encode(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tokenizer: Tokenizer,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The conversation as token ids, where control tokens come from the template alone.
+
+        The text of a control token inside a message or a tool stays text, so that no message can end its turn and speak
+        for another role. Without such text the ids are those of the rendered text.
+
+        Raises:
+            InvalidInputError: as :meth:`render`.
+        """
+        control = list(tokenizer.control_tokens)
+        # The template's own text and the texts of control tokens that messages have, in turns; None between halves.
+        pieces = self._ask(messages, add_generation_prompt, tools, variables, control=control)["pieces"]
+        found = [
+            tokenizer.encode_all([piece or "" for piece in pieces[start::2]], allow_special=start == 0)
+            for start in (0, 1)
+        ]
+        return [token_id for index in range(len(pieces)) for token_id in found[index % 2][index // 2]]
+
+
+def _json_only(value: Any) -> Any:
+    """``value`` rebuilt from plain JSON types, so that a template meets no method of any other."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _json_only(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_json_only(item) for item in value]
+    raise InvalidInputError(f"{repr(value)[:200]} is no JSON value; messages, tools and variables are made of these")

@@ -1,0 +1,194 @@
+"""Operators' forms: functions from tables ``[rows, width]`` float64 to such a table, as their modules compute.
+
+They share memory with the parameters or are derived from them, so they hold while the parameters stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from mlsys_windtunnel.checks.values import is_tame
+from mlsys_windtunnel.modules.base import Classifier, Regressor
+from mlsys_windtunnel.modules.columns.columns import Scale, Select
+from mlsys_windtunnel.modules.columns.embedding import CategoryEmbedding
+from mlsys_windtunnel.modules.columns.impute import Impute
+from mlsys_windtunnel.modules.columns.scale import Chain, ElementwiseAffine, Rescale
+from mlsys_windtunnel.modules.linear.linear import Affine
+from mlsys_windtunnel.modules.linear.native import Guard, NativeLinear, Weights
+from mlsys_windtunnel.modules.native import kernel
+from mlsys_windtunnel.modules.tree.heads import TreeClassifier
+from mlsys_windtunnel.modules.tree.native import native_form
+from mlsys_windtunnel.modules.tree.trees import Trees
+from torch import Tensor, nn
+
+Floats = npt.NDArray[np.float64]
+Form = Callable[..., Floats]
+
+
+def form(module: nn.Module) -> Form | None:
+    """The form of a module as it is now; None where there is none. A subclass may compute something else."""
+    make = _MAKERS.get(type(module))
+    return None if make is None else make(module)
+
+
+def side_by_side(embeddings: Sequence[CategoryEmbedding | None]) -> Form:
+    """Tables side by side, after the embedding of those for which there is one."""
+    makers = [None if each is None else _rows_of(each) for each in embeddings]
+
+    def join(*tables: Floats) -> Floats:
+        parts: list[Floats] = []
+        for make, table in zip(makers, tables, strict=True):
+            parts.extend([table] if make is None else make(table))
+        return np.concatenate(parts, axis=1)
+
+    return join
+
+
+def affine_of(
+    affine: Affine, embeddings: Sequence[CategoryEmbedding | None], *, guard: Guard | None = None
+) -> Form | None:
+    """``affine`` of tables side by side, without putting them so.
+
+    Where the affine map reads rows of an embedding, it is done to the embedding's tables beforehand: a category then
+    costs one addition for each output. None where it cannot be told which columns are which table's. ``guard`` looks at
+    the tables where a value of the map is not finite, or very large.
+    """
+    widths = [None if each is None else sum(table.shape[1] for table in each.tables) for each in embeddings]
+    if widths.count(None) > 1:
+        return None
+    weight, bias = _array(affine.weight).T, _array(affine.bias)
+    rest = len(weight) - sum(width for width in widths if width is not None)
+    starts = np.cumsum([0, *(rest if width is None else width for width in widths)])
+    slices = np.split(weight, starts[1:-1])
+    library = kernel()
+    if len(bias) == 1 and library is not None:
+        weights = [_weights(each, part) for each, part in zip(embeddings, slices, strict=True)]
+        return NativeLinear(library, weights, float(bias[0]), guard=guard)
+    products = [_product(each, part) for each, part in zip(embeddings, slices, strict=True)]
+
+    def add(*tables: Floats) -> Floats:
+        total = products[0](tables[0])
+        total += bias
+        for product, table in zip(products[1:], tables[1:], strict=True):
+            total += product(table)
+        if guard is not None and not is_tame(total):
+            guard(tables)
+        return total
+
+    return add
+
+
+def _array(tensor: Tensor) -> Floats:
+    array: Floats = tensor.detach().numpy()
+    return array
+
+
+def _product(embedding: CategoryEmbedding | None, weight: Floats) -> Form:
+    if embedding is None:
+        return lambda x: x @ weight
+    rows, first = _rows_times(embedding, weight)
+    return lambda codes: np.add.reduce(rows.take(codes.astype(np.intp) + first, axis=0), axis=1)
+
+
+def _weights(embedding: CategoryEmbedding | None, weight: Floats) -> Weights:
+    """Of one output."""
+    if embedding is None:
+        return Weights(weight[:, 0])
+    rows, first = _rows_times(embedding, weight)
+    return Weights(rows[:, 0], first)
+
+
+def _rows_times(embedding: CategoryEmbedding, weight: Floats) -> tuple[Floats, npt.NDArray[np.int64]]:
+    """The rows of an embedding's tables times ``weight``, one table after another, and where each table begins."""
+    tables = [_array(table) for table in embedding.tables]
+    ends = np.cumsum([table.shape[1] for table in tables])
+    parts = np.split(weight, ends[:-1])
+    rows = np.concatenate([table @ part for table, part in zip(tables, parts, strict=True)])
+    return rows, np.cumsum([0, *map(len, tables[:-1])])
+
+
+def _rows_of(embedding: CategoryEmbedding) -> Callable[[Floats], list[Floats]]:
+    """Codes to the rows of each column's table."""
+    tables = [_array(table) for table in embedding.tables]
+
+    def rows(codes: Floats) -> list[Floats]:
+        places = codes.astype(np.intp)
+        return [table.take(places[:, column], axis=0) for column, table in enumerate(tables)]
+
+    return rows
+
+
+def _affine(module: Affine) -> Form:
+    weight, bias = _array(module.weight).T, _array(module.bias)
+    return lambda x: x @ weight + bias
+
+
+def _elementwise_affine(module: ElementwiseAffine) -> Form:
+    shift, scale = _array(module.shift), _array(module.scale)
+    return lambda x: (x - shift) / scale
+
+
+def _rescale(module: Rescale) -> Form:
+    scale, offset = _array(module.scale), _array(module.offset)
+    return lambda x: x * scale + offset
+
+
+def _impute(module: Impute) -> Form:
+    fill, marker = _array(module.fill), module.marker.item()
+    kept, indicated = module.kept.numpy(), module.indicated.numpy()
+    keeps_first = bool((kept == np.arange(len(kept))).all())
+
+    def run(x: Floats) -> Floats:
+        is_missing = np.isnan(x) if module.is_marked_by_nan else x == marker
+        if keeps_first and x.shape[1] == len(kept) and not len(indicated):
+            return np.where(is_missing, fill, x)
+        filled = np.where(is_missing.take(kept, axis=1), fill, x.take(kept, axis=1))
+        return np.concatenate([filled, is_missing.take(indicated, axis=1)], axis=1) if len(indicated) else filled
+
+    return run
+
+
+def _select(module: Select) -> Form:
+    columns = module.columns.numpy()
+    return lambda x: x.take(columns, axis=1)
+
+
+def _scale(module: Scale) -> Form:
+    weight = module.weight.item()
+    return lambda x: x * weight
+
+
+def _body(module: Classifier | Regressor) -> Form | None:
+    """Of a predictor: its scores."""
+    return form(module.body)
+
+
+def _chain(module: nn.Sequential) -> Form | None:
+    steps = [step for step in map(form, module) if step is not None]
+
+    def run(x: Floats) -> Floats:
+        for step in steps:
+            x = step(x)
+        return x
+
+    return run if len(steps) == len(module) else None
+
+
+_MAKERS: dict[type[nn.Module], Callable[[Any], Form | None]] = {
+    Affine: _affine,
+    Chain: lambda module: _chain(module.steps),
+    Classifier: _body,
+    ElementwiseAffine: _elementwise_affine,
+    Impute: _impute,
+    Regressor: _body,
+    Rescale: _rescale,
+    Scale: _scale,
+    Select: _select,
+    TreeClassifier: _body,
+    Trees: native_form,
+    nn.Identity: lambda _: lambda x: x,
+    nn.Sequential: _chain,
+}

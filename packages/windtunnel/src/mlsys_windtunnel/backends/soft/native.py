@@ -1,0 +1,156 @@
+"""Soft trees by the C++ kernel: forward and backward fused, for float32 on a CPU and without dropout.
+
+:mod:`.gates` says the same in torch, for other devices, for dropout, and where there is no compiler.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from mlsys_core.config import settings
+from mlsys_core.errors import KernelUnavailableError
+from mlsys_core.native import load_kernel, warn_without_kernels
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from mlsys_windtunnel.backends.soft.trees import SoftGroupParameters, SoftTrees
+
+
+def _record(name: str, pointers: Iterable[str], *others: tuple[str, Any]) -> type[ctypes.Structure]:
+    fields = [*((pointer, ctypes.c_void_p) for pointer in pointers), *others]
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
+
+
+# As in soft_trees.cpp.
+_INPUTS = ("arguments", "columns", "feature", "scale", "threshold", "missing", "missing_value")
+_TREES = ("path", "left", "right", "num_splits", "count", "leaf")
+_SIZES = ("num_trees", "splits", "leaves", "outputs", "rows", "num_columns")
+_Group = _record(
+    "_Group",
+    (*_INPUTS, *_TREES),
+    *((size, ctypes.c_int64) for size in _SIZES),
+    *((scale, ctypes.c_float) for scale in ("split_scale", "leaf_scale")),
+    *((number, ctypes.c_int32) for number in ("is_tanh", "num_threads")),
+)
+_TO = ("arguments", "columns", "threshold", "path", "count", "leaf")
+_Gradients = _record("_Gradients", ("outputs", *_TO))
+
+
+@lru_cache(maxsize=1)
+def kernel() -> ctypes.CDLL | None:
+    """The compiled kernel, built on the first call ever on this machine (seconds); None where it cannot be."""
+    source = Path(__file__).parent.parent / "native" / "soft_trees.cpp"
+    # Unlike exact trees, soft ones promise no last bit to anybody: contraction halves the work.
+    flags = ("-ffp-contract=fast", "-fno-strict-aliasing", "-Wno-psabi")
+    try:
+        library = load_kernel(source, cache_dir=settings().cache_dir, flags=flags)
+    except KernelUnavailableError as error:
+        warn_without_kernels("WindTunnel's fine-tuning", "torch trains soft trees", error)
+        return None
+    library.mlsys_soft_forward.argtypes = library.mlsys_soft_backward.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.mlsys_soft_forward.restype = library.mlsys_soft_backward.restype = None
+    return library
+
+
+def is_native(columns: Tensor, trees: SoftTrees) -> bool:
+    """Whether the kernel can do it."""
+    if columns.device.type != "cpu" or (trees.dropout and trees.training) or torch.compiler.is_compiling():
+        return False
+    is_traced = torch.jit.is_tracing() or type(columns) is not Tensor  # type: ignore[attr-defined, no-untyped-call]
+    return not is_traced and kernel() is not None
+
+
+def sums(
+    trees: SoftTrees, group: SoftGroupParameters, inputs: dict[str, Tensor | None], *, trains_columns: bool
+) -> Tensor:
+    """The group's part of the scores, ``[outputs, rows]``.
+
+    Args:
+        trees: Whose group it is.
+        group: Trees of one size.
+        inputs: ``arguments`` ``[splits, rows]``; or ``columns`` ``[columns, rows]`` and, of the group's splits,
+            ``feature``, ``scale``, ``threshold``, ``missing_value``, with ``missing`` ``[columns, rows]`` or None.
+        trains_columns: Whether gradients of columns are wanted.
+    """
+    options = (trees.gate == "tanh", trees.sharpness, trees.leaf_scale * trees.sharpness)
+    path = group.path if trees.level == 4 else None
+    tensors = [inputs.get(name) for name in _INPUTS] + [
+        path,
+        group.left,
+        group.right,
+        group.num_splits,
+        group.count,
+        group.leaf,
+    ]
+    result: Tensor = _Sums.apply(options, trains_columns, *tensors)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Sums(torch.autograd.Function):
+    """Tensors in the order of :data:`_INPUTS` and :data:`_TREES`."""
+
+    @staticmethod
+    def forward(ctx: Any, options: tuple[bool, float, float], trains_columns: bool, *tensors: Tensor | None) -> Tensor:
+        kept = [None if tensor is None else tensor.contiguous() for tensor in tensors]
+        ctx.save_for_backward(*kept)
+        ctx.options, ctx.trains_columns = options, trains_columns
+        leaf = kept[-1]
+        assert leaf is not None
+        out = leaf.new_empty(leaf.shape[2], _num_rows(kept))
+        library = kernel()
+        assert library is not None
+        library.mlsys_soft_forward(ctypes.byref(_group(options, kept)), out.data_ptr())
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        tensors = list(ctx.saved_tensors)
+        by_name = dict(zip((*_INPUTS, *_TREES), tensors, strict=True))
+        wanted = dict(zip((*_INPUTS, *_TREES), ctx.needs_input_grad[2:], strict=True))
+        wanted["columns"] = wanted["columns"] and ctx.trains_columns
+        gradients = {
+            name: (torch.empty_like if name == "arguments" else torch.zeros_like)(by_name[name])
+            for name in _TO
+            if wanted[name]
+        }
+        outputs = upstream[0].contiguous()
+        record = _Gradients(
+            outputs=outputs.data_ptr(), **{name: gradient.data_ptr() for name, gradient in gradients.items()}
+        )
+        library = kernel()
+        assert library is not None
+        library.mlsys_soft_backward(ctypes.byref(_group(ctx.options, tensors)), ctypes.byref(record))
+        return (None, None, *(gradients.get(name) for name in (*_INPUTS, *_TREES)))
+
+
+def _num_rows(tensors: list[Tensor | None]) -> int:
+    table = tensors[0] if tensors[0] is not None else tensors[1]
+    assert table is not None
+    return table.shape[1]
+
+
+def _group(options: tuple[bool, float, float], tensors: list[Tensor | None]) -> ctypes.Structure:
+    by_name = dict(zip((*_INPUTS, *_TREES), tensors, strict=True))
+    leaf, columns = by_name["leaf"], by_name["columns"]
+    left = by_name["left"]
+    assert leaf is not None
+    assert left is not None
+    is_tanh, split_scale, leaf_scale = options
+    return _Group(
+        **{name: tensor.data_ptr() for name, tensor in by_name.items() if tensor is not None},
+        num_trees=leaf.shape[0],
+        splits=left.shape[1],
+        leaves=leaf.shape[1],
+        outputs=leaf.shape[2],
+        rows=_num_rows(tensors),
+        num_columns=0 if columns is None else columns.shape[0],
+        split_scale=split_scale,
+        leaf_scale=leaf_scale,
+        is_tanh=is_tanh,
+        num_threads=torch.get_num_threads(),
+    )

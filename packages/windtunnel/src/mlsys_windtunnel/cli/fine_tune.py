@@ -1,0 +1,154 @@
+"""``mlsys windtunnel fine-tune``: a fitted pipeline, trained further as a whole and written as a module."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from mlsys_core.cli.trust import TrustPickles
+from mlsys_core.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from mlsys_windtunnel.module import WindTunnelModule
+
+
+class Level(StrEnum):
+    """Of trees."""
+
+    L1 = "L1"
+    L2 = "L2"
+    L3 = "L3"
+    L4 = "L4"
+
+
+class Init(StrEnum):
+    """Where training starts."""
+
+    residual = "residual"
+    source = "source"
+    random = "random"
+
+
+class Gate(StrEnum):
+    """How a leaf is chosen."""
+
+    softmax = "softmax"
+    tanh = "tanh"
+
+
+def fine_tune(
+    pipeline_file: Annotated[
+        Path, typer.Argument(metavar="PIPE", help="A fitted pipeline (.skops, .joblib, .pkl), or a translated folder.")
+    ],
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="Training rows: csv or parquet.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the trained module is written.")],
+    target: Annotated[str, typer.Option(metavar="COLUMN", help="The column of labels or numbers.")],
+    evaluate: Annotated[
+        Path | None, typer.Option("--eval", metavar="DATA", help="Rows to choose the best epoch by; else a tenth.")
+    ] = None,
+    level: Annotated[
+        Level, typer.Option(help="What of trees is trained: L1 leaves, L2 thresholds, L3 features, L4 paths too.")
+    ] = Level.L2,
+    init: Annotated[Init, typer.Option(help="Start at the source's answers, its parameters, or anew.")] = Init.residual,
+    gate: Annotated[Gate, typer.Option(help="How a leaf is chosen; the paper's is tanh.")] = Gate.softmax,
+    epochs: Annotated[int, typer.Option(min=1)] = 10,
+    lr: Annotated[float, typer.Option(help="The highest learning rate.")] = 2e-3,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows a step.")] = 1024,
+    loss: Annotated[
+        str, typer.Option(help="log_loss, hinge, focal; squared_error, absolute_error, huber, poisson.")
+    ] = "auto",
+    patience: Annotated[
+        int | None, typer.Option(min=1, help="Stop after so many epochs without a better score.")
+    ] = None,
+    min_gain_se: Annotated[
+        float, typer.Option(min=0, help="Keep an epoch only where it gains more than so many standard errors.")
+    ] = 1.0,
+    checkpoint_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep the state after each epoch; the same command resumes it.")
+    ] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Data-parallel processes.")] = 1,
+    threads: Annotated[int | None, typer.Option(min=1, help="Of each process.")] = None,
+    seed: Annotated[int, typer.Option(help="Of shuffling and the hold-out.")] = 0,
+    trust_code: TrustPickles = False,
+) -> None:
+    """Train a fitted pipeline further, as one network: encoders, scalers, trees and models together.
+
+    An epoch is kept only where its gain on the rows that the best epoch is chosen by is sure (--min-gain-se); else the
+    result is the source itself. The folder can be predicted with, exported and trained further.
+
+    Example: mlsys windtunnel fine-tune churn.skops january.parquet --target churned --eval february.parquet -o tuned
+
+    Example: mlsys windtunnel fine-tune churn.joblib january.csv --target churned -o tuned --trust-code --epochs 5
+    """
+    from mlsys_windtunnel.backends.soft.options import SoftOptions
+    from mlsys_windtunnel.cli.data import check_table_path, read_table
+    from mlsys_windtunnel.export.artifact import refuse_foreign, save
+    from mlsys_windtunnel.finetune.holdout import hold_out
+    from mlsys_windtunnel.finetune.losses import is_classifier, row_loss
+    from mlsys_windtunnel.finetune.options import TrainingOptions
+    from mlsys_windtunnel.finetune.tune import fine_tune as tune
+    from mlsys_windtunnel.finetune.tune import head_of
+
+    for path in (data, evaluate):
+        if path is not None:
+            check_table_path(path)
+    if output.exists() and not output.is_dir():
+        raise InvalidInputError(f"{output} is a file; -o names a folder")
+    soft = SoftOptions(level=level.value, gate=gate.value, init=init.value)
+    options = TrainingOptions(
+        epochs=epochs,
+        lr=lr,
+        batch_size=batch_size,
+        loss=loss,
+        patience=patience,
+        min_gain_se=min_gain_se,
+        checkpoint_dir=checkpoint_dir,
+        n_processes=processes,
+        n_threads=threads,
+        random_state=seed,
+        verbose=True,
+    )
+    module = _module(pipeline_file, trust_code=trust_code)
+    refuse_foreign(module.frontend, "train with fine_tune() and pickle its result")
+    head = head_of(module)
+    row_loss(loss, head)
+    x, y = _split(read_table(data), target, data, module)
+    held_out: tuple[Any, Any] | None
+    if evaluate is not None:
+        held_out = _split(read_table(evaluate), target, evaluate, module)
+    else:
+        x, y, _, held = hold_out(x, y, None, fraction=0.1, seed=seed, is_classifier=is_classifier(head))
+        held_out = None if held is None else held[:2]
+    result = tune(module, x, y, eval_set=held_out, soft=soft, options=options)
+    for epoch in result.history:
+        loss_text = f"training loss {epoch['train_loss']:.5f}" if epoch["epoch"] else "before training".ljust(21)
+        score = f"{result.metric} {epoch['valid_score']:.5f}" if held_out is not None else ""
+        typer.echo(f"epoch {epoch['epoch']:2.0f}  {loss_text}  {score}  {epoch['seconds']:.1f} s")
+    kept = (
+        "the source itself, which no epoch was surely better than"
+        if not result.best_epoch
+        else f"epoch {result.best_epoch}"
+    )
+    save(result.module, output)
+    typer.echo(f"wrote {output}: {kept} ({result.metric} {result.best_score:.5f})")
+
+
+def _module(path: Path, *, trust_code: bool) -> WindTunnelModule:
+    from mlsys_windtunnel.cli.data import load_pipeline
+    from mlsys_windtunnel.convert.translation import translate
+    from mlsys_windtunnel.export.artifact import load
+
+    return load(path) if path.is_dir() else load_pipeline(path, trust_code=trust_code, then=translate)
+
+
+def _split(frame: Any, target: str, path: Path, module: WindTunnelModule) -> tuple[Any, Any]:
+    """Rows as the module takes them, and the targets."""
+    if target not in frame.columns:
+        raise InvalidInputError(f"{path} has no column {target!r}; it has {list(frame.columns)}")
+    rows, columns = frame.drop(columns=target), module.frontend.columns
+    missing = [name for name in columns or () if name not in rows.columns]
+    if missing:
+        raise InvalidInputError(f"{path} lacks the columns {missing}; it has {list(rows.columns)}")
+    return (rows[list(columns)] if columns is not None else rows.to_numpy()), frame[target].to_numpy()

@@ -1,0 +1,114 @@
+"""``mlsys windtunnel inspect``: a fitted pipeline as a graph of operators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from mlsys_core.cli.trust import TrustPickles
+from mlsys_core.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from mlsys_windtunnel.parse.graph import Operator, PipelineGraph, Value
+
+
+def inspect(
+    pipeline_file: Annotated[Path, typer.Argument(metavar="PIPE", help="A fitted pipeline: .skops, .joblib or .pkl.")],
+    trust_code: TrustPickles = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Write a picture: the operators, and what they become.")
+    ] = None,
+) -> None:
+    """Print a fitted pipeline as a graph of operators: inputs, outputs, parameters, trees and leaves.
+
+    Example: mlsys windtunnel inspect churn.skops
+
+    Example: mlsys windtunnel inspect churn.skops --html churn.html
+    """
+    from mlsys_windtunnel.cli.data import load_pipeline
+    from mlsys_windtunnel.parse.pipeline import parse_pipeline
+
+    if html is not None and (html.suffix != ".html" or not html.absolute().parent.is_dir()):
+        raise InvalidInputError(f"{html}: give a name that ends in .html, in a folder that exists")
+    source = load_pipeline(pipeline_file, trust_code=trust_code, then=lambda fitted: fitted)
+    graph = parse_pipeline(source)
+    if html is not None:
+        from mlsys_windtunnel.cli.picture import picture
+        from mlsys_windtunnel.convert.translation import translate
+
+        html.write_text(picture(graph, translate(source)), encoding="utf-8")
+        typer.echo(f"wrote {html}", err=True)
+    if as_json:
+        _print_json(graph)
+    else:
+        _print_table(graph)
+
+
+def _print_json(graph: PipelineGraph) -> None:
+    import json
+
+    def fields(operator: Operator) -> dict[str, object]:
+        return {
+            "name": operator.name,
+            "kind": operator.kind.value,
+            "source": operator.source,
+            "inputs": [value.name for value in operator.inputs],
+            "width": operator.output.width,
+            "parameters": operator.size.num_parameters,
+            "trees": operator.size.num_trees,
+            "leaves": operator.size.num_leaves,
+            "columns": operator.columns,
+            "weight": operator.weight,
+            "methods": operator.methods,
+        }
+
+    report = {
+        "input": {"width": graph.input.width, "columns": graph.columns},
+        "operators": [fields(operator) for operator in graph.operators],
+        "output": graph.output.name,
+    }
+    typer.echo(json.dumps(report, indent=1))
+
+
+def _print_table(graph: PipelineGraph) -> None:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    def width(value: Value) -> str:
+        return "?" if value.width is None else f"{value.width:,}"
+
+    def count(number: int) -> str:
+        return f"{number:,}" if number else ""
+
+    def does(operator: Operator) -> str:
+        name = (operator.source or operator.kind.value).rpartition(".")[2]
+        return f"{name}: {', '.join(operator.methods)}" if operator.methods else name
+
+    table = Table("#", "operator", "does", "reads", box=SIMPLE, padding=(0, 1, 0, 0))
+    for column in table.columns:
+        column.overflow = "fold"  # a name is there to be read whole
+    for header in ("columns", "parameters", "trees", "leaves"):
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_row("0", "input", "", "", width(graph.input))
+    numbers = {graph.input.name: "0"}
+    for number, operator in enumerate(graph.operators, start=1):
+        numbers[operator.output.name] = str(number)
+        size = operator.size
+        table.add_row(
+            str(number),
+            escape(operator.name),
+            escape(does(operator)),
+            ", ".join(numbers[value.name] for value in operator.inputs),
+            width(operator.output),
+            *(count(number) for number in (size.num_parameters, size.num_trees, size.num_leaves)),
+        )
+    console = Console()
+    console.print(table)
+    total = graph.size
+    trees = f", {total.num_trees:,} trees with {total.num_leaves:,} leaves" if total.num_trees else ""
+    plural = "" if len(graph.operators) == 1 else "s"
+    console.print(f"{len(graph.operators)} operator{plural}, {total.num_parameters:,} parameters{trees}")

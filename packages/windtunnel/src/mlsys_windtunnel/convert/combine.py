@@ -1,0 +1,231 @@
+"""Joins of meta-estimators: how the answers of the members, which are operators of their own, become one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from mlsys_core.errors import InvalidInputError
+from torch import nn
+
+from mlsys_windtunnel.convert.isotonic import isotonic
+from mlsys_windtunnel.convert.linear import class_labels
+from mlsys_windtunnel.modules.base import OperatorModule, Regressor
+from mlsys_windtunnel.modules.columns.columns import Concatenate
+from mlsys_windtunnel.modules.combine.calibrate import Calibrated, PerClass, PlattSigmoid, Temperature
+from mlsys_windtunnel.modules.combine.combine import (
+    Ballot,
+    BoostedVote,
+    Layout,
+    Passed,
+    Threshold,
+    Vote,
+    WeightedMean,
+    WeightedMedian,
+)
+from mlsys_windtunnel.modules.combine.multiclass import BinaryMembers, OneVsOne, OneVsRest, OutputCode
+from mlsys_windtunnel.modules.combine.multioutput import Chain, Outputs
+from mlsys_windtunnel.parse.members import Member, Plan, has_places_for_labels, is_constant, labels_of, plan_of
+
+
+def _plan(estimator: Any) -> Plan:
+    plan = plan_of(estimator)
+    assert plan is not None, "the graph has a join only where there is a plan"
+    return plan
+
+
+def _layout(member: Member) -> Layout:
+    labels = labels_of(member.estimator)
+    return Layout(member.methods, 0 if labels is None else len(labels))
+
+
+def _ballots(plan: Plan, classes: npt.NDArray[Any]) -> list[Ballot]:
+    """Members' ballots, whose labels are among ``classes``."""
+    return [
+        Ballot(
+            _layout(member),
+            places=np.searchsorted(classes, member.estimator.classes_).tolist(),
+            num_classes=len(classes),
+        )
+        for member in plan.members
+    ]
+
+
+def voting_classifier(estimator: Any) -> OperatorModule:
+    """Soft: the mean of probabilities, column by column. Hard: the mode of labels."""
+    plan, labels = _plan(estimator), class_labels(estimator.classes_)
+    everything = range(len(labels))
+    ballots = [Ballot(_layout(part), places=everything, num_classes=len(labels)) for part in plan.members]
+    return Vote(ballots, weights=_weights(estimator), classes=labels, answers=plan.answers)
+
+
+def voting_regressor(estimator: Any) -> OperatorModule:
+    """The weighted mean."""
+    return Regressor(WeightedMean(_weights(estimator)))
+
+
+def _weights(estimator: Any) -> list[float]:
+    weights = estimator._weights_not_none
+    return [1.0] * len(estimator.estimators_) if weights is None else [float(weight) for weight in weights]
+
+
+def bagging_classifier(estimator: Any) -> OperatorModule:
+    """The mean of probabilities, or of votes where a member has none; a member may know fewer classes."""
+    plan = _plan(estimator)
+    places = np.arange(len(estimator.classes_))  # the members were fitted on these
+    return Vote(
+        _ballots(plan, places),
+        weights=np.ones(len(plan.members)),
+        classes=class_labels(estimator.classes_),
+        answers=plan.answers,
+    )
+
+
+def bagging_regressor(estimator: Any) -> OperatorModule:
+    """The mean."""
+    return Regressor(WeightedMean(np.ones(len(estimator.estimators_))))
+
+
+def ada_boost_classifier(estimator: Any) -> OperatorModule:
+    """Weighted votes; the members were fitted on the labels themselves."""
+    plan = _plan(estimator)
+    return BoostedVote(
+        _ballots(plan, estimator.classes_),
+        weights=estimator.estimator_weights_[: len(plan.members)],
+        classes=class_labels(estimator.classes_),
+        answers=plan.answers,
+    )
+
+
+def ada_boost_regressor(estimator: Any) -> OperatorModule:
+    """The weighted median."""
+    return Regressor(WeightedMedian(estimator.estimator_weights_[: len(estimator.estimators_)]))
+
+
+def stacking_classifier(estimator: Any) -> OperatorModule:
+    """The final estimator's answers; it was fitted on places of labels."""
+    plan = _plan(estimator)
+    return Passed(_layout(plan.members[0]), classes=class_labels(estimator.classes_), answers=plan.answers)
+
+
+def threshold_classifier(estimator: Any) -> OperatorModule:
+    """Fixed and tuned: the label follows from a threshold on the member's probabilities or decision values."""
+    plan = _plan(estimator)
+    layout, classes = _layout(plan.members[0]), np.asarray(estimator.classes_)
+    wanted = [estimator.response_method] if estimator.response_method != "auto" else ["predict_proba"]
+    method = next((name for name in wanted if name in layout.methods), "decision_function")
+    if hasattr(estimator, "best_threshold_"):
+        threshold, positive_label = float(estimator.best_threshold_), estimator._curve_scorer._get_pos_label()
+    else:
+        default = 0.5 if method == "predict_proba" else 0.0
+        threshold = default if isinstance(estimator.threshold, str) else float(estimator.threshold)
+        positive_label = estimator.pos_label
+    positive = 1 if positive_label is None else int(np.flatnonzero(classes == positive_label)[0])
+    return Threshold(
+        layout,
+        method="predict_proba" if method == "predict_proba" else "decision_function",
+        threshold=threshold,
+        positive=positive,
+        pair=(1 - positive, positive),
+        classes=class_labels(classes),
+        answers=plan.answers,
+    )
+
+
+def calibrated_classifier(estimator: Any) -> OperatorModule:
+    """The mean of members whose scores are calibrated, class by class or by a temperature."""
+    plan, classes = _plan(estimator), estimator.classes_
+    calibrations: list[nn.Module] = []
+    for member, pair in zip(plan.members, estimator.calibrated_classifiers_, strict=True):
+        layout = _layout(member)
+        if pair.method == "temperature":
+            if not has_places_for_labels(estimator) and not isinstance(classes[0], str):
+                raise InvalidInputError(
+                    f"CalibratedClassifierCV(method='temperature') was fitted on the labels {classes.tolist()[:5]}: "
+                    "scikit-learn takes such labels for places 0, 1, ... and reads past its array with others, so this "
+                    "temperature means nothing; fit on LabelEncoder().fit_transform(y)"
+                )
+            calibrations.append(Temperature(layout, float(pair.calibrators[0].beta_)))
+            continue
+        places = np.searchsorted(classes, member.estimator.classes_)
+        num_columns = 1 if len(places) <= 2 else len(places)
+        places = places[:num_columns] + 1 if len(classes) == 2 else places[:num_columns]
+        calibrators = [_calibrator(part, pair.method) for part in pair.calibrators]
+        used = min(len(calibrators), num_columns)
+        calibrations.append(
+            PerClass(layout, calibrators[:used], places=places[:used].tolist(), num_classes=len(classes))
+        )
+    return Calibrated(calibrations, classes=class_labels(classes), answers=plan.answers)
+
+
+def _calibrator(calibrator: Any, method: str) -> nn.Module:
+    return isotonic(calibrator) if method == "isotonic" else PlattSigmoid(float(calibrator.a_), float(calibrator.b_))
+
+
+def _binary_members(estimator: Any, plan: Plan) -> BinaryMembers:
+    layouts = iter(plan.members)
+    return BinaryMembers(
+        [float(part.y_[0]) if is_constant(part) else _layout(next(layouts)) for part in estimator.estimators_]
+    )
+
+
+def _binary_threshold(estimator: Any) -> float:
+    """What scikit-learn compares scores with: decision values with 0, all else with one half."""
+    from sklearn.base import is_classifier
+
+    first = estimator.estimators_[0]
+    return 0.0 if hasattr(first, "decision_function") and is_classifier(first) else 0.5
+
+
+def one_vs_rest(estimator: Any) -> OperatorModule:
+    """Classes, or with a table of labels as the target several labels at once."""
+    plan = _plan(estimator)
+    return OneVsRest(
+        _binary_members(estimator, plan),
+        threshold=_binary_threshold(estimator),
+        classes=() if estimator.multilabel_ else class_labels(estimator.classes_),
+        answers=plan.answers,
+    )
+
+
+def one_vs_one(estimator: Any) -> OperatorModule:
+    """Votes between pairs."""
+    plan = _plan(estimator)
+    return OneVsOne(
+        _binary_members(estimator, plan),
+        threshold=_binary_threshold(estimator),
+        classes=class_labels(estimator.classes_),
+        answers=plan.answers,
+    )
+
+
+def output_code(estimator: Any) -> OperatorModule:
+    """The nearest code word."""
+    plan = _plan(estimator)
+    return OutputCode(
+        _binary_members(estimator, plan),
+        code_book=estimator.code_book_,
+        classes=class_labels(estimator.classes_),
+        answers=plan.answers,
+    )
+
+
+def multi_output_classifier(estimator: Any) -> OperatorModule:
+    """Side by side."""
+    plan = _plan(estimator)
+    outputs = [class_labels(member.estimator.classes_) for member in plan.members]
+    return Outputs([_layout(member) for member in plan.members], outputs=outputs, answers=plan.answers)
+
+
+def values_side_by_side(_estimator: Any) -> OperatorModule:
+    """Regressors of several targets, chained or not."""
+    return Regressor(Concatenate(), is_flat=False)
+
+
+def classifier_chain(estimator: Any) -> OperatorModule:
+    """The members' tables come in the order of targets."""
+    plan = _plan(estimator)
+    in_chain = [_layout(member) for member in plan.members]
+    places = {int(output): place for place, output in enumerate(estimator.order_)}
+    return Chain([in_chain[places[output]] for output in range(len(in_chain))], answers=plan.answers)

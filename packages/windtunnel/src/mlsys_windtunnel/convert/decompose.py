@@ -1,0 +1,117 @@
+"""Decompositions, random projections and kernel approximations.
+
+Those whose ``transform`` is itself an optimisation (NMF, dictionary learning, latent Dirichlet allocation) have no
+converter and stay foreign.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from mlsys_windtunnel.modules.base import OperatorModule
+from mlsys_windtunnel.modules.kernel.decompose import FactorModel, KernelProjection, Projection, RandomFourier
+from mlsys_windtunnel.modules.kernel.kernels import Kernel, KernelKind
+
+KERNELS = {"linear", "poly", "rbf", "sigmoid", "cosine", "laplacian"}
+
+
+def make_kernel(anchors: Any, kind: object, **parameters: Any) -> Kernel | None:
+    """A kernel as scikit-learn names it; None for functions, "precomputed" and the chi-squared ones."""
+    kind = "poly" if kind == "polynomial" else kind
+    if not isinstance(kind, str) or kind not in KERNELS:
+        return None
+    return Kernel(_dense(anchors), cast(KernelKind, kind), **parameters)
+
+
+def incremental_pca(estimator: Any) -> OperatorModule:
+    """A projection on components, whitened or not."""
+    return Projection(estimator.mean_, _principal_weight(estimator))
+
+
+def pca(estimator: Any) -> OperatorModule:
+    """With the density of probabilistic PCA, unless its covariance has no inverse: there the source raises too."""
+    try:
+        precision = np.asarray(estimator.get_precision())
+    except np.linalg.LinAlgError:
+        return incremental_pca(estimator)
+    return FactorModel(estimator.mean_, _principal_weight(estimator), precision)
+
+
+def factor_analysis(estimator: Any) -> OperatorModule:
+    """The posterior mean of the factors (Bishop, PRML, equation 12.66)."""
+    scaled = estimator.components_ / estimator.noise_variance_
+    posterior = np.linalg.inv(np.eye(len(scaled)) + scaled @ estimator.components_.T)
+    return FactorModel(estimator.mean_, posterior.T @ scaled, estimator.get_precision())
+
+
+def truncated_svd(estimator: Any) -> OperatorModule:
+    """Components without centring; the random projections too."""
+    components = _dense(estimator.components_)
+    return Projection(np.zeros(components.shape[1]), components)
+
+
+def fast_ica(estimator: Any) -> OperatorModule:
+    """The unmixing matrix; centred unless whitening is off."""
+    if not estimator.whiten:
+        return truncated_svd(estimator)
+    return Projection(estimator.mean_, estimator.components_)
+
+
+def sparse_pca(estimator: Any) -> OperatorModule:
+    """Its transform is a ridge regression on the components, which is a linear map."""
+    components = estimator.components_
+    gram = components @ components.T + estimator.ridge_alpha * np.eye(len(components))
+    return Projection(estimator.mean_, np.linalg.solve(gram, components))
+
+
+def kernel_pca(estimator: Any) -> OperatorModule | None:
+    """Kernels by name; functions and precomputed kernels decline."""
+    kernel = make_kernel(
+        estimator.X_fit_, estimator.kernel, gamma=estimator.gamma_, degree=estimator.degree, coef0=estimator.coef0
+    )
+    if kernel is None:
+        return None
+    roots = np.sqrt(np.where(estimator.eigenvalues_ == 0, np.inf, estimator.eigenvalues_))
+    centerer = estimator._centerer
+    return KernelProjection(
+        kernel,
+        estimator.eigenvectors_ / roots,
+        column_means=centerer.K_fit_rows_,
+        overall_mean=float(centerer.K_fit_all_),
+    )
+
+
+def nystroem(estimator: Any) -> OperatorModule | None:
+    """Kernels by name; functions and precomputed kernels decline."""
+    given = {name: getattr(estimator, name) for name in ("gamma", "coef0", "degree")}
+    parameters = dict(estimator.kernel_params or {}) | {
+        name: value for name, value in given.items() if value is not None
+    }
+    kernel = make_kernel(estimator.components_, estimator.kernel, **parameters)
+    return None if kernel is None else KernelProjection(kernel, estimator.normalization_.T)
+
+
+def rbf_sampler(estimator: Any) -> OperatorModule:
+    """Random Fourier features of the RBF kernel."""
+    return RandomFourier(estimator.random_weights_, estimator.random_offset_)
+
+
+def skewed_chi2_sampler(estimator: Any) -> OperatorModule:
+    """Random Fourier features of the skewed chi-squared kernel."""
+    return RandomFourier(estimator.random_weights_, estimator.random_offset_, skewedness=float(estimator.skewedness))
+
+
+def _principal_weight(estimator: Any) -> npt.NDArray[np.float64]:
+    components = np.asarray(estimator.components_, np.float64)
+    if not estimator.whiten:
+        return components
+    scale = np.sqrt(estimator.explained_variance_)
+    whitened: npt.NDArray[np.float64] = components / np.maximum(scale, np.finfo(scale.dtype).eps)[:, None]
+    return whitened
+
+
+def _dense(matrix: Any) -> npt.NDArray[np.float64]:
+    return np.asarray(matrix.toarray() if hasattr(matrix, "toarray") else matrix, np.float64)

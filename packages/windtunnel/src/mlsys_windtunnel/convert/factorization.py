@@ -1,0 +1,34 @@
+"""Our own factorisation estimators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlsys_windtunnel.convert.registry import Converted
+from mlsys_windtunnel.host.lookup import SEARCHABLE, CategoryLookup, Vocabulary
+from mlsys_windtunnel.modules.base import Classifier, OperatorModule, Regressor
+from mlsys_windtunnel.modules.linear.factorization import FactorizationMachine, IdFactorization
+
+
+def machine_classifier(estimator: Any) -> OperatorModule:
+    """Logistic for two classes, else a softmax."""
+    return Classifier(
+        FactorizationMachine(estimator.coef_, estimator.intercept_, estimator.factors_),
+        classes=estimator.classes_.tolist(),
+        link="logistic" if len(estimator.classes_) == 2 else "softmax",
+        answers=("predict", "predict_proba", "predict_log_proba", "decision_function"),
+    )
+
+
+def machine_regressor(estimator: Any) -> OperatorModule:
+    """One output."""
+    return Regressor(FactorizationMachine(estimator.coef_, estimator.intercept_, estimator.factors_))
+
+
+def matrix_factorization(estimator: Any) -> Converted | None:
+    """Ids by a look-up on the host; biases and factors are trainable."""
+    if not all(categories.dtype.kind in SEARCHABLE for categories in estimator.categories_):
+        return None
+    lookup = CategoryLookup([Vocabulary(categories) for categories in estimator.categories_])
+    body = IdFactorization(estimator.intercept_, estimator.tables_)
+    return Converted(Regressor(body), lookup, num_codes=len(estimator.tables_))

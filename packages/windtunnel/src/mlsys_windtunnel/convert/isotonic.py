@@ -1,0 +1,25 @@
+"""Isotonic regression: interpolation between thresholds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mlsys_windtunnel.modules.base import OperatorModule, Regressor
+from mlsys_windtunnel.modules.combine.isotonic import Isotonic
+
+
+def isotonic(estimator: Any) -> Isotonic:
+    """The function alone, for calibrators. Where the source raises out of bounds, the module answers NaN."""
+    return Isotonic(
+        estimator.X_thresholds_,
+        estimator.y_thresholds_,
+        outside="clip" if estimator.out_of_bounds == "clip" else "nan",
+        rounds=estimator.X_thresholds_.dtype == np.float32,
+    )
+
+
+def isotonic_regression(estimator: Any) -> OperatorModule:
+    """A regressor of one feature."""
+    return Regressor(isotonic(estimator))

@@ -1,0 +1,70 @@
+"""Kernel ridge regression and the mean of Gaussian process regression."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from mlsys_windtunnel.convert.decompose import make_kernel
+from mlsys_windtunnel.modules.base import OperatorModule, Regressor
+from mlsys_windtunnel.modules.kernel.covariance import (
+    Combined,
+    ConstantCovariance,
+    PosteriorMean,
+    Powered,
+    Shape,
+    Stationary,
+)
+from mlsys_windtunnel.modules.kernel.decompose import KernelProjection
+
+MATERN: dict[float, Shape] = {0.5: "matern-1/2", 1.5: "matern-3/2", 2.5: "matern-5/2", np.inf: "rbf"}
+
+
+def kernel_ridge(estimator: Any) -> OperatorModule | None:
+    """Kernels by name; functions and precomputed kernels decline."""
+    parameters = {"gamma": estimator.gamma, "degree": estimator.degree, "coef0": estimator.coef0}
+    kernel = make_kernel(estimator.X_fit_, estimator.kernel, **parameters)
+    if kernel is None:
+        return None
+    weights = np.asarray(estimator.dual_coef_)
+    return Regressor(KernelProjection(kernel, weights.reshape(len(weights), -1)), is_flat=weights.ndim == 1)
+
+
+def gaussian_process_regressor(estimator: Any) -> OperatorModule | None:
+    """What ``predict`` answers without ``return_std``. Kernels that are not known here decline."""
+    covariance = _covariance(estimator.kernel_)
+    if covariance is None:
+        return None
+    weights = np.asarray(estimator.alpha_).reshape(len(estimator.X_train_), -1)
+    mean = PosteriorMean(
+        covariance, estimator.X_train_, weights, mean=estimator._y_train_mean, scale=estimator._y_train_std
+    )
+    return Regressor(mean)
+
+
+def _covariance(kernel: Any) -> nn.Module | None:
+    """By exact class, since a subclass may compute something else."""
+    name = type(kernel).__name__ if type(kernel).__module__ == "sklearn.gaussian_process.kernels" else None
+    if name in ("Sum", "Product"):
+        first, second = _covariance(kernel.k1), _covariance(kernel.k2)
+        return None if first is None or second is None else Combined(first, second, multiplies=name == "Product")
+    if name == "Exponentiation":
+        base = _covariance(kernel.kernel)
+        return None if base is None else Powered(base, kernel.exponent)
+    if name == "ConstantKernel":
+        return ConstantCovariance(kernel.constant_value)
+    if name == "WhiteKernel":
+        return ConstantCovariance(0.0)
+    if name == "RBF":
+        return Stationary("rbf", kernel.length_scale)
+    if name == "Matern" and kernel.nu in MATERN:
+        return Stationary(MATERN[kernel.nu], kernel.length_scale)
+    if name == "RationalQuadratic":
+        return Stationary("rational-quadratic", kernel.length_scale, extra=kernel.alpha)
+    if name == "ExpSineSquared":
+        return Stationary("periodic", kernel.length_scale, extra=kernel.periodicity)
+    if name == "DotProduct":
+        return Stationary("dot-product", kernel.sigma_0)
+    return None

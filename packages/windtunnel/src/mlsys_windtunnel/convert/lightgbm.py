@@ -1,0 +1,180 @@
+"""LightGBM's models, read from their text form, which the library keeps stable and prints to the last bit.
+
+A tree compares doubles by ``<=``. What counts as missing is written beside each split: nothing (NaN is read as 0),
+zero (and NaN), or NaN. Categories are whole numbers; those that a split's bitset does not hold go right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from mlsys_core.errors import InvalidInputError
+
+from mlsys_windtunnel.convert.linear import class_labels
+from mlsys_windtunnel.convert.registry import Converted
+from mlsys_windtunnel.convert.trees_lookup import MixedLookup
+from mlsys_windtunnel.modules.base import OperatorModule, Regressor
+from mlsys_windtunnel.modules.tree.ensemble import Tree, TreeEnsemble, bitset_codes, join_trees
+from mlsys_windtunnel.modules.tree.heads import LeafIndicators, Mapped, Output, TreeClassifier
+from mlsys_windtunnel.modules.tree.trees import Trees
+
+_CATEGORICAL, _DEFAULT_LEFT = 1, 2  # bits of decision_type; the two after them say what is missing
+_MISSING_NONE, _MISSING_ZERO = 0, 1
+
+# What a prediction is of the raw score, by objective; those that are not here answer the raw score.
+_OUTPUTS: dict[str, Output] = {
+    "poisson": "exp",
+    "gamma": "exp",
+    "tweedie": "exp",
+    "binary": "logistic",
+    "cross_entropy": "logistic",
+    "cross_entropy_lambda": "log1p-exp",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model's text, read."""
+
+    objective: tuple[str, ...]  # its name and options, ("binary", "sigmoid:1"); empty for one of the user's own
+    ensemble: TreeEnsemble
+    num_groups: int  # trees an iteration
+    is_averaged: bool  # a random forest
+    categorical: tuple[int, ...]  # features given as categories, whether they are split on or not
+
+    @property
+    def slope(self) -> float:
+        """What raw scores are multiplied with: the objective's "sigmoid", and a forest's mean (raw scores are sums)."""
+        sigmoid = next((option.partition(":")[2] for option in self.objective if option.startswith("sigmoid:")), "1")
+        return float(sigmoid) / (self.ensemble.num_trees // self.num_groups if self.is_averaged else 1)
+
+
+def lgbm_regressor(estimator: Any) -> Converted | None:
+    """Regressors and rankers: one value a row."""
+    model = read_model(estimator.booster_)
+    if model is None or model.num_groups > 1:
+        return None
+    name = model.objective[0] if model.objective else ""
+    if "sqrt" in model.objective:
+        output: Output = "signed-square"
+    else:
+        output = _OUTPUTS.get(name, "identity")
+    return _converted(Regressor(Mapped(Trees(model.ensemble), output, slope=model.slope)), model, estimator.booster_)
+
+
+def lgbm_classifier(estimator: Any) -> Converted | None:
+    """Classifiers with an objective of LightGBM's own; a user's objective is declined."""
+    model = read_model(estimator.booster_)
+    if model is None or not model.objective:
+        return None
+    name = model.objective[0]
+    if name not in ("binary", "cross_entropy", "multiclass", "multiclassova"):
+        return None
+    head = TreeClassifier(
+        Trees(model.ensemble, num_groups=model.num_groups),
+        classes=class_labels(estimator.classes_),
+        link="softmax" if name == "multiclass" else "logistic",
+        answers=[method for method in ("predict", "predict_proba", "decision_function") if hasattr(estimator, method)],
+        slope=model.slope,
+        is_normalised=name != "multiclassova",
+        decides="likeliest",
+    )
+    return _converted(head, model, estimator.booster_)
+
+
+def leaf_encoder(estimator: Any) -> Converted | None:
+    """Leaves as features (our own estimator)."""
+    model = read_model(estimator.estimator_.booster_)
+    if model is None:
+        return None
+    return _converted(LeafIndicators(Trees(model.ensemble)), model, estimator.estimator_.booster_)
+
+
+def read_model(booster: Any) -> Model | None:
+    """A booster up to its best iteration; None if its leaves hold linear models.
+
+    Raises:
+        InvalidInputError: trees disagree about what is missing in a feature.
+    """
+    text, _, parameters = booster.model_to_string().partition("\nend of trees")
+    header, *blocks = map(_fields, text.split("\n\nTree="))
+    if any(block.get("is_linear", "0") != "0" for block in blocks):
+        return None
+    zero_is_missing: dict[int, bool] = {}
+    trees = [_tree(block, zero_is_missing) for block in blocks]
+    return Model(
+        objective=tuple(header.get("objective", "").split()),
+        ensemble=join_trees(
+            trees,
+            num_features=int(header["max_feature_idx"]) + 1,
+            zero_is_missing=[feature for feature, is_missing in zero_is_missing.items() if is_missing],
+        ),
+        num_groups=int(header["num_tree_per_iteration"]),
+        is_averaged="average_output" in header,
+        categorical=_categorical_features(parameters),
+    )
+
+
+def _fields(section: str) -> dict[str, str]:
+    """Lines ``key=value``; a word alone is a key."""
+    return {key: value for key, _, value in (line.partition("=") for line in section.splitlines())}
+
+
+def _categorical_features(parameters: str) -> tuple[int, ...]:
+    listed = next((line for line in parameters.splitlines() if line.startswith("[categorical_feature:")), "[:]")
+    return tuple(map(int, listed[listed.index(":") + 1 : -1].replace(",", " ").split()))
+
+
+def _tree(block: dict[str, str], zero_is_missing: dict[int, bool]) -> Tree:
+    """One tree; notes in ``zero_is_missing`` which features' zeros are missing."""
+
+    def numbers(key: str, dtype: npt.DTypeLike = np.int64) -> npt.NDArray[Any]:
+        return np.array(block.get(key, "").split(), np.float64).astype(dtype)
+
+    decision, feature, threshold = numbers("decision_type"), numbers("split_feature"), numbers("threshold", np.float64)
+    is_categorical = decision & _CATEGORICAL > 0
+    missing = decision >> 2 & 3
+    for split in np.flatnonzero(~is_categorical):
+        is_zero = bool(missing[split] == _MISSING_ZERO)
+        if zero_is_missing.setdefault(int(feature[split]), is_zero) != is_zero:
+            raise InvalidInputError(
+                f"feature {feature[split]} of the LightGBM model has zeros that are missing in some splits only; "
+                "train all iterations with the same zero_as_missing"
+            )
+    default_left = np.where(missing == _MISSING_NONE, threshold >= 0, decision & _DEFAULT_LEFT > 0)
+    bounds, words = numbers("cat_boundaries"), numbers("cat_threshold")
+    return Tree(
+        feature=feature,
+        threshold=threshold,
+        left=numbers("left_child"),
+        right=numbers("right_child"),
+        missing_left=default_left & ~is_categorical,
+        leaf_value=numbers("leaf_value", np.float64)[:, None],
+        root=0 if len(feature) else ~0,
+        left_categories={
+            int(split): bitset_codes(words[bounds[place] : bounds[place + 1]])
+            for split, place in zip(np.flatnonzero(is_categorical), threshold[is_categorical].astype(int), strict=True)
+        },
+    )
+
+
+def _converted(module: OperatorModule, model: Model, booster: Any) -> Converted:
+    """With a look-up if the model was fitted on pandas categories, whose codes are what the trees compare."""
+    lists = booster.pandas_categorical or []
+    if not lists:
+        return Converted(module)
+    if len(lists) != len(model.categorical):
+        raise InvalidInputError(
+            f"the LightGBM model was fitted on {len(lists)} columns of pandas categories, of which it treats "
+            f"{len(model.categorical)} as such, and does not keep which: give ordered categories as numbers, and "
+            "leave categorical_feature at 'auto'"
+        )
+    num_features = model.ensemble.num_features
+    categories = {
+        column: np.array(values) if len(set(map(type, values))) == 1 else np.array(values, object)
+        for column, values in zip(model.categorical, lists, strict=True)
+    }
+    return Converted(module, MixedLookup(categories, range(num_features)), num_codes=num_features)

@@ -1,0 +1,112 @@
+"""Linear models: an affine map, and for classifiers and generalised linear models a link."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from mlsys_core.errors import InvalidInputError
+from torch import nn
+
+from mlsys_windtunnel.modules.base import Classifier, Link, OperatorModule, OutlierDetector, Regressor
+from mlsys_windtunnel.modules.columns.preprocess import Elementwise
+from mlsys_windtunnel.modules.linear.linear import Affine, MultilabelMargins
+from mlsys_windtunnel.modules.network import Network
+
+PROBABILISTIC = ("predict", "predict_proba", "predict_log_proba", "decision_function")
+MARGINS = ("predict", "decision_function")
+OUTLIERS = (*MARGINS, "score_samples")
+
+
+def class_labels(classes: npt.NDArray[Any]) -> list[object]:
+    """Labels as Python's own values, of which numpy makes the source's dtype again; dates stay numpy's."""
+    return list(classes) if classes.dtype.kind in "mM" else classes.tolist()
+
+
+def affine(estimator: Any, intercept: npt.ArrayLike | None = None) -> Affine:
+    """The map of an estimator's ``coef_`` (dense or, after ``sparsify``, sparse) and ``intercept_``."""
+    weight = estimator.coef_.toarray() if hasattr(estimator.coef_, "toarray") else estimator.coef_
+    return Affine(weight, estimator.intercept_ if intercept is None else intercept)
+
+
+def linear_regressor(estimator: Any) -> OperatorModule:
+    """Any regressor with ``coef_`` and ``intercept_``; ``coef_`` of two dimensions answers a table."""
+    return Regressor(affine(estimator), is_flat=np.ndim(estimator.coef_) == 1)
+
+
+def log_link_regressor(estimator: Any) -> OperatorModule:
+    """Poisson and gamma regression: the exponential of an affine map."""
+    return Regressor(nn.Sequential(affine(estimator), Elementwise("exp")))
+
+
+def tweedie_regressor(estimator: Any) -> OperatorModule:
+    """With ``link="auto"`` the identity is for powers up to 0, the logarithm beyond."""
+    is_log = estimator.link == "log" or (estimator.link == "auto" and estimator.power > 0)
+    return log_link_regressor(estimator) if is_log else linear_regressor(estimator)
+
+
+def margin_classifier(estimator: Any) -> OperatorModule:
+    """A classifier without probabilities: perceptron, linear SVM, passive-aggressive."""
+    return Classifier(affine(estimator), classes=class_labels(estimator.classes_), link="logistic", answers=MARGINS)
+
+
+def logistic_regression(estimator: Any) -> OperatorModule:
+    """Multinomial for three classes and more.
+
+    ``multi_class`` is a parameter up to scikit-learn 1.7: there a fit may be one-vs-rest for many classes, and
+    multinomial for two, whose single margin stands for two opposite ones.
+    """
+    choice = estimator.get_params(deep=False).get("multi_class", "deprecated")
+    is_binary = len(estimator.classes_) <= 2
+    link: Link = "logistic" if is_binary else "softmax"
+    if choice == "multinomial":
+        link = "softmax"
+    elif choice == "ovr" or (estimator.solver == "liblinear" and not is_binary):
+        link = "logistic" if is_binary else "one-vs-rest"
+    return Classifier(affine(estimator), classes=class_labels(estimator.classes_), link=link, answers=PROBABILISTIC)
+
+
+def sgd_classifier(estimator: Any) -> OperatorModule:
+    """Probabilities for the logistic and the modified Huber loss only, one-vs-rest."""
+    links: dict[str, Link] = {"log_loss": "one-vs-rest", "modified_huber": "modified-huber"}
+    link = links.get(estimator.loss)
+    return Classifier(
+        affine(estimator),
+        classes=class_labels(estimator.classes_),
+        link=link or "one-vs-rest",
+        answers=PROBABILISTIC if link else MARGINS,
+    )
+
+
+def ridge_classifier(estimator: Any) -> OperatorModule | None:
+    """Binary and multiclass as other margins; a table of labels gives a margin for each."""
+    binarizer = estimator._label_binarizer  # the only place where the kind of target is kept
+    if not binarizer.y_type_.startswith("multilabel"):
+        return margin_classifier(estimator)
+    return None if binarizer.sparse_input_ else MultilabelMargins(affine(estimator), answers=MARGINS)
+
+
+def sgd_one_class_svm(estimator: Any) -> OperatorModule:
+    """Inlier where the margin reaches the offset."""
+    offset = float(np.ravel(estimator.offset_)[0])
+    return OutlierDetector(affine(estimator, -offset), includes_zero=True, answers=OUTLIERS, offset=offset)
+
+
+def nested_network(estimator: object) -> Network | None:
+    """An estimator within another as a network on the same columns; None if a part of it must run on the host."""
+    from mlsys_windtunnel.convert.translation import translate  # here: translation finds the converters by their names
+
+    try:
+        module = translate(estimator)
+    except InvalidInputError:
+        return None
+    return module.network if module.frontend.is_trivial else None
+
+
+def ransac_regressor(estimator: Any) -> OperatorModule | None:
+    """The regressor that was fitted on the inliers, if it can be translated whole."""
+    network = nested_network(estimator.estimator_)
+    if network is None or not isinstance(network.output, Regressor):
+        return None
+    return Regressor(network, is_flat=network.output.is_flat)

@@ -1,0 +1,58 @@
+"""Multi-layer perceptrons, and the dummies that a pipeline is compared with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mlsys_windtunnel.convert.linear import class_labels
+from mlsys_windtunnel.modules.base import Classifier, OperatorModule, Regressor
+from mlsys_windtunnel.modules.linear.neural import Constant, Layers, MultilabelProbabilities
+
+ANSWERS = ("predict", "predict_proba", "predict_log_proba")
+
+
+def mlp_classifier(estimator: Any) -> OperatorModule | None:
+    """One logistic output for two classes, a softmax for more, a logistic output for each of several labels."""
+    layers = Layers(estimator.coefs_, estimator.intercepts_, hidden=estimator.activation)
+    if estimator._label_binarizer.y_type_.startswith("multilabel"):
+        return None if estimator._label_binarizer.sparse_input_ else MultilabelProbabilities(layers)
+    if len(estimator.classes_) < 2:  # the source says that the only class is improbable
+        return None
+    return Classifier(
+        layers,
+        classes=class_labels(estimator.classes_),
+        link="logistic" if len(estimator.classes_) == 2 else "softmax",
+        answers=ANSWERS,
+    )
+
+
+def mlp_regressor(estimator: Any) -> OperatorModule:
+    """The Poisson loss ends in an exponential."""
+    return Regressor(
+        Layers(estimator.coefs_, estimator.intercepts_, hidden=estimator.activation, last=estimator.out_activation_)
+    )
+
+
+def dummy_classifier(estimator: Any) -> OperatorModule | None:
+    """The answers that do not depend on chance, for one output."""
+    if estimator.n_outputs_ != 1 or estimator.sparse_output_:
+        return None
+    priors = np.asarray(estimator.class_prior_)
+    if estimator.strategy == "prior":
+        probabilities = priors
+    elif estimator.strategy == "most_frequent":
+        probabilities = np.eye(len(priors))[priors.argmax()]
+    elif estimator.strategy == "constant":
+        probabilities = np.ravel(estimator.classes_ == np.ravel(estimator.constant)).astype(np.float64)
+    else:
+        return None
+    return Classifier(
+        Constant(probabilities), classes=class_labels(estimator.classes_), link="identity", answers=ANSWERS
+    )
+
+
+def dummy_regressor(estimator: Any) -> OperatorModule:
+    """A mean, median, quantile or constant."""
+    return Regressor(Constant(estimator.constant_), is_flat=estimator.n_outputs_ == 1)

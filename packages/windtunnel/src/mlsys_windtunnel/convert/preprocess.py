@@ -1,0 +1,113 @@
+"""Numeric preprocessing that keeps no scale, and targets that were transformed before the fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from mlsys_windtunnel.convert.linear import nested_network
+from mlsys_windtunnel.convert.registry import Declined
+from mlsys_windtunnel.convert.scale import inverse_of
+from mlsys_windtunnel.modules.base import OperatorModule, Regressor
+from mlsys_windtunnel.modules.columns.preprocess import Binarize, BSplines, Elementwise, NormalizeRows, Products
+
+
+def binarizer(estimator: Any) -> OperatorModule:
+    """A threshold."""
+    return Binarize(float(estimator.threshold))
+
+
+def normalizer(estimator: Any) -> OperatorModule:
+    """A norm."""
+    return NormalizeRows(estimator.norm)
+
+
+def polynomial_features(estimator: Any) -> OperatorModule:
+    """``degree`` is the highest one, or the least and the highest."""
+    degree: Any = estimator.degree
+    least, highest = degree if np.iterable(degree) else (0, degree)
+    return Products(
+        estimator.n_features_in_,
+        min_degree=int(least),
+        max_degree=int(highest),
+        interaction_only=estimator.interaction_only,
+        include_bias=estimator.include_bias,
+    )
+
+
+def spline_transformer(estimator: Any) -> OperatorModule | None:
+    """Declines ``extrapolation="error"``, which a tensor cannot raise, coinciding knots, and scikit-learn's mistakes.
+
+    Those are, as of 1.9: steps (degree 0) beyond the knots, which fail; the range of the second column and on for
+    linear extrapolation of degree 1; missing values of the second column and on of a sparse output.
+    """
+    knots = np.stack([spline.t for spline in estimator.bsplines_])
+    degree, extrapolation, has_many = estimator.degree, estimator.extrapolation, len(knots) > 1
+    reads_missing = getattr(estimator, "handle_missing", "error") == "zeros"
+    stays_inside = extrapolation in ("constant", "linear")
+    if (
+        extrapolation == "error"
+        or not (np.diff(knots, axis=1) > 0).all()
+        or (degree == 0 and stays_inside)
+        or (degree == 1 and extrapolation == "linear" and has_many)
+        or (reads_missing and estimator.sparse_output and not stays_inside and has_many)
+    ):
+        return None
+    return BSplines(
+        knots,
+        degree=degree,
+        extrapolation=extrapolation,
+        include_bias=estimator.include_bias,
+        is_zero_for_nan=reads_missing,
+    )
+
+
+def function_transformer(estimator: Any) -> OperatorModule | Declined:
+    """Functions of numpy and scipy that torch has too; declines any other, and any further arguments."""
+    if estimator.kw_args:
+        return Declined("arguments of the function (kw_args)")
+    return _elementwise(estimator.func) or Declined(f"the function {getattr(estimator.func, '__name__', 'given')}")
+
+
+def transformed_target_regressor(estimator: Any) -> OperatorModule | None:
+    """A regressor and what takes its predictions back; declines where either cannot be translated whole."""
+    network = nested_network(estimator.regressor_)
+    back = _inverse(estimator.transformer_)
+    if network is None or back is None or not isinstance(network.output, Regressor):
+        return None
+    return Regressor(nn.Sequential(network, back), is_flat=estimator._training_dim == 1)
+
+
+def _inverse(transformer: Any) -> OperatorModule | None:
+    if not hasattr(transformer, "inverse_func"):
+        return inverse_of(transformer)
+    if transformer.inverse_func is None:
+        return Elementwise("identity")
+    return None if transformer.inv_kw_args else _elementwise(transformer.inverse_func)
+
+
+def _elementwise(function: object) -> OperatorModule | None:
+    """Found by identity: another function of the same name may compute something else."""
+    from scipy import special  # type: ignore[import-untyped]
+
+    known = {
+        np.abs: "abs",
+        np.exp: "exp",
+        np.expm1: "expm1",
+        np.log: "log",
+        np.log10: "log10",
+        np.log1p: "log1p",
+        np.tanh: "tanh",
+        np.log2: "log2",
+        np.positive: "identity",
+        np.sqrt: "sqrt",
+        np.square: "square",
+        special.expit: "sigmoid",
+        special.expm1: "expm1",
+        special.log1p: "log1p",
+        special.logit: "logit",
+    }
+    name = next((name for candidate, name in known.items() if candidate is function), None)
+    return None if name is None else Elementwise(name)

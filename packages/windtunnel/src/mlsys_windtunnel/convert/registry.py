@@ -1,0 +1,100 @@
+"""What a converter is, and how the one for an estimator is found.
+
+A converter is a function ``(fitted estimator) -> OperatorModule | Converted | Declined | None``; with the last two it
+declines (the estimator has an option that it does not know), and the operator stays foreign. Built-in ones are in the
+table; a plugin adds its own with ``mlsys_register_converters``. Look-up is by exact class, since a subclass may compute
+something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from mlsys_core.lazy import resolve
+
+from mlsys_windtunnel.modules.base import OperatorModule
+
+
+class Lookup(Protocol):
+    """The host part of an operator on text or object columns: raw columns to numbers (codes of categories)."""
+
+    def __call__(self, columns: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """``[rows, width]`` float64 from raw columns ``[rows, features]`` of any dtype."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """An operator in two parts."""
+
+    module: OperatorModule  # from what ``lookup`` gives, or from the operator's inputs
+    lookup: Lookup | None = None  # runs before any tensor exists, so all the operator reads must come from the host
+    num_codes: int | None = None  # columns that ``lookup`` gives
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """A converter's answer to an estimator that it cannot reproduce."""
+
+    what: str  # "linear leaves": what it has that the converter does not know
+
+
+Converter = Callable[[Any], OperatorModule | Converted | Declined | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A line of the table of converters."""
+
+    source: str  # the estimator's class as users import it
+    converter: str  # lazy reference "package.module:function"
+    is_trainable: bool = True  # gradients reach its parameters or pass through it
+    note: str = ""  # what is special, for the coverage page
+
+
+class ConverterRegistry:
+    """Finds converters by the class of a fitted estimator.
+
+    Args:
+        entries: Built-in and plugins' lines, by ``source``.
+        combiners: Lines for meta-estimators whose members are operators of their own, by ``source``.
+    """
+
+    def __init__(self, entries: Mapping[str, Entry], combiners: Mapping[str, Entry] | None = None) -> None:
+        self._entries = entries
+        self._combiners = combiners or {}
+
+    def find(self, source: str | None) -> Converter | None:
+        """The converter for a class name of the graph, or None: the operator stays foreign."""
+        return _resolved(self._entries.get(source or ""))
+
+    def find_combiner(self, source: str | None) -> Converter | None:
+        """As :meth:`find`, for what joins the answers of a meta-estimator's members."""
+        return _resolved(self._combiners.get(source or ""))
+
+
+def _resolved(entry: Entry | None) -> Converter | None:
+    if entry is None:
+        return None
+    converter: Converter = resolve(entry.converter)
+    return converter
+
+
+def default_registry() -> ConverterRegistry:
+    """The built-in table and what installed plugins add; a plugin's entry wins over none, never over a built-in one."""
+    from mlsys_core.plugins import installed_plugins
+    from mlsys_core.plugins.specs import ConverterSpec
+
+    from mlsys_windtunnel.convert.table import COMBINERS, ENTRIES
+
+    added = {
+        spec.source.replace(":", "."): Entry(spec.source.replace(":", "."), spec.factory, note=spec.help)
+        for spec in installed_plugins().registry.all(ConverterSpec)
+    }
+    return ConverterRegistry(
+        added | {entry.source: entry for entry in ENTRIES}, {entry.source: entry for entry in COMBINERS}
+    )

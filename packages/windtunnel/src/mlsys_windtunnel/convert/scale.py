@@ -1,0 +1,105 @@
+"""Scalers and the transformations that make a column uniform or normal, with the inverses that targets need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlsys_windtunnel.modules.base import OperatorModule
+from mlsys_windtunnel.modules.columns.scale import (
+    Chain,
+    Clip,
+    ElementwiseAffine,
+    Power,
+    PowerInverse,
+    Quantile,
+    QuantileInverse,
+    Rescale,
+)
+
+
+def standard_scaler(estimator: Any) -> OperatorModule:
+    """Mean and scale, each of which may be off."""
+    return ElementwiseAffine(*_mean_and_scale(estimator))
+
+
+def min_max_scaler(estimator: Any) -> OperatorModule:
+    """Multiplied and shifted, then perhaps cut to the range."""
+    scaled = Rescale(estimator.scale_, estimator.min_)
+    return Chain(scaled, Clip(*map(float, estimator.feature_range))) if estimator.clip else scaled
+
+
+def max_abs_scaler(estimator: Any) -> OperatorModule:
+    """Divided; ``clip`` came with scikit-learn 1.8."""
+    scaled = ElementwiseAffine(np.zeros_like(estimator.scale_), estimator.scale_)
+    return Chain(scaled, Clip(-1.0, 1.0)) if getattr(estimator, "clip", False) else scaled
+
+
+def robust_scaler(estimator: Any) -> OperatorModule:
+    """Median and range of quantiles, each of which may be off."""
+    return ElementwiseAffine(*_center_and_scale(estimator))
+
+
+def power_transformer(estimator: Any) -> OperatorModule:
+    """Yeo-Johnson or Box-Cox, then perhaps standardized."""
+    power = Power(estimator.method, estimator.lambdas_)
+    return Chain(power, standard_scaler(estimator._scaler)) if estimator.standardize else power
+
+
+def quantile_transformer(estimator: Any) -> OperatorModule | None:
+    """On tables with every number given.
+
+    Of a sparse table scikit-learn transforms only what is stored. That differs from the same table written out when
+    zeros were ignored in ``fit``, which declines, and when the output is normal, which no fitted attribute tells.
+    """
+    if not _has_usable_quantiles(estimator):
+        return None
+    is_normal = estimator.output_distribution == "normal"
+    return Quantile(estimator.quantiles_.T, estimator.references_, is_normal=is_normal)
+
+
+def inverse_of(transformer: Any) -> OperatorModule | None:
+    """What ``inverse_transform`` of one of this file's transformers does; None for any other."""
+    kind = f"{type(transformer).__module__.split('.')[0]}.{type(transformer).__qualname__}"
+    if kind == "sklearn.StandardScaler":
+        shift, scale = _mean_and_scale(transformer)
+        return Rescale(scale, shift)
+    if kind == "sklearn.MinMaxScaler":
+        return ElementwiseAffine(transformer.min_, transformer.scale_)
+    if kind == "sklearn.MaxAbsScaler":
+        return Rescale(transformer.scale_, np.zeros_like(transformer.scale_))
+    if kind == "sklearn.RobustScaler":
+        shift, scale = _center_and_scale(transformer)
+        return Rescale(scale, shift)
+    if kind == "sklearn.PowerTransformer":
+        restored = PowerInverse(transformer.method, transformer.lambdas_)
+        scaler = inverse_of(transformer._scaler) if transformer.standardize else None
+        return restored if scaler is None else Chain(scaler, restored)
+    if kind == "sklearn.QuantileTransformer" and _has_usable_quantiles(transformer):
+        is_normal = transformer.output_distribution == "normal"
+        return QuantileInverse(transformer.quantiles_.T, transformer.references_, is_normal=is_normal)
+    return None
+
+
+def _mean_and_scale(estimator: Any) -> tuple[npt.ArrayLike, npt.ArrayLike]:
+    width = estimator.n_features_in_
+    return (
+        estimator.mean_ if estimator.with_mean else np.zeros(width),
+        estimator.scale_ if estimator.with_std else np.ones(width),
+    )
+
+
+def _center_and_scale(estimator: Any) -> tuple[npt.ArrayLike, npt.ArrayLike]:
+    width = estimator.n_features_in_
+    return (
+        estimator.center_ if estimator.with_centering else np.zeros(width),
+        estimator.scale_ if estimator.with_scaling else np.ones(width),
+    )
+
+
+def _has_usable_quantiles(estimator: Any) -> bool:
+    """A single quantile has no slope; a column without any number has no quantiles."""
+    quantiles = estimator.quantiles_
+    return not estimator.ignore_implicit_zeros and len(quantiles) > 1 and bool(np.isfinite(quantiles).all())

@@ -1,0 +1,13 @@
+"""Feature selectors: whatever chose the columns, the choice is all that a transformation needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlsys_windtunnel.modules.base import OperatorModule
+from mlsys_windtunnel.modules.columns.columns import Select
+
+
+def selector(estimator: Any) -> OperatorModule:
+    """Any selector with ``get_support``."""
+    return Select(estimator.get_support(indices=True).tolist())

@@ -1,0 +1,97 @@
+"""Support vector machines of libsvm: classifiers, regressors and the one-class machine, with its own four kernels."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from mlsys_windtunnel.convert.linear import MARGINS, OUTLIERS, PROBABILISTIC, class_labels
+from mlsys_windtunnel.modules.base import OperatorModule, OutlierDetector, Regressor
+from mlsys_windtunnel.modules.kernel.kernels import Kernel
+from mlsys_windtunnel.modules.kernel.svm import KernelExpansion, PairwiseExpansion, SupportVectorClassifier
+from mlsys_windtunnel.modules.linear.linear import Affine
+
+KERNELS = ("linear", "poly", "rbf", "sigmoid")
+
+
+def support_vector_classifier(estimator: Any) -> OperatorModule | None:
+    """Declines kernels of the user's own or precomputed ones, and a choice of ties that its source refuses."""
+    is_one_vs_rest = estimator.decision_function_shape == "ovr"
+    if not _has_own_kernel(estimator) or (estimator.break_ties and not is_one_vs_rest):
+        return None
+    slopes, shifts = estimator._probA, estimator._probB  # empty unless fitted with probability=True
+    has_probabilities = hasattr(estimator, "predict_proba") and len(slopes) > 0
+    return SupportVectorClassifier(
+        _pairwise(estimator),
+        classes=class_labels(estimator.classes_),
+        answers=PROBABILISTIC if has_probabilities else MARGINS,
+        is_one_vs_rest=is_one_vs_rest,
+        breaks_ties=estimator.break_ties and len(estimator.classes_) > 2,
+        sigmoids=(slopes, shifts) if has_probabilities else None,
+    )
+
+
+def support_vector_regressor(estimator: Any) -> OperatorModule | None:
+    """Epsilon and nu regression."""
+    return Regressor(_expansion(estimator)) if _has_own_kernel(estimator) else None
+
+
+def one_class_svm(estimator: Any) -> OperatorModule | None:
+    """Inlier where the decision value is positive."""
+    if not _has_own_kernel(estimator):
+        return None
+    offset = float(np.ravel(estimator.offset_)[0])
+    return OutlierDetector(_expansion(estimator), includes_zero=False, answers=OUTLIERS, offset=offset)
+
+
+def _has_own_kernel(estimator: Any) -> bool:
+    return isinstance(estimator.kernel, str) and estimator.kernel in KERNELS
+
+
+def _dense(table: Any) -> npt.NDArray[np.float64]:
+    """A fit on sparse input keeps sparse support vectors and coefficients."""
+    return np.asarray(table.toarray() if hasattr(table, "toarray") else table, np.float64)
+
+
+def _kernel(estimator: Any) -> nn.Module:
+    return Kernel(
+        _dense(estimator.support_vectors_),
+        estimator.kernel,
+        gamma=float(estimator._gamma),  # "scale" and "auto" as the fit resolved them
+        coef0=estimator.coef0,
+        degree=estimator.degree,
+    )
+
+
+def _expansion(estimator: Any) -> nn.Module:
+    """One decision value; of a linear kernel, as the affine map that it is."""
+    dual = _dense(estimator.dual_coef_)
+    if estimator.kernel == "linear":
+        return Affine(dual @ _dense(estimator.support_vectors_), estimator.intercept_)
+    return KernelExpansion(_kernel(estimator), dual, estimator.intercept_)
+
+
+def _pairwise(estimator: Any) -> nn.Module:
+    """The decision values of all pairs, in libsvm's signs; of a linear kernel, as an affine map."""
+    dual, intercept = _dense(estimator._dual_coef_), estimator._intercept_  # the public ones have other signs for two
+    rows, takes_part = _pair_layout(estimator.n_support_)
+    if estimator.kernel == "linear":
+        weights = np.where(takes_part, np.take_along_axis(dual, rows, axis=0), 0.0)
+        return Affine(weights @ _dense(estimator.support_vectors_), intercept)
+    return PairwiseExpansion(_kernel(estimator), dual=dual, rows=rows, takes_part=takes_part, intercept=intercept)
+
+
+def _pair_layout(num_support: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """For pairs and support vectors, which come class by class: the row of dual coefficients, and who takes part.
+
+    A support vector of class c keeps its coefficient against class d in row d - 1 if c < d, else in row d.
+    """
+    owner = np.repeat(np.arange(len(num_support)), num_support)
+    pairs = list(combinations(range(len(num_support)), 2))
+    rows = np.stack([np.where(owner == first, second - 1, first) for first, second in pairs])
+    takes_part = np.stack([(owner == first) | (owner == second) for first, second in pairs])
+    return rows.astype(np.int64), takes_part

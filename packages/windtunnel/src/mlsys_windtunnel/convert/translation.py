@@ -1,0 +1,175 @@
+"""From a fitted pipeline to a module: parse, convert each operator, cut off the host's part, wire the rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from mlsys_core.errors import InvalidInputError
+
+from mlsys_windtunnel.checks.values import Contract
+from mlsys_windtunnel.convert.registry import Converted, ConverterRegistry, default_registry
+from mlsys_windtunnel.frontend import Frontend, FrontierValue, host_operators
+from mlsys_windtunnel.host.raw_table import Table
+from mlsys_windtunnel.module import WindTunnelModule
+from mlsys_windtunnel.modules.base import OperatorModule, PredictorModule
+from mlsys_windtunnel.modules.columns.columns import Concatenate, Scale, Select
+from mlsys_windtunnel.modules.network import Network, Wire
+from mlsys_windtunnel.parse.graph import Kind, Operator, PipelineGraph
+from mlsys_windtunnel.parse.pipeline import parse_pipeline
+from mlsys_windtunnel.parse.source import checked_values, contract_of
+
+
+def translate(
+    fitted: Any,
+    X_example: Table | None = None,  # noqa: N803 - scikit-learn's name
+    *,
+    dtype: torch.dtype = torch.float64,
+    registry: ConverterRegistry | None = None,
+) -> WindTunnelModule:
+    """Translate a fitted scikit-learn pipeline or estimator into a trainable module that answers as it does.
+
+    Operators without a converter stay as they are and run on the host, before the translated part.
+
+    Args:
+        fitted: The pipeline or estimator.
+        X_example: A few rows of its input; needed only where a foreign operator does not tell how wide its output is.
+        dtype: What to compute in; float64 answers within 1e-6 of the source, float32 rounds inputs and thresholds.
+        registry: Converters to use instead of the built-in and installed ones.
+
+    Raises:
+        InvalidInputError: not fitted, nothing of it can be translated, or a width is unknown without ``X_example``.
+
+    Example:
+        >>> from sklearn.linear_model import LogisticRegression
+        >>> source = LogisticRegression().fit([[0.0], [1.0], [2.0]], [0, 0, 1])
+        >>> module = translate(source)
+        >>> bool(abs(module.predict_proba([[1.5]]) - source.predict_proba([[1.5]])).max() < 1e-6)
+        True
+    """
+    graph = parse_pipeline(fitted)
+    modules, lookups, foreign = _convert(graph, registry or default_registry())
+    host = host_operators(graph, set(foreign), set(lookups))
+    translated = [operator for operator in graph.operators if operator.name not in host]
+    if graph.output.name not in {operator.output.name for operator in translated}:
+        reasons = "; ".join(sorted(set(foreign.values()))) or "no converter for an empty pipeline"
+        raise InvalidInputError(
+            f"the last operator cannot be translated: {reasons}; "
+            "register one with mlsys_register_converters, or see the coverage page for what is supported"
+        )
+    wires, frontier = _wire(translated, lookups)
+    on_host = [_on_host(operator, modules) for operator in graph.operators if operator.name in host]
+    frontend = Frontend(graph, operators=on_host, frontier=frontier)
+    network = Network(_widths(frontend, X_example), wires, modules).to(dtype)
+    return WindTunnelModule(frontend, network).eval()
+
+
+def _convert(
+    graph: PipelineGraph, registry: ConverterRegistry
+) -> tuple[dict[str, OperatorModule], dict[str, Converted], dict[str, str]]:
+    """By operator name: modules, what has a look-up, and why the others are foreign."""
+    modules: dict[str, OperatorModule] = {}
+    lookups: dict[str, Converted] = {}
+    foreign: dict[str, str] = {}
+    for operator in graph.operators:
+        converted = convert_operator(operator, registry)
+        if isinstance(converted, str):
+            foreign[operator.name] = converted
+            continue
+        modules[operator.name] = converted.module
+        if converted.lookup is not None:
+            lookups[operator.name] = converted
+    return modules, lookups, foreign
+
+
+def convert_operator(operator: Operator, registry: ConverterRegistry) -> Converted | str:
+    """One operator, or why it stays as it is."""
+    if operator.kind is Kind.SELECT:
+        return Converted(Select(operator.columns or ()))
+    if operator.kind is Kind.CONCATENATE:
+        return Converted(Concatenate())
+    if operator.kind is Kind.SCALE:
+        assert operator.weight is not None
+        return Converted(Scale(operator.weight))
+    is_combiner = operator.kind is Kind.COMBINE
+    converter = registry.find_combiner(operator.source) if is_combiner else registry.find(operator.source)
+    if converter is None:
+        return f"no converter for {operator.source}"
+    converted = converter(operator.estimator)
+    if isinstance(converted, OperatorModule):
+        converted = Converted(converted)
+    if isinstance(converted, Converted) and _answers(converted.module, operator.methods):
+        return converted
+    return f"the converter of {operator.source} declines {getattr(converted, 'what', 'an option')}"
+
+
+def _answers(module: OperatorModule, methods: tuple[str, ...]) -> bool:
+    """Whether a module has the answers that others in the graph want of its source."""
+    wanted = {"predict" if method == "labels" else method for method in methods}
+    return not wanted or (isinstance(module, PredictorModule) and wanted <= module.answers)
+
+
+def _on_host(operator: Operator, modules: dict[str, OperatorModule]) -> Operator:
+    """An operator as the host runs it: what joins members' answers has no other form than its module."""
+    if operator.kind is not Kind.COMBINE:
+        return operator
+    if operator.name not in modules:
+        raise InvalidInputError(
+            f"{operator.name}: no converter joins the answers of the members of {operator.source}; "
+            "leave the registry at its default, or give it combiners"
+        )
+    return replace(operator, estimator=modules[operator.name])
+
+
+def _wire(operators: list[Operator], lookups: dict[str, Converted]) -> tuple[list[Wire], list[FrontierValue]]:
+    """The network's wires, and what they read from the host."""
+    made = {operator.output.name for operator in operators}
+    frontier: dict[str, FrontierValue] = {}
+    wires: list[Wire] = []
+    for operator in operators:
+        reads = tuple(value.name for value in operator.inputs)
+        if operator.name in lookups:
+            converted = lookups[operator.name]
+            codes = f"{operator.name} codes"
+            frontier[codes] = FrontierValue(codes, reads, converted.num_codes, converted.lookup)
+            reads = (codes,)
+        else:
+            for value in operator.inputs:
+                if value.name not in made:
+                    frontier.setdefault(value.name, FrontierValue(value.name, (value.name,), value.width))
+        known = {*frontier, *(wire.name for wire in wires)}
+        methods = ("transform",) if operator.kind is Kind.TRANSFORM else operator.methods
+        wires.append(Wire(operator.output.name, reads, methods, _checks(operator, reads, known, wires)))
+    return wires, list(frontier.values())
+
+
+def _checks(
+    operator: Operator, reads: tuple[str, ...], known: set[str], wires: list[Wire]
+) -> tuple[tuple[str, Contract], ...]:
+    """Return those of the values ``known`` that an operator's source checks and no earlier one checks alike."""
+    contract = contract_of(operator)
+    if contract is None:
+        return ()
+    names = reads if operator.kind is Kind.TRANSFORM else [value.name for value in checked_values(operator)]
+    seen = [check for wire in wires for check in wire.checks]
+    return tuple(
+        (name, contract)
+        for name in names
+        if name in known and not any(name == other and contract.is_like(like) for other, like in seen)
+    )
+
+
+def _widths(frontend: Frontend, example: Table | None) -> list[tuple[str, int]]:
+    """Names and columns of the frontier: as the graph says, or as they come out for the example."""
+    if example is not None:
+        tables = frontend.tables(example)
+        return [(value.name, table.shape[1]) for value, table in zip(frontend.frontier, tables, strict=True)]
+    widths = []
+    for value in frontend.frontier:
+        if value.width is None:
+            raise InvalidInputError(
+                f"{value.name} does not tell its number of columns: pass X_example (--example), a few input rows"
+            )
+        widths.append((value.name, value.width))
+    return widths

@@ -1,0 +1,55 @@
+"""The host part of trees with categories of text or objects: raw columns to a table of codes and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from mlsys_core.errors import InvalidInputError
+
+from mlsys_windtunnel.host.lookup import UNKNOWN, Vocabulary, is_missing
+
+
+class MixedLookup:
+    """Some columns to codes, NaN for what is no category; the others to numbers, NaN for what is missing.
+
+    Args:
+        categories: By column, ``[categories]`` each: a category's code is its place.
+        columns: Which columns to give, in which order.
+    """
+
+    def __init__(self, categories: Mapping[int, npt.NDArray[Any]], columns: Sequence[int]) -> None:
+        self.vocabularies = {column: Vocabulary(values) for column, values in categories.items()}
+        self.columns = tuple(columns)
+
+    def __call__(self, columns: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """``[rows, len(columns)]`` float64 from raw columns ``[rows, features]``.
+
+        Raises:
+            InvalidInputError: text in a column of numbers.
+        """
+        table = np.empty((len(columns), len(self.columns)), np.float64)
+        for place, column in enumerate(self.columns):
+            cells = columns[:, column]
+            if (vocabulary := self.vocabularies.get(column)) is not None:
+                codes = vocabulary.codes(cells)
+                table[:, place] = np.where(codes == UNKNOWN, np.nan, codes)
+            else:
+                table[:, place] = numbers(cells, column)
+        return table
+
+
+def numbers(cells: npt.NDArray[Any], column: int) -> npt.NDArray[np.float64]:
+    """A column's numbers, NaN where it is missing.
+
+    Raises:
+        InvalidInputError: it holds text.
+    """
+    try:
+        if cells.dtype == object:
+            cells = np.where(np.frompyfunc(is_missing, 1, 1)(cells).astype(bool), np.nan, cells)
+        return cells.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(f"column {column}: text where numbers belong ({error})") from error

@@ -1,0 +1,166 @@
+"""Raw input, whatever holds it: arrays, pandas' frames, mappings from names to columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from mlsys_core.errors import InvalidInputError
+from mlsys_windtunnel.host.lookup import FEW_ROWS, Column, is_missing
+
+Table = Any  # [rows, columns]: numpy array, pandas DataFrame, scipy sparse matrix, or columns [rows] by their names
+
+Floats = npt.NDArray[np.float64]
+_KINDS = {"c": "Complex data not supported,", "M": "dates", "m": "times", "S": "bytes", "U": "text", "V": "records"}
+
+
+def has_names(x: Table) -> bool:
+    """Whether columns can be asked for by name."""
+    if isinstance(x, Mapping):
+        return not hasattr(x, "nnz")  # a sparse matrix of scipy's is a dictionary too
+    return hasattr(x, "columns")
+
+
+class PlainTable:
+    """An array."""
+
+    def __init__(self, x: npt.NDArray[Any]) -> None:
+        self._x = x
+
+    def numbers(self, places: Sequence[int] | None, name: str) -> Floats:
+        """Some columns, or all, as float64; see :func:`numbers`."""
+        return numbers(self._x if places is None else self._x[:, places], name, takes_na=False)
+
+    def cells(self, places: Sequence[int]) -> list[Column]:
+        """Some columns as they are."""
+        return [self._x[:, place] for place in places]
+
+
+class NamedTable:
+    """A DataFrame, or a mapping from names to columns ``[rows]`` or ``[rows, 1]``, read by the pipeline's columns.
+
+    Args:
+        x: The table; columns that the pipeline does not know are not looked at.
+        names: Those of the pipeline's columns, in order.
+    """
+
+    def __init__(self, x: Any, names: Sequence[str]) -> None:
+        self._names = names
+        self._is_mapping = isinstance(x, Mapping)
+        self._shape = (len(next(iter(x.values()), ()) if self._is_mapping else x),)
+        self._x = x
+        self._columns = x if self._is_mapping or self._shape[0] > FEW_ROWS else _arrays_by_name(x)
+
+    def numbers(self, places: Sequence[int] | None, name: str) -> Floats:
+        """Some columns, or all, as float64; see :func:`numbers`, and :meth:`column`."""
+        names = self._names if places is None else [self._names[place] for place in places]
+        columns = [self.column(each) for each in names]
+        if not columns:
+            return np.empty((*self._shape, 0))
+        if not all(type(column) is np.ndarray for column in columns):
+            columns = [numbers(column, name) for column in columns]
+        return numbers(np.concatenate(columns), name).reshape(len(columns), *self._shape).T
+
+    def cells(self, places: Sequence[int]) -> list[Column]:
+        """Some columns for a look-up: as pandas keeps text and categories, where it has many rows of them."""
+        return [_kept(self._with_dtype(self._names[place])) for place in places]
+
+    def _with_dtype(self, name: str) -> Any:
+        """A column; as the frame has it, if it may hold truth values, which nullable and plain columns have alike."""
+        column = self.column(name)
+        is_apart = self._columns is not self._x and self._shape[0] > 0 and type(column[0]) is bool
+        return self._x[name] if is_apart else column
+
+    def column(self, name: str) -> Any:
+        """One of the pipeline's columns, a Series or an array ``[rows]``.
+
+        Raises:
+            InvalidInputError: it is not there, is there twice, or is longer or shorter than others.
+        """
+        try:
+            cells = self._columns[name]
+        except KeyError:
+            missing = [name for name in self._names if name not in self._columns]
+            raise InvalidInputError(
+                f"the input lacks the columns {missing}; the pipeline was fitted on {list(self._names)}"
+            ) from None
+        if type(cells) is np.ndarray and cells.shape == self._shape:
+            return cells
+        if not hasattr(cells, "shape"):
+            cells = array_of(cells)
+        if self._is_mapping and cells.shape == (*self._shape, 1):
+            cells = cells[:, 0]
+        if cells.shape != self._shape:
+            raise InvalidInputError(
+                f"the column {name!r} has shape {tuple(cells.shape)}; a cell for each of the {self._shape[0]} rows is "
+                "needed"
+            )
+        return cells
+
+    def frame(self) -> Any:
+        """A DataFrame of the pipeline's columns; errors as :meth:`column`."""
+        columns = {name: self.column(name) for name in self._names}
+        if not self._is_mapping:
+            return self._x[list(self._names)]
+        import pandas as pd
+
+        return pd.DataFrame(columns)
+
+
+def _arrays_by_name(frame: Any) -> Any:
+    """Of a frame of few rows, in one step: to take it apart column by column takes pandas much longer."""
+    arrays = dict(zip(frame.columns, np.asarray(frame, dtype=object).T, strict=True))
+    return arrays if len(arrays) == len(frame.columns) else frame
+
+
+def _kept(column: Any) -> Column:
+    if type(column) is np.ndarray:
+        return column
+    is_pandas_own = hasattr(column, "array") and not isinstance(column.dtype, np.dtype)
+    return column.array if is_pandas_own else np.asarray(column)
+
+
+def array_of(rows: Any) -> npt.NDArray[Any]:
+    """Of what is no array yet; of ["a", 1] NumPy makes text, in which 1 is no longer 1."""
+    try:
+        array = np.asarray(rows)
+        return np.asarray(rows, dtype=object) if array.dtype.kind in "US" else array
+    except (TypeError, ValueError, OverflowError) as error:  # rows of unlike lengths
+        raise InvalidInputError(f"the input is no table of [rows, columns] ({error})") from error
+
+
+def numbers(cells: Any, name: str, *, takes_na: bool = True) -> Floats:
+    """Cells of an array, a Series or a frame as float64.
+
+    Args:
+        cells: ``[rows]`` or ``[rows, columns]``.
+        name: What a message calls them.
+        takes_na: Whether pandas' NA among an array's objects becomes NaN, as that of a nullable column does.
+
+    Raises:
+        InvalidInputError: there is text among them, or what is no number.
+    """
+    dtypes = cells.dtypes if hasattr(cells, "columns") else [getattr(cells, "dtype", None)]
+    for kind in {getattr(dtype, "kind", "f") for dtype in dtypes}:
+        if kind in "cMm" or (kind in "SUV" and type(cells) is np.ndarray):
+            raise InvalidInputError(f"{name}: {_KINDS[kind]} where numbers belong: convert your data to numeric values")
+    try:
+        if type(cells) is not np.ndarray and hasattr(cells, "to_numpy") and not _is_plain(cells):
+            cells = cells.to_numpy(dtype=np.float64, na_value=np.nan)
+        try:
+            return np.asarray(cells, np.float64)
+        except TypeError:  # what pandas has for missing values may be among objects
+            if not takes_na:
+                raise
+            missing = np.frompyfunc(is_missing, 1, 1)(cells).astype(bool)
+            return np.asarray(np.where(missing, np.nan, cells), np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidInputError(f"{name}: text where numbers belong ({error})") from error
+
+
+def _is_plain(column: Any) -> bool:
+    """Whether a Series is one of numpy's numbers."""
+    dtype = getattr(column, "dtype", None)
+    return isinstance(dtype, np.dtype) and dtype.kind in "biuf"

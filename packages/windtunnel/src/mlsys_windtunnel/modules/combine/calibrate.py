@@ -1,0 +1,123 @@
+"""Calibrated classifiers: each member's scores through a sigmoid, a step-wise linear function or a temperature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from mlsys_windtunnel.modules.base import PredictorModule, Task
+from mlsys_windtunnel.modules.combine.combine import Layout
+from torch import Tensor, nn
+
+LOG_OFFSET = 1e-12  # what scikit-learn adds to probabilities before it takes their logarithm
+OVERSHOOT = 1e-5  # probabilities that exceed 1 by no more than this are cut to 1
+
+
+class PlattSigmoid(nn.Module):
+    """``1 / (1 + exp(a x + b))`` (Platt, "Probabilistic outputs for support vector machines", 1999)."""
+
+    def __init__(self, slope: float, intercept: float) -> None:
+        super().__init__()
+        self.slope = nn.Parameter(torch.tensor(slope, dtype=torch.float64))
+        self.intercept = nn.Parameter(torch.tensor(intercept, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As ``x``."""
+        return torch.sigmoid(-(self.slope * x + self.intercept))
+
+
+class PerClass(nn.Module):
+    """A calibrator for each class, then normalisation; for two classes one, and its complement.
+
+    Args:
+        layout: Of the member's table.
+        calibrators: ``[rows, 1]`` to ``[rows, 1]``, one for each column of scores.
+        places: Which class each column is, of all.
+        num_classes: All classes.
+    """
+
+    def __init__(
+        self, layout: Layout, calibrators: Sequence[nn.Module], *, places: Sequence[int], num_classes: int
+    ) -> None:
+        super().__init__()
+        self.layout = layout
+        self.calibrators = nn.ModuleList(calibrators)
+        self.places = list(places)
+        self.num_classes = num_classes
+
+    def forward(self, table: Tensor) -> Tensor:
+        """``[rows, num_classes]``."""
+        scores = _responses(self.layout, table)
+        columns = [torch.zeros_like(scores[:, :1])] * self.num_classes
+        for number, (place, calibrator) in enumerate(zip(self.places, self.calibrators, strict=True)):
+            columns[place] = calibrator(scores[:, number : number + 1])
+        if self.num_classes == 2:
+            return torch.cat([1 - columns[1], columns[1]], dim=1)
+        shares = torch.cat(columns, dim=1)
+        total = shares.sum(dim=1, keepdim=True)
+        is_zero = total == 0
+        return torch.where(is_zero, 1 / self.num_classes, shares / torch.where(is_zero, 1, total))
+
+
+class Temperature(nn.Module):
+    """Softmax of logits times an inverse temperature (Guo et al., ICML 2017).
+
+    Args:
+        layout: Of the member's table.
+        inverse_temperature: The factor.
+    """
+
+    def __init__(self, layout: Layout, inverse_temperature: float) -> None:
+        super().__init__()
+        self.layout = layout
+        self.inverse_temperature = nn.Parameter(torch.tensor(inverse_temperature, dtype=torch.float64))
+
+    def forward(self, table: Tensor) -> Tensor:
+        """``[rows, classes]``."""
+        if "predict_proba" in self.layout.methods:
+            logits = (self.layout.take(table, "predict_proba") + LOG_OFFSET).log()
+        else:
+            logits = self.layout.take(table, "decision_function")
+            if logits.shape[1] == 1:
+                logits = torch.cat([-logits, logits], dim=1)
+        return (self.inverse_temperature * logits).softmax(dim=1)
+
+
+def _responses(layout: Layout, table: Tensor) -> Tensor:
+    """Decision values or probabilities; of two classes the second's alone."""
+    if "decision_function" in layout.methods:
+        return layout.take(table, "decision_function")
+    shares = layout.take(table, "predict_proba")
+    return shares[:, 1:] if layout.num_classes == 2 else shares
+
+
+class Calibrated(PredictorModule):
+    """The mean of calibrated members' probabilities.
+
+    Args:
+        calibrations: A member's table to ``[rows, classes]``, one for each member.
+        classes: The labels.
+        answers: The methods of the source.
+    """
+
+    task: Task = "classification"
+
+    def __init__(self, calibrations: Sequence[nn.Module], *, classes: Sequence[object], answers: Sequence[str]) -> None:
+        super().__init__(classes=classes, answers=answers)
+        self.calibrations = nn.ModuleList(calibrations)
+
+    def forward(self, *tables: Tensor) -> Tensor:
+        """``[rows, classes]``."""
+        total = torch.zeros_like(tables[0][:, :1])
+        for calibration, table in zip(self.calibrations, tables, strict=True):
+            shares = calibration(table)
+            total = total + torch.where((shares > 1) & (shares <= 1 + OVERSHOOT), 1, shares)
+        return total / len(tables)
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """As ``scores``."""
+        return scores
+
+    def prediction(self, scores: Tensor) -> Tensor:
+        """Class indices, ``[rows]``."""
+        return scores.argmax(dim=1)

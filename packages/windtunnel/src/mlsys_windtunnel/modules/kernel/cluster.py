@@ -1,0 +1,116 @@
+"""Clusterers by nearest centre, by a tree of centres, and mixtures of Gaussians."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from mlsys_windtunnel.modules.base import PredictorModule, Task
+from mlsys_windtunnel.modules.kernel.kernels import distances
+from torch import Tensor, nn
+
+
+class NearestCenter(PredictorModule):
+    """Clusters by Euclidean distance; the scores are the distances to the centres.
+
+    Args:
+        centers: ``[centers, features]``.
+        labels: The cluster of each centre, ``[centers]``; None: each is its own.
+        answers: The methods of the source.
+    """
+
+    task: Task = "clustering"
+    labels: Tensor
+
+    def __init__(
+        self,
+        centers: npt.ArrayLike,
+        *,
+        labels: npt.ArrayLike | None = None,
+        answers: Sequence[str] = ("predict", "transform"),
+    ) -> None:
+        super().__init__(answers=answers)
+        self.centers = nn.Parameter(torch.from_numpy(np.array(centers, np.float64)))
+        numbers = np.arange(len(self.centers)) if labels is None else np.array(labels, np.int64)
+        self.register_buffer("labels", torch.from_numpy(numbers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Distances, ``[rows, centers]``."""
+        return distances(x, self.centers)
+
+    def prediction(self, scores: Tensor) -> Tensor:
+        """Cluster numbers, ``[rows]``."""
+        return self.labels[scores.argmin(dim=1)]
+
+
+class CenterTree(PredictorModule):
+    """Bisecting k-means: at each node of a tree a row goes to the nearer of two centres, the left one if both are.
+
+    The scores are the distances to the leaves' centres, and by how much each node's right centre is farther.
+
+    Args:
+        centers: Of the leaves, ``[leaves, features]``.
+        pairs: The two centres of each node, ``[nodes, 2, features]``.
+        paths: For each leaf and node 1 or -1 if the leaf is below the node's left or right, else 0.
+    """
+
+    task: Task = "clustering"
+    paths: Tensor
+
+    def __init__(self, centers: npt.ArrayLike, *, pairs: npt.ArrayLike, paths: npt.ArrayLike) -> None:
+        super().__init__(answers=("predict", "transform"))
+        self.centers = nn.Parameter(torch.from_numpy(np.array(centers, np.float64)))
+        self.pairs = nn.Parameter(torch.from_numpy(np.array(pairs, np.float64)))
+        self.register_buffer("paths", torch.from_numpy(np.array(paths, np.float64)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[rows, leaves + nodes]``."""
+        margins = distances(x, self.pairs[:, 1]) - distances(x, self.pairs[:, 0])
+        return torch.cat([distances(x, self.centers), margins], dim=1)
+
+    def features(self, scores: Tensor) -> Tensor:
+        """Distances to the leaves' centres, ``[rows, leaves]``."""
+        return scores[:, : len(self.centers)]
+
+    def prediction(self, scores: Tensor) -> Tensor:
+        """Cluster numbers, ``[rows]``: of the one leaf with which all turns on its way agree."""
+        turns = torch.where(scores[:, len(self.centers) :] >= 0, 1.0, -1.0).to(self.paths.dtype)
+        missed = self.paths.abs().sum(dim=1) - turns @ self.paths.T
+        return missed.argmin(dim=1)
+
+
+class Mixture(PredictorModule):
+    """A mixture of densities; the scores are weighted log-densities ``[rows, components]``.
+
+    Args:
+        body: Tables in, scores out.
+    """
+
+    task: Task = "clustering"
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__(answers=("predict", "predict_proba", "score_samples"))
+        self.body = body
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """``[rows, components]``."""
+        scores: Tensor = self.body(*inputs)
+        return scores
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """Responsibilities, ``[rows, components]``."""
+        return scores.softmax(dim=1)
+
+    def log_probabilities(self, scores: Tensor) -> Tensor:
+        """``[rows, components]``."""
+        return scores.log_softmax(dim=1)
+
+    def samples(self, scores: Tensor) -> Tensor:
+        """Log-densities, ``[rows]``."""
+        return scores.logsumexp(dim=1)
+
+    def prediction(self, scores: Tensor) -> Tensor:
+        """Component numbers, ``[rows]``."""
+        return scores.argmax(dim=1)

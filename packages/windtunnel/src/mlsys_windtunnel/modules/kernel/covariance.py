@@ -1,0 +1,126 @@
+"""Covariance functions of Gaussian processes, which are sums and products of a few shapes."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from mlsys_windtunnel.modules.kernel.kernels import distances, squared_distances
+from torch import Tensor, nn
+
+Shape = Literal["rbf", "matern-1/2", "matern-3/2", "matern-5/2", "rational-quadratic", "periodic", "dot-product"]
+
+
+class Stationary(nn.Module):
+    """One shape over scaled features (Rasmussen and Williams, Gaussian Processes, section 4.2).
+
+    Args:
+        shape: Which.
+        length_scale: Of all features or of each; for ``dot-product`` the constant that is added, squared.
+        extra: ``alpha`` of the rational quadratic; the period of the periodic shape.
+    """
+
+    def __init__(self, shape: Shape, length_scale: npt.ArrayLike, *, extra: float = 1.0) -> None:
+        super().__init__()
+        self.shape: Shape = shape
+        self.length_scale = nn.Parameter(torch.from_numpy(np.array(length_scale, np.float64)))
+        if shape in ("rational-quadratic", "periodic"):
+            self.extra = nn.Parameter(torch.tensor(float(extra), dtype=torch.float64))
+
+    def forward(self, x: Tensor, anchors: Tensor) -> Tensor:
+        """``[rows, anchors]``."""
+        if self.shape == "dot-product":
+            return x @ anchors.T + self.length_scale**2
+        if self.shape == "periodic":
+            waves = torch.sin(math.pi / self.extra * distances(x, anchors))
+            return torch.exp(-2 * (waves / self.length_scale) ** 2)
+        if self.shape == "rational-quadratic":
+            return (1 + squared_distances(x, anchors) / (2 * self.extra * self.length_scale**2)) ** -self.extra
+        x, anchors = x / self.length_scale, anchors / self.length_scale
+        if self.shape == "rbf":
+            return torch.exp(-0.5 * squared_distances(x, anchors))
+        far = distances(x, anchors)
+        if self.shape == "matern-1/2":
+            return torch.exp(-far)
+        if self.shape == "matern-3/2":
+            far = far * math.sqrt(3)
+            return (1 + far) * torch.exp(-far)
+        far = far * math.sqrt(5)
+        return (1 + far + far**2 / 3) * torch.exp(-far)
+
+
+class ConstantCovariance(nn.Module):
+    """The same number for all pairs; zero is what white noise has between different rows."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.tensor(float(value), dtype=torch.float64), requires_grad=bool(value != 0))
+
+    def forward(self, x: Tensor, anchors: Tensor) -> Tensor:
+        """``[rows, anchors]``."""
+        return self.value.expand(x.shape[0], anchors.shape[0])
+
+
+class Combined(nn.Module):
+    """The sum or product of two covariances."""
+
+    def __init__(self, first: nn.Module, second: nn.Module, *, multiplies: bool) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+        self.multiplies = multiplies
+
+    def forward(self, x: Tensor, anchors: Tensor) -> Tensor:
+        """``[rows, anchors]``."""
+        first, second = self.first(x, anchors), self.second(x, anchors)
+        result: Tensor = first * second if self.multiplies else first + second
+        return result
+
+
+class Powered(nn.Module):
+    """A covariance to a power."""
+
+    def __init__(self, base: nn.Module, exponent: float) -> None:
+        super().__init__()
+        self.base = base
+        self.exponent = float(exponent)
+
+    def forward(self, x: Tensor, anchors: Tensor) -> Tensor:
+        """``[rows, anchors]``."""
+        result: Tensor = self.base(x, anchors) ** self.exponent
+        return result
+
+
+class PosteriorMean(nn.Module):
+    """The mean of a Gaussian process given its samples: Rasmussen and Williams, algorithm 2.1, line 4.
+
+    Args:
+        covariance: Rows and samples in, ``[rows, samples]`` out.
+        samples: ``[samples, features]``.
+        weights: ``[samples, outputs]``.
+        mean: Of the targets, ``[outputs]``.
+        scale: Of the targets, ``[outputs]``.
+    """
+
+    def __init__(
+        self,
+        covariance: nn.Module,
+        samples: npt.ArrayLike,
+        weights: npt.ArrayLike,
+        *,
+        mean: npt.ArrayLike,
+        scale: npt.ArrayLike,
+    ) -> None:
+        super().__init__()
+        self.covariance = covariance
+        self.samples = nn.Parameter(torch.from_numpy(np.array(samples, np.float64)))
+        self.weights = nn.Parameter(torch.from_numpy(np.array(weights, np.float64)))
+        self.mean = nn.Parameter(torch.from_numpy(np.array(mean, np.float64).reshape(-1)))
+        self.scale = nn.Parameter(torch.from_numpy(np.array(scale, np.float64).reshape(-1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[rows, outputs]``."""
+        values: Tensor = self.covariance(x, self.samples) @ self.weights
+        return values * self.scale + self.mean

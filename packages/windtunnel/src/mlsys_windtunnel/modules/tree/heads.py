@@ -1,0 +1,198 @@
+"""Heads of tree ensembles: what their sources make of sums of leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from mlsys_windtunnel.modules.base import Classifier, Link, OperatorModule, PredictorModule, Task
+from mlsys_windtunnel.modules.tree.trees import Trees
+from torch import Tensor, nn
+
+Decision = Literal["positive", "non-negative", "likeliest"]
+Output = Literal["identity", "exp", "logistic", "log1p-exp", "signed-square"]
+
+_OUTPUTS: dict[Output, Callable[[Tensor], Tensor]] = {
+    "identity": lambda scores: scores,
+    "exp": torch.exp,
+    "logistic": torch.sigmoid,
+    "log1p-exp": nn.functional.softplus,
+    "signed-square": lambda scores: scores * scores.abs(),
+}
+
+
+class TreeClassifier(Classifier):
+    """A classifier over sums of leaves.
+
+    Args:
+        body: See :class:`Classifier`.
+        classes: The labels; of a single one all rows are.
+        link: See :class:`Classifier`.
+        answers: The methods of the source.
+        slope: Multiplies scores before the link.
+        is_normalised: Whether probabilities of several classes are divided by their sum (one-vs-rest).
+        decides: For one margin: whether it must be ``positive`` or ``non-negative`` for the second class, or the class
+            with the highest probability is answered (``likeliest``), so that rounding in the link decides as well.
+    """
+
+    def __init__(
+        self,
+        body: nn.Module,
+        *,
+        classes: Sequence[object],
+        link: Link,
+        answers: Sequence[str],
+        slope: float = 1.0,
+        is_normalised: bool = True,
+        decides: Decision = "positive",
+    ) -> None:
+        super().__init__(body, classes=classes, link=link, answers=answers)
+        self.slope = slope
+        self.is_normalised = is_normalised
+        self.decides: Decision = decides
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """``[rows, classes]``."""
+        if not self.is_normalised:
+            return (scores * self.slope).sigmoid()
+        return super().probabilities(scores * self.slope)
+
+    def prediction(self, scores: Tensor) -> Tensor:
+        """Class indices, ``[rows]``."""
+        if len(self.classes) == 1:
+            return torch.zeros_like(scores[:, 0], dtype=torch.int64)
+        if self.decides == "likeliest":
+            return self.probabilities(scores).argmax(dim=1)
+        if self.decides == "non-negative" and scores.shape[1] == 1:
+            return (scores.squeeze(1) >= 0).long()
+        return super().prediction(scores)
+
+
+class TreeOutputs(PredictorModule):
+    """Classifiers of several targets in the same trees: a leaf holds the shares of all targets' classes, side by side.
+
+    Args:
+        trees: ``[rows, classes of all outputs]`` probabilities.
+        outputs: The labels of each target.
+        answers: The methods of the source.
+    """
+
+    task: Task = "multilabel"
+
+    def __init__(self, trees: Trees, *, outputs: Sequence[Sequence[object]], answers: Sequence[str]) -> None:
+        super().__init__(answers=answers)
+        self.trees = trees
+        self.outputs = tuple(tuple(labels) for labels in outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        scores: Tensor = self.trees(x)
+        return scores
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """As they are."""
+        return scores
+
+    def prediction(self, scores: Tensor) -> Tensor:
+        """Class indices, ``[rows, outputs]`` int64."""
+        each = torch.split(scores, [len(labels) for labels in self.outputs], dim=1)
+        return torch.stack([part.argmax(dim=1) for part in each], dim=1)
+
+
+class Mapped(OperatorModule):
+    """The inverse of a link, elementwise, on a body's scores.
+
+    Args:
+        body: Tables in, ``[rows, outputs]`` out.
+        output: What to make of its scores.
+        slope: Multiplies scores before.
+    """
+
+    def __init__(self, body: nn.Module, output: Output, *, slope: float = 1.0) -> None:
+        super().__init__()
+        self.body = body
+        self.output: Output = output
+        self.slope = slope
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """``[rows, outputs]``."""
+        return _OUTPUTS[self.output](self.body(*inputs) * self.slope)
+
+
+class Margin(OperatorModule):
+    """The second class's score less the first's, ``[rows, 1]``."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """See the class."""
+        scores: Tensor = self.body(*inputs)
+        return scores[:, 1:] - scores[:, :1]
+
+
+class LeafIndicators(OperatorModule):
+    """How much of each leaf of all trees a row gets, ``[rows, leaves]``: 1 or 0 while the trees are exact.
+
+    Args:
+        trees: Exact; softening puts soft ones in their place.
+    """
+
+    def __init__(self, trees: Trees) -> None:
+        super().__init__()
+        self.trees = trees
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        return self.trees.leaf_weights(x)
+
+
+class IsolationScores(OperatorModule):
+    """Decision values of an isolation forest: ``-2 ** (-length / longest) - offset``.
+
+    Args:
+        trees: The sums of path lengths, ``[rows, 1]``.
+        longest: What they are measured by; 0 after a fit on one row, by which all rows are 1.
+        offset: The score at which outliers begin.
+    """
+
+    offset: Tensor
+
+    def __init__(self, trees: Trees, *, longest: float, offset: float) -> None:
+        super().__init__()
+        self.trees = trees
+        self.longest = longest
+        self.register_buffer("offset", torch.tensor(offset, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[rows, 1]``."""
+        length = self.trees(x)
+        share = length / self.longest if self.longest else torch.ones_like(length)
+        return -torch.exp2(-share) - self.offset
+
+
+class WeightedMedianOfTrees(OperatorModule):
+    """The smallest of the trees' values at which half of all weight is reached.
+
+    Args:
+        trees: Trees of one output.
+        weights: ``[trees]``.
+    """
+
+    weights: Tensor
+
+    def __init__(self, trees: Trees, weights: npt.ArrayLike) -> None:
+        super().__init__()
+        self.trees = trees
+        self.register_buffer("weights", torch.from_numpy(np.array(weights, np.float64)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[rows, 1]``."""
+        values, order = self.trees.tree_values(x).squeeze(2).sort(dim=1, stable=True)
+        reached = self.weights[order].cumsum(dim=1)
+        median = (reached >= 0.5 * reached[:, -1:]).long().argmax(dim=1, keepdim=True)
+        return values.gather(1, median)

@@ -1,0 +1,127 @@
+"""Sums of tree leaves by the kernel: what answers without gradients, on a CPU in float64."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from mlsys_core.errors import InvalidInputError
+from mlsys_windtunnel.modules.native import address, kernel
+from mlsys_windtunnel.modules.tree.ensemble import TreeEnsemble
+from mlsys_windtunnel.modules.tree.layout import lay_out
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from mlsys_windtunnel.modules.tree.trees import Trees
+
+ZERO = float(np.float32(1e-35))  # LightGBM's kZeroThreshold: what is no larger counts as zero
+
+
+class _Ensemble(ctypes.Structure):
+    """As in models.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("nodes", "features", "edges", "root", "leaf")),
+        *((name, ctypes.c_void_p) for name in ("set_start", "set_size", "member", "leaf_value", "bias")),
+        *((name, ctypes.c_double) for name in ("divisor", "zero")),
+        *((name, ctypes.c_int64) for name in ("num_nodes", "num_features", "num_columns")),
+        *((name, ctypes.c_int64) for name in ("num_trees", "num_outputs", "num_groups")),
+        *((name, ctypes.c_int32) for name in ("is_wide", "has_categories", "rounds_to_float32")),
+    )
+
+
+def native_sums(trees: Trees, x: Tensor) -> Tensor | None:
+    """What ``trees.forward`` answers, by the kernel; None where a form in torch has to."""
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or x.device.type != "cpu" or x.dtype != torch.float64:
+        return None
+    native = native_form(trees)
+    return None if native is None else torch.from_numpy(native(x.detach().numpy()))
+
+
+def native_form(trees: Trees) -> NativeTrees | None:
+    """The kernel's form of a module as it is now; None where there is no kernel.
+
+    It is kept beside the module, not in it, and made anew when the module's parameters have changed.
+    """
+    parameters = trees._parameters
+    state = tuple([(each.data_ptr(), each._version) for each in parameters.values() if each is not None])
+    kept = _FORMS.get(trees)
+    if kept is not None and kept[0] == state:
+        return kept[1]
+    library = kernel()
+    if library is None:
+        return None
+    bias = None if trees.bias is None else np.ascontiguousarray(trees.bias.double().numpy(force=True))
+    options: dict[str, Any] = {"bias": bias, "num_groups": trees.num_groups, "divisor": float(trees.divisor)}
+    _FORMS[trees] = state, NativeTrees(library, trees.ensemble, **options)
+    return _FORMS[trees][1]
+
+
+class NativeTrees:
+    """An ensemble laid out for the kernel.
+
+    Args:
+        library: The kernel.
+        ensemble: The trees.
+        bias: ``[outputs]`` or None; as in :class:`.trees.Trees`, like the rest.
+    """
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        ensemble: TreeEnsemble,
+        *,
+        bias: npt.NDArray[np.float64] | None = None,
+        num_groups: int = 1,
+        divisor: float = 1.0,
+    ) -> None:
+        layout = lay_out(ensemble)
+        arrays = {
+            **{name: getattr(layout, name) for name in ("nodes", "features", "edges", "root", "leaf")},
+            **{name: getattr(layout, name) for name in ("set_start", "set_size", "member")},
+            "leaf_value": np.ascontiguousarray(ensemble.leaf_value),
+            "bias": bias,
+        }
+        self._arrays = arrays  # kept, since the kernel is given their addresses
+        self._record = _Ensemble(
+            **{name: None if array is None else array.ctypes.data for name, array in arrays.items()},
+            divisor=divisor,
+            zero=ZERO,
+            num_nodes=len(layout.nodes),
+            num_features=len(layout.features),
+            num_columns=layout.num_columns,
+            num_trees=ensemble.num_trees,
+            num_outputs=ensemble.num_outputs,
+            num_groups=num_groups,
+            is_wide=layout.is_wide,
+            has_categories=bool(layout.set_size.any()),
+            rounds_to_float32=ensemble.rounds_to_float32,
+        )
+        self._address = ctypes.addressof(self._record)
+        self._num_features = ensemble.num_features
+        self._width = num_groups if num_groups > 1 else ensemble.num_outputs
+        self._sum_trees = library.mlsys_sum_trees
+
+    def __call__(self, x: npt.NDArray[np.float64], *, slope: float = 0.0) -> npt.NDArray[np.float64]:
+        """``[rows, outputs]`` from inputs ``[rows, features]``.
+
+        Args:
+            x: The inputs.
+            slope: If not 0, probabilities ``[rows, 2]`` are answered: the logistic function of the sums of one output
+                times this number, after what they lack to 1.
+        """
+        x = np.ascontiguousarray(x)
+        num_rows, num_features = x.shape
+        if num_features < self._num_features:
+            raise InvalidInputError(f"the trees read {self._num_features} columns; the table has {num_features}")
+        out = np.empty((num_rows, 2 if slope else self._width))
+        num_threads = torch.get_num_threads()
+        self._sum_trees(self._address, address(x), num_rows, num_features, num_threads, slope, address(out))
+        return out
+
+
+_FORMS: WeakKeyDictionary[Trees, tuple[tuple[tuple[int, int], ...], NativeTrees]] = WeakKeyDictionary()

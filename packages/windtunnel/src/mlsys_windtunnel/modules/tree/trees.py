@@ -1,0 +1,207 @@
+"""Sums of tree leaves: what forests and boosted trees have in common.
+
+A row's leaf in each tree is found exactly, by comparing the values that the source compares; the leaves' values are
+then gathered and summed, so gradients reach leaf values and none reach thresholds. Two ways to find leaves, one answer:
+:mod:`.tree_bits` for small trees, :mod:`.tree_walk` for others. Without gradients, on a CPU in float64, the kernel of
+:mod:`.tree_native` gives the same answer, quicker.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from mlsys_core.errors import InvalidInputError
+from mlsys_windtunnel.modules.base import OperatorModule
+from mlsys_windtunnel.modules.tree.bits import BitTables, bin_edges, mask_bits
+from mlsys_windtunnel.modules.tree.ensemble import TreeEnsemble
+from mlsys_windtunnel.modules.tree.native import ZERO, native_sums
+from mlsys_windtunnel.modules.tree.rows import map_row_blocks
+from mlsys_windtunnel.modules.tree.walk import Walk
+from torch import Tensor, nn
+
+Layout = Literal["bits", "walk"]
+
+_MOST_TABLE_BYTES = 32 * 2**20
+_ROW_TREES_PER_BLOCK = 32_768  # torch splits an operation of more elements over threads, which costs more than it gains
+_MOST_MASK_BITS = 256
+_STRUCTURE = (
+    *("feature", "left", "right", "missing_left", "root", "leaf_start"),
+    *("category_set", "category_start", "category_left"),
+)
+# Measured on one core, in nanoseconds: see benchmarks/windtunnel/trees.py
+_NS_PER_LEVEL, _NS_PER_SEARCH, _NS_PER_MASK_BYTE = 3.7, 40.0, 0.09
+
+
+class Trees(OperatorModule):
+    """``(bias + sum over trees of the leaf's values) / divisor``.
+
+    Args:
+        ensemble: The trees.
+        bias: Added to the sums, ``[outputs]``; None adds nothing.
+        num_groups: Boosting for k outputs grows one tree of one value for each output in turn: trees t, t + k, ... are
+            summed to output t.
+        divisor: How many trees the sum is the mean of.
+        layout: How to find leaves; None chooses what costs less.
+
+    Attributes:
+        leaf_value: ``[leaves, outputs]``, trainable.
+        threshold: ``[splits]``; a parameter for training that softens the splits. After changing it call
+            :meth:`use_layout`, since tables are built from it.
+    """
+
+    feature: Tensor  # as in TreeEnsemble, and so on
+    left: Tensor
+    right: Tensor
+    missing_left: Tensor
+    root: Tensor
+    leaf_start: Tensor
+    category_set: Tensor
+    category_start: Tensor
+    category_left: Tensor
+    finder: BitTables | Walk
+    _zero_is_missing: Tensor
+    _is_category: Tensor
+
+    def __init__(
+        self,
+        ensemble: TreeEnsemble,
+        *,
+        bias: npt.ArrayLike | None = None,
+        num_groups: int = 1,
+        divisor: float = 1.0,
+        layout: Layout | None = None,
+    ) -> None:
+        super().__init__()
+        if ensemble.num_trees % num_groups or (num_groups > 1 and ensemble.num_outputs > 1):
+            raise InvalidInputError(
+                f"{ensemble.num_trees} trees of {ensemble.num_outputs} values cannot take turns "
+                f"for {num_groups} outputs"
+            )
+        self.num_groups = num_groups
+        self.divisor = divisor
+        self.num_features = ensemble.num_features
+        self.rounds_to_float32 = ensemble.rounds_to_float32
+        self.zero_is_missing = ensemble.zero_is_missing
+        self.threshold = nn.Parameter(torch.from_numpy(ensemble.threshold.copy()))
+        self.leaf_value = nn.Parameter(torch.from_numpy(ensemble.leaf_value.copy()))
+        self.bias = None if bias is None else nn.Parameter(torch.from_numpy(np.array(bias, np.float64).reshape(-1)))
+        for name in _STRUCTURE:
+            self.register_buffer(name, torch.from_numpy(np.ascontiguousarray(getattr(ensemble, name))))
+        clean = np.zeros((2, ensemble.num_features), bool)
+        clean[0, list(ensemble.zero_is_missing)] = True
+        clean[1, ensemble.categorical_features] = True
+        self.register_buffer("_zero_is_missing", torch.from_numpy(clean[0]), persistent=False)
+        self.register_buffer("_is_category", torch.from_numpy(clean[1]), persistent=False)
+        self.use_layout(layout or cheapest_layout(ensemble))
+        self.register_load_state_dict_post_hook(_rebuild)  # type: ignore[no-untyped-call]
+
+    @property
+    def ensemble(self) -> TreeEnsemble:
+        """The trees as they are now, after training too."""
+        return TreeEnsemble(
+            **{name: getattr(self, name).numpy(force=True) for name in _STRUCTURE},
+            threshold=self.threshold.double().numpy(force=True),
+            leaf_value=self.leaf_value.double().numpy(force=True),
+            num_features=self.num_features,
+            rounds_to_float32=self.rounds_to_float32,
+            zero_is_missing=self.zero_is_missing,
+        )
+
+    def use_layout(self, layout: Layout) -> None:
+        """Find leaves in this way from now on; builds what it needs from the thresholds."""
+        finder = BitTables(self.ensemble) if layout == "bits" else Walk(self.ensemble)
+        self.layout: Layout = layout
+        self.finder = finder.to(device=self.threshold.device, dtype=self.threshold.dtype)
+
+    def leaves(self, x: Tensor) -> Tensor:
+        """The place in ``leaf_value`` of each row's leaf in each tree, ``[rows, trees]`` int64."""
+        leaves: Tensor = self.finder.find(self.finder.columns(self._clean(x)), self.threshold)
+        return leaves if self.finder.tree_dim == 1 else leaves.t()
+
+    def leaf_weights(self, x: Tensor) -> Tensor:
+        """1 for each leaf that a row reaches, 0 for others: ``[rows, leaves]``."""
+        return x.new_zeros(x.shape[0], len(self.leaf_value)).scatter(1, self.leaves(x), 1.0)
+
+    def tree_values(self, x: Tensor) -> Tensor:
+        """What each tree answers, ``[rows, trees, outputs]``."""
+        return self._values(self.leaves(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[rows, outputs]``."""
+        if (sums := native_sums(self, x)) is not None:
+            return sums
+        clean = self._clean(x)
+
+        def answer(block: Tensor) -> Tensor:
+            return self._sums(self.finder.columns(block))
+
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or x.is_cuda:
+            sums = answer(clean)
+        else:
+            sums = map_row_blocks(answer, clean, max(32, _ROW_TREES_PER_BLOCK // len(self.root)))
+        return sums / self.divisor if self.divisor != 1 else sums
+
+    def _clean(self, x: Tensor) -> Tensor:
+        """Inputs as the source compares them."""
+        x = x.detach()
+        if self.rounds_to_float32:
+            x = _rounded_to_float32(x)
+        if self.zero_is_missing:
+            x = x.masked_fill((x.abs() <= ZERO) & self._zero_is_missing, torch.nan)
+        if len(self.category_start) > 1:
+            code = x.trunc()
+            x = torch.where(self._is_category, code.masked_fill(code < 0, torch.nan), x)
+        return x
+
+    def _sums(self, columns: Tensor) -> Tensor:
+        tree_dim = self.finder.tree_dim
+        values = self._values(self.finder.find(columns, self.threshold))
+        if self.num_groups > 1 and tree_dim == 1:  # from trees of one value each to rounds of num_groups values
+            values = values.reshape(values.shape[0], -1, self.num_groups)
+        elif self.num_groups > 1:
+            values = values.reshape(-1, self.num_groups, values.shape[1]).transpose(1, 2)
+        if self.bias is not None:
+            first, others = torch.split(values, [1, values.shape[tree_dim] - 1], tree_dim)
+            values = torch.cat([first + self.bias, others], tree_dim)
+        if torch.is_grad_enabled():
+            return values.sum(tree_dim)
+        # One after another, as the sources add: what is a tie there is a tie here.
+        return values.cumsum(tree_dim).select(tree_dim, -1)
+
+    def _values(self, leaves: Tensor) -> Tensor:
+        return self.leaf_value.index_select(0, leaves.reshape(-1)).reshape(*leaves.shape, self.leaf_value.shape[1])
+
+
+def _rounded_to_float32(x: Tensor) -> Tensor:
+    """As ``x``, with float32 values.
+
+    Where nothing is traced or trained by numpy, on one thread: torch would wake its threads for this one small
+    operation, which takes longer than all trees when the machine is shared.
+    """
+    is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    if is_traced or torch.is_grad_enabled() or x.device.type != "cpu" or x.dtype != torch.float64:
+        return x.to(torch.float32).to(x.dtype)
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, as it does in torch
+        return torch.from_numpy(x.numpy().astype(np.float32).astype(np.float64))
+
+
+def cheapest_layout(ensemble: TreeEnsemble) -> Layout:
+    """What costs less a row, by the figures measured."""
+    features = np.unique(ensemble.feature)
+    bits = mask_bits(ensemble)
+    if not len(features) or bits > _MOST_MASK_BITS:
+        return "walk"
+    mask_bytes = ensemble.num_trees * bits // 8
+    if sum(len(bin_edges(ensemble, feature)) + 2 for feature in features) * mask_bytes > _MOST_TABLE_BYTES:
+        return "walk"
+    search = len(features) * (_NS_PER_SEARCH + _NS_PER_MASK_BYTE * mask_bytes)
+    return "bits" if search < _NS_PER_LEVEL * int(ensemble.depths().sum()) else "walk"
+
+
+def _rebuild(module: nn.Module, _: object) -> None:
+    """What is derived from thresholds follows when a state dict is loaded."""
+    assert isinstance(module, Trees)
+    module.use_layout(module.layout)

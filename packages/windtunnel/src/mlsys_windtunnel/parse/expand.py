@@ -1,0 +1,175 @@
+"""Meta-estimators as several nodes of the graph: their members, each a pipeline of its own, and a join of the answers.
+
+So the cut between host and network works through them: a member that cannot be translated runs on the host, and the
+others are still trained. Called by :mod:`mlsys_windtunnel.parse.pipeline`; what is asked of each member is in
+:mod:`mlsys_windtunnel.parse.members`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from mlsys_windtunnel.parse.graph import Kind, Value
+from mlsys_windtunnel.parse.members import Plan, has_one_output, labels_of, plan_of, public_name
+
+
+class Builder(Protocol):
+    """What collects operators: the parser."""
+
+    def parse(self, estimator: Any, source: Value, path: str, *, is_last: bool, methods: tuple[str, ...] = ()) -> Value:
+        """Add what an estimator does to ``source``; with ``methods``, those answers of it."""
+        ...
+
+    def add(self, name: str, kind: Kind, inputs: tuple[Value, ...], width: int | None, **fields: Any) -> Value:
+        """Add one operator; its name is made unique."""
+        ...
+
+
+def join(path: str, name: str) -> str:
+    """Where a part called ``name`` stands."""
+    return f"{path}/{name}" if path else name
+
+
+def expand(builder: Builder, estimator: Any, source: Value, path: str, methods: tuple[str, ...]) -> Value | None:
+    """Add a meta-estimator's members and their join.
+
+    Args:
+        builder: Where to add them.
+        estimator: Any fitted estimator.
+        source: What it reads.
+        path: Where it stands in the pipeline.
+        methods: The answers wanted of it; none if it is the last operator, which offers all it has.
+
+    Returns:
+        What the join gives; None if the estimator is no meta-estimator known here, and nothing was added.
+    """
+    plan = plan_of(estimator)
+    wanted = {"predict" if method == "labels" else method for method in methods}
+    if plan is None or not wanted <= set(plan.answers) or (methods and not has_one_output(estimator)):
+        return None
+    if plan.drops_names:
+        source = _without_names(builder, estimator, source, path)
+    if plan.stacked:
+        source = _stacked(builder, estimator, plan, source, path)
+    if plan.passes and wanted <= plan.passes and (methods or not hasattr(estimator, "classes_")):
+        (member,) = plan.members
+        return builder.parse(member.estimator, source, join(path, member.name), is_last=True, methods=methods)
+    answers = _chained(builder, estimator, plan, source, path) if plan.is_chain else _apart(builder, plan, source, path)
+    return _joined(builder, estimator, plan, answers, source, path, methods)
+
+
+def _apart(builder: Builder, plan: Plan, source: Value, path: str) -> list[Value]:
+    """The answers of members that do not read one another's."""
+    answers = []
+    for member in plan.members:
+        place, reads = join(path, member.name), source
+        if member.columns is not None:
+            select = join(place, "select")
+            reads = builder.add(select, Kind.SELECT, (source,), len(member.columns), columns=member.columns)
+        answers.append(builder.parse(member.estimator, reads, place, is_last=True, methods=member.methods))
+    return answers
+
+
+def _joined(
+    builder: Builder,
+    estimator: Any,
+    plan: Plan,
+    answers: list[Value],
+    source: Value,
+    path: str,
+    methods: tuple[str, ...],
+) -> Value:
+    main = "predict_proba" if "predict_proba" in plan.answers else "predict"
+    widths = [width_of_answer(estimator, method) for method in methods or (main,)]
+    return builder.add(
+        path or type(estimator).__name__.lower(),
+        Kind.COMBINE,
+        tuple(answers),
+        None if None in widths else sum(width for width in widths if width is not None),
+        source=public_name(type(estimator)),
+        size=plan.size,
+        methods=methods,
+        guards=(source,),
+        estimator=estimator,
+    )
+
+
+def _without_names(builder: Builder, estimator: Any, source: Value, path: str) -> Value:
+    """The input as the meta-estimator hands it on, where it was fitted on a table with names."""
+    if not hasattr(estimator, "feature_names_in_"):
+        return source
+    width = int(estimator.n_features_in_)
+    columns = tuple(range(width))
+    return builder.add(join(path, "select"), Kind.SELECT, (source,), width, columns=columns, drops_names=True)
+
+
+def _stacked(builder: Builder, estimator: Any, plan: Plan, source: Value, path: str) -> Value:
+    """What the final estimator of a stack reads."""
+    features = []
+    for member in plan.stacked:
+        place = join(path, member.name)
+        value = builder.parse(member.estimator, source, place, is_last=True, methods=member.methods)
+        if member.methods == ("predict_proba",) and len(estimator.classes_) == 2:  # the first is one less the second
+            value = builder.add(join(place, "select"), Kind.SELECT, (value,), 1, columns=(1,))
+        features.append(value)
+    if estimator.passthrough:
+        features.append(source)
+    return concatenated(builder, features, join(path, "concatenate"))
+
+
+def _chained(builder: Builder, estimator: Any, plan: Plan, source: Value, path: str) -> list[Value]:
+    """The members' answers in the order of outputs; each member reads the input and the answers of those before it."""
+    method = getattr(estimator, "chain_method_", "predict")
+    reads, answers = [source], []
+    for member in plan.members:
+        place = join(path, member.name)
+        table = concatenated(builder, reads, join(place, "concatenate"))
+        answer = builder.parse(member.estimator, table, place, is_last=True, methods=member.methods)
+        answers.append(answer)
+        if len(member.methods) > 1:
+            column = _column_of(member.methods, "labels" if method == "predict" else method)
+            answer = builder.add(join(place, "select"), Kind.SELECT, (answer,), 1, columns=(column,))
+        reads.append(answer)
+    places = {int(output): place for place, output in enumerate(estimator.order_)}
+    return [answers[places[output]] for output in range(len(answers))]
+
+
+def _column_of(methods: tuple[str, ...], wanted: str) -> int:
+    """Where an answer of a binary classifier stands among several: for probabilities, the second class's."""
+    start = sum(2 if "proba" in method else 1 for method in methods[: methods.index(wanted)])
+    return start + 1 if "proba" in wanted else start
+
+
+def concatenated(builder: Builder, values: list[Value], name: str) -> Value:
+    """Tables side by side; one stays as it is."""
+    if len(values) == 1:
+        return values[0]
+    widths = [value.width for value in values]
+    total = None if None in widths else sum(width for width in widths if width is not None)
+    return builder.add(name, Kind.CONCATENATE, tuple(values), total)
+
+
+def width_of_answer(estimator: Any, method: str) -> int | None:
+    """Columns of one answer of a fitted predictor; None where it does not tell."""
+    classes = labels_of(estimator)
+    if method in ("predict", "labels"):
+        return 1 if classes is not None else num_outputs(estimator)
+    if classes is None:
+        return 1 if method in ("decision_function", "score_samples") and not hasattr(estimator, "classes_") else None
+    if method != "decision_function":
+        return len(classes)
+    if len(classes) <= 2:
+        return 1
+    is_one_vs_one = getattr(estimator, "decision_function_shape", "ovr") == "ovo"
+    return len(classes) * (len(classes) - 1) // 2 if is_one_vs_one else len(classes)
+
+
+def num_outputs(estimator: Any) -> int | None:
+    """Columns of a ``predict`` that gives no labels."""
+    if not estimator.__sklearn_tags__().target_tags.multi_output:
+        return 1
+    num_outputs = getattr(estimator, "n_outputs_", None)
+    coefficients = getattr(estimator, "coef_", None)
+    if num_outputs is None and coefficients is not None:
+        num_outputs = coefficients.shape[0] if coefficients.ndim == 2 else 1
+    return None if num_outputs is None else int(num_outputs)

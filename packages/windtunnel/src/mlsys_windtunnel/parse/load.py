@@ -1,0 +1,110 @@
+"""Loads a fitted estimator from a file, safely by default.
+
+skops files are loaded without running foreign code, and refused where they name types that neither skops nor
+:data:`KNOWN_TYPES` vouches for. joblib and pickle files can run any code while they load, so they need the user's word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mlsys_core.errors import InvalidInputError
+
+_PICKLES = (".joblib", ".pkl", ".pickle")
+# What skops leaves to the reader, by module. Plain Python classes without code of their own for loading, functions that
+# look at data alone, and trees, which are checked.
+_KNOWN = {
+    "collections": "OrderedDict",
+    "functools": "partial",
+    "numpy": "dtype",
+    "mlsys_windtunnel.estimators.categories": "BinaryEncoder HashEncoder TwoHotEncoder",
+    "mlsys_windtunnel.estimators.factorization_machine": "FactorizationMachineClassifier FactorizationMachineRegressor",
+    "mlsys_windtunnel.estimators.matrix_factorization": "MatrixFactorizationRegressor",
+    "sklearn._loss.loss": "HalfTweedieLoss HalfTweedieLossIdentity",
+    "sklearn.calibration": "_CalibratedClassifier _SigmoidCalibration",
+    "sklearn.cluster._bisect_k_means": "_BisectingTree",
+    "sklearn.cluster._kmeans": "_kmeans_single_elkan _kmeans_single_lloyd",
+    "sklearn.ensemble._hist_gradient_boosting.predictor": "TreePredictor",
+    "sklearn.feature_selection._univariate_selection": "chi2 f_classif f_oneway f_regression r_regression",
+    "sklearn.feature_selection._mutual_info": "mutual_info_classif mutual_info_regression",
+    "sklearn.gaussian_process.kernels": "CompoundKernel ConstantKernel DotProduct Exponentiation ExpSineSquared Matern "
+    "PairwiseKernel Product RBF RationalQuadratic Sum WhiteKernel",
+    "sklearn.metrics._classification": "balanced_accuracy_score",
+    "sklearn.metrics._scorer": "_CurveScorer _Scorer",
+    "sklearn.multiclass": "_ConstantPredictor",
+    "sklearn.neural_network._stochastic_optimizers": "AdamOptimizer SGDOptimizer",
+    "sklearn.tree._tree": "Tree",
+    "sklearn.utils._bunch": "Bunch",
+    "sklearn.utils._metadata_requests": "MetadataRequest MethodMetadataRequest",
+    "sklearn.utils.validation": "check_array",
+}
+KNOWN_TYPES = frozenset(f"{module}.{name}" for module, names in _KNOWN.items() for name in names.split())
+
+
+def load_estimator(path: Path, *, trust_code: bool = False, trust: bool = False) -> Any:
+    """Load the estimator of a ``.skops``, ``.joblib``, ``.pkl`` or ``.pickle`` file.
+
+    Args:
+        path: The file.
+        trust_code: Load what could run foreign code or crash the process. Only for files whose maker is trusted.
+        trust: The option's old name.
+
+    Raises:
+        InvalidInputError: no such file, another kind of file, damaged, or not to be loaded without ``trust_code``.
+    """
+    if not path.is_file():
+        raise InvalidInputError(f"{path} is not a file; give a fitted pipeline saved by skops or joblib")
+    trust_code = trust_code or trust
+    suffix = path.suffix.lower()
+    if suffix == ".skops":
+        return _load_skops(path, trust_code=trust_code)
+    if suffix not in _PICKLES:
+        raise InvalidInputError(
+            f"{path}: cannot load {suffix or 'a file without suffix'}; give .skops, {', '.join(_PICKLES)}"
+        )
+    if not trust_code:
+        raise InvalidInputError(
+            f"{path} is a {suffix.removeprefix('.')} file, which can run any code while it loads; if you trust its "
+            "maker, pass --trust-code (trust_code=True); skops files are safe to load"
+        )
+    import joblib
+
+    with _damage_as_error(path):
+        return joblib.load(path)
+
+
+def _load_skops(path: Path, *, trust_code: bool) -> Any:
+    import skops.io
+    from mlsys_windtunnel.parse.skops_trees import checked_trees
+    from mlsys_windtunnel.parse.tree_safety import check_trees
+
+    with _damage_as_error(path):
+        untrusted = skops.io.get_untrusted_types(file=path)
+    unknown = [name for name in untrusted if name not in KNOWN_TYPES]
+    if unknown and not trust_code:
+        raise InvalidInputError(
+            f"{path} holds types that are not trusted, since they could run foreign or unchecked native code: "
+            f"{', '.join(unknown)}; if you know them and trust the file's maker, pass --trust-code (trust_code=True)"
+        )
+    with _damage_as_error(path), checked_trees():
+        loaded = skops.io.load(path, trusted=untrusted)
+        if not trust_code:
+            check_trees(loaded)
+    return loaded
+
+
+@contextlib.contextmanager
+def _damage_as_error(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{path} is not loaded: {error}") from error
+    except ModuleNotFoundError as error:
+        raise InvalidInputError(f"{path} needs a package that is not installed: {error}") from error
+    except Exception as error:  # a damaged or foreign file can raise anything
+        reason = str(error).strip().splitlines()
+        detail = f"{type(error).__name__}: {reason[0]}" if reason else type(error).__name__
+        raise InvalidInputError(f"{path} cannot be loaded; it is damaged or of another format ({detail})") from error

@@ -1,0 +1,331 @@
+"""What a meta-estimator asks of its members, and what it answers in turn.
+
+Read by :mod:`mlsys_windtunnel.parse.expand`, which makes operators of the members, and by
+:mod:`mlsys_windtunnel.convert.combine`, which makes one module of their answers: both see the same plan. A
+meta-estimator (or an option of one) that is not known here has no plan, and stays one operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from mlsys_windtunnel.parse.graph import METHODS, FittedSize
+
+ANSWERS = ("predict", "predict_proba", "decision_function")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A fitted estimator within a meta-estimator."""
+
+    name: str  # where it stands in the meta-estimator
+    estimator: Any
+    methods: tuple[str, ...]  # the answers that are asked of it, in the order of METHODS
+    columns: tuple[int, ...] | None = None  # what it reads of the meta-estimator's input; None: all
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A meta-estimator as members and a join of their answers."""
+
+    members: tuple[Member, ...]
+    answers: tuple[str, ...]  # methods of the meta-estimator that the join gives
+    size: FittedSize = field(default_factory=FittedSize)  # of the join alone
+    drops_names: bool = False  # the members are given an array, whatever the meta-estimator is given
+    stacked: tuple[Member, ...] = ()  # their answers, one each, are what the only member reads
+    passes: frozenset[str] = frozenset()  # answers that are the only member's own
+    is_chain: bool = False  # each member reads the answers of those before it too
+
+
+def public_name(source: type) -> str:
+    """The class as users import it: "sklearn.preprocessing.StandardScaler", not "sklearn.preprocessing._data...."."""
+    parts = source.__module__.split(".")
+    private = next((place for place, part in enumerate(parts) if part.startswith("_")), len(parts))
+    return ".".join([*parts[:private], source.__qualname__])
+
+
+def plan_of(estimator: Any) -> Plan | None:
+    """The plan of a fitted meta-estimator; None if it is no meta-estimator, or has an option that no plan covers."""
+    rule = _RULES.get(public_name(type(estimator)))
+    return None if rule is None else rule(estimator)
+
+
+def within(estimator: Any) -> Any | None:
+    """The fitted estimator that another hands all it is asked to; None if it is none of that kind."""
+    best = vars(estimator).get("best_estimator_")  # a parameter search predicts with its best
+    if best is not None:
+        return best
+    attribute = _WRAPPERS.get(public_name(type(estimator)))
+    return None if attribute is None else vars(estimator).get(attribute)
+
+
+def as_fitted(estimator: Any) -> Any:
+    """What tells whether an estimator is fitted: itself, but a fixed threshold needs no fit on a fitted estimator."""
+    is_fixed = public_name(type(estimator)) == "sklearn.model_selection.FixedThresholdClassifier"
+    return estimator.estimator if is_fixed and "estimator_" not in vars(estimator) else estimator
+
+
+def ordered(methods: Iterable[str]) -> tuple[str, ...]:
+    """Without repetition, in the order of METHODS."""
+    wanted = set(methods)
+    return tuple(method for method in METHODS if method in wanted)
+
+
+def offered(estimator: Any, methods: Sequence[str] = ANSWERS) -> tuple[str, ...]:
+    """Which of the methods a fitted estimator has."""
+    return tuple(method for method in methods if hasattr(estimator, method))
+
+
+def labels_of(estimator: Any) -> Any:
+    """``classes_`` of a classifier of one output, else None."""
+    classes = getattr(estimator, "classes_", None)
+    return classes if isinstance(classes, np.ndarray) and classes.ndim == 1 else None
+
+
+def has_one_output(estimator: Any) -> bool:
+    """Whether a predictor's ``predict`` gives one value for each row, as far as it tells."""
+    if isinstance(getattr(estimator, "classes_", None), list) or getattr(estimator, "multilabel_", False):
+        return False
+    return not hasattr(estimator, "classes_") or labels_of(estimator) is not None
+
+
+def has_places_for_labels(estimator: Any) -> bool:
+    """Whether a classifier's labels are 0, 1, 2 and so on: their own places in ``classes_``."""
+    classes = labels_of(estimator)
+    return classes is not None and classes.dtype.kind in "iuf" and bool((classes == np.arange(len(classes))).all())
+
+
+def is_tree(estimator: Any) -> bool:
+    """Whether one of scikit-learn's decision trees: ensembles of these alone have a tensor form of their own."""
+    return type(estimator).__module__.startswith("sklearn.tree.") and hasattr(estimator, "tree_")
+
+
+def is_constant(estimator: Any) -> bool:
+    """Whether the stand-in that one-vs-rest and its kin fit where only one class was seen."""
+    return public_name(type(estimator)) == "sklearn.multiclass._ConstantPredictor"
+
+
+def score_method(estimator: Any) -> str:
+    """What one-vs-rest and its kin compare: decision values, else probabilities; a regressor's own values."""
+    from sklearn.base import is_regressor
+
+    if is_regressor(estimator):
+        return "predict"
+    return "decision_function" if hasattr(estimator, "decision_function") else "predict_proba"
+
+
+def _numbered(estimators: Iterable[Any], methods: Callable[[Any], Iterable[str]]) -> tuple[Member, ...]:
+    return tuple(
+        Member(str(number), estimator, ordered(methods(estimator))) for number, estimator in enumerate(estimators)
+    )
+
+
+def _alike(estimators: Iterable[Any], methods: Iterable[str]) -> tuple[Member, ...]:
+    wanted = ordered(methods)
+    return tuple(Member(str(number), estimator, wanted) for number, estimator in enumerate(estimators))
+
+
+def _named(estimator: Any) -> list[tuple[str, Any]]:
+    """Members of voting and stacking that were not dropped."""
+    names = [name for name, part in estimator.estimators if not isinstance(part, str) or part != "drop"]
+    return list(zip(names, estimator.estimators_, strict=True))
+
+
+def _voting_classifier(estimator: Any) -> Plan | None:
+    members = _named(estimator)
+    if estimator.voting == "hard":  # votes are for labels, which members that were fitted before may have of their own
+        if not all(has_places_for_labels(part) for _, part in members):
+            return None
+        return Plan(tuple(Member(name, part, ("predict",)) for name, part in members), ("predict",))
+    classes = [labels_of(part) for _, part in members]
+    if any(labels is None or len(labels) != len(estimator.classes_) for labels in classes):
+        return None
+    return Plan(tuple(Member(name, part, ("predict_proba",)) for name, part in members), ("predict", "predict_proba"))
+
+
+def _voting_regressor(estimator: Any) -> Plan:
+    return Plan(tuple(Member(name, part, ("predict",)) for name, part in _named(estimator)), ("predict",))
+
+
+def _calibrated(estimator: Any) -> Plan | None:
+    from mlsys_windtunnel.parse.fitted_size import fitted_size
+
+    pairs = estimator.calibrated_classifiers_
+    if any(labels_of(pair.estimator) is None for pair in pairs):
+        return None
+    members = tuple(
+        Member(f"fold{number}", pair.estimator, (score_method(pair.estimator),)) for number, pair in enumerate(pairs)
+    )
+    size = sum((fitted_size(calibrator) for pair in pairs for calibrator in pair.calibrators), FittedSize())
+    return Plan(members, ("predict", "predict_proba"), size)
+
+
+def _bagging(estimator: Any) -> Plan | None:
+    if all(is_tree(part) for part in estimator.estimators_):
+        return None
+    answers: tuple[str, ...] = ("predict",)
+    if hasattr(estimator, "classes_"):
+        labels = [labels_of(part) for part in estimator.estimators_]
+        if any(classes is None for classes in labels):
+            return None
+        answers = ("predict", "predict_proba", "predict_log_proba")
+        num_classes = {len(classes) for classes in labels}
+        if hasattr(estimator, "decision_function") and num_classes == {len(estimator.classes_)}:
+            answers += ("decision_function",)
+
+    def methods(part: Any) -> list[str]:
+        wanted = ["predict_proba" if "predict_proba" in answers and hasattr(part, "predict_proba") else "predict"]
+        return [*wanted, *(method for method in answers if method == "decision_function")]
+
+    everything = list(range(estimator.n_features_in_))
+    members = tuple(
+        Member(
+            str(number), part, ordered(methods(part)), None if list(places) == everything else tuple(map(int, places))
+        )
+        for number, (part, places) in enumerate(zip(estimator.estimators_, estimator.estimators_features_, strict=True))
+    )
+    return Plan(members, answers, drops_names=True)
+
+
+def _one_vs_rest(estimator: Any) -> Plan | None:
+    if estimator.label_binarizer_.sparse_input_ and estimator.multilabel_:  # answers a sparse table
+        return None
+    extra = [
+        method
+        for method in ("predict_proba", "decision_function")
+        if all(hasattr(part, method) for part in estimator.estimators_)
+    ]
+    members = _numbered(_fitted(estimator), lambda part: [score_method(part), *extra])
+    return Plan(members, ("predict", *extra)) if members else None
+
+
+def _one_vs_one(estimator: Any) -> Plan | None:
+    if estimator.pairwise_indices_ is not None:
+        return None
+    members = _numbered(_fitted(estimator), lambda part: ["predict", score_method(part)])
+    return Plan(members, ("predict", "decision_function"), drops_names=True) if members else None
+
+
+def _output_code(estimator: Any) -> Plan | None:
+    members = _numbered(_fitted(estimator), lambda part: [score_method(part)])
+    size = FittedSize(num_parameters=estimator.code_book_.size)
+    return Plan(members, ("predict",), size) if members else None
+
+
+def _fitted(estimator: Any) -> list[Any]:
+    return [part for part in estimator.estimators_ if not is_constant(part)]
+
+
+def _multi_output_classifier(estimator: Any) -> Plan | None:
+    if any(labels_of(part) is None for part in estimator.estimators_):
+        return None
+    answers = ["predict", *offered(estimator, ["predict_proba"])]
+    return Plan(_alike(estimator.estimators_, answers), tuple(answers))
+
+
+def _multi_output_regressor(estimator: Any) -> Plan:
+    return Plan(_alike(estimator.estimators_, ["predict"]), ("predict",))
+
+
+def _ada_boost_classifier(estimator: Any) -> Plan | None:
+    if len(estimator.classes_) == 1 or all(is_tree(part) for part in estimator.estimators_):
+        return None
+    size = FittedSize(num_parameters=len(estimator.estimators_))
+    members = _alike(estimator.estimators_, ["predict"])
+    return Plan(members, (*ANSWERS, "predict_log_proba"), size, drops_names=True)
+
+
+def _ada_boost_regressor(estimator: Any) -> Plan | None:
+    if all(is_tree(part) for part in estimator.estimators_):
+        return None
+    size = FittedSize(num_parameters=len(estimator.estimators_))
+    members = _alike(estimator.estimators_, ["predict"])
+    return Plan(members, ("predict",), size, drops_names=True)
+
+
+def _threshold(estimator: Any) -> Plan | None:
+    part = getattr(estimator, "estimator_", estimator.estimator)  # a fixed one may hold a fitted one as it is
+    labels = labels_of(part)
+    if labels is None or len(labels) != 2:
+        return None
+    scores = offered(part, ("predict_proba", "predict_log_proba", "decision_function"))
+    own = tuple(method for method in scores if hasattr(estimator, method))
+    size = FittedSize(num_parameters=1)
+    return Plan((Member("estimator", part, scores),), ("predict", *own), size, passes=frozenset(own))
+
+
+def _stacking(estimator: Any) -> Plan | None:
+    """The join of a stack is its final estimator's answers, with the labels of the whole."""
+    final = estimator.final_estimator_
+    stacked = tuple(
+        Member(name, part, (_stacked_answer(part, method),))
+        for (name, part), method in zip(_named(estimator), estimator.stack_method_, strict=True)
+    )
+    is_classifier = hasattr(estimator, "classes_")
+    if is_classifier and (labels_of(estimator) is None or not has_places_for_labels(final)):
+        return None
+    if any("" in member.methods for member in stacked):
+        return None
+    answers = offered(final) if is_classifier else ("predict",)
+    member = Member("final_estimator", final, ordered(answers))
+    return Plan((member,), answers, stacked=stacked, passes=frozenset(answers))
+
+
+def _stacked_answer(estimator: Any, method: str) -> str:
+    """The answer of a member that is a feature of the final estimator; "" if it is no table of numbers."""
+    if not has_one_output(estimator):
+        return ""
+    classes = labels_of(estimator)
+    if method != "predict" or classes is None or has_places_for_labels(estimator):
+        return method
+    return "labels" if classes.dtype.kind in "biuf" else ""
+
+
+def _classifier_chain(estimator: Any) -> Plan | None:
+    labels = [labels_of(part) for part in estimator.estimators_]
+    if any(classes is None or classes.dtype.kind not in "biuf" for classes in labels):
+        return None
+    is_binary = all(len(classes) == 2 for classes in labels)
+    answers = ("predict", *(offered(estimator, ("predict_proba", "decision_function")) if is_binary else ()))
+    if "predict_proba" in answers:
+        answers += ("predict_log_proba",)
+    method = "labels" if estimator.chain_method_ == "predict" else estimator.chain_method_
+    if method != "labels" and not is_binary:
+        return None
+    asked = ["labels", *(answer for answer in answers if answer in ("predict_proba", "decision_function")), method]
+    members = _alike(estimator.estimators_, asked)
+    return Plan(members, answers, drops_names=True, is_chain=True)
+
+
+def _regressor_chain(estimator: Any) -> Plan:
+    members = _alike(estimator.estimators_, ["predict"])
+    return Plan(members, ("predict",), drops_names=True, is_chain=True)
+
+
+_WRAPPERS = {
+    "sklearn.frozen.FrozenEstimator": "estimator",
+    "sklearn.semi_supervised.SelfTrainingClassifier": "estimator_",
+}
+_RULES: dict[str, Callable[[Any], Plan | None]] = {
+    "sklearn.calibration.CalibratedClassifierCV": _calibrated,
+    "sklearn.ensemble.AdaBoostClassifier": _ada_boost_classifier,
+    "sklearn.ensemble.AdaBoostRegressor": _ada_boost_regressor,
+    "sklearn.ensemble.BaggingClassifier": _bagging,
+    "sklearn.ensemble.BaggingRegressor": _bagging,
+    "sklearn.ensemble.StackingClassifier": _stacking,
+    "sklearn.ensemble.StackingRegressor": _stacking,
+    "sklearn.ensemble.VotingClassifier": _voting_classifier,
+    "sklearn.ensemble.VotingRegressor": _voting_regressor,
+    "sklearn.model_selection.FixedThresholdClassifier": _threshold,
+    "sklearn.model_selection.TunedThresholdClassifierCV": _threshold,
+    "sklearn.multiclass.OneVsOneClassifier": _one_vs_one,
+    "sklearn.multiclass.OneVsRestClassifier": _one_vs_rest,
+    "sklearn.multiclass.OutputCodeClassifier": _output_code,
+    "sklearn.multioutput.ClassifierChain": _classifier_chain,
+    "sklearn.multioutput.MultiOutputClassifier": _multi_output_classifier,
+    "sklearn.multioutput.MultiOutputRegressor": _multi_output_regressor,
+    "sklearn.multioutput.RegressorChain": _regressor_chain,
+}

@@ -1,0 +1,221 @@
+"""A fitted scikit-learn estimator to the typed graph of operators.
+
+Pipelines, column transformers and feature unions, nested at will, become edges; meta-estimators become their members
+and a join (:mod:`mlsys_windtunnel.parse.expand`); any other estimator is one operator. Reads fitted attributes only: nothing
+is run on data.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from numbers import Integral
+from typing import Any
+
+from mlsys_core.errors import InvalidInputError
+from mlsys_windtunnel.parse.expand import concatenated, expand, join, num_outputs, width_of_answer
+from mlsys_windtunnel.parse.fitted_size import fitted_size
+from mlsys_windtunnel.parse.graph import FittedSize, Kind, Operator, PipelineGraph, Value
+from mlsys_windtunnel.parse.members import as_fitted, public_name, within
+from mlsys_windtunnel.parse.source import rules_of
+
+
+def parse_pipeline(estimator: object) -> PipelineGraph:
+    """The graph of a fitted estimator.
+
+    Raises:
+        InvalidInputError: it is no estimator, or it or a part of it is not fitted.
+
+    Example:
+        >>> from sklearn.linear_model import LinearRegression
+        >>> from sklearn.pipeline import make_pipeline
+        >>> from sklearn.preprocessing import StandardScaler
+        >>> fitted = make_pipeline(StandardScaler(), LinearRegression()).fit([[0.0], [1.0]], [0.0, 1.0])
+        >>> [operator.name for operator in parse_pipeline(fitted).operators]
+        ['standardscaler', 'linearregression']
+    """
+    if not hasattr(estimator, "get_params") or isinstance(estimator, type):
+        raise InvalidInputError(
+            f"expected a fitted scikit-learn estimator and got {type(estimator).__name__} {estimator!r:.60}; "
+            "save the fitted pipeline object itself"
+        )
+    _check_fitted(estimator, type(estimator).__name__)
+    names = _column_names(as_fitted(estimator))
+    width = _width_of_input(as_fitted(estimator))
+    parser = _Parser()
+    source = Value("input", width)
+    output = parser.parse(estimator, source, "", is_last=True)
+    return PipelineGraph(
+        input=source,
+        columns=None if names is None else tuple(map(str, names)),
+        operators=tuple(parser.operators),
+        output=output,
+        rules=rules_of(estimator, source, parser.operators),
+    )
+
+
+class _Parser:
+    """Walks an estimator and collects operators in the order in which they can run."""
+
+    def __init__(self) -> None:
+        self.operators: list[Operator] = []
+        self._names = {"input"}
+        self._answers: dict[tuple[int, str, tuple[str, ...]], Value] = {}
+
+    def parse(self, estimator: Any, source: Value, path: str, *, is_last: bool, methods: tuple[str, ...] = ()) -> Value:
+        """Add what ``estimator`` does to ``source``; returns what comes out.
+
+        Args:
+            estimator: Fitted, or None or "passthrough".
+            source: What it reads.
+            path: Where it stands in the pipeline.
+            is_last: Whether it predicts if it can: it is the last operator, or a member of a meta-estimator.
+            methods: For a member, the answers wanted of it.
+        """
+        known = (id(estimator), source.name, methods)  # one fitted estimator may be a member several times
+        if methods and known in self._answers:
+            return self._answers[known]
+        value = self._parse(estimator, source, path, is_last=is_last, methods=methods)
+        if methods:
+            self._answers[known] = value
+        return value
+
+    def _parse(self, estimator: Any, source: Value, path: str, *, is_last: bool, methods: tuple[str, ...]) -> Value:
+        from sklearn.compose import ColumnTransformer
+        from sklearn.pipeline import FeatureUnion, Pipeline
+        from sklearn.preprocessing import FunctionTransformer
+
+        if estimator is None or estimator == "passthrough":
+            return source
+        if type(estimator) is FunctionTransformer and estimator.func is None:  # what a fit makes of "passthrough"
+            return source
+        if isinstance(estimator, Pipeline):
+            value = source
+            for name, step in estimator.steps:
+                ends = is_last and step is estimator.steps[-1][1]
+                value = self.parse(step, value, join(path, name), is_last=ends, methods=methods if ends else ())
+            return value
+        if (inner := within(estimator)) is not None:
+            return self.parse(inner, source, path, is_last=is_last, methods=methods)
+        if isinstance(estimator, ColumnTransformer):
+            return self._parse_columns(estimator, source, path)
+        if isinstance(estimator, FeatureUnion):
+            branches = [
+                self._weighted(estimator, name, self.parse(part, source, join(path, name), is_last=False), path)
+                for name, part in estimator.transformer_list
+                if part != "drop"
+            ]
+            return self._concatenate(branches, source, path)
+        expanded = expand(self, estimator, source, path, methods) if is_last else None
+        return expanded or self._add_leaf(estimator, source, path, is_last=is_last, methods=methods)
+
+    def _parse_columns(self, estimator: Any, source: Value, path: str) -> Value:
+        places: dict[str, Any] = estimator._transformer_to_input_indices  # scikit-learn keeps the resolved columns here
+        branches = []
+        for name, part, wanted in estimator.transformers_:
+            columns = tuple(int(place) for place in places[name])
+            if part == "drop" or not columns:
+                continue
+            branch = join(path, name)
+            is_flat = isinstance(wanted, str | Integral)  # "text", not ["text"]
+            selected = self.add(
+                join(branch, "select"), Kind.SELECT, (source,), len(columns), columns=columns, is_flat=is_flat
+            )
+            value = self.parse(part, selected, branch, is_last=False)
+            branches.append(self._weighted(estimator, name, value, path))
+        return self._concatenate(branches, source, path)
+
+    def _weighted(self, estimator: Any, name: str, value: Value, path: str) -> Value:
+        weight = (estimator.transformer_weights or {}).get(name)
+        if weight is None:
+            return value
+        size = FittedSize(num_parameters=1)
+        scale = join(join(path, name), "weight")
+        return self.add(scale, Kind.SCALE, (value,), value.width, weight=float(weight), size=size)
+
+    def _concatenate(self, branches: list[Value], source: Value, path: str) -> Value:
+        if not branches:  # all dropped: a table of no columns, but with the source's rows
+            return self.add(join(path, "select"), Kind.SELECT, (source,), 0, columns=())
+        return concatenated(self, branches, join(path, "concatenate"))
+
+    def _add_leaf(self, estimator: Any, source: Value, path: str, *, is_last: bool, methods: tuple[str, ...]) -> Value:
+        name = path or type(estimator).__name__.lower()
+        _check_fitted(estimator, name)
+        predicts = hasattr(estimator, "predict") if is_last else not hasattr(estimator, "transform")
+        return self.add(
+            name,
+            Kind.PREDICT if predicts else Kind.TRANSFORM,
+            (source,),
+            _width_of_prediction(estimator, methods) if predicts else _width_of_features(estimator),
+            source=public_name(type(estimator)),
+            size=fitted_size(estimator),
+            methods=methods,
+            estimator=estimator,
+        )
+
+    def add(self, name: str, kind: Kind, inputs: tuple[Value, ...], width: int | None, **fields: Any) -> Value:
+        """Add one operator under a name that no other has."""
+        if name in self._names:  # a user's step may be called "select" too
+            name = next(numbered for number in count(2) if (numbered := f"{name}-{number}") not in self._names)
+        self._names.add(name)
+        output = Value(name, width)
+        self.operators.append(Operator(name=name, kind=kind, inputs=inputs, output=output, **fields))
+        return output
+
+
+def _attribute(estimator: object, name: str) -> Any:
+    """A fitted attribute, or None; some are properties that ask the first step and raise whatever that raises."""
+    try:
+        return getattr(estimator, name, None)
+    except Exception:  # noqa: BLE001  foreign code
+        return None
+
+
+def _width_of_input(estimator: Any) -> int | None:
+    """Columns; None where the first operators do not tell, as tokenisers, whose input is no table."""
+    width = _attribute(estimator, "n_features_in_")
+    if width is not None:
+        return int(width)
+    if hasattr(estimator, "X_thresholds_"):  # isotonic regression, which may be fitted on numbers alone
+        return 1
+    parts: Any = getattr(estimator, "steps", None) or getattr(estimator, "transformer_list", None) or ()
+    first = next((part for _, part in parts if part is not None and not isinstance(part, str)), None)
+    return None if first is None else _width_of_input(as_fitted(first))
+
+
+def _column_names(estimator: object) -> Any:
+    """Of the columns that the pipeline was fitted on; None if they had none."""
+    names = _attribute(estimator, "feature_names_in_")
+    if names is None and type(estimator).__module__.startswith("catboost."):  # which has its own word, and numbers
+        names = _attribute(estimator, "feature_names_")
+        return None if names == [str(place) for place in range(len(names or ()))] else names
+    return names
+
+
+def _check_fitted(estimator: object, name: str) -> None:
+    from sklearn.exceptions import NotFittedError
+    from sklearn.utils.validation import check_is_fitted
+
+    try:
+        check_is_fitted(as_fitted(estimator))
+    except NotFittedError as error:
+        raise InvalidInputError(f"{name} is not fitted; call fit before saving it") from error
+    except TypeError as error:  # no fit method
+        raise InvalidInputError(f"{name}: {error}") from error
+
+
+def _width_of_features(estimator: Any) -> int | None:
+    try:
+        return len(estimator.get_feature_names_out())
+    except Exception:  # noqa: BLE001  foreign code, and many transformers cannot tell
+        return None
+
+
+def _width_of_prediction(estimator: Any, methods: tuple[str, ...]) -> int | None:
+    """Columns of the answers wanted; if none are named, of ``predict_proba`` if it has that, else of ``predict``."""
+    if methods:
+        widths = [width_of_answer(estimator, method) for method in methods]
+        return None if None in widths else sum(width for width in widths if width is not None)
+    if hasattr(estimator, "predict_proba"):
+        classes = _attribute(estimator, "classes_")
+        return len(classes) if classes is not None and _attribute(estimator, "n_outputs_") in (None, 1) else None
+    return num_outputs(estimator)

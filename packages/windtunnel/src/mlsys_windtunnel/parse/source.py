@@ -1,0 +1,292 @@
+"""What a fitted estimator refuses, read from its class, its tags and its options.
+
+scikit-learn's tags say whether missing values and sparse data are taken; the tables below say what tags leave out. That
+both hold is shown by ``tests/oracles/windtunnel_estimators``, which compares each estimator's refusals with these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from mlsys_windtunnel.checks.table import InputRules, Objects
+from mlsys_windtunnel.checks.values import Contract
+from mlsys_windtunnel.parse.graph import Kind, Operator, Value
+from mlsys_windtunnel.parse.members import plan_of, public_name, within
+
+# Missing values and infinity alike are taken, where missing values are.
+_TAKES_INF = (
+    "catboost.",
+    "lightgbm.",
+    "sklearn.ensemble.HistGradientBoosting",
+    "sklearn.ensemble.IsolationForest",
+    "sklearn.feature_selection.",
+    "sklearn.preprocessing.SplineTransformer",
+)
+_ROUNDS_TO_FLOAT32 = (
+    "sklearn.ensemble.ExtraTrees",
+    "sklearn.ensemble.GradientBoosting",
+    "sklearn.ensemble.RandomForest",
+    "sklearn.tree.",
+)
+# Meta-estimators that look at their input themselves, whatever their members take.
+_LOOKS_ITSELF = (
+    "sklearn.ensemble.AdaBoostClassifier",
+    "sklearn.ensemble.AdaBoostRegressor",
+    "sklearn.multioutput.ClassifierChain",
+    "sklearn.multioutput.RegressorChain",
+)
+# By distances, which far from all points are equal but for rounding: then any point may be the nearest.
+_BY_DISTANCE = (
+    "sklearn.cluster.",
+    "sklearn.gaussian_process.",
+    "sklearn.kernel_approximation.RBFSampler",
+    "sklearn.neighbors.",
+)
+_FAR = 1e10
+_TAKES_ALL = ("sklearn.dummy.", "sklearn.naive_bayes.CategoricalNB")  # the module of the latter looks itself
+_OBJECTS: dict[str | None, Objects] = {
+    "lightgbm.sklearn.LGBMClassifier": "arrays",
+    "lightgbm.sklearn.LGBMRanker": "arrays",
+    "lightgbm.sklearn.LGBMRegressor": "arrays",
+    "sklearn.naive_bayes.CategoricalNB": "numbers",
+    "sklearn.preprocessing.SplineTransformer": "numbers",
+}
+_MAKES_DENSE = ("sklearn.cluster.", "sklearn.decomposition.", "sklearn.kernel_approximation.", "sklearn.neighbors.")
+_TREES = ("sklearn.ensemble.", "sklearn.tree.")
+
+
+def contract_of(operator: Operator) -> Contract | None:
+    """The numbers that an operator's source takes; None where it looks at none itself."""
+    if operator.kind is Kind.COMBINE:
+        if operator.source == "sklearn.multiclass.OutputCodeClassifier":  # nearest code word, of the members' answers
+            return Contract(_name(operator.estimator), low=-_FAR, high=_FAR)
+        return Contract(_name(operator.estimator)) if operator.source in _LOOKS_ITSELF else None
+    if operator.estimator is None or operator.kind not in (Kind.TRANSFORM, Kind.PREDICT):
+        return None
+    contract = _contract(operator.estimator)
+    return None if contract.takes_all else contract
+
+
+def checked_values(operator: Operator) -> tuple[Value, ...]:
+    """The values that :func:`contract_of` is about: what a meta-estimator is given, or what the operator reads."""
+    return operator.guards if operator.source in _LOOKS_ITSELF and operator.guards else operator.inputs
+
+
+def _contract(estimator: Any) -> Contract:
+    source = public_name(type(estimator))
+    if source in ("sklearn.compose.TransformedTargetRegressor", "sklearn.linear_model.RANSACRegressor"):
+        return Contract(_name(estimator), takes_nan=True, takes_inf=True)  # the network within looks
+    if _is_function(estimator) or source.startswith(_TAKES_ALL):
+        return Contract(_name(estimator), takes_nan=True, takes_inf=True)
+    takes_nan = _takes_nan(estimator, source)
+    low, high = _bounds(estimator, source)
+    farthest = _farthest(estimator, source)
+    if farthest is not None:
+        low, high = -farthest, farthest
+    return Contract(
+        _name(estimator),
+        takes_nan=takes_nan,
+        takes_inf=takes_nan and source.startswith(_TAKES_INF),
+        rounds_to_float32=source.startswith(_ROUNDS_TO_FLOAT32) or _has_trees(estimator),
+        low=low,
+        high=high,
+    )
+
+
+def _takes_nan(estimator: Any, source: str) -> bool:
+    tags = _tags(estimator)
+    if source.startswith("catboost."):
+        return True
+    takes = tags is not None and bool(tags.allow_nan)
+    if source.startswith("sklearn.ensemble.Bagging"):
+        return takes and all(_takes_nan(part, public_name(type(part))) for part in estimator.estimators_)
+    return takes
+
+
+def _has_trees(estimator: Any) -> bool:
+    """Return whether an ensemble of scikit-learn's trees, which round whatever holds them."""
+    members = np.ravel(np.array(getattr(estimator, "estimators_", ()), dtype=object))
+    return len(members) > 0 and all(public_name(type(part)).startswith("sklearn.tree.") for part in members)
+
+
+def _bounds(estimator: Any, source: str) -> tuple[float | None, float | None]:
+    """The least number and the largest."""
+    name = source.rpartition(".")[2]
+    if name == "SkewedChi2Sampler":
+        return float(np.nextafter(-estimator.skewedness, np.inf)), None
+    if name == "PowerTransformer" and estimator.method == "box-cox":
+        return float(np.nextafter(0.0, 1.0)), None
+    if name == "IsotonicRegression" and estimator.out_of_bounds == "raise":
+        return float(estimator.X_min_), float(estimator.X_max_)
+    if getattr(estimator, "kernel", None) in ("chi2", "additive_chi2"):
+        return 0.0, None
+    return None, None
+
+
+def _farthest(estimator: Any, source: str) -> float | None:
+    """Beyond which distances are lost: the square of a number so large swallows what tells one point from another."""
+    if not source.startswith(_BY_DISTANCE):
+        return None
+    names = ("cluster_centers_", "centroids_", "subcluster_centers_", "_fit_X", "X_train_")
+    points = next((points for name in names if (points := getattr(estimator, name, None)) is not None), None)
+    if points is None or not isinstance(points, np.ndarray) or points.dtype.kind not in "fiu" or not points.size:
+        return _FAR
+    return _FAR * (1.0 + float(np.nan_to_num(np.abs(points)).max()))
+
+
+def rules_of(estimator: Any, source: Value, operators: Iterable[Operator]) -> InputRules:
+    """The tables that a fitted pipeline takes.
+
+    Args:
+        estimator: The pipeline.
+        source: Its input in the graph.
+        operators: The graph's.
+    """
+    operators = list(operators)
+    readers = [operator for operator in operators if operator.estimator is not None]
+    by_name, needs_names = _names_rule(estimator)
+    takes_sparse = bool(readers) and _takes_sparse(source, operators)
+    return InputRules(
+        estimator=_name(readers[0].estimator) if readers else type(estimator).__name__,
+        number_columns=_number_columns(source, operators),
+        reads_by_name=by_name,
+        needs_names=needs_names,
+        objects=next(
+            (_OBJECTS[part.source] for part in readers if source in part.inputs and part.source in _OBJECTS), "any"
+        ),
+        takes_sparse=takes_sparse,
+        takes_categories=not any(source in part.inputs and _has_no_categories(part.estimator) for part in readers),
+        dense_answers=("score_samples",) if operators and operators[-1].source == "sklearn.decomposition.PCA" else (),
+        takes_sparse_nan=takes_sparse and not any((part.source or "").startswith(_TREES) for part in readers),
+    )
+
+
+def _has_no_categories(estimator: Any) -> bool:
+    """Say if LightGBM was fitted on a frame that had no categories: it refuses frames that have some."""
+    return getattr(getattr(estimator, "booster_", None), "pandas_categorical", None) == []
+
+
+def _names_rule(estimator: Any) -> tuple[bool, bool]:
+    """Return whether a frame's columns are looked up by name, and whether they must have names."""
+    from sklearn.compose import ColumnTransformer
+    from sklearn.pipeline import FeatureUnion, Pipeline
+
+    if isinstance(estimator, Pipeline):
+        first = next((step for _, step in estimator.steps if not _passes(step)), None)
+        return (False, False) if first is None else _names_rule(first)
+    if isinstance(estimator, FeatureUnion):
+        return _joined([_names_rule(part) for _, part in estimator.transformer_list if not _passes(part)])
+    if (inner := within(estimator)) is not None:
+        return _names_rule(inner)
+    if isinstance(estimator, ColumnTransformer):
+        used = [columns for _, part, columns in estimator.transformers_ if not _is_dropped(part, columns)]
+        return True, any(isinstance(name, str) for columns in used for name in _flat(columns))
+    plan = plan_of(estimator)
+    if plan is not None and not plan.drops_names:
+        members = plan.stacked or plan.members
+        return _joined([_names_rule(member.estimator) for member in members if member.columns is None])
+    return False, False
+
+
+def _joined(rules: list[tuple[bool, bool]]) -> tuple[bool, bool]:
+    return bool(rules) and all(by_name for by_name, _ in rules), any(needs for _, needs in rules)
+
+
+def _passes(step: Any) -> bool:
+    """Return whether a step hands on what it is given, and looks at nothing."""
+    if step is None or isinstance(step, str):
+        return True
+    return _is_function(step) and step.func is None
+
+
+def _is_dropped(part: Any, columns: Any) -> bool:
+    return (isinstance(part, str) and part == "drop") or len(list(_flat(columns))) == 0
+
+
+def _flat(columns: Any) -> Iterable[Any]:
+    return (columns,) if isinstance(columns, str | int | np.integer) else _items(columns)
+
+
+def _items(columns: Any) -> Iterable[Any]:
+    if isinstance(columns, slice):
+        return [end for end in (columns.start, columns.stop) if end is not None] or [0]
+    array = np.asarray(columns, dtype=object)
+    return np.flatnonzero(array) if array.size and isinstance(array.flat[0], bool | np.bool_) else list(array.flat)
+
+
+def _takes_sparse(source: Value, operators: list[Operator]) -> bool:
+    """Return whether each operator that may be given sparse data takes it."""
+    sparse = {source.name}
+    for operator in operators:
+        reads = [value.name for value in (*operator.inputs, *operator.guards)]
+        if not any(name in sparse for name in reads):
+            continue
+        if operator.estimator is not None and not _takes_sparse_itself(operator):
+            return False
+        makes_dense = (operator.source or "").startswith(_MAKES_DENSE) or operator.kind in (Kind.PREDICT, Kind.COMBINE)
+        if not makes_dense:
+            sparse.add(operator.output.name)
+    return True
+
+
+def _takes_sparse_itself(operator: Operator) -> bool:
+    estimator: Any = operator.estimator
+    name = (operator.source or "").rpartition(".")[2]
+    if operator.kind is Kind.COMBINE:
+        return True
+    options: dict[str, Callable[[], bool]] = {
+        "Binarizer": lambda: estimator.threshold >= 0,
+        "FunctionTransformer": lambda: estimator.validate and estimator.accept_sparse,
+        "KNeighborsClassifier": lambda: estimator._fit_method == "brute",
+        "KNeighborsRegressor": lambda: estimator._fit_method == "brute",
+        "MissingIndicator": lambda: not _is_zero(estimator.missing_values),
+        "RobustScaler": lambda: not estimator.with_centering,
+        "SimpleImputer": lambda: not _is_zero(estimator.missing_values),
+        "StandardScaler": lambda: not estimator.with_mean,
+    }
+    is_vector_machine = (operator.source or "").startswith("sklearn.svm.") and hasattr(estimator, "_sparse")
+    if (is_vector_machine and not estimator._sparse) or (name in options and not options[name]()):
+        return False
+    tags = _tags(estimator)
+    return tags is not None and bool(tags.sparse)
+
+
+def _is_zero(marker: object) -> bool:
+    return isinstance(marker, Real) and marker == 0
+
+
+def _number_columns(source: Value, operators: list[Operator]) -> tuple[int, ...]:
+    """Columns of the input that a function reads as they are: of numpy's, it takes numbers alone."""
+    picked: dict[str, tuple[int, ...]] = {} if source.width is None else {source.name: tuple(range(source.width))}
+    found: set[int] = set()
+    for operator in operators:
+        places = picked.get(operator.inputs[0].name) if operator.inputs else None
+        if places is None:
+            continue
+        if operator.kind is Kind.SELECT:
+            picked[operator.output.name] = tuple(places[column] for column in operator.columns or ())
+        elif _is_function(operator.estimator):
+            found.update(places)
+    return tuple(sorted(found))
+
+
+def _is_function(estimator: Any) -> bool:
+    """Return whether a function that looks at nothing before it computes."""
+    return public_name(type(estimator)) == "sklearn.preprocessing.FunctionTransformer" and not estimator.validate
+
+
+def _tags(estimator: Any) -> Any:
+    """scikit-learn's tags of the input; None of an estimator that has none."""
+    from sklearn.utils import get_tags
+
+    try:
+        return get_tags(estimator).input_tags
+    except Exception:  # noqa: BLE001  foreign code
+        return None
+
+
+def _name(estimator: object) -> str:
+    return type(estimator).__name__

@@ -1,0 +1,169 @@
+"""BatchMaker's step of ``mlsys demo``: 300 words to phonemes under load, cellular against bucketed batching.
+
+The model is g2p-en with its trained weights. Both ways run the same cells with one thread on the same arrivals in
+virtual time (:mod:`mlsys_batchmaker.bench.replay`); the phonemes are compared before the times.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from mlsys_batchmaker.bench import direct, replay, systems
+from mlsys_batchmaker.models.g2p import MAX_PHONEMES, PHONEMES, encode, g2p_model, word_of
+from mlsys_batchmaker.models.model import Model
+from mlsys_core.config import settings
+from mlsys_core.models import resolve_model
+from mlsys_core.report import Figure, Section, Table
+
+if TYPE_CHECKING:
+    from mlsys_core.demo import DemoContext
+
+NUM_WORDS = 300
+LOADS = (0.5, 0.9)
+SHOWN = ("cellular", "batching", "recurrent", "scheduler")
+
+
+def run(context: DemoContext) -> Section:
+    """Load the model, say some words, serve 300 both ways, draw.
+
+    Raises:
+        MissingDependencyError: the wheel g2p-en is not installed.
+        MlsysError: the two ways give different phonemes.
+    """
+    from mlsys_core.plot import latency_vs_load, to_svg
+
+    started = time.perf_counter()
+    model = g2p_model(resolve_model("g2p-en", settings().cache_dir))
+    words = real_words(NUM_WORDS)
+    requests = [{"word": np.array([word.encode()], dtype=object)} for word in words]
+    contestants = {
+        "cellular": systems.cellular(model, executor="chunk", output="phonemes"),
+        "bucketed": systems.request_level(
+            bucketed(model),
+            max_batch=64,
+            bucket_width=4,
+            pads=False,
+            length=lambda request: len(encode(word_of(request))),
+        ),
+    }
+    before = torch.get_num_threads()
+    try:
+        for make in contestants.values():
+            replay.run("warm-up", make, requests[:10], [0.0] * 10)
+        at_once = replay.run("bucketed", contestants["bucketed"], requests, [0.0] * len(requests))
+        runs: dict[str, list[replay.Run]] = {name: [] for name in contestants}
+        for number, load in enumerate(LOADS):
+            arrivals = replay.poisson_arrivals(len(requests), load * at_once.throughput_rps, number)
+            for name, make in contestants.items():
+                runs[name].append(replay.run(name, make, requests, arrivals, num_compared=len(requests)))
+            require_equal_phonemes(words, runs["cellular"][-1], runs["bucketed"][-1])
+    finally:
+        torch.set_num_threads(before)
+    said = {word: _phonemes(runs["cellular"][0].outputs[place]) for place, word in enumerate(words)}
+    for word in [each for each in SHOWN if each in said]:
+        context.console.print(f"  {word:12} {said[word]}", highlight=False)
+    rows = []
+    for place, load in enumerate(LOADS):
+        for name in contestants:
+            latency = runs[name][place].latency
+            times = [f"{value * 1e3:.1f}" for value in (latency.p50, latency.p90, latency.p99)]
+            rows.append((f"{load:.0%}", name, *times))
+    table = Table(("load", "batching", "p50 (ms)", "p90 (ms)", "p99 (ms)"), rows, "load: part of bucketing's peak")
+    for part, name, *figures in rows:
+        context.console.print(f"  {part:>4} {name:9} p50, p90, p99: {', '.join(figures)} ms", highlight=False)
+    figure = latency_vs_load({name: [each.point() for each in runs_of] for name, runs_of in runs.items()})
+    return Section(
+        "BatchMaker: words to phonemes, cell by cell",
+        [
+            f"{NUM_WORDS} words through g2p-en's GRU encoder and decoder with the trained weights, one thread. A word "
+            "joins the running batch at the next step and leaves with its last phoneme; bucketing batches whole words "
+            "of like length. Both gave the same phonemes for every word.",
+            Table(("word", "phonemes"), [(word, said[word]) for word in words[:12]]),
+            table,
+            Figure(to_svg(figure)),
+        ],
+        data={
+            "latency_s": {name: [vars_of(each) for each in runs_of] for name, runs_of in runs.items()},
+            "seconds": round(time.perf_counter() - started, 1),
+        },
+    )
+
+
+def vars_of(run: replay.Run) -> dict[str, float]:
+    """A run's figures as plain numbers."""
+    return {
+        "offered_rps": run.offered_rps,
+        "p50": run.latency.p50,
+        "p90": run.latency.p90,
+        "p99": run.latency.p99,
+    }
+
+
+def real_words(count: int) -> list[str]:
+    """Different English words out of the docstrings of Python's own library, in a fixed random order."""
+    import argparse
+    import asyncio
+    import json
+    import logging
+
+    found: dict[str, None] = dict.fromkeys(SHOWN)
+    for module in (argparse, asyncio, json, logging):
+        for word in re.findall(r"\b[a-z]{3,14}\b", Path(str(module.__file__)).read_text().lower()):
+            found[word] = None
+    rest = sorted(set(found) - set(SHOWN))
+    order = np.random.default_rng(0).permutation(len(rest))
+    return [*SHOWN, *(rest[place] for place in order)][:count]
+
+
+def bucketed(model: Model) -> Callable[[], systems.Compute]:
+    """Words of one bucket: the encoder, then the decoder until every word has ended; on the same compiled loops.
+
+    Rows drop out at the end of their letters and of their phonemes, so nothing is computed for padding.
+    """
+    end = PHONEMES.index("</s>")
+
+    def make() -> systems.Compute:
+        encoder = direct.Chains(model.cells[0])
+        decoder = direct.Chains(model.cells[1], {"h": encoder.banks["h"]})
+
+        def compute(requests: Sequence[replay.Request], _: int) -> Sequence[np.ndarray]:
+            letters = [encode(word_of(request)) for request in requests]
+            lengths = np.array([len(each) for each in letters])
+            table = np.zeros((int(lengths.max()), len(requests)), dtype=np.int64)
+            for column, each in enumerate(letters):
+                table[: len(each), column] = each
+            encoder.run(table, lengths, is_fresh=True)
+            said = direct.decode(decoder, len(requests), MAX_PHONEMES, PHONEMES.index("<s>"))
+            return [_names(row.tolist(), end) for row in said]
+
+        return compute
+
+    return make
+
+
+def require_equal_phonemes(words: Sequence[str], ours: replay.Run, theirs: replay.Run) -> None:
+    """Both ways gave the same.
+
+    Raises:
+        MlsysError: they differ.
+    """
+    from mlsys_core.errors import MlsysError
+
+    for place, word in enumerate(words):
+        if ours.outputs[place].tolist() != theirs.outputs[place].tolist():
+            raise MlsysError(f"{word!r}: cellular and bucketed batching give different phonemes")
+
+
+def _names(numbers: list[int], end: int) -> np.ndarray:
+    until = numbers.index(end) if end in numbers else len(numbers)
+    return np.array([PHONEMES[number].encode() for number in numbers[:until]], dtype=object)
+
+
+def _phonemes(output: np.ndarray) -> str:
+    return " ".join(part.decode() for part in output)

@@ -1,0 +1,241 @@
+"""``mlsys batchmaker``: measure cells, write model directories, serve and compare them."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from mlsys_core.cli.registered import Device, RunPoolName
+from mlsys_core.cli.serving import OipOptions, ServerOptions, serve_command
+from mlsys_core.cli.trust import TrustCode
+
+if TYPE_CHECKING:
+    from mlsys_core.profiling.profile_table import ProfileTable
+    from mlsys_core.serving.http import ServerAddress
+
+app = typer.Typer(no_args_is_help=True)
+serve_app = typer.Typer()  # of "mlsys serve batchmaker"
+
+_BUSY = 0.5  # (slowest - fastest) / median of the repeats; a quiet machine stays below
+
+
+@app.callback()
+def batchmaker() -> None:
+    """Serve recurrent networks by batching single cells instead of whole requests."""
+
+
+@app.command()
+def knee(
+    hidden: Annotated[int, typer.Option(help="Hidden size of the LSTM cell.", min=1)] = 1024,
+    batch_sizes: Annotated[
+        str, typer.Option(help="Batch sizes to measure, rising, with commas.", metavar="SIZES")
+    ] = "1,2,4,8,16,32,64,128,256,512,1024,2048",
+    threads: Annotated[int | None, typer.Option(help="Threads; all cores by default.", min=1)] = None,
+    repeats: Annotated[int, typer.Option(help="Timed runs of each batch size; the median counts.", min=1)] = 5,
+    fraction: Annotated[
+        float, typer.Option(help="The knee is the smallest batch size with this part of the best throughput.")
+    ] = 0.9,
+    device: Device = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw latency against throughput (.svg, .png, .pdf).")] = None,
+) -> None:
+    """Measure an LSTM cell over batch sizes, and find the one beyond which larger batches gain little.
+
+    Example: mlsys batchmaker knee --hidden 1024 --threads 2 --plot knee.svg
+    """
+    from mlsys_core.device import get_device
+    from mlsys_core.errors import InvalidInputError
+    from mlsys_core.plot import check_format, save
+    from rich.console import Console
+    from rich.progress import Progress
+
+    if plot is not None:
+        check_format(plot)
+    if not 0 < fraction <= 1:
+        raise InvalidInputError(f"--fraction {fraction}: must be above 0 and at most 1")
+    sizes = parse_sizes(batch_sizes)
+
+    from mlsys_batchmaker.cells.knee import UNIT, knee_figure, profile_lstm_cell
+
+    num_threads = threads or _num_cores()
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("measuring")
+        table = profile_lstm_cell(
+            hidden,
+            sizes,
+            num_threads=num_threads,
+            repeats=repeats,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            device=get_device(device),
+        )
+    b_max = table.knee(UNIT, fraction=fraction)
+    if plot is not None:
+        save(knee_figure(table, b_max, title=f"LSTM cell, h = {hidden}, threads: {num_threads}"), plot)
+    if as_json:
+        _print_json(table, b_max, hidden=hidden, num_threads=num_threads)
+    else:
+        _print_table(table, b_max, fraction=fraction)
+        if plot is not None:
+            typer.echo(f"wrote {plot}")
+
+
+@app.command()
+def save(
+    model: Annotated[
+        str, typer.Argument(help="g2p-en, resemblyzer (trained), lstm, seq2seq, tree-lstm, beam (random).")
+    ],
+    directory: Annotated[Path, typer.Argument(help="Folder to write; it is made.")],
+    hidden: Annotated[int, typer.Option(help="Hidden size of a model of random weights.", min=1)] = 1024,
+    max_batch: Annotated[int, typer.Option(help="Largest batch of cells; powers of two up to it.", min=1)] = 64,
+    seed: Annotated[int, typer.Option(help="Of random weights.")] = 0,
+) -> None:
+    """Write a model as a directory that can be served: cells as .pt2, weights as safetensors, a manifest.
+
+    Example: mlsys batchmaker save g2p-en models/g2p-en
+    """
+    from mlsys_batchmaker.models.catalogue import make_model
+    from mlsys_batchmaker.models.store import save_model
+
+    typer.echo(f"wrote {save_model(make_model(model, hidden=hidden, max_batch=max_batch, seed=seed), directory)}")
+
+
+@app.command()
+@serve_app.command()
+@serve_command("batchmaker")
+def serve(
+    model_dirs: Annotated[list[Path], typer.Argument(help="Model directories, or folders that hold some.")],
+    workers: Annotated[int, typer.Option(help="Workers of each model, a thread each.", min=1)] = 1,
+    executor: Annotated[str, typer.Option(help="chunk: a round's steps in one call; cell: one by one.")] = "chunk",
+    max_tasks: Annotated[int, typer.Option(help="MaxTasksToSubmit: steps of a round.", min=1)] = 5,
+    lookahead: Annotated[str, typer.Option(help="Chains that may stop: speculative, or one step at a time.")] = (
+        "speculative"
+    ),
+    max_waiting: Annotated[int, typer.Option(help="Requests that may wait for room; then 503.", min=0)] = 4096,
+    compiler: Annotated[str, typer.Option(help="Of cells: a registered name, eager, or auto.")] = "auto",
+    device: Device = "cpu",
+    memory_pool: RunPoolName = None,
+    trust_code: TrustCode = False,
+    *,
+    server: ServerOptions,
+    oip: OipOptions,
+) -> None:
+    """Serve models, by their folders' names, over the Open Inference Protocol: REST, and gRPC with --grpc-port.
+
+    Example: mlsys batchmaker serve models/g2p-en --grpc-port 8001
+    """
+    from mlsys_batchmaker.engine import EngineConfig
+    from mlsys_batchmaker.serve.app import make_app
+    from mlsys_core.collector import kept_out_of_collections
+    from mlsys_core.serving.http import serve as serve_app
+    from mlsys_core.serving.oip.app import DEFAULT_CONFIG, ERROR_FORMAT
+
+    config = EngineConfig(
+        num_workers=workers,
+        executor=executor,  # type: ignore[arg-type] # checked there
+        max_tasks_to_submit=max_tasks,
+        lookahead=lookahead,  # type: ignore[arg-type]
+        max_waiting=max_waiting,
+        compiler=compiler,
+        device=device,
+        memory_pool=memory_pool,
+    )
+    http = server.http_config(base=DEFAULT_CONFIG, title="mlsys batchmaker")
+    with oip.grpc(server.host) as grpc, server.bind(http, error_format=ERROR_FORMAT) as bound, ExitStack() as serving:
+        served = make_app(
+            model_dirs, config, http=http, grpc=grpc, model_control=oip.model_control, trust_code=trust_code
+        )
+        folders = ", ".join(map(str, model_dirs))
+        typer.echo(f"loading {folders}: cells are made for every batch size, some seconds a model")
+
+        def tell(address: ServerAddress) -> None:
+            serving.enter_context(kept_out_of_collections())
+            typer.echo(f"serving at {address.url}/v2" + ("" if grpc is None else f", gRPC at {grpc.host}:{grpc.port}"))
+
+        code = serve_app(served, bound=bound, on_ready=tell)
+    raise typer.Exit(code)
+
+
+@app.command()
+def bench(
+    quick: Annotated[bool, typer.Option(help="Smaller model, fewer requests and loads; under three minutes.")] = False,
+    figures: Annotated[
+        str, typer.Option(help="Figures of the paper, with commas.", metavar="NUMBERS")
+    ] = "3,7,8,9,11,13,14,15",
+    hidden: Annotated[int | None, typer.Option(help="Hidden size; by default 1024, quick 256.", min=1)] = None,
+    requests: Annotated[int | None, typer.Option(help="Requests a run.", min=10)] = None,
+    trees: Annotated[Path | None, typer.Option(help="Parse trees in brackets, one a line, for figure 14.")] = None,
+    output: Annotated[Path, typer.Option(help="Folder for JSON, page and figures.")] = Path("benchmarks/results"),
+) -> None:
+    """Reproduce the paper's figures: cellular batching against bucketing, packing and dynamic batching.
+
+    Example: mlsys batchmaker bench --quick --figures 7,9
+    """
+    from mlsys_batchmaker.bench.suite import run_figures, scale_of
+    from mlsys_core.bench import BenchContext, print_section, write_results
+    from rich.console import Console
+
+    context = BenchContext(Console(), quick, "cpu", 1)
+    scale = scale_of(quick=quick, hidden=hidden, requests=requests, trees=trees)
+    section = run_figures(context, scale, [part.strip() for part in figures.split(",")])
+    print_section(section, context.console)
+    write_results("batchmaker", section, context, output)
+    typer.echo(f"Written: {output / 'batchmaker'}.json and .html")
+
+
+def parse_sizes(text: str) -> list[int]:
+    """Batch sizes from "1,2,4"; that they rise is for the profiler to check.
+
+    Raises:
+        InvalidInputError: a part is no whole number.
+    """
+    from mlsys_core.errors import InvalidInputError
+
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InvalidInputError(f"--batch-sizes {text!r}: write whole numbers with commas, like 1,2,4") from None
+
+
+def _num_cores() -> int:
+    import os
+
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _print_json(table: ProfileTable, b_max: int, *, hidden: int, num_threads: int) -> None:
+    import json
+
+    from mlsys_core.environment import describe_environment
+
+    report = {
+        "hidden_size": hidden,
+        "num_threads": num_threads,
+        "b_max": b_max,
+        "table": json.loads(table.to_json()),
+        "environment": describe_environment(),
+    }
+    typer.echo(json.dumps(report, indent=1))
+
+
+def _print_table(table: ProfileTable, b_max: int, *, fraction: float) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    (profile,) = table.units
+    console = Console()
+    rows = Table("batch size", "latency (ms)", "spread", "throughput (cells/s)", "")
+    for column in rows.columns[:4]:
+        column.justify = "right"
+    for size, seconds, spread in zip(profile.batch_sizes, profile.seconds, profile.spread, strict=True):
+        rate = f"{size / seconds:,.0f}"
+        rows.add_row(str(size), f"{seconds * 1e3:.3f}", f"{spread:.0%}", rate, "<- b_max" if size == b_max else "")
+    console.print(rows)
+    console.print(f"b_max = {b_max}: the smallest batch size with {fraction:.0%} of the best throughput")
+    if b_max == profile.batch_sizes[-1]:
+        console.print("It is the largest one measured: throughput may rise further, so give larger --batch-sizes")
+    if max(profile.spread) > _BUSY:
+        console.print(
+            "The repeats differ widely: the machine is busy. Measure again when it is quiet, or with more --repeats"
+        )

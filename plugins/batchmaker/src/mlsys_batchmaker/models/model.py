@@ -1,0 +1,225 @@
+"""A model: its cells, and how a request unfolds into a graph of them (BatchMaker, section 4.1)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from mlsys_core.errors import InvalidInputError
+from numpy.typing import ArrayLike, NDArray
+
+from mlsys_batchmaker.cells.cell import Cell
+from mlsys_batchmaker.plan import CellGraph, Layout, Plan, Planner, Port
+from mlsys_batchmaker.scheduling.requests import Constants, Grow, Values
+
+_MAX_FORMS = 4096
+Payload: TypeAlias = Mapping[str, NDArray[np.generic]]  # a request's tensors by name
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor that a request brings or gets."""
+
+    name: str
+    dtype: str  # as in numpy
+    shape: tuple[int, ...]  # -1: any size
+    is_optional: bool = False  # of a request: it may be left out
+
+
+class Architecture(Protocol):
+    """What a model does with requests; its cells do the rest."""
+
+    name: str  # in the manifest
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+    def unfold(self, request: Payload, graph: CellGraph) -> None:
+        """Add the request's cells to ``graph`` and ask for its results.
+
+        Raises:
+            InvalidInputError: the request makes no sense; it alone is refused.
+        """
+        ...
+
+    def finish(self, request: Payload, values: Sequence[Values]) -> Payload:
+        """The answer from the results of the nodes, in the order they were asked for."""
+        ...
+
+    def example(self) -> Payload:
+        """A small request, to try the model with."""
+        ...
+
+    def config(self) -> Mapping[str, Any]:
+        """What makes this architecture again, as JSON."""
+        ...
+
+
+@runtime_checkable
+class Grows(Protocol):
+    """An architecture whose next cells depend on what earlier ones gave, as a beam search's do (section 4.2)."""
+
+    def extend(self, request: Payload, parts: Sequence[Sequence[Values]], graph: CellGraph) -> bool:
+        """Add the next cells to ``graph`` and ask for their results; False: the request is done.
+
+        Called in the loop's thread when all cells added so far are computed, so it should be quick. What the new cells
+        need of earlier ones are constants, taken from their results.
+
+        Args:
+            request: its tensors.
+            parts: results of ``unfold``'s cells, then of each call's, in the order asked for.
+            graph: empty.
+
+        Raises:
+            InvalidInputError: the request fails with it.
+        """
+        ...
+
+
+@runtime_checkable
+class Alike(Protocol):
+    """An architecture that says which requests unfold alike, so that only the first of them is unfolded."""
+
+    def structure_key(self, request: Payload) -> tuple[Hashable, Sequence[ArrayLike]]:
+        """What the request's structure follows from, and its own numbers.
+
+        Requests of equal keys unfold to one structure with equal constants, but for the rows that ``unfold`` names as
+        ``each`` of a chain or of nodes; those are given here, in the same order.
+
+        Raises:
+            InvalidInputError: the request makes no sense; it alone is refused.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Form:
+    """What requests of one key have in common."""
+
+    plan: Plan
+    constants: list[list[NDArray[np.generic]]]  # of the first of them
+    given: list[tuple[int, int, Port]]  # of those, what each request has of its own: bank, place, port
+
+    def fill(self, rows: Sequence[ArrayLike]) -> list[list[NDArray[np.generic]]]:
+        """The constants of another one."""
+        constants = [own.copy() for own in self.constants]
+        for (bank, place, port), own in zip(self.given, rows, strict=True):
+            constants[bank][place] = port.check(np.asarray(own), len(constants[bank][place]))
+        return constants
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unfolded:
+    """A request as the scheduler takes it."""
+
+    plan: Plan
+    constants: list[list[NDArray[np.generic]]]
+    grow: Grow | None = None
+
+
+class Model:
+    """Cells and an architecture.
+
+    Args:
+        name: of the model.
+        cells: types by name; two of equal identity are one type, whatever they are called.
+        architecture: unfolds and finishes.
+        max_cells: of a request; larger ones are refused.
+
+    Raises:
+        InvalidInputError: cell names are not unique, a cell mixes rows, or the architecture's example does not unfold.
+    """
+
+    def __init__(self, name: str, cells: Sequence[Cell], architecture: Architecture, *, max_cells: int = 4096) -> None:
+        self.name = name
+        self.cells = tuple(cells)
+        for cell in self.cells:
+            cell.require_batchable()
+        self.architecture = architecture
+        self.max_cells = max_cells
+        self.layout = Layout([cell.spec for cell in self.cells])
+        self._merge_equal_types()
+        self._planner = Planner(self.layout)
+        self._grows = architecture if isinstance(architecture, Grows) else None  # asking it of a protocol is slow
+        self._alike = architecture if isinstance(architecture, Alike) else None
+        self._forms: dict[Hashable, _Form] = {}
+        self._planning = threading.Lock()
+        try:
+            self.unfold(architecture.example())
+        except InvalidInputError as error:
+            raise InvalidInputError(f"model {name!r}: its own example request does not unfold: {error}") from error
+
+    def unfold(self, request: Payload) -> Unfolded:
+        """The request's cell graph, planned. From any thread.
+
+        Raises:
+            InvalidInputError: the request is not acceptable: see the message.
+        """
+        if self._alike is None:
+            plan, graph = self._unfold(request)
+            constants = graph.constants
+        else:
+            key, rows = self._alike.structure_key(request)
+            form = self._forms.get(key)
+            if form is None:
+                form = self._learn(request, key, rows)
+            plan, constants = form.plan, form.fill(rows)
+        if self._grows is None:
+            return Unfolded(plan, constants)
+        return Unfolded(plan, constants, self._grow(request, self._grows, plan.num_nodes))
+
+    def _unfold(self, request: Payload) -> tuple[Plan, CellGraph]:
+        graph = CellGraph(self.layout, max_nodes=self.max_cells)
+        self.architecture.unfold(request, graph)
+        with self._planning:
+            return self._planner.plan(graph), graph
+
+    def _learn(self, request: Payload, key: Hashable, rows: Sequence[ArrayLike]) -> _Form:
+        """The form of the first request of a key."""
+        plan, graph = self._unfold(request)
+        own = [graph.constants[bank][place] for bank, place, _ in graph.given]
+        if len(own) != len(rows) or not all(a is b or np.array_equal(a, b) for a, b in zip(own, rows, strict=True)):
+            raise InvalidInputError(
+                f"structure_key() of {self.architecture.name!r} gives other rows than unfold() names as `each`: "
+                f"{len(rows)} arrays for {len(own)}, which must be equal and in the same order"
+            )
+        form = _Form(plan, graph.constants, graph.given)
+        with self._planning:
+            self._forms[key] = form
+            if len(self._forms) > _MAX_FORMS:
+                del self._forms[next(iter(self._forms))]
+        return form
+
+    def _grow(self, request: Payload, architecture: Grows, num_nodes: int) -> Grow:
+        def grow(parts: Sequence[Sequence[Values]]) -> tuple[Plan, Constants] | None:
+            nonlocal num_nodes
+            graph = CellGraph(self.layout, max_nodes=self.max_cells - num_nodes, must_connect=False)
+            if not architecture.extend(request, parts, graph):
+                return None
+            num_nodes += graph.num_nodes
+            with self._planning:
+                return self._planner.plan(graph), graph.constants
+
+        return grow
+
+    def forget_plans(self) -> None:
+        """Every structure is new again; benchmarks of structures that nobody sends twice ask for it."""
+        with self._planning:
+            self._planner.forget()
+            self._forms.clear()
+
+    def _merge_equal_types(self) -> None:
+        """Names of equal types lead to one number, so that their nodes are batched together."""
+        seen: dict[str, list[int]] = {}
+        for number, cell in enumerate(self.cells):
+            spec = cell.spec
+            likeness = (cell.weights_digest, [p.signature for p in spec.inputs], spec.results, spec.stop)
+            twins = seen.setdefault(repr(likeness), [])
+            for twin in twins:  # the graphs are compared only where weights and shapes are equal already
+                if self.cells[twin].identity == cell.identity:
+                    self.layout.numbers[spec.name] = twin
+                    break
+            else:
+                twins.append(number)

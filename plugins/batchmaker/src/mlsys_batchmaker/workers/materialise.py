@@ -1,0 +1,98 @@
+"""Cells made ready ahead of time: compiled for each supported batch size (BatchMaker, section 6).
+
+The compiler is whatever the registry of plugins offers under a name; ``eager`` runs the module as it is, which needs no
+fixed sizes and so no padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from mlsys_batchmaker.cells.cell import Cell, require_rows_apart
+from mlsys_batchmaker.native.runner import PackedCell
+from mlsys_batchmaker.plan.spec import CellSpec
+from mlsys_core.errors import PluginError
+from torch import Tensor, nn
+
+Compiler: TypeAlias = Callable[..., Callable[..., Any]]  # (module, example_inputs) -> callable
+EAGER = "eager"
+AUTO = "auto"
+_PREFERRED = "nimble"
+
+
+class MaterialisedCell:
+    """A cell ready to run on one device.
+
+    Args:
+        cell: what to run.
+        device: where; the module's weights are moved there.
+        compiler: makes a callable of the module and example inputs of one batch size; None runs the module itself.
+        in_place: run as compiled loops over the pool's rows where the cell can; ``compiler`` is for those that cannot.
+
+    Raises:
+        InvalidInputError: compiled, one row of a batch changes another.
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        *,
+        device: torch.device | str = "cpu",
+        compiler: Compiler | None = None,
+        in_place: bool = False,
+    ) -> None:
+        self.spec: CellSpec = cell.spec
+        self.module: nn.Module = cell.module.to(device)
+        self.packed: PackedCell | None = cell.packed if in_place else None
+        self._compiled: dict[int, Callable[..., Any]] = {}
+        if compiler is not None and self.packed is None:
+            for size in cell.spec.batch_sizes:
+                self._compiled[size] = compiler(self.module, cell.example(size, device=device))
+            require_rows_apart(cell, lambda *inputs: self.run([value.to(device) for value in inputs]))
+
+    def computed(self, size: int) -> int:
+        """Rows computed for a batch of ``size``."""
+        return self.spec.padded(size) if self._compiled else size
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """One step of a batch of at most ``max_batch_size`` rows; padded with zeros to a supported size if compiled."""
+        if not self._compiled:
+            outputs = self.module(*inputs)
+            return [outputs] if isinstance(outputs, Tensor) else list(outputs)
+        size = len(inputs[0])
+        padded = self.spec.padded(size)
+        if padded != size:
+            inputs = [_pad(values, padded) for values in inputs]
+        outputs = self._compiled[padded](*inputs)
+        outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+        return [values[:size].clone() for values in outputs]  # a compiled callable may use its outputs again
+
+
+def find_compiler(name: str = AUTO) -> Compiler | None:
+    """The compiler called ``name``; None for ``eager``, and for ``auto`` where Nimble offers none.
+
+    Raises:
+        PluginError: there is no compiler of that name.
+    """
+    if name == EAGER:
+        return None
+    from mlsys_core.plugins import installed_plugins
+    from mlsys_core.plugins.specs import CompilerSpec
+
+    registry = installed_plugins().registry
+    if name != AUTO:
+        compiler: Compiler = registry.load(CompilerSpec, name)
+        return compiler
+    try:
+        compiler = registry.load(CompilerSpec, _PREFERRED)
+    except PluginError:
+        return None
+    return compiler
+
+
+def _pad(values: Tensor, size: int) -> Tensor:
+    padded = values.new_zeros(size, *values.shape[1:])
+    padded[: len(values)] = values
+    return padded

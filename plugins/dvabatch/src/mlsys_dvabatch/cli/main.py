@@ -1,0 +1,319 @@
+"""``mlsys dvabatch``: serve models, profile them, measure policies, simulate baselines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from mlsys_core.cli.registered import Device
+from mlsys_core.cli.serving import OipOptions, ServerOptions, serve_command
+from mlsys_core.cli.trust import TrustCode
+
+if TYPE_CHECKING:
+    from mlsys_core.serving.http import ServerAddress
+    from mlsys_dvabatch.cli.baselines import BaselineResult
+    from mlsys_dvabatch.stages.simulated import StagedModel
+
+app = typer.Typer(no_args_is_help=True)
+serve_app = typer.Typer()  # of "mlsys serve dvabatch"
+
+
+@app.callback()
+def dvabatch() -> None:
+    """Batch DNN requests so that they can join and leave a batch between the stages of the model."""
+
+
+@app.command()
+def baselines(
+    stage_ms: Annotated[
+        str,
+        typer.Option(help="What a batch costs in each stage, milliseconds: FIXED+PER_REQUEST,...", metavar="STAGES"),
+    ] = "4+0.5,4+0.5",
+    load: Annotated[
+        str, typer.Option(help="Offered loads, as parts of the peak throughput, with commas.", metavar="LOADS")
+    ] = "0.25,0.6,0.9",
+    window_ms: Annotated[float | None, typer.Option(help="Window of DelayBatch; searched by default.", min=0)] = None,
+    max_batch: Annotated[int, typer.Option(help="Largest batch.", min=1, max=4096)] = 64,
+    requests: Annotated[int, typer.Option(help="Requests of each run.", min=2, max=1_000_000)] = 4000,
+    seed: Annotated[int, typer.Option(help="Same seed, same arrivals.", min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw latency against load (.svg, .png, .pdf).")] = None,
+) -> None:
+    """Simulate the request-level baselines (ZeroBatch, DelayBatch, static batch) under Poisson arrivals.
+
+    Example: mlsys dvabatch baselines --stage-ms 4+0.5,4+0.5 --load 0.25,0.6,0.9 --plot baselines.svg
+    """
+    from mlsys_core.plot import check_format, latency_vs_load, save
+    from mlsys_dvabatch.cli.baselines import Workload, compare_baselines
+    from mlsys_dvabatch.stages.simulated import parse_stages
+    from rich.console import Console
+    from rich.progress import Progress
+
+    if plot is not None:
+        check_format(plot)
+    model, loads = parse_stages(stage_ms), parse_loads(load)
+    workload = Workload(max_batch_size=max_batch, num_requests=requests, seed=seed)
+    window_s = None if window_ms is None else window_ms / 1e3
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("simulating", total=len(loads))
+        results = compare_baselines(
+            model, loads, workload=workload, window_s=window_s, progress=lambda: bar.advance(task)
+        )
+    if plot is not None:
+        policies = dict.fromkeys(result.policy for result in results)
+        curves = {policy: [result.point for result in results if result.policy == policy] for policy in policies}
+        save(latency_vs_load(curves, title=f"Stages of {stage_ms} ms, batches of at most {max_batch}"), plot)
+    if as_json:
+        _print_json(results, model, workload=workload)
+    else:
+        _print_table(results, model, max_batch=max_batch)
+        if plot is not None:
+            typer.echo(f"wrote {plot}")
+
+
+@app.command()
+@serve_app.command()
+@serve_command("dvabatch")
+def serve(
+    models: Annotated[list[str], typer.Argument(help="Names, .pt2 or .onnx files, or folders of encoders.")],
+    policy: Annotated[
+        str, typer.Option(help="auto, a policy (mlsys plugins list), or a baseline: zero, delay, static.")
+    ] = "auto",
+    mode: Annotated[str, typer.Option(help="cost-aware, or literal: the paper's rules to the letter.")] = "cost-aware",
+    qos_ms: Annotated[
+        float, typer.Option(help="Latency target: bounds how long a batch takes others in.", min=1)
+    ] = 200,
+    max_batch: Annotated[int, typer.Option(help="Largest batch.", min=1, max=4096)] = 64,
+    max_waiting: Annotated[int, typer.Option(help="Most requests waiting before others are refused.", min=1)] = 1024,
+    window_ms: Annotated[float, typer.Option(help="Window of --policy delay.", min=0)] = 5,
+    stages: Annotated[int | None, typer.Option(help="Stages of each model.", min=1, max=64)] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="Shape of one request, where the file leaves it open: 3,224,224.")
+    ] = None,
+    slice_at: Annotated[str, typer.Option(help="time: even stages; diversity: where preferred sizes change.")] = "time",
+    compiler: Annotated[str | None, typer.Option(help="Compile each stage with this compiler.")] = None,
+    exit_confidence: Annotated[
+        float, typer.Option(help="With --policy early-exit: how sure an output must be, as a part of 1.", max=1)
+    ] = 0.9,
+    threads: Annotated[int | None, typer.Option(help="Cores to use.", min=1)] = None,
+    device: Device = "cpu",
+    trust_code: TrustCode = False,
+    *,
+    server: ServerOptions,
+    oip: OipOptions,
+) -> None:
+    """Serve models over the Open Inference Protocol (REST, and gRPC with --grpc-port).
+
+    Example: mlsys dvabatch serve all-minilm-l6-v2 unet --policy auto --qos-ms 200 --grpc-port 8001
+    """
+    import torch
+    from mlsys_core.config import settings
+    from mlsys_core.device import get_device
+    from mlsys_core.serving.http import serve as serve_app
+    from mlsys_core.serving.oip import ModelRepository, create_oip_app
+    from mlsys_core.serving.oip.app import DEFAULT_CONFIG, ERROR_FORMAT
+    from mlsys_dvabatch.cli.serving_options import prepare
+    from mlsys_dvabatch.serve.models import ServedModel, StageMetrics
+    from mlsys_dvabatch.serve.source import ServedSource
+    from prometheus_client import CollectorRegistry
+    from rich.console import Console
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    console = Console(stderr=True)
+    place = get_device(device)
+
+    def build(argument: str) -> ServedModel:
+        prepared = prepare(
+            argument,
+            settings().cache_dir,
+            policy=policy,
+            mode=mode,
+            qos_s=qos_ms / 1e3,
+            max_batch_size=max_batch,
+            max_waiting=max_waiting,
+            window_s=window_ms / 1e3,
+            num_stages=stages,
+            shape=parse_shape(shape),
+            compiler=compiler,
+            exit_confidence=exit_confidence,
+            device=place,
+            slice_at=slice_at,
+            trust_code=trust_code,
+        )
+        model = ServedModel(
+            prepared.loaded,
+            prepared.costs,
+            prepared.policy,
+            max_batch_size=max_batch,
+            max_waiting=max_waiting,
+            num_threads=threads,
+        )
+        console.print(f"{model.spec.name}: policy {prepared.policy_name}, {prepared.loaded.model.num_stages} stages")
+        return model
+
+    http = server.http_config(base=DEFAULT_CONFIG, title="mlsys dvabatch")
+    with oip.grpc(server.host) as grpc, server.bind(http, error_format=ERROR_FORMAT) as bound:
+        source = ServedSource(build)
+        served = []
+        for argument in models:
+            with console.status(f"{argument}: loading and profiling"):
+                served.append(source.add(argument))
+        registry = CollectorRegistry()
+        registry.register(StageMetrics(source))
+        api = create_oip_app(
+            ModelRepository(served, source=source),
+            config=http,
+            grpc=grpc,
+            model_control=oip.model_control,
+            registry=registry,
+        )
+
+        def tell(address: ServerAddress) -> None:
+            console.print(
+                f"listening on {address.url}" + ("" if grpc is None else f", gRPC on {grpc.host}:{grpc.port}")
+            )
+
+        code = serve_app(api, bound=bound, on_ready=tell)
+    raise typer.Exit(code)
+
+
+@app.command()
+def profile(
+    model: Annotated[str, typer.Argument(help="A name, a .pt2 or .onnx file, or a folder of an encoder.")],
+    stages: Annotated[int | None, typer.Option(help="Stages; found by trying where left out.", min=1, max=64)] = None,
+    max_batch: Annotated[int, typer.Option(help="Largest batch.", min=1, max=64)] = 64,
+    shape: Annotated[
+        str | None, typer.Option(help="Shape of one request, where the file leaves it open: 3,224,224.")
+    ] = None,
+    slice_at: Annotated[str, typer.Option(help="time: even stages; diversity: where preferred sizes change.")] = "time",
+    device: Device = "cpu",
+    trust_code: TrustCode = False,
+) -> None:
+    """Measure a model: what its stages cost at each batch size, its diversities, and the policy that follows.
+
+    Example: mlsys dvabatch profile unet
+    """
+    from mlsys_core.config import settings
+    from mlsys_core.device import get_device
+    from mlsys_dvabatch.cli.profile_report import report
+    from rich.console import Console
+
+    report(
+        model,
+        settings().cache_dir,
+        Console(),
+        stages=stages,
+        max_batch_size=max_batch,
+        shape=parse_shape(shape),
+        slice_at=slice_at,
+        trust_code=trust_code,
+        device=get_device(device),
+    )
+
+
+@app.command()
+def bench(
+    quick: Annotated[bool, typer.Option("--quick", help="A few minutes: fewer models, loads and requests.")] = False,
+    part: Annotated[str, typer.Option(help="all, encoder, vision or overhead.")] = "all",
+    lengths: Annotated[str | None, typer.Option(help="The encoder's texts: RTE,SST-2; see the docs.")] = None,
+    output: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("report/dvabatch"),
+) -> None:
+    """The paper's Figures 14 to 21 on this machine: tables, figures and data.
+
+    Example: mlsys dvabatch bench --quick
+    """
+    import torch
+    from mlsys_core.bench import BenchContext, print_section, write_results
+    from mlsys_core.errors import InvalidInputError
+    from mlsys_dvabatch.bench.suite import PARTS, run
+    from mlsys_dvabatch.bench.workloads import GLUE_LIKE
+    from rich.console import Console
+
+    console = Console()
+    context = BenchContext(console, quick, "cpu", torch.get_num_threads())
+    if part not in PARTS:
+        raise InvalidInputError(f"--part {part!r}: give one of {', '.join(PARTS)}")
+    workloads = None if lengths is None else [name.strip() for name in lengths.split(",")]
+    for name in workloads or ():
+        if name not in GLUE_LIKE:
+            raise InvalidInputError(f"--lengths {name!r}: give some of {','.join(GLUE_LIKE)}, with commas")
+    section = run(context, part=part, workloads=workloads)
+    print_section(section, console)
+    for path in write_results("dvabatch", section, context, output):
+        console.print(f"wrote {path}")
+
+
+def parse_shape(text: str | None) -> tuple[int, ...] | None:
+    """A shape from "3,224,224".
+
+    Raises:
+        InvalidInputError: it is none.
+    """
+    from mlsys_core.errors import InvalidInputError
+
+    if text is None:
+        return None
+    try:
+        shape = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise InvalidInputError(f"--shape {text!r}: write positive numbers with commas, like 3,224,224")
+    return shape
+
+
+def parse_loads(text: str) -> list[float]:
+    """Loads from "0.25,0.6"; that they are parts of the peak is for the comparison to check.
+
+    Raises:
+        InvalidInputError: a part is no number.
+    """
+    from mlsys_core.errors import InvalidInputError
+
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InvalidInputError(f"--load {text!r}: write numbers with commas, like 0.25,0.6") from None
+
+
+def _print_json(results: list[BaselineResult], model: StagedModel, *, workload: object) -> None:
+    import json
+    from dataclasses import asdict
+
+    from mlsys_core.environment import describe_environment
+
+    report = {
+        "model": asdict(model),
+        "workload": {name: getattr(workload, name) for name in ("max_batch_size", "num_requests", "seed")},
+        "results": [asdict(result) for result in results],
+        "environment": describe_environment(),
+    }
+    typer.echo(json.dumps(report, indent=1))
+
+
+def _print_table(results: list[BaselineResult], model: StagedModel, *, max_batch: int) -> None:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("load", "policy", "tuned", box=SIMPLE, padding=(0, 1, 0, 0))
+    for header in ("batch", "average (ms)", "p99 (ms)", "req/s"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for result in results:
+        latency = result.point.latency
+        table.add_row(
+            f"{result.load:g}",
+            result.policy,
+            result.setting,
+            f"{result.mean_batch_size:.1f}",
+            f"{latency.mean * 1e3:.2f}",
+            f"{latency.p99 * 1e3:.2f}",
+            f"{result.point.throughput_rps:,.1f}",
+            end_section=result.policy == results[-1].policy,
+        )
+    console = Console()
+    console.print(table)
+    seconds = model.seconds(max_batch)
+    console.print(f"Peak {model.peak_rps(max_batch):,.1f} req/s: batches of {max_batch}, {seconds * 1e3:g} ms each")

@@ -1,0 +1,142 @@
+"""From the options of ``mlsys dvabatch serve`` and ``profile`` to models, costs and policies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from mlsys_core.device import Device
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.plugins import installed_plugins
+from mlsys_core.plugins.specs import PolicySpec
+from mlsys_core.serving import Scheduler
+from mlsys_dvabatch.engine import NO_EXITS
+from mlsys_dvabatch.scheduling.costs import StageCosts
+from mlsys_dvabatch.scheduling.policies.base import Policy
+from mlsys_dvabatch.scheduling.policies.load import LoadPolicy
+from mlsys_dvabatch.scheduling.policies.registry import Diversities, choose, comp_wait_s, make_policy
+from mlsys_dvabatch.stages.models.bert import BertStages
+from mlsys_dvabatch.stages.profile import cached_costs, profile_operators, profile_stages
+from mlsys_dvabatch.stages.zoo import Loaded, compiler_of, load
+
+# Core's baselines, by their registered names: the whole model runs a batch at once.
+WHOLE = {"zero": "zero-batch", "delay": "delay-batch", "static": "static-batch"}
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model with its costs and policy."""
+
+    loaded: Loaded
+    costs: StageCosts
+    policy: Policy | Scheduler[Any, Any, Any]
+    policy_name: str
+
+
+def prepare(
+    name: str,
+    cache_dir: Path,
+    *,
+    policy: str = "auto",
+    mode: str = "cost-aware",
+    qos_s: float = 0.2,
+    max_batch_size: int = 64,
+    max_waiting: int = 1024,
+    window_s: float = 0.005,
+    num_stages: int | None = None,
+    shape: tuple[int, ...] | None = None,
+    compiler: str | None = None,
+    slice_at: str = "time",
+    trust_code: bool = False,
+    exit_confidence: float = 0.9,
+    device: Device | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Prepared:
+    """Load a model, profile it unless that was done before, and make its policy.
+
+    Raises:
+        InvalidInputError: no such model, one that mixes requests, or options that do not go together.
+        PluginError: no such policy or compiler.
+    """
+    if mode not in ("literal", "cost-aware"):
+        raise InvalidInputError(f"mode {mode!r}: give literal or cost-aware")
+    compile_stage = compiler_of(compiler)
+    loaded = load(
+        name,
+        cache_dir,
+        num_stages=num_stages,
+        shape=shape,
+        compile_stage=compile_stage,
+        slice_at=slice_at,
+        trust_code=trust_code,
+        exit_confidence=exit_confidence if policy == "early-exit" else None,
+        device=device,
+    )
+    if compiler is not None and isinstance(loaded.model, BertStages):
+        raise InvalidInputError(f"{name}: encoders run as they are; --compiler is for models that are sliced")
+    loaded.model.isolation.require(max_batch_size)
+    if policy in WHOLE:  # these ask for no costs
+        costs = profiled(loaded, cache_dir, max_batch_size=1, progress=progress)
+        return Prepared(loaded, costs, _whole(policy, max_batch_size, max_waiting, window_s), policy)
+    chosen = policy
+    if policy == "auto":
+        is_encoder = isinstance(loaded.model, BertStages)
+        chosen = choose(Diversities(is_encoder, _has_operator_diversity(loaded)), can_pack=is_encoder)
+    made = make_policy(chosen, installed_plugins().registry, mode=mode)
+    if made.wants_exits and not hasattr(loaded.model, "inspect"):
+        raise InvalidInputError(f"{name}: {NO_EXITS}")
+    if chosen == "packed":
+        if not isinstance(loaded.model, BertStages):
+            raise InvalidInputError(f"{name}: only encoders can be packed; take another policy")
+        loaded = replace(loaded, model=loaded.model.with_form(is_packed=True, num_stages=num_stages or 1))
+        max_batch_size = 1  # to be measured: tokens are what a packed batch costs
+    costs = profiled(loaded, cache_dir, max_batch_size=max_batch_size, progress=progress)
+    if isinstance(made, LoadPolicy):
+        made.comp_wait_s = comp_wait_s(costs, qos_s, max_batch_size, loaded.lengths[-1])
+        made.qos_s = qos_s
+    return Prepared(loaded, costs, made, chosen)
+
+
+def profiled(
+    loaded: Loaded, cache_dir: Path, *, max_batch_size: int = 64, progress: Callable[[int, int], None] | None = None
+) -> StageCosts:
+    """The costs of a model's stages, from disk or measured now."""
+    sizes = [2**power for power in range(7) if 2**power <= max_batch_size]
+    is_encoder = isinstance(loaded.model, BertStages)
+    if is_encoder:  # batches of many long requests take long and say nothing new
+        sizes = [size for size in sizes if size <= 8]
+    name = loaded.name + (" packed" if isinstance(loaded.model, BertStages) and loaded.model.is_packed else "")
+    return cached_costs(
+        cache_dir,
+        f"{name}, sizes {sizes}",
+        loaded.model,
+        loaded.lengths,
+        lambda: profile_stages(
+            loaded.model,
+            loaded.request,
+            batch_sizes=sizes,
+            lengths=loaded.lengths,
+            repeats=2,
+            progress=progress,
+            device=loaded.device,
+        ),
+        device=loaded.device,
+    )
+
+
+def _has_operator_diversity(loaded: Loaded) -> bool:
+    if isinstance(loaded.model, BertStages):
+        return False
+    with torch.inference_mode():
+        return profile_operators(loaded.model.program, batch_sizes=(1, 4, 16)).prefers_differently()
+
+
+def _whole(name: str, max_batch_size: int, max_waiting: int, window_s: float) -> Scheduler[Any, Any, Any]:
+    factory = installed_plugins().registry.load(PolicySpec, WHOLE[name])
+    size = {"batch_size" if name == "static" else "max_batch_size": max_batch_size}
+    window = {"delay_s": window_s} if name == "delay" else {}
+    scheduler: Scheduler[Any, Any, Any] = factory(**size, **window, max_waiting=max_waiting)
+    return scheduler

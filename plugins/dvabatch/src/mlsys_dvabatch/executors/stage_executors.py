@@ -1,0 +1,144 @@
+"""Stage executors: streams of the host with pinned cores, streams and events of other devices (DVABatch, section 6.3).
+
+All executors of a loop share one queue of completions, so the loop is woken once for each task and no thread stands in
+between.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import torch
+from mlsys_core.device import CpuDevice, Device, Event
+from mlsys_core.device.cpu import CpuStream
+from mlsys_core.serving.protocols import Clock, WorkerId
+from mlsys_core.serving.workers import Completion, QueuedWorkers, Workers
+from mlsys_dvabatch.scheduling.tasks import StageOutput, StageTask
+
+_Done = Completion[StageTask, StageOutput]
+_CLOSE_TIMEOUT_S = 10.0
+
+
+class StageExecutor:
+    """Runs the tasks of one stage on a stream of the host: a thread of its own.
+
+    Args:
+        stage: which; its number as a worker.
+        run: runs a task; what it raises is the task's failure.
+        core: the core its thread stays on; None lets it float.
+        num_threads: threads torch may use inside an operator, for this thread; None leaves torch's default.
+    """
+
+    max_in_flight = 1
+
+    def __init__(
+        self,
+        stage: int,
+        run: Callable[[StageTask], StageOutput],
+        *,
+        core: int | None = None,
+        num_threads: int | None = None,
+    ) -> None:
+        self.stage = stage
+        self._run = run
+        self._core = core
+        self._num_threads = num_threads
+        self._host: CpuStream | None = None  # opened by the first task
+        self.worker = WorkerId(stage)
+        self.completed: SimpleQueue[_Done | None] = SimpleQueue()  # replaced by the loop's own
+
+    @staticmethod
+    def as_workers(executors: Sequence[StageExecutor], clock: Clock) -> Workers[StageTask, StageOutput]:
+        """All stages behind one queue."""
+        return QueuedWorkers(executors, clock)
+
+    def submit(self, batch: StageTask) -> None:
+        """Hand ``batch`` to the thread."""
+        if self._host is None:
+            host = CpuDevice(spin_s=0)  # a stage waits for milliseconds, and others want the core: no spinning
+            self._host = host.stream(core=self._core, name=f"stage-{self.stage}")
+            if self._num_threads is not None:
+                self._host.submit(torch.set_num_threads, self._num_threads)  # OpenMP's count is the thread's own
+        self._host.submit(self._work, batch)
+
+    def wait(self, timeout_s: float | None) -> tuple[StageTask, StageOutput | BaseException] | None:
+        """The oldest completed task, when it stands alone."""
+        done = _get(self.completed, timeout_s)
+        return None if done is None else (done.batch, done.output)
+
+    def interrupt(self) -> None:
+        """Make a wait return."""
+        self.completed.put(None)
+
+    def close(self) -> None:
+        """Stop the thread after the task that is running; one that hangs is left behind (it is a daemon)."""
+        if self._host is not None:
+            self._host.leave(_CLOSE_TIMEOUT_S)
+
+    def _work(self, task: StageTask) -> None:
+        output: StageOutput | BaseException
+        try:
+            output = self._run(task)
+        except BaseException as error:  # noqa: BLE001 - a request boundary: the scheduler is told
+            output = error
+        self.completed.put(Completion(self.worker, task, output))
+
+
+class StreamExecutor(StageExecutor):
+    """Runs the tasks of one stage on a stream of its own.
+
+    A task waits, on the device, for the event of the pair it reads from and of the pair it overwrites, and records its
+    own when it is launched. All but the last stage complete at the launch, so the host schedules while the device
+    works; the last completes when its results are there.
+
+    Args:
+        stage: which.
+        run: launches a task.
+        device: makes the stream; as ``mlsys_core.device.get_device("cuda")`` gives it.
+        events: event of every (stage, pair), shared by all executors of the model.
+        waits_always: complete only when the device is done, for policies that look at results.
+    """
+
+    def __init__(
+        self,
+        stage: int,
+        run: Callable[[StageTask], StageOutput],
+        *,
+        device: Device,
+        events: dict[tuple[int, int], Event],
+        waits_always: bool = False,
+    ) -> None:
+        super().__init__(stage, self._launch)
+        self._launch_task = run
+        self._stream = device.stream()
+        self._device = device
+        self._events = events
+        self._waits_always = waits_always
+
+    def _launch(self, task: StageTask) -> StageOutput:
+        outputs: list[StageOutput] = []
+        for neighbour in (task.stage - 1, task.last_stage + 1):  # who wrote what is read; who read what is overwritten
+            event = self._events.get((neighbour, task.pair))
+            if event is not None:
+                self._stream.wait(event)
+        self._stream.submit(lambda: outputs.append(self._launch_task(task)))
+        for stage in range(task.stage, task.last_stage + 1):
+            self._stream.record(self._events.setdefault((stage, task.pair), self._device.event()))
+        if task.is_last or self._waits_always or not outputs:
+            self._stream.synchronize()
+        return outputs[0]
+
+    def close(self) -> None:
+        """Stop the thread and the stream."""
+        super().close()
+        self._stream.close()
+
+
+def _get(queue: SimpleQueue[Any], timeout_s: float | None) -> Any:
+    try:
+        return queue.get(timeout=None if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX))
+    except Empty:
+        return None

@@ -1,0 +1,111 @@
+"""The arithmetic behind the policies: when splitting pays, and how inputs are clustered. Pure functions.
+
+All weigh seconds of waiting, summed over requests; a decision must gain ``HYSTERESIS`` of what is at stake, as measured
+times are a few percent off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import accumulate
+
+from mlsys_dvabatch.scheduling.costs import StageCosts, remaining_s
+
+HYSTERESIS = 0.05
+
+
+def halves_literally(costs: StageCosts, stage: int, num: int, length: int = 1) -> bool:
+    """Policy II to the letter: whether T_remain of ``num`` is at least twice that of its half (section 7.2)."""
+    return num > 1 and remaining_s(costs, stage, num, length) >= 2 * remaining_s(costs, stage, num // 2, length)
+
+
+def sizes_by_cost(costs: StageCosts, stage: int, num: int, *, num_behind: float, length: int = 1) -> list[int]:
+    """Sizes into which a batch of ``num`` is best split before ``stage``, by halving again and again.
+
+    Halves that run one after another let the first finish early, and cost throughput where a batch is cheaper than its
+    parts, which the ``num_behind`` requests behind it pay for. That a batch may still be split after a later stage is
+    taken into account.
+    """
+    return list(_plan(costs, stage, num, _rounded(num_behind), length)[0])
+
+
+def planned_split(costs: StageCosts, stage: int, num: int, num_behind: int, length: int = 1) -> tuple[float, float]:
+    """What ``num`` requests wait from ``stage`` on, summed, and their work, both in seconds, if split as is best."""
+    _, waiting_s, work_s = _plan(costs, stage, num, num_behind, length)
+    return waiting_s, work_s
+
+
+@lru_cache(maxsize=1 << 16)
+def _plan(
+    costs: StageCosts, stage: int, num: int, num_behind: int, length: int
+) -> tuple[tuple[int, ...], float, float]:
+    """The best sizes before ``stage``; the waiting of these requests, summed, and the work, in seconds."""
+    waiting_s = work_s = 0.0
+    if stage < costs.num_stages:
+        stage_s = costs.stage_s(stage, num, length)
+        _, later_waiting_s, later_s = _plan(costs, stage + 1, num, num_behind, length)
+        waiting_s, work_s = num * stage_s + later_waiting_s, stage_s + later_s
+    first, second = (num + 1) // 2, num // 2
+    if not second or stage >= costs.num_stages:
+        return (num,), waiting_s, work_s
+    sizes, first_waiting_s, first_s = _plan(costs, stage, first, _rounded(num_behind + second), length)
+    more, second_waiting_s, second_s = _plan(costs, stage, second, num_behind, length)
+    halved_waiting_s = first_waiting_s + second * first_s + second_waiting_s
+    halved_s = first_s + second_s
+    whole, halved = waiting_s + num_behind * work_s, halved_waiting_s + num_behind * halved_s
+    if whole - halved > HYSTERESIS * num * work_s:
+        return (*sizes, *more), halved_waiting_s, halved_s
+    return (num,), waiting_s, work_s
+
+
+def _rounded(num: float) -> int:
+    """Four leading bits: decisions do not hang on more, and few numbers are remembered."""
+    whole = int(num)
+    shift = max(0, whole.bit_length() - 4)
+    return whole >> shift << shift
+
+
+BatchCost = Callable[[int, int, int], float]  # requests, units of the longest, units in all -> seconds
+
+
+def cluster(batch_s: BatchCost, lengths: Sequence[int], *, num_behind: float = 0.0) -> list[list[int]]:
+    """Positions of ``lengths`` in batches with the least waiting in all.
+
+    The batches run one after another, short requests first; every batch is paid for by its own requests, by those of
+    the batches after it, and by the ``num_behind`` that come later. Of the sorted lengths an optimal partition is made
+    of intervals: dynamic programming over them.
+    """
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    num = len(order)
+    units = [0, *accumulate(lengths[position] for position in order)]
+    best: list[tuple[float, int]] = [(0.0, 0)]  # of the first n: waiting, and where their last batch begins
+    for end in range(1, num + 1):
+        longest = lengths[order[end - 1]]
+        best.append(
+            min(
+                (
+                    best[begin][0]
+                    + batch_s(end - begin, longest, units[end] - units[begin]) * (num - begin + num_behind),
+                    begin,
+                )
+                for begin in range(end)
+            )
+        )
+    batches: list[list[int]] = []
+    end = num
+    while end:
+        begin = best[end][1]
+        batches.append(order[begin:end])
+        end = begin
+    batches.reverse()
+    return batches
+
+
+def cluster_by_bounds(lengths: Sequence[int], bounds: Sequence[int]) -> list[list[int]]:
+    """Positions of ``lengths`` by the first bound that holds them, shortest first; beyond the last, together."""
+    clusters: dict[int, list[int]] = {}
+    for position, length in enumerate(lengths):
+        slot = next((slot for slot, bound in enumerate(bounds) if length <= bound), len(bounds))
+        clusters.setdefault(slot, []).append(position)
+    return [clusters[slot] for slot in sorted(clusters)]

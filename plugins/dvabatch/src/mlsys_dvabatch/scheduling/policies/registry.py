@@ -1,0 +1,67 @@
+"""Policies by name: those of this package and of third parties alike, and the automatic choice (section 7.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mlsys_core.errors import InvalidInputError, PluginError
+from mlsys_core.plugins import Registry
+from mlsys_core.plugins.specs import PolicySpec
+from mlsys_dvabatch.scheduling.costs import StageCosts, remaining_s
+from mlsys_dvabatch.scheduling.policies.base import Policy
+
+PREFIX = "dvabatch-"
+
+
+@dataclass(frozen=True, slots=True)
+class Diversities:
+    """What was found to differ between requests or within the model; every model has load diversity."""
+
+    input: bool  # requests have different lengths
+    operator: bool  # operators prefer different batch sizes
+
+
+def policy_names(registry: Registry) -> list[str]:
+    """What :func:`make_policy` takes, besides ``"auto"``."""
+    return sorted(s.name.removeprefix(PREFIX) for s in registry.all(PolicySpec) if s.name.startswith(PREFIX))
+
+
+def make_policy(name: str, registry: Registry, **options: Any) -> Policy:
+    """The policy called ``name``, registered as ``dvabatch-NAME``.
+
+    Raises:
+        PluginError: there is none, or it is no policy.
+        InvalidInputError: it does not take these options.
+    """
+    try:
+        factory = registry.load(PolicySpec, PREFIX + name)
+    except PluginError as error:
+        raise PluginError(
+            f"no DVABatch policy is called {name!r}; there are: auto, {', '.join(policy_names(registry))}"
+        ) from error
+    try:
+        policy = factory(**options)
+    except TypeError as error:
+        raise InvalidInputError(f"policy {name!r} does not take {sorted(options)}: {error}") from error
+    if not isinstance(policy, Policy):
+        raise PluginError(f"policy {name!r}: its factory gave a {type(policy).__name__}, not a Policy")
+    return policy
+
+
+def choose(diversities: Diversities, *, can_pack: bool) -> str:
+    """The policy for a model: input diversity comes before operator diversity (section 4.2).
+
+    Where the model can do without padding that beats every way of padding, so it comes first of all.
+    """
+    if diversities.input:
+        return "packed" if can_pack else "input"
+    return "load-operator" if diversities.operator else "load"
+
+
+def comp_wait_s(costs: StageCosts, qos_s: float, max_batch_size: int, length: int = 1) -> float:
+    """T_comp_wait: how old a batch may be and still take in others, so that its requests stay within ``qos_s``.
+
+    What remains of the target after a full batch's own time, and the catch-up of one as large.
+    """
+    return max(0.0, qos_s - 2 * remaining_s(costs, 0, max_batch_size, length))

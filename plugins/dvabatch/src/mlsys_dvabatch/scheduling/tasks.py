@@ -1,0 +1,54 @@
+"""What crosses from the scheduler to the executors and back: one part of a batch in one stage, or several in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlsys_core.serving.request import ServeRequest
+from mlsys_dvabatch.scheduling.table import Part
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Rows of what an earlier task has left."""
+
+    task: int  # number of that task
+    rows: tuple[int, ...]  # positions in its output
+
+
+@dataclass(frozen=True, slots=True)
+class StageTask:
+    """What an executor runs at once. Its output is a :class:`StageOutput`."""
+
+    number: int  # counts from 0; names what the task leaves behind
+    stage: int  # the first it runs, whose executor runs it
+    last_stage: int  # the last; the same unless several are run in one go
+    part: Part  # which requests, as the batch queue had it
+    requests: tuple[ServeRequest[Any], ...]
+    padded_length: int  # units to which each is padded
+    pair: int  # the buffer pair it uses
+    sources: tuple[Source, ...]  # where its inputs are, in the order of the requests; () for the first stage
+    skips: frozenset[int] = frozenset()  # positions of requests that skip this stage
+    drops: tuple[int, ...] = ()  # tasks whose output nobody will read any more
+    is_last: bool = False
+
+    @property
+    def num(self) -> int:
+        """How many requests it holds."""
+        return len(self.requests)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether rows have to be copied together: its inputs are not simply what one task left."""
+        return len(self.sources) > 1 or (bool(self.sources) and self.sources[0].rows != tuple(range(self.num)))
+
+
+@dataclass(frozen=True, slots=True)
+class StageOutput:
+    """What came of a task."""
+
+    results: Sequence[Any] = ()  # last stage: one for each request; an exception fails its request alone
+    exits: Mapping[int, Any] = field(default_factory=dict)  # position -> result of a request that leaves early
+    skip_to: Mapping[int, int] = field(default_factory=dict)  # position -> the next stage it has to run

@@ -1,0 +1,269 @@
+"""DVABatch's models behind core's Open Inference Protocol front, with metrics for each stage."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.serving import Scheduler, ServeRequest
+from mlsys_core.serving.baselines import RequestBatch
+from mlsys_core.serving.clock import WallClock
+from mlsys_core.serving.http.threads import RequestThreads
+from mlsys_core.serving.oip import (
+    DataType,
+    Executions,
+    InferRequest,
+    InferResponse,
+    LoopClient,
+    ModelSpec,
+    TensorSpec,
+)
+from mlsys_dvabatch.engine import Engine
+from mlsys_dvabatch.scheduling.costs import StageCosts
+from mlsys_dvabatch.scheduling.policies.base import Policy
+from mlsys_dvabatch.scheduling.scheduler import DvaScheduler
+from mlsys_dvabatch.scheduling.tasks import StageOutput, StageTask
+from mlsys_dvabatch.stages.models.bert import BertStages
+from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
+from mlsys_dvabatch.stages.zoo import Loaded
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from torch import Tensor
+
+_TYPES = {
+    torch.float32: DataType.FP32,
+    torch.float64: DataType.FP64,
+    torch.int64: DataType.INT64,
+    torch.int32: DataType.INT32,
+    torch.bool: DataType.BOOL,
+}
+
+
+class _Listener(LoopClient[Any, Any, Any]):
+    """Hands results to coroutines and counts executions."""
+
+    def __init__(self, executions: Executions) -> None:
+        super().__init__()
+        self._executions = executions
+
+    def on_output(self, batch: StageTask | RequestBatch[Any], output: StageOutput | list[Any], now: float) -> None:
+        """One execution for each batch that reached the last stage."""
+        if isinstance(batch, RequestBatch):
+            self._executions.record(batch.size)
+        elif batch.is_last:
+            self._executions.record(batch.num)
+
+
+class ServedModel:
+    """One model, its engine and its form on the wire: every row of a request is batched by itself.
+
+    Args:
+        loaded: the model.
+        costs: of its stages.
+        policy: of this package, or one of core's baselines.
+        max_batch_size: most rows in a batch, and in one request.
+        max_waiting: most rows waiting.
+        num_threads: cores to use.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        costs: StageCosts,
+        policy: Policy | Scheduler[Any, Any, Any],
+        *,
+        max_batch_size: int = 64,
+        max_waiting: int = 1024,
+        num_threads: int | None = None,
+    ) -> None:
+        self.executions = Executions()
+        self._threads = RequestThreads("dvabatch")
+        self._model = loaded.model
+        self._client = _Listener(self.executions)
+        self._tokenizer = tokenizer_of(loaded) if isinstance(self._model, BertStages) else None
+        self.spec = self._spec(loaded, max_batch_size)
+        self.clock = WallClock()
+        self.engine = Engine(
+            self._model,
+            costs,
+            policy,
+            listener=self._client,
+            max_batch_size=max_batch_size,
+            max_waiting=max_waiting,
+            num_threads=num_threads,
+            device=loaded.device,
+            clock=self.clock,
+        )
+        self.engine.loop.start()
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """All rows of a request; the first that fails fails it, and the others are given up."""
+        size = sum(_size(array) for array in request.inputs.values())
+        rows, lengths = await self._threads.run(self._checked_rows, request, size=size)
+        if len(rows) == 1:
+            results = [await self._submit(f"{request.key}.0", rows[0], lengths[0], request)]
+        else:
+            results = await self._submit_all(rows, lengths, request)
+        columns = [result if isinstance(result, tuple) else (result,) for result in results]
+        stacked = [np.stack(column) for column in zip(*columns, strict=True)]
+        return InferResponse({tensor.name: array for tensor, array in zip(self.spec.outputs, stacked, strict=True)})
+
+    async def close(self) -> None:
+        """Stop the engine."""
+        await asyncio.to_thread(self.engine.close)
+        self._threads.close()
+
+    def _checked_rows(self, request: InferRequest) -> tuple[list[Any], list[int]]:
+        """The rows and their lengths, all checked before any is submitted."""
+        rows = self._rows(request.inputs, request.num_rows)
+        return rows, [self._model.check(row) for row in rows]
+
+    async def _submit_all(self, rows: list[Any], lengths: list[int], request: InferRequest) -> list[Any]:
+        tasks = [
+            asyncio.ensure_future(self._submit(f"{request.key}.{number}", row, length, request))
+            for number, (row, length) in enumerate(zip(rows, lengths, strict=True))
+        ]
+        try:
+            return await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+
+    async def _submit(self, key: str, row: Any, length: int, request: InferRequest) -> Any:
+        serve_request = ServeRequest(key, row, length=length, priority=request.priority, deadline_s=request.deadline_s)
+        return await self._client.submit(self.engine.loop, serve_request, key)
+
+    def _spec(self, loaded: Loaded, max_batch_size: int) -> ModelSpec:
+        if isinstance(self._model, BertStages):
+            inputs: tuple[TensorSpec, ...]
+            outputs: tuple[TensorSpec, ...]
+            ids = TensorSpec("input_ids", DataType.INT64, (-1, -1), optional=self._tokenizer is not None)
+            mask = TensorSpec("attention_mask", DataType.INT64, (-1, -1), optional=True)
+            text = TensorSpec("text", DataType.BYTES, (-1, 1), optional=True, utf8_only=True)
+            inputs = (ids, mask, text) if self._tokenizer is not None else (ids, mask)
+            outputs = (TensorSpec("embedding", DataType.FP32, (-1, self._model.config.embedding_size)),)
+        else:
+            columns = zip(self._model.input_names, self._model.program.example, self._model.may_be_missing, strict=True)
+            inputs = tuple(
+                TensorSpec(
+                    name,
+                    _type(value),
+                    (-1, *value.shape[1:]),
+                    finite_only=value.is_floating_point() and not bool(missing.any()),
+                )
+                for name, value, missing in columns
+            )
+            outputs = tuple(
+                TensorSpec(f"output_{number}", _type(value), (-1, *value.shape[1:]))
+                for number, value in enumerate(_outputs(self._model))
+            )
+        return ModelSpec(
+            name=loaded.name, inputs=inputs, outputs=outputs, platform="mlsys_dvabatch", max_batch_size=max_batch_size
+        )
+
+    def _rows(self, inputs: Mapping[str, np.ndarray[Any, Any]], num_rows: int) -> list[Any]:
+        if isinstance(self._model, SlicedModel):
+            columns = [inputs[name] for name in self._model.input_names]
+            return [tuple(column[row, ...] for column in columns) for row in range(num_rows)]
+        if "text" in inputs:
+            if "input_ids" in inputs:
+                raise InvalidInputError("got text and input_ids: give one of them")
+            assert self._tokenizer is not None
+            assert isinstance(self._model, BertStages)
+            texts = [value.decode() for value in inputs["text"][:, 0]]
+            if self._model.config.form.is_lower_case:
+                texts = [text.lower() for text in texts]
+            return [np.array(encoded.ids) for encoded in self._tokenizer.encode_batch(texts)]
+        if "input_ids" not in inputs:
+            raise InvalidInputError("got neither text nor input_ids: give one of them")
+        tokens = inputs["input_ids"]
+        mask = inputs.get("attention_mask")
+        if mask is None:
+            return list(tokens)
+        kept = mask != 0
+        if kept.shape != tokens.shape:
+            raise InvalidInputError(
+                f"attention_mask is {list(kept.shape)}, input_ids {list(tokens.shape)}: make them alike"
+            )
+        if (kept[:, 1:] & ~kept[:, :-1]).any():
+            raise InvalidInputError("attention_mask has a 0 before a 1: pad on the right")
+        return [row[keep] for row, keep in zip(tokens, kept, strict=True)]
+
+
+def _size(array: np.ndarray[Any, Any]) -> int:
+    """Return the work of reading an input: characters to tokenise, or a 64th of the bytes that numpy reads."""
+    return sum(map(len, array.ravel())) if array.dtype == np.object_ else array.nbytes // 64
+
+
+def _outputs(model: SlicedModel) -> list[Tensor]:
+    """Return the answer to a request: arrays of shape [1, ...]."""
+    values = model.example_inputs(1)
+    with torch.inference_mode():
+        for stage in range(model.num_stages):
+            values = model.run(stage, values)
+    (result,) = model.results(values)
+    return [torch.from_numpy(np.asarray(each)[None]) for each in (result if isinstance(result, tuple) else (result,))]
+
+
+def _type(value: Tensor) -> DataType:
+    try:
+        return _TYPES[value.dtype]
+    except KeyError:
+        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in _TYPES)
+        raise InvalidInputError(f"a model with {value.dtype} tensors cannot be served; allowed: {allowed}") from None
+
+
+def tokenizer_of(loaded: Loaded) -> Any:
+    """The tokenizer beside a model's weights, without padding, or None."""
+    if loaded.folder is None or not (loaded.folder / "tokenizer.json").is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    assert isinstance(loaded.model, BertStages)
+    tokenizer = Tokenizer.from_file(str(loaded.folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    config = loaded.model.config
+    tokenizer.enable_truncation(min(config.form.max_tokens or config.max_length, config.max_length))
+    return tokenizer
+
+
+class StageMetrics:
+    """Prometheus collector of what each stage did and what the policy ordered.
+
+    Args:
+        models: iterated over at each collection.
+    """
+
+    def __init__(self, models: Iterable[ServedModel]) -> None:
+        self._models = models
+
+    def collect(self) -> Iterable[Metric]:
+        """All counters, by model and stage."""
+        labels = ["model", "stage"]
+        families = {
+            "num_tasks": CounterMetricFamily("mlsys_dvabatch_stage_tasks", "Tasks run by a stage.", labels=labels),
+            "num_rows": CounterMetricFamily("mlsys_dvabatch_stage_rows", "Requests in those tasks.", labels=labels),
+            "num_gathered": CounterMetricFamily(
+                "mlsys_dvabatch_stage_gathered_rows", "Requests copied together for them.", labels=labels
+            ),
+            "busy_s": CounterMetricFamily("mlsys_dvabatch_stage_busy_seconds", "Time in the stage.", labels=labels),
+        }
+        operations = CounterMetricFamily(
+            "mlsys_dvabatch_operations", "Meta-operations and what else was decided.", labels=["model", "operation"]
+        )
+        active = GaugeMetricFamily("mlsys_dvabatch_active_requests", "Requests in batches.", labels=["model"])
+        for model in self._models:
+            name, scheduler = model.spec.name, model.engine.scheduler
+            for stage, meter in enumerate(model.engine.runner.meters):
+                for field, family in families.items():
+                    family.add_metric([name, str(stage)], float(getattr(meter, field)))
+            if isinstance(scheduler, DvaScheduler):
+                for operation, count in dict(scheduler.counters).items():
+                    operations.add_metric([name, operation.replace(" ", "_")], count)
+                active.add_metric([name], scheduler.state.num_active)
+        return [*families.values(), operations, active]

@@ -1,0 +1,240 @@
+"""Profiles of a staged model: T[stage][batch size] on disk, diversities, and the number of stages (section 7.1)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mlsys_core.device import Device
+from mlsys_core.profiling import ProfileCache, ProfileKey, ProfileTable, UnitProfile, measure
+from mlsys_core.serving import ServeRequest, SimulatedExecutor, simulate
+from mlsys_core.workload import Poisson
+from mlsys_dvabatch.scheduling.costs import StageCosts, TableCosts, least_request_s, unit_name
+from mlsys_dvabatch.scheduling.policies.load import LoadOperatorPolicy
+from mlsys_dvabatch.scheduling.policies.registry import Diversities
+from mlsys_dvabatch.scheduling.scheduler import DvaScheduler, simulated_output, task_s
+from mlsys_dvabatch.stages.activations import StageModel
+from mlsys_dvabatch.stages.slicing.partition import even_cuts
+from mlsys_dvabatch.stages.slicing.program import Program
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
+TRIES = (1, 2, 3, 4, 6, 8, 12, 20)  # numbers of stages tried: the paper's eight
+Progress = Callable[[int, int], None]
+
+
+def profile_stages(
+    model: StageModel,
+    request: Callable[[int], Any],
+    *,
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+    lengths: Sequence[int] = (1,),
+    repeats: int = 3,
+    clock: Callable[[], float] | None = None,
+    progress: Progress | None = None,
+    device: Device | None = None,
+) -> TableCosts:
+    """Measure every stage at every batch size and length.
+
+    Args:
+        model: in stages.
+        request: a payload of a given length.
+        batch_sizes: rising.
+        lengths: rising; where inputs have one shape, (1,).
+        repeats: timed passes.
+        clock: seconds; None: wall time. ``time.thread_time`` counts this thread's processor time alone.
+        progress: called as ``progress(done, total)``.
+        device: that the model's weights lie on; None: host memory.
+    """
+    inputs: dict[tuple[str, int], tuple[int, Any]] = {}
+    with torch.inference_mode():
+        for length in lengths:
+            for num in batch_sizes:
+                requests = [ServeRequest(str(number), request(length), length=length) for number in range(num)]
+                values = model.collate(requests, length)
+                for stage in range(model.num_stages):
+                    inputs[unit_name(stage, length), num] = stage, values
+                    values = model.run(stage, values)
+
+        def run(unit: str, num: int) -> None:
+            stage, values = inputs[unit, num]
+            model.run(stage, values)
+            if device is not None and device.torch_name != "cpu":
+                device.synchronize()
+
+        units = [unit_name(stage, length) for stage in range(model.num_stages) for length in lengths]
+        timing = {} if clock is None else {"clock": clock}
+        table = measure(units, list(batch_sizes), run=run, warmup=1, repeats=repeats, progress=progress, **timing)
+    return TableCosts(table, model.num_stages, tuple(lengths))
+
+
+def boundary_nbytes(model: StageModel, request: Callable[[int], Any], *, num: int, length: int = 1) -> list[int]:
+    """Bytes that each stage but the last hands on for ``num`` requests: what a buffer pair can hold (section 6).
+
+    Args:
+        model: in stages; it is run once.
+        request: a payload of a given length.
+        num: requests of the batch.
+        length: of each.
+    """
+    found = []
+    with torch.inference_mode():
+        values = model.collate([ServeRequest(str(n), request(length), length=length) for n in range(num)], length)
+        for stage in range(model.num_stages - 1):
+            values = model.run(stage, values)
+            found.append(values.nbytes)
+    return found
+
+
+def cached_costs(
+    cache_dir: Path,
+    name: str,
+    model: StageModel,
+    lengths: Sequence[int],
+    measure_costs: Callable[[], TableCosts],
+    *,
+    device: Device | None = None,
+) -> TableCosts:
+    """The costs of ``model``, from disk if they were measured on this machine with these versions and threads."""
+    from mlsys_core.environment import describe_environment
+
+    environment = describe_environment()
+    content = f"{name}, {model.num_stages} stages, lengths {list(lengths)}, {_shape_digest(model)}"
+    where = f"cpu {environment.get('cpu', '')}: {torch.get_num_threads()} threads"
+    if device is not None and device.kind != "cpu":
+        where = f"{device.name} beside {where}"
+    key = ProfileKey.of(where, {"torch": str(torch.__version__)}, content)
+    cache = ProfileCache(cache_dir / "dvabatch-profiles")
+    table = cache.get_or_measure(key, lambda: measure_costs().table)
+    return TableCosts(table, model.num_stages, tuple(lengths))
+
+
+def _shape_digest(model: StageModel) -> str:
+    cuts = getattr(model, "cuts", ())
+    state = getattr(getattr(model, "program", None), "module", model)
+    shapes = (
+        [(name, tuple(value.shape)) for name, value in state.state_dict().items()]
+        if hasattr(state, "state_dict")
+        else []
+    )
+    return hashlib.sha256(repr((cuts, shapes)).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorProfile:
+    """What each operator of a program costs, and what follows for slicing it."""
+
+    batch_sizes: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]  # [operator][batch size]
+
+    @property
+    def preferred(self) -> list[int]:
+        """Preferred batch size of each operator: the smallest with nine tenths of its best throughput."""
+        table = ProfileTable(
+            tuple(
+                UnitProfile(str(number), self.batch_sizes, tuple(max(value, 1e-9) for value in times))
+                for number, times in enumerate(self.seconds)
+            )
+        )
+        return [table.knee(str(number)) for number in range(len(self.seconds))]
+
+    def prefers_differently(self, *, share: float = 0.05, ratio: float = 4.0) -> bool:
+        """Operator diversity: groups of operators, each with ``share`` of the time, prefer sizes ``ratio`` apart."""
+        total = sum(times[-1] for times in self.seconds)
+        shares: dict[int, float] = {}
+        for preferred, times in zip(self.preferred, self.seconds, strict=True):
+            shares[preferred] = shares.get(preferred, 0.0) + times[-1] / total
+        large = [preferred for preferred, part in shares.items() if part >= share]
+        return bool(large) and max(large) >= ratio * min(large)
+
+    def costs(self, cuts: Sequence[int]) -> TableCosts:
+        """Costs of the stages that ``cuts`` make, as sums over their operators."""
+        bounds = [0, *cuts, len(self.seconds)]
+        units = [
+            UnitProfile(
+                unit_name(stage, 1),
+                self.batch_sizes,
+                tuple(max(1e-9, sum(column)) for column in zip(*self.seconds[begin:end], strict=True)),
+            )
+            for stage, (begin, end) in enumerate(pairwise(bounds))
+        ]
+        return TableCosts(ProfileTable(tuple(units)), len(units))
+
+
+def profile_operators(
+    program: Program, *, batch_sizes: Sequence[int] = BATCH_SIZES, progress: Progress | None = None
+) -> OperatorProfile:
+    """Time every operator at every batch size."""
+    columns = []
+    for number, num in enumerate(batch_sizes):
+        columns.append(program.timed(num, repeats=2))
+        if progress is not None:
+            progress(number + 1, len(batch_sizes))
+    return OperatorProfile(tuple(batch_sizes), tuple(zip(*columns, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """One number of stages, tried."""
+
+    num_stages: int
+    mean_s: float  # average latency
+
+
+def choose_num_stages(
+    program: Program,
+    profile: OperatorProfile,
+    *,
+    max_batch_size: int = 64,
+    load: float = 0.9,
+    overhead_s: float = 100e-6,
+    num_requests: int = 600,
+    progress: Progress | None = None,
+) -> tuple[int, list[Try]]:
+    """The number of stages with the lowest average latency, of at most eight.
+
+    Each is simulated on the profile at ``load`` of the peak with Policies II and III; every task costs ``overhead_s``
+    on top, which is what makes many stages bad (Figure 20).
+    """
+    allowed = program.allowed_cuts
+    middle = profile.batch_sizes.index(4) if 4 in profile.batch_sizes else 0
+    times = [row[middle] for row in profile.seconds]
+    tries = []
+    candidates = [num for num in TRIES if num <= len(allowed) + 1]
+    for done, num_stages in enumerate(candidates):
+        costs = profile.costs(even_cuts(times, allowed, num_stages))
+        mean_s = simulated_mean_s(
+            costs, max_batch_size=max_batch_size, load=load, num_requests=num_requests, overhead_s=overhead_s
+        )
+        tries.append(Try(num_stages, mean_s))
+        if progress is not None:
+            progress(done + 1, len(candidates))
+    return min(tries, key=lambda each: each.mean_s).num_stages, tries
+
+
+def simulated_mean_s(
+    costs: StageCosts, *, max_batch_size: int, load: float, num_requests: int, overhead_s: float
+) -> float:
+    """Average latency under Policies II and III on one device."""
+    rate = load / least_request_s(costs, max_batch_size)
+    times = Poisson(rate).times(num_requests, np.random.default_rng(0))
+    cost = partial(_task_s, costs, overhead_s)
+    workers = [SimulatedExecutor(cost, simulated_output) for _ in range(costs.num_stages)]
+    scheduler = DvaScheduler(LoadOperatorPolicy(), costs, max_batch_size=max_batch_size, concurrency=1)
+    run = simulate(scheduler, workers, ((float(at), ServeRequest(str(n), None)) for n, at in enumerate(times)))
+    return sum(served.latency_s for served in run.requests) / len(run.requests)
+
+
+def _task_s(costs: StageCosts, overhead_s: float, task: Any) -> float:
+    return task_s(costs, task) + overhead_s
+
+
+def diversities_of(*, has_lengths: bool, profile: OperatorProfile | None) -> Diversities:
+    """What is known of a model (section 7.1)."""
+    return Diversities(input=has_lengths, operator=profile is not None and profile.prefers_differently())

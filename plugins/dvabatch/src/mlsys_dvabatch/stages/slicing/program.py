@@ -1,0 +1,240 @@
+"""Any module, exported program, .pt2 or ONNX file as one graph of operators, ready to be cut.
+
+A cut is allowed where everything that crosses it is a tensor with one row for each request, or the batch size itself:
+then requests can join and leave there. Which values do is found by running the graph with two batch sizes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from mlsys_core.device import Device
+from mlsys_core.errors import InvalidInputError, MissingDependencyError
+from mlsys_core.pt2.program import load_program as load_exported
+from mlsys_dvabatch.stages.slicing.onnx_file import load_onnx
+from mlsys_dvabatch.stages.slicing.shapes import fixed_example
+from torch import Tensor, fx, nn
+from torch.export.passes import move_to_device_pass
+from torch.utils.flop_counter import FlopCounterMode
+
+_A_SHAPE = "the shape of one request, like --shape 3,224,224"
+_PROBES = (2, 3)  # batch sizes by which rows are told from other dimensions
+
+
+def _nothing() -> None:
+    """Do nothing: the host has done its work when a call returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A graph and what is known of it."""
+
+    module: fx.GraphModule
+    operators: tuple[fx.Node, ...]  # without inputs, parameters and the output, in topological order
+    example: tuple[Tensor, ...]  # inputs of one request, ``[1, ...]`` each
+    row_values: frozenset[str]  # names of nodes that are tensors with one row for each request
+    batch_values: frozenset[str]  # names of nodes that are the batch size
+    rounding: float  # relative difference between batch sizes that the dtypes within explain
+    shapes: Mapping[str, tuple[int, ...]]  # of nodes that are tensors, for two requests
+    flops: int  # of one request, as far as torch counts them: products and convolutions
+    synchronize: Callable[[], None] = _nothing  # waits until the device that it lies on is idle
+
+    @property
+    def allowed_cuts(self) -> list[int]:
+        """Positions among the operators before which the graph may be cut."""
+        return [cut for cut in range(1, len(self.operators)) if self.crossing(cut) is not None]
+
+    def crossing(self, cut: int) -> list[fx.Node] | None:
+        """The tensors that cross a cut, side inputs included; None if something crosses that has no rows."""
+        position = {node: index for index, node in enumerate(self.operators)}
+        crossing = []
+        for node in self.module.graph.nodes:
+            if node.op == "get_attr" or (node.op != "placeholder" and position.get(node, cut) >= cut):
+                continue
+            if not any(position.get(user, len(position)) >= cut for user in node.users):
+                continue
+            if node.name in self.row_values:
+                crossing.append(node)
+            elif node.name not in self.batch_values:
+                return None
+        return crossing or None
+
+    def timed(self, num: int, repeats: int = 3) -> list[float]:
+        """Seconds of each operator for ``num`` requests, the least of some runs."""
+        inputs = [torch.cat([value] * num) for value in self.example]
+        best: dict[fx.Node, float] = {}
+        for _ in range(repeats + 1):
+            timer = _Timer(self.module, self.synchronize)
+            with torch.inference_mode():
+                timer.run(*inputs)
+            for node, seconds in timer.seconds.items():
+                best[node] = min(best.get(node, seconds), seconds)
+        return [best[node] for node in self.operators]
+
+
+class _Timer(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule, synchronize: Callable[[], None]) -> None:
+        super().__init__(module)
+        self.seconds: dict[fx.Node, float] = {}
+        self._synchronize = synchronize
+
+    def run_node(self, n: fx.Node) -> Any:
+        start_s = time.perf_counter()
+        value = super().run_node(n)
+        self._synchronize()
+        self.seconds[n] = time.perf_counter() - start_s
+        return value
+
+
+class _Shapes(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.seen: dict[str, object] = {}
+        self.rounding = 0.0
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if isinstance(value, Tensor):
+            self.seen[n.name] = tuple(value.shape)
+            if value.is_floating_point():
+                self.rounding = max(self.rounding, torch.finfo(value.dtype).eps ** 0.5)
+        elif isinstance(value, int):
+            self.seen[n.name] = value
+        return value
+
+
+def program_of(
+    model: nn.Module | torch.export.ExportedProgram, example: tuple[Tensor, ...], *, device: Device | None = None
+) -> Program:
+    """Export a module, or take a program, and find where it can be cut.
+
+    Args:
+        model: in evaluation mode; takes tensors of ``[requests, ...]``, gives one such tensor or several.
+        example: inputs of one request, ``[1, ...]`` each.
+        device: where it is to lie; None: host memory.
+
+    Raises:
+        InvalidInputError: it cannot be exported, or not for any batch size.
+    """
+    if isinstance(model, nn.Module):
+        model = _exported(model, example)
+    synchronize = _nothing
+    if device is not None and device.torch_name != "cpu":
+        model, synchronize = move_to_device_pass(model, device.torch_name), device.synchronize
+        example = tuple(value.to(device.torch_name) for value in example)
+    try:
+        module = model.module()
+    except Exception as error:
+        raise InvalidInputError(f"this exported program cannot be made into a module: {_first_line(error)}") from error
+    assert isinstance(module, fx.GraphModule)
+    _drop_guards(module)
+    skipped = ("placeholder", "get_attr", "output")
+    operators = tuple(node for node in module.graph.nodes if node.op not in skipped)
+    runs = [_shapes(module, example, num) for num in _PROBES]
+    first, second = (run.seen for run in runs)
+    rows = frozenset(
+        name
+        for name, shape in first.items()
+        if isinstance(shape, tuple) and shape[:1] == _PROBES[:1] and second[name] == (_PROBES[1], *shape[1:])
+    )
+    batch = frozenset(name for name, value in first.items() if (value, second[name]) == _PROBES)
+    flops = _flops(module, example)
+    shapes = _tensors(first)
+    return Program(module, operators, example, rows, batch, runs[0].rounding, shapes, flops, synchronize)
+
+
+def load_program(
+    path: Path,
+    example: tuple[Tensor, ...] | None = None,
+    *,
+    trust_code: bool = False,
+    device: Device | None = None,
+) -> Program:
+    """A ``.pt2`` or ``.onnx`` file.
+
+    Args:
+        path: the file.
+        example: inputs of one request; None makes them of the shapes that a ``.pt2`` tells of (its first row). Of a
+            ``.pt2`` only the shape counts; where its requests may have several, it must be given.
+        trust_code: let ``torch.export.load`` read a ``.pt2``, which runs code that it holds.
+        device: where it is to lie; None: host memory.
+
+    Raises:
+        InvalidInputError: the file is damaged, of another kind, or its model takes no batches.
+        MissingDependencyError: an ONNX file, and onnx2torch is not installed.
+    """
+    if path.suffix == ".pt2":
+        saved = load_exported(path, trust_code=trust_code)
+        args = saved.example_args
+        if args is None and example is None:
+            raise InvalidInputError(f"{path} keeps no example inputs: give {_A_SHAPE}")
+        if saved.example_kwargs or not all(isinstance(value, Tensor) and value.ndim for value in args or ()):
+            raise InvalidInputError(f"{path} takes other inputs than tensors by position; export it so")
+        return program_of(saved.program, fixed_example(path, saved.program, args, example), device=device)
+    if path.suffix == ".onnx":
+        if example is None:
+            raise InvalidInputError(f"{path}: give {_A_SHAPE}; ONNX files keep none")
+        try:
+            return program_of(load_onnx(path), example, device=device)
+        except (InvalidInputError, MissingDependencyError):
+            raise
+        except Exception as error:
+            raise InvalidInputError(f"{path} cannot be converted: {_first_line(error)}") from error
+    raise InvalidInputError(f"{path}: got {path.suffix or 'no suffix'}; a .pt2 or .onnx file is needed")
+
+
+def _exported(model: nn.Module, example: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
+    batch = torch.export.Dim("batch", min=1)
+    inputs = tuple(torch.cat([value] * _PROBES[0]) for value in example)
+    try:
+        with torch.no_grad():
+            return torch.export.export(model.eval(), inputs, dynamic_shapes=tuple({0: batch} for _ in inputs))
+    except Exception as error:
+        raise InvalidInputError(
+            f"{type(model).__name__} cannot be exported for any batch size, so it cannot be sliced: "
+            f"{_first_line(error)}"
+        ) from error
+
+
+def _drop_guards(module: fx.GraphModule) -> None:
+    """Take out the call that compares inputs with the example's constraints: stages have other inputs."""
+    for node in list(module.graph.nodes):
+        if node.op == "call_module" and node.target == "_guards_fn":
+            module.graph.erase_node(node)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _shapes(module: fx.GraphModule, example: tuple[Tensor, ...], num: int) -> _Shapes:
+    finder = _Shapes(module)
+    try:
+        with torch.inference_mode():
+            finder.run(*(torch.cat([value] * num) for value in example))
+    except Exception as error:
+        raise InvalidInputError(
+            f"the model does not run with {num} requests: {_first_line(error)}; export it with a dynamic first "
+            "dimension"
+        ) from error
+    return finder
+
+
+def _tensors(seen: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
+    return {name: shape for name, shape in seen.items() if isinstance(shape, tuple)}
+
+
+def _flops(module: fx.GraphModule, example: tuple[Tensor, ...]) -> int:
+    try:
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            module(*example)
+    except Exception:  # noqa: BLE001 - a lone request may be refused; then nothing says how long the model takes
+        return 0
+    return int(counter.get_total_flops())
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

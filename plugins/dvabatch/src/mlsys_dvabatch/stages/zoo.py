@@ -1,0 +1,185 @@
+"""Models by name or file, in stages: what ``mlsys dvabatch serve``, ``profile`` and ``bench`` take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from mlsys_core.device import Device, get_device
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.plugins import installed_plugins
+from mlsys_core.plugins.loading import LoadContext, endings, find_loader, load_with
+from mlsys_core.plugins.specs import CompilerSpec, ModelLoaderSpec
+from mlsys_dvabatch.stages.models.bert import BERT_BASE, BERT_LARGE, MINILM, BertConfig, BertStages
+from mlsys_dvabatch.stages.models.bert_folder import load_bert
+from mlsys_dvabatch.stages.models.vision import SHAPES
+from mlsys_dvabatch.stages.profile import profile_operators
+from mlsys_dvabatch.stages.slicing.exits import ExitingModel
+from mlsys_dvabatch.stages.slicing.partition import diversity_cuts, even_cuts
+from mlsys_dvabatch.stages.slicing.program import Program, load_program, program_of
+from mlsys_dvabatch.stages.slicing.sliced import Compile, SlicedModel
+from torch import Tensor
+
+ENCODERS: dict[str, BertConfig] = {"bert-base": BERT_BASE, "bert-large": BERT_LARGE, "minilm-random": MINILM}
+ENGINE, FOLDER = "dvabatch", "all-minilm-l6-v2"  # the folder has a name in mlsys models list
+LENGTHS = (8, 16, 32, 64, 128, 256)  # at which encoders are profiled
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model that is ready to be profiled or served."""
+
+    name: str
+    model: BertStages | SlicedModel
+    folder: Path | None = None  # of a tokenizer, if there is one
+    device: Device | None = None  # that its weights lie on; None: host memory
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Lengths to profile at; (1,) where inputs have one shape."""
+        if isinstance(self.model, BertStages):
+            return tuple(length for length in LENGTHS if length <= self.model.config.max_length)
+        return (1,)
+
+    def request(self, length: int) -> Any:
+        """A payload of ``length`` units."""
+        generator = torch.Generator().manual_seed(length)
+        if isinstance(self.model, BertStages):
+            return torch.randint(1000, self.model.config.vocab_size, (length,), generator=generator).numpy()
+        return self.model.example
+
+
+def load(
+    name: str,
+    cache_dir: Path,
+    *,
+    num_stages: int | None = None,
+    shape: tuple[int, ...] | None = None,
+    is_packed: bool = False,
+    compile_stage: Compile | None = None,
+    slice_at: str = "time",
+    trust_code: bool = False,
+    exit_confidence: float | None = None,
+    device: Device | None = None,
+) -> Loaded:
+    """A model by name: an encoder, a vision model with random weights, a ``.pt2`` or ``.onnx`` file.
+
+    Args:
+        name: of the model, or its file or folder.
+        cache_dir: where models are found.
+        num_stages: None: four, or two of an encoder.
+        shape: of one request, for ONNX files.
+        is_packed: encoders without padding.
+        compile_stage: what becomes of each stage.
+        slice_at: "time": stages take equally long; "diversity": cut where the preferred batch size of operators changes
+            most, into fewer stages where there are fewer changes. Encoders are cut between layers.
+        trust_code: let a ``.pt2`` file run code that it holds.
+        device: where its weights are to lie; None: host memory.
+        exit_confidence: of a model whose requests leave at the first output that is so sure; None: they run to its end.
+
+    Raises:
+        InvalidInputError: there is no such model, it is damaged, or cannot be cut so.
+        MissingDependencyError: it, or what reads it, is not installed.
+    """
+    from mlsys_core.models import resolve_model
+
+    place = "cpu" if device is None else device.torch_name
+    if name in ENCODERS:
+        torch.manual_seed(0)
+        encoder = BertStages(ENCODERS[name], num_stages or 2, is_packed=is_packed).eval()
+        return Loaded(name, encoder.to(place), device=device)
+    given: dict[str, Any] = {
+        "stages": num_stages,
+        "shape": shape,
+        "packed": is_packed or None,
+        "compiler": compile_stage,
+        "slice_at": slice_at if slice_at != "time" else None,
+        "exit_confidence": exit_confidence,
+    }
+    context = LoadContext(
+        device=place if device is None else device.name,
+        trust_code=trust_code,
+        options={key: value for key, value in given.items() if value is not None},
+    )
+    if name in SHAPES:
+        return replace(load_graph(Path(name), context), device=device)
+    path = resolve_model(name, cache_dir) if name == FOLDER else Path(name).expanduser()
+    registry = installed_plugins().registry
+    spec = find_loader(path, ENGINE, registry)
+    if spec is None and path.is_dir():
+        spec = registry.get(ModelLoaderSpec, "dvabatch-encoder")  # which says what the folder lacks
+    if spec is not None:
+        loaded: Loaded = load_with(spec, path, context, registry, kind=Loaded)
+        return replace(loaded, name=name if name == FOLDER else loaded.name, device=device)
+    known = sorted([*ENCODERS, *SHAPES, FOLDER])
+    raise InvalidInputError(
+        f"{name!r} is no model DVABatch knows: give a file or folder with {endings(ENGINE, registry)}, or one of "
+        f"{', '.join(known)}"
+    )
+
+
+def load_graph(path: Path, context: LoadContext) -> Loaded:
+    """Load a vision model by name, or a ``.pt2`` or ``.onnx`` file; DVABatch's own loader. See :func:`load`."""
+    options = context.taken("stages", "shape", "packed", "compiler", "slice_at", "exit_confidence")
+    program = open_program(
+        str(path), options.get("shape"), trust_code=context.trust_code, device=get_device(context.device)
+    )
+    num_stages, compile_stage = options.get("stages"), options.get("compiler")
+    if (confidence := options.get("exit_confidence")) is not None:
+        if num_stages is not None or compile_stage is not None:
+            raise InvalidInputError(f"{path}: a model with exits is cut at them: leave out --stages and --compiler")
+        return Loaded(path.stem, ExitingModel(program, confidence))
+    stages = num_stages or min(4, len(program.allowed_cuts) + 1)
+    cuts = cuts_at(options.get("slice_at", "time"), program, stages)
+    return Loaded(path.stem, SlicedModel(program, cuts, compile_stage=compile_stage))
+
+
+def load_encoder(path: Path, context: LoadContext) -> Loaded:
+    """Load the folder of a BERT-like encoder; DVABatch's own loader. Encoders are cut between layers."""
+    options = context.taken("stages", "shape", "packed", "compiler", "slice_at", "exit_confidence")
+    model = load_bert(path, num_stages=options.get("stages") or 2, is_packed=options.get("packed", False))
+    return Loaded(path.name, model.to(get_device(context.device).torch_name), path)
+
+
+def cuts_at(slice_at: str, program: Program, num_stages: int) -> list[int]:
+    """Where to cut ``program`` (section 4.1); see :func:`load`.
+
+    Raises:
+        InvalidInputError: ``slice_at`` is neither way, or the program has too few operators.
+    """
+    if slice_at == "time":
+        return even_cuts(program.timed(4), program.allowed_cuts, num_stages)
+    if slice_at == "diversity":
+        preferred = profile_operators(program, batch_sizes=(1, 4, 16)).preferred
+        return diversity_cuts(preferred, program.allowed_cuts, num_stages)
+    raise InvalidInputError(f"--slice-at {slice_at!r}: give time or diversity")
+
+
+def open_program(
+    name: str, shape: tuple[int, ...] | None = None, *, trust_code: bool = False, device: Device | None = None
+) -> Program:
+    """Open a vision model or file as a graph that can be cut, on ``device``."""
+    torch.manual_seed(0)
+    if name in SHAPES:
+        make, own_shape = SHAPES[name]
+        return program_of(make().eval(), (torch.randn(1, *(shape or own_shape)),), device=device)
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise InvalidInputError(f"{path} is no file")
+    example: tuple[Tensor, ...] | None = None if shape is None else (torch.randn(1, *shape),)
+    return load_program(path, example, trust_code=trust_code, device=device)
+
+
+def compiler_of(name: str | None) -> Compile | None:
+    """A compiler of the registry as :class:`SlicedModel` takes it.
+
+    Raises:
+        PluginError: no compiler is called so.
+    """
+    if name is None:
+        return None
+    factory: Callable[..., Any] = installed_plugins().registry.load(CompilerSpec, name)
+    return lambda module, example: factory(module, example)
