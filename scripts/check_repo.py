@@ -1,6 +1,7 @@
 """What no general linter checks: the boundaries this repository draws. Run by ``make lint``; prints each breach.
 
 - imports point to core only, and the core imports no subsystem;
+- within a package, neither files nor rooms (the folders and files at its top) import each other in a circle;
 - there is no top-level ``mlsys`` package or distribution (the name is taken on the package index);
 - no lock file carries an address;
 - no Python file is over 500 lines;
@@ -16,6 +17,8 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+
+import networkx as nx
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 500
@@ -53,6 +56,47 @@ def check_imports(root: Path, files: list[Path]) -> Iterator[str]:
         own = match[1]
         for module in imported_modules(file.read_text()) & set(SUBSYSTEMS) - {own}:
             yield f"{file.relative_to(root)}: {own} imports {module}; subsystems meet through core's hooks only"
+
+
+def own_imports(file: Path, module: str, modules: set[str]) -> Iterator[str]:
+    """Yield the modules of the same package that a file imports when it runs; imports for type checkers do not count."""
+    pending: list[ast.AST] = [ast.parse(file.read_text())]
+    while pending:
+        for node in ast.iter_child_nodes(pending.pop()):
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+                continue
+            pending.append(node)
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                joined = [f"{node.module}.{alias.name}" for alias in node.names]
+                names = [name if name in modules else node.module for name in joined]
+            yield from (name for name in names if name in modules and name != module)
+
+
+def check_circles(root: Path, files: list[Path]) -> Iterator[str]:
+    """Yield circles of imports among the files of a package, and among its rooms."""
+    packages: dict[str, dict[str, Path]] = {}
+    for file in files:
+        match = re.match(r"(?:packages|plugins)/\w+/src/(mlsys_\w+)/(.*)\.py$", file.relative_to(root).as_posix())
+        if match and "template" not in file.parts:
+            name = ".".join([match[1], *match[2].split("/")]).removesuffix(".__init__")
+            packages.setdefault(match[1], {})[name] = file
+    for package, modules in packages.items():
+        by_file: nx.DiGraph[str] = nx.DiGraph()
+        by_room: nx.DiGraph[str] = nx.DiGraph()
+        for module, file in modules.items():
+            for imported in own_imports(file, module, set(modules)):
+                by_file.add_edge(module, imported)
+                rooms = [".".join(name.split(".")[:2]) for name in (module, imported)]
+                if rooms[0] != rooms[1]:
+                    by_room.add_edge(*rooms)
+        for graph, what in ((by_file, "files"), (by_room, "rooms")):
+            for circle in nx.strongly_connected_components(graph):
+                if len(circle) > 1:
+                    edges = ", ".join(f"{one} -> {other}" for one, other in sorted(graph.subgraph(circle).edges))
+                    yield f"{package}: {what} import each other in a circle: {edges}"
 
 
 def check_names(root: Path, files: list[Path]) -> Iterator[str]:
@@ -141,6 +185,7 @@ def breaches(root: Path) -> Iterator[str]:
     """All breaches in the tree below ``root``."""
     files = tracked_files(root)
     yield from check_imports(root, files)
+    yield from check_circles(root, files)
     yield from check_names(root, files)
     yield from check_locks(root, files)
     yield from check_length(root, files)

@@ -59,7 +59,7 @@ AREAS = {
     ),
     "orca-schedulers": Area(
         ORCA,
-        ("schedulers/*.py",),
+        ("scheduling/*.py",),
         _paths(
             "tests/orca",
             "test_scheduler test_scheduler_book test_scheduler_chunked test_scheduler_encoder test_scheduler_faults"
@@ -68,7 +68,14 @@ AREAS = {
     ),
     "nimble-planning": Area(
         NIMBLE,
-        ("streams.py", "sync.py", "storage.py", "strides.py", "graph.py", "schedule.py"),
+        (
+            "planning/streams.py",
+            "planning/sync.py",
+            "planning/storage.py",
+            "planning/schedule.py",
+            "ir/strides.py",
+            "ir/graph.py",
+        ),
         _paths("tests/nimble", "test_streams test_sync test_storage test_strides test_graph test_schedule"),
     ),
     "nimble-passes": Area(NIMBLE, ("passes/*.py",), ("tests/nimble/passes",)),
@@ -80,7 +87,7 @@ AREAS = {
     ),
     "dvabatch-policies": Area(
         DVABATCH,
-        ("policies/*.py", "table.py", "scheduler.py", "costs.py"),
+        ("scheduling/policies/*.py", "scheduling/table.py", "scheduling/scheduler.py", "scheduling/costs.py"),
         _paths(
             "plugins/dvabatch/tests",
             "test_table test_policy_state test_policy_rules test_load_rules test_planner_rules test_scheduler_rules "
@@ -89,7 +96,7 @@ AREAS = {
     ),
     "codecs": Area(
         CORE,
-        (*_paths("serving/oip", "rest_codec grpc_codec datatypes tensors"), "profiling/payload.py"),
+        (*_paths("serving/oip", "rest/codec grpc/codec datatypes tensors"), "profiling/payload.py"),
         (
             *_paths("tests/core/serving/oip", "test_rest_codec test_grpc_codec test_tensors"),
             "tests/core/profiling/test_payload.py",

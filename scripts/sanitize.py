@@ -203,7 +203,7 @@ def run_replay_check() -> Outcome:
     began = time.monotonic()
     program = ROOT / "build" / "replay_check"
     program.parent.mkdir(exist_ok=True)
-    sources = ROOT / "packages/nimble/src/mlsys_nimble/native"
+    sources = ROOT / "packages/nimble/src/mlsys_nimble/backends/cpu"
     command = [*os.environ.get("CXX", "c++").split(), "-std=c++17", "-O1", "-g", "-fsanitize=thread", "-pthread"]
     command += [f"-I{sources}", f"-I{CORE}", str(ROOT / "tests/nimble/native/replay_check.cpp"), "-o", str(program)]
     failed = []

@@ -63,6 +63,26 @@ def test_each_breach_is_found(tree: Path, name: str, text: str, says: str):
     assert [breach for breach in found if says in breach], found
 
 
+def test_circles_of_files_and_of_rooms_are_found(tree: Path):
+    folder = "packages/orca/src/mlsys_orca"
+    write(tree, f"{folder}/a/one.py", "def f():\n    from mlsys_orca.a import two")
+    write(tree, f"{folder}/a/two.py", "import mlsys_orca.a.one")
+    write(tree, f"{folder}/b/three.py", "from mlsys_orca.a.two import x")
+    write(tree, f"{folder}/a/four.py", "from mlsys_orca.b.three import x")
+    found = [breach for breach in check_repo.breaches(tree) if "in a circle" in breach]
+    assert [breach.split(" in a circle: ")[1] for breach in found] == [
+        "mlsys_orca.a.one -> mlsys_orca.a.two, mlsys_orca.a.two -> mlsys_orca.a.one",
+        "mlsys_orca.a -> mlsys_orca.b, mlsys_orca.b -> mlsys_orca.a",
+    ]
+
+
+def test_imports_for_type_checkers_make_no_circle(tree: Path):
+    folder = "packages/orca/src/mlsys_orca"
+    write(tree, f"{folder}/one.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import mlsys_orca.two")
+    write(tree, f"{folder}/two.py", "import mlsys_orca.one")
+    assert not [breach for breach in check_repo.breaches(tree) if "in a circle" in breach]
+
+
 def test_a_clean_tree_passes(tree: Path):
     write(
         tree,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.translation import translate
 from mlsys_windtunnel.export.artifact import GRAPH_FILE, TENSORS_FILE, load, save
 from mlsys_windtunnel.export.plain import Reader, Writer
+from mlsys_windtunnel.export.renamed import RENAMED
 from mlsys_windtunnel.modules.base import OperatorModule
 from mlsys_windtunnel.modules.linear.linear import Affine
 from mlsys_windtunnel.modules.network import Network, Wire
@@ -210,6 +212,22 @@ def test_a_wrong_graph_is_refused(artifact: Path, change: Callable[[Any], Any], 
     (artifact / GRAPH_FILE).write_text(json.dumps(changed))
     with pytest.raises(InvalidInputError, match=says):
         load(artifact)
+
+
+def test_a_file_from_before_modules_moved_is_read(artifact: Path):
+    today = load(artifact).predict_proba(FRAME)
+    text = (artifact / GRAPH_FILE).read_text()
+    for old, new in RENAMED.items():
+        text = text.replace(f'"{new}:', f'"{old}:')
+    assert '"mlsys_windtunnel.modules.linear:' in text
+    assert ".linear.linear:" not in text
+    (artifact / GRAPH_FILE).write_text(text)
+    np.testing.assert_array_equal(load(artifact).predict_proba(FRAME), today)
+
+
+@pytest.mark.parametrize("module", RENAMED.values())
+def test_where_modules_moved_to_there_is_a_module(module: str):
+    assert importlib.util.find_spec(module)
 
 
 @pytest.mark.parametrize("name", ["forward", "_parameters", "_forward_hooks", "__class__"])

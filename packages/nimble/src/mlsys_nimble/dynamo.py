@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from mlsys_nimble.errors import CaptureError
-from mlsys_nimble.module import make_options
-from mlsys_nimble.prepared import Options, PreparedCalls, first_line
+from mlsys_nimble.prepared import Options, PreparedCalls, first_line, make_options
 
 _LOG = logging.getLogger("mlsys_nimble")
 

@@ -12,7 +12,7 @@ from mlsys_core.errors import InvalidInputError
 from torch import nn
 
 from mlsys_nimble.errors import CaptureError
-from mlsys_nimble.prepared import Options, Prepared, PreparedCalls, eval_mode
+from mlsys_nimble.prepared import Options, Prepared, PreparedCalls, eval_mode, make_options
 
 if TYPE_CHECKING:
     from mlsys_nimble.training.calls import TrainedModel, TrainingCalls
@@ -145,23 +145,6 @@ class How:
     options: Options
     training: bool
     falls_back: bool  # to torch.compile, where no schedule can hold the model
-
-
-def make_options(options: Mapping[str, Any]) -> Options:
-    """Options by name.
-
-    Raises:
-        InvalidInputError: a name that does not exist, or a value out of range.
-
-    Example:
-        >>> make_options({"num_threads": 2}).num_threads
-        2
-    """
-    known = Options.__dataclass_fields__
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise InvalidInputError(f"there is no option {unknown[0]!r}; there are {', '.join(known)}")
-    return Options(**options)
 
 
 def compile(model: nn.Module, example_inputs: Any, **options: Any) -> Nimble:  # noqa: A001

@@ -67,6 +67,23 @@ class Options:
 _BY_DEVICE = {"cpu": "auto", "cuda": "cuda"}  # other devices' operators are torch's own
 
 
+def make_options(options: Mapping[str, Any]) -> Options:
+    """Options by name.
+
+    Raises:
+        InvalidInputError: a name that does not exist, or a value out of range.
+
+    Example:
+        >>> make_options({"num_threads": 2}).num_threads
+        2
+    """
+    known = Options.__dataclass_fields__
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise InvalidInputError(f"there is no option {unknown[0]!r}; there are {', '.join(known)}")
+    return Options(**options)
+
+
 class Prepared:
     """A call of fixed shapes, ready to be replayed from any thread."""
 

@@ -39,7 +39,7 @@ _MODULES = {
     "WindTunnelModule": "module",
     "WindTunnelRegressor": "finetune.estimators",
     "fine_tune": "finetune.tune",
-    "translate": "translation",
+    "translate": "convert.translation",
 }
 
 

@@ -17,8 +17,7 @@ import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_windtunnel.checks.table import check_kind, check_labels, check_names, check_width, is_frame
-from mlsys_windtunnel.convert.registry import Lookup
-from mlsys_windtunnel.host.lookup import CategoryLookup
+from mlsys_windtunnel.host.lookup import CategoryLookup, Lookup
 from mlsys_windtunnel.host.raw_table import NamedTable, PlainTable, Table, array_of, has_names, numbers
 from mlsys_windtunnel.parse.graph import Kind, Operator, PipelineGraph, Value
 
@@ -247,7 +246,7 @@ def _foreign(operator: Operator, function: Callable[[Table], Any], table: Table)
 
 
 def _answer(estimator: Any, method: str, table: Table) -> npt.NDArray[np.float64]:
-    """One answer of a predictor within the graph, ``[rows, width]``; see :data:`mlsys_windtunnel.parse.graph.METHODS`."""
+    """Return one answer of a predictor in the graph, ``[rows, width]``; see :data:`~.parse.graph.METHODS`."""
     answer = _raw(getattr(estimator, "predict" if method == "labels" else method)(table))
     classes = getattr(estimator, "classes_", None)
     if method == "predict" and classes is not None:

@@ -1,6 +1,7 @@
-"""The elementwise operations that a :class:`~mlsys_nimble.ir.operators.Pointwise` may hold: names and arities, no torch.
+"""Elementwise operations that a :class:`~mlsys_nimble.ir.operators.Pointwise` may hold: names and arities.
 
-``reference.py`` gives each its torch function and ``native/pointwise.h`` its vector code; a test walks this table.
+``backends/reference`` gives each its torch function and ``backends/cpu/pointwise.h`` its vector code; a test walks
+this table.
 """
 
 from __future__ import annotations

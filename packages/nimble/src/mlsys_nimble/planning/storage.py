@@ -1,7 +1,7 @@
 """The memory plan: an offset in one arena for every value that has memory of its own.
 
-Follows :mod:`mlsys_nimble.planning.layout`. Two values may share bytes only if one is done with before the other begins in every
-order that the dependencies allow, or, given a schedule, in the orders that its workers may run it in.
+Follows :mod:`mlsys_nimble.planning.layout`. Two values may share bytes only if one is done with before the other
+begins in every order that the dependencies allow, or, given a schedule, in the orders that its workers may run it in.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Stream assignment: Algorithm 1 of the Nimble paper (dissertation, section 3.3.2 and appendix A.1).
 
-Pure: an operator graph in, a stream for each operator out; :mod:`mlsys_nimble.planning.sync` then says where streams must wait.
+Pure: an operator graph in, a stream for each operator out; :mod:`mlsys_nimble.planning.sync` then says where streams
+    must wait.
 The assignment reaches maximum logical concurrency (independent operators never share a stream) with the fewest
 synchronisations that allows.
 

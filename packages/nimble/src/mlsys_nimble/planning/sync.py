@@ -1,7 +1,7 @@
 """Synchronisations of a stream assignment: the |E'| - |M| events of Theorem 3.
 
-Follows :mod:`mlsys_nimble.planning.streams`; an executor records each event on the producer's stream right after the producer
-and makes the consumer's stream wait for it right before the consumer.
+Follows :mod:`mlsys_nimble.planning.streams`; an executor records each event on the producer's stream right after the
+producer and makes the consumer's stream wait for it right before the consumer.
 """
 
 from __future__ import annotations

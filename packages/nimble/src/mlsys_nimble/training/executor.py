@@ -50,7 +50,7 @@ class TensorExecutor:
         self._replays: OrderedDict[Any, _Replay] = OrderedDict()
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """See :class:`~mlsys_nimble.backends.executor.Executor`. Inputs may lie as they like; each way is bound once."""
+        """Run as an :class:`~mlsys_nimble.backends.executor.Executor`; each layout of the inputs is bound once."""
         with torch.inference_mode(False), torch.no_grad():  # what is made here serves later calls outside of it too
             key = tuple([tensor.stride() for tensor in inputs])
             replay = self._replays.get(key)

@@ -62,7 +62,7 @@ def load() -> Any:
         MissingDependencyError: there is no C++ compiler.
     """
     here = Path(__file__).parent / "native"
-    headers = [*sorted(here.glob("*.h")), *sorted((here.parents[1] / "native").glob("*.h"))]
+    headers = [*sorted(here.glob("*.h")), *sorted((here.parents[1] / "backends" / "cpu").glob("*.h"))]
     library = load_kernel(here / "training.cpp", cache_dir=settings().cache_dir, headers=headers)
     library.kernel_units.argtypes = library.kernel_scratch.argtypes = library.kernel_free.argtypes = [c_void_p]
     library.kernel_units.restype = library.kernel_scratch.restype = c_int64
@@ -123,7 +123,7 @@ def _rows(view: View) -> View:
 
 
 def batch_norm(kind: BatchNormTraining, inputs: Sequence[View], outputs: Sequence[View]) -> list[Kernel]:
-    """Inputs and outputs as :class:`~mlsys_nimble.ir.operators.BatchNormTraining` has them; :func:`takes` the images."""
+    """Bind a :class:`~mlsys_nimble.ir.operators.BatchNormTraining` to its inputs and outputs."""
     x, weight, bias, running_mean, running_var, *residual = inputs
     y, *statistics = outputs
     struct = BatchNormStruct(

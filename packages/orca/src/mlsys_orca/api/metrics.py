@@ -21,8 +21,8 @@ _PREFIX = "mlsys_orca_"
 class EngineMetrics(Collector):
     """Gauges and counters of one engine, labelled with its scheduling policy.
 
-    What only a :class:`~mlsys_orca.scheduling.request_pool.RequestBook` knows (who runs and who waits, preemptions, cached
-    tokens) is left out for a policy that keeps none as ``book``.
+    What only a :class:`~mlsys_orca.scheduling.request_pool.RequestBook` knows (who runs and who waits, preemptions,
+    cached tokens) is left out for a policy that keeps none as ``book``.
 
     Example:
         >>> CollectorRegistry().register(EngineMetrics(engine))  # doctest: +SKIP

@@ -28,7 +28,7 @@ def run(context: BenchContext) -> Section:
     """The suite: the cluster simulated when quick, else the real engine over the default model."""
     if context.is_quick:
         return run_simulated(context, num_requests=60)
-    from mlsys_orca.cli.options import DEFAULT_MODEL, load
+    from mlsys_orca.loading.named import DEFAULT_MODEL, load
 
     return run_engine(load(DEFAULT_MODEL, None), context, scale=SCALE, num_requests=60)
 

@@ -61,7 +61,7 @@ def plan_of(context: BenchContext) -> Plan:
 
 def run(context: BenchContext) -> Section:
     """The suite over the default model."""
-    from mlsys_orca.cli.options import DEFAULT_MODEL, load
+    from mlsys_orca.loading.named import DEFAULT_MODEL, load
 
     return run_plan(load(DEFAULT_MODEL, None, device=context.device), plan_of(context), context)
 

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from mlsys_core.report import Figure, Section, Table
 
-from mlsys_orca.bench.policies import Measurement, Plan
-
 if TYPE_CHECKING:
     from mlsys_core.workload import LatencySummary
 
+    from mlsys_orca.bench.policies import Measurement, Plan
     from mlsys_orca.loading.loaded import LoadedModel
 
 _LOADED = ": the machine had other work, so compare the policies, not the times."

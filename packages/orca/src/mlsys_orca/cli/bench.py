@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from mlsys_core.cli.registered import BlockPoolName, Device
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.cli.options import DEFAULT_MODEL, Dtype, Threads, load, num_threads_of
+from mlsys_orca.cli.options import Dtype, Threads, num_threads_of
+from mlsys_orca.loading.named import DEFAULT_MODEL, load
 
 if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 from mlsys_core.cli.registered import Device
-from mlsys_orca.cli.options import DEFAULT_MODEL, Dtype, Model, Weights, load
+from mlsys_orca.cli.options import Dtype, Model, Weights
+from mlsys_orca.loading.named import DEFAULT_MODEL, load
 
 
 def explain(

@@ -11,16 +11,8 @@ import typer
 from mlsys_core.cli.registered import BlockPoolName, Device
 from mlsys_core.collector import kept_out_of_collections
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.cli.options import (
-    DEFAULT_MODEL,
-    Adapters,
-    ChatTemplateFile,
-    Dtype,
-    Threads,
-    Weights,
-    load,
-    num_threads_of,
-)
+from mlsys_orca.cli.options import Adapters, ChatTemplateFile, Dtype, Threads, Weights, num_threads_of
+from mlsys_orca.loading.named import DEFAULT_MODEL, load
 
 
 def generate(

@@ -10,8 +10,9 @@ from mlsys_orca.cli.bench import app as bench
 from mlsys_orca.cli.embed import embed
 from mlsys_orca.cli.explain import explain
 from mlsys_orca.cli.generate import generate
-from mlsys_orca.cli.options import DEFAULT_MODEL, Dtype, Model, Threads, Weights, load, num_threads_of
+from mlsys_orca.cli.options import Dtype, Model, Threads, Weights, num_threads_of
 from mlsys_orca.cli.serve import serve
+from mlsys_orca.loading.named import DEFAULT_MODEL, load
 
 app = typer.Typer(no_args_is_help=True)
 app.command()(serve)

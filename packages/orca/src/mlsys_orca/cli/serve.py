@@ -10,17 +10,8 @@ import typer
 from mlsys_core.cli.registered import BlockPoolName, Device
 from mlsys_core.cli.serving import ServerOptions, serve_command
 from mlsys_core.collector import kept_out_of_collections
-from mlsys_orca.cli.options import (
-    DEFAULT_MODEL,
-    Adapters,
-    ChatTemplateFile,
-    Dtype,
-    Model,
-    Threads,
-    Weights,
-    load,
-    num_threads_of,
-)
+from mlsys_orca.cli.options import Adapters, ChatTemplateFile, Dtype, Model, Threads, Weights, num_threads_of
+from mlsys_orca.loading.named import DEFAULT_MODEL, load
 
 if TYPE_CHECKING:
     from mlsys_core.serving.http import ServerAddress

@@ -21,9 +21,9 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_orca.loading.huggingface import read_json, read_tokenizer
 from mlsys_orca.loading.load import DTYPES, default_dtype, usable_device
 from mlsys_orca.loading.pooling import Pooling, PoolingMode, read_pooling
-from mlsys_orca.model import encoder_family
 from mlsys_orca.model.encoder import Encoder, spans_of
 from mlsys_orca.model.encoder_family import EncoderConfig
+from mlsys_orca.model.families import encoder_family
 from mlsys_orca.model.limits import check_numbers
 from mlsys_orca.model.weights.checkpoint import Progress
 from mlsys_orca.model.weights.damage import readable

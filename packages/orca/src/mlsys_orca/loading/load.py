@@ -51,9 +51,9 @@ def load_model(
             quantised; ``"int8"`` or ``"int4"``: quantised while loading, whatever the file has. Norms, biases and a
             mixture's routers stay floating; int4 keeps 8 bits for the tables and the query, key and value projections.
             None: packed where the native path runs, which is faster there and changes no value, else float.
-        backend: ``"native"``: own kernels on the CPU (:mod:`mlsys_orca.backends.native`); ``"torch"``: torch's operators;
-            ``"auto"``: native where the model and the machine allow it, and on a CUDA device Triton kernels
-            (:mod:`mlsys_orca.backends.triton`).
+        backend: ``"native"``: own kernels on the CPU (:mod:`mlsys_orca.backends.native`); ``"torch"``: torch's
+            operators; ``"auto"``: native where the model and the machine allow it, and on a CUDA device Triton
+            kernels (:mod:`mlsys_orca.backends.triton`).
         num_threads: torch's threads while loading; the process's number is restored after. More than one helps only
             where the cores are free: dequantising is many small operators, each of which waits for the whole team.
         progress: Called with the bytes of weights read so far and those in all.

@@ -1,7 +1,7 @@
 """The parts that decoder layers are made of, and the decoder around them.
 
 A flattened forward: all requests' tokens stand as rows of one matrix for every operator but attention. A family
-(:mod:`mlsys_orca.model.families.llama` and its neighbours) reads the operators from a checkpoint and puts them together here.
+(such as :mod:`mlsys_orca.model.families.llama`) reads the operators from a checkpoint and puts them together here.
 Query, key and value projections are one matrix product, gate and up projections another; the vocabulary projection
 runs on the sampled rows only.
 

@@ -1,7 +1,7 @@
 """What the runner asks of a decoder-only model, and the tensors it hands over.
 
-Between :mod:`mlsys_orca.backends.runner`, which builds :class:`ForwardInputs` from an iteration's batch, and the model families,
-which implement :class:`DecoderModel`.
+Between :mod:`mlsys_orca.backends.runner`, which builds :class:`ForwardInputs` from an iteration's batch, and the
+model families, which implement :class:`DecoderModel`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads a model's operators from a checkpoint by what they are for, whatever the layout calls their tensors.
 
-Between :class:`~mlsys_orca.model.weights.reading.WeightReader`, which knows names and shapes, and the families, which say
-"the query, key and value projections of layer 3, as one product".
+Between :class:`~mlsys_orca.model.weights.reading.WeightReader`, which knows names and shapes, and the families, which
+say "the query, key and value projections of layer 3, as one product".
 """
 
 from __future__ import annotations

@@ -122,7 +122,8 @@ class BlockTables:
         Args:
             request_id: Whose they are.
             num_tokens: Tokens to hold.
-            digests: Of the request's full blocks (:func:`~mlsys_orca.scheduling.prefix_cache.extend_digests`); empty: share none.
+            digests: Of the request's full blocks (:func:`~mlsys_orca.scheduling.prefix_cache.extend_digests`); empty:
+                share none.
             keep_free: Blocks that must stay free.
 
         Returns:

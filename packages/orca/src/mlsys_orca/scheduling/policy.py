@@ -2,8 +2,8 @@
 
 The engine asks once, at its start. What a policy must be:
 
-- its factory takes a :class:`~mlsys_orca.scheduling.block_tables.BlockTables`, which it owns from then on, and the keywords
-  ``max_batch_size`` and ``max_model_len``; further keywords of its own, with defaults, are its options;
+- its factory takes a :class:`~mlsys_orca.scheduling.block_tables.BlockTables`, which it owns from then on, and the
+  keywords ``max_batch_size`` and ``max_model_len``; further keywords of its own, with defaults, are its options;
 - what it returns is a :class:`GenerationScheduler`;
 - that hands a request's tokens to the runner in order of position, each once computed before the next is sampled, and
   frees the request's blocks when it leaves. Of a request whose first ``num_encoder_tokens`` an encoder reads, it hands

@@ -1,8 +1,8 @@
 """Contents of K/V blocks that outlive their request, for later requests that begin with the same tokens.
 
-Below :class:`~mlsys_orca.scheduling.block_tables.BlockTables`, which asks it before it gives a request new blocks. Only full
-blocks are kept, by a digest of all tokens from the request's first to the block's last: a key and a value depend on
-every token before them. A kept block is read-only, whoever holds it.
+Below :class:`~mlsys_orca.scheduling.block_tables.BlockTables`, which asks it before it gives a request new blocks.
+Only full blocks are kept, by a digest of all tokens from the request's first to the block's last: a key and a value
+depend on every token before them. A kept block is read-only, whoever holds it.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class GuideMaker:
 
 
 class GrammarGuide:
-    """One request's :class:`~mlsys_orca.scheduling.batch.Guide`: a parser that stands where the answer does, or goes there."""
+    """One request's :class:`~mlsys_orca.scheduling.batch.Guide`: a parser at the position of its answer."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int, eos_ids: frozenset[int]) -> None:
         self._matcher = matcher

@@ -10,21 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from mlsys_core.lazy import resolve
 
+from mlsys_windtunnel.host.lookup import Lookup
 from mlsys_windtunnel.modules.base import OperatorModule
-
-
-class Lookup(Protocol):
-    """The host part of an operator on text or object columns: raw columns to numbers (codes of categories)."""
-
-    def __call__(self, columns: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """``[rows, width]`` float64 from raw columns ``[rows, features]`` of any dtype."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +73,3 @@ def _resolved(entry: Entry | None) -> Converter | None:
         return None
     converter: Converter = resolve(entry.converter)
     return converter
-
-
-def default_registry() -> ConverterRegistry:
-    """The built-in table and what installed plugins add; a plugin's entry wins over none, never over a built-in one."""
-    from mlsys_core.plugins import installed_plugins
-    from mlsys_core.plugins.specs import ConverterSpec
-
-    from mlsys_windtunnel.convert.table import COMBINERS, ENTRIES
-
-    added = {
-        spec.source.replace(":", "."): Entry(spec.source.replace(":", "."), spec.factory, note=spec.help)
-        for spec in installed_plugins().registry.all(ConverterSpec)
-    }
-    return ConverterRegistry(
-        added | {entry.source: entry for entry in ENTRIES}, {entry.source: entry for entry in COMBINERS}
-    )

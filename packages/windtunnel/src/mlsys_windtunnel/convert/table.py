@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlsys_windtunnel.convert.registry import Entry
+from mlsys_windtunnel.convert.registry import ConverterRegistry, Entry
 
 
 def _family(module: str, package: str, functions: dict[str, str]) -> list[Entry]:
@@ -359,3 +359,17 @@ COMBINERS: tuple[Entry, ...] = (
     ),
 )
 """Meta-estimators whose members are operators of their own (see ``expand.py``): what joins the members' answers."""
+
+
+def default_registry() -> ConverterRegistry:
+    """The built-in table and what installed plugins add; a plugin's entry wins over none, never over a built-in one."""
+    from mlsys_core.plugins import installed_plugins
+    from mlsys_core.plugins.specs import ConverterSpec
+
+    added = {
+        spec.source.replace(":", "."): Entry(spec.source.replace(":", "."), spec.factory, note=spec.help)
+        for spec in installed_plugins().registry.all(ConverterSpec)
+    }
+    return ConverterRegistry(
+        added | {entry.source: entry for entry in ENTRIES}, {entry.source: entry for entry in COMBINERS}
+    )

@@ -9,7 +9,8 @@ import torch
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_windtunnel.checks.values import Contract
-from mlsys_windtunnel.convert.registry import Converted, ConverterRegistry, default_registry
+from mlsys_windtunnel.convert.registry import Converted, ConverterRegistry
+from mlsys_windtunnel.convert.table import default_registry
 from mlsys_windtunnel.frontend import Frontend, FrontierValue, host_operators
 from mlsys_windtunnel.host.raw_table import Table
 from mlsys_windtunnel.module import WindTunnelModule

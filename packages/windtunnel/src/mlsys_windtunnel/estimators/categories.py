@@ -1,7 +1,7 @@
 """Encoders of categories that scikit-learn lacks: by hash, by binary digits, by two hot elements.
 
 Fitting leaves a table per column, a row for each category and more for those it has not seen; transforming picks rows.
-``converters/encode.py`` makes the same tables trainable.
+``convert/encode.py`` makes the same tables trainable.
 """
 
 from __future__ import annotations

@@ -20,9 +20,20 @@ import torch
 from mlsys_core.errors import InvalidInputError
 from torch import Tensor, nn
 
+from mlsys_windtunnel.export.renamed import current_path
+
 OWN_MODULES = tuple(
     f"mlsys_windtunnel.{name}"
-    for name in ("checks", "converters", "frontend", "graph", "lookup", "modules", "network", "soft")
+    for name in (
+        "backends.soft",
+        "checks",
+        "convert",
+        "finetune.residual",
+        "frontend",
+        "host",
+        "modules",
+        "parse.graph",
+    )
 )
 CONTAINERS = {
     f"torch.nn:{cls.__name__}": cls
@@ -254,6 +265,7 @@ class Reader:
 
     def _own(self, path: str, kind: type) -> Any:
         """What an allowed module defines under this path, a class or a function."""
+        path = current_path(path)
         module_name, _, name = path.partition(":")
         if not _is_allowed(module_name, self._packages):
             raise InvalidInputError(

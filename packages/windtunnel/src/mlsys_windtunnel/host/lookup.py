@@ -1,7 +1,8 @@
 """Look-ups of categories: raw columns of text, objects or numbers to codes, on the host, before any tensor exists.
 
-``converters/encode.py`` makes them of fitted encoders; ``Frontend`` calls them; the codes select rows of the tables of
-``modules/embedding.py``. They hold plain Python values and numpy arrays, so they pickle without scikit-learn or pandas.
+``convert/encode.py`` makes them of fitted encoders; ``Frontend`` calls them; the codes select rows of the tables of
+``modules/columns/embedding.py``. They hold plain Python values and numpy arrays, so they pickle without scikit-learn
+or pandas.
 """
 
 from __future__ import annotations
@@ -19,6 +20,14 @@ import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
 
 Codes = npt.NDArray[np.int64]
+
+
+class Lookup(Protocol):
+    """The host part of an operator on text or object columns: raw columns to numbers (codes of categories)."""
+
+    def __call__(self, columns: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """``[rows, width]`` float64 from raw columns ``[rows, features]`` of any dtype."""
+        ...
 
 
 class Factorizable(Protocol):

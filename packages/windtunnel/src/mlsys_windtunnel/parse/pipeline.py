@@ -1,8 +1,8 @@
 """A fitted scikit-learn estimator to the typed graph of operators.
 
 Pipelines, column transformers and feature unions, nested at will, become edges; meta-estimators become their members
-and a join (:mod:`mlsys_windtunnel.parse.expand`); any other estimator is one operator. Reads fitted attributes only: nothing
-is run on data.
+and a join (:mod:`mlsys_windtunnel.parse.expand`); any other estimator is one operator. Reads fitted attributes only:
+nothing is run on data.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class LSTMCell(nn.Module):
     def run_steps(
         self, first: dict[int, Tensor], each: dict[int, Tensor], carry: Sequence[int], sizes: Sequence[int]
     ) -> list[list[Tensor]] | None:
-        """All inputs times their weights at once, then the steps; see :class:`mlsys_batchmaker.cells.cell.RunsSteps`."""
+        """Multiply all inputs at once, then run the steps; see :class:`~mlsys_batchmaker.cells.cell.RunsSteps`."""
         if tuple(carry) != (-1, 0, 1):
             return None
         return self.run_layer(each[0], first[1], first[2], sizes)

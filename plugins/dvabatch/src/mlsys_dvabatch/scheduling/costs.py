@@ -1,6 +1,7 @@
 """What a stage costs for a batch: what policies decide by, and what simulations run on (DVABatch, section 7.1).
 
-Measured tables (:class:`TableCosts`) and linear stages (:class:`~mlsys_dvabatch.stages.simulated.StagedModel`) answer alike.
+Measured tables (:class:`TableCosts`) and linear stages (:class:`~mlsys_dvabatch.stages.simulated.StagedModel`) answer
+alike.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """DVABatch as a scheduler of core's serving loop: one worker per stage, one task per part of a batch.
 
-The pipeline keeps the batches (:mod:`mlsys_dvabatch.scheduling.pipeline`), the policy decides (:mod:`mlsys_dvabatch.scheduling.policies`);
-here requests come in, leave, expire, are cancelled, and it is written down where their activations are. Pure: tasks
-name activations by the task that made them.
+The pipeline keeps the batches (:mod:`mlsys_dvabatch.scheduling.pipeline`), the policy decides
+(:mod:`mlsys_dvabatch.scheduling.policies`); here requests come in, leave, expire, are cancelled, and it is written
+down where their activations are. Pure: tasks name activations by the task that made them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The Open Inference Protocol v2 front: models behind REST and gRPC with Triton's extensions (docs/open-inference.md).
 
-Data flow of a request: ``rest`` or ``grpc_servicer`` -> a codec (``rest_codec``, ``grpc_codec``) that reads the wire ->
-``binding``, which checks it against the model's spec -> ``engine`` (deadline, statistics) -> the model -> the codec ->
-the wire. A plugin writes a model (:mod:`.model`) and a source of models (:mod:`.source`). Names are imported when they
-are asked for, so that importing the package stays cheap.
+Data flow of a request: ``rest`` or ``grpc_servicer`` -> a codec (``rest_codec``, ``grpc_codec``) that reads the wire
+-> ``binding``, which checks it against the model's spec -> ``engine`` (deadline, statistics) -> the model -> the
+codec -> the wire. A plugin writes a model (:mod:`.models.model`) and a source of models (:mod:`.models.source`).
+Names are imported when they are asked for, so that importing the package stays cheap.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ _MODULES = {
     "ModelNotReadyError": "errors",
     "UnknownModelError": "errors",
     "UnsupportedError": "errors",
-    "BatchCounts": "executions",
-    "Executions": "executions",
-    "LoopClient": "loop_client",
+    "BatchCounts": "models.executions",
+    "Executions": "models.executions",
+    "LoopClient": "models.loop_client",
     "InferRequest": "messages",
     "InferResponse": "messages",
     "Parameter": "messages",
     "Timing": "messages",
-    "CountsExecutions": "model",
-    "Model": "model",
-    "StreamingModel": "model",
-    "UnaryModel": "model",
-    "IndexEntry": "repository",
-    "ModelRepository": "repository",
-    "ModelState": "repository",
-    "DirectorySource": "source",
-    "ModelSource": "source",
-    "ModelSpec": "spec",
-    "TensorSpec": "spec",
+    "CountsExecutions": "models.model",
+    "Model": "models.model",
+    "StreamingModel": "models.model",
+    "UnaryModel": "models.model",
+    "IndexEntry": "models.repository",
+    "ModelRepository": "models.repository",
+    "ModelState": "models.repository",
+    "DirectorySource": "models.source",
+    "ModelSource": "models.source",
+    "ModelSpec": "models.spec",
+    "TensorSpec": "models.spec",
 }
 
 __all__ = [

@@ -82,7 +82,7 @@ class CudaExecutor:
         self.reserved_nbytes = 0  # what the allocator had to add for all captures
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """See :class:`~mlsys_nimble.backends.executor.Executor`. Returns when all is put on the caller's current stream."""
+        """Run as an :class:`~mlsys_nimble.backends.executor.Executor`; return when all is on the caller's stream."""
         # Memory made in inference mode could not be written to outside of it.
         with torch.inference_mode(False), torch.no_grad(), self._pool.turn():
             capture = self._capture_for(inputs)

@@ -1,8 +1,8 @@
 """What is asked of CUDA, decided ahead of time: operators on streams, events between them (sections 3.3.1 and 3.3.2).
 
-Follows :mod:`mlsys_nimble.planning.streams` and :mod:`mlsys_nimble.planning.sync`, before the executor. Pure. The streams of Algorithm 1
-are put on few of CUDA's: one takes over another's queue where everything in it has run anyway, so that no two
-independent operators come to wait for each other as long as there are queues enough.
+Follows :mod:`mlsys_nimble.planning.streams` and :mod:`mlsys_nimble.planning.sync`, before the executor. Pure. The
+streams of Algorithm 1 are put on few of CUDA's: one takes over another's queue where everything in it has run anyway,
+so that no two independent operators come to wait for each other as long as there are queues enough.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 
 #include <mlsys/vec.h>
 
-#include "../../native/kernel.h"
+#include "../../backends/cpu/kernel.h"
 
 namespace nimble {
 

@@ -9,7 +9,7 @@
 
 #include <mlsys/vec.h>
 
-#include "../../native/kernel.h"
+#include "../../backends/cpu/kernel.h"
 
 namespace nimble {
 

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "../../native/kernel.h"
-#include "../../native/math.h"
+#include "../../backends/cpu/kernel.h"
+#include "../../backends/cpu/math.h"
 
 namespace nimble {
 

@@ -8,7 +8,7 @@
 
 #include <mlsys/vec.h>
 
-#include "../../native/kernel.h"
+#include "../../backends/cpu/kernel.h"
 
 namespace nimble {
 

@@ -1,7 +1,7 @@
 """Hands what the modules of ``transformers`` ask of attention to a function of ours.
 
 Between those modules, which look their attention up by name in ``transformers.AttentionInterface``, and
-:mod:`.transformers_layout`, which finds out what a model's attention does, and :mod:`.transformers_decoder`, which runs
+:mod:`.layout`, which finds out what a model's attention does, and :mod:`.decoder`, which runs
 it over the ragged batch. The interface knows global functions only, so who answers is set around each forward.
 """
 

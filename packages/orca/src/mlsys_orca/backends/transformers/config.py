@@ -1,6 +1,6 @@
 """A directory's ``config.json`` to a ``transformers`` configuration that this engine can run, or a refusal by name.
 
-The first step of the path for architectures without a family of ours (:mod:`.transformers_decoder`).
+The first step of the path for architectures without a family of ours (:mod:`.decoder`).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class TransformersDecoder:
     """A ``transformers`` model as a :class:`~mlsys_orca.model.decoder.DecoderModel`.
 
     Args:
-        module: The model with its head, its attention set to :data:`~.transformers_attention.RAGGED`. Its linear
+        module: The model with its head, its attention set to :data:`~.attention.RAGGED`. Its linear
             layers are replaced by our prepacked ones.
         config: What the engine needs to know of it.
         options: What attention does in each layer.

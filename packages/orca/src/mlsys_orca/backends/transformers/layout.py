@@ -1,6 +1,6 @@
 """Finds out what attention does in each layer of a ``transformers`` model, without its weights.
 
-Between a directory's ``config.json`` and :mod:`.transformers_decoder`. The model is built on torch's ``meta`` device,
+Between a directory's ``config.json`` and :mod:`.decoder`. The model is built on torch's ``meta`` device,
 where tensors have shapes and no values, and run once with an attention and a mask that write down what they are asked
 for. So what our ragged attention can't do is refused by name before a weight is read, for architectures that this
 package has never heard of.

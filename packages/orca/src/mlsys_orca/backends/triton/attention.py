@@ -1,9 +1,10 @@
 """Attention of a whole ragged batch in one launch: prefill, decode and chunks mixed, over paged keys and values.
 
-The thread blocks of all requests' attention stand one after the other in one grid (dissertation, section 4.4), however
-long each lives. What a program computes is an item of :class:`~mlsys_orca.backends.triton.plan.AttentionPlan`. Scores, softmax
-(online; Milakov and Gimelshein, 2018; Dao et al., 2022) and the weighted sum of values stay in registers, in fp32;
-fp32 inputs are multiplied in full precision, never as TF32.
+The thread blocks of all requests' attention stand one after the other in one grid (dissertation, section 4.4),
+however long each lives. What a program computes is an item of
+:class:`~mlsys_orca.backends.triton.plan.AttentionPlan`. Scores, softmax (online; Milakov and Gimelshein, 2018; Dao et
+al., 2022) and the weighted sum of values stay in registers, in fp32; fp32 inputs are multiplied in full precision,
+never as TF32.
 """
 
 from __future__ import annotations

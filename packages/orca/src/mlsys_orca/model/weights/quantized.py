@@ -1,6 +1,6 @@
 """Weights as small integers with a scale for each group of them: the one form that every quantisation here comes in.
 
-GGUF's block types (:mod:`mlsys_orca.model.weights.gguf_blocks`) and our own int8 and int4 (:mod:`mlsys_orca.model.weights.quantize`)
+GGUF's block types (:mod:`.gguf_blocks`) and our own int8 and int4 (:mod:`.quantize`)
 become a :class:`QuantizedMatrix`; whatever multiplies by one, in torch or natively, decodes it by the same rule, to the
 bit::
 

@@ -78,7 +78,7 @@ class SlicedModel:
 
     @property
     def tolerance(self) -> float:
-        """See :class:`~mlsys_dvabatch.stages.isolation.Triable`: the digits of the coarsest dtype within the model count."""
+        """Tolerance of the isolation check: that of the coarsest dtype within the model."""
         return self.program.rounding
 
     def draw(self) -> Draw:

@@ -1,4 +1,4 @@
-"""What each method of the gRPC service does, on the engine and the repository; :mod:`.grpc_server` calls them."""
+"""What each method of the gRPC service does, on the engine and the repository; :mod:`.server` calls them."""
 
 from __future__ import annotations
 

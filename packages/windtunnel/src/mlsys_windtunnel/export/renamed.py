@@ -1,0 +1,48 @@
+"""Modules that have moved: files name classes by their modules, and old files stay readable."""
+
+from __future__ import annotations
+
+_MOVED = {
+    "backends.soft": {f"soft.{name}": name for name in ("columns", "gates", "native", "options", "plan", "trees")},
+    "convert": {f"converters.{name}": name for name in ("catboost_lookup", "trees_lookup")},
+    "finetune": {"soft.residual": "residual"},
+    "host": {"lookup": "lookup"},
+    "modules": {"network": "network"},
+    "modules.columns": {f"modules.{name}": name for name in ("columns", "embedding", "impute", "preprocess", "scale")},
+    "modules.combine": {
+        f"modules.{name}": name for name in ("calibrate", "combine", "isotonic", "multiclass", "multioutput")
+    },
+    "modules.kernel": {
+        f"modules.{name}": name
+        for name in ("cluster", "covariance", "decompose", "gaussians", "kernels", "neighbors", "svm")
+    },
+    "modules.linear": {
+        "modules.linear_native": "native",
+        **{f"modules.{name}": name for name in ("discriminant", "factorization", "linear", "naive_bayes", "neural")},
+    },
+    "modules.tree": {
+        "modules.catboost": "catboost_heads",
+        "modules.trees": "trees",
+        **{
+            f"modules.tree_{name}": name
+            for name in ("bits", "codes", "ensemble", "heads", "layout", "native", "rows", "walk")
+        },
+    },
+    "parse": {"graph": "graph"},
+}
+RENAMED = {
+    f"mlsys_windtunnel.{old}": f"mlsys_windtunnel.{folder}.{new}"
+    for folder, moved in _MOVED.items()
+    for old, new in moved.items()
+}
+
+
+def current_path(path: str) -> str:
+    """Return the path ``"package.module:Name"`` that ``path`` has today.
+
+    Example:
+        >>> current_path("mlsys_windtunnel.modules.trees:Trees")
+        'mlsys_windtunnel.modules.tree.trees:Trees'
+    """
+    module, colon, name = path.partition(":")
+    return f"{RENAMED.get(module, module)}{colon}{name}"
