@@ -59,7 +59,7 @@ def check_imports(root: Path, files: list[Path]) -> Iterator[str]:
 
 
 def own_imports(file: Path, module: str, modules: set[str]) -> Iterator[str]:
-    """Yield the modules of the same package that a file imports when it runs; imports for type checkers do not count."""
+    """Yield the modules of its package that a file imports when it runs, type checkers' imports left out."""
     pending: list[ast.AST] = [ast.parse(file.read_text())]
     while pending:
         for node in ast.iter_child_nodes(pending.pop()):
