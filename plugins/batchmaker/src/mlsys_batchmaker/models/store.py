@@ -180,7 +180,7 @@ def load_by_name(directory: Path, *, trust_code: bool = False) -> Model:
 
     Raises:
         InvalidInputError: the loader refuses it.
-        PluginError: the loader fails by a mistake of its own, or gives no :class:`~mlsys_batchmaker.models.model.Model`.
+        PluginError: the loader fails by a mistake of its own, or gives no :class:`.model.Model`.
     """
     registry = installed_plugins().registry
     spec = find_loader(directory, "batchmaker", registry) or registry.get(ModelLoaderSpec, "batchmaker")
