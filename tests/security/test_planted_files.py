@@ -213,8 +213,8 @@ def _windtunnel_pt2(folder: Path) -> object:
 
 
 def _windtunnel_onnx_files(folder: Path) -> dict[str, bytes]:
+    from mlsys_windtunnel.convert.translation import translate
     from mlsys_windtunnel.export.onnx import export_onnx
-    from mlsys_windtunnel.translation import translate
 
     export_onnx(translate(_pipeline()), folder / "net.onnx", methods=["predict"])
     return read_folder(folder)

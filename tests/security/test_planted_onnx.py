@@ -30,7 +30,7 @@ def _windtunnel(path: Path) -> Any:
 def _dvabatch(path: Path) -> Any:
     pytest.importorskip("onnx2torch")
     import torch
-    from mlsys_dvabatch.slicing.program import load_program
+    from mlsys_dvabatch.stages.slicing.program import load_program
 
     return load_program(path, (torch.ones(1, 2, dtype=torch.float64),))
 
@@ -40,8 +40,8 @@ LOADERS: dict[str, Callable[[Path], Any]] = {"windtunnel": _windtunnel, "dvabatc
 
 def _good(folder: Path) -> Any:
     """A model of WindTunnel's own making."""
+    from mlsys_windtunnel.convert.translation import translate
     from mlsys_windtunnel.export.onnx import export_onnx
-    from mlsys_windtunnel.translation import translate
     from sklearn.linear_model import LogisticRegression
 
     x = np.arange(12.0).reshape(6, 2)
@@ -93,7 +93,7 @@ def test_operators_of_a_makers_library_are_refused(loader: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "path", ["os:system", "builtins:eval", "subprocess:Popen", "mlsys_windtunnel.load:load_estimator"]
+    "path", ["os:system", "builtins:eval", "subprocess:Popen", "mlsys_windtunnel.parse.load:load_estimator"]
 )
 def test_the_host_part_names_no_class_of_others(path: str, tmp_path: Path):
     """Each object of the description is exchanged for one of a class that the file's maker chose."""
