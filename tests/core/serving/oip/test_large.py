@@ -15,13 +15,18 @@ from hypothesis import strategies as st
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.http import HttpError
 from mlsys_core.serving.http.json_body import parse_json
-from mlsys_core.serving.oip import engine, grpc_codec, grpc_server, grpc_servicer, rest, rest_codec
+from mlsys_core.serving.oip import engine
 from mlsys_core.serving.oip.datatypes import DataType
-from mlsys_core.serving.oip.grpc_schema import messages
+from mlsys_core.serving.oip.grpc import codec as grpc_codec
+from mlsys_core.serving.oip.grpc import server as grpc_server
+from mlsys_core.serving.oip.grpc import servicer as grpc_servicer
+from mlsys_core.serving.oip.grpc.schema import messages
 from mlsys_core.serving.oip.grpc.size import MAX_CONTENTS, check_contents
+from mlsys_core.serving.oip.models.version import Version
 from mlsys_core.serving.oip.number_arrays import MAX_VALUES, lifted
+from mlsys_core.serving.oip.rest import codec as rest_codec
+from mlsys_core.serving.oip.rest import routes as rest
 from mlsys_core.serving.oip.tensors import from_values
-from mlsys_core.serving.oip.version import Version
 
 LONG = 5000  # numbers; more than is left where it is
 

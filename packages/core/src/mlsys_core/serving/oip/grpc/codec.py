@@ -15,9 +15,9 @@ from mlsys_core.serving.oip.errors import UnsupportedError
 from mlsys_core.serving.oip.grpc.schema import messages
 from mlsys_core.serving.oip.grpc.size import MAX_CONTENTS, check_contents
 from mlsys_core.serving.oip.messages import Parameter
+from mlsys_core.serving.oip.models.version import Version
 from mlsys_core.serving.oip.rest.codec import MAX_DIMENSIONS
 from mlsys_core.serving.oip.tensors import from_elements, from_numbers, from_raw, to_raw
-from mlsys_core.serving.oip.version import Version
 
 # The field of InferTensorContents that holds a datatype; FP16 and BF16 have none.
 _CONTENTS = {

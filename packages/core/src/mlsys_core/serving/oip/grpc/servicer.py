@@ -11,7 +11,7 @@ from google.protobuf.json_format import ParseDict
 from mlsys_core.errors import InvalidInputError, MlsysError
 from mlsys_core.serving.http import Readiness
 from mlsys_core.serving.oip.binding import flag
-from mlsys_core.serving.oip.engine import Engine
+from mlsys_core.serving.oip.engine import Answer, Engine
 from mlsys_core.serving.oip.grpc.codec import decode_message, encode_message
 from mlsys_core.serving.oip.grpc.schema import messages
 from mlsys_core.serving.oip.models.descriptions import (
@@ -21,7 +21,6 @@ from mlsys_core.serving.oip.models.descriptions import (
     model_statistics,
     server_metadata,
 )
-from mlsys_core.serving.oip.engine import Answer, Engine
 from mlsys_core.serving.oip.models.version import Version
 from mlsys_core.serving.oip.rest.control import check_model_control, refuse_load_parameters
 

@@ -20,9 +20,9 @@ from mlsys_core.serving.oip.datatypes import Array, DataType
 from mlsys_core.serving.oip.engine import Answer
 from mlsys_core.serving.oip.errors import UnsupportedError
 from mlsys_core.serving.oip.messages import Parameter
+from mlsys_core.serving.oip.models.version import Version
 from mlsys_core.serving.oip.number_arrays import lifted
 from mlsys_core.serving.oip.tensors import from_raw, from_values, to_raw, to_values
-from mlsys_core.serving.oip.version import Version
 
 MAX_DIMENSIONS = 64
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
