@@ -45,7 +45,7 @@ BATCHMAKER, DVABATCH = (f"plugins/{name}/src/mlsys_{name}" for name in ("batchma
 AREAS = {
     "core-memory": Area(
         CORE,
-        _paths("memory", "placement plan conflicts block_pool slots"),
+        _paths("memory", "placement plan conflicts block_pool"),
         ("tests/core/memory", "tests/property/memory"),
         ("benchmarks/core/memory_plan.py",),
     ),
@@ -81,7 +81,7 @@ AREAS = {
     "nimble-passes": Area(NIMBLE, ("passes/*.py",), ("tests/nimble/passes",)),
     "batchmaker-scheduling": Area(
         BATCHMAKER,
-        _paths("scheduling", "admission blocks forming ready requests results settling tables tasks"),
+        _paths("scheduling", "admission forming ready requests results settling tables tasks"),
         ("plugins/batchmaker/tests/scheduling",),
         ("plugins/batchmaker/tests/conftest.py",),
     ),
@@ -117,6 +117,8 @@ def main() -> int:
     given = parser.parse_args()
     if unknown := set(given.area) - set(AREAS):
         parser.error(f"there is no area {sorted(unknown)[0]!r}; there are {', '.join(AREAS)}")
+    if lost := missing():
+        parser.error(f"areas name files that are not there (moved?): {', '.join(lost)}")
     total = killed = 0
     lines = []
     for name in given.area or AREAS:
@@ -131,6 +133,16 @@ def main() -> int:
     print("\n".join(["", *lines, f"mutants: {killed} of {total} killed ({killed / max(total, 1):.1%}), goal 90 %"]))
     print(f"survivors: {WORK}/AREA-survivors.txt; see one with: cd {WORK}/AREA && mutmut show NAME")
     return int(killed < 0.9 * total)
+
+
+def missing() -> list[str]:
+    """Return the patterns of all areas that match no file: nothing would be changed, or nothing would notice."""
+    patterns = [
+        pattern
+        for area in AREAS.values()
+        for pattern in (*(f"{area.source}/{module}" for module in area.modules), *area.tests, *area.also)
+    ]
+    return sorted({pattern for pattern in patterns if not any(ROOT.glob(pattern))})
 
 
 def run(name: str, area: Area, children: int, digits: str = "") -> dict[str, int]:

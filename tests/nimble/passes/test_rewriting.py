@@ -217,6 +217,18 @@ def test_what_an_epilogue_cannot_hold_stays(rewritten: Any) -> None:
         assert len(kinds) > 1
 
 
+def test_one_that_does_not_fit_does_not_end_the_search(rewritten: Any) -> None:
+    weight, row = torch.randn(4, 4), torch.randn(1, 4)
+    models = [
+        lambda x: linear(linear(x, weight) + row, weight).relu(),  # of another shape
+        lambda x: linear((y := linear(x, weight)) + y, weight).relu(),  # one value twice
+        lambda x: linear(linear(x, weight).double().relu().float(), weight).relu(),  # of another dtype
+    ]
+    for model in models:
+        program = rewritten((fuse_epilogues,), model, torch.randn(2, 4))
+        assert program.operators[-1].kind.epilogue == Epilogue("relu")
+
+
 def test_of_two_that_could_take_the_other_the_later_does(rewritten: Any) -> None:
     one, other = torch.randn(4, 4), torch.randn(4, 4)
     for model in (
