@@ -55,6 +55,17 @@ def test_readers_are_counted_through_substitutions() -> None:
     ]
 
 
+def test_a_copy_that_nobody_reads_leaves_no_reader_behind() -> None:
+    operators = (
+        Operator("a", TWICE, (0,), (1,)),
+        Operator("unread", Copy(), (1,), (2,)),
+        Operator("b", NEGATED, (1,), (3,)),
+    )
+    rewriter = Rewriter(program_of(*operators))
+    rewriter.substitute(operators[1], 1)
+    assert rewriter.sole_producer(1) == operators[0], "b alone"
+
+
 def test_a_value_that_stands_for_a_result_is_a_result() -> None:
     operators = (Operator("a", TWICE, (0,), (1,)), Operator("b", Copy(), (1,), (2,)))
     rewriter = Rewriter(program_of(*operators))
