@@ -1,7 +1,8 @@
 """What no general linter checks: the boundaries this repository draws. Run by ``make lint``; prints each breach.
 
 - imports point to core only, and the core imports no subsystem;
-- within a package, neither files nor rooms (the folders and files at its top) import each other in a circle;
+- within a package, files import each other in no circle, and its rooms (folders and files at its top) only those below
+  them, in the order that its README shows;
 - there is no top-level ``mlsys`` package or distribution (the name is taken on the package index);
 - no lock file carries an address;
 - no Python file is over 500 lines;
@@ -75,28 +76,39 @@ def own_imports(file: Path, module: str, modules: set[str]) -> Iterator[str]:
             yield from (name for name in names if name in modules and name != module)
 
 
-def check_circles(root: Path, files: list[Path]) -> Iterator[str]:
-    """Yield circles of imports among the files of a package, and among its rooms."""
-    packages: dict[str, dict[str, Path]] = {}
+def rooms_of(readme: str) -> list[str]:
+    """Return the rooms that a package's README lists, from the top down."""
+    block = re.search(r"## Rooms\n.*?```text\n(.*?)```", readme, flags=re.S)
+    return [line.split()[0] for line in block[1].splitlines()] if block else []
+
+
+def check_rooms(root: Path, files: list[Path]) -> Iterator[str]:
+    """Yield circles of imports among a package's files, imports that point upward, and rooms its README lacks."""
+    packages: dict[tuple[str, str], dict[str, Path]] = {}
     for file in files:
-        match = re.match(r"(?:packages|plugins)/\w+/src/(mlsys_\w+)/(.*)\.py$", file.relative_to(root).as_posix())
+        match = re.match(r"((?:packages|plugins)/\w+)/src/(mlsys_\w+)/(.*)\.py$", file.relative_to(root).as_posix())
         if match and "template" not in file.parts:
-            name = ".".join([match[1], *match[2].split("/")]).removesuffix(".__init__")
-            packages.setdefault(match[1], {})[name] = file
-    for package, modules in packages.items():
-        by_file: nx.DiGraph[str] = nx.DiGraph()
-        by_room: nx.DiGraph[str] = nx.DiGraph()
+            name = ".".join([match[2], *match[3].split("/")]).removesuffix(".__init__")
+            packages.setdefault((match[1], match[2]), {})[name] = file
+    for (folder, package), modules in packages.items():
+        readme = root / folder / "README.md"
+        listed = rooms_of(readme.read_text() if readme.is_file() else "")
+        rooms = {name.split(".")[1] for name in modules if "." in name} - {"_plugin", "__main__"}
+        if listed and set(listed) != rooms:
+            yield f"{folder}/README.md: its rooms are not the package's: {', '.join(sorted(set(listed) ^ rooms))}"
+            continue
+        imports: nx.DiGraph[str] = nx.DiGraph()
         for module, file in modules.items():
-            for imported in own_imports(file, module, set(modules)):
-                by_file.add_edge(module, imported)
-                rooms = [".".join(name.split(".")[:2]) for name in (module, imported)]
-                if rooms[0] != rooms[1]:
-                    by_room.add_edge(*rooms)
-        for graph, what in ((by_file, "files"), (by_room, "rooms")):
-            for circle in nx.strongly_connected_components(graph):
-                if len(circle) > 1:
-                    edges = ", ".join(f"{one} -> {other}" for one, other in sorted(graph.subgraph(circle).edges))
-                    yield f"{package}: {what} import each other in a circle: {edges}"
+            imports.add_edges_from((module, imported) for imported in own_imports(file, module, set(modules)))
+        for circle in nx.strongly_connected_components(imports):
+            if len(circle) > 1:
+                edges = ", ".join(f"{one} -> {other}" for one, other in sorted(imports.subgraph(circle).edges))
+                yield f"{package}: files import each other in a circle: {edges}"
+        place = {f"{package}.{room}": number for number, room in enumerate(listed)}
+        for one, other in sorted(imports.edges):
+            above, below = (place.get(".".join(name.split(".")[:2])) for name in (one, other))
+            if above is not None and below is not None and above > below:
+                yield f"{one} imports {other}, which {folder}/README.md shows above it"
 
 
 def check_names(root: Path, files: list[Path]) -> Iterator[str]:
@@ -185,7 +197,7 @@ def breaches(root: Path) -> Iterator[str]:
     """All breaches in the tree below ``root``."""
     files = tracked_files(root)
     yield from check_imports(root, files)
-    yield from check_circles(root, files)
+    yield from check_rooms(root, files)
     yield from check_names(root, files)
     yield from check_locks(root, files)
     yield from check_length(root, files)

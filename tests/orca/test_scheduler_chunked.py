@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving import WorkerId
-from mlsys_orca.scheduler import GenerationRequest
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.chunked import ChunkedScheduler
+from mlsys_orca.scheduling.request import GenerationRequest
 
 WORKER = WorkerId(0)
 

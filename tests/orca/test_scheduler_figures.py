@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from mlsys_core.serving import SimulatedExecutor, Simulation, WorkerId, simulate
-from mlsys_orca.scheduler import GenerationRequest, IterationScheduler
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken
 from mlsys_orca.scheduling.block_tables import BlockTables
+from mlsys_orca.scheduling.orca import IterationScheduler
+from mlsys_orca.scheduling.request import GenerationRequest
 
 WORKER = WorkerId(0)
 

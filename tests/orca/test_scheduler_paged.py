@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving import FinishReason, WorkerId
-from mlsys_orca.scheduler import GenerationRequest
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.paged import PagedScheduler
+from mlsys_orca.scheduling.request import GenerationRequest
 
 WORKER = WorkerId(0)
 

@@ -63,17 +63,26 @@ def test_each_breach_is_found(tree: Path, name: str, text: str, says: str):
     assert [breach for breach in found if says in breach], found
 
 
-def test_circles_of_files_and_of_rooms_are_found(tree: Path):
+def test_circles_of_files_and_imports_that_point_upward_are_found(tree: Path):
     folder = "packages/orca/src/mlsys_orca"
+    write(tree, "packages/orca/README.md", "## Rooms\n\n```text\na  above\nb  below\n```\n")
     write(tree, f"{folder}/a/one.py", "def f():\n    from mlsys_orca.a import two")
-    write(tree, f"{folder}/a/two.py", "import mlsys_orca.a.one")
-    write(tree, f"{folder}/b/three.py", "from mlsys_orca.a.two import x")
-    write(tree, f"{folder}/a/four.py", "from mlsys_orca.b.three import x")
-    found = [breach for breach in check_repo.breaches(tree) if "in a circle" in breach]
-    assert [breach.split(" in a circle: ")[1] for breach in found] == [
+    write(tree, f"{folder}/a/two.py", "import mlsys_orca.a.one\nimport mlsys_orca.b.three")
+    write(tree, f"{folder}/b/three.py", "")
+    write(tree, f"{folder}/b/four.py", "from mlsys_orca.a.two import x")
+    found = [breach for breach in check_repo.breaches(tree) if "mlsys_orca" in breach]
+    assert found == [
+        "mlsys_orca: files import each other in a circle: "
         "mlsys_orca.a.one -> mlsys_orca.a.two, mlsys_orca.a.two -> mlsys_orca.a.one",
-        "mlsys_orca.a -> mlsys_orca.b, mlsys_orca.b -> mlsys_orca.a",
+        "mlsys_orca.b.four imports mlsys_orca.a.two, which packages/orca/README.md shows above it",
     ]
+
+
+def test_a_readme_that_lacks_a_room_is_found(tree: Path):
+    write(tree, "packages/orca/README.md", "## Rooms\n\n```text\na  above\n```\n")
+    write(tree, "packages/orca/src/mlsys_orca/a.py", "")
+    write(tree, "packages/orca/src/mlsys_orca/b/one.py", "")
+    assert "packages/orca/README.md: its rooms are not the package's: b" in check_repo.breaches(tree)
 
 
 def test_imports_for_type_checkers_make_no_circle(tree: Path):

@@ -22,8 +22,8 @@ from mlsys_orca.api.text_stream import TextDelta, TextOptions, stream_text
 from mlsys_orca.engine.embedding import TextEncoder
 from mlsys_orca.engine.engine import Engine, TokenStream
 from mlsys_orca.loading.loaded import LoadedModel
-from mlsys_orca.scheduler import GenerationRequest
 from mlsys_orca.scheduling.batch import SamplingParams
+from mlsys_orca.scheduling.request import GenerationRequest
 from mlsys_orca.text.guides import Grammar, GrammarGuide, GuideMaker
 from mlsys_orca.text.tokenizer import LEAST_MAX_CHARS
 
