@@ -12,12 +12,15 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import lru_cache
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 import torch
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.plugins import installed_plugins
+from mlsys_core.plugins.specs import ConverterSpec
 from torch import Tensor, nn
 
 from mlsys_windtunnel.export.renamed import current_path
@@ -287,7 +290,15 @@ def class_path(cls: Any) -> str:
 
 
 def _is_allowed(module_name: str, packages: tuple[str, ...]) -> bool:
-    return any(module_name == name or module_name.startswith(f"{name}.") for name in (*OWN_MODULES, *packages))
+    allowed = (*OWN_MODULES, *packages, *converter_modules())
+    return any(module_name == name or module_name.startswith(f"{name}.") for name in allowed)
+
+
+@lru_cache(maxsize=1)
+def converter_modules() -> frozenset[str]:
+    """Return the modules of the converters that installed plugins registered; their operators may be saved and read."""
+    specs = installed_plugins().registry.all(ConverterSpec)
+    return frozenset(spec.factory.partition(":")[0] for spec in specs)
 
 
 def _state(value: Any) -> Any:

@@ -1,0 +1,85 @@
+"""A third party's package that registers something of every kind; ``test_third_party.py`` uses each."""
+
+from mlsys_core.plugins import hookimpl, specs
+
+
+@hookimpl
+def mlsys_register_commands():
+    return [specs.CommandSpec(name="acme", help="Greet.", app="mlsys_acme.cli:app")]
+
+
+@hookimpl
+def mlsys_register_devices():
+    return [specs.DeviceSpec(name="acme", help="Threads that are noted.", factory="mlsys_acme.device:AcmeDevice")]
+
+
+@hookimpl
+def mlsys_register_memory_pools():
+    return [
+        specs.MemoryPoolSpec(name="acme-blocks", kind="blocks", help="Noted.", factory="mlsys_acme.pools:AcmeBlocks"),
+        specs.MemoryPoolSpec(name="acme-runs", kind="runs", help="Noted.", factory="mlsys_acme.pools:AcmeRuns"),
+    ]
+
+
+@hookimpl
+def mlsys_register_compilers():
+    return [specs.CompilerSpec(name="acme", help="As they are.", factory="mlsys_acme.compiler:compile_module")]
+
+
+@hookimpl
+def mlsys_register_engines():
+    return [specs.EngineSpec(name="acme", help="Says what it hears.", app="mlsys_acme.engine:app")]
+
+
+@hookimpl
+def mlsys_register_policies():
+    return [
+        specs.PolicySpec(name="acme", kind="scheduling", help="Noted.", factory="mlsys_acme.policies:scheduler"),
+        specs.PolicySpec(name="dvabatch-acme", kind="batching", help="Noted.", factory="mlsys_acme.policies:batching"),
+    ]
+
+
+@hookimpl
+def mlsys_register_model_loaders():
+    loaders = {"orca": ".acme-llm", "batchmaker": "acme-cells.json", "dvabatch": ".acme-net"}
+    return [
+        specs.ModelLoaderSpec(
+            name=f"acme-{engine}",
+            help="Noted.",
+            engine=engine,
+            suffixes=(suffix,),
+            factory=f"mlsys_acme.loaders:{engine}",
+        )
+        for engine, suffix in loaders.items()
+    ]
+
+
+@hookimpl
+def mlsys_register_converters():
+    return [
+        specs.ConverterSpec(
+            name="acme",
+            help="Numbers halved.",
+            source="mlsys_acme.converter:Halver",
+            factory="mlsys_acme.half:convert",
+        )
+    ]
+
+
+@hookimpl
+def mlsys_register_exporters():
+    return [specs.ExporterSpec(name="acme-csv", help="Spans as CSV.", factory="mlsys_acme.exporter:write")]
+
+
+@hookimpl
+def mlsys_register_benchmarks():
+    return [
+        specs.BenchmarkSpec(
+            name="acme", help="Counts to three.", run="mlsys_acme.suites:bench", devices=("cpu", "acme")
+        )
+    ]
+
+
+@hookimpl
+def mlsys_register_demo_steps():
+    return [specs.DemoStepSpec(name="acme", help="Acme: a greeting", run="mlsys_acme.suites:demo", order=1)]

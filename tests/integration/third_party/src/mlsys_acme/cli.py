@@ -1,0 +1,9 @@
+import typer
+
+app = typer.Typer()
+
+
+@app.command()
+def greet() -> None:
+    """Greet."""
+    typer.echo("hello from acme")

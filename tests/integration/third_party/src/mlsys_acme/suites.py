@@ -1,0 +1,10 @@
+from mlsys_core.report import Section
+
+
+def bench(context):
+    return Section("Acme", [f"counted to three on {context.device}"], data={"count": 3})
+
+
+def demo(context):
+    context.console.print("hello from acme's step")
+    return Section("Acme", ["a greeting"])
