@@ -49,6 +49,7 @@ def test_every_affine_form_folds_on_both_sides(form: Callable[[Tensor], Tensor],
 OTHER: dict[str, Callable[[Tensor], Tensor]] = {
     "reciprocal": lambda x: 3 / (x * x + 1),
     "constant over it": lambda x: 5 / x,
+    "tensor over it": lambda x: torch.tensor([5.0]) / x,
     "square": lambda x: (x + 1) * (x + 2),
     "with itself": lambda x: x + x * 2,
     "maximum": lambda x: (x + 1).clamp(min=0.25),
@@ -167,6 +168,12 @@ def test_an_epilogue_stands_between_a_scale_and_the_weights(rewritten: Any) -> N
     (operator,) = program.operators
     assert operator.kind.epilogue.has_residual, "the residual is no constant and stays the last input"
     assert len(operator.inputs) == 4
+
+
+def test_one_linear_after_another_stays_two(rewritten: Any) -> None:
+    one, other, conv = nn.Linear(4, 4), nn.Linear(4, 4), nn.Conv1d(3, 3, 1)
+    for model in (lambda x: one(other(x)), lambda x: one(conv(x)), lambda x: conv(one(x))):
+        assert len(rewritten(FOLD, model, torch.randn(2, 3, 4)).operators) == 2
 
 
 def test_computed_weights_are_left_alone(rewritten: Any) -> None:
