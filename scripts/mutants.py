@@ -59,7 +59,7 @@ AREAS = {
     ),
     "orca-schedulers": Area(
         ORCA,
-        ("scheduling/*.py",),
+        _paths("scheduling", "request_pool chunked orca paged pager policy request request_level"),
         _paths(
             "tests/orca",
             "test_scheduler test_scheduler_book test_scheduler_chunked test_scheduler_encoder test_scheduler_faults"
