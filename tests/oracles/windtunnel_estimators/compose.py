@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from lightgbm import LGBMClassifier
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel import translate
-from sklearn import ensemble, linear_model, naive_bayes, neighbors, preprocessing, svm, tree
+from sklearn import cluster, ensemble, linear_model, naive_bayes, neighbors, preprocessing, svm, tree
 from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
 from sklearn.decomposition import PCA
@@ -62,6 +63,10 @@ ENDS = (
     ensemble.StackingClassifier([("g", naive_bayes.GaussianNB())], passthrough=True, cv=2),
     naive_bayes.GaussianNB(),
     neighbors.KNeighborsClassifier(3),
+    neighbors.KNeighborsClassifier(4, weights="distance", algorithm="brute"),
+    neighbors.KNeighborsRegressor(2, weights="distance", p=1, algorithm="ball_tree"),
+    neighbors.NearestCentroid(),
+    cluster.KMeans(4, n_init=1, random_state=0),
     svm.SVC(),
     LGBMClassifier(n_estimators=3, min_child_samples=2, verbose=-1, n_jobs=1),
     None,
@@ -102,7 +107,7 @@ def programs(draw: Any) -> tuple[Any, Any]:
 
 
 def fit_and_compare(program: Any, data: Any, tally: Tally, *, seed: int, most: int) -> None:
-    """Fit, translate, and compare on so many of the inputs."""
+    """Fit, translate, and compare on so many of the inputs; where the source decides ties, without its help too."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         try:
@@ -114,6 +119,10 @@ def fit_and_compare(program: Any, data: Any, tally: Tally, *, seed: int, most: i
         except InvalidInputError as error:
             tally.add("refused", repr(source)[:80], str(error)[:100])
             return
+    alone = None
+    if module.reference is not None:
+        alone = copy.deepcopy(module)
+        alone.reference = None
     rng = np.random.default_rng(seed)
     if data is FRAME:
         cases = list(of_frame(FRAME[:8], rng))
@@ -126,3 +135,5 @@ def fit_and_compare(program: Any, data: Any, tally: Tally, *, seed: int, most: i
         for method in methods[:2]:
             if label != "generator":
                 compare(source, module, method, x, f"{text}.{method}, {label}", tally)
+                if alone is not None:
+                    compare(source, alone, method, x, f"{text}.{method} without the source, {label}", tally)

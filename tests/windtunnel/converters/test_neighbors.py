@@ -1,7 +1,4 @@
-"""Neighbours vote and average as in their sources, whatever the search; centroids too.
-
-Exact ties for the last place among the neighbours are left out: which sample is taken is the source's own affair.
-"""
+"""Neighbours vote and average as in their sources, whatever the search; centroids too. Ties are in ``test_ties.py``."""
 
 from __future__ import annotations
 
@@ -96,7 +93,7 @@ def test_nearest_is_a_sort(num_samples, block, k, seed):
     k = min(k, num_samples)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(neighbors, "SAMPLES_PER_BLOCK", block)
-        places = nearest(rows, samples, k)
+        _, places = nearest(rows, samples, k)
     assert places.tolist() == torch.cdist(rows, samples).argsort(dim=1)[:, :k].tolist()
 
 

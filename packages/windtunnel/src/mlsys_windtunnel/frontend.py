@@ -133,6 +133,11 @@ class Frontend:
         """The frontier packed into one table; errors as :meth:`tables`."""
         return pack(self.tables(x))
 
+    def as_given(self, x: Table) -> Table:
+        """A table that :meth:`tables` takes in a form that the source takes; errors are the same."""
+        checked = self._checked(x)
+        return checked.frame() if isinstance(checked, NamedTable) else checked
+
     def _read(self, value: FrontierValue, x: NamedTable | PlainTable) -> npt.NDArray[np.float64]:
         """A value of the frontier that is made of the input's columns one by one."""
         if value.lookup is None:

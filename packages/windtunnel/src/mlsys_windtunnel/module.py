@@ -16,8 +16,10 @@ from mlsys_windtunnel.checks.table import check_method, no_rows
 from mlsys_windtunnel.checks.values import rounded
 from mlsys_windtunnel.frontend import Frontend, pack
 from mlsys_windtunnel.host.raw_table import Table
+from mlsys_windtunnel.host.reference import Reference
 from mlsys_windtunnel.modules.base import PredictorModule
 from mlsys_windtunnel.modules.network import Network
+from mlsys_windtunnel.modules.ties import UndecidedError
 
 ROWS_PER_CHUNK = 4_096  # rows that the numpy-facing methods run at once, so that intermediate tables stay in caches
 METHODS = ("predict", "predict_proba", "predict_log_proba", "decision_function", "score_samples", "transform")
@@ -33,6 +35,9 @@ class WindTunnelModule(nn.Module):
         frontend: Raw input to the packed table that ``forward`` takes.
         network: The trainable part.
 
+    Attributes:
+        reference: Decides ties between the points that the source stores; None: rows with such ties are refused.
+
     Example:
         >>> module = translate(fitted_pipeline)  # doctest: +SKIP
         >>> module.predict_proba(frame)  # doctest: +SKIP
@@ -43,6 +48,7 @@ class WindTunnelModule(nn.Module):
         super().__init__()
         self.frontend = frontend
         self.network = network
+        self.reference: Reference | None = None
 
     @property
     def predictor(self) -> PredictorModule | None:
@@ -92,8 +98,23 @@ class WindTunnelModule(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         if name in METHODS:
-            return self._method(name)
+            method = self._method(name)
+            reference = vars(self).get("reference")
+            return method if reference is None else self._with_ties(method, name, reference)
         return super().__getattr__(name)
+
+    def _with_ties(self, method: Callable[[Table], Any], name: str, reference: Reference) -> Callable[[Table], Any]:
+        """A method that asks the source about a table with rows that only its search decides."""
+
+        def answer(x: Table) -> Any:
+            try:
+                return method(x)
+            except UndecidedError:
+                if not self.network.is_as_translated:  # trained since: a nested network alone is as it was
+                    raise
+                return reference.answer(name, self.frontend.as_given(x))
+
+        return answer
 
     def _method(self, name: str) -> Callable[[Table], npt.NDArray[Any]]:
         predictor = self.predictor
@@ -135,8 +156,13 @@ class WindTunnelModule(nn.Module):
         run = self._in_torch if program is None else program
         if num_rows <= ROWS_PER_CHUNK or (program is not None and not program.steps):
             return run(tables, method)
-        starts = range(0, num_rows, ROWS_PER_CHUNK)
-        return np.concatenate([run([table[at : at + ROWS_PER_CHUNK] for table in tables], method) for at in starts])
+        parts = []
+        for start in range(0, num_rows, ROWS_PER_CHUNK):
+            try:
+                parts.append(run([table[start : start + ROWS_PER_CHUNK] for table in tables], method))
+            except UndecidedError as error:
+                raise error.moved(start) from None
+        return np.concatenate(parts)
 
     def _in_torch(self, tables: Sequence[npt.NDArray[np.float64]], method: str) -> npt.NDArray[Any]:
         dtype = self.dtype
@@ -145,7 +171,7 @@ class WindTunnelModule(nn.Module):
             table = rounded(table, "float32")
         packed = torch.from_numpy(table).to(dtype)
         with torch.inference_mode():
-            result = self.network(packed, checks=True)
+            result = self.network(packed, checks=True, methods=(method,))
             if self.predictor is not None:
                 result = self.predictor.answer(result, method)
             answer: npt.NDArray[Any] = result.cpu().numpy()

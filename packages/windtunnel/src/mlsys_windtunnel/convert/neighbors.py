@@ -1,11 +1,12 @@
 """Nearest neighbours and nearest centroids.
 
-Neighbours are found by exact search whatever the source's algorithm. Where stored samples lie at exactly the same
-distance and only some are among the ``k`` nearest, which ones depends on the source's algorithm and may differ here.
+Neighbours are found by exact search whatever the source's algorithm. Where stored samples lie at the same distance and
+only some are among the ``k`` nearest, the source's algorithm decides which: such rows are told (``modules/ties.py``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ def k_neighbors_classifier(estimator: Any) -> OperatorModule | None:
     outputs = estimator.classes_ if estimator.outputs_2d_ else [estimator.classes_]
     codes = estimator._y.reshape(len(estimator._y), len(outputs)).T
     votes = [np.eye(len(labels))[places] for labels, places in zip(outputs, codes, strict=True)]
-    body = _average(estimator, np.concatenate(votes, axis=1))
+    body = _average(estimator, np.concatenate(votes, axis=1), votes=[len(labels) for labels in outputs])
     if body is None:
         return None
     if estimator.outputs_2d_:
@@ -55,7 +56,7 @@ def nearest_centroid(estimator: Any) -> OperatorModule | None:
     )
 
 
-def _average(estimator: Any, values: npt.NDArray[np.float64]) -> NeighborAverage | None:
+def _average(estimator: Any, values: npt.NDArray[np.float64], *, votes: Sequence[int] = ()) -> NeighborAverage | None:
     """None for metrics other than Minkowski's, and for weights by a function."""
     if estimator.weights not in ("uniform", "distance", None):
         return None
@@ -73,4 +74,6 @@ def _average(estimator: Any, values: npt.NDArray[np.float64]) -> NeighborAverage
         p=float(p),
         scale=scale,
         by_distance=estimator.weights == "distance",
+        by_product=estimator._fit_method == "brute" and p == 2,
+        votes=votes,
     )

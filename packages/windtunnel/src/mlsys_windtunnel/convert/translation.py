@@ -13,10 +13,12 @@ from mlsys_windtunnel.convert.registry import Converted, ConverterRegistry
 from mlsys_windtunnel.convert.table import default_registry
 from mlsys_windtunnel.frontend import Frontend, FrontierValue, host_operators
 from mlsys_windtunnel.host.raw_table import Table
+from mlsys_windtunnel.host.reference import Reference
 from mlsys_windtunnel.module import WindTunnelModule
 from mlsys_windtunnel.modules.base import OperatorModule, PredictorModule
 from mlsys_windtunnel.modules.columns.columns import Concatenate, Scale, Select
 from mlsys_windtunnel.modules.network import Network, Wire
+from mlsys_windtunnel.modules.ties import fingerprint
 from mlsys_windtunnel.parse.graph import Kind, Operator, PipelineGraph
 from mlsys_windtunnel.parse.pipeline import parse_pipeline
 from mlsys_windtunnel.parse.source import checked_values, contract_of
@@ -31,7 +33,8 @@ def translate(
 ) -> WindTunnelModule:
     """Translate a fitted scikit-learn pipeline or estimator into a trainable module that answers as it does.
 
-    Operators without a converter stay as they are and run on the host, before the translated part.
+    Operators without a converter stay as they are and run on the host, before the translated part. Where stored points
+    may be equally near to a row, the module keeps ``fitted`` and asks it about tables with such rows.
 
     Args:
         fitted: The pipeline or estimator.
@@ -63,7 +66,11 @@ def translate(
     on_host = [_on_host(operator, modules) for operator in graph.operators if operator.name in host]
     frontend = Frontend(graph, operators=on_host, frontier=frontier)
     network = Network(_widths(frontend, X_example), wires, modules).to(dtype)
-    return WindTunnelModule(frontend, network).eval()
+    module = WindTunnelModule(frontend, network).eval()
+    if network.can_tie:
+        network.origin = fingerprint(network)
+        module.reference = Reference(fitted)
+    return module
 
 
 def _convert(

@@ -26,9 +26,11 @@ from mlsys_windtunnel.export.plain import DAMAGE, Reader, Writer
 from mlsys_windtunnel.frontend import Frontend
 from mlsys_windtunnel.host.raw_table import Table
 from mlsys_windtunnel.module import METHODS, ROWS_PER_CHUNK, WindTunnelModule
+from mlsys_windtunnel.modules.ties import UndecidedError
 
 FORMAT, VERSION = "mlsys-windtunnel-program", 2
 MAIN = "main"  # the name of what forward answers
+TIES = "undecided"  # of what tells rows that tie, see ``modules/ties.py``: [rows] bool
 INPUT = "x"
 
 Program = Callable[[npt.NDArray[Any]], Sequence[npt.NDArray[Any]]]
@@ -39,7 +41,8 @@ class Answers(nn.Module):
 
     Args:
         module: The pipeline.
-        methods: Names of the source's methods; labels come as class indices. None: what ``forward`` answers.
+        methods: Names of the source's methods; labels come as class indices. None: what ``forward`` answers. With
+            methods, a network whose answers may be ties tells in a last answer, ``undecided``, which rows are such.
 
     Raises:
         InvalidInputError: the source has no such method.
@@ -52,19 +55,22 @@ class Answers(nn.Module):
             raise InvalidInputError(f"methods are {list(methods)}; this module has {', '.join(offered)}")
         self.pipeline = module
         self.methods = None if methods is None else tuple(methods)
+        self.tells_ties = methods is not None and module.network.is_as_translated
 
     @property
     def names(self) -> tuple[str, ...]:
         """Of the answers, in order."""
-        return self.methods or (MAIN,)
+        return (*(self.methods or (MAIN,)), *([TIES] if self.tells_ties else []))
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """A table of two dimensions or more for each answer, from ``[rows, width]``."""
         if self.methods is None:
             return (self.pipeline(x),)
-        scores = self.pipeline.network(x)
+        ties: list[Tensor] = []
+        scores = self.pipeline.network(x, methods=self.methods, ties=ties if self.tells_ties else None)
         predictor = self.pipeline.predictor
-        return tuple(scores if predictor is None else predictor.table(scores, name) for name in self.methods)
+        answers = tuple(scores if predictor is None else predictor.table(scores, name) for name in self.methods)
+        return (*answers, torch.stack(ties).any(dim=0)) if self.tells_ties else answers
 
 
 def default_methods(module: WindTunnelModule) -> list[str]:
@@ -130,7 +136,7 @@ def _flat(module: WindTunnelModule, names: Sequence[str]) -> list[str]:
         return []
     with torch.inference_mode():
         scores = module.network(example(module, 2))
-        return [name for name in names if name != MAIN and predictor.answer(scores, name).ndim == 1]
+        return [name for name in names if name not in (MAIN, TIES) and predictor.answer(scores, name).ndim == 1]
 
 
 @dataclass(frozen=True)
@@ -169,7 +175,12 @@ class ExportedPipeline:
         packed = rounded(table, self.dtype)
         place = self.answers.index(method)
         starts = range(0, len(packed), ROWS_PER_CHUNK)
-        result = np.concatenate([self.program(packed[start : start + ROWS_PER_CHUNK])[place] for start in starts])
+        parts = [self.program(packed[start : start + ROWS_PER_CHUNK]) for start in starts]
+        if TIES in self.answers:
+            unsure = np.concatenate([part[self.answers.index(TIES)] for part in parts])
+            if unsure.any():
+                raise UndecidedError(np.flatnonzero(unsure).tolist())
+        result = np.concatenate([part[place] for part in parts])
         if self.outputs and method in ("predict", "predict_proba", "predict_log_proba"):
             return self._of_outputs(method, result)
         if method == "predict" and self.classes:

@@ -115,6 +115,7 @@ def run(
         gain = trainer.gain_over(Tunable(tunable.frontend, module.network))
         if (outcome.best_epoch == 0 and tunable.exact is not None) or not gain[0] > options.min_gain_se * gain[1]:
             start = WindTunnelModule(tunable.frontend, copy.deepcopy(module.network)).eval()
+            start.reference = module.reference
             return FineTuned(start, outcome.history, 0, score - gain[0], outcome.metric, *gain)
     return FineTuned(tunable.module(), outcome.history, outcome.best_epoch, score, outcome.metric, *gain)
 

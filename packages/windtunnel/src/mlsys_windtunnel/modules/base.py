@@ -16,8 +16,29 @@ from torch import Tensor, nn
 Task = Literal["classification", "multilabel", "regression", "outlier", "clustering", "density"]
 
 
+def has_ties(module: nn.Module) -> bool:
+    """Whether a module stores points that may be equally near to a row, and tells in ``judged`` where that matters."""
+    return bool(getattr(module, "stores_points", False))
+
+
 class OperatorModule(nn.Module):
     """One operator. ``forward`` takes one table per input of the operator and returns one table."""
+
+    def judged(self, inputs: Sequence[Tensor], methods: Sequence[str]) -> tuple[Tensor, Tensor | None]:
+        """Return what ``forward`` does, and for which rows rounding decides (see :mod:`.ties`).
+
+        Args:
+            inputs: The operator's tables.
+            methods: The answers that are asked for.
+
+        Returns:
+            The table, and ``[rows]`` bool or None, where no row can be such.
+        """
+        return self(*inputs), None
+
+    def judged_by(self, body: nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """As :meth:`judged`, of an operator whose table is its body's."""
+        return body.judged(*inputs) if has_ties(body) else (body(*inputs), None)  # type: ignore[operator]
 
 
 class PredictorModule(OperatorModule):
@@ -103,6 +124,10 @@ class Regressor(PredictorModule):
         scores: Tensor = self.body(*inputs)
         return scores
 
+    def judged(self, inputs: Sequence[Tensor], methods: Sequence[str]) -> tuple[Tensor, Tensor | None]:
+        """As its body judges."""
+        return self.judged_by(self.body, inputs)
+
     def prediction(self, scores: Tensor) -> Tensor:
         """See the class."""
         return scores.squeeze(1) if self.is_flat and scores.shape[1] == 1 else scores
@@ -134,6 +159,10 @@ class Classifier(PredictorModule):
         """Scores, ``[rows, 1]`` or ``[rows, classes]``."""
         scores: Tensor = self.body(*inputs)
         return scores
+
+    def judged(self, inputs: Sequence[Tensor], methods: Sequence[str]) -> tuple[Tensor, Tensor | None]:
+        """As its body judges."""
+        return self.judged_by(self.body, inputs)
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """``[rows, classes]``."""

@@ -10,7 +10,8 @@ from mlsys_core.errors import InvalidInputError
 from torch import Tensor, nn
 
 from mlsys_windtunnel.checks.values import Contract
-from mlsys_windtunnel.modules.base import OperatorModule, PredictorModule
+from mlsys_windtunnel.modules.base import OperatorModule, PredictorModule, has_ties
+from mlsys_windtunnel.modules.ties import UndecidedError, fingerprint
 
 DIRECT = "_direct"
 
@@ -49,7 +50,13 @@ class Network(nn.Module):
         frontier: Names and widths of the inputs, in the order in which ``forward``'s table packs them.
         wires: The operators in an order in which they can run; the last is the output.
         modules: Their modules by name.
+
+    Attributes:
+        origin: Checksum of the parameters that a source has left, where its answers may be ties; None elsewhere, and
+            where there is no source to agree with.
     """
+
+    origin: int | None = None
 
     def __init__(
         self, frontier: Sequence[tuple[str, int]], wires: Sequence[Wire], modules: Mapping[str, OperatorModule]
@@ -77,15 +84,30 @@ class Network(nn.Module):
         """Columns of the packed frontier."""
         return sum(width for _, width in self.frontier)
 
-    def forward(self, x: Tensor, *, checks: bool = False) -> Tensor:
+    @property
+    def can_tie(self) -> bool:
+        """Whether an operator's answer may be a tie between points that its source stores."""
+        return any(has_ties(part) for part in self.modules())
+
+    @property
+    def is_as_translated(self) -> bool:
+        """Whether there is a source to agree with: no parameter has been changed since."""
+        return self.origin is not None and self.origin == fingerprint(self)
+
+    def forward(
+        self, x: Tensor, *, checks: bool = False, methods: Sequence[str] = (), ties: list[Tensor] | None = None
+    ) -> Tensor:
         """From the packed frontier ``[rows, sum of widths]`` to the last operator's table (scores of a predictor).
 
         Args:
             x: The packed frontier.
-            checks: Whether numbers are refused that the operators' sources refuse.
+            checks: Whether numbers and ties are refused that the operators' sources refuse or decide.
+            methods: The answers that are asked of the last operator; none: any.
+            ties: Takes ``[rows]`` bool of each operator that can tell rows whose answer rounding decides.
 
         Raises:
             InvalidInputError: ``x`` has another width, or with ``checks`` a number is refused.
+            UndecidedError: with ``checks``, only the source can decide ties between the points that it stores.
         """
         if x.ndim != 2 or x.shape[1] != self.width:
             raise InvalidInputError(
@@ -102,11 +124,33 @@ class Network(nn.Module):
             if checks:
                 for name, contract in wire.checks:
                     contract.check(values[name].numpy(force=True))
+            if checks or ties is not None:
                 for network in _within(module):
-                    network(*inputs, checks=True)
-            result = module(*inputs)
+                    network(*inputs, checks=checks, ties=ties)
+            result = self._judged(module, inputs, wire.methods or methods, checks=checks, ties=ties)
             if wire.methods and isinstance(module, PredictorModule):
                 values[wire.name] = module.side_by_side(result, wire.methods, dtype=x.dtype)
             else:
                 values[wire.name] = result
+        return result
+
+    def _judged(
+        self,
+        module: nn.Module,
+        inputs: Sequence[Tensor],
+        methods: Sequence[str],
+        *,
+        checks: bool,
+        ties: list[Tensor] | None,
+    ) -> Tensor:
+        """An operator's table, with a look at its ties where they are asked for."""
+        if ties is None and (not checks or self.origin is None):
+            result: Tensor = module(*inputs)
+            return result
+        assert isinstance(module, OperatorModule)
+        result, unsure = module.judged(inputs, methods)
+        if unsure is not None and ties is not None:
+            ties.append(unsure)
+        elif unsure is not None and bool(unsure.any()) and self.is_as_translated:
+            raise UndecidedError(unsure.nonzero().squeeze(1).tolist())
         return result

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from mlsys_windtunnel.modules.base import PredictorModule, Task
 from mlsys_windtunnel.modules.combine.combine import Layout
+from mlsys_windtunnel.modules.ties import sizes
 from torch import Tensor, nn
 
 
@@ -145,6 +146,7 @@ class OutputCode(PredictorModule):
     """
 
     task: Task = "classification"
+    stores_points = True
     code_book: Tensor
 
     def __init__(
@@ -159,7 +161,20 @@ class OutputCode(PredictorModule):
 
         Summed member by member as scikit-learn does: members without margins tie exactly, and rounding decides.
         """
-        scores = self.members(tables, "score")
+        return self._distances(self.members(tables, "score"))
+
+    def judged(self, inputs: Sequence[Tensor], methods: Sequence[str]) -> tuple[Tensor, Tensor | None]:
+        """Code words may tie; sums of whole numbers are exact, and then the first is the nearest."""
+        scores = self.members(inputs, "score")
+        table = self._distances(scores)
+        if table.shape[1] < 2:
+            return table, None
+        size = sizes(scores, self.code_book)
+        gaps = table.topk(2, dim=1, largest=False).values.diff(dim=1).squeeze(1)
+        is_level = gaps <= max(1e-9, 64 * torch.finfo(table.dtype).eps) * size * size
+        return table, is_level & (scores != scores.round()).any(dim=1)
+
+    def _distances(self, scores: Tensor) -> Tensor:
         products = scores[:, :1] * self.code_book[:, 0]
         for number in range(1, scores.shape[1]):
             products = products + scores[:, number : number + 1] * self.code_book[:, number]

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from mlsys_windtunnel.modules.base import PredictorModule, Task
 from mlsys_windtunnel.modules.kernel.kernels import distances
+from mlsys_windtunnel.modules.ties import nearest_is_unsure, sizes, uncertainty
 from torch import Tensor, nn
 
 
@@ -22,6 +23,7 @@ class NearestCenter(PredictorModule):
     """
 
     task: Task = "clustering"
+    stores_points = True
     labels: Tensor
 
     def __init__(
@@ -40,6 +42,13 @@ class NearestCenter(PredictorModule):
         """Distances, ``[rows, centers]``."""
         return distances(x, self.centers)
 
+    def judged(self, inputs: Sequence[Tensor], methods: Sequence[str]) -> tuple[Tensor, Tensor | None]:
+        """Labels may tie; distances do not."""
+        scores: Tensor = self(*inputs)
+        if tuple(methods) == ("transform",):
+            return scores, None
+        return scores, nearest_is_unsure(scores, sizes(inputs[0], self.centers), self.labels, by_product=True)
+
     def prediction(self, scores: Tensor) -> Tensor:
         """Cluster numbers, ``[rows]``."""
         return self.labels[scores.argmin(dim=1)]
@@ -57,6 +66,7 @@ class CenterTree(PredictorModule):
     """
 
     task: Task = "clustering"
+    stores_points = True
     paths: Tensor
 
     def __init__(self, centers: npt.ArrayLike, *, pairs: npt.ArrayLike, paths: npt.ArrayLike) -> None:
@@ -69,6 +79,17 @@ class CenterTree(PredictorModule):
         """``[rows, leaves + nodes]``."""
         margins = distances(x, self.pairs[:, 1]) - distances(x, self.pairs[:, 0])
         return torch.cat([distances(x, self.centers), margins], dim=1)
+
+    def judged(self, inputs: Sequence[Tensor], methods: Sequence[str]) -> tuple[Tensor, Tensor | None]:
+        """A turn on the way to the leaf may tie."""
+        scores: Tensor = self(*inputs)
+        if tuple(methods) == ("transform",):
+            return scores, None
+        (x,) = inputs
+        size = sizes(x, self.pairs.flatten(0, 1)).unsqueeze(1)
+        far = distances(x, self.pairs[:, 0])
+        is_level = scores[:, len(self.centers) :].abs() <= 2 * uncertainty(far, size, by_product=True)
+        return scores, (is_level & (self.paths[self.prediction(scores)] != 0)).any(dim=1)
 
     def features(self, scores: Tensor) -> Tensor:
         """Distances to the leaves' centres, ``[rows, leaves]``."""

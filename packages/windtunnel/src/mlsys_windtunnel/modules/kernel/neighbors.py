@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,13 +11,15 @@ import torch
 from mlsys_windtunnel.modules.base import PredictorModule, Task
 from mlsys_windtunnel.modules.kernel.kernels import distances
 from mlsys_windtunnel.modules.linear.discriminant import Posterior
+from mlsys_windtunnel.modules.ties import nearest_is_unsure, sizes, uncertainty
 from torch import Tensor, nn
 
+ALLOWED = 1e-6  # difference of answers
 SAMPLES_PER_BLOCK = 2_048  # stored samples that are compared at once: bounds the table of distances
 
 
-def nearest(x: Tensor, samples: Tensor, k: int, *, p: float = 2.0) -> Tensor:
-    """Places of the ``k`` nearest samples of each row, nearest first, ``[rows, k]`` int64.
+def nearest(x: Tensor, samples: Tensor, k: int, *, p: float = 2.0) -> tuple[Tensor, Tensor]:
+    """Return distances and places (int64) of the ``k`` nearest samples of each row, nearest first, ``[rows, k]`` both.
 
     The search goes over blocks of samples, so the largest table is ``[rows, k + SAMPLES_PER_BLOCK]``. Which of
     several samples at exactly the same distance is taken is not defined.
@@ -28,7 +31,7 @@ def nearest(x: Tensor, samples: Tensor, k: int, *, p: float = 2.0) -> Tensor:
         p: Of the Minkowski distance; infinity is the largest difference.
 
     Example:
-        >>> nearest(torch.tensor([[0.9]]), torch.tensor([[0.0], [1.0], [5.0]]), 2).tolist()
+        >>> nearest(torch.tensor([[0.9]]), torch.tensor([[0.0], [1.0], [5.0]]), 2)[1].tolist()
         [[1, 0]]
     """
     with torch.no_grad():
@@ -40,7 +43,7 @@ def nearest(x: Tensor, samples: Tensor, k: int, *, p: float = 2.0) -> Tensor:
             best, places = torch.cat([best, far], dim=1), torch.cat([places, found + start], dim=1)
             best, order = best.topk(min(k, best.shape[1]), dim=1, largest=False)
             places = places.gather(1, order)
-    return places
+    return best, places
 
 
 class NeighborAverage(nn.Module):
@@ -56,9 +59,13 @@ class NeighborAverage(nn.Module):
         p: Of the Minkowski distance.
         scale: Factor of each feature, ``[features]``; None: one.
         by_distance: Whether to weight by inverse distance. Samples at distance zero then outweigh all others.
+        by_product: Whether the source computes distances by a matrix product.
+        votes: Number of classes of each output; none: the values are no votes.
     """
 
+    stores_points = True
     scale: Tensor | None
+    kinds: Tensor
 
     def __init__(
         self,
@@ -69,19 +76,91 @@ class NeighborAverage(nn.Module):
         p: float,
         scale: npt.ArrayLike | None,
         by_distance: bool,
+        by_product: bool = False,
+        votes: Sequence[int] = (),
     ) -> None:
         super().__init__()
         self.samples = nn.Parameter(torch.from_numpy(np.array(samples, np.float64)))
         self.values = nn.Parameter(torch.from_numpy(np.array(values, np.float64)))
         self.register_buffer("scale", None if scale is None else torch.from_numpy(np.array(scale, np.float64)))
+        self.register_buffer("kinds", torch.unique(self.values.detach(), dim=0, return_inverse=True)[1])
         self.k, self.p, self.by_distance = k, p, by_distance
+        self.by_product, self.votes = by_product, tuple(votes)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[rows, outputs]``."""
+        x, samples = self._scaled(x)
+        return self._average(x, samples, nearest(x, samples, self.k, p=self.p)[1])
+
+    def judged(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return what ``forward`` does, and which rows tie so that it shows in the answer, ``[rows]`` bool.
+
+        The last place among the neighbours may be any of several samples with different values; weighted votes may be
+        level; and a source's distance near zero may be of rounding alone, which by its inverse weighs much.
+        """
+        x, samples = self._scaled(x)
+        far, places = nearest(x, samples, min(self.k + 1, len(samples)), p=self.p)
+        table = self._average(x, samples, places[:, : self.k])
+        size = sizes(x, samples).unsqueeze(1)
+        unsure = torch.zeros_like(size[:, 0], dtype=torch.bool)
+        if len(samples) > self.k:
+            last = far[:, self.k - 1 : self.k]
+            error = 2 * uncertainty(last, size, by_product=self.by_product)
+            is_tied = (far[:, self.k :] - last <= error).squeeze(1)
+            if torch.compiler.is_exporting():
+                unsure = is_tied & self._has_choice(x, samples, last, error)
+            elif bool(is_tied.any()):
+                unsure[is_tied] = self._has_choice(x[is_tied], samples, last[is_tied], error[is_tied])
+        if self.by_distance:
+            unsure = unsure | self._is_level(table)
+            if self.by_product:
+                unsure = unsure | self._is_lost(far[:, : self.k], size, places[:, : self.k])
+        return table, unsure
+
+    def _has_choice(self, x: Tensor, samples: Tensor, last: Tensor, error: Tensor) -> Tensor:
+        """Return where more samples than needed, of different values, are ``last`` far within ``error``."""
+        nearer = torch.zeros_like(last[:, 0], dtype=torch.int64)
+        tied, high = nearer, torch.full_like(nearer, -1)
+        low = torch.full_like(nearer, len(samples))
+        for start in range(0, len(samples), SAMPLES_PER_BLOCK):
+            far = distances(x, samples[start : start + SAMPLES_PER_BLOCK], p=self.p) - last
+            kinds = self.kinds[start : start + SAMPLES_PER_BLOCK]
+            is_tied = far.abs() <= error
+            nearer, tied = nearer + (far < -error).sum(dim=1), tied + is_tied.sum(dim=1)
+            low = torch.minimum(low, torch.where(is_tied, kinds, len(samples)).amin(dim=1))
+            high = torch.maximum(high, torch.where(is_tied, kinds, -1).amax(dim=1))
+        return (nearer + tied > self.k) & (low != high)
+
+    def _is_level(self, table: Tensor) -> Tensor:
+        """Return where the two classes of an output with the most votes are level but for rounding."""
+        margins = (
+            [
+                votes.topk(2, dim=1).values.diff(dim=1).abs()
+                for votes in torch.split(table, list(self.votes), dim=1)
+                if votes.shape[1] > 1
+            ]
+            if self.votes
+            else []
+        )
+        bound = max(1e-9, 16 * torch.finfo(table.dtype).eps)
+        is_level = torch.zeros_like(table[:, 0], dtype=torch.bool)
+        return is_level if not margins else (torch.cat(margins, dim=1) <= bound).any(dim=1)
+
+    def _is_lost(self, far: Tensor, size: Tensor, places: Tensor) -> Tensor:
+        """Return where the weights of neighbours follow from the rounding of squared distances."""
+        noise = 2 * math.sqrt(torch.finfo(far.dtype).eps) * size
+        weights = 1 / torch.maximum(far, noise).clamp_min(torch.finfo(far.dtype).tiny)
+        shares = weights / weights.sum(dim=1, keepdim=True)
+        errors = (shares * (1 - shares) * (noise * weights).square()).amax(dim=1)
+        kinds = self.kinds[places]
+        return (errors > ALLOWED) & (kinds != kinds[:, :1]).any(dim=1)
+
+    def _scaled(self, x: Tensor) -> tuple[Tensor, Tensor]:
         samples: Tensor = self.samples
-        if self.scale is not None:
-            x, samples = x * self.scale, samples * self.scale
-        places = nearest(x, samples, self.k, p=self.p)
+        return (x, samples) if self.scale is None else (x * self.scale, samples * self.scale)
+
+    def _average(self, x: Tensor, samples: Tensor, places: Tensor) -> Tensor:
+        """``[rows, outputs]`` from the neighbours' places."""
         values = self.values[places]
         if not self.by_distance:
             return values.sum(dim=1) / self.k
@@ -112,6 +191,10 @@ class OutputVotes(PredictorModule):
         scores: Tensor = self.body(*inputs)
         return scores
 
+    def judged(self, inputs: Sequence[Tensor], methods: Sequence[str]) -> tuple[Tensor, Tensor | None]:
+        """As its body judges."""
+        return self.judged_by(self.body, inputs)
+
     def probabilities(self, scores: Tensor) -> Tensor:
         """``[rows, sum of classes]``."""
         return scores
@@ -139,6 +222,7 @@ class NearestCentroid(PredictorModule):
     """
 
     task: Task = "classification"
+    stores_points = True
 
     def __init__(
         self,
@@ -166,6 +250,15 @@ class NearestCentroid(PredictorModule):
         if not self.predicts_by_distance:
             return scores
         return torch.cat([scores, -distances(x, self.centroids, p=self.p)], dim=1)
+
+    def judged(self, inputs: Sequence[Tensor], methods: Sequence[str]) -> tuple[Tensor, Tensor | None]:
+        """The label of the nearest centroid may tie."""
+        scores: Tensor = self(*inputs)
+        if not self.predicts_by_distance or (methods and not {"predict", "labels"} & set(methods)):
+            return scores, None
+        labels = torch.arange(len(self.classes), device=scores.device)
+        size = sizes(inputs[0], self.centroids)
+        return scores, nearest_is_unsure(-scores[:, -len(self.classes) :], size, labels, by_product=True)
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """``[rows, classes]``."""
