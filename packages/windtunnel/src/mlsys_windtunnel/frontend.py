@@ -170,6 +170,8 @@ class Frontend:
         """The input as a table that the source takes; by its columns' names, where it has those."""
         if self.takes_rows and len(getattr(x, "shape", ((),))) == 1:
             return x
+        if self.rules.labels_are_names and is_frame(x) and not all(isinstance(label, str) for label in x.columns):
+            x = x.set_axis([str(label) for label in x.columns], axis=1)
         if self.columns is not None and has_names(x):
             if isinstance(x, Mapping):
                 return NamedTable(x, self.columns)

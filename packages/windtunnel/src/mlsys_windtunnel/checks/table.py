@@ -30,7 +30,8 @@ class InputRules:
     takes_sparse: bool = False
     dense_answers: tuple[str, ...] = ()  # methods that take none all the same
     takes_sparse_nan: bool = False  # missing values in what is sparse
-    takes_categories: bool = True  # a frame's columns of pandas' category
+    category_columns: tuple[int, ...] | None = None  # of a frame that may be of pandas' category; None: all
+    labels_are_names: bool = False  # a frame's labels that are no texts count as names, spelt as texts
 
 
 def check_labels(labels: Sequence[Any]) -> bool:
@@ -137,12 +138,8 @@ def check_kind(x: Any, rules: InputRules, names: Sequence[str] | None = None) ->
                 f"column {names[place] if names else place} is of dtype {column.dtype}, and a function that takes "
                 "numbers alone reads it: convert it to float64"
             )
-    kinds = [] if rules.takes_categories or not is_frame(x) else [type(each).__name__ for each in x.dtypes]
-    if "CategoricalDtype" in kinds:
-        raise InvalidInputError(
-            f"{rules.estimator} was fitted on a frame without columns of dtype category, and here are some: its "
-            "categorical features do not match; convert them as when fitting"
-        )
+    if rules.category_columns is not None and is_frame(x):
+        _check_categories(x, rules, names)
     if rules.objects != "any" and _has_objects(x, rules.objects):
         raise InvalidInputError(
             f"{rules.estimator} takes columns of int, float or bool, and there are objects: convert your data to "
@@ -160,6 +157,18 @@ def check_kind(x: Any, rules: InputRules, names: Sequence[str] | None = None) ->
         raise InvalidInputError(
             f"Input X contains NaN or infinity, which {rules.estimator} does not accept in sparse data; pass "
             "X.toarray() where it may hold missing values"
+        )
+
+
+def _check_categories(x: Any, rules: InputRules, names: Sequence[str] | None) -> None:
+    """Refuse columns of dtype category that were none in the fit."""
+    fitted = {names[place] if names else x.columns[place] for place in rules.category_columns or ()}
+    labels = [name for name in names if name in x] if names else list(x.columns)  # one that is missing is refused later
+    new = [each for each in labels if each not in fitted and type(x[each].dtype).__name__ == "CategoricalDtype"]
+    if new:
+        raise InvalidInputError(
+            f"{rules.estimator} was fitted on a frame whose columns {_listed(new)} were not of dtype category, and "
+            "here are: its categorical features do not match; convert them as when fitting"
         )
 
 

@@ -13,7 +13,7 @@ from mlsys_windtunnel.convert.registry import Entry
 from mlsys_windtunnel.convert.table import COMBINERS, ENTRIES
 from mlsys_windtunnel.parse.members import _RULES, _WRAPPERS
 
-_WHERE_INSTALLED = "tested where the package is installed"
+_WHERE_INSTALLED = "tested by `make test-peers`"
 NOT_IN_LOCK = {
     *(f"xgboost.sklearn.XGB{kind}" for kind in ("Classifier", "Ranker", "Regressor", "RFClassifier", "RFRegressor")),
     *(f"catboost.core.CatBoost{kind}" for kind in ("", "Classifier", "Ranker", "Regressor")),

@@ -62,6 +62,29 @@ def within(estimator: Any) -> Any | None:
     return None if attribute is None else vars(estimator).get(attribute)
 
 
+def outermost(estimator: Any) -> Any:
+    """Return the estimator that the input of a pipeline or a search reaches as it is."""
+    from sklearn.pipeline import Pipeline
+
+    if isinstance(estimator, Pipeline):
+        first = next((step for _, step in estimator.steps if not passes(step)), None)
+        return estimator if first is None else outermost(first)
+    inner = within(estimator)
+    return estimator if inner is None else outermost(inner)
+
+
+def passes(step: Any) -> bool:
+    """Return whether a step hands on what it is given, and looks at nothing."""
+    if step is None or isinstance(step, str):
+        return True
+    return is_function(step) and step.func is None
+
+
+def is_function(estimator: Any) -> bool:
+    """Return whether a function that looks at nothing before it computes."""
+    return public_name(type(estimator)) == "sklearn.preprocessing.FunctionTransformer" and not estimator.validate
+
+
 def as_fitted(estimator: Any) -> Any:
     """What tells whether an estimator is fitted: itself, but a fixed threshold needs no fit on a fitted estimator."""
     is_fixed = public_name(type(estimator)) == "sklearn.model_selection.FixedThresholdClassifier"

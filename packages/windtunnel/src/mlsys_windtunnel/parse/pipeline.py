@@ -12,10 +12,11 @@ from numbers import Integral
 from typing import Any
 
 from mlsys_core.errors import InvalidInputError
+from mlsys_windtunnel.parse.boosters import catboost_names, reads_by_name
 from mlsys_windtunnel.parse.expand import concatenated, expand, join, num_outputs, width_of_answer
 from mlsys_windtunnel.parse.fitted_size import fitted_size
 from mlsys_windtunnel.parse.graph import FittedSize, Kind, Operator, PipelineGraph, Value
-from mlsys_windtunnel.parse.members import as_fitted, public_name, within
+from mlsys_windtunnel.parse.members import as_fitted, outermost, plan_of, public_name, within
 from mlsys_windtunnel.parse.source import rules_of
 
 
@@ -184,10 +185,14 @@ def _width_of_input(estimator: Any) -> int | None:
 
 def _column_names(estimator: object) -> Any:
     """Of the columns that the pipeline was fitted on; None if they had none."""
+    first = outermost(estimator)
+    if reads_by_name(first):
+        return catboost_names(first)
     names = _attribute(estimator, "feature_names_in_")
-    if names is None and type(estimator).__module__.startswith("catboost."):  # which has its own word, and numbers
-        names = _attribute(estimator, "feature_names_")
-        return None if names == [str(place) for place in range(len(names or ()))] else names
+    plan = plan_of(first)
+    if names is None and plan is not None and not plan.drops_names:
+        of_members = (_column_names(member.estimator) for member in plan.members if member.columns is None)
+        return next((found for found in of_members if found is not None), None)
     return names
 
 

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from mlsys_windtunnel.checks.table import InputRules, Objects
 from mlsys_windtunnel.checks.values import Contract
+from mlsys_windtunnel.parse.boosters import category_columns_of, labels_are_names, reads_by_name
 from mlsys_windtunnel.parse.graph import Kind, Operator, Value
-from mlsys_windtunnel.parse.members import plan_of, public_name, within
+from mlsys_windtunnel.parse.members import is_function, outermost, passes, plan_of, public_name
 
 # Missing values and infinity alike are taken, where missing values are.
 _TAKES_INF = (
@@ -24,6 +25,7 @@ _TAKES_INF = (
     "sklearn.ensemble.IsolationForest",
     "sklearn.feature_selection.",
     "sklearn.preprocessing.SplineTransformer",
+    "xgboost.",  # its trees; linear boosters are not translated
 )
 _ROUNDS_TO_FLOAT32 = (
     "sklearn.ensemble.ExtraTrees",
@@ -79,7 +81,7 @@ def _contract(estimator: Any) -> Contract:
     source = public_name(type(estimator))
     if source in ("sklearn.compose.TransformedTargetRegressor", "sklearn.linear_model.RANSACRegressor"):
         return Contract(_name(estimator), takes_nan=True, takes_inf=True)  # the network within looks
-    if _is_function(estimator) or source.startswith(_TAKES_ALL):
+    if is_function(estimator) or source.startswith(_TAKES_ALL):
         return Contract(_name(estimator), takes_nan=True, takes_inf=True)
     takes_nan = _takes_nan(estimator, source)
     low, high = _bounds(estimator, source)
@@ -158,32 +160,33 @@ def rules_of(estimator: Any, source: Value, operators: Iterable[Operator]) -> In
             (_OBJECTS[part.source] for part in readers if source in part.inputs and part.source in _OBJECTS), "any"
         ),
         takes_sparse=takes_sparse,
-        takes_categories=not any(source in part.inputs and _has_no_categories(part.estimator) for part in readers),
+        category_columns=next(
+            (
+                places
+                for part in readers
+                if source in part.inputs and (places := category_columns_of(part.estimator)) is not None
+            ),
+            None,
+        ),
+        labels_are_names=labels_are_names(outermost(estimator)),
         dense_answers=("score_samples",) if operators and operators[-1].source == "sklearn.decomposition.PCA" else (),
         takes_sparse_nan=takes_sparse and not any((part.source or "").startswith(_TREES) for part in readers),
     )
 
 
-def _has_no_categories(estimator: Any) -> bool:
-    """Say if LightGBM was fitted on a frame that had no categories: it refuses frames that have some."""
-    return getattr(getattr(estimator, "booster_", None), "pandas_categorical", None) == []
-
-
 def _names_rule(estimator: Any) -> tuple[bool, bool]:
     """Return whether a frame's columns are looked up by name, and whether they must have names."""
     from sklearn.compose import ColumnTransformer
-    from sklearn.pipeline import FeatureUnion, Pipeline
+    from sklearn.pipeline import FeatureUnion
 
-    if isinstance(estimator, Pipeline):
-        first = next((step for _, step in estimator.steps if not _passes(step)), None)
-        return (False, False) if first is None else _names_rule(first)
+    estimator = outermost(estimator)
     if isinstance(estimator, FeatureUnion):
-        return _joined([_names_rule(part) for _, part in estimator.transformer_list if not _passes(part)])
-    if (inner := within(estimator)) is not None:
-        return _names_rule(inner)
+        return _joined([_names_rule(part) for _, part in estimator.transformer_list if not passes(part)])
     if isinstance(estimator, ColumnTransformer):
         used = [columns for _, part, columns in estimator.transformers_ if not _is_dropped(part, columns)]
         return True, any(isinstance(name, str) for columns in used for name in _flat(columns))
+    if reads_by_name(estimator):
+        return True, False
     plan = plan_of(estimator)
     if plan is not None and not plan.drops_names:
         members = plan.stacked or plan.members
@@ -193,13 +196,6 @@ def _names_rule(estimator: Any) -> tuple[bool, bool]:
 
 def _joined(rules: list[tuple[bool, bool]]) -> tuple[bool, bool]:
     return bool(rules) and all(by_name for by_name, _ in rules), any(needs for _, needs in rules)
-
-
-def _passes(step: Any) -> bool:
-    """Return whether a step hands on what it is given, and looks at nothing."""
-    if step is None or isinstance(step, str):
-        return True
-    return _is_function(step) and step.func is None
 
 
 def _is_dropped(part: Any, columns: Any) -> bool:
@@ -268,14 +264,9 @@ def _number_columns(source: Value, operators: list[Operator]) -> tuple[int, ...]
             continue
         if operator.kind is Kind.SELECT:
             picked[operator.output.name] = tuple(places[column] for column in operator.columns or ())
-        elif _is_function(operator.estimator):
+        elif is_function(operator.estimator):
             found.update(places)
     return tuple(sorted(found))
-
-
-def _is_function(estimator: Any) -> bool:
-    """Return whether a function that looks at nothing before it computes."""
-    return public_name(type(estimator)) == "sklearn.preprocessing.FunctionTransformer" and not estimator.validate
 
 
 def _tags(estimator: Any) -> Any:
