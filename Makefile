@@ -8,10 +8,11 @@ DISTS  := packages/core packages/nimble packages/orca packages/windtunnel plugin
 CODE   := packages plugins tests scripts benchmarks examples
 TORCH  := torch==2.13.0
 XDIST  ?= -n 2
-# What is skipped where a peer is not installed.
+# What is skipped where a peer is not installed. Nets of timm run beside a torchvision that need not load: apart.
 PEER_TESTS := tests/windtunnel/converters/test_xgboost.py tests/windtunnel/converters/test_catboost.py \
-  tests/windtunnel/finetune/test_fine_tune.py tests/integration/orca/test_clients.py tests/conformance/oip/test_kserve.py \
-  plugins/dvabatch/tests/test_slicing.py
+  tests/windtunnel/converters/test_boosters_inputs.py tests/windtunnel/finetune/test_fine_tune.py \
+  tests/integration/orca/test_clients.py tests/conformance/oip/test_kserve.py plugins/dvabatch/tests/test_slicing.py
+VISION_TESTS := tests/nimble/nets/test_timm.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test fuzz test-peers oracles mutants lint types fmt bench soak soak-dvabatch docs browser test-gpu sanitize bench-gpu lock lock-models clean
@@ -84,21 +85,26 @@ mutants: setup  ## Change the pure modules one expression at a time; print how m
 	$(PY) scripts/mutants.py $(AREAS)
 
 # In an environment of its own, since these bring half of PyPI with them: the locked packages, then the peers.
-$(VENV)-peers/.installed: requirements/dev.lock requirements/models.lock requirements/peers.txt
-	$(PYTHON) -m venv $(VENV)-peers
-	$(VENV)-peers/bin/python -m pip install $(TORCH)
-	$(VENV)-peers/bin/python -m pip install --no-deps --require-hashes -r requirements/dev.lock
-	$(VENV)-peers/bin/python -m pip install --no-deps --no-build-isolation --require-hashes -r requirements/models.lock
-	$(VENV)-peers/bin/python -m pip install -q --no-deps --no-build-isolation $(addprefix -e ,$(DISTS))
-	$(VENV)-peers/bin/python -m pip install $(TORCH) -r requirements/peers.txt
+PEERS := $(VENV)-peers
+$(PEERS)/.installed: requirements/dev.lock requirements/models.lock requirements/peers.txt requirements/peers-nodeps.txt requirements/nimble-zoo.txt
+	$(PYTHON) -m venv --clear $(PEERS)
+	$(PEERS)/bin/python -m pip install $(TORCH)
+	$(PEERS)/bin/python -m pip install --no-deps --require-hashes -r requirements/dev.lock
+	$(PEERS)/bin/python -m pip install --no-deps --no-build-isolation --require-hashes -r requirements/models.lock
+	$(PEERS)/bin/python -m pip install -q --no-deps --no-build-isolation $(addprefix -e ,$(DISTS))
+	$(PEERS)/bin/python -m pip install $(TORCH) -r requirements/peers.txt
+	$(PEERS)/bin/python -m pip install --no-deps -r requirements/peers-nodeps.txt
+	$(PEERS)/bin/python -m pip install -q --no-deps --target $(PEERS)/vision -r requirements/nimble-zoo.txt
 	@touch $@
 
-.peers/kserve/bin/python: benchmarks/peers/kserve/requirements.txt
-	$(PYTHON) -m venv .peers/kserve
-	$@ -m pip install -r $<
+.peers/kserve/.installed: benchmarks/peers/kserve/requirements.txt
+	$(PYTHON) -m venv --clear .peers/kserve
+	.peers/kserve/bin/python -m pip install -r $<
+	@touch $@
 
-test-peers: $(VENV)-peers/.installed .peers/kserve/bin/python  ## Run the tests of other people's software: XGBoost, CatBoost, kserve, LangChain, lm-eval, Ray
-	OMP_NUM_THREADS=1 $(VENV)-peers/bin/python -m pytest $(PEER_TESTS)
+test-peers: $(PEERS)/.installed .peers/kserve/.installed  ## Install other people's software and run its tests: XGBoost, CatBoost, kserve, LangChain, lm-eval, Anthropic's client, Ray, timm
+	OMP_NUM_THREADS=1 MLSYS_REQUIRE_PEERS=1 $(PEERS)/bin/python -m pytest $(PEER_TESTS)
+	OMP_NUM_THREADS=1 MLSYS_REQUIRE_PEERS=1 PYTHONPATH=$(PEERS)/vision $(PEERS)/bin/python -m pytest $(VISION_TESTS)
 
 fuzz: setup  ## 100,000 mutated inputs to every parser that meets the outside; prints a tally
 	$(PY) -m tests.fuzz.run --runs 100000

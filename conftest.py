@@ -1,8 +1,12 @@
 """Settings of every test: none is decided by the clock. pytest's own timeout ends what hangs."""
 
 import inspect
+import os
+from collections.abc import Generator
+from typing import Any
 
 import httpx
+import pytest
 from hypothesis import Phase, settings
 
 # httpx gives up after five seconds by default: on a busy machine that decides tests which are not about time.
@@ -15,3 +19,22 @@ settings.register_profile(
     "mutants", deadline=None, phases=(Phase.explicit, Phase.generate), derandomize=True, max_examples=25
 )
 settings.load_profile("mlsys")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Under ``make test-peers`` a test that skips itself has failed: what it needs should be installed."""
+    return _required((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Likewise a file."""
+    return _required((yield))
+
+
+def _required(report: Any) -> Any:
+    if report.skipped and os.environ.get("MLSYS_REQUIRE_PEERS") == "1":
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid} was skipped, and MLSYS_REQUIRE_PEERS=1 forbids it: {report.longrepr}"
+    return report

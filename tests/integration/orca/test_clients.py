@@ -1,7 +1,4 @@
-"""Clients that are installed only where somebody wants them: LangChain, and the evaluation harness on a task of ours.
-
-``pip install langchain-openai lm-eval`` in an environment beside this one's packages runs both.
-"""
+"""Clients that ``make test-peers`` installs: LangChain, Anthropic's, and the evaluation harness on a task of ours."""
 
 from __future__ import annotations
 
@@ -47,6 +44,36 @@ def test_langchain_asks_streams_parses_and_embeds(url: str, tool_url: str, ask: 
         base_url=f"{url}/v1", api_key="none", model=ENCODER, check_embedding_ctx_length=False
     ).embed_documents(["Plants need light.", "So do we."])
     assert [len(vector) for vector in vectors] == [384, 384]
+
+
+def test_anthropics_client_asks_streams_and_is_refused(url: str, ask: Any) -> None:
+    anthropic = pytest.importorskip("anthropic", reason="pip install anthropic")
+    user = [{"role": "user", "content": "Why do plants need sunlight?"}]
+    options = {"model": MODEL, "messages": user, "max_tokens": 24, "extra_body": {"temperature": 0}}
+    expected = ask()
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
+        whole = client.messages.create(**options)
+        assert whole.content[0].text == expected.choices[0].message.content
+        assert (whole.type, whole.role, whole.model, whole.stop_reason) == ("message", "assistant", MODEL, "max_tokens")
+        assert whole.usage.output_tokens == 24
+        assert whole.usage.input_tokens == expected.usage.prompt_tokens
+        with client.messages.stream(**options) as stream:
+            assert "".join(stream.text_stream) == whole.content[0].text
+            assert stream.get_final_message().usage == whole.usage
+        word = whole.content[0].text.split()[1]
+        stopped = client.messages.create(**options, stop_sequences=[word])
+        assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", word)
+        assert word not in stopped.content[0].text
+        briefed = client.messages.create(**options, system=[{"type": "text", "text": "Answer in French."}])
+        assert briefed.usage.input_tokens != whole.usage.input_tokens
+        with pytest.raises(anthropic.NotFoundError, match=r"the model .none. does not exist here"):
+            client.messages.create(**options | {"model": "none"})
+        tool = {"name": "f", "description": "", "input_schema": {"type": "object", "properties": {}}}
+        with pytest.raises(anthropic.BadRequestError, match=r"invalid_request_error.*tools"):
+            client.messages.create(**options, tools=[tool])
+        picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+        with pytest.raises(anthropic.BadRequestError, match="invalid_request_error"):
+            client.messages.create(**options | {"messages": [{"role": "user", "content": [picture]}]})
 
 
 def test_lm_eval_scores_a_tiny_task(url: str, loaded: LoadedModel, tmp_path: Path) -> None:

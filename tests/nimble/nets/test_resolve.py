@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,9 +48,28 @@ def test_what_is_no_model_says_what_is(tmp_path: Path):
         load_model(str(tmp_path / "bad.pt2"))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("timm") is not None, reason="timm is installed")
-def test_a_library_that_is_missing_is_named():
-    with pytest.raises(MissingDependencyError, match=r"mlsys-nimble\[nets\]"):
+def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    with pytest.raises(MissingDependencyError, match=r"timm is not installed: pip install 'mlsys-nimble\[nets\]'"):
+        load_model("timm:resnet18")
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (
+            "raise RuntimeError('operator torchvision::nms does not exist\\nmore')",
+            "nms does not exist; install the timm",
+        ),
+        ("import a_module_that_nobody_has", "No module named 'a_module_that_nobody_has'"),
+    ],
+)
+def test_a_library_that_is_broken_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, says: str):
+    (tmp_path / "timm.py").write_text(fault)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    with pytest.raises(MissingDependencyError, match=f"timm is installed and cannot be imported: .*{says}"):
         load_model("timm:resnet18")
 
 

@@ -1,12 +1,14 @@
 """The nets of torchvision with random weights and small images: every name that its registry has.
 
-Its compiled operators need CUDA's libraries. In their place stand definitions in torch: ``nms`` here, ``roi_align`` of
-torchvision's own.
+Where its compiled operators do not load, since they are made for another torch, definitions in torch stand in their
+place: ``nms`` here, ``roi_align`` of torchvision's own.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -138,8 +140,8 @@ def _spread(layer: Any, args: tuple[Tensor], scores: Tensor) -> None:
 
 
 def define_operators() -> None:
-    """Let torchvision be imported without its compiled operators; call it before."""
-    if _LIBRARY:
+    """Let torchvision be imported where its compiled operators do not load; call it before."""
+    if _LIBRARY or _loads():
         return
     library = torch.library.Library("torchvision", "DEF")
     library.define(_NMS)
@@ -149,6 +151,16 @@ def define_operators() -> None:
     from torchvision.ops import boxes
 
     boxes._assert_has_ops = lambda: None
+
+
+def _loads() -> bool:
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:  # operator torchvision::nms does not exist
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        return False
+    return True
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:

@@ -145,5 +145,15 @@ class _TensorsOnly(nn.Module):
 def _package(name: str) -> Any:
     try:
         return importlib.import_module(name)
-    except ImportError as error:
-        raise MissingDependencyError(f"{name} is not installed: pip install 'mlsys-nimble[nets]'") from error
+    except ModuleNotFoundError as error:
+        if error.name == name:
+            raise MissingDependencyError(f"{name} is not installed: pip install 'mlsys-nimble[nets]'") from error
+        raise _broken(name, error) from error
+    except Exception as error:  # compiled operators of torchvision that are made for another torch
+        raise _broken(name, error) from error
+
+
+def _broken(name: str, error: Exception) -> MissingDependencyError:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    advice = f"install the {name} (and the torchvision) that is built for torch {torch.__version__}"
+    return MissingDependencyError(f"{name} is installed and cannot be imported: {reason}; {advice}")
