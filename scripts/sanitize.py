@@ -36,24 +36,29 @@ SUITES = {  # by subsystem: the tests that call its kernels directly
     "nimble": ["tests/nimble/native"],
     "nimble-training": TRAINING,
 }
+BUILDS = ("address,undefined", "thread")  # of each kernel; the first two sanitisers go together
 RUNTIMES = {"address": "libasan.so", "thread": "libtsan.so"}  # preloaded; the others come with the kernels
-OPTIONS = {
+OPTIONS = {  # by variable
     # GCC before 13 puts vectors on misaligned fake stacks (its bug 110027), so use after return is not looked for.
-    "address": "detect_leaks=1:exitcode=0:detect_stack_use_after_return=0",
-    "undefined": "print_stacktrace=1",
-    "thread": "exitcode=0:ignore_noninstrumented_modules=1:history_size=4",
+    "ASAN_OPTIONS": "detect_leaks=1:exitcode=0:detect_stack_use_after_return=0",
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+    "TSAN_OPTIONS": "exitcode=0:ignore_noninstrumented_modules=1:history_size=4",
 }
-STARTS = {  # of a report
-    "address": r"==\d+==ERROR: AddressSanitizer|(?:Direct|Indirect) leak of",
-    "undefined": r"^\S+:\d+:\d+: runtime error:",
-    "thread": r"WARNING: ThreadSanitizer",
-}
-
-
-PLANTED = {  # by sanitiser: what its report must say of scripts/planted_faults.cpp
-    "address": ("heap-buffer-overflow", "leak of 4000 byte"),
-    "undefined": ("signed integer overflow", "outside the range of representable values"),
-    "thread": ("data race",),
+START = "|".join(  # of a report, of any sanitiser
+    (
+        r"==\d+==ERROR: AddressSanitizer|(?:Direct|Indirect) leak of",
+        r"^\S+:\d+:\d+: runtime error:",
+        r"WARNING: ThreadSanitizer",
+    )
+)
+PLANTED = {  # by build: functions of scripts/planted_faults.cpp, and what the report of each must say
+    "address,undefined": {
+        "address_0": "heap-buffer-overflow",
+        "address_1": "leak of 4000 byte",
+        "undefined_0": "signed integer overflow",
+        "undefined_1": "outside the range of representable values",
+    },
+    "thread": {"thread_0": "data race"},
 }
 CALL_PLANTED = """
 import sys
@@ -68,7 +73,7 @@ getattr(load_kernel(Path(sys.argv[1]), cache_dir=settings().cache_dir), sys.argv
 class Outcome:
     """Findings of one process."""
 
-    sanitizer: str
+    build: str
     subsystem: str
     num_passed: int
     num_skipped: int
@@ -80,51 +85,53 @@ class Outcome:
 def main() -> None:
     """Run what the command line asks for, print the tally, and exit."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sanitizer", choices=list(OPTIONS), action="append", help="only this one; may be repeated")
+    parser.add_argument("--build", choices=BUILDS, action="append", help="only this one; may be repeated")
     parser.add_argument("--subsystem", choices=list(SUITES), action="append", help="only this one; may be repeated")
     parser.add_argument("--jobs", type=int, default=2, help="processes at once (default: 2)")
     args = parser.parse_args()
-    sanitizers, subsystems = args.sanitizer or list(OPTIONS), args.subsystem or list(SUITES)
-    wanted = [(sanitizer, subsystem) for sanitizer in sanitizers for subsystem in subsystems]
-    for sanitizer in sanitizers:
-        require_planted_faults(sanitizer)
+    builds, subsystems = args.build or BUILDS, args.subsystem or list(SUITES)
+    began = time.monotonic()
+    for build in builds:
+        require_planted_faults(build)
     with ThreadPoolExecutor(args.jobs) as pool:
-        outcomes = list(pool.map(lambda pair: run(*pair), wanted))
-    if "thread" in sanitizers and "nimble" in subsystems:
+        outcomes = list(pool.map(lambda pair: run(*pair), [(build, name) for name in subsystems for build in builds]))
+    if "thread" in builds and "nimble" in subsystems:
         outcomes.append(run_replay_check())
     for outcome in outcomes:
         for text in (*outcome.failed, *outcome.reports):
-            print(f"\n== {outcome.sanitizer}, {outcome.subsystem}\n{text}")
+            print(f"\n== {outcome.build}, {outcome.subsystem}\n{text}")
     print()
     for outcome in outcomes:
         print(tally(outcome))
+    print(f"sanitize: {sum(len(each.reports) for each in outcomes)} reports, {time.monotonic() - began:.0f} s in all")
     sys.exit(any(outcome.failed or outcome.reports for outcome in outcomes))
 
 
-def run(sanitizer: str, subsystem: str) -> Outcome:
-    """Run one subsystem's tests with one sanitiser."""
+def run(build: str, subsystem: str) -> Outcome:
+    """Run one subsystem's tests with one build."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         log, results = Path(folder) / "log", Path(folder) / "results.xml"
         command = [sys.executable, "-m", "pytest", "-q", "--timeout=3000", "-p", "no:cacheprovider"]
-        command += [f"--junitxml={results}", *SUITES[subsystem]]
-        if sanitizer == "thread":  # its shadow memory wants addresses that are not random
+        # Beside the address sanitiser the undefined-behaviour one writes to the process's standard error.
+        command += ["--capture=sys", f"--junitxml={results}", *SUITES[subsystem]]
+        if build == "thread":  # its shadow memory wants addresses that are not random
             command = ["setarch", "-R", *command]
         finished = subprocess.run(
             command,
             cwd=ROOT,
-            env=environment(sanitizer, log),
+            env=environment(build, log),
             capture_output=True,
             text=True,
             errors="replace",
             check=False,
         )
         text = "\n".join(path.read_text(errors="replace") for path in sorted(Path(folder).glob("log*")))
-        reports = reports_of(sanitizer, text)
+        reports = reports_of(f"{text}\n{finished.stderr}")
         if not results.exists():
             last = "\n".join((finished.stdout + finished.stderr).splitlines()[-15:])
             failed: tuple[str, ...] = (f"the process ended with {finished.returncode} and no results:\n{last}",)
-            return Outcome(sanitizer, subsystem, 0, 0, failed, reports, time.monotonic() - began)
+            return Outcome(build, subsystem, 0, 0, failed, reports, time.monotonic() - began)
         cases = list(ET.parse(results).getroot().iter("testcase"))
     failed = tuple(
         f"{case.get('classname')}::{case.get('name')}\n{(found.text or '')[-1500:]}"
@@ -134,39 +141,34 @@ def run(sanitizer: str, subsystem: str) -> Outcome:
     )
     skipped = sum(case.find("skipped") is not None for case in cases)
     passed = len(cases) - skipped - len(failed)
-    print(f"{sanitizer}, {subsystem}: done in {time.monotonic() - began:.0f} s", flush=True)
-    return Outcome(sanitizer, subsystem, passed, skipped, failed, reports, time.monotonic() - began)
+    print(f"{build}, {subsystem}: done in {time.monotonic() - began:.0f} s", flush=True)
+    return Outcome(build, subsystem, passed, skipped, failed, reports, time.monotonic() - began)
 
 
-def require_planted_faults(sanitizer: str) -> None:
-    """Exit unless the sanitiser reports each fault that it is there for."""
-    for number, fault in enumerate(PLANTED[sanitizer]):
+def require_planted_faults(build: str) -> None:
+    """Exit unless the build reports each fault that its sanitisers are there for."""
+    for function, fault in PLANTED[build].items():
         with tempfile.TemporaryDirectory() as folder:
             log = Path(folder) / "log"
             source = ROOT / "scripts" / "planted_faults.cpp"
-            command = ["setarch", "-R", sys.executable, "-c", CALL_PLANTED, str(source), f"{sanitizer}_{number}"]
-            finished = subprocess.run(
-                command, env=environment(sanitizer, log), capture_output=True, text=True, check=False
-            )
+            command = ["setarch", "-R", sys.executable, "-c", CALL_PLANTED, str(source), function]
+            finished = subprocess.run(command, env=environment(build, log), capture_output=True, text=True, check=False)
             text = "\n".join(path.read_text(errors="replace") for path in Path(folder).iterdir())
-        if not any(fault in report for report in reports_of(sanitizer, text)):
-            sys.exit(
-                f"the {sanitizer} sanitiser does not see a planted fault ({fault}):\n{finished.stderr}{text[-3000:]}"
-            )
+        text += finished.stderr
+        if not any(fault in report for report in reports_of(text)):
+            sys.exit(f"the {build} build does not report a planted fault ({fault}):\n{text[-3000:]}")
 
 
-def environment(sanitizer: str, log: Path) -> dict[str, str]:
-    """Return the variables that build kernels with the sanitiser, preload its runtime, and write reports to ``log``."""
-    options = f"{OPTIONS[sanitizer]}:log_path={log}"
-    found = {**os.environ, "MLSYS_SANITIZE": sanitizer, "OMP_NUM_THREADS": "1"}
-    if sanitizer == "address":  # or what only Python's own pools point to would count as lost
+def environment(build: str, log: Path) -> dict[str, str]:
+    """Return the variables that build kernels with sanitisers, preload their runtimes, and write reports to ``log``."""
+    found = {**os.environ, "MLSYS_SANITIZE": build, "OMP_NUM_THREADS": "1"}
+    if "address" in build:  # or what only Python's own pools point to would count as lost
         found["PYTHONMALLOC"] = "malloc"
-    found |= dict.fromkeys(("ASAN_OPTIONS", "UBSAN_OPTIONS", "TSAN_OPTIONS"), options)
-    if sanitizer in RUNTIMES:
-        compiler = os.environ.get("CXX", "c++")
-        # The C++ runtime too: a sanitiser looks for the throw that it replaces as it starts.
-        paths = [library_of(compiler, name) for name in (RUNTIMES[sanitizer], "libstdc++.so")]
-        found["LD_PRELOAD"] = " ".join(paths)
+    found |= {name: f"{options}:log_path={log}" for name, options in OPTIONS.items()}
+    compiler = os.environ.get("CXX", "c++")
+    # The C++ runtime too: a sanitiser looks for the throw that it replaces as it starts.
+    names = [RUNTIMES[name] for name in build.split(",") if name in RUNTIMES] + ["libstdc++.so"]
+    found["LD_PRELOAD"] = " ".join(library_of(compiler, name) for name in names)
     return found
 
 
@@ -176,16 +178,16 @@ def library_of(compiler: str, name: str) -> str:
     return os.path.realpath(said.stdout.strip())
 
 
-def reports_of(sanitizer: str, text: str) -> tuple[str, ...]:
+def reports_of(text: str) -> tuple[str, ...]:
     r"""Return the reports in ``text`` with a frame in a kernel, each place once.
 
     Example:
-        >>> reports_of("undefined", "/packages/rows.h:7:9: runtime error: shift\n    #0 0x1 in f /packages/rows.h:7\n")
+        >>> reports_of("/packages/rows.h:7:9: runtime error: shift\n    #0 0x1 in f /packages/rows.h:7\n")
         ('/packages/rows.h:7:9: runtime error: shift\n    #0 0x1 in f /packages/rows.h:7',)
     """
     found: dict[str, str] = {}
-    for report in re.split(f"(?m)^(?={STARTS[sanitizer]})|(?={STARTS[sanitizer]})", text):
-        if not re.search(STARTS[sanitizer], report, re.MULTILINE) or not is_ours(report):
+    for report in re.split(f"(?m)^(?={START})|(?={START})", text):
+        if not re.search(START, report, re.MULTILINE) or not is_ours(report):
             continue
         frames = re.findall(r"#\d+ 0x[0-9a-f]+ in (.*)", report)
         ours = [frame for frame in frames if is_ours(frame)]
@@ -219,7 +221,7 @@ def tally(outcome: Outcome) -> str:
     """Return the outcome as one line."""
     counts = f"{outcome.num_passed:5,} passed, {outcome.num_skipped} skipped, {len(outcome.failed)} failed"
     found = f"{counts}, {len(outcome.reports)} reports, {outcome.seconds:.0f} s"
-    return f"sanitize {outcome.sanitizer:9} {outcome.subsystem:15} {found}"
+    return f"sanitize {outcome.build:17} {outcome.subsystem:15} {found}"
 
 
 if __name__ == "__main__":

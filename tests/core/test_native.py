@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from mlsys_core import config
 from mlsys_core.errors import InvalidInputError, KernelUnavailableError, MissingDependencyError, MlsysError
-from mlsys_core.native import compiler, levels, load_kernel, loader, store, warn_without_kernels
+from mlsys_core.native import compiler, levels, load_kernel, loader, sanitizers, store, warn_without_kernels
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 
@@ -334,9 +334,21 @@ def test_a_sanitizer_that_is_unknown_or_not_preloaded_is_refused(source: Path, t
     with pytest.raises(InvalidInputError, match="'memory'; it may be address, undefined, thread"):
         load_kernel(source, cache_dir=tmp_path)
     if "libasan" not in os.environ.get("LD_PRELOAD", ""):
-        configure("MLSYS_SANITIZE", "address")
-        with pytest.raises(InvalidInputError, match="LD_PRELOAD="):
-            load_kernel(source, cache_dir=tmp_path)
+        for names in ("address", "undefined,address"):
+            configure("MLSYS_SANITIZE", names)
+            with pytest.raises(InvalidInputError, match="LD_PRELOAD="):
+                load_kernel(source, cache_dir=tmp_path)
+    configure("MLSYS_SANITIZE", "undefined,memory")
+    with pytest.raises(InvalidInputError, match="'undefined,memory'; it may be address, undefined, thread, or two"):
+        load_kernel(source, cache_dir=tmp_path)
+
+
+def test_sanitizers_are_joined_unless_they_exclude_each_other(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sanitizers, "_is_in_process", lambda runtime: True)
+    flags = sanitizers.flags_of("address, undefined")
+    assert {"-fsanitize=address", "-fsanitize=undefined,float-cast-overflow"} <= set(flags)
+    with pytest.raises(InvalidInputError, match="address and thread exclude each other"):
+        sanitizers.flags_of("address,thread")
 
 
 def test_the_library_is_a_plain_ctypes_one(source: Path, tmp_path: Path):

@@ -26,7 +26,7 @@ class Settings:
     cache_dir: Path  # MLSYS_CACHE_DIR, else the platform's user cache folder
     debug: bool  # MLSYS_DEBUG=1: the command line shows tracebacks of MlsysError too
     kernel_level: str = "native"  # MLSYS_KERNEL_LEVEL: instructions of native kernels; mlsys_core.native.levels
-    sanitizer: str | None = None  # MLSYS_SANITIZE=address|undefined|thread: kernels are built with it (make sanitize)
+    sanitizer: str | None = None  # MLSYS_SANITIZE=address,undefined or =thread: kernels are built with them
     compiler: str | None = None  # CXX: the C++ compiler of native kernels; None: c++, g++ or clang++
 
 
