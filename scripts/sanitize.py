@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -103,7 +104,10 @@ def main() -> None:
     print()
     for outcome in outcomes:
         print(tally(outcome))
-    print(f"sanitize: {sum(len(each.reports) for each in outcomes)} reports, {time.monotonic() - began:.0f} s in all")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    processor_s = used.ru_utime + used.ru_stime
+    num_reports = sum(len(each.reports) for each in outcomes)
+    print(f"sanitize: {num_reports} reports, {time.monotonic() - began:.0f} s, {processor_s:.0f} s of processor time")
     sys.exit(any(outcome.failed or outcome.reports for outcome in outcomes))
 
 

@@ -143,6 +143,33 @@ def no_compiler(*_: Any, **__: Any) -> Any:
     raise KernelUnavailableError("there is no compiler")
 
 
+def test_auto_serves_what_nimble_refuses(caplog: pytest.LogCaptureFixture):
+    """A cell that looks at its values as it runs has no schedule; its module answers all the same."""
+    x = np.ones((9, 3), np.float32)
+    with Engine(chains(picky), EngineConfig(compiler="auto")) as engine:
+        assert engine.submit({"x": x}).result(timeout=600).outputs["h"].tolist() == [9, 9, 9]
+        assert isinstance(engine.submit({"x": 1000 * x}).exception(timeout=600), ValueError)
+    (said,) = [
+        record.getMessage() for record in caplog.records if record.name == "mlsys_batchmaker.workers.materialise"
+    ]
+    assert said.startswith("cell 'sum' runs as a plain module (eager), since it cannot be compiled: ")
+    assert "\n" not in said
+    with pytest.raises(InvalidInputError, match=r"cell 'sum' cannot be compiled: .*; --compiler eager"):
+        Engine(chains(picky), EngineConfig(compiler="nimble"))
+
+
+def test_auto_serves_where_a_compiler_is_broken():
+    def compiler(module: nn.Module, example: Any) -> Any:
+        raise RuntimeError("a fault of its own\nand more")
+
+    made = make_cell("sum", Sums(), batch_sizes=SIZES)
+    ready = MaterialisedCell(made, compiler=compiler, falls_back=True)
+    assert ready.run([torch.ones(3, 3), torch.ones(3, 3)])[0].tolist() == [[2.0] * 3] * 3
+    assert ready.computed(3) == 3, "nothing is padded"
+    with pytest.raises(InvalidInputError, match="cannot be compiled: a fault of its own;"):
+        MaterialisedCell(made, compiler=compiler)
+
+
 def test_all_fail_where_all_are_at_fault():
     def broken(h: torch.Tensor) -> torch.Tensor:
         if bool((h > 4).any()):

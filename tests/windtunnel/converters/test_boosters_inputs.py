@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel.translation import translate
+from mlsys_windtunnel.convert.translation import translate
 from sklearn.ensemble import VotingRegressor
 from sklearn.pipeline import make_pipeline
 

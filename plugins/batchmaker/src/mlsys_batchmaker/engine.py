@@ -57,7 +57,7 @@ class EngineConfig:
     pool_bytes: int = DEFAULT_POOL_BYTES
     memory_pool: str | None = None  # the registered name of the pool of state rows; None: the core's own
     compiler: str = AUTO  # a name of the registry, "eager", or "auto": on the CPU this package's own loops for the
-    # cells that have a form for them, for others Nimble where a plugin offers it
+    # cells that have a form for them, for others Nimble where a plugin offers it, and eager for what Nimble refuses
     device: str = "cpu"  # the registered name of where the cells run
 
     def __post_init__(self) -> None:
@@ -118,8 +118,12 @@ def make_workers(model: Model, pools: Sequence[StatePool], config: EngineConfig,
     place = pools[0].device
     on_gpu = place.type == "cuda"
     compiler = cuda_graph if on_gpu and config.compiler == AUTO else find_compiler(config.compiler)
-    in_place = config.compiler == AUTO and place.type == "cpu"
-    cells = [MaterialisedCell(cell, device=place, compiler=compiler, in_place=in_place) for cell in model.cells]
+    is_auto = config.compiler == AUTO
+    in_place = is_auto and place.type == "cpu"
+    cells = [
+        MaterialisedCell(cell, device=place, compiler=compiler, in_place=in_place, falls_back=is_auto)
+        for cell in model.cells
+    ]
     to_host = to_pinned if on_gpu else Tensor.cpu
     return [Worker(model.layout, cells, pools, clock=clock, to_host=to_host) for _ in range(config.num_workers)]
 

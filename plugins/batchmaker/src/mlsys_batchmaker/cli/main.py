@@ -113,7 +113,9 @@ def serve(
         "speculative"
     ),
     max_waiting: Annotated[int, typer.Option(help="Requests that may wait for room; then 503.", min=0)] = 4096,
-    compiler: Annotated[str, typer.Option(help="Of cells: a registered name, eager, or auto.")] = "auto",
+    compiler: Annotated[
+        str, typer.Option(help="Of cells: a registered name, eager, or auto: the best for each cell.")
+    ] = "auto",
     device: Device = "cpu",
     memory_pool: RunPoolName = None,
     trust_code: TrustCode = False,

@@ -6,6 +6,7 @@ fixed sizes and so no padding.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -13,13 +14,14 @@ import torch
 from mlsys_batchmaker.cells.cell import Cell, require_rows_apart
 from mlsys_batchmaker.native.runner import PackedCell
 from mlsys_batchmaker.plan.spec import CellSpec
-from mlsys_core.errors import PluginError
+from mlsys_core.errors import InvalidInputError, PluginError
 from torch import Tensor, nn
 
 Compiler: TypeAlias = Callable[..., Callable[..., Any]]  # (module, example_inputs) -> callable
 EAGER = "eager"
 AUTO = "auto"
 _PREFERRED = "nimble"
+_log = logging.getLogger(__name__)
 
 
 class MaterialisedCell:
@@ -30,9 +32,10 @@ class MaterialisedCell:
         device: where; the module's weights are moved there.
         compiler: makes a callable of the module and example inputs of one batch size; None runs the module itself.
         in_place: run as compiled loops over the pool's rows where the cell can; ``compiler`` is for those that cannot.
+        falls_back: run the module itself where the compiler cannot take it, and log why.
 
     Raises:
-        InvalidInputError: compiled, one row of a batch changes another.
+        InvalidInputError: the compiler cannot take the cell, or one row of a batch changes another when compiled.
     """
 
     def __init__(
@@ -42,15 +45,31 @@ class MaterialisedCell:
         device: torch.device | str = "cpu",
         compiler: Compiler | None = None,
         in_place: bool = False,
+        falls_back: bool = False,
     ) -> None:
         self.spec: CellSpec = cell.spec
         self.module: nn.Module = cell.module.to(device)
         self.packed: PackedCell | None = cell.packed if in_place else None
         self._compiled: dict[int, Callable[..., Any]] = {}
         if compiler is not None and self.packed is None:
+            self._compile(cell, compiler, device, falls_back)
+
+    def _compile(self, cell: Cell, compiler: Compiler, device: torch.device | str, falls_back: bool) -> None:
+        try:
             for size in cell.spec.batch_sizes:
                 self._compiled[size] = compiler(self.module, cell.example(size, device=device))
             require_rows_apart(cell, lambda *inputs: self.run([value.to(device) for value in inputs]))
+        except Exception as error:  # a plugin's compiler; torch raises of many kinds while it captures a graph
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            if not falls_back:
+                raise InvalidInputError(
+                    f"cell {cell.spec.name!r} cannot be compiled: {reason}; --compiler eager runs its module as it is, "
+                    "auto does so for the cells that need it"
+                ) from error
+            self._compiled = {}
+            _log.warning(
+                "cell %r runs as a plain module (eager), since it cannot be compiled: %s", cell.spec.name, reason
+            )
 
     def computed(self, size: int) -> int:
         """Rows computed for a batch of ``size``."""
