@@ -172,9 +172,11 @@ def test_it_wakes_for_what_comes_first_and_never_for_the_past() -> None:
 def test_once_draining_nobody_is_waited_for() -> None:
     scheduler = DelayBatch[None, str](max_batch_size=9, delay_s=2.0)
     add(scheduler, "a", 0.0)
-    assert scheduler.next_batch(WORKER, 1.0) is None
-    scheduler.drain(1.0)
-    assert ids(scheduler.next_batch(WORKER, 1.0)) == "a"
+    assert scheduler.next_batch(WORKER, 0.5) is None
+    scheduler.drain(0.5)
+    assert ids(scheduler.next_batch(WORKER, 0.5)) == "a"
+    add(scheduler, "b", 0.5)
+    assert ids(scheduler.next_batch(WORKER, 0.5)) == "b"
 
 
 @pytest.mark.parametrize("delay_s", [-0.1, float("inf"), float("nan")])

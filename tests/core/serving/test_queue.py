@@ -172,6 +172,15 @@ def test_the_estimate_is_the_default_until_two_have_left_and_time_has_passed() -
     assert queue.retry_after_s(500.0) == 60.0
 
 
+def test_the_rate_counts_from_the_first_departure_to_now() -> None:
+    queue = RequestQueue[None](default_retry_after_s=9.0)
+    for name in "abcde":
+        queue.push(request(name), now=0.0)
+    queue.pop(1.0)
+    queue.pop(3.0)
+    assert queue.retry_after_s(3.0) == 3.0, "three wait, and two left in two seconds"
+
+
 def test_the_rate_is_that_of_the_last_64_departures() -> None:
     queue = RequestQueue[None]()
     for index in range(100):  # slow at first, ten a second then
