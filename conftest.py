@@ -1,5 +1,7 @@
 """Settings of every test: none is decided by the clock. pytest's own timeout ends what hangs."""
 
+import functools
+import gc
 import inspect
 import os
 from collections.abc import Generator
@@ -38,3 +40,11 @@ def _required(report: Any) -> Any:
         report.outcome = "failed"
         report.longrepr = f"{report.nodeid} was skipped, and MLSYS_REQUIRE_PEERS=1 forbids it: {report.longrepr}"
     return report
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Forget what ``mlsys_*`` functions remember: mutmut forks a process in which all tests have run already."""
+    if session.config.getoption("--hypothesis-profile", None) == "mutants":
+        for each in gc.get_objects():
+            if isinstance(each, functools._lru_cache_wrapper) and str(each.__module__).startswith("mlsys_"):
+                each.cache_clear()

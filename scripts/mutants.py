@@ -34,6 +34,7 @@ class Area:
     modules: tuple[str, ...]  # patterns below it
     tests: tuple[str, ...]  # files or folders, from the root
     also: tuple[str, ...] = ()  # what the tests import or read
+    skip: str = ""  # words in the names of tests that take too long to be run for each mutant
 
 
 def _paths(folder: str, names: str) -> tuple[str, ...]:
@@ -41,11 +42,12 @@ def _paths(folder: str, names: str) -> tuple[str, ...]:
 
 
 CORE, NIMBLE, ORCA = (f"packages/{name}/src/mlsys_{name}" for name in ("core", "nimble", "orca"))
+WINDTUNNEL = "packages/windtunnel/src/mlsys_windtunnel"
 BATCHMAKER, DVABATCH = (f"plugins/{name}/src/mlsys_{name}" for name in ("batchmaker", "dvabatch"))
 AREAS = {
     "core-memory": Area(
         CORE,
-        _paths("memory", "placement plan conflicts block_pool"),
+        _paths("memory", "placement plan conflicts block_pool run_pool"),
         ("tests/core/memory", "tests/property/memory"),
         ("benchmarks/core/memory_plan.py",),
     ),
@@ -81,7 +83,7 @@ AREAS = {
     "nimble-passes": Area(NIMBLE, ("passes/*.py",), ("tests/nimble/passes",)),
     "batchmaker-scheduling": Area(
         BATCHMAKER,
-        _paths("scheduling", "admission forming ready requests results settling tables tasks"),
+        _paths("scheduling", "admission forming ready requests results room settling tables tasks"),
         ("plugins/batchmaker/tests/scheduling",),
         ("plugins/batchmaker/tests/conftest.py",),
     ),
@@ -102,6 +104,17 @@ AREAS = {
             "tests/core/profiling/test_payload.py",
         ),
         ("tests/core/serving/oip/answers.py",),
+    ),
+    "converters": Area(
+        WINDTUNNEL,
+        _paths("convert", "linear scale svm decompose discriminant naive_bayes trees_sklearn trees_ensembles"),
+        _paths(
+            "tests/windtunnel/converters",
+            "test_linear test_scale test_svm test_decompose test_discriminant test_naive_bayes test_trees_sklearn "
+            "test_trees_ensembles",
+        ),
+        _paths("tests/windtunnel", "conftest converters/conftest"),
+        skip="exported or loaded",
     ),
 }
 
@@ -182,7 +195,8 @@ def _config(package: str, area: Area, tests: list[str]) -> str:
     """Return mutmut's and pytest's settings for one workspace."""
     copied = sorted({Path(path).parts[0] for path in [*tests, *area.also]} | {"conftest.py"})
     only = [f"src/{package}/{pattern}" for pattern in area.modules]
-    options = ["--import-mode=importlib", "-p", "no:cacheprovider", "--hypothesis-profile=mutants", "-q"]
+    options = [f"-k=not ({area.skip})"] if area.skip else []
+    options += ["--import-mode=importlib", "-p", "no:cacheprovider", "--hypothesis-profile=mutants", "-q"]
     return "\n".join(
         [
             "[tool.mutmut]",

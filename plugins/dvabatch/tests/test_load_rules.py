@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from mlsys_core.serving import ServeRequest
 from mlsys_core.serving.queue import RequestQueue
-from mlsys_dvabatch.scheduling.costs import StageCosts, catch_up_s, remaining_s
+from mlsys_dvabatch.scheduling.costs import StageCosts
 from mlsys_dvabatch.scheduling.pipeline import Pipeline
 from mlsys_dvabatch.scheduling.policies.base import New, Policy, State
 from mlsys_dvabatch.scheduling.policies.load import EarlyExitPolicy, LazyPolicy, LoadOperatorPolicy, LoadPolicy
@@ -18,6 +18,15 @@ from mlsys_dvabatch.stages.simulated import parse_stages
 FLAT = parse_stages("10+0,10+0,10+0,10+0")  # weights are all that costs: joining pays
 LINEAR = parse_stages("0+10,0+10,0+10,0+10")  # it never does
 PARTS = parse_stages("40+0,0+10")  # the second stage wants single requests
+
+
+class ByPowers:
+    """Stages of eight seconds and a sixteenth for each padded unit: sums are exact."""
+
+    num_stages = 4
+
+    def stage_s(self, stage: int, num: int, length: int = 1) -> float:
+        return 8.0 + num * length / 16
 
 
 def state_of(
@@ -131,13 +140,12 @@ def test_by_cost_a_batch_at_work_or_held_is_left_alone():
 
 def test_by_cost_nobody_joins_who_makes_the_batch_miss_its_target():
     """The target is missed by the stretch alone: not where it is met all the same, nor where it is missed anyway."""
-    age_s, late = 0.005, 3
-    alone_s = age_s + remaining_s(FLAT, 1, 1)
-    with_s = age_s + catch_up_s(FLAT, 1, late) + remaining_s(FLAT, 1, 1 + late)
-    assert (alone_s, with_s) == (pytest.approx(0.035), pytest.approx(0.045))
-    for qos_s, joins in ((None, True), (with_s, True), (with_s - 1e-9, False), (alone_s, False), (0.0349, True)):
-        state = state_of(lengths=[1] * late)
-        under_way(state, now=1.0)
+    costs, length, age_s, late = ByPowers(), 4, 0.5, 3
+    alone_s = age_s + 3 * (8 + 4 / 16)  # three stages of one request of four units
+    with_s = age_s + (8 + 12 / 16) + 3 * (8 + 16 / 16)
+    for qos_s, joins in ((None, True), (with_s, True), (with_s - 1e-9, False), (alone_s, False), (alone_s - 1, True)):
+        state = state_of(costs, lengths=[length] * late)
+        under_way(state, now=1.0, length=length)
         expected = [("stretch", ["0", "1", "2"])] if joins else []
         assert said(LoadPolicy(qos_s=qos_s), state, 1.0 + age_s) == expected, qos_s
 
@@ -200,6 +208,10 @@ class Asked:
         self.asked.append(question)
         return 2
 
+    def begin(self, *question: int) -> int:
+        self.asked.append(question)
+        return 2
+
     def split(self, *question: int) -> list[int]:
         self.asked.append(question)
         return [2, 1]
@@ -218,6 +230,19 @@ def test_by_cost_all_others_here_count_as_behind_the_batch(kind: type[Policy], m
         assert kind().split(row, 1, state, 0.0) == [["early 0", "early 1"], ["early 2"]]
         assert (planner.asked[1], lengths) == ((2, 3, 4 + 2), [6, 6])
     assert kind(mode="literal").run_to(row, 1, state) == 1, "to the letter it is asked after every stage"
+
+
+@pytest.mark.parametrize("kind", [LoadPolicy, OperatorPolicy, LoadOperatorPolicy])
+@pytest.mark.parametrize(("mean_length", "length"), [(0.2, 1), (1.4, 1), (2.6, 3)])
+def test_by_cost_new_batches_are_of_what_is_best_for_the_mean_length(
+    kind: type[Policy], mean_length: float, length: int, monkeypatch: pytest.MonkeyPatch
+):
+    state = state_of(lengths=[1] * 5)
+    state.mean_length = mean_length
+    planner, lengths = Asked(), []
+    monkeypatch.setattr(state, "planner", lambda length: lengths.append(length) or planner)
+    assert said(kind(), state) == [("new", ["0", "1"])]
+    assert (planner.asked, lengths) == ([(5,)], [length])
 
 
 def test_defaults():

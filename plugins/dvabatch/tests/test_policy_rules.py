@@ -14,7 +14,7 @@ from mlsys_core.serving.queue import RequestQueue
 from mlsys_dvabatch.scheduling.costs import StageCosts, TableCosts, unit_name
 from mlsys_dvabatch.scheduling.pipeline import Pipeline
 from mlsys_dvabatch.scheduling.policies.base import Mode, New, Policy, State
-from mlsys_dvabatch.scheduling.policies.decisions import halves_literally, planned_split
+from mlsys_dvabatch.scheduling.policies.decisions import halves_literally, planned_split, sizes_by_cost
 from mlsys_dvabatch.scheduling.policies.input import InputPolicy, PackedPolicy
 from mlsys_dvabatch.scheduling.policies.operator import FavouredSizePolicy
 from mlsys_dvabatch.scheduling.policies.planner import LONGEST_RUN_S
@@ -31,9 +31,16 @@ class ByUnits:
 
     def __init__(self, scale: float = 1.0) -> None:
         self.scale = scale
+        self.start_s = START_S
+
+    @classmethod
+    def without_start(cls) -> ByUnits:
+        costs = cls()
+        costs.start_s = 0.0
+        return costs
 
     def stage_s(self, stage: int, num: int, length: int = 1) -> float:
-        return self.scale * (START_S + num * length)
+        return self.scale * (self.start_s + num * length)
 
 
 def waiting(
@@ -52,7 +59,7 @@ def waiting(
 
 def begun(policy: Policy, state: State, now: float = 0.0) -> list[list[str]]:
     batches = policy.admit(state, now)
-    assert all(isinstance(batch, New) and not batch.can_stretch for batch in batches)
+    assert all(isinstance(batch, New) and batch.can_stretch is False for batch in batches)
     return [[request.request_id for request in batch.requests] for batch in batches]
 
 
@@ -137,6 +144,10 @@ def test_input_runs_on_as_long_as_the_longest_run_and_no_longer():
         packed = waiting([], costs=ByUnits(scale))
         packed.mean_length = 5.3
         assert PackedPolicy().run_to(packed.pipeline.new(["a", "b"], 0.0), 0, packed) == to
+    for scale, to in ((0.999, 1), (1.001, 0)):
+        short = waiting([], costs=ByUnits(scale * LONGEST_RUN_S / (2 * (START_S + 2))))
+        short.mean_length = 0.2  # counts as one unit
+        assert PackedPolicy().run_to(short.pipeline.new(["a", "b"], 0.0), 0, short) == to
 
 
 def test_literal_packing_takes_whoever_comes_until_the_tokens_are_full():
@@ -164,6 +175,25 @@ def test_halves_pay_where_the_rest_takes_twice_as_long():
     assert halves_literally(parse_stages("0+1"), 0, 5)  # 5 against twice 2
     assert halves_literally(parse_stages("9+0,0+1"), 1, 4)
     assert not halves_literally(parse_stages("9+0,0+1"), 0, 4)
+
+
+def test_lengths_count_where_costs_know_them():
+    """For long requests a batch saves nothing but its start; for short ones that is most of it."""
+    costs = ByUnits()
+    assert [halves_literally(costs, 0, 2, length) for length in (1, 100)] == [False, False]
+    assert halves_literally(ByUnits.without_start(), 0, 2, 100)
+    assert [len(sizes_by_cost(costs, 0, 4, num_behind=0, length=length)) for length in (1, 100)] == [1, 4]
+
+
+@pytest.mark.parametrize("others", [0, 7])
+def test_who_waits_behind_pays_for_each_batch(others: int):
+    """At a high load many will wait behind these two, so it counts that one batch has one start."""
+    for load, together in ((0.0, False), (0.95, True)):
+        state = waiting([5, 4] + [4] * others, most=2)
+        state._busy_share = load
+        for number in range(8):
+            state._arrivals_s.append(number * 1e-9)
+        assert begun(InputPolicy(), state) == ([["0", "1"]] if together else [["1"]])
 
 
 def test_a_split_is_paid_for_by_those_behind():

@@ -61,6 +61,7 @@ def test_lengths_between_measured_ones():
     costs = TableCosts(ProfileTable(tuple(units)), 2, (2, 4, 8))
     assert [costs.stage_s(0, 1, length) for length in (1, 2, 3, 4, 5, 6, 8, 12)] == [20, 20, 30, 40, 50, 60, 80, 120]
     assert costs.stage_s(1, 2, 5) == 200.0
+    assert costs.stage_s(0, 4, 2) == 80.0, "beyond the largest size as between the last two"
     assert costs.stage_s(0, 1) == 20.0
     assert unit_name(1, 8) == "stage 1 at 8"
 
@@ -75,6 +76,9 @@ def test_the_load_is_not_known_before_eight_have_come():
     for _ in range(20):
         at_once.note_arrival(5.0)
     assert at_once.utilisation() == 0.3, "no time has passed"
+    at_once.note_arrival(6.0)
+    assert at_once.utilisation() == pytest.approx(20 * least_request_s(MODEL, 8))
+    assert at_once.is_draining is False
 
 
 def test_the_load_is_the_rate_by_the_work_of_a_request():
@@ -90,6 +94,16 @@ def test_the_load_is_the_rate_by_the_work_of_a_request():
     for number in range(600):
         long.note_arrival(10_000.0 + number)
     assert long.utilisation() == pytest.approx(1.0), "the last 512 count, and it is never above who finds others"
+
+
+def test_the_last_512_arrivals_count():
+    state = state_of(num_waiting=2)
+    state.note_arrival(0.0)
+    for number in range(511):
+        state.note_arrival(1e6 + number)
+    assert state.utilisation() == pytest.approx(511 / (1e6 + 510) * least_request_s(MODEL, 8))
+    state.note_arrival(1e6 + 511)
+    assert state.utilisation() == pytest.approx(least_request_s(MODEL, 8))
 
 
 def test_who_finds_nobody_here_lowers_the_load():
@@ -119,6 +133,15 @@ def test_planners_are_made_for_tenths_of_the_load(load: float, nearest: float):
     assert state.planner() is planner_for(MODEL, 8, nearest, 1)
 
 
+def test_the_load_is_that_of_the_length():
+    state = state_of(num_waiting=2, costs=ByLength())
+    for number in range(11):
+        state.note_arrival(number * 100.0)
+    assert [round(state.utilisation(length), 2) for length in (1, 4)] == [0.1, 0.28]
+    assert state.planner(3) is planner_for(state.costs, 8, 0.3, 4)
+    assert state.planner(1) is planner_for(state.costs, 8, 0.1, 1)
+
+
 def test_planners_are_made_for_powers_of_two():
     state = state_of(costs=ByLength())
     for length, covering in ((0, 1), (1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (65, 128)):
@@ -140,6 +163,10 @@ def test_a_batch_can_begin_where_executor_pair_and_device_have_room():
     working = state_with_batch_after_first(concurrency=2)
     working.pipeline.start(1)
     assert working.can_begin()
+    two = state_of(concurrency=3)
+    two.pipeline.new(["a"], 0.0)
+    two.pipeline.start(0)
+    assert not two.can_begin(), "the first executor works, whatever the device could"
     assert not state_with_batch_after_first(concurrency=2, num_pairs=1).can_begin(), "no pair is free"
 
 

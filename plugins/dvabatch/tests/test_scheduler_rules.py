@@ -68,6 +68,7 @@ def test_a_batch_goes_stage_by_stage():
     ]
     assert scheduler.num_unfinished == 0
     assert scheduler.counters == {"new": 1}
+    assert (list(simulated_output(first).results), list(simulated_output(last).results)) == ([], [None] * 3)
     add(scheduler, "d")
     assert task_of(scheduler, 0).drops == (1,), "what the last stage read is needed by nobody"
 
@@ -135,8 +136,15 @@ def test_a_stretch_joins_and_is_counted():
     add(scheduler, "bc")
     run(scheduler, 0)
     assert dict(scheduler.counters) == {"new": 1, "stretch": 1}
+    add(scheduler, "d")
+    run(scheduler, 0)
+    assert dict(scheduler.counters) == {"new": 1, "stretch": 2}
     both = task_of(scheduler, 1)
-    assert (names(both), both.sources, both.gathers) == ("abc", (Source(0, (0,)), Source(1, (0, 1))), True)
+    assert (names(both), both.sources, both.gathers) == (
+        "abcd",
+        (Source(0, (0,)), Source(1, (0, 1)), Source(2, (0,))),
+        True,
+    )
     assert both.padded_length == 1
 
 
@@ -344,6 +352,35 @@ def test_what_is_asked_for_must_be_possible():
         add(scheduler, "a")
     add(scheduler, "b")
     assert scheduler.num_unfinished == 2
+
+
+def test_policies_are_told_the_time():
+    class Times(Policy):
+        def __init__(self) -> None:
+            super().__init__()
+            self.told: list[float] = []
+
+        def admit(self, state: State, now: float) -> Sequence[New | Stretch]:
+            self.told.append(now)
+            return super().admit(state, now)
+
+        def split(self, row: Row, stage: int, state: State, now: float) -> Sequence[Sequence[str]]:
+            self.told.append(now)
+            return ()
+
+        def wake_at(self, state: State, now: float) -> float | None:
+            self.told.append(now)
+            return None
+
+    policy = Times()
+    scheduler = scheduler_of(policy)
+    add(scheduler, "ab")
+    task = task_of(scheduler, 0, 1.0)
+    scheduler.complete(task, simulated_output(task), 2.0)
+    scheduler.wake_at(3.0)
+    add(scheduler, "c")
+    task_of(scheduler, 0, 4.0)
+    assert (policy.told, scheduler.counters["new"]) == ([1.0, 2.0, 3.0, 4.0], 2)
 
 
 def test_a_drain_and_arrivals_are_told_to_the_policy():

@@ -67,24 +67,24 @@ def split_of(*, serial: bool) -> tuple[BatchTable, list[int]]:
     follower = table.new(["y"], created_s=3.0)
     parent.progress = dict.fromkeys("abc", 2)
     parent.pair, parent.follows, follower.follows = 1, 0, parent.batch_id
-    children = table.split(parent, [["a"], ["c", "b"]], serial=serial)
+    children = table.split(parent, [["a"], ["c"], ["b"]], serial=serial)
     for child in children:
         assert (child.created_s, child.padded_length, child.num_stages) == (2.5, 9, 4)
         assert (child.can_stretch, child.pair, child.held_after) == (False, 1, None)
         assert table[child.batch_id] is child
-    assert [child.progress for child in children] == [{"a": 2}, {"c": 2, "b": 2}]
-    assert [table.batch_of[request] for request in "abc"] == [3, 4, 4]
-    assert list(table.rows) == [0, 2, 3, 4]
-    assert follower.follows == 4, "whoever followed the parent follows its last child"
+    assert [child.progress for child in children] == [{"a": 2}, {"c": 2}, {"b": 2}]
+    assert [table.batch_of[request] for request in "abc"] == [3, 5, 4]
+    assert list(table.rows) == [0, 2, 3, 4, 5]
+    assert follower.follows == 5, "whoever followed the parent follows its last child"
     assert table[0].follows is None
     return table, [child.follows for child in children]
 
 
 def test_children_run_one_after_another_or_all_after_whom_the_parent_followed():
-    assert split_of(serial=True)[1] == [0, 3]
+    assert split_of(serial=True)[1] == [0, 3, 4]
     table, follows = split_of(serial=False)
-    assert follows == [0, 0]
-    assert table.new(["z"], created_s=0.0).batch_id == 5, "no number is given twice"
+    assert follows == [0, 0, 0]
+    assert table.new(["z"], created_s=0.0).batch_id == 6, "no number is given twice"
 
 
 def test_a_request_leaves_its_row_and_the_row_stays():

@@ -90,6 +90,11 @@ def test_yeo_johnson(same_answers, standardize):
     same_answers(source.fit(HOLES[:, :-1]), np.vstack([HOLES[:20], FRESH])[:, :-1])
 
 
+@pytest.mark.parametrize("source", [MaxAbsScaler(clip=True), MinMaxScaler((-3, 5), clip=True)], ids=repr)
+def test_clipped_scalers_are_cut_at_both_ends(same_answers, source):
+    same_answers(source.fit(X[:, :3]), np.array([[-1e6, -1e6, -1e6], [1e6, 1e6, 1e6], [0.5, 1e4, 1.0]]))
+
+
 @pytest.mark.parametrize("source", [*SCALERS, PowerTransformer()], ids=repr)
 def test_one_feature_named_columns_and_single_precision(same_answers, source):
     frame = pd.DataFrame(X[:, 2:4], columns=["skewed", "few"])
@@ -162,7 +167,10 @@ def test_missing_values_give_no_gradient_that_is_missing():
         assert all(torch.isfinite(parameter.grad).all() for parameter in module.parameters())
 
 
-@pytest.mark.parametrize("source", [*SCALERS, PowerTransformer(method="box-cox")], ids=repr)
+INVERTED = [*SCALERS, PowerTransformer(method="box-cox"), PowerTransformer(standardize=False)]
+
+
+@pytest.mark.parametrize("source", INVERTED, ids=repr)
 def test_inverses(source):
     source.fit(np.abs(X[:, :4]))
     answers = source.transform(np.abs(FRESH[:, :4]))

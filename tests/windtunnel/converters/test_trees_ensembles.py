@@ -86,6 +86,24 @@ def test_boosting_that_ends_early(same_answers, x, fresh):
     same_answers(source, fresh)
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        AdaBoostClassifier(DecisionTreeClassifier(max_depth=3), **SMALL),
+        AdaBoostRegressor(**SMALL),
+        BaggingClassifier(**SMALL),
+        BaggingRegressor(**SMALL),
+    ],
+    ids=lambda source: type(source).__name__,
+)
+def test_inputs_are_rounded_as_the_trees_round_them(same_answers, source):
+    """Whole numbers in training put thresholds at halves; what lies beside one by less than a float32 counts as it."""
+    x = np.random.default_rng(2).integers(0, 6, size=(200, 3)).astype(float)
+    halves = np.random.default_rng(3).integers(0, 5, size=(100, 3)) + 0.5
+    rows = np.concatenate([halves, np.nextafter(halves, 9), np.nextafter(halves, -9)])
+    same_answers(source.fit(x, (x[:, 0] + x[:, 1] > 5).astype(int)), rows)
+
+
 @pytest.mark.parametrize("loss", ["linear", "square", "exponential"])
 @pytest.mark.parametrize("depth", [1, 4])
 def test_boosted_regressors(same_answers, x, fresh, loss, depth):

@@ -125,9 +125,10 @@ def test_deep_forests_of_many_leaves(same_answers):
 
 @pytest.mark.parametrize("kind", CLASSIFIERS)
 @pytest.mark.parametrize("names", [["a", "b", "c"], [5, 3]])
-def test_classifiers_of_several_outputs(x, fresh, kind, names):
+@pytest.mark.parametrize("outputs", [2, 3])
+def test_classifiers_of_several_outputs(x, fresh, kind, names, outputs):
     """The first output has two or three classes, the second always two, the third one."""
-    y = np.column_stack([_labels(x, names), _labels(-x, names[:2]), np.full(300, names[0])])
+    y = np.column_stack([_labels(x, names), _labels(-x, names[:2]), np.full(300, names[0])])[:, :outputs]
     source = _made(kind, max_depth=4).fit(x, y)
     module = translate(source)
     assert (module.predict(fresh) == source.predict(fresh)).all()

@@ -91,6 +91,12 @@ def test_what_fails_in_a_later_task_of_the_round(compiled: bool):
     left = scheduler.complete(batch, replace(outputs(batch, OF), failed={1: {3: ValueError("no")}}), 5.0)
     assert [(each.request_id, each.reason) for each in left] == [("b", FinishReason.FAILED)]
     assert set(run_all(scheduler)) == {"a"}
+    for name in "ab":
+        scheduler.add(tree(OF, name, [0, 0, 0]), 0.0)
+    batch = next_round(scheduler)
+    failed = {0: {0: ValueError("no")}, 1: {0: ValueError("no")}}
+    left = scheduler.complete(batch, replace(outputs(batch, OF), failed=failed), 5.0)
+    assert [each.request_id for each in left] == ["a", "b"]
 
 
 def test_a_failed_round_fails_each_request_in_it_once_and_no_other(compiled: bool):
