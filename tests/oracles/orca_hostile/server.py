@@ -3,8 +3,9 @@
     python server.py MODEL MAX_MODEL_LEN
 
 It prints its address. ``GET /oracle`` answers with the longest time between two turns of the loop since it was last
-asked, in seconds of the clock and of this process's processor time (what it did itself while the loop stood still;
-on a busy machine the clock also counts what others did), and with the memory that is resident, in bytes.
+asked, in seconds: of the clock, of this process's processor time (what its threads did together meanwhile, the engine's
+among them), and of the loop's own thread (what handlers did). On a busy machine the clock also counts what others did.
+Beside them stands the memory that is resident, in bytes.
 """
 
 from __future__ import annotations
@@ -29,25 +30,26 @@ class Watchdog:
     """A task that wakes every two milliseconds and keeps the longest times that it slept."""
 
     def __init__(self) -> None:
-        self.longest_s = self.longest_cpu_s = 0.0
+        self.longest_s = self.longest_cpu_s = self.longest_own_s = 0.0
         self._task: asyncio.Task[None] | None = None
 
     async def ask(self) -> dict[str, float]:
         """Return what was seen, and begin anew."""
         if self._task is None:
             self._task = asyncio.create_task(self._watch())
-        gaps = {"gap_s": self.longest_s, "gap_cpu_s": self.longest_cpu_s}
-        self.longest_s = self.longest_cpu_s = 0.0
+        gaps = {"gap_s": self.longest_s, "gap_cpu_s": self.longest_cpu_s, "own_s": self.longest_own_s}
+        self.longest_s = self.longest_cpu_s = self.longest_own_s = 0.0
         return gaps | {"rss_nbytes": psutil.Process().memory_info().rss}
 
     async def _watch(self) -> None:
-        last, last_cpu = time.perf_counter(), time.process_time()
+        last, last_cpu, last_own = time.perf_counter(), time.process_time(), time.thread_time()
         while True:
             await asyncio.sleep(TURN_S)
-            now, now_cpu = time.perf_counter(), time.process_time()
+            now, now_cpu, now_own = time.perf_counter(), time.process_time(), time.thread_time()
             self.longest_s = max(self.longest_s, now - last - TURN_S)
             self.longest_cpu_s = max(self.longest_cpu_s, now_cpu - last_cpu)
-            last, last_cpu = now, now_cpu
+            self.longest_own_s = max(self.longest_own_s, now_own - last_own)
+            last, last_cpu, last_own = now, now_cpu, now_own
 
 
 def main(model: str, max_model_len: str) -> int:

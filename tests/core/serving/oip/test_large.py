@@ -138,7 +138,9 @@ def test_so_many_values_beside_arrays_of_numbers_are_refused_before_they_are_par
 
 
 @pytest.mark.parametrize("datatype", [DataType.FP32, DataType.INT64, DataType.UINT64, DataType.UINT8, DataType.BOOL])
-@pytest.mark.parametrize("values", [[1, 2], [0.5, 1], [300, 1], [-1, 1], [True, False], [True, 2], [2**63, 1], [1e400]])
+@pytest.mark.parametrize(
+    "values", [[1, 2], [10**20, 1], [0.5, 1], [300, 1], [-1, 1], [True, False], [True, 2], [2**63, 1], [1e400]]
+)
 def test_long_lists_are_what_short_ones_are(datatype: DataType, values: list[Any]) -> None:
     """Pieces make the same array, and the same refusals, as one call on the whole."""
 
@@ -237,7 +239,7 @@ async def test_the_work_of_large_requests_is_not_done_on_the_event_loops_thread(
     answer = await client.post("/v2/models/upper/generate", json=text)
     assert answer.json()["text_output"] == "X" * 70_000
     names = {"decode", "encode", "decompressed", "compressed", "_generate_request", "bind"}
-    assert threads == {(name, LARGE) for name in names} | {("_generate_answer", "MainThread")}
+    assert threads == {(name, LARGE) for name in names} | {("_generate_answer", LARGE)}
 
 
 async def test_small_requests_pay_for_no_thread(client: httpx.AsyncClient, threads: set[tuple[str, str]]) -> None:
@@ -256,3 +258,18 @@ async def test_numbers_called_data_that_are_no_inputs_are_refused(client: httpx.
     ):
         answer = await client.post("/v2/models/echo/infer", json=body)
         assert answer.status_code == 400, answer.text[:200]
+
+
+def test_no_call_turns_more_than_a_piece_of_a_long_list_into_an_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    make = np.array
+
+    def watched(values: Any, *args: Any) -> Any:
+        sizes.append(len(values))
+        return make(values, *args)
+
+    monkeypatch.setattr(np, "array", watched)
+    assert from_values([0.5] * 300_000, DataType.FP32, [300_000], what="x").sum() == 150_000
+    assert max(sizes) == 65_536
+    # A piece of another kind: as numpy has it of the whole.
+    assert from_values([1] * 100_000 + [0.5], DataType.FP64, [100_001], what="x").sum() == 100_000.5

@@ -11,7 +11,7 @@ from mlsys_core.serving.http.errors import HttpError
 from mlsys_core.serving.http.threads import LARGE
 
 MAX_WAITING_BODIES = 512  # large bodies that wait for room; one more is refused
-_TRIMMED = 1024 * 1024  # bytes of a body from which on freed memory is given back to the system afterwards
+_TRIMMED = 1024 * 1024  # bytes of large bodies from which on freed memory is given back to the system afterwards
 
 
 class BodyBudget:
@@ -21,7 +21,7 @@ class BodyBudget:
 
     Args:
         max_nbytes: of all large bodies in work; a larger one is admitted alone.
-        on_idle: called after the last body of a megabyte or more has left.
+        on_idle: called when no large body is left, and those that were had a megabyte or more together.
 
     Example:
         >>> async def main():
@@ -35,6 +35,7 @@ class BodyBudget:
         self._max_nbytes = max_nbytes
         self._on_idle = on_idle
         self._held_nbytes = 0
+        self._left_nbytes = 0  # of bodies that have left since the last call of on_idle
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @property
@@ -58,7 +59,9 @@ class BodyBudget:
             yield
         finally:
             self._release(held)
-            if nbytes >= _TRIMMED and not self._held_nbytes:
+            self._left_nbytes += nbytes
+            if self._left_nbytes >= _TRIMMED and not self._held_nbytes:
+                self._left_nbytes = 0
                 # After this turn of the loop, when nothing refers to the body any more.
                 asyncio.get_running_loop().call_soon(self._on_idle)
 

@@ -12,12 +12,14 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 
+import numpy as np
+
 from mlsys_core.serving.http.describe import describe
-from mlsys_core.serving.http.threads import RequestThreads
+from mlsys_core.serving.http.threads import LARGE, RequestThreads
 from mlsys_core.serving.oip.binding import WireRequest, bind, checked_outputs
 from mlsys_core.serving.oip.datatypes import Array
 from mlsys_core.serving.oip.errors import DeadlineExceededError, UnsupportedError
-from mlsys_core.serving.oip.messages import InferRequest, Parameter, Timing
+from mlsys_core.serving.oip.messages import InferRequest, InferResponse, Parameter, Timing
 from mlsys_core.serving.oip.models.repository import ModelRepository
 from mlsys_core.serving.oip.models.spec import TensorSpec
 from mlsys_core.serving.oip.models.statistics import FailureReason
@@ -44,8 +46,13 @@ class Answer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the outputs; of an element of BYTES those of a pointer."""
-        return sum(array.nbytes for _, array in self.outputs)
+        """Bytes of the outputs; elements of BYTES are looked at only where they are few, and count as pointers else."""
+        return sum(
+            array.nbytes + sum(map(len, array.ravel()))
+            if array.dtype == np.object_ and array.nbytes < LARGE
+            else array.nbytes
+            for _, array in self.outputs
+        )
 
 
 class Engine:
@@ -83,7 +90,8 @@ class Engine:
             else:
                 async with _deadline(request.deadline_s - self.now()):
                     response = await version.unary.infer(request)
-            outputs = checked_outputs(response, request, version, is_partial=False)
+            check = partial(checked_outputs, response, request, version, is_partial=False)
+            outputs = await self.threads.run(check, size=_num_object_nbytes(response))
         except BaseException as error:
             version.statistics.fail(_reason(error), self.now() - started_s)
             raise
@@ -134,6 +142,11 @@ class Engine:
     def _succeed(self, version: Version, request: InferRequest, started_s: float, timing: Timing | None) -> None:
         duration_s = self.now() - started_s
         version.statistics.succeed(request.num_rows, duration_s, timing, now_ms=time.time_ns() // 1_000_000)
+
+
+def _num_object_nbytes(response: InferResponse) -> int:
+    """Return the bytes of pointers to elements of BYTES, each of which is looked at."""
+    return sum(array.nbytes for array in response.outputs.values() if getattr(array, "dtype", None) == np.object_)
 
 
 @asynccontextmanager

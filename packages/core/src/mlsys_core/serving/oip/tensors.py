@@ -187,7 +187,10 @@ def _natural(values: Sequence[Any], datatype: DataType) -> Array:
         ValueError: the nested sequences have different lengths.
         OverflowError: floats are wanted, and an integer is too large for a double.
     """
-    array = np.array(values)
+    # In pieces, since a call keeps the interpreter's lock to its end; in one if they are not all of one kind.
+    pieces = [np.array(values[start : start + _PIECE]) for start in range(0, len(values), _PIECE)]
+    is_alike = len({(piece.dtype, piece.shape[1:]) for piece in pieces}) == 1
+    array = np.concatenate(pieces) if is_alike else np.array(values)
     if array.dtype.kind == "O" and datatype.is_floating:
         is_number = all(type(element) in (int, float) for element in array.ravel().tolist())
         return array.astype(np.float64) if is_number else array
