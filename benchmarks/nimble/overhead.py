@@ -44,7 +44,7 @@ def main() -> None:
     inputs = [torch.ones(1)]
     for workers in (1, 2):
         short, long = (NativeExecutor(chain(length), num_threads=workers) for length in (1, 1000))
-        pieces = [pieces for stretch in long.schedule.stretches for pieces in stretch.assignment.lists]
+        pieces = [pieces for segment in long.schedule.segments for pieces in segment.assignment.lists]
         tasks, waits = long.schedule.num_tasks, long.schedule.num_waits
         alone = sum(long.schedule.seconds.values())
         call, whole = seconds(lambda: short.run(inputs)), seconds(lambda: long.run(inputs))  # noqa: B023

@@ -194,9 +194,9 @@ def operator_rows(num_tokens: int, device: torch.device, rounds: int) -> Iterato
     keys, values = cache.of_layer(0)
 
     def turn_and_write() -> Tensor:
-        turned = rotate(qkv[:, : heads + kv_heads], *factors)
-        cache.write(0, slots, turned[:, heads:], qkv[:, heads + kv_heads :])
-        return turned[:, :heads]
+        rotated = rotate(qkv[:, : heads + kv_heads], *factors)
+        cache.write(0, slots, rotated[:, heads:], qkv[:, heads + kv_heads :])
+        return rotated[:, :heads]
 
     def prepare() -> Tensor:
         return prepare_heads(qkv, keys, values, slots, num_heads=heads, rotary=factors)

@@ -110,7 +110,7 @@ def write_huggingface(model: PreTrainedModel, name: str, folder: Path) -> None:
 
 
 def write_gguf(model: PreTrainedModel, name: str, kind: str, path: Path) -> None:
-    """What llama.cpp's own converter writes: other names, Llama's rotary halves interleaved, GPT-2's matrices turned.
+    """What llama.cpp's own converter writes: other names, Llama's rotary halves interleaved, GPT-2's matrices rotated.
 
     Args:
         model: In float32.

@@ -75,7 +75,7 @@ async def read(client: httpx.AsyncClient, model: str, question: str, leave_after
 async def one_client(
     client: httpx.AsyncClient, model: str, expected: dict[str, str], until_s: float, seed: int, tally: Tally
 ) -> None:
-    """Ask until the time is over."""
+    """GenerationParameters until the time is over."""
     chance = random.Random(seed)
     questions = sorted(expected)
     while time.monotonic() < until_s:

@@ -1,4 +1,4 @@
-"""The schedule: stretches between what torch runs, and the record that is written down."""
+"""The schedule: segments between what torch runs, and the record that is written down."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from mlsys_nimble.ir.operators import Aten, Input, Pointwise, Slice, Step
 from mlsys_nimble.ir.program import Operator, Program, ValueType
 from mlsys_nimble.planning.layout import lay_out
 from mlsys_nimble.planning.planner import Assignment, Piece
-from mlsys_nimble.planning.schedule import NOTHING, Schedule, Stretch, stretches_of
+from mlsys_nimble.planning.schedule import NOTHING, Schedule, Segment, segments_of
 from mlsys_nimble.planning.storage import ancestors, dependencies, plan_storage
 
 
 def test_operators_go_into_the_first_stretch_that_has_what_they_need() -> None:
     # 0 and 1 native; torch runs 2 on 0's result; 3 needs 2, 4 needs 1 only, 5 (torch) needs 2, 6 needs 5.
     needed = [(), (), (0,), (2,), (1,), (2,), (5,)]
-    first, second = stretches_of(needed, frozenset({2, 5}), frozenset())
+    first, second = segments_of(needed, frozenset({2, 5}), frozenset())
     assert first.operators == (0, 1, 4)
     assert first.then_torch == (2, 5)
     assert second.operators == (3, 6)
@@ -24,26 +24,26 @@ def test_operators_go_into_the_first_stretch_that_has_what_they_need() -> None:
 
 
 def test_what_lies_in_place_is_in_no_stretch() -> None:
-    [only] = stretches_of([(), (), (0,)], frozenset(), frozenset({1}))
+    [only] = segments_of([(), (), (0,)], frozenset(), frozenset({1}))
     assert only.operators == (0, 2)
 
 
 def test_stretches_follow_the_longest_chain_of_torch_and_native_operators() -> None:
     # 0 torch, 1 native, 2 torch, 3 torch (reads 2), 4 native (reads 3 and 0), 5 in place (reads 4), 6 torch (reads 4).
     needed = [(), (0,), (1,), (2,), (0, 3), (4,), (4,)]
-    found = stretches_of(needed, frozenset({0, 2, 3, 6}), frozenset({5}))
-    assert [(stretch.operators, stretch.then_torch) for stretch in found] == [((), (0,)), ((1,), (2, 3)), ((4,), (6,))]
-    assert all(stretch.assignment == NOTHING for stretch in found)
+    found = segments_of(needed, frozenset({0, 2, 3, 6}), frozenset({5}))
+    assert [(segment.operators, segment.then_torch) for segment in found] == [((), (0,)), ((1,), (2, 3)), ((4,), (6,))]
+    assert all(segment.assignment == NOTHING for segment in found)
 
 
 def test_without_operators_there_is_one_empty_stretch() -> None:
-    assert stretches_of([], frozenset(), frozenset()) == [Stretch((), ())]
-    assert stretches_of([()], frozenset(), frozenset({0})) == [Stretch((), ())]
+    assert segments_of([], frozenset(), frozenset()) == [Segment((), ())]
+    assert segments_of([()], frozenset(), frozenset({0})) == [Segment((), ())]
 
 
 def test_what_runs_in_place_makes_no_stretch_of_its_own() -> None:
     # 1 looks at what torch made of 0, and nobody reads it.
-    assert stretches_of([(), (0,)], frozenset({0}), frozenset({1})) == [Stretch((), (0,))]
+    assert segments_of([(), (0,)], frozenset({0}), frozenset({1})) == [Segment((), (0,))]
 
 
 def planned() -> Schedule:
@@ -59,19 +59,19 @@ def planned() -> Schedule:
     layout = lay_out(program)
     needed = dependencies(layout)
     index = {operator.name: place for place, operator in enumerate(layout.program.operators)}
-    found = stretches_of(needed, frozenset({index["sorted"]}), layout.in_place)
-    stretches = []
-    for stretch in found:
-        pieces = [[Piece(job, part, 2) for job in range(len(stretch.operators))] for part in range(2)]
+    found = segments_of(needed, frozenset({index["sorted"]}), layout.in_place)
+    segments = []
+    for segment in found:
+        pieces = [[Piece(job, part, 2) for job in range(len(segment.operators))] for part in range(2)]
         if len(pieces[1]) > 1:
             pieces[1][1] = Piece(1, 1, 2, ((0, 1),))
-        stretches.append(replace(stretch, assignment=Assignment(tuple(map(tuple, pieces)), 1.0)))
-    return Schedule(layout, plan_storage(layout, ancestors(needed)), tuple(stretches), {index["exp"]: 0.25})
+        segments.append(replace(segment, assignment=Assignment(tuple(map(tuple, pieces)), 1.0)))
+    return Schedule(layout, plan_storage(layout, ancestors(needed)), tuple(segments), {index["exp"]: 0.25})
 
 
 def test_tasks_and_waits_are_counted_over_all_workers_and_stretches() -> None:
     schedule = planned()
-    assert [stretch.operators for stretch in schedule.stretches] == [(0, 1), (4, 5)]
+    assert [segment.operators for segment in schedule.segments] == [(0, 1), (4, 5)]
     assert (schedule.num_tasks, schedule.num_waits) == (8, 2)
 
 

@@ -75,7 +75,7 @@ def generate(model: DecoderModel, prompts: Mapping[str, tuple[str | None, tuple[
             batch = scheduler.next_batch(WorkerId(0), 0.0)
             for finished in scheduler.complete(batch, runner.run(batch), 0.0):
                 results[finished.request_id] = [token.token_id for token in finished.result.tokens]
-    assert scheduler.book.num_cached_tokens > 0
+    assert scheduler.pool.num_cached_tokens > 0
     return results
 
 

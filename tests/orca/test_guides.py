@@ -68,7 +68,7 @@ def test_what_was_foreseen_is_what_would_have_been_computed(loaded: LoadedModel,
 def answer_of(loaded: LoadedModel, guide: GrammarGuide, num_draft_tokens: int, **sampling: float) -> tuple[str, int]:
     """The text, and how many guesses were right."""
     scheduler = IterationScheduler(BlockTables(num_blocks=8), max_batch_size=1, max_model_len=128)
-    scheduler.book.num_draft_tokens = num_draft_tokens
+    scheduler.pool.num_draft_tokens = num_draft_tokens
     runner = Runner(loaded.model, new_kv_cache(loaded.model, num_blocks=8))
     request = GenerationRequest(
         request_id="r",
@@ -82,7 +82,7 @@ def answer_of(loaded: LoadedModel, guide: GrammarGuide, num_draft_tokens: int, *
         batch = scheduler.next_batch(WorkerId(0), 0.0)
         for finished in scheduler.complete(batch, runner.run(batch), 0.0):
             tokens = [token.token_id for token in finished.result.tokens]
-            return loaded.tokenizer.decode(tokens), scheduler.book.num_right
+            return loaded.tokenizer.decode(tokens), scheduler.pool.num_right
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.5, "seed": 3}], ids=["greedy", "sampled"])

@@ -1,4 +1,4 @@
-"""What ``/metrics`` says while a crowded engine is stepped by hand, and of a policy that keeps no book."""
+"""What ``/metrics`` says while a crowded engine is stepped by hand, and of a policy that keeps no pool."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 
 class Bookless:
-    """The paper's policy, as if a third party had written it without a book."""
+    """The paper's policy, as if a third party had written it without a pool."""
 
     def __init__(self, *args: object, **options: object) -> None:
         own = IterationScheduler(*args, **options)

@@ -82,7 +82,7 @@ def test_the_built_in_policies_are_registered():
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_the_limits_reach_the_policy(name: str):
     scheduler = make(name)
-    assert scheduler.book.max_batch_size == 2
+    assert scheduler.pool.max_batch_size == 2
     with pytest.raises(InvalidInputError, match="at most 64"):
         scheduler.add(request("a", [1] * 61), 0)
     scheduler.add(request("a", [1] * 60), 0)

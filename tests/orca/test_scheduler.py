@@ -136,7 +136,7 @@ def test_any_history_loses_nothing_and_leaks_nothing(script, num_blocks, block_s
     left: dict[str, FinishReason] = {}
     flight: list[IterationBatch] = []
 
-    def leave(finished) -> None:
+    def check(finished) -> None:
         for item in finished:
             assert item.request_id not in left, "a request left twice"
             left[item.request_id] = item.reason
@@ -163,7 +163,7 @@ def test_any_history_loses_nothing_and_leaks_nothing(script, num_blocks, block_s
             batch = flight.pop(0)
             for name in ids(batch):
                 tokens[name] += 1
-            leave(s.complete(batch, output(batch, EOS if is_eos else 1), 0))
+            check(s.complete(batch, output(batch, EOS if is_eos else 1), 0))
 
     for step in script:
         if step[0] == "add":
@@ -180,9 +180,9 @@ def test_any_history_loses_nothing_and_leaks_nothing(script, num_blocks, block_s
         elif step[0] == "complete":
             complete(step[1])
         elif step[0] == "fail" and flight:
-            leave(s.fail(flight.pop(0), RuntimeError("x"), 0))
+            check(s.fail(flight.pop(0), RuntimeError("x"), 0))
         elif step[0] == "cancel":
-            leave(s.cancel(f"r{step[1]}", 0))
+            check(s.cancel(f"r{step[1]}", 0))
     for _ in range(1000):  # drain: every request ends, whatever came before (no deadlock)
         start()
         if not flight:

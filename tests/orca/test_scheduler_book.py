@@ -93,11 +93,11 @@ def test_running_are_those_with_blocks(policy: Any) -> None:
     scheduler = make(policy, max_batch_size=2)
     for name in "abc":
         scheduler.add(request(name, max_new_tokens=1), 0.0)
-    assert (scheduler.book.num_running, scheduler.num_unfinished) == (0, 3)
+    assert (scheduler.pool.num_running, scheduler.num_unfinished) == (0, 3)
     batch = start(scheduler)
-    assert (scheduler.book.num_running, scheduler.num_unfinished) == (2, 3)
+    assert (scheduler.pool.num_running, scheduler.num_unfinished) == (2, 3)
     scheduler.complete(batch, output(batch), 0.0)
-    assert (scheduler.book.num_running, scheduler.num_unfinished) == (0, 1)
+    assert (scheduler.pool.num_running, scheduler.num_unfinished) == (0, 1)
     assert scheduler.wake_at(0.0) is None
 
 
@@ -166,7 +166,7 @@ REPEATED = (1, 2, 3, 4, 5, 6, 1, 2)
 def guessing(num_draft_tokens: int, *, policy: Any = IterationScheduler, new: int = 20, **options: Any) -> Any:
     """A scheduler whose request ``a`` has just got 3, which is followed by 4, 5, 6, 1, 2 in its prompt."""
     scheduler = make(policy, **options)
-    scheduler.book.num_draft_tokens = num_draft_tokens
+    scheduler.pool.num_draft_tokens = num_draft_tokens
     scheduler.add(request("a", REPEATED, max_new_tokens=new, stop_token_ids=frozenset({6})), 0.0)
     first = iterate(scheduler, a=(3,))
     assert first.token_ids == REPEATED, "no guesses behind a prompt"
@@ -181,10 +181,10 @@ def test_a_decode_is_followed_by_guesses_and_the_right_ones_stay() -> None:
     (part,) = batch.requests
     assert part.details == SliceDetails(num_prompt_tokens=8, num_draft_tokens=3)
     assert scheduler.complete(batch, output(batch, {"a": (4, 5, 7)}), 0.0) == []  # two of three were right
-    entry = scheduler.book.entries["a"]
-    assert entry.token_ids == [*REPEATED, 3, 4, 5, 7]
-    assert entry.num_computed_tokens == 11
-    assert (scheduler.book.num_guessed, scheduler.book.num_right) == (3, 2)
+    sequence = scheduler.pool.sequences["a"]
+    assert sequence.token_ids == [*REPEATED, 3, 4, 5, 7]
+    assert sequence.num_computed_tokens == 11
+    assert (scheduler.pool.num_guessed, scheduler.pool.num_right) == (3, 2)
     assert start(scheduler).token_ids == (7,), "7 was never seen before"
 
 
@@ -192,11 +192,11 @@ def test_wrong_guesses_cost_nothing_but_their_rows() -> None:
     scheduler = guessing(2)
     batch = iterate(scheduler, a=(8,))
     assert batch.num_tokens == 3
-    assert scheduler.book.entries["a"].num_computed_tokens == 9
-    assert (scheduler.book.num_guessed, scheduler.book.num_right) == (2, 0)
+    assert scheduler.pool.sequences["a"].num_computed_tokens == 9
+    assert (scheduler.pool.num_guessed, scheduler.pool.num_right) == (2, 0)
     batch = iterate(scheduler)
     assert (batch.token_ids, batch.positions) == ((8,), (9,))
-    assert (scheduler.book.num_guessed, scheduler.book.num_right) == (2, 0)
+    assert (scheduler.pool.num_guessed, scheduler.pool.num_right) == (2, 0)
 
 
 def test_guesses_are_counted_over_all_iterations() -> None:
@@ -205,7 +205,7 @@ def test_guesses_are_counted_over_all_iterations() -> None:
     for token in (1, 2, 3):  # the prompt's beginning again
         iterate(scheduler, a=(token,))
     assert start(scheduler).token_ids == (3, 4, 5)
-    assert (scheduler.book.num_guessed, scheduler.book.num_right) == (2, 2)
+    assert (scheduler.pool.num_guessed, scheduler.pool.num_right) == (2, 2)
 
 
 def test_guesses_behind_a_stop_token_are_no_part_of_the_answer() -> None:
@@ -216,21 +216,21 @@ def test_guesses_behind_a_stop_token_are_no_part_of_the_answer() -> None:
     (left,) = scheduler.complete(batch, output(batch, {"a": (4, 5, 6, 1, 2, 3), "b": (40,)}), 0.0)
     assert [token.token_id for token in left.result.tokens] == [3, 4, 5, 6]
     assert left.result.finish_reason == "stop"
-    assert [token.token_id for token in scheduler.book.entries["b"].tokens] == [40], "the next request's begin behind"
+    assert [token.token_id for token in scheduler.pool.sequences["b"].tokens] == [40], "the next request's begin behind"
 
 
 def test_two_requests_with_guesses_each_get_their_own() -> None:
     scheduler = make()
-    scheduler.book.num_draft_tokens = 2
+    scheduler.pool.num_draft_tokens = 2
     for name in "ab":
         scheduler.add(request(name, REPEATED), 0.0)
     iterate(scheduler, a=(3,), b=(3,))
     iterate(scheduler, a=(4, 5, 60), b=(61,))
-    entries = scheduler.book.entries
-    assert [token.token_id for token in entries["a"].tokens] == [3, 4, 5, 60]
-    assert [token.token_id for token in entries["b"].tokens] == [3, 61]
-    assert (entries["a"].num_computed_tokens, entries["b"].num_computed_tokens) == (11, 9)
-    assert (scheduler.book.num_guessed, scheduler.book.num_right) == (4, 2)
+    sequences = scheduler.pool.sequences
+    assert [token.token_id for token in sequences["a"].tokens] == [3, 4, 5, 60]
+    assert [token.token_id for token in sequences["b"].tokens] == [3, 61]
+    assert (sequences["a"].num_computed_tokens, sequences["b"].num_computed_tokens) == (11, 9)
+    assert (scheduler.pool.num_guessed, scheduler.pool.num_right) == (4, 2)
 
 
 @pytest.mark.parametrize(("new", "num_guesses"), [(2, 0), (3, 1), (4, 2), (20, 4)])
@@ -250,7 +250,7 @@ def test_nothing_is_guessed_unless_asked_for() -> None:
     scheduler.add(request("a", REPEATED), 0.0)
     iterate(scheduler, a=(3,))
     assert start(scheduler).token_ids == (3,)
-    assert scheduler.book.entries["a"].ngrams is None
+    assert scheduler.pool.sequences["a"].ngrams is None
 
 
 def test_guesses_count_against_the_budget_of_an_iteration() -> None:
@@ -261,7 +261,7 @@ def test_guesses_count_against_the_budget_of_an_iteration() -> None:
 
 def test_a_chunk_that_does_not_end_the_prompt_samples_nothing() -> None:
     scheduler = make(ChunkedScheduler, max_batch_tokens=2)
-    scheduler.book.num_draft_tokens = 2
+    scheduler.pool.num_draft_tokens = 2
     scheduler.add(request("a", REPEATED), 0.0)
     batches = [iterate(scheduler) for _ in range(4)]
     assert [batch.token_ids for batch in batches] == [REPEATED[i : i + 2] for i in (0, 2, 4, 6)]
@@ -270,7 +270,7 @@ def test_a_chunk_that_does_not_end_the_prompt_samples_nothing() -> None:
 
 def test_the_first_blocks_of_a_request_are_told_once() -> None:
     scheduler, placed = make(PagedScheduler, num_blocks=8, block_size=1, watermark=0.0), list[str]()
-    scheduler.book.on_placed = placed.append
+    scheduler.pool.on_placed = placed.append
     scheduler.add(request("a", (1, 2), max_new_tokens=3), 0.0)
     scheduler.add(request("b", (3, 4), max_new_tokens=3), 0.0)
     while scheduler.num_unfinished:
@@ -333,7 +333,7 @@ def test_blocks_are_kept_free_and_shared_as_asked(policy: Any) -> None:
         for name in "ab":
             scheduler.add(request(name, range(3), max_new_tokens=1), 0.0)
             iterate(scheduler)
-        assert scheduler.book.num_cached_tokens == (2 if prefix_caching else 0)
+        assert scheduler.pool.num_cached_tokens == (2 if prefix_caching else 0)
 
 
 @pytest.mark.parametrize("policy", [PagedScheduler, ChunkedScheduler])

@@ -112,7 +112,7 @@ def test_a_prompt_between_two_chunks_gives_way_to_an_earlier_request_and_resumes
     assert iterate(scheduler) == [("a", 1, True), ("b", 3, False)]
     assert iterate(scheduler) == [("a", 1, True), ("b", 3, False)]
     assert iterate(scheduler) == [("a", 1, True)], "a needs a block: b loses its own"
-    assert scheduler.book.num_preemptions == 1
+    assert scheduler.pool.num_preemptions == 1
     assert [iterate(scheduler) for _ in range(2)] == [[("a", 1, True)]] * 2
     assert iterate(scheduler) == [("b", 4, True)], "the first four tokens are in blocks that a did not come to need"
 
@@ -139,7 +139,7 @@ def overtaken(max_batch_size: int) -> ChunkedScheduler:
     assert start() == []
     complete(scheduler, flight.pop(0))
     assert start() == ["f"]
-    assert scheduler.book.num_preemptions == 1
+    assert scheduler.pool.num_preemptions == 1
     for batch in flight:
         complete(scheduler, batch)
     assert scheduler.num_unfinished == 2
@@ -157,11 +157,11 @@ def test_after_a_preemption_the_earlier_decode_goes_first_again():
 
 def test_a_decode_waits_rather_than_take_the_blocks_of_an_earlier_prompt():
     scheduler = overtaken(max_batch_size=2)
-    scheduler.book.block_tables.clear_cache()  # e computes all of its four tokens again
+    scheduler.pool.block_tables.clear_cache()  # e computes all of its four tokens again
     assert iterate(scheduler) == [("d", 1, True), ("e", 1, False)]
     assert iterate(scheduler) == [("d", 1, True), ("e", 1, False)]
     assert iterate(scheduler) == [("e", 2, True)], "nine blocks: e has four of them, d five"
-    assert scheduler.book.num_preemptions == 1
+    assert scheduler.pool.num_preemptions == 1
 
 
 def test_an_impossible_budget_is_refused():

@@ -40,7 +40,7 @@ def test_equal_beginnings_are_not_shared() -> None:
     assert rows == {"a": 1, "b": 7}
     a, b = (set(part.block_table) for part in batch.requests)
     assert not a & b
-    assert scheduler.book.num_cached_tokens == 0
+    assert scheduler.pool.num_cached_tokens == 0
 
 
 def test_who_was_preempted_begins_anew_with_all_it_has() -> None:
@@ -52,7 +52,7 @@ def test_who_was_preempted_begins_anew_with_all_it_has() -> None:
     rows: dict[str, int] = {}
     while "b" not in rows:
         batch, rows = run(scheduler)
-    assert scheduler.book.num_preemptions == 1
+    assert scheduler.pool.num_preemptions == 1
     (part,) = (part for part in batch.requests if part.request_id == "b")
     assert (part.num_tokens, part.num_computed_tokens, part.num_encoder_tokens) == (6 + 1 + 2, 0, 6)
 

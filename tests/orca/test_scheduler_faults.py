@@ -53,15 +53,15 @@ def test_what_an_encoder_reads_shares_nothing() -> None:
     scheduler.add(request("b", (1, 2, 3, 4, 5, 6, 0), num_encoder_tokens=6), 0.0)
     batch = iterate(scheduler)
     assert {part.request_id: part.context_len for part in batch.requests}["b"] == 7
-    assert scheduler.book.num_cached_tokens == 0
-    assert all(not entry.digests for entry in scheduler.book.entries.values())
+    assert scheduler.pool.num_cached_tokens == 0
+    assert all(not sequence.digests for sequence in scheduler.pool.sequences.values())
 
 
 def test_without_prefix_caching_no_digests_are_made() -> None:
     scheduler = paged(prefix_caching=False)
     scheduler.add(request("a"), 0.0)
     iterate(scheduler)
-    assert not scheduler.book.entries["a"].digests
+    assert not scheduler.pool.sequences["a"].digests
 
 
 @pytest.mark.parametrize(("first", "second", "shared"), [("x", "x", 4), ("x", "y", 0), ("x", None, 0), (None, "x", 0)])
@@ -72,7 +72,7 @@ def test_kept_prefixes_are_an_adapters_own(first: str | None, second: str | None
     scheduler.cancel("a", 0.0)
     scheduler.add(request("b", adapter=second), 0.0)
     iterate(scheduler)
-    assert scheduler.book.num_cached_tokens == shared
+    assert scheduler.pool.num_cached_tokens == shared
 
 
 def test_of_an_answer_too_what_is_kept_is_the_adapters_own() -> None:
@@ -83,10 +83,10 @@ def test_of_an_answer_too_what_is_kept_is_the_adapters_own() -> None:
     scheduler.cancel("a", 0.0)
     scheduler.add(request("b", (1, 2, 9, 9, 5)), 0.0)
     iterate(scheduler)
-    assert scheduler.book.num_cached_tokens == 0
+    assert scheduler.pool.num_cached_tokens == 0
     scheduler.add(request("c", (1, 2, 9, 9, 5), adapter="x"), 0.0)
     iterate(scheduler)
-    assert scheduler.book.num_cached_tokens == 4
+    assert scheduler.pool.num_cached_tokens == 4
 
 
 def test_so_is_what_a_short_prompt_and_its_answer_fill_together() -> None:
@@ -97,10 +97,10 @@ def test_so_is_what_a_short_prompt_and_its_answer_fill_together() -> None:
     scheduler.cancel("a", 0.0)
     scheduler.add(request("b", (1, 9, 9, 9, 5)), 0.0)
     iterate(scheduler)
-    assert scheduler.book.num_cached_tokens == 0
+    assert scheduler.pool.num_cached_tokens == 0
     scheduler.add(request("c", (1, 9, 9, 9, 5), adapter="x"), 0.0)
     iterate(scheduler)
-    assert scheduler.book.num_cached_tokens == 4
+    assert scheduler.pool.num_cached_tokens == 4
 
 
 def test_a_prompt_whose_log_probabilities_are_wanted_is_computed_whole() -> None:
@@ -111,7 +111,7 @@ def test_a_prompt_whose_log_probabilities_are_wanted_is_computed_whole() -> None
     batch = iterate(scheduler)
     lengths = {part.request_id: part.stop - part.start for part in batch.requests}
     assert lengths["b"] == 5
-    assert scheduler.book.num_cached_tokens == 0
+    assert scheduler.pool.num_cached_tokens == 0
 
 
 def test_cached_tokens_are_counted_over_all_requests() -> None:
@@ -121,7 +121,7 @@ def test_cached_tokens_are_counted_over_all_requests() -> None:
     for name in "bc":
         scheduler.add(request(name), 0.0)
         iterate(scheduler)
-    assert scheduler.book.num_cached_tokens == 8
+    assert scheduler.pool.num_cached_tokens == 8
 
 
 def test_a_block_is_taken_when_the_last_is_full_and_is_in_the_next_batch() -> None:
@@ -174,10 +174,10 @@ def test_of_an_iteration_that_failed_the_cancelled_are_cancelled_and_the_others_
 
 def test_a_request_is_placed_once_however_often_it_is_preempted() -> None:
     scheduler, placed = paged(6, block_size=1), list[str]()
-    scheduler.book.on_placed = placed.append
+    scheduler.pool.on_placed = placed.append
     scheduler.add(request("a", (1, 2), max_new_tokens=4), 0.0)
     scheduler.add(request("b", (5, 6), max_new_tokens=4), 0.0)
     while scheduler.num_unfinished:
         iterate(scheduler)
-    assert scheduler.book.num_preemptions > 0
+    assert scheduler.pool.num_preemptions > 0
     assert placed == ["a", "b"]

@@ -68,9 +68,9 @@ def test_the_last_to_arrive_gives_its_blocks_and_comes_back_with_its_tokens():
         served.add(name, [ord(name), 2], new=5)
     assert served.iterate() == "abc"  # 6 blocks
     assert served.iterate() == "ab", "8 blocks, and c finds none: it was last"
-    assert served.scheduler.book.num_preemptions == 0, "c waits with its two blocks while nobody needs them"
+    assert served.scheduler.pool.num_preemptions == 0, "c waits with its two blocks while nobody needs them"
     assert served.iterate() == "ab"
-    assert served.scheduler.book.num_preemptions == 1
+    assert served.scheduler.pool.num_preemptions == 1
     assert served.iterate() == "a", "b is the last with blocks now"
     assert [served.iterate() for _ in range(7)] == ["a", "bc", "b", "c", "c", "c", ""]
     assert served.scheduler.num_unfinished == 0
@@ -105,7 +105,7 @@ def test_a_preempted_request_finds_what_is_left_of_its_blocks():
         served.complete()
     (batch,) = served.flight
     assert batch.token_ids == (6, 9802, 9803), "a took two of b's three blocks, from the end"
-    assert served.scheduler.book.num_cached_tokens == 1
+    assert served.scheduler.pool.num_cached_tokens == 1
 
 
 def test_a_request_in_flight_keeps_its_blocks_and_an_earlier_one_gets_them_when_it_is_back():
@@ -120,11 +120,11 @@ def test_a_request_in_flight_keeps_its_blocks_and_an_earlier_one_gets_them_when_
     assert served.start() == "", "f needs a block; e and d came after it, but are in flight"
     served.complete()
     assert served.start() == "f", "with a block of e, the last of those not in flight"
-    assert served.scheduler.book.num_preemptions == 1
+    assert served.scheduler.pool.num_preemptions == 1
     assert served.start() == "", "e must wait for d to come back, not d for e"
     served.complete()
     assert served.start() == "e", "with the blocks of d"
-    assert served.scheduler.book.num_preemptions == 2
+    assert served.scheduler.pool.num_preemptions == 2
 
 
 def test_the_last_of_several_is_preempted_and_no_more_than_needed():
@@ -133,7 +133,7 @@ def test_the_last_of_several_is_preempted_and_no_more_than_needed():
         served.add(name, [ord(name), 2], new=6)
     assert [served.iterate() for _ in range(2)] == ["abc", "abc"]  # 9 blocks
     assert served.iterate() == "ab", "a takes the last block, b needs one of c's"
-    assert served.scheduler.book.num_preemptions == 1
+    assert served.scheduler.pool.num_preemptions == 1
 
 
 def test_a_watermark_of_blocks_stays_free_for_those_running():

@@ -160,8 +160,8 @@ def test_greedy_answers_are_those_of_transformers(
     assert served.token_ids == expected
     if name.startswith(("paged", "chunked")):
         is_shared = "not shared" not in name
-        assert (served.scheduler.book.num_preemptions > 5) == (num_blocks == 18)
-        assert (served.scheduler.book.num_cached_tokens > 50) == is_shared
+        assert (served.scheduler.pool.num_preemptions > 5) == (num_blocks == 18)
+        assert (served.scheduler.pool.num_cached_tokens > 50) == is_shared
         assert (served.num_copies > 0) == is_shared
 
 
@@ -177,7 +177,7 @@ def test_what_a_preempted_request_samples_is_its_own(name: str, loaded: LoadedMo
         trace.append((0.0, request))
     alone = serve(loaded, "orca", trace, num_blocks=40, max_batch_size=1)
     crowded = serve(loaded, name, trace, num_blocks=18, max_batch_size=6)
-    assert crowded.scheduler.book.num_preemptions > 5
+    assert crowded.scheduler.pool.num_preemptions > 5
     assert crowded.token_ids == alone.token_ids
     for request_id, tokens in alone.answers.items():
         expected = [token.logprob for token in tokens]

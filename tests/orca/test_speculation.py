@@ -71,7 +71,7 @@ def run(
     registry = installed_plugins().registry
     limits = {"block_tables": tables, "max_batch_size": 4, "max_model_len": 64, "options": POLICIES[policy]}
     scheduler = make_scheduler(policy, registry, **limits)
-    scheduler.book.num_draft_tokens = num_draft_tokens
+    scheduler.pool.num_draft_tokens = num_draft_tokens
     runner = Runner(loaded.model, new_kv_cache(loaded.model, num_blocks=num_blocks))
     for request in requests():
         scheduler.add(request, 0.0)
@@ -82,9 +82,9 @@ def run(
         for finished in scheduler.complete(batch, runner.run(batch), 0.0):
             assert finished.reason is FinishReason.DONE
             results[finished.request_id] = finished.result
-    book = scheduler.book
+    pool = scheduler.pool
     tables.clear_cache()
-    return results, num_slices, (book.num_guessed, book.num_right, num_blocks - tables.num_free_blocks)
+    return results, num_slices, (pool.num_guessed, pool.num_right, num_blocks - tables.num_free_blocks)
 
 
 def tokens_of(results: dict[str, GenerationResult]) -> dict[str, tuple[Sequence[SampledToken], str]]:

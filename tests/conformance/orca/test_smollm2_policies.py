@@ -83,4 +83,4 @@ def test_fifty_answers_are_those_of_transformers(
     assert answers == expected
     assert tables.num_free_blocks == num_blocks
     if run == "paged, preempting":
-        assert scheduler.book.num_preemptions > 0
+        assert scheduler.pool.num_preemptions > 0

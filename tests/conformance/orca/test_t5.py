@@ -174,8 +174,8 @@ def test_answers_are_those_of_transformers(checkpoint: tuple[LoadedModel, Any], 
     preempts = policy in ("paged", "chunked")
     found, scheduler = serve(loaded, policy, num_blocks=45 if preempts else 120)
     assert [[token.token_id for token in found[str(number)]] for number in range(len(PROMPTS))] == expected
-    assert (scheduler.book.num_preemptions > 5) == preempts
-    assert scheduler.book.num_cached_tokens == 0
+    assert (scheduler.pool.num_preemptions > 5) == preempts
+    assert scheduler.pool.num_cached_tokens == 0
     for number, (prompt, answer) in enumerate(zip(PROMPTS, expected, strict=True)):
         ours = torch.tensor([token.logprob for token in found[str(number)]])
         assert torch.allclose(ours, log_probabilities(reference, prompt, answer), atol=1e-4, rtol=0)

@@ -23,8 +23,8 @@ def test_sample_inputs_live_while_kernels_are_measured(monkeypatch: pytest.Monke
         bound.extend(weakref.ref(tensor) for tensor in kept)
         return kept
 
-    def watched_measure(self: NativeExecutor, stretches: Any) -> dict[int, float]:
-        seconds = measure(self, stretches)
+    def watched_measure(self: NativeExecutor, segments: Any) -> dict[int, float]:
+        seconds = measure(self, segments)
         alive.extend(each() is not None for each in bound)
         return seconds
 

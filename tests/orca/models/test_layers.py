@@ -101,21 +101,21 @@ def test_an_embedding_is_scaled_projected_and_placed() -> None:
 def test_features_beyond_the_rotary_part_stay() -> None:
     x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
     factors = Rotary(config(head_dim=8, rotary_dim=4), device=CPU)(torch.tensor([0, 7]))
-    turned = rotate(x, *factors)
-    assert torch.equal(turned[..., 4:], x[..., 4:])
-    assert torch.equal(turned[..., :4], rotate(x[..., :4], *Rotary(config(), device=CPU)(torch.tensor([0, 7]))))
+    rotated = rotate(x, *factors)
+    assert torch.equal(rotated[..., 4:], x[..., 4:])
+    assert torch.equal(rotated[..., :4], rotate(x[..., :4], *Rotary(config(), device=CPU)(torch.tensor([0, 7]))))
 
 
 def test_rotation_turns_each_pair_by_position_times_frequency() -> None:
     x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
-    turned = rotate(x, *Rotary(config(), device=CPU)(torch.tensor([0, 7])))
-    assert torch.allclose(turned[0], x[0])
+    rotated = rotate(x, *Rotary(config(), device=CPU)(torch.tensor([0, 7])))
+    assert torch.allclose(rotated[0], x[0])
     for pair, frequency in enumerate((1.0, 0.1)):  # 100 ** (-2 i / 4)
         as_complex = torch.complex(x[1, :, pair], x[1, :, pair + 2]) * torch.polar(
             torch.tensor(1.0), torch.tensor(7 * frequency)
         )
-        assert torch.allclose(turned[1, :, pair], as_complex.real, atol=1e-6)
-        assert torch.allclose(turned[1, :, pair + 2], as_complex.imag, atol=1e-6)
+        assert torch.allclose(rotated[1, :, pair], as_complex.real, atol=1e-6)
+        assert torch.allclose(rotated[1, :, pair + 2], as_complex.imag, atol=1e-6)
 
 
 def test_divisors_slow_the_rotation() -> None:

@@ -23,11 +23,11 @@ SHAPES = [(1, 1, 16), (6, 2, 64), (9, 3, 24), (4, 4, 80), (8, 1, 32)]  # query h
 
 @pytest.fixture(params=["unit", *BUILDS])
 def in_pairs(request: pytest.FixtureRequest) -> Any:
-    """The library: with the matrix unit, where there is one; without it, in each of its builds."""
+    """The library: with AMX, where there is one; without it, in each of its builds."""
     if request.param == "unit":
         native = library.load()
         if not native.orca_has_unit():
-            pytest.skip("this processor has no matrix unit")
+            pytest.skip("this processor has no AMX")
         return native
     return library.load((*BUILDS[request.param], "-mno-amx-bf16"))
 

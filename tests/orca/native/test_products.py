@@ -52,11 +52,11 @@ def linear_of(kind: str, columns: int, depth: int, *, bias: bool = True) -> tupl
 
 def product_of(
     linear: Linear, *, is_gated: bool = False, in_pairs: bool = False, takes_bf16: bool = False, **fields: Any
-) -> tuple[library.Product, Any]:
+) -> tuple[library.Gemm, Any]:
     """The operator, and what must outlive it."""
     packed = pack(linear, is_gated=is_gated, in_pairs=in_pairs, takes_bf16=takes_bf16)
     bias = library.address(packed.bias)
-    return library.Product(packed.matrix(), bias=bias, source=0, target=1, is_gated=is_gated, **fields), packed
+    return library.Gemm(packed.matrix(), bias=bias, source=0, target=1, is_gated=is_gated, **fields), packed
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *ROUNDED])

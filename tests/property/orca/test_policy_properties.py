@@ -210,7 +210,7 @@ class Bench:
             assert not set(after) & set(self.holders) - busy, "one that arrived later kept its blocks"
 
     def check_blocks(self) -> None:
-        held = [block for entry in self.holders.values() for block in entry.block_table]
+        held = [block for sequence in self.holders.values() for block in sequence.block_table]
         for block in range(self.tables.num_blocks):
             assert self.tables.num_holders(block) == held.count(block)
         assert self.tables.num_free_blocks == self.tables.num_blocks - len(set(held))
@@ -227,7 +227,7 @@ class Bench:
                 self.runner.deliver(token)
             else:
                 assert self.policy in ("request-level", "request-level in microbatches"), "a token after the last"
-        self.leave(finished)
+        self.finish(finished)
         for name in self.doomed & {part.request_id for part in batch.requests}:
             assert self.left.get(name) is FinishReason.CANCELLED, "a cancelled request stays"
         earliest = next(iter(self.unfinished), "")
@@ -238,7 +238,7 @@ class Bench:
     def cancel(self, name: str) -> None:
         is_in_flight = any(part.request_id == name for batch in self.flight for part in batch.requests)
         finished = self.scheduler.cancel(name, 0)
-        self.leave(finished)
+        self.finish(finished)
         if is_in_flight:
             assert name not in self.left
             self.doomed.add(name)
@@ -249,9 +249,9 @@ class Bench:
         if self.flight:
             batch = self.flight.pop(0)
             self.runner.break_down(batch)
-            self.leave(self.scheduler.fail(batch, RuntimeError("device lost"), 0))
+            self.finish(self.scheduler.fail(batch, RuntimeError("device lost"), 0))
 
-    def leave(self, finished: Iterable[Finished[Any]]) -> None:
+    def finish(self, finished: Iterable[Finished[Any]]) -> None:
         for item in finished:
             request = self.requests[item.request_id]
             assert item.request_id not in self.left, "a request left twice"
@@ -270,7 +270,7 @@ class Bench:
 
     @property
     def holders(self) -> dict[str, Any]:
-        return dict(self.scheduler.book.holders)
+        return dict(self.scheduler.pool.holders)
 
     @property
     def unfinished(self) -> list[str]:
@@ -418,6 +418,6 @@ def test_two_thousand_requests_leave_every_block_free(policy: str) -> None:
     tables.clear_cache()
     assert all(tables.num_holders(block) == 0 for block in range(40))
     if policy in ("paged", "chunked"):
-        assert scheduler.book.num_preemptions > 100
-        assert scheduler.book.num_cached_tokens > 1000
+        assert scheduler.pool.num_preemptions > 100
+        assert scheduler.pool.num_cached_tokens > 1000
         assert runner.num_copies > 20

@@ -14,7 +14,7 @@ NOTHING = Assignment((), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class Segment:
     """Operators that run natively in one go, and those that torch runs after them."""
 
     operators: tuple[int, ...]  # by index in the layout's program; a job of the assignment is a place in this tuple
@@ -28,18 +28,18 @@ class Schedule:
 
     layout: Layout
     storage: Storage
-    stretches: tuple[Stretch, ...]
+    segments: tuple[Segment, ...]
     seconds: dict[int, float]  # of each native operator on one worker, as measured
 
     @property
     def num_tasks(self) -> int:
         """Native tasks of a replay."""
-        return sum(len(pieces) for stretch in self.stretches for pieces in stretch.assignment.lists)
+        return sum(len(pieces) for segment in self.segments for pieces in segment.assignment.lists)
 
     @property
     def num_waits(self) -> int:
         """Synchronisations between workers."""
-        return sum(stretch.assignment.num_waits for stretch in self.stretches)
+        return sum(segment.assignment.num_waits for segment in self.segments)
 
     def record(self) -> dict[str, Any]:
         """All of it as plain data, for JSON: operators by name, places in bytes, each worker's list in order."""
@@ -76,24 +76,24 @@ class Schedule:
             "stretches": [
                 {
                     "workers": [
-                        [self._piece(stretch, piece) for piece in pieces] for pieces in stretch.assignment.lists
+                        [self._piece(segment, piece) for piece in pieces] for pieces in segment.assignment.lists
                     ],
-                    "then_torch": [program.operators[index].name for index in stretch.then_torch],
+                    "then_torch": [program.operators[index].name for index in segment.then_torch],
                 }
-                for stretch in self.stretches
+                for segment in self.segments
             ],
         }
 
-    def _piece(self, stretch: Stretch, piece: Piece) -> dict[str, Any]:
-        name = self.layout.program.operators[stretch.operators[piece.job]].name
+    def _piece(self, segment: Segment, piece: Piece) -> dict[str, Any]:
+        name = self.layout.program.operators[segment.operators[piece.job]].name
         waits = [{"worker": worker, "tasks_done": count} for worker, count in piece.waits]
         return {"operator": name, "part": piece.part, "of": piece.num_parts, "waits": waits}
 
 
-def stretches_of(
+def segments_of(
     dependencies: Sequence[Sequence[int]], in_torch: frozenset[int], in_place: frozenset[int]
-) -> list[Stretch]:
-    """Cut a program into stretches: every operator in the first that has all it needs.
+) -> list[Segment]:
+    """Cut a program into segments: every operator in the first that has all it needs.
 
     Args:
         dependencies: For each operator, those it reads from; see :func:`mlsys_nimble.planning.storage.dependencies`.
@@ -102,7 +102,7 @@ def stretches_of(
     """
     level: list[int] = []
     for index, needed in enumerate(dependencies):
-        # What torch makes after stretch n is there for stretch n + 1, and for torch right away.
+        # What torch makes after segment n is there for segment n + 1, and for torch right away.
         after = max((level[other] + (other in in_torch and index not in in_torch) for other in needed), default=0)
         level.append(after)
     count = 1 + max((level[index] for index in range(len(level)) if index not in in_place), default=0)
@@ -111,4 +111,4 @@ def stretches_of(
     for index, at in enumerate(level):
         if index not in in_place:
             (torch if index in in_torch else native)[at].append(index)
-    return [Stretch(tuple(a), tuple(b)) for a, b in zip(native, torch, strict=True)]
+    return [Segment(tuple(a), tuple(b)) for a, b in zip(native, torch, strict=True)]

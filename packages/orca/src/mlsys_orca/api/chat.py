@@ -23,7 +23,7 @@ from mlsys_orca.api.fields import (
 )
 from mlsys_orca.api.front import body_size
 from mlsys_orca.api.intake import bounded_json
-from mlsys_orca.api.service import Ask, ModelService, text_options
+from mlsys_orca.api.service import GenerationParameters, ModelService, text_options
 from mlsys_orca.api.tools import Notation, call_grammar, need_notation
 from mlsys_orca.scheduling.batch import MAX_LOGPROBS
 from mlsys_orca.text.guides import Grammar
@@ -216,7 +216,7 @@ class ChatCompletionRequest(Generating):
         return [] if self.tool_choice == "none" else self.tools or []
 
 
-def ask_of(body: ChatCompletionRequest, service: ModelService) -> tuple[Ask, Notation | None]:
+def ask_of(body: ChatCompletionRequest, service: ModelService) -> tuple[GenerationParameters, Notation | None]:
     """What ``body`` asks for, and how its answer writes calls (None: it has none).
 
     Raises:
@@ -238,7 +238,7 @@ def ask_of(body: ChatCompletionRequest, service: ModelService) -> tuple[Ask, Not
     options = text_options(body)
     if notation == "mistral":  # whose mark of a call is a control token
         options = replace(options, skips_special=False)
-    ask = Ask(
+    ask = GenerationParameters(
         prefix="chatcmpl",
         model=body.model,
         prompts=[prompt],

@@ -38,7 +38,7 @@ from mlsys_orca.api.fields import (
     grammar_from,
 )
 from mlsys_orca.api.front import body_size
-from mlsys_orca.api.service import Ask, Generation, ModelService, text_options
+from mlsys_orca.api.service import Generation, GenerationParameters, ModelService, text_options
 from mlsys_orca.api.text_stream import FinishReason
 from mlsys_orca.scheduling.batch import SampledToken
 from mlsys_orca.text.tokenizer import Tokenizer
@@ -96,7 +96,7 @@ class Completion(BaseModel):
     usage: Usage | None = None
 
 
-def ask_of(body: CompletionRequest, service: ModelService) -> Ask:
+def ask_of(body: CompletionRequest, service: ModelService) -> GenerationParameters:
     """What ``body`` asks for.
 
     Raises:
@@ -114,7 +114,7 @@ def ask_of(body: CompletionRequest, service: ModelService) -> Ask:
         sampling = replace(sampling, num_logprobs=0)
     if body.echo and body.logprobs is not None and sampling.num_prompt_logprobs is None:
         sampling = replace(sampling, num_prompt_logprobs=body.logprobs)
-    return Ask(
+    return GenerationParameters(
         prefix="cmpl",
         model=body.model,
         prompts=prompts,

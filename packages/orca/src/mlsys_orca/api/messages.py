@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from mlsys_orca.api.answers import STREAMED, Whole, collect, merged, named_event, streamed
 from mlsys_orca.api.fields import MAX_MESSAGES, Body, Neutral, Sampled, StopStrings
 from mlsys_orca.api.front import body_size
-from mlsys_orca.api.service import Ask, Generation, ModelService
+from mlsys_orca.api.service import Generation, GenerationParameters, ModelService
 from mlsys_orca.api.text_stream import TextOptions
 from mlsys_orca.scheduling.batch import SamplingParams
 
@@ -119,9 +119,9 @@ class MessageEvent(BaseModel):
     type: str
 
 
-def ask_of(body: MessagesRequest, service: ModelService) -> Ask:
+def ask_of(body: MessagesRequest, service: ModelService) -> GenerationParameters:
     """What ``body`` asks for."""
-    return Ask(
+    return GenerationParameters(
         prefix="msg",
         model=body.model,
         prompts=[service.encode_chat(body.conversation)],

@@ -21,8 +21,8 @@ _PREFIX = "mlsys_orca_"
 class EngineMetrics(Collector):
     """Gauges and counters of one engine, labelled with its scheduling policy.
 
-    What only a :class:`~mlsys_orca.scheduling.request_pool.RequestBook` knows (who runs and who waits, preemptions,
-    cached tokens) is left out for a policy that keeps none as ``book``.
+    What only a :class:`~mlsys_orca.scheduling.request_pool.RequestPool` knows (who runs and who waits, preemptions,
+    cached tokens) is left out for a policy that keeps none as ``pool``.
 
     Example:
         >>> CollectorRegistry().register(EngineMetrics(engine))  # doctest: +SKIP
@@ -33,26 +33,26 @@ class EngineMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """The metrics as they stand now."""
-        engine, tables, book = self._engine, self._engine.block_tables, self._engine.book
+        engine, tables, pool = self._engine, self._engine.block_tables, self._engine.pool
         yield self._gauge("num_requests_unfinished", "Requests accepted that have not left", engine.num_unfinished)
         yield self._gauge("kv_blocks", "K/V blocks there are", tables.num_blocks)
         yield self._gauge("kv_blocks_used", "K/V blocks that requests hold", tables.num_blocks - tables.num_free_blocks)
         used = 1 - tables.num_free_blocks / tables.num_blocks
         yield self._gauge("kv_cache_usage_perc", "Share of the K/V blocks that requests hold, 0 to 1", used)
         yield from self._times()
-        if book is None:
+        if pool is None:
             return
-        num_running, num_admitted = book.num_running, book.num_unfinished
+        num_running, num_admitted = pool.num_running, pool.num_unfinished
         yield self._gauge("num_requests_running", "Requests that hold K/V blocks", num_running)
         yield self._gauge(
             "num_requests_waiting", "Requests admitted that hold no K/V block", max(0, num_admitted - num_running)
         )
-        yield self._counter("num_preemptions", "Requests that lost their K/V blocks to others", book.num_preemptions)
+        yield self._counter("num_preemptions", "Requests that lost their K/V blocks to others", pool.num_preemptions)
         yield self._counter(
-            "prefix_cache_hits", "Tokens whose keys and values were found in kept blocks", book.num_cached_tokens
+            "prefix_cache_hits", "Tokens whose keys and values were found in kept blocks", pool.num_cached_tokens
         )
-        yield self._counter("spec_decode_num_draft_tokens", "Tokens guessed by prompt lookup", book.num_guessed)
-        yield self._counter("spec_decode_num_accepted_tokens", "Guessed tokens that stayed", book.num_right)
+        yield self._counter("spec_decode_num_draft_tokens", "Tokens guessed by prompt lookup", pool.num_guessed)
+        yield self._counter("spec_decode_num_accepted_tokens", "Guessed tokens that stayed", pool.num_right)
 
     def _times(self) -> Iterable[Metric]:
         stats = self._engine.stats

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from mlsys_orca.api.answers import STREAMED, Whole, collect, merged, named_event, streamed
 from mlsys_orca.api.fields import MAX_MESSAGES, Body, Neutral, Sampled, Text
 from mlsys_orca.api.front import body_size
-from mlsys_orca.api.service import Ask, Generation, ModelService
+from mlsys_orca.api.service import Generation, GenerationParameters, ModelService
 from mlsys_orca.scheduling.batch import SamplingParams
 from mlsys_orca.text.guides import Grammar, grammar_of
 
@@ -194,9 +194,9 @@ class StreamEvent(BaseModel):
     sequence_number: int
 
 
-def ask_of(body: ResponsesRequest, service: ModelService) -> Ask:
+def ask_of(body: ResponsesRequest, service: ModelService) -> GenerationParameters:
     """What ``body`` asks for."""
-    return Ask(
+    return GenerationParameters(
         prefix="resp",
         model=body.model,
         prompts=[service.encode_chat(body.messages)],

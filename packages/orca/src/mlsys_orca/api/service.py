@@ -1,6 +1,7 @@
 """From a checked body to running answers: model name, prompt, limits and sampling.
 
-The only place where requests for the engine are made. Each endpoint turns its own fields into an :class:`Ask`.
+The only place where requests for the engine are made. Each endpoint turns its own fields into
+:class:`GenerationParameters`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MAX_ANSWERS = 2 * MAX_PROMPTS  # of one request, whatever the engine may hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class GenerationParameters:
     """What is to be generated, in no protocol's words."""
 
     prefix: str  # of the answer's id
@@ -220,7 +221,7 @@ class ModelService:
             )
         self.check_vocabulary(token_ids)
 
-    async def start(self, ask: Ask, *, user: str | None = None) -> Generation:
+    async def start(self, ask: GenerationParameters, *, user: str | None = None) -> Generation:
         """Accept a request; its answers begin at once.
 
         Raises:
@@ -261,7 +262,7 @@ class ModelService:
         num_prompt_tokens = sum(map(len, ask.prompts))
         return Generation(answer_id, int(time.time()), ask.model, tuple(choices), num_prompt_tokens)
 
-    def _request(self, ask: Ask, prompt: Sequence[int], adapter: str | None) -> GenerationRequest:
+    def _request(self, ask: GenerationParameters, prompt: Sequence[int], adapter: str | None) -> GenerationRequest:
         """One choice's request but for its id and sampling."""
         self.check_vocabulary(prompt)  # a tokenizer may have tokens that the model's table has not
         encoder, num_encoder_tokens, num_prompt = self.loaded.config.encoder, 0, len(prompt)

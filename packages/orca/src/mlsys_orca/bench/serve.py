@@ -30,7 +30,7 @@ class ServedRun:
 
     result: LoadResult
     answers: Answers
-    num_preemptions: int | None  # None: the policy keeps no book
+    num_preemptions: int | None  # None: the policy keeps no pool
     num_cached_tokens: int | None
 
 
@@ -82,12 +82,12 @@ def serve_trace(
         _warm_up(engine)
         target = EngineTarget(engine, requests)
         result = run_load_blocking(trace, target, options=LoadOptions(name=name), on_progress=on_progress)
-        book = engine.book
+        pool = engine.pool
         return ServedRun(
             result=result,
             answers=target.answers,
-            num_preemptions=None if book is None else book.num_preemptions,
-            num_cached_tokens=None if book is None else book.num_cached_tokens,
+            num_preemptions=None if pool is None else pool.num_preemptions,
+            num_cached_tokens=None if pool is None else pool.num_cached_tokens,
         )
 
 

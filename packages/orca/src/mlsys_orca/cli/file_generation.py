@@ -11,7 +11,7 @@ from typing import Any, TextIO
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.api import chat, completions
 from mlsys_orca.api.answers import collect
-from mlsys_orca.api.service import Ask, ModelService
+from mlsys_orca.api.service import GenerationParameters, ModelService
 from pydantic import ValidationError
 
 
@@ -61,7 +61,9 @@ def num_done(path: Path) -> int:
     return len(numbers)
 
 
-def ask_of(item: dict[str, Any], defaults: dict[str, Any], service: ModelService, *, as_chat: bool) -> Ask:
+def ask_of(
+    item: dict[str, Any], defaults: dict[str, Any], service: ModelService, *, as_chat: bool
+) -> GenerationParameters:
     """What one item asks for; its own fields go before ``defaults``.
 
     Raises:

@@ -39,7 +39,7 @@ from mlsys_orca.model.kv_cache import DEFAULT_BLOCK_SIZE, BlockTables, kv_nbytes
 from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, SampledToken, ScoredPrompt
 from mlsys_orca.scheduling.policy import DEFAULT_POLICY, make_scheduler
 from mlsys_orca.scheduling.request import GenerationRequest, GenerationResult
-from mlsys_orca.scheduling.request_pool import RequestBook
+from mlsys_orca.scheduling.request_pool import RequestPool
 
 _log = logging.getLogger(__name__)
 _CACHE_SHARE = 0.25  # of the available memory, at most, if the number of K/V slots is not given
@@ -139,14 +139,14 @@ class Engine:
         )
         self.policy = config.policy
         self._has_encoder = loaded.config.encoder is not None
-        book = getattr(scheduler, "book", None)
-        self.book = book if isinstance(book, RequestBook) else None  # to be read; None: the policy keeps none
+        pool = getattr(scheduler, "pool", None)
+        self.pool = pool if isinstance(pool, RequestPool) else None  # to be read; None: the policy keeps none
         self.stats = EngineStats()
-        if self.book is not None:
-            self.book.num_draft_tokens = config.num_draft_tokens
-            self.book.on_placed = self.stats.placed
+        if self.pool is not None:
+            self.pool.num_draft_tokens = config.num_draft_tokens
+            self.pool.on_placed = self.stats.placed
         elif config.num_draft_tokens:
-            raise InvalidInputError(f"policy {config.policy!r} keeps no RequestBook, so it cannot speculate")
+            raise InvalidInputError(f"policy {config.policy!r} keeps no RequestPool, so it cannot speculate")
         self.config = config
         self.adapters = frozenset(getattr(loaded.model, "adapters", ()))  # names that a request may give
         model = loaded.model

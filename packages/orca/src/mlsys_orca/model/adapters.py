@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.model.blocks import MLP, Attention, Decoder, GatedMLP, TurnedBy
+from mlsys_orca.model.blocks import MLP, Attention, Decoder, GatedMLP, RotatedBy
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
 from mlsys_orca.model.families import model_family
@@ -149,7 +149,7 @@ def _products(decoder: Decoder, rows: _Rows) -> dict[str, tuple[AdaptedLinear, i
 def _linears(layer: nn.Module, config: ModelConfig) -> Iterator[tuple[nn.Module, str, dict[str, int]]]:
     """(module, attribute, what its columns are) of each product of ``layer``."""
     attention: Any = getattr(layer, "attention", None)
-    if isinstance(attention, TurnedBy):
+    if isinstance(attention, RotatedBy):
         attention = attention.attention
     mlp: Any = getattr(layer, "mlp", None)
     if not isinstance(attention, Attention) or not isinstance(mlp, GatedMLP | MLP):

@@ -50,7 +50,7 @@ class Attention(nn.Module):
         super().__init__()
         self.index = index
         self.num_heads = config.num_heads
-        self.num_turned = config.num_heads + config.num_kv_heads
+        self.num_rotary = config.num_heads + config.num_kv_heads
         self.num_all = config.num_heads + 2 * config.num_kv_heads
         self.head_dim = config.head_dim
         self.options = AttentionOptions(
@@ -65,19 +65,19 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, step: Step) -> Tensor:
         """``x`` [num_tokens, hidden_size] normalised -> the same shape; writes the layer's keys and values."""
         qkv = self.qkv(x).view(-1, self.num_all, self.head_dim)
-        qk = qkv[:, : self.num_turned]
+        qk = qkv[:, : self.num_rotary]
         if self.qk_norm is not None:
             qk = self.qk_norm(qk)
         if step.rotary is not None:
             qk = rotate(qk, *step.rotary)
         slots, spans = step.inputs.slots, step.inputs.spans
-        keys, values = step.kv_cache.write(self.index, slots, qk[:, self.num_heads :], qkv[:, self.num_turned :])
+        keys, values = step.kv_cache.write(self.index, slots, qk[:, self.num_heads :], qkv[:, self.num_rotary :])
         out: Tensor = self.output(ragged_attention(qk[:, : self.num_heads], keys, values, spans, self.options))
         return out
 
 
-class TurnedBy(nn.Module):
-    """Attention whose heads are turned by one of the decoder's :class:`~.layers.Rotaries`, or not at all.
+class RotatedBy(nn.Module):
+    """Attention whose heads are rotated by one of the decoder's :class:`~.layers.Rotaries`, or not at all.
 
     Args:
         attention: Of one layer.
@@ -136,7 +136,7 @@ class PreNormLayer(nn.Module):
         self,
         *,
         attention_norm: nn.Module,
-        attention: Attention | TurnedBy,
+        attention: Attention | RotatedBy,
         mlp_norm: nn.Module,
         mlp: nn.Module,
     ) -> None:

@@ -91,7 +91,7 @@ class ModelConfig:
     rope_divisors: tuple[float, ...] | None = None  # [rotary_dim / 2] each frequency is divided by its own; None: by 1
     rope_amplitude: float = 1.0  # multiplies the cosines and sines
     local_rope_theta: float | None = None  # base in layers with a window, which divide nothing; None: as in the others
-    turned: tuple[bool, ...] | None = None  # [num_layers] whether positions turn the heads; None: they do
+    rotated: tuple[bool, ...] | None = None  # [num_layers] whether positions turn the heads; None: they do
 
     qkv_bias: bool = False
     output_bias: bool = False  # of attention's output projection
@@ -128,8 +128,8 @@ class ModelConfig:
             raise InvalidInputError(
                 f"a token cannot pass {self.num_chosen_experts} of {self.num_experts} experts; 1 to {self.num_experts}"
             )
-        if self.turned is not None and len(self.turned) != self.num_layers:
-            raise InvalidInputError(f"{self.num_layers} layers have positions or none, not {len(self.turned)}")
+        if self.rotated is not None and len(self.rotated) != self.num_layers:
+            raise InvalidInputError(f"{self.num_layers} layers have positions or none, not {len(self.rotated)}")
         if self.windows is not None and (
             len(self.windows) != self.num_layers or any(window is not None and window < 1 for window in self.windows)
         ):

@@ -92,8 +92,8 @@ def config_from_gguf(
     num_heads = fields.get("attention.head_count")
     head_dim = fields.get("attention.key_length", fields.get("embedding_length") // num_heads)
     refuse(fields.get("attention.value_length", head_dim) != head_dim, "values of another width than keys")
-    turned = fields.get("rope.dimension_count", head_dim)
-    refuse(turned != head_dim and not partial_rotary, "rotary positions on part of a head")
+    rotary_dim = fields.get("rope.dimension_count", head_dim)
+    refuse(rotary_dim != head_dim and not partial_rotary, "rotary positions on part of a head")
     stated: dict[str, Any] = {
         "architecture": fields.architecture,
         "vocab_size": fields.metadata.get(f"{fields.architecture}.vocab_size")
@@ -108,13 +108,13 @@ def config_from_gguf(
         "norm_eps": fields.get(f"attention.layer_norm_{'rms_' if norm == 'rms' else ''}epsilon"),
         "tied_embeddings": "output.weight" not in fields.tensor_names,
         "rope_theta": fields.get("rope.freq_base", 10_000.0),
-        "rotary_dim": turned if turned != head_dim else None,
+        "rotary_dim": rotary_dim if rotary_dim != head_dim else None,
     }
-    return ModelConfig(**(stated | rope_from_gguf(fields, turned) | changes))
+    return ModelConfig(**(stated | rope_from_gguf(fields, rotary_dim) | changes))
 
 
 def rope_from_gguf(fields: GgufFields, rotary_dim: int) -> dict[str, Any]:
-    """The scaling of ``rotary_dim`` turned features, as fields of :class:`ModelConfig`; see :mod:`.rope`.
+    """The scaling of ``rotary_dim`` rotated features, as fields of :class:`ModelConfig`; see :mod:`.rope`.
 
     Raises:
         InvalidInputError: it is not implemented, or lacks a number.

@@ -254,5 +254,5 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     rotary_dim = cos.shape[-1]
     if rotary_dim < x.shape[-1]:
         return torch.cat((rotate(x[..., :rotary_dim], cos, sin), x[..., rotary_dim:]), dim=-1)
-    turned = torch.addcmul(x * cos, x.roll(rotary_dim // 2, dims=-1), sin)
-    return turned.to(x.dtype)
+    rotated = torch.addcmul(x * cos, x.roll(rotary_dim // 2, dims=-1), sin)
+    return rotated.to(x.dtype)

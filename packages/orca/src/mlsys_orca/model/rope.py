@@ -37,11 +37,11 @@ def rope_from_huggingface(raw: Mapping[str, Any], head_dim: int, *, max_position
     """
     rope: Mapping[str, Any] = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     theta = float(rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
-    turned = int(head_dim * (rope.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0))
+    rotary_dim = int(head_dim * (rope.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0))
     original = raw.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
     fields: dict[str, Any] = {
         "rope_theta": theta,
-        "rotary_dim": turned if turned != head_dim else None,
+        "rotary_dim": rotary_dim if rotary_dim != head_dim else None,
         "max_positions": max_positions,
     }
     kind = rope.get("rope_type") or rope.get("type") or "default"
@@ -52,24 +52,24 @@ def rope_from_huggingface(raw: Mapping[str, Any], head_dim: int, *, max_position
     if kind == "dynamic":
         return fields | {"max_positions": min(original or max_positions, max_positions)}
     if kind == "linear":
-        return fields | {"rope_divisors": (_number(rope, "factor"),) * (turned // 2)}
+        return fields | {"rope_divisors": (_number(rope, "factor"),) * (rotary_dim // 2)}
     if kind == "llama3":
         names = ("factor", "low_freq_factor", "high_freq_factor")
         stretch = {name: _number(rope, name) for name in names}
-        divisors = llama3_divisors(theta, turned, **stretch, original_max_positions=original or max_positions)
+        divisors = llama3_divisors(theta, rotary_dim, **stretch, original_max_positions=original or max_positions)
         return fields | {"rope_divisors": divisors}
     if kind == "yarn":
-        return fields | _yarn(rope, theta, turned, original or max_positions, max_positions)
+        return fields | _yarn(rope, theta, rotary_dim, original or max_positions, max_positions)
     if kind == "longrope":
-        return fields | _longrope(rope, turned // 2, original or max_positions, max_positions)
+        return fields | _longrope(rope, rotary_dim // 2, original or max_positions, max_positions)
     raise UnsupportedModelError(f"rotary scaling {kind!r} (default, linear, llama3, yarn, longrope and dynamic are)")
 
 
-def _yarn(rope: Mapping[str, Any], theta: float, turned: int, original: int, max_positions: int) -> dict[str, Any]:
+def _yarn(rope: Mapping[str, Any], theta: float, rotary_dim: int, original: int, max_positions: int) -> dict[str, Any]:
     factor = float(rope.get("factor") or max_positions / original)
     divisors = yarn_divisors(
         theta,
-        turned,
+        rotary_dim,
         factor=factor,
         original_max_positions=original,
         beta_fast=rope.get("beta_fast") or 32.0,

@@ -65,20 +65,20 @@ class ChunkedScheduler:
             watermark=watermark,
             prefix_caching=prefix_caching,
         )
-        self.book = book = self._pager.book
-        self.cancel, self.wake_at = book.cancel, book.wake_at
-        self.complete, self.fail = book.complete, book.fail
+        self.pool = pool = self._pager.pool
+        self.cancel, self.wake_at = pool.cancel, pool.wake_at
+        self.complete, self.fail = pool.complete, pool.fail
 
     @property
     def num_unfinished(self) -> int:
         """Requests admitted that have not left."""
-        return self.book.num_unfinished
+        return self.pool.num_unfinished
 
     def add(self, request: GenerationRequest, now: float) -> None:
         """Admit ``request``.
 
         Raises:
-            InvalidInputError: as the book's, or an iteration has no room for what an encoder must read at once.
+            InvalidInputError: as the pool's, or an iteration has no room for what an encoder must read at once.
         """
         if request.num_encoder_tokens >= self._max_batch_tokens:
             raise InvalidInputError(
@@ -86,7 +86,7 @@ class ChunkedScheduler:
                 f"beside them, where this server has at most {self._max_batch_tokens} tokens in an iteration: shorten "
                 "the prompt, or raise max_batch_tokens"
             )
-        self.book.add(request, now)
+        self.pool.add(request, now)
 
     def next_batch(self, worker: WorkerId, now: float) -> IterationBatch | None:
         """The decodes by arrival, then chunks of the prompts by arrival, each to the first that finds no blocks."""
@@ -96,35 +96,35 @@ class ChunkedScheduler:
         return builder.build() if num_selected else None
 
     def _add_decodes(self, builder: BatchBuilder) -> int:
-        room = min(self.book.max_batch_size, self._max_batch_tokens)
+        room = min(self.pool.max_batch_size, self._max_batch_tokens)
         num_selected = 0
         # Preempting changes the holders, never those before the one that needs blocks: hence the copy, by arrival.
-        for entry in sorted(self.book.holders.values(), key=lambda holder: holder.number):
+        for sequence in sorted(self.pool.holders.values(), key=lambda holder: holder.number):
             if num_selected == room:
                 break
-            if entry.state is not State.INCREMENT or entry.num_uncomputed_tokens > 1:
+            if sequence.state is not State.DECODE or sequence.num_uncomputed_tokens > 1:
                 continue
-            if not self._pager.provide(entry, builder):
+            if not self._pager.provide(sequence, builder):
                 break
-            self.book.append(builder, entry)
+            self.pool.append(builder, sequence)
             num_selected += 1
         return num_selected
 
     def _add_chunks(self, builder: BatchBuilder, num_decodes: int) -> int:
         budget = self._max_batch_tokens - builder.num_tokens  # guesses behind the decodes count: it may be negative
-        room = self.book.max_batch_size - num_decodes
+        room = self.pool.max_batch_size - num_decodes
         num_selected = 0
-        for entry in self.book.entries.values():
+        for sequence in self.pool.sequences.values():
             if num_selected == room:
                 break
-            if entry.state is State.RUNNING:
+            if sequence.state is State.RUNNING:
                 continue
-            if entry.state is State.INCREMENT and entry.num_uncomputed_tokens == 1:
+            if sequence.state is State.DECODE and sequence.num_uncomputed_tokens == 1:
                 break  # a decode that found no block: nobody later finds one
-            if entry.num_joined_tokens > budget or not self._pager.provide(entry, builder):
+            if sequence.num_joined_tokens > budget or not self._pager.provide(sequence, builder):
                 break
-            num_tokens = min(entry.num_uncomputed_tokens, budget)
-            self.book.append(builder, entry, num_tokens)
+            num_tokens = min(sequence.num_uncomputed_tokens, budget)
+            self.pool.append(builder, sequence, num_tokens)
             budget -= num_tokens
             num_selected += 1
         return num_selected

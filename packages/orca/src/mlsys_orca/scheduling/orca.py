@@ -12,7 +12,7 @@ from mlsys_core.serving import WorkerId
 
 from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch
 from mlsys_orca.scheduling.block_tables import BlockTables
-from mlsys_orca.scheduling.request_pool import Entry, RequestBook, State
+from mlsys_orca.scheduling.request_pool import RequestPool, SequenceState, State
 
 
 class IterationScheduler:
@@ -35,34 +35,34 @@ class IterationScheduler:
     """
 
     def __init__(self, block_tables: BlockTables, *, max_batch_size: int, max_model_len: int) -> None:
-        self.book = book = RequestBook(block_tables, max_batch_size=max_batch_size, max_model_len=max_model_len)
-        self.add, self.cancel, self.wake_at = book.add, book.cancel, book.wake_at
-        self.complete, self.fail = book.complete, book.fail
+        self.pool = pool = RequestPool(block_tables, max_batch_size=max_batch_size, max_model_len=max_model_len)
+        self.add, self.cancel, self.wake_at = pool.add, pool.cancel, pool.wake_at
+        self.complete, self.fail = pool.complete, pool.fail
 
     @property
     def num_unfinished(self) -> int:
         """Requests admitted that have not left."""
-        return self.book.num_unfinished
+        return self.pool.num_unfinished
 
     def next_batch(self, worker: WorkerId, now: float) -> IterationBatch | None:
         """The paper's ``Select``: by arrival, up to ``max_batch_size``, to the first reservation that fails."""
         builder = BatchBuilder()
         num_selected = 0
-        for entry in self.book.entries.values():
-            if num_selected == self.book.max_batch_size:
+        for sequence in self.pool.sequences.values():
+            if num_selected == self.pool.max_batch_size:
                 break
-            if entry.state is State.RUNNING:
+            if sequence.state is State.RUNNING:
                 continue
-            if entry.state is State.INITIATION and not self._reserve(entry):
+            if sequence.state is State.PREFILL and not self._reserve(sequence):
                 break  # not `continue`: a later, smaller request must not overtake
-            self.book.append(builder, entry)
+            self.pool.append(builder, sequence)
             num_selected += 1
         return builder.build() if num_selected else None
 
-    def _reserve(self, entry: Entry) -> bool:
+    def _reserve(self, sequence: SequenceState) -> bool:
         """Take the blocks for every token the request can have, or none."""
-        tables, request = self.book.block_tables, entry.request
+        tables, request = self.pool.block_tables, sequence.request
         if not tables.can_reserve(request.max_tokens):
             return False
-        self.book.give_blocks(entry, tables.reserve(request.request_id, request.max_tokens))
+        self.pool.give_blocks(sequence, tables.reserve(request.request_id, request.max_tokens))
         return True

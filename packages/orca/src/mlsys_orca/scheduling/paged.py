@@ -58,26 +58,26 @@ class PagedScheduler:
             watermark=watermark,
             prefix_caching=prefix_caching,
         )
-        self.book = book = self._pager.book
-        self.add, self.cancel, self.wake_at = book.add, book.cancel, book.wake_at
-        self.complete, self.fail = book.complete, book.fail
+        self.pool = pool = self._pager.pool
+        self.add, self.cancel, self.wake_at = pool.add, pool.cancel, pool.wake_at
+        self.complete, self.fail = pool.complete, pool.fail
 
     @property
     def num_unfinished(self) -> int:
         """Requests admitted that have not left."""
-        return self.book.num_unfinished
+        return self.pool.num_unfinished
 
     def next_batch(self, worker: WorkerId, now: float) -> IterationBatch | None:
         """By arrival, up to ``max_batch_size``, to the first that finds no blocks."""
         builder = BatchBuilder()
         num_selected = 0
-        for entry in self.book.entries.values():
-            if num_selected == self.book.max_batch_size:
+        for sequence in self.pool.sequences.values():
+            if num_selected == self.pool.max_batch_size:
                 break
-            if entry.state is State.RUNNING:
+            if sequence.state is State.RUNNING:
                 continue
-            if not self._pager.provide(entry, builder):
+            if not self._pager.provide(sequence, builder):
                 break  # a later, smaller request must not overtake
-            self.book.append(builder, entry)
+            self.pool.append(builder, sequence)
             num_selected += 1
         return builder.build() if num_selected else None

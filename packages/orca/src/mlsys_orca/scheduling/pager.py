@@ -14,16 +14,16 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_orca.scheduling.batch import BatchBuilder
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.prefix_cache import extend_digests
-from mlsys_orca.scheduling.request_pool import Entry, RequestBook, State
+from mlsys_orca.scheduling.request_pool import RequestPool, SequenceState, State
 
 
 class Pager:
-    """Gives the requests of its book their blocks.
+    """Gives the requests of its pool their blocks.
 
     Args:
         block_tables: The K/V blocks.
-        max_batch_size: As the book's.
-        max_model_len: As the book's.
+        max_batch_size: As the pool's.
+        max_model_len: As the pool's.
         watermark: Share of the blocks, below 1, that stays free when a request is admitted, so that those running can
             grow for a while; without others that hold blocks it does not apply.
         prefix_caching: Whether requests share blocks with the same contents. Those with an encoder never do: what it
@@ -44,7 +44,7 @@ class Pager:
     ) -> None:
         if not 0 <= watermark < 1:
             raise InvalidInputError(f"watermark is {watermark}; it is a share of the K/V blocks, from 0 to below 1")
-        self.book = RequestBook(
+        self.pool = RequestPool(
             block_tables,
             max_batch_size=max_batch_size,
             max_model_len=max_model_len,
@@ -54,71 +54,71 @@ class Pager:
         self._num_kept_free = ceil(watermark * block_tables.num_blocks)
         self._prefix_caching = prefix_caching
 
-    def provide(self, entry: Entry, builder: BatchBuilder) -> bool:
-        """See to it that ``entry`` has blocks for all the tokens it has; False if it must wait for some.
+    def provide(self, sequence: SequenceState, builder: BatchBuilder) -> bool:
+        """See to it that ``sequence`` has blocks for all the tokens it has; False if it must wait for some.
 
         It must be put into the batch of ``builder`` then: what is in a batch is not preempted.
         """
-        if entry.state is State.INITIATION:
-            return self._admit(entry, builder)
-        return self._grow(entry)
+        if sequence.state is State.PREFILL:
+            return self._admit(sequence, builder)
+        return self._grow(sequence)
 
-    def _admit(self, entry: Entry, builder: BatchBuilder) -> bool:
-        request, digests = entry.request, entry.digests
+    def _admit(self, sequence: SequenceState, builder: BatchBuilder) -> bool:
+        request, digests = sequence.request, sequence.digests
         if self._prefix_caching and not request.num_encoder_tokens:
-            extend_digests(digests, entry.token_ids, self._block_tables.block_size, root=_root_of(entry))
+            extend_digests(digests, sequence.token_ids, self._block_tables.block_size, root=_root_of(sequence))
         if request.sampling.num_prompt_logprobs is not None:
             digests = []  # what is not computed has no logits
         while True:
             placement = self._block_tables.place(
-                entry.request.request_id,
-                len(entry.token_ids),
+                sequence.request.request_id,
+                len(sequence.token_ids),
                 digests,
-                keep_free=self._num_kept_free if self.book.holders else 0,
+                keep_free=self._num_kept_free if self.pool.holders else 0,
             )
             if placement is not None:
                 break
-            if not self._preempt_one_after(entry):
+            if not self._preempt_one_after(sequence):
                 return False
-        self.book.give_blocks(entry, placement.block_table)
-        entry.num_computed_tokens = placement.num_cached_tokens
-        self.book.num_cached_tokens += placement.num_cached_tokens
+        self.pool.give_blocks(sequence, placement.block_table)
+        sequence.num_computed_tokens = placement.num_cached_tokens
+        self.pool.num_cached_tokens += placement.num_cached_tokens
         if placement.block_copy is not None:
             builder.copy_block(*placement.block_copy)
         return True
 
-    def _grow(self, entry: Entry) -> bool:
-        num_tokens = len(entry.token_ids)
+    def _grow(self, sequence: SequenceState) -> bool:
+        num_tokens = len(sequence.token_ids)
         while True:
-            block_table = self._block_tables.grow(entry.request.request_id, num_tokens)
+            block_table = self._block_tables.grow(sequence.request.request_id, num_tokens)
             if block_table is not None:
-                entry.block_table = block_table
+                sequence.block_table = block_table
                 return True
-            if not self._preempt_one_after(entry):
+            if not self._preempt_one_after(sequence):
                 return False
 
-    def _preempt_one_after(self, entry: Entry) -> bool:
+    def _preempt_one_after(self, sequence: SequenceState) -> bool:
         """Have the last to arrive give its blocks back and wait with all its tokens, to be computed again."""
         later = [
             other
-            for other in self.book.holders.values()
-            if other.number > entry.number and other.state is not State.RUNNING
+            for other in self.pool.holders.values()
+            if other.number > sequence.number and other.state is not State.RUNNING
         ]
         if not later:
             return False
-        self.book.take_blocks(max(later, key=lambda other: other.number))
-        self.book.num_preemptions += 1
+        self.pool.take_blocks(max(later, key=lambda other: other.number))
+        self.pool.num_preemptions += 1
         return True
 
-    def _publish(self, entry: Entry) -> None:
-        if entry.request.num_encoder_tokens:
+    def _publish(self, sequence: SequenceState) -> None:
+        if sequence.request.num_encoder_tokens:
             return
-        extend_digests(entry.digests, entry.token_ids, self._block_tables.block_size, root=_root_of(entry))
+        extend_digests(sequence.digests, sequence.token_ids, self._block_tables.block_size, root=_root_of(sequence))
         self._block_tables.publish(
-            entry.request.request_id, entry.digests, num_computed_tokens=entry.num_computed_tokens
+            sequence.request.request_id, sequence.digests, num_computed_tokens=sequence.num_computed_tokens
         )
 
 
-def _root_of(entry: Entry) -> bytes:
+def _root_of(sequence: SequenceState) -> bytes:
     """What keys and values depend on beside the tokens: an adapter's weights."""
-    return (entry.request.adapter or "").encode()
+    return (sequence.request.adapter or "").encode()

@@ -30,8 +30,8 @@ DEFAULT_POLICY = "orca"
 
 GenerationScheduler: TypeAlias = Scheduler[GenerationRequest, IterationBatch, IterationOutput]
 """Its results are :class:`~mlsys_orca.scheduling.request.GenerationResult`. An attribute ``streams_tokens = False``
-says that fronts get a request's tokens with its result only, and not as iterations complete. An attribute ``book``, a
-:class:`~mlsys_orca.scheduling.request_pool.RequestBook`, is read for metrics and benchmarks."""
+says that fronts get a request's tokens with its result only, and not as iterations complete. An attribute ``pool``, a
+:class:`~mlsys_orca.scheduling.request_pool.RequestPool`, is read for metrics and benchmarks."""
 
 
 class PolicyFactory(Protocol):

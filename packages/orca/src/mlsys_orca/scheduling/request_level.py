@@ -17,7 +17,7 @@ from mlsys_core.serving import Finished, FinishReason, WorkerId
 from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch, IterationOutput
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.request import GenerationResult
-from mlsys_orca.scheduling.request_pool import Entry, RequestBook, State
+from mlsys_orca.scheduling.request_pool import RequestPool, SequenceState, State
 
 
 class RequestLevelScheduler:
@@ -58,74 +58,76 @@ class RequestLevelScheduler:
     ) -> None:
         if microbatch_size is not None and microbatch_size < 1:
             raise InvalidInputError(f"microbatch_size is {microbatch_size}; it must be at least 1, or None")
-        self.book = RequestBook(block_tables, max_batch_size=max_batch_size, max_model_len=max_model_len)
-        self.add, self.wake_at = self.book.add, self.book.wake_at
+        self.pool = RequestPool(block_tables, max_batch_size=max_batch_size, max_model_len=max_model_len)
+        self.add, self.wake_at = self.pool.add, self.pool.wake_at
         self._microbatch_size = microbatch_size or max_batch_size
         self._lockstep = lockstep
-        self._microbatches: deque[list[Entry]] = deque()  # of the batch that runs; whose turn it is first
+        self._microbatches: deque[list[SequenceState]] = deque()  # of the batch that runs; whose turn it is first
         self._first_len = 0  # tokens of each decoder in the first iteration, if in lockstep
 
     @property
     def num_unfinished(self) -> int:
         """Requests admitted that have not left."""
-        return self.book.num_unfinished
+        return self.pool.num_unfinished
 
     def next_batch(self, worker: WorkerId, now: float) -> IterationBatch | None:
         """The next iteration of the batch, or of its microbatch whose turn it is; the next batch's, if it has ended."""
-        if not self.book.holders:
+        if not self.pool.holders:
             self._form()
         for _ in range(len(self._microbatches)):
             microbatch = self._microbatches[0]
             self._microbatches.rotate(-1)
-            rows = [entry for entry in microbatch if entry.request.request_id in self.book.holders]
-            active = [entry for entry in rows if not entry.finish_reason]
+            rows = [sequence for sequence in microbatch if sequence.request.request_id in self.pool.holders]
+            active = [sequence for sequence in rows if not sequence.finish_reason]
             if active and active[0].state is not State.RUNNING:
                 builder = BatchBuilder()
-                for entry in rows if self._lockstep else active:
-                    self.book.append(builder, entry, self._num_tokens(entry))
+                for sequence in rows if self._lockstep else active:
+                    self.pool.append(builder, sequence, self._num_tokens(sequence))
                 return builder.build()
         return None
 
     def cancel(self, request_id: str, now: float) -> Sequence[Finished[GenerationResult]]:
         """Drop a request; one whose iteration is in flight leaves when that comes back."""
-        return [*self.book.cancel(request_id, now), *self._end_batch()]
+        return [*self.pool.cancel(request_id, now), *self._end_batch()]
 
     def complete(
         self, batch: IterationBatch, output: IterationOutput, now: float
     ) -> Sequence[Finished[GenerationResult]]:
         """Take one iteration's tokens; those that finished leave together when the whole batch has finished."""
         left = []
-        for entry in self.book.settle(batch, output):
-            if entry.is_cancelled:
-                left.append(self.book.leave(entry, FinishReason.CANCELLED))
+        for sequence in self.pool.update_from_output(batch, output):
+            if sequence.is_cancelled:
+                left.append(self.pool.finish(sequence, FinishReason.CANCELLED))
             else:  # its last token's row is computed again in each further iteration of its microbatch
-                entry.num_computed_tokens = len(entry.token_ids) - 1
+                sequence.num_computed_tokens = len(sequence.token_ids) - 1
         return [*left, *self._end_batch()]
 
     def fail(self, batch: IterationBatch, error: BaseException, now: float) -> Sequence[Finished[GenerationResult]]:
         """The iteration failed: all its requests leave with that cause, finished or not."""
-        return [*self.book.fail(batch, error, now), *self._end_batch()]
+        return [*self.pool.fail(batch, error, now), *self._end_batch()]
 
     def _form(self) -> None:
         """By arrival, up to ``max_batch_size``, to the first whose K/V blocks do not fit beside the others'."""
-        tables = self.book.block_tables
-        for entry in self.book.entries.values():
-            request = entry.request
-            if len(self.book.holders) == self.book.max_batch_size or not tables.can_reserve(request.max_tokens):
+        tables = self.pool.block_tables
+        for sequence in self.pool.sequences.values():
+            request = sequence.request
+            if len(self.pool.holders) == self.pool.max_batch_size or not tables.can_reserve(request.max_tokens):
                 break
-            self.book.give_blocks(entry, tables.reserve(request.request_id, request.max_tokens))
-        batch = list(self.book.holders.values())
-        self._first_len = min((len(entry.token_ids) - entry.request.num_encoder_tokens for entry in batch), default=0)
+            self.pool.give_blocks(sequence, tables.reserve(request.request_id, request.max_tokens))
+        batch = list(self.pool.holders.values())
+        self._first_len = min(
+            (len(sequence.token_ids) - sequence.request.num_encoder_tokens for sequence in batch), default=0
+        )
         starts = range(0, len(batch), self._microbatch_size)
         self._microbatches = deque(batch[start : start + self._microbatch_size] for start in starts)
 
-    def _num_tokens(self, entry: Entry) -> int | None:
+    def _num_tokens(self, sequence: SequenceState) -> int | None:
         if not self._lockstep:
             return None
-        return 1 if entry.num_computed_tokens else entry.request.num_encoder_tokens + self._first_len
+        return 1 if sequence.num_computed_tokens else sequence.request.num_encoder_tokens + self._first_len
 
     def _end_batch(self) -> list[Finished[GenerationResult]]:
-        batch = list(self.book.holders.values())
-        if not all(entry.finish_reason for entry in batch):
+        batch = list(self.pool.holders.values())
+        if not all(sequence.finish_reason for sequence in batch):
             return []
-        return [self.book.leave(entry, FinishReason.DONE) for entry in batch]
+        return [self.pool.finish(sequence, FinishReason.DONE) for sequence in batch]

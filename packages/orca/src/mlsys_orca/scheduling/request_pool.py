@@ -1,6 +1,6 @@
 """The request pool (ORCA, Figure 4): what every scheduling policy keeps of its requests, in order of arrival.
 
-A policy composes a book and adds which requests run next, in :meth:`next_batch`, with which K/V blocks.
+A policy composes a pool and adds which requests run next, in :meth:`next_batch`, with which K/V blocks.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ MAX_SCORED_ROWS = (
 
 
 class State(Enum):
-    """Where a request stands; the paper's names."""
+    """State of a sequence between iterations (the paper's initiation and increment phases)."""
 
-    INITIATION = "initiation"  # holds no K/V blocks: never ran, or was preempted
+    PREFILL = "prefill"  # holds no K/V blocks: never ran, or was preempted
     RUNNING = "running"  # is in a batch in flight
-    INCREMENT = "increment"  # holds K/V blocks, waits for its next iteration
+    DECODE = "decode"  # holds K/V blocks, waits for its next iteration
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
-    """A request in the pool."""
+class SequenceState:
+    """A request in the pool, with its tokens and K/V blocks."""
 
     request: GenerationRequest
     number: int  # of its arrival: the order of service
     token_ids: list[int]  # the prompt and the answer so far
-    state: State = State.INITIATION
+    state: State = State.PREFILL
     tokens: list[SampledToken] = field(default_factory=list)  # the answer so far
     num_computed_tokens: int = 0  # tokens whose keys and values are in the blocks
     block_table: tuple[int, ...] = ()  # while it holds blocks
@@ -66,11 +66,11 @@ class Entry:
         return 1 if self.num_computed_tokens else 1 + self.request.num_encoder_tokens
 
 
-class RequestBook:
+class RequestPool:
     """Requests by id, from their arrival until they leave.
 
     Args:
-        block_tables: The K/V blocks; the book takes a leaving request's blocks back.
+        block_tables: The K/V blocks; the pool takes a leaving request's blocks back.
         max_batch_size: Requests per iteration at most.
         max_model_len: Tokens a request may have in all, prompt and answer.
         on_computed: Called with a request after each of its iterations, before it may leave.
@@ -85,7 +85,7 @@ class RequestBook:
         *,
         max_batch_size: int,
         max_model_len: int,
-        on_computed: Callable[[Entry], None] | None = None,
+        on_computed: Callable[[SequenceState], None] | None = None,
     ) -> None:
         if max_batch_size < 1 or max_model_len < 2:
             raise InvalidInputError(
@@ -93,8 +93,8 @@ class RequestBook:
             )
         self.block_tables = block_tables
         self.max_batch_size = max_batch_size
-        self.entries: dict[str, Entry] = {}  # in order of arrival
-        self.holders: dict[str, Entry] = {}  # those with K/V blocks
+        self.sequences: dict[str, SequenceState] = {}  # in order of arrival
+        self.holders: dict[str, SequenceState] = {}  # those with K/V blocks
         self.num_preemptions = 0  # so far, as the next; both stay 0 under policies that do no such thing
         self.num_cached_tokens = 0  # that admitted requests did not have to compute
         self._max_model_len = max_model_len
@@ -108,7 +108,7 @@ class RequestBook:
     @property
     def num_unfinished(self) -> int:
         """Requests admitted that have not left."""
-        return len(self.entries)
+        return len(self.sequences)
 
     @property
     def num_running(self) -> int:
@@ -122,7 +122,7 @@ class RequestBook:
             InvalidInputError: its id is in use, it has no prompt or asks for no token, an encoder leaves the decoder
                 nothing to begin with, or it needs more tokens than the model or the K/V cache can ever hold.
         """
-        if request.request_id in self.entries:
+        if request.request_id in self.sequences:
             raise InvalidInputError(f"request id {request.request_id!r} is in use")
         num_prompt, num_new = len(request.prompt_token_ids), request.max_new_tokens
         if num_prompt < 1 or num_new < 1:
@@ -138,50 +138,50 @@ class RequestBook:
                 f"the prompt has {num_prompt} tokens and asks for {num_new} more, {request.max_tokens} in all; "
                 f"this server takes at most {limit}: shorten the prompt or ask for fewer"
             )
-        self.entries[request.request_id] = Entry(request, self._num_arrived, list(request.prompt_token_ids))
+        self.sequences[request.request_id] = SequenceState(request, self._num_arrived, list(request.prompt_token_ids))
         self._num_arrived += 1
 
     def cancel(self, request_id: str, now: float) -> Sequence[Finished[GenerationResult]]:
         """Drop a request; one whose batch is in flight leaves when that comes back."""
-        entry = self.entries.get(request_id)
-        if entry is None:
+        sequence = self.sequences.get(request_id)
+        if sequence is None:
             return ()
-        if entry.state is State.RUNNING:
-            entry.is_cancelled = True
+        if sequence.state is State.RUNNING:
+            sequence.is_cancelled = True
             return ()
-        return (self.leave(entry, FinishReason.CANCELLED),)
+        return (self.finish(sequence, FinishReason.CANCELLED),)
 
-    def give_blocks(self, entry: Entry, block_table: tuple[int, ...]) -> None:
-        """Note that ``entry`` holds ``block_table``."""
-        if self.on_placed is not None and not entry.block_table and not entry.tokens:
-            self.on_placed(entry.request.request_id)
-        entry.block_table = block_table
-        self.holders[entry.request.request_id] = entry
+    def give_blocks(self, sequence: SequenceState, block_table: tuple[int, ...]) -> None:
+        """Note that ``sequence`` holds ``block_table``."""
+        if self.on_placed is not None and not sequence.block_table and not sequence.tokens:
+            self.on_placed(sequence.request.request_id)
+        sequence.block_table = block_table
+        self.holders[sequence.request.request_id] = sequence
 
-    def take_blocks(self, entry: Entry) -> None:
-        """Take all blocks of ``entry`` back; it is to begin anew with the tokens it has."""
-        if entry.block_table:
-            self.block_tables.free(entry.request.request_id)
-            del self.holders[entry.request.request_id]
-        entry.block_table, entry.num_computed_tokens, entry.state = (), 0, State.INITIATION
+    def take_blocks(self, sequence: SequenceState) -> None:
+        """Take all blocks of ``sequence`` back; it is to begin anew with the tokens it has."""
+        if sequence.block_table:
+            self.block_tables.free(sequence.request.request_id)
+            del self.holders[sequence.request.request_id]
+        sequence.block_table, sequence.num_computed_tokens, sequence.state = (), 0, State.PREFILL
 
-    def append(self, builder: BatchBuilder, entry: Entry, num_tokens: int | None = None) -> None:
-        """Put the next ``num_tokens`` tokens of ``entry`` into a batch; None: all that are not computed yet.
+    def append(self, builder: BatchBuilder, sequence: SequenceState, num_tokens: int | None = None) -> None:
+        """Put the next ``num_tokens`` tokens of ``sequence`` into a batch; None: all that are not computed yet.
 
         Of a prompt whose log-probabilities are wanted it may be fewer; a decode may be followed by guesses.
         """
-        request, start = entry.request, entry.num_computed_tokens
+        request, start = sequence.request, sequence.num_computed_tokens
         sampling = request.sampling
-        stop = len(entry.token_ids) if num_tokens is None else start + num_tokens
+        stop = len(sequence.token_ids) if num_tokens is None else start + num_tokens
         if sampling.num_prompt_logprobs is not None and start < len(request.prompt_token_ids):
             stop = min(stop, start + MAX_SCORED_ROWS)
-        token_ids = entry.token_ids[start:stop]
-        draft = self._draft(entry) if self.num_draft_tokens and stop == len(entry.token_ids) == start + 1 else []
+        token_ids = sequence.token_ids[start:stop]
+        draft = self._draft(sequence) if self.num_draft_tokens and stop == len(sequence.token_ids) == start + 1 else []
         details = None
         needs_past = not sampling.is_plain or sampling.num_prompt_logprobs is not None
         if needs_past or draft or request.adapter is not None:
             details = SliceDetails(
-                past=tuple(entry.token_ids) if needs_past else (),
+                past=tuple(sequence.token_ids) if needs_past else (),
                 num_prompt_tokens=len(request.prompt_token_ids),
                 num_draft_tokens=len(draft),
                 num_prompt_logprobs=sampling.num_prompt_logprobs,
@@ -191,96 +191,99 @@ class RequestBook:
             request.request_id,
             token_ids + draft,
             num_computed_tokens=start,
-            block_table=entry.block_table,
-            sampling=sampling if stop == len(entry.token_ids) else None,
+            block_table=sequence.block_table,
+            sampling=sampling if stop == len(sequence.token_ids) else None,
             num_encoder_tokens=request.num_encoder_tokens,
             details=details,
         )
-        entry.state = State.RUNNING
+        sequence.state = State.RUNNING
 
-    def _draft(self, entry: Entry) -> list[int]:
+    def _draft(self, sequence: SequenceState) -> list[int]:
         """Guesses for which the request has room: in its blocks, and in its answer beside the token that is sure."""
-        if entry.ngrams is None:
-            entry.ngrams = NgramIndex()
+        if sequence.ngrams is None:
+            sequence.ngrams = NgramIndex()
         room = min(
             self.num_draft_tokens,
-            entry.request.max_tokens - len(entry.token_ids) - 1,
-            len(entry.block_table) * self.block_tables.block_size - len(entry.token_ids),
+            sequence.request.max_tokens - len(sequence.token_ids) - 1,
+            len(sequence.block_table) * self.block_tables.block_size - len(sequence.token_ids),
         )
-        return entry.ngrams.draft(entry.token_ids, room) if room > 0 else []
+        return sequence.ngrams.draft(sequence.token_ids, room) if room > 0 else []
 
     def complete(
         self, batch: IterationBatch, output: IterationOutput, now: float
     ) -> Sequence[Finished[GenerationResult]]:
         """Take one iteration's tokens; who reached a stop token or ``max_new_tokens`` leaves and frees its blocks."""
-        done = self.settle(batch, output)
+        done = self.update_from_output(batch, output)
         return [
-            self.leave(entry, FinishReason.CANCELLED if entry.is_cancelled else FinishReason.DONE) for entry in done
+            self.finish(sequence, FinishReason.CANCELLED if sequence.is_cancelled else FinishReason.DONE)
+            for sequence in done
         ]
 
-    def settle(self, batch: IterationBatch, output: IterationOutput) -> list[Entry]:
+    def update_from_output(self, batch: IterationBatch, output: IterationOutput) -> list[SequenceState]:
         """Take one iteration's tokens; returns who finished or was cancelled, without having them leave."""
         done = []
         for scored in output.scored:
-            self.entries[scored.request_id].scored.append(scored)
+            self.sequences[scored.request_id].scored.append(scored)
         sampled, place = output.sampled, 0
         for part in batch.requests:
-            entry = self.entries[part.request_id]
-            entry.state = State.INCREMENT
-            entry.num_computed_tokens = part.context_len
+            sequence = self.sequences[part.request_id]
+            sequence.state = State.DECODE
+            sequence.num_computed_tokens = part.context_len
             if part.sampling is not None:
-                if entry.finish_reason is None:
-                    self._accept(entry, sampled[place])
+                if sequence.finish_reason is None:
+                    self._accept(sequence, sampled[place])
                 place += 1
                 if part.num_draft_tokens:
-                    place = self._accept_guesses(entry, part, sampled, place)
+                    place = self._accept_guesses(sequence, part, sampled, place)
             if self._on_computed is not None:
-                self._on_computed(entry)
-            if entry.finish_reason or entry.is_cancelled:
-                done.append(entry)
+                self._on_computed(sequence)
+            if sequence.finish_reason or sequence.is_cancelled:
+                done.append(sequence)
         return done
 
     def fail(self, batch: IterationBatch, error: BaseException, now: float) -> Sequence[Finished[GenerationResult]]:
         """The iteration failed: all its requests leave with that cause."""
-        entries = [self.entries[part.request_id] for part in batch.requests]
+        sequences = [self.sequences[part.request_id] for part in batch.requests]
         return [
-            self.leave(entry, FinishReason.CANCELLED if entry.is_cancelled else FinishReason.FAILED, error=error)
-            for entry in entries
+            self.finish(sequence, FinishReason.CANCELLED if sequence.is_cancelled else FinishReason.FAILED, error=error)
+            for sequence in sequences
         ]
 
-    def leave(
-        self, entry: Entry, reason: FinishReason, *, error: BaseException | None = None
+    def finish(
+        self, sequence: SequenceState, reason: FinishReason, *, error: BaseException | None = None
     ) -> Finished[GenerationResult]:
-        """Have ``entry`` leave the pool; its blocks are free."""
-        del self.entries[entry.request.request_id]
-        self.take_blocks(entry)
+        """Have ``sequence`` leave the pool; its blocks are free."""
+        del self.sequences[sequence.request.request_id]
+        self.take_blocks(sequence)
         result = None
         if reason is FinishReason.DONE:
-            assert entry.finish_reason is not None
-            result = GenerationResult(tuple(entry.tokens), entry.finish_reason, tuple(entry.scored))
-        return Finished(entry.request.request_id, reason, result, error if reason is FinishReason.FAILED else None)
+            assert sequence.finish_reason is not None
+            result = GenerationResult(tuple(sequence.tokens), sequence.finish_reason, tuple(sequence.scored))
+        return Finished(sequence.request.request_id, reason, result, error if reason is FinishReason.FAILED else None)
 
     def wake_at(self, now: float) -> float | None:
         """None: only arrivals and completions change what can run."""
         return None
 
-    def _accept_guesses(self, entry: Entry, part: RequestSlice, sampled: Sequence[SampledToken], place: int) -> int:
+    def _accept_guesses(
+        self, sequence: SequenceState, part: RequestSlice, sampled: Sequence[SampledToken], place: int
+    ) -> int:
         """Take the tokens from ``place`` on that right guesses gave; returns where the next request's begin."""
         first = place
         while place < len(sampled) and sampled[place].request_id == part.request_id:
-            if entry.finish_reason is None:  # right guesses behind a stop token are no part of the answer
-                self._accept(entry, sampled[place])
+            if sequence.finish_reason is None:  # right guesses behind a stop token are no part of the answer
+                self._accept(sequence, sampled[place])
             place += 1
         self.num_guessed += part.num_draft_tokens
         self.num_right += place - first
         num_wrong = part.num_draft_tokens - (place - first)  # their keys and values are overwritten
-        entry.num_computed_tokens = min(part.context_len - num_wrong, len(entry.token_ids))
+        sequence.num_computed_tokens = min(part.context_len - num_wrong, len(sequence.token_ids))
         return place
 
-    def _accept(self, entry: Entry, token: SampledToken) -> None:
-        entry.tokens.append(token)
-        entry.token_ids.append(token.token_id)
-        if token.token_id in entry.request.stop_token_ids:
-            entry.finish_reason = "stop"
-        elif len(entry.tokens) == entry.request.max_new_tokens:
-            entry.finish_reason = "length"
+    def _accept(self, sequence: SequenceState, token: SampledToken) -> None:
+        sequence.tokens.append(token)
+        sequence.token_ids.append(token.token_id)
+        if token.token_id in sequence.request.stop_token_ids:
+            sequence.finish_reason = "stop"
+        elif len(sequence.tokens) == sequence.request.max_new_tokens:
+            sequence.finish_reason = "length"

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from mlsys_windtunnel.convert.catboost_lookup import CatBoostLookup, Combination, Statistic
 from mlsys_windtunnel.convert.linear import class_labels
-from mlsys_windtunnel.convert.registry import Converted, Declined
+from mlsys_windtunnel.convert.registry import Converted, Unsupported
 from mlsys_windtunnel.modules.base import PredictorModule, Regressor
 from mlsys_windtunnel.modules.tree.catboost_heads import CatBoostClasses, CatBoostLabels, MeanAndVariance
 from mlsys_windtunnel.modules.tree.ensemble import Tree, join_trees
@@ -49,17 +49,17 @@ class _UnknownPartError(Exception):
     """The model has a part that is not known here; the message names it."""
 
 
-def catboost_classifier(estimator: Any) -> Converted | Declined:
+def catboost_classifier(estimator: Any) -> Converted | Unsupported:
     """One label of two classes or more, or several labels."""
     try:
         model = _Model(estimator)
         trees = model.trees()
     except _UnknownPartError as unknown:
-        return Declined(str(unknown))
+        return Unsupported(str(unknown))
     if model.loss in _LABELS:
         return model.converted(CatBoostLabels(trees))
     if model.loss not in _CLASSES:
-        return Declined(f"the loss {model.loss}")
+        return Unsupported(f"the loss {model.loss}")
     head = CatBoostClasses(
         trees,
         classes=class_labels(np.asarray(estimator.classes_)),
@@ -71,25 +71,25 @@ def catboost_classifier(estimator: Any) -> Converted | Declined:
     return model.converted(head)
 
 
-def catboost_regressor(estimator: Any) -> Converted | Declined:
+def catboost_regressor(estimator: Any) -> Converted | Unsupported:
     """One value or several a row; exponential for counts, and a variance beside the mean if that was fitted."""
     try:
         model = _Model(estimator)
         trees = model.trees()
     except _UnknownPartError as unknown:
-        return Declined(str(unknown))
+        return Unsupported(str(unknown))
     if model.loss == "RMSEWithUncertainty":
         return model.converted(Regressor(MeanAndVariance(trees)))
     return model.converted(Regressor(Mapped(trees, "exp" if model.loss in _EXPONENTIAL else "identity")))
 
 
-def catboost_values(estimator: Any) -> Converted | Declined:
+def catboost_values(estimator: Any) -> Converted | Unsupported:
     """Raw values: rankers, and the class that all others extend."""
     try:
         model = _Model(estimator)
         return model.converted(Regressor(model.trees()))
     except _UnknownPartError as unknown:
-        return Declined(str(unknown))
+        return Unsupported(str(unknown))
 
 
 class _Model:

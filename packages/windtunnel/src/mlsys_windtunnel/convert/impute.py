@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from mlsys_windtunnel.convert.registry import Converted, Declined
+from mlsys_windtunnel.convert.registry import Converted, Unsupported
 from mlsys_windtunnel.host.lookup import MissingLookup, is_missing
 from mlsys_windtunnel.modules.base import OperatorModule
 from mlsys_windtunnel.modules.columns.impute import Given, Impute
 
 
-def simple_imputer(estimator: Any) -> OperatorModule | Declined:
+def simple_imputer(estimator: Any) -> OperatorModule | Unsupported:
     """Any strategy, on numbers."""
     marker = estimator.missing_values
     if estimator._fit_dtype.kind == "O" or not (isinstance(marker, Real) or is_missing(marker)):
-        return Declined("columns of text or other objects, which it answers as such")
+        return Unsupported("columns of text or other objects, which it answers as such")
     if is_missing(marker):  # pandas' NA becomes NaN with the rest of its frame
         marker = np.nan
     elif estimator._fit_dtype == np.float32:  # the source compares in the values' precision

@@ -8,7 +8,7 @@ import numpy as np
 from torch import nn
 
 from mlsys_windtunnel.convert.linear import nested_network
-from mlsys_windtunnel.convert.registry import Declined
+from mlsys_windtunnel.convert.registry import Unsupported
 from mlsys_windtunnel.convert.scale import inverse_of
 from mlsys_windtunnel.modules.base import OperatorModule, Regressor
 from mlsys_windtunnel.modules.columns.preprocess import Binarize, BSplines, Elementwise, NormalizeRows, Products
@@ -64,11 +64,11 @@ def spline_transformer(estimator: Any) -> OperatorModule | None:
     )
 
 
-def function_transformer(estimator: Any) -> OperatorModule | Declined:
+def function_transformer(estimator: Any) -> OperatorModule | Unsupported:
     """Functions of numpy and scipy that torch has too; declines any other, and any further arguments."""
     if estimator.kw_args:
-        return Declined("arguments of the function (kw_args)")
-    return _elementwise(estimator.func) or Declined(f"the function {getattr(estimator.func, '__name__', 'given')}")
+        return Unsupported("arguments of the function (kw_args)")
+    return _elementwise(estimator.func) or Unsupported(f"the function {getattr(estimator.func, '__name__', 'given')}")
 
 
 def transformed_target_regressor(estimator: Any) -> OperatorModule | None:

@@ -1,7 +1,7 @@
 """What a converter is, and how the one for an estimator is found.
 
-A converter is a function ``(fitted estimator) -> OperatorModule | Converted | Declined | None``; with the last two it
-declines (the estimator has an option that it does not know), and the operator stays foreign. Built-in ones are in the
+A converter is a function ``(fitted estimator) -> OperatorModule | Converted | Unsupported | None``; with the last
+two the estimator has an option that the converter does not know, and the operator stays on the host. Built-in ones are in the
 table; a plugin adds its own with ``mlsys_register_converters``. Look-up is by exact class, since a subclass may compute
 something else.
 """
@@ -28,13 +28,13 @@ class Converted:
 
 
 @dataclass(frozen=True, slots=True)
-class Declined:
+class Unsupported:
     """A converter's answer to an estimator that it cannot reproduce."""
 
     what: str  # "linear leaves": what it has that the converter does not know
 
 
-Converter = Callable[[Any], OperatorModule | Converted | Declined | None]
+Converter = Callable[[Any], OperatorModule | Converted | Unsupported | None]
 
 
 @dataclass(frozen=True, slots=True)

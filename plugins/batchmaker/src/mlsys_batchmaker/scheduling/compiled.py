@@ -132,7 +132,7 @@ class Compiled:
                 self._library.batchmaker_drop_more(self._former, is_sub, start + before)
 
     def count_ready(self, cell: int, worker: WorkerId, limit: int) -> int:
-        """See :func:`mlsys_batchmaker.scheduling.forming.count_ready`."""
+        """See :func:`mlsys_batchmaker.scheduling.batching.count_ready`."""
         count: int = self._library.batchmaker_count_ready(self._columns, self._addresses[cell], worker, limit)
         return count
 
@@ -146,7 +146,7 @@ class Compiled:
         is_blind: bool,
         carry: tuple[int, ...] | None,
     ) -> Task | None:
-        """See :func:`mlsys_batchmaker.scheduling.forming.form`; ``max_steps`` is 1 for what does not run as a chunk."""
+        """Form a task as :func:`.batching.form` does; ``max_steps`` is 1 for cells that do not run as a chunk."""
         memory = np.empty(_ROOM, dtype=np.int64)
         address = address_of(memory)
         at = self._columns, self._addresses[cell]

@@ -72,7 +72,7 @@ def _take(state: State, cell: int, worker: WorkerId, limit: int) -> tuple[Ints, 
 
 
 def form(state: State, cell: int, worker: WorkerId, max_steps: int) -> Task | None:
-    """See :func:`mlsys_batchmaker.scheduling.forming.form`."""
+    """See :func:`mlsys_batchmaker.scheduling.batching.form`."""
     tables = state.tables
     nodes, ranks = _take(state, cell, worker, state.layout.cells[cell].max_batch_size)
     if not len(nodes):

@@ -16,9 +16,9 @@ from mlsys_core.serving import Finished, FinishReason, WorkerId
 
 from mlsys_batchmaker.plan.layout import Layout
 from mlsys_batchmaker.scheduling.admission import Admission
-from mlsys_batchmaker.scheduling.forming import schedule
+from mlsys_batchmaker.scheduling.batching import schedule
+from mlsys_batchmaker.scheduling.completion import give_up, settle
 from mlsys_batchmaker.scheduling.requests import CellRequest, CellResult, NoValues, ValueStore
-from mlsys_batchmaker.scheduling.settling import give_up, settle
 from mlsys_batchmaker.scheduling.state import Counters, SchedulerConfig, State
 from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput
 

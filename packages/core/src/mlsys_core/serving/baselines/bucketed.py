@@ -6,7 +6,7 @@ from typing import Generic
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.baselines.batch import RequestBatch
-from mlsys_core.serving.baselines.book import RequestBook, Result
+from mlsys_core.serving.baselines.request_pool import RequestPool, Result
 from mlsys_core.serving.protocols import WorkerId
 from mlsys_core.serving.request import Payload, ServeRequest
 
@@ -47,10 +47,10 @@ class Bucketed(Generic[Payload, Result]):
         for name, value in (("bucket_width", bucket_width), ("max_length", max_length)):
             if value is not None and value < 1:
                 raise InvalidInputError(f"{name}={value}: at least 1 is needed")
-        self._book = book = RequestBook[Payload, Result](
+        self._pool = pool = RequestPool[Payload, Result](
             max_batch_size=max_batch_size, max_waiting=max_waiting, lane_of=self.bucket_of
         )
-        self.cancel, self.expire, self.complete, self.fail = book.cancel, book.expire, book.complete, book.fail
+        self.cancel, self.expire, self.complete, self.fail = pool.cancel, pool.expire, pool.complete, pool.fail
         self._width = bucket_width
         self._max_length = max_length
         self._last_bucket = -1
@@ -58,7 +58,7 @@ class Bucketed(Generic[Payload, Result]):
     @property
     def num_unfinished(self) -> int:
         """Requests admitted that have not left."""
-        return self._book.num_unfinished
+        return self._pool.num_unfinished
 
     def bucket_of(self, request: ServeRequest[Payload]) -> int:
         """The number of the bucket for ``request``, from 0."""
@@ -75,17 +75,17 @@ class Bucketed(Generic[Payload, Result]):
             raise InvalidInputError(
                 f"request {request.request_id!r} has length {request.length}: at most {self._max_length} is served here"
             )
-        self._book.add(request, now)
+        self._pool.add(request, now)
 
     def next_batch(self, worker: WorkerId, now: float) -> RequestBatch[Payload] | None:
         """What waits in the next non-empty bucket after the one served last."""
-        buckets = self._book.waiting.lanes
+        buckets = self._pool.waiting.lanes
         if not buckets:
             return None
         later = [bucket for bucket in buckets if bucket > self._last_bucket]
         bucket = self._last_bucket = min(later or buckets)
-        return self._book.dispatch(worker, now, lane=bucket, padded_length=(bucket + 1) * self._width)
+        return self._pool.dispatch(worker, now, lane=bucket, padded_length=(bucket + 1) * self._width)
 
     def wake_at(self, now: float) -> float | None:
         """The next deadline: only for it does time matter."""
-        return self._book.next_deadline_s()
+        return self._pool.next_deadline_s()

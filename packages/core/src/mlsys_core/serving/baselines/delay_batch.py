@@ -7,7 +7,7 @@ from typing import Generic
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.baselines.batch import RequestBatch
-from mlsys_core.serving.baselines.book import RequestBook, Result
+from mlsys_core.serving.baselines.request_pool import RequestPool, Result
 from mlsys_core.serving.protocols import WorkerId
 from mlsys_core.serving.request import Payload
 
@@ -37,26 +37,26 @@ class DelayBatch(Generic[Payload, Result]):
     def __init__(self, *, max_batch_size: int, delay_s: float, max_waiting: int | None = None) -> None:
         if not 0 <= delay_s < math.inf:
             raise InvalidInputError(f"delay_s={delay_s}: the window must be 0 or more seconds, and finite")
-        self._book = book = RequestBook[Payload, Result](max_batch_size=max_batch_size, max_waiting=max_waiting)
-        self.add, self.cancel, self.expire = book.add, book.cancel, book.expire
-        self.complete, self.fail = book.complete, book.fail
+        self._pool = pool = RequestPool[Payload, Result](max_batch_size=max_batch_size, max_waiting=max_waiting)
+        self.add, self.cancel, self.expire = pool.add, pool.cancel, pool.expire
+        self.complete, self.fail = pool.complete, pool.fail
         self._delay_s = delay_s
 
     @property
     def num_unfinished(self) -> int:
         """Requests admitted that have not left."""
-        return self._book.num_unfinished
+        return self._pool.num_unfinished
 
     def next_batch(self, worker: WorkerId, now: float) -> RequestBatch[Payload] | None:
         """What waits, if it is enough or has waited long enough."""
         window_end_s = self._window_end_s()
-        if len(self._book.waiting) >= self._book.max_batch_size or (window_end_s is not None and window_end_s <= now):
-            return self._book.dispatch(worker, now)
+        if len(self._pool.waiting) >= self._pool.max_batch_size or (window_end_s is not None and window_end_s <= now):
+            return self._pool.dispatch(worker, now)
         return None
 
     def wake_at(self, now: float) -> float | None:
         """The end of the window or the next deadline, whichever is first."""
-        times_s = (self._window_end_s(), self._book.next_deadline_s())
+        times_s = (self._window_end_s(), self._pool.next_deadline_s())
         return min((time_s for time_s in times_s if time_s is not None and time_s > now), default=None)
 
     def drain(self, now: float) -> None:
@@ -64,5 +64,5 @@ class DelayBatch(Generic[Payload, Result]):
         self._delay_s = 0.0
 
     def _window_end_s(self) -> float | None:
-        oldest_s = self._book.waiting.oldest_s()
+        oldest_s = self._pool.waiting.oldest_s()
         return None if oldest_s is None else oldest_s + self._delay_s

@@ -6,7 +6,7 @@ from typing import Generic
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.serving.baselines.batch import RequestBatch
-from mlsys_core.serving.baselines.book import RequestBook, Result
+from mlsys_core.serving.baselines.request_pool import RequestPool, Result
 from mlsys_core.serving.protocols import WorkerId
 from mlsys_core.serving.request import Payload
 
@@ -40,23 +40,23 @@ class StaticBatch(Generic[Payload, Result]):
             raise InvalidInputError(
                 f"max_waiting={max_waiting} is below batch_size={batch_size}: no batch would ever fill"
             )
-        self._book = book = RequestBook[Payload, Result](max_batch_size=batch_size, max_waiting=max_waiting)
-        self.add, self.cancel, self.expire = book.add, book.cancel, book.expire
-        self.complete, self.fail = book.complete, book.fail
+        self._pool = pool = RequestPool[Payload, Result](max_batch_size=batch_size, max_waiting=max_waiting)
+        self.add, self.cancel, self.expire = pool.add, pool.cancel, pool.expire
+        self.complete, self.fail = pool.complete, pool.fail
         self._min_batch_size = batch_size
 
     @property
     def num_unfinished(self) -> int:
         """Requests admitted that have not left."""
-        return self._book.num_unfinished
+        return self._pool.num_unfinished
 
     def next_batch(self, worker: WorkerId, now: float) -> RequestBatch[Payload] | None:
         """A full batch, if there is one."""
-        return self._book.dispatch(worker, now) if len(self._book.waiting) >= self._min_batch_size else None
+        return self._pool.dispatch(worker, now) if len(self._pool.waiting) >= self._min_batch_size else None
 
     def wake_at(self, now: float) -> float | None:
         """The next deadline: only for it does time matter."""
-        return self._book.next_deadline_s()
+        return self._pool.next_deadline_s()
 
     def drain(self, now: float) -> None:
         """Dispatch what waits though it does not fill a batch."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Generic
 
 from mlsys_core.serving.baselines.batch import RequestBatch
-from mlsys_core.serving.baselines.book import RequestBook, Result
+from mlsys_core.serving.baselines.request_pool import RequestPool, Result
 from mlsys_core.serving.protocols import WorkerId
 from mlsys_core.serving.request import Payload
 
@@ -30,19 +30,19 @@ class ZeroBatch(Generic[Payload, Result]):
     """
 
     def __init__(self, *, max_batch_size: int, max_waiting: int | None = None) -> None:
-        self._book = book = RequestBook[Payload, Result](max_batch_size=max_batch_size, max_waiting=max_waiting)
-        self.add, self.cancel, self.expire = book.add, book.cancel, book.expire
-        self.complete, self.fail = book.complete, book.fail
+        self._pool = pool = RequestPool[Payload, Result](max_batch_size=max_batch_size, max_waiting=max_waiting)
+        self.add, self.cancel, self.expire = pool.add, pool.cancel, pool.expire
+        self.complete, self.fail = pool.complete, pool.fail
 
     @property
     def num_unfinished(self) -> int:
         """Requests admitted that have not left."""
-        return self._book.num_unfinished
+        return self._pool.num_unfinished
 
     def next_batch(self, worker: WorkerId, now: float) -> RequestBatch[Payload] | None:
         """All that waits, or as many as fit."""
-        return self._book.dispatch(worker, now)
+        return self._pool.dispatch(worker, now)
 
     def wake_at(self, now: float) -> float | None:
         """The next deadline: only for it does time matter."""
-        return self._book.next_deadline_s()
+        return self._pool.next_deadline_s()

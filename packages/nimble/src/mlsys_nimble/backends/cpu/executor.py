@@ -1,7 +1,7 @@
 """The CPU executor: replays a program natively, without dispatch, allocation or the interpreter's lock.
 
 Everything is settled when it is made: places, packed weights, bound arguments, which worker runs what. Operators
-without a kernel run in torch, on views of the same arena, between native *stretches*.
+without a kernel run in torch, on views of the same arena, between native *segments*.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from mlsys_nimble.backends.cpu.choices import Choices
 from mlsys_nimble.backends.cpu.library import Kernel, View
 from mlsys_nimble.backends.cpu.lowering import kernel_for, other_kernels, packed_inputs
 from mlsys_nimble.backends.cpu.packing import shared_weights
-from mlsys_nimble.backends.cpu.replay import Plan, Team
+from mlsys_nimble.backends.cpu.replay import ReplayPlan, Team
 from mlsys_nimble.backends.cpu.slots import Slots
 from mlsys_nimble.backends.reference.operators import Run, compile_operator
 from mlsys_nimble.ir.program import Operator, Program, ValueId
 from mlsys_nimble.planning.layout import lay_out
 from mlsys_nimble.planning.planner import Assignment, Job, candidates
-from mlsys_nimble.planning.schedule import Schedule, Stretch, stretches_of
+from mlsys_nimble.planning.schedule import Schedule, Segment, segments_of
 from mlsys_nimble.planning.storage import ancestors, dependencies, plan_storage
 from torch import Tensor
 
@@ -92,7 +92,7 @@ class NativeExecutor:
         self._torch: dict[int, tuple[Run, Operator]] = {}
         self._team = Team(self.num_threads)
         self._tensors: dict[ValueId, Tensor] = {}
-        self._plans: list[Plan] = []
+        self._plans: list[ReplayPlan] = []
         with shared_weights(), torch.no_grad():
             for index, operator in enumerate(self._program.operators):
                 if index in layout.in_place:
@@ -105,7 +105,7 @@ class NativeExecutor:
             self.schedule = self._schedule(needed, use_multi_stream, winograd)
             self._faults = [(k.fault, index) for index, k in self._kernels.items() if k.fault is not None]
             self._clear_faults()  # measured with zeros, which an empty table has no row for
-            self._plans = [self._plan(stretch, stretch.assignment) for stretch in self.schedule.stretches]
+            self._plans = [self._plan(segment, segment.assignment) for segment in self.schedule.segments]
 
     @property
     def copies(self) -> frozenset[ValueId]:
@@ -157,10 +157,10 @@ class NativeExecutor:
         """One replay, and when each native task of it ran."""
         kept, outputs = self._slots.bind(inputs), self._slots.results()
         found: list[TaskTime] = []
-        for stretch, plan in zip(self.schedule.stretches, self._plans, strict=True):
-            found += self._timed(stretch, stretch.assignment, plan)
+        for segment, plan in zip(self.schedule.segments, self._plans, strict=True):
+            found += self._timed(segment, segment.assignment, plan)
             with torch.no_grad():
-                for index in stretch.then_torch:
+                for index in segment.then_torch:
                     self._run_torch(index, kept, outputs)
         self._raise_faults()
         return found
@@ -208,47 +208,47 @@ class NativeExecutor:
         return View(address, type_.dtype, type_.shape, place.strides)
 
     def _schedule(self, needed: Sequence[tuple[int, ...]], use_multi_stream: bool, winograd: int) -> Schedule:
-        """Measure every kernel, then the best assignments of each stretch, and keep the fastest."""
-        stretches = stretches_of(needed, frozenset(self._torch), frozenset(self._layout.in_place))
+        """Measure every kernel, then the best assignments of each segment, and keep the fastest."""
+        segments = segments_of(needed, frozenset(self._torch), frozenset(self._layout.in_place))
         kept = self._slots.bind([torch.zeros(t.shape, dtype=getattr(torch, t.dtype)) for t in self._slots.input_types])
         scratch = self._slots.results()
-        seconds = self._measure_kernels(stretches)
-        self._choose_kernels(stretches, seconds, winograd)
-        chosen: list[Stretch] = []
-        for stretch in stretches:
-            number = {operator: job for job, operator in enumerate(stretch.operators)}
+        seconds = self._measure_kernels(segments)
+        self._choose_kernels(segments, seconds, winograd)
+        chosen: list[Segment] = []
+        for segment in segments:
+            number = {operator: job for job, operator in enumerate(segment.operators)}
             jobs = [
                 Job(
                     seconds[operator],
                     self._kernels[operator].units,
                     tuple(number[other] for other in needed[operator] if other in number),
                 )
-                for operator in stretch.operators
+                for operator in segment.operators
             ]
             found = candidates(jobs, self.num_threads, use_multi_stream=use_multi_stream)[:MEASURED]
-            best = found[0] if len(found) == 1 or not jobs else self._fastest(stretch, found)
-            chosen.append(Stretch(stretch.operators, stretch.then_torch, best))
+            best = found[0] if len(found) == 1 or not jobs else self._fastest(segment, found)
+            chosen.append(Segment(segment.operators, segment.then_torch, best))
         del kept, scratch  # kernels have read and written them until here
         return Schedule(self._layout, self._storage, tuple(chosen), seconds)
 
-    def _measure_kernels(self, stretches: Sequence[Stretch]) -> dict[int, float]:
+    def _measure_kernels(self, segments: Sequence[Segment]) -> dict[int, float]:
         """Seconds of each kernel on one thread: medians of replays in program order, with caches as they will be."""
         seconds: dict[int, float] = {}
-        for stretch in stretches:
-            jobs = [Job(1.0, self._kernels[index].units, ()) for index in stretch.operators]
+        for segment in segments:
+            jobs = [Job(1.0, self._kernels[index].units, ()) for index in segment.operators]
             alone = candidates(jobs, 1)[0] if jobs else Assignment(((),), 0.0)
-            plan = self._plan(stretch, alone)
+            plan = self._plan(segment, alone)
             samples: list[list[TaskTime]] = []
             begin = time.perf_counter()
             while len(samples) < 3 or (len(samples) < 15 and time.perf_counter() - begin < MEASURE_S):
-                samples.append(self._timed(stretch, alone, plan))
+                samples.append(self._timed(segment, alone, plan))
             order = [piece.job for piece in alone.lists[0]]
             for position, job in enumerate(order):
                 times = [sample[position].end_ns - sample[position].begin_ns for sample in samples]
-                seconds[stretch.operators[job]] = statistics.median(times) * 1e-9
+                seconds[segment.operators[job]] = statistics.median(times) * 1e-9
         return seconds
 
-    def _choose_kernels(self, stretches: Sequence[Stretch], seconds: dict[int, float], winograd: int) -> None:
+    def _choose_kernels(self, segments: Sequence[Segment], seconds: dict[int, float], winograd: int) -> None:
         """Replace kernels by faster ones for the same operator: each kind takes its turn in whole replays."""
         choices = Choices(settings().cache_dir)
         others = {
@@ -266,7 +266,7 @@ class NativeExecutor:
         for name in dict.fromkeys(name for index in unknown for name in others[index]):
             for index in unknown:
                 self._kernels[index] = others[index][name]() if name in others[index] else usual[index]
-            for index, took in self._measure_kernels(stretches).items():
+            for index, took in self._measure_kernels(segments).items():
                 if index in unknown and took < best[index][1]:
                     best[index] = (name, took)
         choices.learn({texts[index]: name for index, (name, _) in best.items()})
@@ -274,11 +274,11 @@ class NativeExecutor:
             name = choices.known[texts[index]]
             self._kernels[index] = found[name]() if name in found else usual[index]
         if others:
-            seconds.update(self._measure_kernels(stretches))
+            seconds.update(self._measure_kernels(segments))
 
-    def _fastest(self, stretch: Stretch, found: Sequence[Assignment]) -> Assignment:
+    def _fastest(self, segment: Segment, found: Sequence[Assignment]) -> Assignment:
         """The assignment whose fastest replay was the fastest; they take turns, as other processes come and go."""
-        plans = [self._plan(stretch, assignment) for assignment in found]
+        plans = [self._plan(segment, assignment) for assignment in found]
         least = [float("inf")] * len(plans)
         begin, rounds = time.perf_counter(), 0
         while rounds < 4 or time.perf_counter() - begin < MEASURE_S * len(plans):
@@ -289,14 +289,14 @@ class NativeExecutor:
             rounds += 1
         return found[least.index(min(least))]
 
-    def _plan(self, stretch: Stretch, assignment: Assignment) -> Plan:
-        kernels = {job: self._kernels[operator] for job, operator in enumerate(stretch.operators)}
-        return Plan(assignment, kernels, self.num_threads)
+    def _plan(self, segment: Segment, assignment: Assignment) -> ReplayPlan:
+        kernels = {job: self._kernels[operator] for job, operator in enumerate(segment.operators)}
+        return ReplayPlan(assignment, kernels, self.num_threads)
 
-    def _timed(self, stretch: Stretch, assignment: Assignment, plan: Plan) -> list[TaskTime]:
-        """Replay a stretch; the times of its tasks, worker after worker."""
+    def _timed(self, segment: Segment, assignment: Assignment, plan: ReplayPlan) -> list[TaskTime]:
+        """Replay a segment; the times of its tasks, worker after worker."""
         pieces = [(worker, piece) for worker, pieces in enumerate(assignment.lists) for piece in pieces]
-        names = [self._program.operators[stretch.operators[piece.job]].name for _, piece in pieces]
+        names = [self._program.operators[segment.operators[piece.job]].name for _, piece in pieces]
         return [
             TaskTime(name, piece.part, piece.num_parts, worker, *times)
             for name, (worker, piece), times in zip(names, pieces, self._team.run_timed(plan), strict=True)
@@ -306,10 +306,10 @@ class NativeExecutor:
 
     def _run_mixed(self, inputs: Sequence[Tensor], outputs: dict[ValueId, Tensor]) -> None:
         with torch.no_grad():
-            for stretch, plan in zip(self.schedule.stretches, self._plans, strict=True):
-                if stretch.operators:
+            for segment, plan in zip(self.schedule.segments, self._plans, strict=True):
+                if segment.operators:
                     self._team.run(plan)
-                for index in stretch.then_torch:
+                for index in segment.then_torch:
                     self._run_torch(index, inputs, outputs)
 
     def _run_torch(self, index: int, inputs: Sequence[Tensor], outputs: dict[ValueId, Tensor]) -> None:

@@ -46,7 +46,7 @@ def _load() -> Any:
     return native
 
 
-class Plan:
+class ReplayPlan:
     """Lists of bound kernels, one for each worker; keeps the kernels alive.
 
     Args:
@@ -83,11 +83,11 @@ class Team:
         renew_in_forks(self)
         self._start()
 
-    def run(self, plan: Plan) -> None:
+    def run(self, plan: ReplayPlan) -> None:
         """Replay; returns when all tasks are done. The interpreter's lock is released meanwhile."""
         self._run(self._handle or self._start(), plan.handle)
 
-    def run_timed(self, plan: Plan) -> Sequence[tuple[int, int]]:
+    def run_timed(self, plan: ReplayPlan) -> Sequence[tuple[int, int]]:
         """Replay; when each task began and ended, in nanoseconds of the steady clock, worker after worker."""
         times = (_Times * plan.num_tasks)()
         self._native.nimble_run_timed(self._handle or self._start(), plan.handle, times)

@@ -1,17 +1,17 @@
 // Attention as in attention.h over a cache of pairs of bf16, queries and weights rounded to bf16: its two products by the
-// matrix unit, or by the instruction that multiplies pairs. Every sum runs over pairs of features, or of keys, in their
+// AMX, or by the instruction that multiplies pairs. Every sum runs over pairs of features, or of keys, in their
 // order, whatever the rows are computed with.
 #pragma once
 
 #include "attention.h"
-#include "attention_by_unit.h"
+#include "attention_by_amx.h"
 #include "matmul.h"
 
 namespace orca {
 
 // Whether the cache of heads of that size holds pairs.
 inline bool attends_in_pairs(int head_dim) {
-    return attends_by_unit(head_dim) || (HAS_PAIRS && head_dim % PANEL == 0);
+    return attends_by_amx(head_dim) || (HAS_PAIRS && head_dim % PANEL == 0);
 }
 
 // scores[r][c * 16 + key] = queries r . key of block c, for ROWS rows `stride` pairs apart.

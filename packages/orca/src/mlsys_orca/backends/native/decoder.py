@@ -19,7 +19,7 @@ from mlsys_orca.backends.native.factors import Factors
 from mlsys_orca.backends.native.library import ACTIVATIONS, CACHES, PANEL, RUN, address
 from mlsys_orca.backends.native.lowering import LoweringError, lower
 from mlsys_orca.backends.native.packing import PackedLinear, pack
-from mlsys_orca.backends.native.plan import Attend, Normalise, Operator, Product, Take
+from mlsys_orca.backends.native.plan import Attend, GatherRows, Gemm, Normalise, Operator
 from mlsys_orca.model.blocks import Decoder
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.decoder import DecoderModel, ForwardInputs
@@ -32,7 +32,7 @@ from torch import Tensor
 
 _log = logging.getLogger(__name__)
 _MOST_ROWS = 256  # that go through all layers at once: what lies between two operators stays in the caches; twice as
-# many where the matrix unit multiplies them, which would else wait for the weights
+# many where AMX multiplies them, which would else wait for the weights
 _SPINS = 2000  # pauses before a waiting thread sleeps: some 20 microseconds, an operator of a small batch
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -153,9 +153,9 @@ class NativeDecoder:
             tables.extend(request.block_table)
         states = self.embedding(inputs.token_ids, inputs.positions, look_up_native).contiguous()
         highest = max(request.context_len for request in inputs.batch.requests) - 1
-        turned: Sequence[tuple[Tensor | None, Tensor | None]] = [(None, None)]
+        rotated: Sequence[tuple[Tensor | None, Tensor | None]] = [(None, None)]
         if self._factors:
-            turned = [factors(inputs.positions, highest) for factors in self._factors]
+            rotated = [factors(inputs.positions, highest) for factors in self._factors]
         arrays = [np.array(values, dtype=np.int32) for values in (spans, tables, inputs.wanted)]
         cap = self.config.logit_softcap
         logits = torch.empty(len(inputs.wanted), 0)
@@ -165,7 +165,7 @@ class NativeDecoder:
         self.largest = np.empty(len(logits), dtype=np.int64) if cap is None else None
         most_rows = _MOST_ROWS * (2 if self._native.orca_has_unit() else 1)
         for first, stop in _even_parts(inputs.batch.num_tokens, most_rows):
-            self._run_rows(first, stop, arrays, states, turned, logits, kv_cache)
+            self._run_rows(first, stop, arrays, states, rotated, logits, kv_cache)
         return logits if cap is None else (logits / cap).tanh_().mul_(cap)
 
     def _run_rows(
@@ -174,7 +174,7 @@ class NativeDecoder:
         stop: int,
         arrays: Sequence[NDArray[np.int32]],
         states: Tensor,
-        turned: Sequence[tuple[Tensor | None, Tensor | None]],
+        rotated: Sequence[tuple[Tensor | None, Tensor | None]],
         logits: Tensor,
         kv_cache: NativeKVCache,
     ) -> None:
@@ -188,7 +188,7 @@ class NativeDecoder:
         own[:, :2] = own[:, :2].clip(first, stop) - first
         begin, end = np.searchsorted(wanted, [first, stop]).tolist()
         sampled = wanted[begin:end] - first
-        parts = [[None if part is None else part[first:stop] for part in pair] for pair in turned]
+        parts = [[None if part is None else part[first:stop] for part in pair] for pair in rotated]
         factors = [(c_void_p * len(parts))(*map(address, each)) for each in zip(*parts, strict=True)]
         batch = library.Batch(
             stop - first,
@@ -219,10 +219,10 @@ class NativeDecoder:
 
     def _bind(self, operator: Operator, number: dict[str, int]) -> ctypes.Structure:
         match operator:
-            case Product():
+            case Gemm():
                 packed = pack(operator.linear, is_gated=operator.is_gated, takes_bf16=self.dtype == torch.bfloat16)
                 self._kept.append(packed)
-                return library.Product(
+                return library.Gemm(
                     packed.matrix(),
                     self._norm(operator.norm),
                     address(packed.bias),
@@ -237,8 +237,8 @@ class NativeDecoder:
             case Normalise():
                 source, target = number[operator.source], number[operator.target]
                 return library.Normalise(self._norm(operator.norm), source, target, operator.accumulates)
-            case Take():
-                return library.Take(number[operator.register])
+            case GatherRows():
+                return library.GatherRows(number[operator.register])
 
     def _attention(self, operator: Attend, number: dict[str, int]) -> library.Attention:
         attention, config = operator.attention, self.config

@@ -40,8 +40,8 @@ class Norm(Structure):
     _fields_ = [("kind", c_int32), ("size", c_int32), ("eps", c_float), ("weight", c_void_p), ("bias", c_void_p)]
 
 
-class Product(Structure):
-    """program.cpp: Product."""
+class Gemm(Structure):
+    """program.cpp: Gemm."""
 
     _fields_ = [
         ("matrix", Matrix),
@@ -82,8 +82,8 @@ class Normalise(Structure):
     _fields_ = [("norm", Norm), ("source", c_int32), ("target", c_int32), ("accumulates", c_int32)]
 
 
-class Take(Structure):
-    """program.cpp: Take."""
+class GatherRows(Structure):
+    """program.cpp: GatherRows."""
 
     _fields_ = [("taken", c_int32)]
 
@@ -144,7 +144,12 @@ def load(flags: tuple[str, ...] = ()) -> Any:
     library.orca_program.restype = c_void_p
     library.orca_program.argtypes = [c_int32, c_int32, c_int32, c_void_p]
     library.orca_free.argtypes = [c_void_p]
-    for name, structure in (("product", Product), ("attention", Attention), ("normalise", Normalise), ("take", Take)):
+    for name, structure in (
+        ("gemm", Gemm),
+        ("attention", Attention),
+        ("normalise", Normalise),
+        ("gather_rows", GatherRows),
+    ):
         getattr(library, f"orca_add_{name}").argtypes = [c_void_p, POINTER(structure)]
     library.orca_run.argtypes = [c_void_p, POINTER(Batch)]
     library.orca_pack.argtypes = [c_void_p, c_void_p, *[c_int32] * 6]

@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import singledispatch
 
 from mlsys_core.errors import MlsysError
-from mlsys_orca.backends.native.plan import LOGITS, STATES, Attend, Normalise, Operator, Plan, Product, Take
-from mlsys_orca.model.blocks import MLP, Attention, Decoder, GatedMLP, PreNormLayer, TurnedBy
+from mlsys_orca.backends.native.plan import LOGITS, STATES, Attend, DecoderPlan, GatherRows, Gemm, Normalise, Operator
+from mlsys_orca.model.blocks import MLP, Attention, Decoder, GatedMLP, PreNormLayer, RotatedBy
 from mlsys_orca.model.families.gemma2 import SandwichLayer
 from mlsys_orca.model.families.gpt_neox import ParallelLayer
 from mlsys_orca.model.families.opt import Cast, PostNormLayer
@@ -29,7 +29,7 @@ class LoweringError(MlsysError):
         super().__init__(f"there is no native operator for {part}")
 
 
-def lower(decoder: Decoder) -> Plan:
+def lower(decoder: Decoder) -> DecoderPlan:
     """The plan of ``decoder``; nothing of it is changed.
 
     Raises:
@@ -41,14 +41,14 @@ def lower(decoder: Decoder) -> Plan:
     _lower_head(decoder, plan)
     widths = {STATES: decoder.config.hidden_size} | plan.widths
     widths[LOGITS] = widths.pop(LOGITS)  # last
-    return Plan(widths, tuple(_leaving_rows_behind(plan.operators)))
+    return DecoderPlan(widths, tuple(_leaving_rows_behind(plan.operators)))
 
 
 def _leaving_rows_behind(operators: Sequence[Operator]) -> list[Operator]:
     """``operators`` with the sampled rows taken of all registers that are still read, once no row reads another."""
     last = max((i for i, operator in enumerate(operators) if isinstance(operator, Attend)), default=-1)
     before: list[Operator] = list(operators[: last + 1])
-    after = [operator for operator in operators[last + 1 :] if isinstance(operator, Product | Normalise)]
+    after = [operator for operator in operators[last + 1 :] if isinstance(operator, Gemm | Normalise)]
     if before and isinstance(before[-1], Attend):
         before[-1] = replace(before[-1], only_sampled=True)
     read, written = list[str](), set[str]()
@@ -57,7 +57,7 @@ def _leaving_rows_behind(operators: Sequence[Operator]) -> list[Operator]:
             if register not in (*read, *written):
                 read.append(register)
         written.add(operator.target)
-    return [*before, *(Take(register=register) for register in read), *after]
+    return [*before, *(GatherRows(register=register) for register in read), *after]
 
 
 class _Lowering:
@@ -85,7 +85,7 @@ class _Lowering:
             raise LoweringError(f"a product by {type(linear).__name__}")
         self._write(target, linear.out_features // 2 if is_gated else linear.out_features)
         self.operators.append(
-            Product(
+            Gemm(
                 source=source,
                 target=target,
                 linear=linear,
@@ -108,9 +108,9 @@ class _Lowering:
         self._write(target, attention.num_heads * attention.head_dim)
         self.operators.append(Attend(source=source, target=target, attention=attention, rotary=rotary))
 
-    def turned(self, attention: Attention | TurnedBy) -> tuple[Attention, int | None]:
+    def rotated(self, attention: Attention | RotatedBy) -> tuple[Attention, int | None]:
         """The attention itself, and which rotary turns its heads."""
-        if isinstance(attention, TurnedBy):
+        if isinstance(attention, RotatedBy):
             return attention.attention, attention.which
         return attention, self.rotary
 
@@ -144,7 +144,7 @@ def _(layer: PreNormLayer, plan: _Lowering) -> None:
 
 @lower_layer.register
 def _(layer: ParallelLayer, plan: _Lowering) -> None:
-    attention, rotary = plan.turned(layer.attention)
+    attention, rotary = plan.rotated(layer.attention)
     plan.product(STATES, attention.qkv, "qkv", norm=layer.attention_norm)
     plan.attend(attention, "qkv", "attended", rotary=rotary)
     # The MLP's first product reads the states before attention's sum reaches them.
@@ -169,8 +169,10 @@ def _(layer: SandwichLayer, plan: _Lowering) -> None:
     plan.normalise("branch", layer.mlp_out_norm, STATES, accumulates=True)
 
 
-def _attention(attention: Attention | TurnedBy, plan: _Lowering, target: str, *, norm: nn.Module | None = None) -> None:
-    attention, rotary = plan.turned(attention)
+def _attention(
+    attention: Attention | RotatedBy, plan: _Lowering, target: str, *, norm: nn.Module | None = None
+) -> None:
+    attention, rotary = plan.rotated(attention)
     plan.product(STATES, attention.qkv, "qkv", norm=norm)
     plan.attend(attention, "qkv", "attended", rotary=rotary)
     plan.product("attended", attention.output, target, accumulates=target == STATES)

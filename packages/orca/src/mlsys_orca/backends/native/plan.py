@@ -19,7 +19,7 @@ LOGITS = "logits"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
+class Gemm:
     """``target (+)= activation(norm(source) @ weight.T + bias)``, or ``activation(gates) * factors`` of its halves."""
 
     source: str
@@ -53,17 +53,17 @@ class Normalise:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Take:
+class GatherRows:
     """From here on ``register`` has the sampled rows alone, one after another."""
 
     register: str
 
 
-Operator = Product | Attend | Normalise | Take
+Operator = Gemm | Attend | Normalise | GatherRows
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DecoderPlan:
     """All operators of one iteration. Owner: the native decoder."""
 
     widths: dict[str, int]  # register -> features; STATES first, LOGITS last
@@ -74,7 +74,7 @@ class Plan:
 
 
 def _line(operator: Operator) -> str:
-    if isinstance(operator, Take):
+    if isinstance(operator, GatherRows):
         return f"{operator.register} = sampled rows of {operator.register}"
     source = operator.source
     if isinstance(operator, Attend):

@@ -23,13 +23,13 @@ namespace orca {
 constexpr int TILE_PANELS = 2;            // a product's tile is two panels wide: 32 columns, or 16 gated ones
 constexpr int MIN_TILE_ROWS = 48, MAX_TILE_ROWS = 512, TILES_PER_THREAD = 8;
 constexpr int NEAR_TILE_ROWS = 96;         // whose sums stay in the first-level cache
-constexpr int UNIT_BYTES = 640 << 10;     // of rows that the matrix unit takes again and again: they stay in the second-level cache
+constexpr int UNIT_BYTES = 640 << 10;     // of rows that AMX takes again and again: they stay in the second-level cache
 constexpr int FEW_ROWS = 4;               // rows that each thread rather prepares for itself than waits for
 constexpr int TILE_QUERIES = 24;          // rows of one attention task
 
 enum CacheKind : int32_t { FLOATS, HALVES, PAIRS };  // fp32, bf16, pairs of bf16
 
-struct Product {  // target (+)= activation(norm(source) @ matrix.T + bias), or activation(gates) * ups
+struct Gemm {  // target (+)= activation(norm(source) @ matrix.T + bias), or activation(gates) * ups
     Matrix matrix;
     Norm norm;
     const float* bias;  // [panels * 16]; null: 0
@@ -45,7 +45,7 @@ struct Normalise {  // target (+)= norm(source)
     int32_t accumulates;
 };
 
-struct Take {  // the register, and all that is made of it, has the sampled rows alone from here on
+struct GatherRows {  // the register, and all that is made of it, has the sampled rows alone from here on
     int32_t taken;
 };
 
@@ -73,7 +73,7 @@ class Program {
         for (int i = 0; i < num_registers; i++) registers[i].width = widths[i];
     }
 
-    std::vector<std::variant<Product, Attention, Normalise, Take>> operators;
+    std::vector<std::variant<Gemm, Attention, Normalise, GatherRows>> operators;
 
     void run(const Batch& what) {
         batch = &what;
@@ -84,7 +84,7 @@ class Program {
             registers[i].floats = owned[i].grow((int64_t)(what.num_rows + TILE_ROWS) * registers[i].width);
         int64_t deepest = 0;
         for (auto& op : operators)
-            if (auto* product = std::get_if<Product>(&op)) deepest = std::max<int64_t>(deepest, product->matrix.depth);
+            if (auto* product = std::get_if<Gemm>(&op)) deepest = std::max<int64_t>(deepest, product->matrix.depth);
         prepared = owned[0].grow((int64_t)(what.num_rows + TILE_ROWS) * deepest);
         divide_spans();
         if (what.largest)
@@ -110,13 +110,13 @@ class Program {
         }
     };
 
-    static bool is_by_unit(const Matrix& m) { return m.is_in_pairs() && m.depth % TILE_DEPTH == 0 && has_tiles(); }
+    static bool is_by_amx(const Matrix& m) { return m.is_in_pairs() && m.depth % TILE_DEPTH == 0 && has_tiles(); }
 
     // A register that only products of pairs read, as it is, holds what they would make of it: bf16.
     void choose_forms() {
         for (size_t i = 1; i + 1 < registers.size(); i++) registers[i].is_bf16 = true;
         for (auto& op : operators) {
-            if (auto* product = std::get_if<Product>(&op)) {
+            if (auto* product = std::get_if<Gemm>(&op)) {
                 if (!product->matrix.is_in_pairs() || product->norm.kind != NO_NORM)
                     registers[product->source].is_bf16 = false;
                 if (product->accumulates) registers[product->target].is_bf16 = false;
@@ -157,8 +157,8 @@ class Program {
 
     // How many rows of a request an attention task has at most.
     int task_rows(const Attention& op) const {
-        const bool by_unit = batch->cache == PAIRS && attends_by_unit(op.head_dim);
-        return std::max(1, (by_unit ? UNIT_ROWS : TILE_QUERIES) * op.num_kv_heads / op.num_heads);
+        const bool by_amx = batch->cache == PAIRS && attends_by_amx(op.head_dim);
+        return std::max(1, (by_amx ? UNIT_ROWS : TILE_QUERIES) * op.num_kv_heads / op.num_heads);
     }
 
     void execute(int thread) {
@@ -168,9 +168,9 @@ class Program {
         int rows = batch->num_rows;
         for (auto& op : operators) {
             const auto begin = seconds ? Clock::now() : Clock::time_point();
-            if (auto* product = std::get_if<Product>(&op)) {
-                if (is_by_unit(product->matrix)) tiles.for_products();
-                run_product(*product, thread, rows);
+            if (auto* product = std::get_if<Gemm>(&op)) {
+                if (is_by_amx(product->matrix)) tiles.for_products();
+                run_gemm(*product, thread, rows);
             } else if (auto* attention = std::get_if<Attention>(&op)) {
                 if (batch->cache == PAIRS) tiles.for_attention();
                 switch (batch->cache) {
@@ -181,7 +181,7 @@ class Program {
             } else if (auto* normalise = std::get_if<Normalise>(&op)) {
                 run_normalise(*normalise, thread, rows);
             } else {
-                run_take(std::get<Take>(op), thread);
+                run_gather_rows(std::get<GatherRows>(op), thread);
                 rows = batch->num_sampled;
             }
             if (seconds) *seconds++ += std::chrono::duration<double>(Clock::now() - begin).count();
@@ -190,7 +190,7 @@ class Program {
 
     // --- products ---
 
-    void run_product(const Product& op, int thread, int rows) {
+    void run_gemm(const Gemm& op, int thread, int rows) {
         const int depth = op.matrix.depth;
         if (!rows) return;
         const Register& source = registers[op.source];
@@ -224,7 +224,7 @@ class Program {
             case INT8: run_codes<Int8Panel>(op, thread, rows, input, scratch); break;
             case INT4: run_codes<Int4Panel>(op, thread, rows, input, scratch); break;
             case BF16_PAIRS:
-                is_by_unit(op.matrix) ? run_by_unit<PairsPanel>(op, thread, rows, (const uint32_t*)input, scratch)
+                is_by_amx(op.matrix) ? run_by_amx<PairsPanel>(op, thread, rows, (const uint32_t*)input, scratch)
                                       : run_tiles<PairsPanel, true>(op, thread, rows, input, scratch);
                 break;
         }
@@ -240,8 +240,8 @@ class Program {
     }
 
     template <class Panel>
-    void run_codes(const Product& op, int thread, int rows, const float* input, float* scratch) {
-        if (is_by_unit(op.matrix)) return run_by_unit<Panel>(op, thread, rows, (const uint32_t*)input, scratch);
+    void run_codes(const Gemm& op, int thread, int rows, const float* input, float* scratch) {
+        if (is_by_amx(op.matrix)) return run_by_amx<Panel>(op, thread, rows, (const uint32_t*)input, scratch);
         if constexpr (HAS_PAIRS)
             if (op.matrix.is_in_pairs()) return run_tiles<Panel, true>(op, thread, rows, input, scratch);
         run_tiles<Panel>(op, thread, rows, input, scratch);
@@ -254,7 +254,7 @@ class Program {
 
     // A tile is a pair of panels against a block of rows: the more rows, the less often a panel is read and decoded.
     template <class Panel, bool IN_PAIRS = false>
-    void run_tiles(const Product& op, int thread, int rows, const float* input, float* scratch) {
+    void run_tiles(const Gemm& op, int thread, int rows, const float* input, float* scratch) {
         const int depth = op.matrix.depth, across = (op.matrix.panels() + TILE_PANELS - 1) / TILE_PANELS;
         // Where a panel is read as it stands, the next rows find it in the second-level cache; else it was decoded for all.
         constexpr bool AS_IT_IS = std::is_same_v<Panel, F32Panel> || std::is_same_v<Panel, PairsPanel>;
@@ -284,7 +284,7 @@ class Program {
     // As `run_tiles`, rows in pairs of bf16: all panels meet one block of rows, then the next; 32 rows at a time are
     // multiplied and finished, so that their sums never leave the first-level cache.
     template <class Panel>
-    void run_by_unit(const Product& op, int thread, int rows, const uint32_t* input, float* scratch) {
+    void run_by_amx(const Gemm& op, int thread, int rows, const uint32_t* input, float* scratch) {
         const Matrix& m = op.matrix;
         const int across = (m.panels() + TILE_PANELS - 1) / TILE_PANELS;
         const int wanted = blocks_of_rows(rows, std::max(UNIT_ROWS, UNIT_BYTES / m.depth / 2), across);
@@ -307,7 +307,7 @@ class Program {
     // Rows `first` to `stop` against two panels. Where they are many, the panels that follow are asked for meanwhile; with
     // few, all waits for memory anyway, and its own prediction serves best.
     template <class Panels>
-    void multiply_block(const Product& op, int thread, int panel, int first, int stop, const uint32_t* input, const Panels& panels) {
+    void multiply_block(const Gemm& op, int thread, int panel, int first, int stop, const uint32_t* input, const Panels& panels) {
         const Matrix& m = op.matrix;
         const int steps = m.depth / TILE_DEPTH, parts = (stop - first + UNIT_ROWS - 1) / UNIT_ROWS;
         Soon soon;
@@ -316,14 +316,14 @@ class Program {
         alignas(64) float sums[UNIT_ROWS * TILE_PANELS * PANEL];
         for (int row = first; row < stop; row += UNIT_ROWS) {
             const int some = std::min(UNIT_ROWS, stop - row);
-            multiply_by_unit(panels, m.depth, some, input + (int64_t)row * (m.depth / 2), m.depth / 2, sums, soon);
+            multiply_by_amx(panels, m.depth, some, input + (int64_t)row * (m.depth / 2), m.depth / 2, sums, soon);
             soon.next += (int64_t)steps * soon.lines * 64;
             finish(op, thread, panel, row, some, sums);
         }
     }
 
     // What `finish` will write comes to the cache while the tile is multiplied.
-    void ask_for_target(const Product& op, int panel, int first, int rows) {
+    void ask_for_target(const Gemm& op, int panel, int first, int rows) {
         const Register& target = registers[op.target];
         if (!target.floats) return;
         const int column = panel * PANEL / (op.is_gated ? 2 : 1), size = target.is_bf16 ? 2 : 4;
@@ -334,7 +334,7 @@ class Program {
     }
 
     // A tile's rows from `first`: bias, activation or gate, and the sum with what is there.
-    void finish(const Product& op, int thread, int panel, int first, int rows, const float* sums) {
+    void finish(const Gemm& op, int thread, int panel, int first, int rows, const float* sums) {
         constexpr int COLUMNS = TILE_PANELS * PANEL;
         const Register& target = registers[op.target];
         const int column = panel * PANEL / (op.is_gated ? 2 : 1), some = std::min(op.is_gated ? PANEL : COLUMNS, target.width - column);
@@ -392,7 +392,7 @@ class Program {
 
         // Rows of a request see each other's keys: all are kept before any task that may need them, unless each task
         // has all rows of its request.
-        const bool by_unit = IN_PAIRS && attends_by_unit(op.head_dim);
+        const bool by_amx = IN_PAIRS && attends_by_amx(op.head_dim);
         const int most = task_rows(op);
         const bool has_rest = op.only_sampled && batch->num_sampled < batch->num_rows;  // rows that need not attend
         const bool is_whole = longest <= most && !has_rest;
@@ -425,7 +425,7 @@ class Program {
             if constexpr (!IN_PAIRS)
                 task(attend<T>);
             else
-                task(by_unit ? attend_in_pairs<ByUnit> : attend_in_pairs<ByInstruction>);
+                task(by_amx ? attend_in_pairs<ByUnit> : attend_in_pairs<ByInstruction>);
         });
     }
 
@@ -440,7 +440,7 @@ class Program {
     }
 
     // Few rows, each to its own place or before it: one thread moves them.
-    void run_take(const Take& op, int thread) {
+    void run_gather_rows(const GatherRows& op, int thread) {
         if (batch->num_sampled == batch->num_rows) return;
         const Register& all = registers[op.taken];
         const int64_t nbytes = all.width * (all.is_bf16 ? sizeof(uint16_t) : sizeof(float));
@@ -493,9 +493,9 @@ Program* orca_program(int threads, int spins, int num_registers, const int32_t* 
     return new Program(threads, spins, num_registers, widths);
 }
 void orca_free(Program* program) { delete program; }
-void orca_add_product(Program* program, const orca::Product* op) { program->operators.emplace_back(*op); }
+void orca_add_gemm(Program* program, const orca::Gemm* op) { program->operators.emplace_back(*op); }
 void orca_add_attention(Program* program, const orca::Attention* op) { program->operators.emplace_back(*op); }
-void orca_add_take(Program* program, const orca::Take* op) { program->operators.emplace_back(*op); }
+void orca_add_gather_rows(Program* program, const orca::GatherRows* op) { program->operators.emplace_back(*op); }
 void orca_add_normalise(Program* program, const orca::Normalise* op) { program->operators.emplace_back(*op); }
 // Rows `ids` of a matrix in codes, [count][depth]; returns how many were looked up before one that there is not.
 int32_t orca_look_up(const orca::Codes* matrix, const int64_t* ids, int32_t count, float* out) {
@@ -510,7 +510,7 @@ int orca_has_pairs() {
     return orca::HAS_PAIRS;
 }
 
-// Whether it has a matrix unit, and the kernel lets us use it.
+// Whether it has AMX, and the kernel lets us use it.
 int orca_has_unit() { return orca::has_tiles(); }
 
 // How the cache of a model with heads of that size stands in bf16: CacheKind.
@@ -518,7 +518,7 @@ int orca_bf16_cache(int head_dim) { return orca::attends_in_pairs(head_dim) ? or
 
 void orca_run(Program* program, const orca::Batch* batch) { program->run(*batch); }
 
-// Ask for large pages before the memory is first touched: a product walks through all of it once per iteration.
+// GenerationParameters for large pages before the memory is first touched: a product walks through all of it once per iteration.
 void orca_huge_pages(void* from, int64_t size) {
 #if defined(__linux__)
     const uintptr_t page = 2 << 20, begin = ((uintptr_t)from + page - 1) & ~(page - 1);

@@ -1,4 +1,4 @@
-// Products of bf16 by the matrix unit (AMX): 16 rows by 16 columns by 32 features in one instruction.
+// Products of bf16 by AMX: 16 rows by 16 columns by 32 features in one instruction.
 //
 // A packed panel of pairs is as the unit wants it: 32 features of 16 columns are 16 lines of 64 bytes. Each element of
 // the product is summed over steps of 32 features from first to last, whatever the rows beside it.
@@ -145,7 +145,7 @@ inline void multiply_tiles(const uint32_t*, int64_t, const Panels&, int, Soon, f
 // Up to 32 rows of pairs, `stride` pairs apart, against two panels of `depth` features, into sums [rows][32]. Of `a` and
 // of `sums` whole tiles of TILE_ROWS rows are read and written.
 template <class Panels>
-inline void multiply_by_unit(
+inline void multiply_by_amx(
     const Panels& panels, int depth, int rows, const uint32_t* a, int64_t stride, float* sums, Soon soon = {}) {
     if (rows > TILE_ROWS)
         multiply_tiles<true>(a, stride, panels, depth, soon, sums);

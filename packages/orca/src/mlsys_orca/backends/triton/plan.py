@@ -1,7 +1,7 @@
 """Which program of the attention kernel computes what: pure, once per iteration, shared by all layers.
 
 The queries of a request are cut into *tiles*: some rows of the batch, times the query heads that share a key head,
-packed into the fixed number of rows a matrix unit works on. Keys are cut at fixed positions into *splits*. A tile runs
+packed into the fixed number of rows AMX works on. Keys are cut at fixed positions into *splits*. A tile runs
 its splits one after the other, or each in a program of its own whose partial results a second kernel merges
 (flash-decoding; Dao et al., 2023). Both ways merge the same splits in the same order with the same arithmetic, so a
 row's result depends on its own query and keys alone: not on the requests beside it, nor on how its prompt was cut into
@@ -57,8 +57,8 @@ def tile_shape(*, num_heads: int, num_kv_heads: int, head_dim: int, itemsize: in
     """The tiles for a model's attention.
 
     The same for prefill and decode, or a prompt's chunks would round differently from its whole. 64 rows are few
-    enough that a decode, which fills only ``group`` of them, still waits for memory and not for the matrix unit, and
-    as many as a Hopper warpgroup multiplies. fp32 runs without a matrix unit, where unused rows cost.
+    enough that a decode, which fills only ``group`` of them, still waits for memory and not for AMX, and
+    as many as a Hopper warpgroup multiplies. fp32 runs without AMX, where unused rows cost.
 
     Args:
         num_heads: Query heads.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from mlsys_orca.model.blocks import Attention, Decoder, Step, TurnedBy
+from mlsys_orca.model.blocks import Attention, Decoder, RotatedBy, Step
 from mlsys_orca.model.config import ModelConfig, activation_name
 from mlsys_orca.model.families import llama
 from mlsys_orca.model.family import Family
@@ -87,7 +87,7 @@ class SandwichLayer(nn.Module):
         read: OperatorReader,
         index: int,
         *,
-        attention: Callable[[ModelConfig, OperatorReader, int], Attention | TurnedBy] = llama.read_attention,
+        attention: Callable[[ModelConfig, OperatorReader, int], Attention | RotatedBy] = llama.read_attention,
     ) -> None:
         super().__init__()
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mlsys_orca.model.blocks import Decoder, TurnedBy
+from mlsys_orca.model.blocks import Decoder, RotatedBy
 from mlsys_orca.model.config import ModelConfig, activation_name, refuse
 from mlsys_orca.model.families import gemma2, qwen3
 from mlsys_orca.model.family import Family
@@ -80,10 +80,10 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
     )
 
 
-def _attention(config: ModelConfig, read: OperatorReader, index: int) -> TurnedBy:
+def _attention(config: ModelConfig, read: OperatorReader, index: int) -> RotatedBy:
     has_window = config.windows is not None and config.windows[index] is not None
     attention = qwen3.read_attention(config, read, index, one_plus=read.layout == "huggingface")
-    return TurnedBy(attention, int(has_window))
+    return RotatedBy(attention, int(has_window))
 
 
 def _build(config: ModelConfig, read: OperatorReader) -> Decoder:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from mlsys_orca.model.blocks import Attention, Decoder, GatedMLP, PreNormLayer, TurnedBy
+from mlsys_orca.model.blocks import Attention, Decoder, GatedMLP, PreNormLayer, RotatedBy
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.experts import GGUF_EXPERTS, expert_fields, read_experts
 from mlsys_orca.model.family import Family
@@ -102,7 +102,7 @@ def build(
     layers = (
         PreNormLayer(
             attention_norm=read.rms_norm("attention_norm", hidden, at=(index,)),
-            attention=turned_by_layer(config, attention(config, read, index)),
+            attention=rotary_by_layer(config, attention(config, read, index)),
             mlp_norm=read.rms_norm("mlp_norm", hidden, at=(index,)),
             mlp=mlp(config, read, index),
         )
@@ -120,9 +120,9 @@ def build(
     )
 
 
-def turned_by_layer(config: ModelConfig, attention: Attention) -> Attention | TurnedBy:
+def rotary_by_layer(config: ModelConfig, attention: Attention) -> Attention | RotatedBy:
     """``attention``, without rotary positions where its layer has none."""
-    return attention if config.turned is None or config.turned[attention.index] else TurnedBy(attention, None)
+    return attention if config.rotated is None or config.rotated[attention.index] else RotatedBy(attention, None)
 
 
 def _halves_of_pairs(rows: Tensor, *, head_dim: int) -> Tensor:

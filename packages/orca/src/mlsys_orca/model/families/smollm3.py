@@ -23,23 +23,23 @@ _DEFAULTS: dict[str, Any] = {
 
 def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
     raw = _DEFAULTS | dict(raw)
-    turned = raw.get("no_rope_layers")  # 1 where positions do turn the heads, whatever its name
-    if turned is None:
-        turned = _turned(raw["num_hidden_layers"], raw["no_rope_layer_interval"])
+    rotated = raw.get("no_rope_layers")  # 1 where positions do turn the heads, whatever its name
+    if rotated is None:
+        rotated = _rotated(raw["num_hidden_layers"], raw["no_rope_layer_interval"])
     width = raw["sliding_window"] if raw.get("use_sliding_window") else None
     return config_from_huggingface(
         raw,
         "smollm3",
-        turned=tuple(bool(turns) for turns in turned),
-        windows=windows_from_huggingface(raw, width, lambda number: not turned[number]),
+        rotated=tuple(bool(turns) for turns in rotated),
+        windows=windows_from_huggingface(raw, width, lambda number: not rotated[number]),
     )
 
 
 def _from_gguf(fields: GgufFields) -> ModelConfig:
-    return config_from_gguf(fields, turned=_turned(fields.get("block_count"), 4))
+    return config_from_gguf(fields, rotated=_rotated(fields.get("block_count"), 4))
 
 
-def _turned(num_layers: int, interval: int) -> tuple[bool, ...]:
+def _rotated(num_layers: int, interval: int) -> tuple[bool, ...]:
     return tuple((number + 1) % interval != 0 for number in range(num_layers))
 
 

@@ -1,4 +1,4 @@
-// The two products of attention in pairs by the matrix unit.
+// The two products of attention in pairs by AMX.
 #pragma once
 
 #include "attention.h"
@@ -7,7 +7,7 @@
 namespace orca {
 
 // Whether heads of that size are multiplied by the unit.
-inline bool attends_by_unit(int head_dim) { return has_tiles() && head_dim % TILE_DEPTH == 0; }
+inline bool attends_by_amx(int head_dim) { return has_tiles() && head_dim % TILE_DEPTH == 0; }
 
 #if ORCA_HAS_TILES
 
@@ -49,7 +49,7 @@ inline void clear_sums() {
     _tile_zero(3);
 }
 
-// Ask memory for a block, which comes to the second-level cache.
+// GenerationParameters memory for a block, which comes to the second-level cache.
 inline void ask_for(const uint16_t* block, int dim) {
     for (int d = 0; d < dim; d += 2) __builtin_prefetch(block + d * PANEL, 0, 2);
 }

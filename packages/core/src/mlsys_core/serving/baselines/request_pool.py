@@ -1,6 +1,6 @@
 """What the request-level baselines share: who waits, who is in flight, and how each request leaves.
 
-A baseline holds one :class:`RequestBook`, offers the book's methods as its own, and adds the one decision that makes
+A baseline holds one :class:`RequestPool`, offers the pool's methods as its own, and adds the one decision that makes
 it what it is: when to dispatch how many.
 """
 
@@ -18,7 +18,7 @@ from mlsys_core.serving.request import Payload, ServeRequest
 Result = TypeVar("Result")
 
 
-class RequestBook(Generic[Payload, Result]):
+class RequestPool(Generic[Payload, Result]):
     """Requests from admission to departure.
 
     A waiting request expires when its deadline comes; one in flight runs to the end of its batch and is EXPIRED if that
