@@ -65,7 +65,7 @@ class Client:
         return Answer(answer_id, question, "".join(pieces), num_tokens, tuple(times))
 
     def ask_all(self, questions: Sequence[str], *, gap_s: float, on_answer: Callable[[Answer], None]) -> list[Answer]:
-        """GenerationParameters ``questions`` at once, a thread each, the next one ``gap_s`` seconds after the last.
+        """Ask ``questions`` at once, a thread each, the next one ``gap_s`` seconds after the last.
 
         ``on_answer`` hears each answer when it is complete, in a thread of that question's. Answers come back in the
         order of ``questions``.

@@ -31,7 +31,7 @@ def orca() -> None:
 def chat(
     model: Model = DEFAULT_MODEL,
     prompt: Annotated[
-        str | None, typer.Option(help="GenerationParameters just this and stop; otherwise a conversation.")
+        str | None, typer.Option(help="Ask just this and stop; otherwise a conversation.")
     ] = None,
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.0,

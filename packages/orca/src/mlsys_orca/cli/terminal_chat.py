@@ -141,7 +141,7 @@ def _read(path: Path) -> list[Message]:
 
 
 async def converse(conversation: Conversation, prompt: str | None) -> None:
-    """GenerationParameters ``prompt`` alone, or read lines until an empty one."""
+    """Ask ``prompt`` alone, or read lines until an empty one."""
     if prompt is not None:
         await conversation.ask(prompt)
         return

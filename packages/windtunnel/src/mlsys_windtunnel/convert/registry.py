@@ -1,9 +1,9 @@
 """What a converter is, and how the one for an estimator is found.
 
-A converter is a function ``(fitted estimator) -> OperatorModule | Converted | Unsupported | None``; with the last
-two the estimator has an option that the converter does not know, and the operator stays on the host. Built-in ones are in the
-table; a plugin adds its own with ``mlsys_register_converters``. Look-up is by exact class, since a subclass may compute
-something else.
+A converter is a function ``(fitted estimator) -> OperatorModule | Converted | Unsupported | None``; with the last two
+the estimator has an option that the converter does not know, and the operator stays on the host. Built-in ones are in
+the table; a plugin adds its own with ``mlsys_register_converters``. Look-up is by exact class, since a subclass may
+compute something else.
 """
 
 from __future__ import annotations
