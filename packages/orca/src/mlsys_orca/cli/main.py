@@ -30,9 +30,7 @@ def orca() -> None:
 @app.command()
 def chat(
     model: Model = DEFAULT_MODEL,
-    prompt: Annotated[
-        str | None, typer.Option(help="Ask just this and stop; otherwise a conversation.")
-    ] = None,
+    prompt: Annotated[str | None, typer.Option(help="Ask just this and stop; otherwise a conversation.")] = None,
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="New tokens per answer at most.")] = 512,

@@ -212,7 +212,7 @@ class NativeDecoder:
         array = (c_int32 * len(widths))(*widths)
         program = _Program(self._native.orca_program(num_threads, _SPINS, len(widths), array))
         for structure in self._operators:
-            add = getattr(self._native, f"orca_add_{type(structure).__name__.lower()}")
+            add = getattr(self._native, f"orca_add_{library.OPERATORS[type(structure)]}")
             add(program, byref(structure))
         weakref.finalize(program, self._native.orca_free, program.value)
         return program

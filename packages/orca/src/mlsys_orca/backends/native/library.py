@@ -126,6 +126,9 @@ class Codes(Structure):
     ]
 
 
+OPERATORS = {Gemm: "gemm", Attention: "attention", Normalise: "normalise", GatherRows: "gather_rows"}  # orca_add_NAME
+
+
 @cache
 def load(flags: tuple[str, ...] = ()) -> Any:
     """The library, compiled for this machine on the first call ever.
@@ -144,12 +147,7 @@ def load(flags: tuple[str, ...] = ()) -> Any:
     library.orca_program.restype = c_void_p
     library.orca_program.argtypes = [c_int32, c_int32, c_int32, c_void_p]
     library.orca_free.argtypes = [c_void_p]
-    for name, structure in (
-        ("gemm", Gemm),
-        ("attention", Attention),
-        ("normalise", Normalise),
-        ("gather_rows", GatherRows),
-    ):
+    for structure, name in OPERATORS.items():
         getattr(library, f"orca_add_{name}").argtypes = [c_void_p, POINTER(structure)]
     library.orca_run.argtypes = [c_void_p, POINTER(Batch)]
     library.orca_pack.argtypes = [c_void_p, c_void_p, *[c_int32] * 6]
