@@ -152,7 +152,7 @@ def test_its_engine_serves(serving: Serving, mlsys: Mlsys) -> None:
         assert post(f"{url}/v2/models/parrot/infer", body)["outputs"][0]["data"] == [1, 2]
 
 
-def test_orca_takes_its_loader_device_pool_and_policy(
+def test_orca_takes_its_loader_device_pool_policy_and_compiler(
     serving: Serving, mlsys: Mlsys, gguf: Path, zipped: Path, notes: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "prompts").write_text("hel\n")
@@ -160,7 +160,20 @@ def test_orca_takes_its_loader_device_pool_and_policy(
     plain = json.loads(mlsys("orca", "generate", "prompts", "--model", gguf, *options).stdout)
     assert notes.read_text() == ""
     named = ("--device", "acme:1", "--memory-pool", "acme-blocks")
-    served = ("--policy", "acme", "--max-batch-size", 3, "--max-model-len", 64, "--dtype", "fp32", "--threads", 1)
+    served = (
+        "--policy",
+        "acme",
+        "--compiler",
+        "acme",
+        "--max-batch-size",
+        3,
+        "--max-model-len",
+        64,
+        "--dtype",
+        "fp32",
+        "--threads",
+        1,
+    )
     with serving("serve", "orca", zipped, *named, *served) as url:
         body = {"model": "tiny", "prompt": "hel", "max_tokens": 8, "temperature": 0}
         answer = post(f"{url}/v1/completions", body | {"model": "tiny.acme-llm"})
@@ -170,6 +183,9 @@ def test_orca_takes_its_loader_device_pool_and_policy(
     assert "acme:1 made a stream" in said
     assert "scheduler of 3 requests" in said
     assert "allocated 1 blocks" in said
+    assert [f"compiled GatedMLP for [({rows}, 64)]" for rows in (1, 2, 4) for _ in range(2)] == sorted(
+        line for line in said if line.startswith("compiled")
+    )
     notes.write_text("")
     again = json.loads(mlsys("orca", "generate", "prompts", "--model", zipped, *named, *options).stdout)
     assert again["text"] == plain["text"]
@@ -178,7 +194,7 @@ def test_orca_takes_its_loader_device_pool_and_policy(
 
 def test_orca_refuses_what_the_loader_does_not_take(mlsys: Mlsys, zipped: Path, tmp_path: Path) -> None:
     refused = mlsys("orca", "explain", zipped, "--weights", "int8", code=2).stderr
-    assert "this model's loader does not take --weights (it takes: --dtype)" in refused
+    assert "this model's loader does not take --weights (it takes: --dtype, --backend)" in refused
     (tmp_path / "model.foo").write_text("no model")
     assert ".acme-llm, .gguf" in mlsys("orca", "explain", "model.foo", code=2).stderr
 
@@ -243,6 +259,7 @@ def test_names_that_are_not_there_are_refused_with_what_is(mlsys: Mlsys, gguf: P
         (("orca", "serve", gguf, "--device", "acne"), "allowed are cpu, cpu:INDEX, cuda, cuda:INDEX, acme, acme:INDEX"),
         (("orca", "serve", gguf, "--memory-pool", "acme-runs"), "this takes pools of blocks: acme-blocks, block"),
         (("batchmaker", "serve", ".", "--memory-pool", "acme-run"), "did you mean 'acme-runs'?"),
+        (("orca", "serve", gguf, "--compiler", "acne"), "no compiler is called 'acne'; did you mean 'acme'?"),
         (("serve", "acm"), "did you mean 'acme'?"),
         (("trace", "export", "x.json", "y.csv", "--to", "csv"), "there are: acme-csv, chrome-trace, html"),
     ):

@@ -1,4 +1,4 @@
-"""Options that name what plugins register, the same in every command: ``--device``, ``--memory-pool``.
+"""Options that name what plugins register, the same in every command: ``--device``, ``--memory-pool``, ``--compiler``.
 
 Each is looked up before anything is loaded; an unknown name is refused with the list of what there is.
 """
@@ -34,6 +34,15 @@ def _known_runs(name: str | None) -> str | None:
     return _known_pool("runs", name)
 
 
+def _known_compiler(name: str | None) -> str | None:
+    from mlsys_core.plugins import installed_plugins
+    from mlsys_core.plugins.specs import CompilerSpec
+
+    if name is not None:
+        installed_plugins().registry.chosen(CompilerSpec, name)
+    return name
+
+
 Device = Annotated[
     str,
     typer.Option(callback=_usable_device, help="Where to compute: cpu, cuda, cuda:1, or a kind that a plugin adds."),
@@ -45,4 +54,10 @@ BlockPoolName = Annotated[
 RunPoolName = Annotated[
     str | None,
     typer.Option("--memory-pool", callback=_known_runs, help="The pool of state rows: run, or one of a plugin."),
+]
+CompilerName = Annotated[
+    str | None,
+    typer.Option(
+        "--compiler", callback=_known_compiler, help="Compile parts of the model: nimble, or a compiler of a plugin."
+    ),
 ]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from mlsys_core.cli.registered import BlockPoolName, Device
+from mlsys_core.cli.registered import BlockPoolName, CompilerName, Device
 from mlsys_core.collector import kept_out_of_collections
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.cli.options import Adapters, ChatTemplateFile, Dtype, Threads, Weights, num_threads_of
@@ -35,6 +35,7 @@ def generate(
     max_model_len: Annotated[int | None, typer.Option(min=2, help="Tokens of prompt and answer.")] = None,
     speculate: Annotated[int, typer.Option(min=0, max=16, help="Tokens guessed from the text so far.")] = 0,
     memory_pool: BlockPoolName = None,
+    compiler: CompilerName = None,
     adapter: Adapters = None,
     chat_template: ChatTemplateFile = None,
     dtype: Dtype = None,
@@ -56,7 +57,15 @@ def generate(
     if source != "-" and not Path(source).is_file():
         raise InvalidInputError(f"there is no file {source!r}; give a file with a prompt per line, or -")
     done = 0 if output is None else num_done(output)
-    loaded = load(model, dtype, device=device, weights=weights, adapters=adapter, chat_template=chat_template)
+    loaded = load(
+        model,
+        dtype,
+        device=device,
+        weights=weights,
+        adapters=adapter,
+        runs_in_torch=compiler is not None,
+        chat_template=chat_template,
+    )
     from mlsys_orca.api.server import make_service, model_name
     from mlsys_orca.engine.engine import EngineConfig
     from rich.console import Console
@@ -70,6 +79,7 @@ def generate(
         num_threads=num_threads_of(threads),
         policy="paged",
         memory_pool=memory_pool,
+        compiler=compiler,
         num_draft_tokens=speculate,
     )
     service = make_service(loaded, model_name(model), config)

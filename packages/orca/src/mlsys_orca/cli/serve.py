@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from mlsys_core.cli.registered import BlockPoolName, Device
+from mlsys_core.cli.registered import BlockPoolName, CompilerName, Device
 from mlsys_core.cli.serving import ServerOptions, serve_command
 from mlsys_core.collector import kept_out_of_collections
 from mlsys_orca.cli.options import Adapters, ChatTemplateFile, Dtype, Model, Threads, Weights, num_threads_of
@@ -55,6 +55,7 @@ def serve(
     ] = None,
     kv_tokens: Annotated[int | None, typer.Option(min=16, help="K/V slots; by default what fits the memory.")] = None,
     memory_pool: BlockPoolName = None,
+    compiler: CompilerName = None,
     speculate: Annotated[
         int, typer.Option(min=0, max=16, help="Tokens guessed from the text so far behind each; answers stay the same.")
     ] = 0,
@@ -84,7 +85,15 @@ def serve(
         validation_status=400,  # as the protocol's own server answers
     )
     with server.bind(http) as bound:
-        loaded = load(model, dtype, device=device, weights=weights, adapters=adapter, chat_template=chat_template)
+        loaded = load(
+            model,
+            dtype,
+            device=device,
+            weights=weights,
+            adapters=adapter,
+            runs_in_torch=compiler is not None,
+            chat_template=chat_template,
+        )
         from mlsys_orca.api.server import find_encoder, make_app, make_service, model_name
         from mlsys_orca.engine.engine import EngineConfig
 
@@ -98,6 +107,7 @@ def serve(
             num_threads=num_threads_of(threads),
             policy=policy,
             memory_pool=memory_pool,
+            compiler=compiler,
             policy_options=options,
             batch_invariant=batch_invariant,
             max_waiting=max_waiting,

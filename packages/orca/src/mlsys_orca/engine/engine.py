@@ -20,6 +20,7 @@ from mlsys_core.device import get_device
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.memory import find_pool
 from mlsys_core.plugins import Registry, installed_plugins
+from mlsys_core.plugins.compilers import find_module_compiler
 from mlsys_core.serving import (
     Executor,
     Finished,
@@ -30,6 +31,7 @@ from mlsys_core.serving import (
     StreamExecutor,
     WallClock,
 )
+from mlsys_orca.backends.compiled import compile_decodes
 from mlsys_orca.backends.native.decoder import NativeDecoder, new_kv_cache
 from mlsys_orca.backends.runner import Runner, intra_op_threads
 from mlsys_orca.engine.iteration_trace import record_iterations
@@ -56,6 +58,7 @@ class EngineConfig:
     policy: str = DEFAULT_POLICY  # the scheduling policy's registered name
     memory_pool: str | None = None  # the registered name of the pool of K/V blocks; None: the core's own
     policy_options: Mapping[str, Any] = field(default_factory=dict)  # keywords of the policy's own
+    compiler: str | None = None  # the registered name of what compiles the layers' feed-forward parts; None: nothing
     batch_invariant: bool = False  # refuse a model whose numbers would depend on what it is batched with
     max_waiting: int | None = None  # requests beyond those of an iteration, from which on new ones are refused
     num_draft_tokens: int = 0  # guesses behind each decode at most, by prompt lookup; 0: none
@@ -158,6 +161,9 @@ class Engine:
                 f"{loaded.name} runs in torch's operators, whose sums depend on the number of rows: only native models "
                 "give a request the same bits in any batch"
             )
+        if config.compiler is not None:
+            compiler = find_module_compiler(config.compiler, registry)
+            model = compile_decodes(model, compiler, config.max_batch_size)
         kv_cache = new_kv_cache(model, num_blocks=self.block_tables.num_blocks)
         self.kv_nbytes = kv_cache.nbytes
         # One worker, since requests join between iterations in any case: an iteration runs in the loop's own thread, or

@@ -22,9 +22,12 @@ def load(
     device: str = "cpu",
     weights: str | None = None,
     adapters: list[str] | None = None,
+    runs_in_torch: bool = False,
     chat_template: Path | None = None,
 ) -> LoadedModel:
     """Resolve and load ``model`` with a progress bar on stderr.
+
+    ``runs_in_torch`` keeps the model from native kernels, so that its layers can be compiled.
 
     Raises:
         InvalidInputError: as ``load_by_name``; or an adapter is not written NAME=DIRECTORY, or does not fit.
@@ -43,7 +46,7 @@ def load(
 
         from mlsys_orca.loading.registered import load_by_name  # here: the bar shows while torch is imported
 
-        given = {"dtype": dtype, "weights": weights, "backend": "torch" if adapters else None}
+        given = {"dtype": dtype, "weights": weights, "backend": "torch" if adapters or runs_in_torch else None}
         context = LoadContext(
             device=device,
             progress=lambda done, total: progress.update(task, completed=done, total=total),

@@ -35,6 +35,7 @@ class Linear(nn.Module):
         weight: [out_features, in_features]. On a CPU with oneDNN a packed copy of a floating one takes its place when
             it is first used; a quantised one stays as it is.
         bias: [out_features], of the dtype that goes in.
+        packs: False: the weight stays as it is.
 
     Example:
         >>> Linear(torch.ones(3, 2))(torch.ones(1, 2)).tolist()
@@ -44,8 +45,9 @@ class Linear(nn.Module):
     bias: Tensor | None
     weight: Matrix
 
-    def __init__(self, weight: Matrix, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Matrix, bias: Tensor | None = None, *, packs: bool = True) -> None:
         super().__init__()
+        self.packs = packs
         self.out_features, self.in_features = weight.shape
         self.is_packed = False
         _set_matrix(self, "weight", weight)
@@ -56,7 +58,7 @@ class Linear(nn.Module):
         if isinstance(self.weight, QuantizedMatrix):
             return product(x, self.weight, self.bias)
         if not self.is_packed:
-            if not _can_pack(self.weight):
+            if not (self.packs and _can_pack(self.weight)):
                 return functional.linear(x, self.weight, self.bias)
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, _TYPICAL_ROWS)
             self.is_packed = True

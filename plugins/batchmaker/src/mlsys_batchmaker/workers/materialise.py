@@ -14,7 +14,10 @@ import torch
 from mlsys_batchmaker.cells.cell import Cell, require_rows_apart
 from mlsys_batchmaker.native.runner import PackedCell
 from mlsys_batchmaker.plan.spec import CellSpec
-from mlsys_core.errors import InvalidInputError, PluginError
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.plugins import installed_plugins
+from mlsys_core.plugins.compilers import find_module_compiler
+from mlsys_core.plugins.specs import CompilerSpec
 from torch import Tensor, nn
 
 Compiler: TypeAlias = Callable[..., Callable[..., Any]]  # (module, example_inputs) -> callable
@@ -93,22 +96,14 @@ def find_compiler(name: str = AUTO) -> Compiler | None:
     """The compiler called ``name``; None for ``eager``, and for ``auto`` where Nimble offers none.
 
     Raises:
-        PluginError: there is no compiler of that name.
+        InvalidInputError: there is no compiler of that name.
     """
     if name == EAGER:
         return None
-    from mlsys_core.plugins import installed_plugins
-    from mlsys_core.plugins.specs import CompilerSpec
-
     registry = installed_plugins().registry
-    if name != AUTO:
-        compiler: Compiler = registry.load(CompilerSpec, name)
-        return compiler
-    try:
-        compiler = registry.load(CompilerSpec, _PREFERRED)
-    except PluginError:
+    if name == AUTO and not any(spec.name == _PREFERRED for spec in registry.all(CompilerSpec)):
         return None
-    return compiler
+    return find_module_compiler(_PREFERRED if name == AUTO else name, registry)
 
 
 def _pad(values: Tensor, size: int) -> Tensor:

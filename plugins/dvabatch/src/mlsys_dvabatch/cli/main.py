@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from mlsys_core.cli.registered import Device
+from mlsys_core.cli.registered import CompilerName, Device
 from mlsys_core.cli.serving import OipOptions, ServerOptions, serve_command
 from mlsys_core.cli.trust import TrustCode
 
@@ -92,7 +92,7 @@ def serve(
         str | None, typer.Option(help="Shape of one request, where the file leaves it open: 3,224,224.")
     ] = None,
     slice_at: Annotated[str, typer.Option(help="time: even stages; diversity: where preferred sizes change.")] = "time",
-    compiler: Annotated[str | None, typer.Option(help="Compile each stage with this compiler.")] = None,
+    compiler: CompilerName = None,
     exit_confidence: Annotated[
         float, typer.Option(help="With --policy early-exit: how sure an output must be, as a part of 1.", max=1)
     ] = 0.9,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,9 @@ import torch
 from mlsys_core.device import Device, get_device
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.plugins import installed_plugins
+from mlsys_core.plugins.compilers import find_module_compiler
 from mlsys_core.plugins.loading import LoadContext, endings, find_loader, load_with
-from mlsys_core.plugins.specs import CompilerSpec, ModelLoaderSpec
+from mlsys_core.plugins.specs import ModelLoaderSpec
 from mlsys_dvabatch.stages.models.bert import BERT_BASE, BERT_LARGE, MINILM, BertConfig, BertStages
 from mlsys_dvabatch.stages.models.bert_folder import load_bert
 from mlsys_dvabatch.stages.models.vision import SHAPES
@@ -177,9 +177,8 @@ def compiler_of(name: str | None) -> Compile | None:
     """A compiler of the registry as :class:`SlicedModel` takes it.
 
     Raises:
-        PluginError: no compiler is called so.
+        InvalidInputError: no compiler is called so.
     """
     if name is None:
         return None
-    factory: Callable[..., Any] = installed_plugins().registry.load(CompilerSpec, name)
-    return lambda module, example: factory(module, example)
+    return find_module_compiler(name, installed_plugins().registry)

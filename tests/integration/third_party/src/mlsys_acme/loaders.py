@@ -12,7 +12,7 @@ def orca(path, context):
     note(f"loaded {path.name} on {context.device}")
     plain = path.with_suffix(".gguf")
     plain.write_bytes(gzip.decompress(path.read_bytes()))
-    return load_model(plain, device=context.device, progress=context.progress, **context.taken("dtype"))
+    return load_model(plain, device=context.device, progress=context.progress, **context.taken("dtype", "backend"))
 
 
 def batchmaker(path, context):

@@ -1,0 +1,89 @@
+"""docs/plugins.md: its example of each kind, loaded as a plugin and used."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from mlsys_core.config import read_settings
+from mlsys_core.device import get_device
+from mlsys_core.lazy import resolve
+from mlsys_core.memory import find_pool
+from mlsys_core.plugins import Registry, load_plugins, specs
+from mlsys_core.plugins.compilers import find_module_compiler
+from mlsys_core.plugins.loading import LoadContext, find_loader
+from mlsys_core.profiling import Recorder
+
+PAGE = Path(__file__).parents[3] / "docs" / "plugins.md"
+EXAMPLES = PAGE.read_text(encoding="utf-8").partition("## One example")[2]
+BLOCKS = re.findall(r"^```python\n(.*?)^```", EXAMPLES, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def registry() -> Iterator[Registry]:
+    """What the page's module registers, beside the core's."""
+    module = types.ModuleType("mlsys_demo")
+    for block in BLOCKS:
+        exec(compile(block, "docs/plugins.md", "exec"), module.__dict__)
+    sys.modules["mlsys_demo"] = module
+    entry = SimpleNamespace(name="demo", value="mlsys_demo", dist=None, load=lambda: module)
+    loaded = load_plugins(read_settings({"MLSYS_PLUGINS_STRICT": "1"}), entry_points=[entry])
+    yield loaded.registry
+    del sys.modules["mlsys_demo"]
+
+
+def test_there_is_one_of_every_kind(registry: Registry) -> None:
+    kinds = {kind for kind in vars(specs).values() if isinstance(kind, type) and issubclass(kind, specs.Spec)}
+    assert {type(spec) for spec in registry.owned_by("mlsys_demo")} == kinds - {specs.Spec}
+
+
+def test_the_apps_are_apps(registry: Registry, capsys: pytest.CaptureFixture[str]) -> None:
+    import typer
+
+    typer.main.get_command(resolve(registry.get(specs.CommandSpec, "greet").app)).main([], standalone_mode=False)
+    assert capsys.readouterr().out == "hello\n"
+    command: Any = typer.main.get_command(resolve(registry.get(specs.EngineSpec, "demo").app))
+    assert {"model", "port", "config"} <= {parameter.name for parameter in command.params}
+
+
+def test_device_pool_and_compiler_are_made(registry: Registry) -> None:
+    device, ran = get_device("quiet", registry=registry), []
+    with device.stream() as stream:
+        stream.submit(ran.append, 1)
+    assert ran == [1]
+    pool = find_pool("counted", "blocks", registry)(8)
+    pool.allocate(3)
+    assert pool.num_allocated == 3
+    layer, x = torch.nn.Linear(3, 2), torch.randn(4, 3)
+    assert torch.equal(find_module_compiler("trace", registry)(layer, (x,))(x), layer(x))
+
+
+def test_exporter_benchmark_and_step_run(registry: Registry, tmp_path: Path) -> None:
+    recorder = Recorder()
+    recorder.complete("step", 0, 5)
+    registry.load(specs.ExporterSpec, "csv")(recorder.recording(), tmp_path / "run.csv")
+    assert (tmp_path / "run.csv").read_text() == "step,5\n"
+    assert registry.load(specs.BenchmarkSpec, "counting")(SimpleNamespace(device="quiet")).data == {"count": 3}
+    assert registry.load(specs.DemoStepSpec, "greeting")(None).title == "Greeting"
+
+
+def test_loader_policy_and_converter_are_found(registry: Registry, tmp_path: Path) -> None:
+    spec = find_loader(Path("model.note"), "orca", registry)
+    assert spec is not None
+    (tmp_path / "model.note").write_text(f"{tmp_path}/nowhere.gguf")
+    with pytest.raises(Exception, match=r"nowhere\.gguf does not exist"):
+        resolve(spec.factory)(tmp_path / "model.note", LoadContext())
+    from mlsys_orca.scheduling.block_tables import BlockTables
+
+    tables = BlockTables(num_blocks=8)
+    scheduler = registry.load(specs.PolicySpec, "patient")(tables, max_batch_size=8, max_model_len=64)
+    assert scheduler.book.max_batch_size == 2
+    half = registry.load(specs.ConverterSpec, "half")(None)
+    assert half(torch.ones(2)).tolist() == [0.5, 0.5]
