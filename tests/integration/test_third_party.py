@@ -237,8 +237,8 @@ def test_dvabatch_takes_its_loader_device_policy_and_compiler(serving: Serving, 
     assert said.count("compiled GraphModule") == 2
 
 
-def test_windtunnel_takes_its_converter(
-    mlsys: Mlsys, python: Path, environment: dict[str, str], tmp_path: Path
+def test_windtunnel_takes_its_converter_and_device(
+    mlsys: Mlsys, python: Path, environment: dict[str, str], notes: Path, tmp_path: Path
 ) -> None:
     script = (
         "import numpy as np, joblib; from mlsys_acme.converter import Halver;"
@@ -250,7 +250,8 @@ def test_windtunnel_takes_its_converter(
     said = mlsys("windtunnel", "translate", "pipe.joblib", "-o", "translated", "--trust-code").stdout
     assert "2 of 2 operators in the network" in said
     (tmp_path / "rows.csv").write_text("a,b,c\n1,2,3\n-1,2,3\n")
-    mlsys("windtunnel", "predict", "translated", "rows.csv", "-o", "answers.csv")
+    mlsys("windtunnel", "predict", "translated", "rows.csv", "-o", "answers.csv", "--device", "acme")
+    assert notes.read_text() == "acme:0 made a stream\n"
     assert (tmp_path / "answers.csv").read_text() == "prediction\nTrue\nFalse\n"
 
 

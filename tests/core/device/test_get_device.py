@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import pytest
 from mlsys_core.config import read_settings
-from mlsys_core.device import CpuDevice, Device, device_kind, get_device
+from mlsys_core.device import CpuDevice, Device, device_kind, get_device, run_on
 from mlsys_core.errors import DeviceError, InvalidInputError, PluginError
 from mlsys_core.plugins import Registry, load_plugins
 from mlsys_core.plugins.specs import DeviceSpec
@@ -64,6 +65,14 @@ def test_a_factory_that_fails_or_makes_no_device_is_named_with_its_owner() -> No
         get_device("npu", registry=registry_with("npu", f"{__name__}:break_down"))
     with pytest.raises(PluginError, match="gave a float, which lacks 'name'"):
         get_device("npu", registry=registry_with("npu", "math:sqrt"))
+
+
+def test_work_runs_on_a_stream_of_another_device_and_its_error_comes_back() -> None:
+    assert run_on(get_device("cpu"), lambda: threading.current_thread().name) == "MainThread"
+    npu = Npu(0)
+    assert run_on(npu, lambda: threading.current_thread().name).startswith("mlsys-cpu-stream-")
+    with pytest.raises(ZeroDivisionError):
+        run_on(npu, lambda: 1 // 0)
 
 
 def test_absent_cuda_says_why_and_what_to_do() -> None:

@@ -73,6 +73,12 @@ class WindTunnelModule(nn.Module):
         first = next(kinds, torch.float64)
         return torch.float64 if first == torch.float64 or torch.float64 in kinds else first
 
+    @property
+    def place(self) -> torch.device:
+        """Return where the network's tensors lie; the host, if it has none."""
+        tensors = chain(self.network.parameters(), self.network.buffers())
+        return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
     def encode(self, x: Table) -> npt.NDArray[np.float64]:
         """Raw input (numpy, pandas, sparse) to the packed float64 table that :meth:`forward` takes.
 
@@ -169,7 +175,7 @@ class WindTunnelModule(nn.Module):
         table = pack(tables)
         if dtype == torch.float32:
             table = rounded(table, "float32")
-        packed = torch.from_numpy(table).to(dtype)
+        packed = torch.from_numpy(table).to(self.place, dtype)
         with torch.inference_mode():
             result = self.network(packed, checks=True, methods=(method,))
             if self.predictor is not None:

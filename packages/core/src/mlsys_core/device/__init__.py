@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from mlsys_core.device.cpu import CpuDevice
 from mlsys_core.device.cuda import CudaDevice
@@ -30,7 +31,10 @@ __all__ = [
     "Stream",
     "device_kind",
     "get_device",
+    "run_on",
 ]
+
+T = TypeVar("T")
 
 
 _PARTS = ("name", "torch_name", "stream", "event", "synchronize", "memory_info")  # of what a plugin's factory gives
@@ -68,6 +72,25 @@ def get_device(name: str, *, registry: Registry | None = None) -> Device:
         )
     made: Device = device
     return made
+
+
+def run_on(device: Device, work: Callable[[], T]) -> T:
+    """Run ``work`` on a stream of ``device`` and return what it gives, once the device is done; on the CPU at once.
+
+    Whatever it raises is raised here.
+
+    Example:
+        >>> run_on(get_device("cpu"), lambda: 6 * 7)
+        42
+    """
+    if device.kind == "cpu":
+        return work()
+    given: list[T] = []
+    device.synchronize()  # what it works on may have been made on other streams
+    with device.stream() as stream:
+        stream.submit(lambda: given.append(work()))
+        stream.synchronize()
+    return given[0]
 
 
 def device_kind(name: str, *, registry: Registry | None = None) -> DeviceSpec:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from mlsys_core.cli.registered import Device
 from mlsys_core.cli.trust import TrustCode
 from mlsys_core.errors import InvalidInputError
 
 if TYPE_CHECKING:
     import pandas as pd
+    from mlsys_core.device import Device as ComputeDevice
 
 ROWS_AT_ONCE = 65_536  # between two moves of the progress bar
 
@@ -23,6 +26,7 @@ def predict(
         Path, typer.Option("--output", "-o", metavar="FILE", help="Where answers go: .csv, .csv.gz or .parquet.")
     ],
     proba: Annotated[bool, typer.Option("--proba", help="Add a column with the probability of each class.")] = False,
+    device: Device = "cpu",
     trust_code: TrustCode = False,
 ) -> None:
     """Answer the rows of a file: a column "prediction", or the features of a pipeline without a predictor.
@@ -33,18 +37,26 @@ def predict(
 
     Example: mlsys windtunnel predict churn.pt2 customers.parquet -o answers.parquet
     """
+    from mlsys_core.device import get_device
     from mlsys_windtunnel.cli.data import check_table_path, read_table
 
     check_table_path(data)
     suffix = check_table_path(output)
     if not output.absolute().parent.is_dir():
         raise InvalidInputError(f"{output}: there is no folder {output.absolute().parent}")
+    place = get_device(device)
     answering = load_model(model, trust_code=trust_code)
+    if place.torch_name != "cpu":
+        if not model.is_dir():
+            raise InvalidInputError(
+                f"{model} is a program for the CPU; give the folder, or leave out --device {device}"
+            )
+        answering.to(place.torch_name)
     if proba and not hasattr(answering, "predict_proba"):
         raise InvalidInputError(f"{model} gives no probabilities; leave --proba out")
     rows = read_table(data, answering.frontend)
     table = rows if answering.frontend.columns is not None else rows.to_numpy()
-    _save(_answers(answering, table, proba=proba), output, suffix)
+    _save(_answers(answering, table, place, proba=proba), output, suffix)
     typer.echo(f"{len(rows):,} rows answered in {output}")
 
 
@@ -69,8 +81,9 @@ def load_model(path: Path, *, trust_code: bool = False) -> Any:
     return load(path)
 
 
-def _answers(answering: Any, rows: Any, *, proba: bool) -> Iterator[pd.DataFrame]:
-    """Tables of answers, some rows each, with a progress bar on stderr."""
+def _answers(answering: Any, rows: Any, place: ComputeDevice, *, proba: bool) -> Iterator[pd.DataFrame]:
+    """Yield tables of answers, some rows each, computed on a device, with a progress bar on stderr."""
+    from mlsys_core.device import run_on
     from rich.console import Console
     from rich.progress import Progress
 
@@ -78,7 +91,7 @@ def _answers(answering: Any, rows: Any, *, proba: bool) -> Iterator[pd.DataFrame
         task = progress.add_task("predicting", total=len(rows))
         for start in range(0, len(rows), ROWS_AT_ONCE):
             part = rows[start : start + ROWS_AT_ONCE]
-            yield _table(answering, part, proba=proba)
+            yield run_on(place, partial(_table, answering, part, proba=proba))
             progress.advance(task, len(part))
 
 
