@@ -84,6 +84,6 @@ def test_loader_policy_and_converter_are_found(registry: Registry, tmp_path: Pat
 
     tables = BlockTables(num_blocks=8)
     scheduler = registry.load(specs.PolicySpec, "patient")(tables, max_batch_size=8, max_model_len=64)
-    assert scheduler.book.max_batch_size == 2
+    assert scheduler.pool.max_batch_size == 2
     half = registry.load(specs.ConverterSpec, "half")(None)
     assert half(torch.ones(2)).tolist() == [0.5, 0.5]
