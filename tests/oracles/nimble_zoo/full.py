@@ -1,12 +1,13 @@
 """Real models through Nimble: torchvision's zoo and transformers' language models, beside eager.
 
-    python tests/oracles/nimble_zoo/full.py [--all] [--write] [--only NAME] [--area vision|language]
+    python tests/oracles/nimble_zoo/full.py [--all] [--write] [--only NAME] [--area vision|language] [--journal FILE]
 
 Classes are those that the libraries list themselves. Each model goes through ``prepare`` and is called with values that
 it was prepared with and with others. Language models take batches padded left and at both ends, and decoders go on
 token by token through a cache, of one kind for each third of them. Models in the sample go through torch.compile and
 ``fallback="eager"`` too, through the native executor, or are trained: which, their place in the list decides.
-``--all`` takes every model every way. ``--write`` writes docs/nimble-refusals-models.md.
+``--all`` takes every model every way. ``--write`` writes docs/nimble-refusals-models.md. ``--journal`` keeps what came
+of each model, and a later run with the same file takes the others.
 """
 
 from __future__ import annotations
@@ -53,19 +54,26 @@ def run_share(area: str, share: int, options: argparse.Namespace, deadline: floa
     warnings.filterwarnings("ignore")
     logging.disable(logging.ERROR)
     torch.set_num_threads(1)
-    from tests.oracles.nimble_zoo.children import run_in_child
+    from tests.oracles.journal import Journal
+    from tests.oracles.nimble_zoo.children import Note, run_in_child
     from tests.oracles.nimble_zoo.compare import Tally
 
     tally, left_out, num_run = Tally(), {}, 0
+    journal = Journal(options.journal)
+    known = journal.read()
     models = list((vision if area == "vision" else language)(options.all))
     for number, (name, run) in enumerate(models):
         if number % NUM_PROCESSES != share or options.only not in name:
             continue
         begin = time.monotonic()
-        if time.time() > deadline:
+        if name in known:
+            notes, reason = [Note(*note) for note in known[name][0]], known[name][1]
+        elif time.time() > deadline:
             left_out[name] = "no time was left"
             continue
-        notes, reason = run_in_child(name, run, LIMIT_S if not options.all else 10 * LIMIT_S)
+        else:
+            notes, reason = run_in_child(name, run, LIMIT_S if not options.all else 10 * LIMIT_S)
+            journal.add(name, (notes, reason))
         for note in notes:
             tally.note(*note)
         num_run += bool(notes)
@@ -143,6 +151,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write the list of what is refused into the docs")
     parser.add_argument("--only", default="", help="models whose name has this in it")
     parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds in which models are begun")
+    parser.add_argument("--journal", help="file of what came of each model; those in it are not run again")
     parser.add_argument("--area", choices=("vision", "language"), action="append")
     options = parser.parse_args()
     from tests.oracles.nimble_zoo.compare import Tally
