@@ -14,7 +14,7 @@ def test_another_result_in_each_call_is_wrong_for_a_replay():
 
     def counts(x: torch.Tensor) -> torch.Tensor:
         calls.append(1)
-        return x + (len(calls) > 2)  # the first two calls are eager's
+        return x + (len(calls) > 5)  # the first five calls are eager's
 
     assert judge(Case("counts", counts, (torch.ones(3),)), "reference").verdict == "wrong"
 
@@ -24,12 +24,20 @@ def test_an_exception_that_is_not_ours_is_raw_and_one_of_eager_is_no_case():
 
     def breaks(x: torch.Tensor) -> torch.Tensor:
         calls.append(1)
-        if len(calls) > 2:
+        if len(calls) > 5:
             raise KeyError("x")
         return x
 
     assert judge(Case("breaks", breaks, (torch.ones(3),)), "native").verdict == "raw"
     assert judge(Case("eager", lambda x: x.view(5), (torch.ones(3),)), "native").verdict == "not run"
+
+
+def test_memory_that_nobody_wrote_is_no_result():
+    written = judge(Case("zeros", lambda x: torch.empty(x.shape).fill_(0) + x, (torch.ones(3),)), "reference")
+    assert written.verdict == "equal"
+    unset = judge(Case("empty", lambda x: torch.empty(x.shape), (torch.ones(3),)), "reference")
+    assert (unset.verdict, unset.reason) == ("not run", "eager gives another result each time: unset memory")
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_what_differs_is_said():
