@@ -123,7 +123,7 @@ def test_threads_share_the_rows(num_threads):
     ensemble = join_trees(
         [random_tree(rng, 20, outputs=1, categories=False) for _ in range(9)], num_features=NUM_FEATURES
     )
-    x = make_rows(rng, 3000)
+    x = make_rows(rng, 24_000)  # times nine trees: three threads are worth starting (kWalksWorthAThread)
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
