@@ -44,7 +44,7 @@ _Gradients = _record("_Gradients", ("outputs", *_TO))
 @lru_cache(maxsize=1)
 def kernel() -> ctypes.CDLL | None:
     """The compiled kernel, built on the first call ever on this machine (seconds); None where it cannot be."""
-    source = Path(__file__).parent.parent / "native" / "soft_trees.cpp"
+    source = Path(__file__).parents[2] / "native" / "soft_trees.cpp"
     # Unlike exact trees, soft ones promise no last bit to anybody: contraction halves the work.
     flags = ("-ffp-contract=fast", "-fno-strict-aliasing", "-Wno-psabi")
     try:
