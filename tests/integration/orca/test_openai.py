@@ -263,7 +263,7 @@ def test_chat_command_answers_one_prompt():
     ("arguments", "code", "says"),
     [
         (["no-such-model"], 2, "neither a known model"),
-        ([__file__], 2, "is not a GGUF file"),
+        ([__file__], 2, "no loader takes it"),
         ([MODEL, "--dtype", "fp8"], 2, "'fp8' is not known"),
         ([MODEL, "--log-format", "xml"], 2, "text or json"),
         ([MODEL, "--port", "99999"], 2, "--port"),

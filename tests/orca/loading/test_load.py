@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from mlsys_core.errors import DeviceError, InvalidInputError
+from mlsys_core.errors import InvalidInputError
 from mlsys_orca.loading.load import default_dtype, load_model
 
 Make = Callable[..., Path]
@@ -97,7 +97,7 @@ def test_paths_without_a_model_are_refused(tmp_path: Path) -> None:
 def test_options_are_refused_by_name(make_gguf: Make) -> None:
     with pytest.raises(InvalidInputError, match="fp32, bf16"):
         load_model(make_gguf(), dtype="fp16")
-    with pytest.raises(DeviceError, match="'warp:3'"):
+    with pytest.raises(InvalidInputError, match="'warp:3'"):
         load_model(make_gguf(), device="warp:3")
     with pytest.raises(InvalidInputError, match="0 threads"):
         load_model(make_gguf(), num_threads=0)

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.lazy import resolve
+from mlsys_core.memory.block_pool import BlockPool
+from mlsys_core.memory.run_pool import RunPool
 
 if TYPE_CHECKING:
     from mlsys_core.plugins import Registry
 
-DEFAULT_POOLS = {"blocks": "block", "runs": "run"}  # by kind, the name of the core's own
+DEFAULT_POOLS = {"blocks": BlockPool, "runs": RunPool}  # the core's own of each kind, for who names none
 
 
 def find_pool(
@@ -33,12 +35,13 @@ def find_pool(
         >>> find_pool("block", "blocks")(4).num_free
         4
     """
+    if name is None:
+        return DEFAULT_POOLS[kind]
     from mlsys_core.plugins import installed_plugins
     from mlsys_core.plugins.boundary import failing_as
     from mlsys_core.plugins.specs import MemoryPoolSpec
 
     found = installed_plugins().registry if registry is None else registry
-    name = DEFAULT_POOLS[kind] if name is None else name
     spec = found.chosen(MemoryPoolSpec, name)
     if spec.kind != kind:
         fitting = ", ".join(sorted(each.name for each in found.all(MemoryPoolSpec) if each.kind == kind))
