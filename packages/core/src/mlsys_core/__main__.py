@@ -1,4 +1,4 @@
-"""``python -m mlsys_core`` is ``mlsys``."""
+"""Run ``python -m mlsys_core`` as ``mlsys``."""
 
 from mlsys_core.cli.main import main
 

@@ -1,4 +1,4 @@
-"""The seam of ``mlsys bench``: what a suite gets and what it returns.
+"""Interface between ``mlsys bench`` and its suites: the suite's context and its result.
 
 A subsystem registers suites with ``mlsys_register_benchmarks``. A suite interleaves its contestants in one run,
 compares their outputs before their times, names peers that are not installed, and returns a section with its figures
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BenchContext:
-    """What a suite may use."""
+    """Inputs and settings of a benchmark suite."""
 
     console: Console
     is_quick: bool  # under three minutes, fewer repeats

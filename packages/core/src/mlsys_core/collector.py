@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def kept_out_of_collections() -> Iterator[None]:
-    """What is loaded by now stays for the time of the block: full collections pass it over.
+    """Exempt all objects loaded so far from garbage collection within the block.
 
-    To look through a model's objects and all that torch has loaded takes some 75 ms, which would halt all requests.
+    A full collection over a model's objects and torch's modules takes about 75 ms and would halt all requests.
 
     Example:
         >>> with kept_out_of_collections():

@@ -18,7 +18,7 @@ PROCESS_DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the environment says. Each field names its variable."""
+    """Settings read from the environment. Each field names its variable."""
 
     plugins: frozenset[str] | None  # MLSYS_PLUGINS=a,b: load only these plugins; None: all installed
     blocked_plugins: frozenset[str]  # MLSYS_PLUGINS_BLOCK=a,b: never load these
@@ -39,7 +39,7 @@ def _flag(value: str) -> bool:
 
 
 def read_settings(environ: dict[str, str] | os._Environ[str]) -> Settings:
-    """Settings from ``environ``; pure, for tests.
+    """Return the settings in ``environ``; pure, for tests.
 
     Example:
         >>> read_settings({"MLSYS_PLUGINS": "orca, nimble"}).plugins == {"orca", "nimble"}
@@ -64,7 +64,7 @@ def read_settings(environ: dict[str, str] | os._Environ[str]) -> Settings:
 
 @lru_cache(maxsize=1)
 def settings() -> Settings:
-    """The settings of this process, read on the first call."""
+    """Return the settings of this process, read on the first call."""
     return read_settings(os.environ)
 
 

@@ -1,4 +1,4 @@
-"""The seam of ``mlsys demo``: what a step gets, and how the steps of all subsystems run after one another.
+"""Interface between ``mlsys demo`` and its steps: a step's context, and the runner of all subsystems' steps.
 
 A subsystem registers a step with ``mlsys_register_demo_steps``; its ``run`` takes a :class:`DemoContext`, shows its
 work on the console as it goes, and returns a :class:`mlsys_core.report.Section` for the page.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DemoContext:
-    """What a step may use."""
+    """Inputs and settings of a demo step."""
 
     console: Console  # prints to the user
     work_dir: Path  # scratch space, removed after the demo
@@ -34,7 +34,7 @@ class DemoContext:
 
     @contextmanager
     def progress(self, description: str) -> Iterator[Callable[[float, float | None], None]]:
-        """A progress bar on the console; yields ``update(completed, total)``. ``total`` may stay None: a spinner.
+        """Show a progress bar; yield ``update(completed, total)``. ``total`` may stay None: a spinner.
 
         Example::
 

@@ -1,4 +1,4 @@
-"""What a result was measured on: written beside every figure that mlsys reports."""
+"""Environment of a measurement: machine, versions and commit, written beside every figure that mlsys reports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PACKAGES = ("torch", "triton", "numpy", "scikit-learn", "lightgbm")
 
 
 def _commit() -> str:
-    """The commit of the source tree this package lies in, with '+changes' if it is dirty; 'unknown' when installed."""
+    """Return the commit of this package's source tree, with '+changes' if it is dirty; 'unknown' when installed."""
     here = Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str:
@@ -35,7 +35,7 @@ def _cpu_model() -> str:
 
 
 def describe_environment() -> dict[str, str]:
-    """Machine, versions, commit and time, as text; imports no torch.
+    """Return machine, versions, commit and time, as text; imports no torch.
 
     Example:
         >>> "python" in describe_environment()

@@ -1,4 +1,4 @@
-"""The one tree of errors that mlsys raises on purpose.
+"""The single tree of errors that mlsys raises on purpose.
 
 Each message says what was wrong, what was got, what is allowed and what to do next. The command line prints it as one
 line and exits with ``exit_code``; anything outside this tree is a defect and keeps its traceback.

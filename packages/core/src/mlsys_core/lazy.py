@@ -10,7 +10,7 @@ from mlsys_core.errors import InvalidInputError, MissingDependencyError
 
 
 def resolve(reference: str) -> Any:
-    """Import and return what ``"package.module:attribute"`` names.
+    """Import and return the object called ``"package.module:attribute"``.
 
     Raises:
         InvalidInputError: the string has no colon, or the module has no such attribute.

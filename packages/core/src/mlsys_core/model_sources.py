@@ -1,4 +1,4 @@
-"""Where models and data come from: distributions of the Python index and packages of npm, each pinned by hash."""
+"""Sources of models and data: distributions of the Python index and packages of npm, each pinned by hash."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from mlsys_core.errors import MissingDependencyError, MlsysError
 
 
 class Source(Protocol):
-    """Where an entry's files come from."""
+    """Source of an entry's files."""
 
     def locate(self, cache_dir: Path) -> Path | None:
-        """The file or folder if it is here, else None; touches no network."""
+        """Return the file or folder if it is on this machine, else None; touches no network."""
         ...
 
     def install_command(self) -> str:
-        """Return the command that installs it."""
+        """Return the command that installs the files."""
         ...
 
     def fetch(self, cache_dir: Path) -> Path:
-        """Get it with the registry's own client."""
+        """Fetch the files with the registry's own client."""
         ...
 
 
@@ -123,7 +123,7 @@ def _run(command: list[str], shown: str, *, check: Callable[[str], None] | None 
     Args:
         command: Program and arguments.
         shown: What the user would type.
-        check: Takes what it said on stderr where it failed; raises where it knows why.
+        check: Called with the failed client's stderr; raises if it knows the reason.
 
     Raises:
         MlsysError: it failed; the message ends with its last words.
@@ -140,7 +140,7 @@ def _run(command: list[str], shown: str, *, check: Callable[[str], None] | None 
 
 
 def _has_hash(wheel: Wheel) -> Callable[[str], None]:
-    """Return a check of pip's words: it compares hashes before it installs."""
+    """Return a checker of pip's stderr for a wrong hash: pip compares hashes before it installs."""
 
     def check(told: str) -> None:
         if found := re.search(r"Got\s+([0-9a-f]{64})", told):

@@ -1,4 +1,4 @@
-"""Names for real models and data that can be had without a hub, and where their files are.
+"""Names of real models and data that need no hub, and the location of their files.
 
 Each comes inside a package of a public registry (docs/models.md). A name resolves to a file or folder of an installed
 distribution or of the cache; a path to a GGUF file or a local directory resolves to itself.
@@ -29,7 +29,7 @@ _SHA256 = {
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """One name of the table."""
+    """One entry of the table of models."""
 
     name: str
     kind: Literal["model", "data"]
@@ -120,7 +120,7 @@ ENTRIES: tuple[ModelEntry, ...] = (
 
 
 def find_entry(name: str) -> ModelEntry:
-    """The table's entry called ``name``.
+    """Return the table's entry called ``name``.
 
     Raises:
         InvalidInputError: there is none; the message suggests the nearest names.
@@ -135,7 +135,7 @@ def find_entry(name: str) -> ModelEntry:
 
 
 def resolve_model(name_or_path: str, cache_dir: Path) -> Path:
-    """The file or folder that ``name_or_path`` names: an entry of the table, a GGUF file, or a local directory.
+    """Return the file or folder called ``name_or_path``: a table entry, a GGUF file, or a local directory.
 
     Raises:
         InvalidInputError: it is none of these.

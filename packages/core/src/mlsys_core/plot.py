@@ -65,7 +65,7 @@ class TimelineSpan:
 
 @contextmanager
 def _style() -> Iterator[None]:
-    """The one style, within the context (or the decorated function); what the process has set comes back after it."""
+    """Apply the house style within the context or decorated function, then restore the process's settings."""
     import matplotlib
 
     with matplotlib.rc_context():
@@ -101,7 +101,7 @@ def _require_data(data: Mapping[str, Any] | Sequence[Any], what: str) -> None:
 
 @_style()
 def latency_vs_load(systems: Mapping[str, Sequence[LoadPoint]], *, title: str | None = None) -> Figure:
-    """Latency against offered load, a curve for each system: p90, bars from p50 to p99 (as BatchMaker's figure 7).
+    """Plot latency against offered load, a curve per system: p90, bars from p50 to p99 (as BatchMaker's figure 7).
 
     Args:
         systems: each system's runs, at least one; in a closed loop the throughput stands for the load.
@@ -147,9 +147,9 @@ def _load(point: LoadPoint) -> float:
 
 @_style()
 def throughput_latency(systems: Mapping[str, Sequence[LoadPoint]], *, title: str | None = None) -> Figure:
-    """Median latency per output token against throughput, a curve for each system (ORCA, figure 10; thesis, 4.8).
+    """Plot median latency per output token against throughput, a curve per system (ORCA, figure 10; thesis, 4.8).
 
-    A curve follows the load: past saturation it goes straight up. If any run knows no token counts, the
+    A curve follows the load: past saturation it goes straight up. If any run has no token counts, the
     median end-to-end latency is drawn for all.
 
     Raises:
@@ -180,7 +180,7 @@ def cdf(
     log: bool = False,
     title: str | None = None,
 ) -> Figure:
-    """The share of samples at or below each value, a step curve for each name.
+    """Plot the share of samples at or below each value, a step curve for each name.
 
     Args:
         samples: at least one value for each name, in seconds unless ``scale`` says otherwise.
@@ -217,7 +217,7 @@ def by_request(
     limit_s: float | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Each request's latency by its number, a point for each (DVABatch, figure 15).
+    """Plot each request's latency by its number, a point for each (DVABatch, figure 15).
 
     Args:
         latencies_s: of each system's requests, seconds above 0, in order of arrival.
@@ -251,7 +251,7 @@ def bars(
     ylabel: str | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Grouped bars with their values above; a contestant without a value in a group is marked as missing.
+    """Plot grouped bars with their values above; mark a contestant without a value in a group as missing.
 
     Args:
         groups: for each group (a model, a workload) each contestant's value.
@@ -308,7 +308,7 @@ def _three_digits(value: float) -> str:
 
 @_style()
 def timeline(spans: Sequence[TimelineSpan], *, title: str | None = None) -> Figure:
-    """What ran when: a row for each lane, in order of first appearance from the top, a colour for each name.
+    """Plot spans on a time axis: a row per lane, in order of first appearance from the top, a colour per name.
 
     Raises:
         InvalidInputError: there is no span, or one ends before it starts.
@@ -356,7 +356,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def to_svg(figure: Figure) -> str:
-    """``figure`` as an ``<svg>`` element, ready to stand in an HTML page; equal figures give equal text."""
+    """Return ``figure`` as an ``<svg>`` element, ready for an HTML page; equal figures give equal text."""
     text = _rendered(figure, ".svg").decode()
     return text[text.index("<svg") :]  # HTML takes no XML declaration and no document type
 

@@ -53,7 +53,7 @@ class Section:
 
 
 def render(title: str, sections: Sequence[Section], environment: Mapping[str, str]) -> str:
-    """The page as HTML text; everything but figures is escaped."""
+    """Return the page as HTML text; everything but figures is escaped."""
     import jinja2
 
     loader = jinja2.PackageLoader("mlsys_core", "templates")

@@ -1,6 +1,6 @@
-"""``mlsys doctor``: what this machine and installation can do, what is missing, and the commands that add it.
+"""``mlsys doctor``: abilities of this machine and installation, missing parts, and the commands that add them.
 
-Collecting is :mod:`mlsys_core.device.capabilities`, judging :mod:`mlsys_core.device.checks`; here is only the showing.
+:mod:`mlsys_core.device.capabilities` collects facts, :mod:`mlsys_core.device.checks` judges them; this module shows them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def doctor(
 
 
 def _plugin_rows() -> tuple[Sequence[PluginRow], str | None]:
-    """The plugins of this process; if they cannot even be listed, why."""
+    """Return the plugins of this process and, if they cannot be listed, the reason."""
     from mlsys_core.plugins import installed_plugins
 
     try:
@@ -93,7 +93,7 @@ def plugin_checks(rows: Sequence[PluginRow], failure: str | None = None) -> tupl
 
 
 def as_json(report: CapabilityReport, checks: Sequence[Check], rows: Sequence[PluginRow]) -> dict[str, Any]:
-    """Everything the doctor knows: ``status``, ``checks`` (the rows shown), ``report`` (the facts), ``plugins``."""
+    """Return all results as JSON data: ``status``, ``checks`` (rows shown), ``report`` (facts), ``plugins``."""
     from mlsys_core.device.checks import is_broken
 
     return {
@@ -105,7 +105,7 @@ def as_json(report: CapabilityReport, checks: Sequence[Check], rows: Sequence[Pl
 
 
 def render(checks: Sequence[Check], console: Console) -> None:
-    """Print ``checks`` as one table in sections, then the commands that mend, each on a line of its own to copy."""
+    """Print ``checks`` as one table in sections, then the repair commands, each on its own line for copying."""
     from rich.markup import escape
     from rich.table import Table
 

@@ -17,7 +17,7 @@ AppSpec: TypeAlias = CommandSpec | EngineSpec  # what has a Typer app
 
 
 def _stub(spec: AppSpec) -> Any:
-    """A command that only carries the name and help of ``spec``, for listings."""
+    """Return a placeholder command that carries only the name and help of ``spec``, for listings."""
     app = typer.Typer(add_completion=False)
 
     @app.command(name=spec.name, help=spec.help, hidden=isinstance(spec, CommandSpec) and spec.hidden)
@@ -28,7 +28,7 @@ def _stub(spec: AppSpec) -> Any:
 
 
 def load_command(spec: AppSpec) -> Any:
-    """Import the Typer app that ``spec`` names and turn it into a runnable command."""
+    """Import the Typer app of ``spec`` and turn it into a runnable command."""
     app = resolve(spec.app)
     if not isinstance(app, typer.Typer):
         raise PluginError(f"{noun(type(spec))} {spec.name!r}: {spec.app} is a {type(app).__name__}, not a typer.Typer")

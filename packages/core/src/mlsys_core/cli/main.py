@@ -32,7 +32,7 @@ def _show_version(value: bool) -> None:
 
 
 def build_app(plugins: LoadedPlugins) -> typer.Typer:
-    """The root app over what ``plugins`` registered."""
+    """Return the root app over the registrations of ``plugins``."""
     app = typer.Typer(
         name="mlsys",
         cls=lazy_group(plugins.registry),
@@ -60,7 +60,7 @@ def _complain(message: str, *, prefix: str = "mlsys: ") -> None:
 
 
 def _usage_message(error: Exception) -> str:
-    """One line for a usage error: what was wrong, then where help is."""
+    """Return one line for a usage error: the fault, then the command that shows help."""
     message = error.format_message() if hasattr(error, "format_message") else str(error)
     context = getattr(error, "ctx", None)
     if message and context is not None:
@@ -76,7 +76,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def run(args: list[str]) -> int:
-    """Run ``mlsys`` with ``args``; returns the exit code, and raises only what is a defect."""
+    """Run ``mlsys`` with ``args``; return the exit code, and raise only defects."""
     try:
         plugins = installed_plugins()
         for row in plugins.broken:

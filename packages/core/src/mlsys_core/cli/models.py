@@ -1,4 +1,4 @@
-"""``mlsys models``: what can be had without a hub, and where it lies."""
+"""``mlsys models``: models and data that need no hub, and the location of their files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def models() -> None:
 
 
 def nbytes_of(path: Path) -> int:
-    """The size of a file, or of all files below a folder."""
+    """Return the size in bytes of a file, or of all files below a folder."""
     return (
         sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) if path.is_dir() else path.stat().st_size
     )

@@ -1,4 +1,4 @@
-"""``mlsys plugins``: what is installed, why one is broken, and how to begin a new one."""
+"""``mlsys plugins``: list installed plugins, explain a broken one, and write a new one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def plugins() -> None:
 
 
 def _adds(row: PluginRow) -> str:
-    """What a plugin registered, counted by kind."""
+    """Return a plugin's registrations, counted by kind."""
     counts = Counter(type(spec) for spec in row.specs)
     return ", ".join(f"{count} {noun(kind, count)}" for kind, count in counts.items())
 

@@ -1,6 +1,7 @@
-"""Options that name what plugins register, the same in every command: ``--device``, ``--memory-pool``, ``--compiler``.
+"""Options that select a plugin's registration, the same in every command.
 
-Each is looked up before anything is loaded; an unknown name is refused with the list of what there is.
+``--device``, ``--memory-pool``, ``--compiler``: each is looked up before anything is loaded; an unknown name is refused
+with the list of names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``mlsys trace``: read what a recorder wrote, as a table, as a page, or in a registered exporter's format."""
+"""``mlsys trace``: read a recorder's file as a table, a page, or a registered exporter's format."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def summary(
     limit: Annotated[int, typer.Option(min=1, help="Number of span names to show.")] = 30,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, times in seconds.")] = False,
 ) -> None:
-    """Where the time went: count, total, self time and percentiles of each span name.
+    """Show count, total, self time and percentiles of each span name.
 
     Example: mlsys trace summary run.json.gz --sort p99 --limit 10
     """

@@ -1,4 +1,4 @@
-"""``mlsys workload``: make request traces, drive a server with them, compare and plot what came out."""
+"""``mlsys workload``: make request traces, drive a server with them, compare and plot the results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Api(StrEnum):
 
 
 class PlotKind(StrEnum):
-    """What 'plot' can draw."""
+    """Kinds of figures that 'plot' can draw."""
 
     AUTO = "auto"
     LOAD = "load"
@@ -219,7 +219,7 @@ def plot(
 
 
 def _cdf(results: Sequence[LoadResult]) -> Figure:
-    """One run: its latencies of each kind; several: the end-to-end latency of each."""
+    """Plot one run's latencies of each kind, or the end-to-end latency of each of several runs."""
     from mlsys_core import plot as plots
 
     if len(results) == 1:

@@ -1,4 +1,4 @@
-"""Devices: where planned work runs. ``get_device("cpu")`` or ``get_device("cuda:0")``; nothing here imports torch.
+"""Devices that run planned work: ``get_device("cpu")`` or ``get_device("cuda:0")``; imports no torch.
 
 Kinds of device come from the registry of plugins, the core's own among them. The capability report for ``mlsys doctor``
 is in :mod:`mlsys_core.device.capabilities`.
@@ -41,13 +41,13 @@ _PARTS = ("name", "torch_name", "stream", "event", "synchronize", "memory_info")
 
 
 def get_device(name: str, *, registry: Registry | None = None) -> Device:
-    """Return the device called ``name``: ``"kind"`` or ``"kind:index"``; the index is 0 if left out.
+    """Return the device called ``name``: ``"kind"`` or ``"kind:index"``; the default index is 0.
 
     Each call makes a new object; ``synchronize`` covers the streams of that object.
 
     Args:
         name: such as ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
-        registry: where kinds are looked up; None: what the installed plugins registered.
+        registry: registry of device kinds; None: that of the installed plugins.
 
     Raises:
         InvalidInputError: the name is malformed or its kind unknown; the message lists what is allowed.
@@ -94,7 +94,7 @@ def run_on(device: Device, work: Callable[[], T]) -> T:
 
 
 def device_kind(name: str, *, registry: Registry | None = None) -> DeviceSpec:
-    """Return the registered kind of the device called ``name``; whether the device is there is not looked at.
+    """Return the registered kind of the device called ``name``, without checking that the device is present.
 
     Raises:
         InvalidInputError: the name is malformed or its kind unknown; the message lists what is allowed.

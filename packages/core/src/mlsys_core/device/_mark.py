@@ -1,4 +1,4 @@
-"""Waiting between threads: a mark that is passed once, and the spin that comes before each blocking wait."""
+"""Waiting between threads: a mark that is passed once, and a short spin before each blocking wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _yield_processor: Callable[[], None] = getattr(os, "sched_yield", lambda: time.s
 
 
 def spin_until(condition: Callable[[], bool], spin_s: float) -> bool:
-    """Try ``condition`` for at most ``spin_s`` seconds; returns whether it came true."""
+    """Try ``condition`` for at most ``spin_s`` seconds; return whether it became true."""
     if condition():
         return True
     end = time.perf_counter() + spin_s
@@ -24,7 +24,7 @@ def spin_until(condition: Callable[[], bool], spin_s: float) -> bool:
 
 
 class Mark:
-    """One recording of an event: closed until the stream's worker passes it, open ever after."""
+    """One recording of an event: closed until the stream's worker passes it, then open for good."""
 
     def __init__(self, clock: Callable[[], float] | None) -> None:
         self.passed_at: float | None = None  # seconds on ``clock``; stays None without one

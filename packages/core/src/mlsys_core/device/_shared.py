@@ -1,4 +1,4 @@
-"""What the streams of every device have in common: keeping the first error, closing at the end of a ``with`` block."""
+"""Parts common to the streams of every device: the first error, and closing at the end of a ``with`` block."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ErrorLatch:
                 self._error = error
 
     def raise_kept(self) -> None:
-        """Raise the error held, if any, and be empty again."""
+        """Raise the held error, if any, and clear it."""
         with self._lock:
             error, self._error = self._error, None
         if error is not None:
@@ -40,13 +40,13 @@ class ErrorLatch:
 
 
 class Closable(Protocol):
-    """What :func:`close_after` closes."""
+    """An object that :func:`close_after` closes."""
 
     def close(self) -> None: ...
 
 
 class Numbered(Protocol):
-    """A stream as its device sees it."""
+    """A stream as seen by its device."""
 
     number: int
     errors: ErrorLatch
@@ -63,13 +63,13 @@ def close_after(stream: Closable, error: BaseException | None) -> None:
 
 
 def raise_oldest(streams: Iterable[Numbered]) -> None:
-    """Raise the kept error of the stream made first among those that have one."""
+    """Raise the kept error of the earliest-made stream that has one."""
     for stream in sorted(streams, key=lambda stream: stream.number):
         stream.errors.raise_kept()
 
 
 def check_timeout(timeout_s: float | None) -> float | None:
-    """``timeout_s`` cut to what the platform can wait, None if there is no bound.
+    """Return ``timeout_s`` capped at the platform's maximum, None if there is no bound.
 
     Raises:
         InvalidInputError: it is negative or not a number.

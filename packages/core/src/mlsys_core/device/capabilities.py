@@ -1,4 +1,4 @@
-"""What this machine and installation can do: plain facts, collected once; nothing here judges or renders them.
+"""Facts about this machine and installation, collected once; nothing here judges or renders them.
 
 :mod:`mlsys_core.device.checks` turns a report into rows with a status and a remedy, ``mlsys doctor`` shows those, and
 benchmarks write a report beside their numbers.
@@ -147,7 +147,7 @@ def probe(*, isolate_torch: bool = False) -> CapabilityReport:
 
 
 def requirements_of(distribution: str) -> tuple[RequirementFacts, ...]:
-    """What ``distribution`` requires in this environment (no extras), and whether that is there.
+    """Return the requirements of ``distribution`` in this environment (no extras), and whether each is met.
 
     Raises:
         importlib.metadata.PackageNotFoundError: it is not installed.
@@ -190,7 +190,7 @@ def _cpu() -> CpuFacts:
 
 
 def _model_and_features() -> tuple[str, str, frozenset[str]]:
-    """(brand name, family, features). ``host()`` has only the features of the closest known model."""
+    """Return (brand name, family, features). ``host()`` has only the features of the closest known model."""
     machine = platform.machine()
     try:
         from archspec.cpu import brand_string, host
@@ -239,7 +239,7 @@ def _tool(name: str) -> ToolFacts:
 
 
 def _run(program: str, *args: str) -> tuple[str | None, str | None]:
-    """(output, None), (None, why it failed), or (None, None) if there is no such program."""
+    """Return (output, None), (None, reason of failure), or (None, None) if the program is absent."""
     path = shutil.which(program)
     if path is None:
         return None, None

@@ -1,4 +1,4 @@
-"""From facts to findings: each row says what there is, whether that is well, and if not, what command mends it.
+"""Findings from facts: each row gives a fact, a status, and the command that repairs it.
 
 Pure: a report in, rows out. ``broken`` means that this installation cannot work and makes ``mlsys doctor`` fail;
 ``missing`` is something optional that would help here; ``info`` is neither good nor bad.
@@ -43,12 +43,12 @@ def run_checks(report: CapabilityReport) -> tuple[Check, ...]:
 
 
 def is_broken(checks: Iterable[Check]) -> bool:
-    """Whether any row says that the installation cannot work."""
+    """Return whether any row says that the installation cannot work."""
     return any(check.status == "broken" for check in checks)
 
 
 def gib(nbytes: int) -> str:
-    """Bytes in GiB, for reading.
+    """Return bytes as readable GiB.
 
     Example:
         >>> gib(3 * 2**29)

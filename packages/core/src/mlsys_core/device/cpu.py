@@ -30,7 +30,7 @@ _Item = tuple[bool, Callable[..., object], tuple[object, ...]]  # (runs even aft
 
 
 class _Worker:
-    """The thread's side of a stream. It does not know the stream, so that a stream nobody holds can be collected."""
+    """The thread's side of a stream. It holds no reference to the stream, so an unused stream can be collected."""
 
     def __init__(self, spin_s: float) -> None:
         self.queue: SimpleQueue[_Item | None] = SimpleQueue()  # None: stop
@@ -42,7 +42,7 @@ class _Worker:
             pass
 
     def _run_next(self) -> bool:
-        """Run one item; its own frame, so that an idle worker holds no argument of past work."""
+        """Run one item in a frame of its own, so that an idle worker keeps no arguments of past work alive."""
         spin_until(self._has_work, self._spin_s)
         item = self.queue.get()
         if item is None:
@@ -71,19 +71,19 @@ class CpuEvent:
         self._mark: Mark | None = None  # the latest recording
 
     def query(self) -> bool:
-        """Whether the work before the latest recording is done; True if there is none."""
+        """Return whether the work before the latest recording is done; True if there is none."""
         mark = self._mark
         return mark is None or mark.is_passed()
 
     def synchronize(self, timeout_s: float | None = None) -> None:
-        """Block until :meth:`query` is True; raises :class:`DeviceTimeoutError` after ``timeout_s`` seconds."""
+        """Block until :meth:`query` is True; raise :class:`DeviceTimeoutError` after ``timeout_s`` seconds."""
         timeout_s = check_timeout(timeout_s)
         mark = self._mark
         if mark is not None and not mark.wait(self._spin_s, timeout_s):
             raise DeviceTimeoutError(f"the event was not passed within {timeout_s} s; its stream is still at work")
 
     def elapsed_ms(self, end: Event) -> float:
-        """Milliseconds from this event to ``end``; both need timing and must have been passed."""
+        """Return the milliseconds from this event to ``end``; both need timing and must have been passed."""
         return (_cpu_event(end)._passed_at("the end event") - self._passed_at("the start event")) * 1e3
 
     def _passed_at(self, which: str) -> float:
@@ -173,7 +173,7 @@ class CpuStream:
         mark.wait(self._spin_s)
 
     def close(self) -> None:
-        """Drain, end the thread, and raise an error not yet reported."""
+        """Drain the stream, end the thread, and raise an error not yet reported."""
         self._refuse_own_thread()
         with self._lock:
             if not self._closed:
@@ -183,7 +183,7 @@ class CpuStream:
         self.errors.raise_kept()
 
     def leave(self, timeout_s: float) -> None:
-        """Take no more work, and wait ``timeout_s`` seconds at most for what is left; its own thread does not."""
+        """Refuse new work and wait at most ``timeout_s`` seconds for the rest; the stream's own thread never waits."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -268,7 +268,7 @@ class CpuDevice:
         return "cpu"
 
     def stream(self, *, core: int | None = None, name: str | None = None) -> CpuStream:
-        """Return a new stream, whose thread runs only on core number ``core`` if the platform can pin; called ``name``.
+        """Return a new stream called ``name``, with its thread pinned to core number ``core`` if the platform can.
 
         Raises:
             InvalidInputError: this process may not use that core.
@@ -282,11 +282,11 @@ class CpuDevice:
         return stream
 
     def event(self, *, timing: bool = False) -> CpuEvent:
-        """A new event, not recorded."""
+        """Return a new event, not recorded."""
         return CpuEvent(timing=timing, clock=self._clock, spin_s=self._spin_s)
 
     def synchronize(self) -> None:
-        """Block until all streams of this object are idle, then raise the kept error of the oldest that has one."""
+        """Block until all streams of this object are idle, then raise the oldest stream's kept error, if any."""
         with self._lock:
             streams = list(self._streams)
         for stream in streams:
@@ -294,5 +294,5 @@ class CpuDevice:
         raise_oldest(streams)
 
     def memory_info(self) -> MemoryInfo:
-        """The machine's memory, or the container's where that is less."""
+        """Return the machine's memory, or the container's where that is less."""
         return memory_now()

@@ -1,4 +1,4 @@
-"""CUDA devices over ``torch.cuda``: streams are torch's pooled streams, work is what ``fn`` launches on them.
+"""CUDA devices over ``torch.cuda``: streams are torch's pooled streams, work is the kernels that ``fn`` launches.
 
 torch is imported when a device is made, and only then. Order against torch's own current stream is the caller's affair,
 as always with torch: wrap it with :meth:`CudaDevice.stream` (``torch_stream=``), record an event on it, wait for that.
@@ -26,7 +26,7 @@ _POLL_S = 50e-6  # torch's event has no timeout, so a wait with one asks again a
 
 
 def _check_cuda(index: int) -> None:
-    """Raise what explains why ``cuda:index`` cannot be used, and what to do."""
+    """Raise an error that explains why ``cuda:index`` cannot be used and what to do, if that is so."""
     try:
         import torch
     except ImportError as error:
@@ -47,7 +47,7 @@ def _check_cuda(index: int) -> None:
 
 @contextmanager
 def _kernel_errors(index: int) -> Iterator[None]:
-    """Turn torch's report of a failed kernel, which comes at some later call, into a :class:`DeviceError`."""
+    """Turn torch's report of a failed kernel, raised by some later call, into a :class:`DeviceError`."""
     try:
         yield
     except RuntimeError as error:
@@ -68,12 +68,12 @@ class CudaEvent:
         self._is_recorded = False
 
     def query(self) -> bool:
-        """Whether the work before the latest recording is done; True if there is none."""
+        """Return whether the work before the latest recording is done; True if there is none."""
         with _kernel_errors(self.index):
             return not self._is_recorded or bool(self.torch_event.query())  # type: ignore[no-untyped-call]
 
     def synchronize(self, timeout_s: float | None = None) -> None:
-        """Block until :meth:`query` is True; raises :class:`DeviceTimeoutError` after ``timeout_s`` seconds."""
+        """Block until :meth:`query` is True; raise :class:`DeviceTimeoutError` after ``timeout_s`` seconds."""
         timeout_s = check_timeout(timeout_s)
         if timeout_s is None:
             with _kernel_errors(self.index):
@@ -89,7 +89,7 @@ class CudaEvent:
             time.sleep(_POLL_S)
 
     def elapsed_ms(self, end: Event) -> float:
-        """Milliseconds of device time from this event to ``end``; both need timing and must have been passed."""
+        """Return milliseconds of device time from this event to ``end``; both need timing and must have been passed."""
         last = _cuda_event(end)
         self._check_passed("the start event")
         last._check_passed("the end event")
@@ -185,7 +185,7 @@ class CudaStream:
             self.torch_stream.synchronize()
 
     def close(self) -> None:
-        """Drain and raise an error not yet reported; torch keeps the stream for the next to ask."""
+        """Drain the stream and raise an error not yet reported; torch returns the stream to its pool."""
         if not self._closed:
             self._closed = True
             self.drain()
@@ -245,7 +245,7 @@ class CudaDevice:
         return self.name
 
     def stream(self, *, torch_stream: torch.cuda.Stream | None = None) -> CudaStream:
-        """A new stream, or one over ``torch_stream`` (such as ``torch.cuda.current_stream()``), which stays torch's.
+        """Return a new stream, or one over ``torch_stream`` (``torch.cuda.current_stream()``), which stays torch's.
 
         Raises:
             InvalidInputError: ``torch_stream`` is on another device.
@@ -272,11 +272,11 @@ class CudaDevice:
         return known
 
     def event(self, *, timing: bool = False) -> CudaEvent:
-        """A new event, not recorded."""
+        """Return a new event, not recorded."""
         return CudaEvent(self.index, timing=timing)
 
     def synchronize(self) -> None:
-        """Block until the whole device is idle, then raise the kept error of the oldest stream that has one."""
+        """Block until the whole device is idle, then raise the oldest stream's kept error, if any."""
         import torch
 
         with self._lock:
@@ -286,7 +286,7 @@ class CudaDevice:
         raise_oldest(streams)
 
     def memory_info(self) -> MemoryInfo:
-        """The device's memory as the driver sees it; what torch's allocator holds in reserve counts as taken."""
+        """Return the device's memory as the driver sees it; the reserve of torch's allocator counts as taken."""
         import torch
 
         free, total = torch.cuda.mem_get_info(self.index)

@@ -1,4 +1,4 @@
-"""What only CUDA devices have: torch's current stream, graphs, and the allocator's reserve.
+"""Features of CUDA devices alone: torch's current stream, graphs, and the allocator's reserve.
 
 Beside :mod:`mlsys_core.device.cuda`, whose streams and events these deal in. All of ``torch.cuda`` that the subsystems
 need is in these two modules. torch is imported when something is called.
@@ -40,7 +40,7 @@ def active(stream: CudaStream) -> AbstractContextManager[None]:
 
 
 def new_graph_pool() -> Any:
-    """Return memory that graphs may share which never run at once."""
+    """Return a memory pool for graphs that never run at the same time."""
     import torch
 
     return torch.cuda.graph_pool_handle()
@@ -48,12 +48,12 @@ def new_graph_pool() -> Any:
 
 @contextmanager
 def capturing(*, stream: CudaStream | None = None, pool: Any = None, error_mode: str = "global") -> Iterator[Any]:
-    """Capture what is put on ``stream``, and on streams that are forked from it, as a graph with a ``replay()``.
+    """Capture work put on ``stream``, and on streams forked from it, as a graph with a ``replay()``.
 
     Args:
         stream: where the capture begins; None: one of torch's own.
         pool: of :func:`new_graph_pool`; None: memory of the graph's own.
-        error_mode: which other threads' calls end the capture, as ``torch.cuda.graph`` says.
+        error_mode: which other threads' calls end the capture; a mode of ``torch.cuda.graph``.
     """
     import torch
 
@@ -64,7 +64,7 @@ def capturing(*, stream: CudaStream | None = None, pool: Any = None, error_mode:
 
 
 def reserved_nbytes(device: CudaDevice, *, gives_back: bool = False) -> int:
-    """Return the bytes that torch's allocator holds on ``device``; ``gives_back``: after it has returned free ones."""
+    """Return the bytes that torch's allocator holds on ``device``; ``gives_back``: after freeing unused ones."""
     import torch
 
     if gives_back:
@@ -73,7 +73,7 @@ def reserved_nbytes(device: CudaDevice, *, gives_back: bool = False) -> int:
 
 
 def has_bf16(device: CudaDevice) -> bool:
-    """Return whether ``device`` computes in bfloat16 itself."""
+    """Return whether ``device`` computes in bfloat16 natively."""
     import torch
 
     with torch.cuda.device(device.index):
@@ -81,7 +81,7 @@ def has_bf16(device: CudaDevice) -> bool:
 
 
 def product_name(device: CudaDevice) -> str:
-    """Return the maker's name of ``device``."""
+    """Return the product name of ``device``."""
     import torch
 
     return torch.cuda.get_device_name(device.index)

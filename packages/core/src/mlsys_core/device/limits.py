@@ -1,4 +1,4 @@
-"""What this process may use of the machine: cores it is allowed on, and the limits its container (control group) sets.
+"""Limits of this process on the machine: its allowed cores, and its container's (control group's) limits.
 
 Both versions of Linux control groups are read; elsewhere there are no limits. The file system's root is an argument, so
 that tests bring their own.
@@ -27,14 +27,14 @@ class ContainerLimits:
 
 
 def usable_cores() -> frozenset[int] | None:
-    """Numbers of the cores this process may run on; None where the platform cannot tell (macOS, Windows)."""
+    """Return the numbers of the cores this process may run on; None where the platform cannot tell (macOS, Windows)."""
     if not hasattr(os, "sched_getaffinity"):
         return None
     return frozenset(os.sched_getaffinity(os.getpid()))  # of the main thread: a pinned worker may be asking
 
 
 def container_limits(root: Path = Path("/")) -> ContainerLimits:
-    """The limits that control groups set for this process.
+    """Return the limits that control groups set for this process.
 
     Args:
         root: the file system to read ``proc/self/cgroup`` and ``sys/fs/cgroup`` in.
@@ -47,7 +47,7 @@ def container_limits(root: Path = Path("/")) -> ContainerLimits:
 
 
 def memory_now(root: Path = Path("/")) -> MemoryInfo:
-    """Total and available bytes for this process: the machine's, or its container's where that is less."""
+    """Return total and available bytes for this process: the machine's, or its container's where that is less."""
     import psutil
 
     machine = psutil.virtual_memory()
@@ -60,7 +60,7 @@ def memory_now(root: Path = Path("/")) -> MemoryInfo:
 
 
 def _groups(root: Path) -> Iterator[tuple[str, Path]]:
-    """(controller, folder) of each group around this process; controller is ``"v2"``, ``"cpu"`` or ``"memory"``.
+    """Yield (controller, folder) of each group around this process; controller is ``"v2"``, ``"cpu"``, ``"memory"``.
 
     Limits nest, so every group up to the mount point counts. A folder named in ``/proc`` may not be visible from inside
     a container; the mount point itself, where the container sees its own group, always ends the walk.
@@ -91,7 +91,7 @@ def _cpu_quota(kind: str, folder: Path) -> float | None:
 
 
 def _memory_limit(kind: str, folder: Path) -> tuple[int, int] | None:
-    """(limit, used) in bytes, or None if this group sets no limit."""
+    """Return (limit, used) in bytes, or None if this group sets no limit."""
     if kind == "v2":
         limit, used, cache = "memory.max", "memory.current", "inactive_file"
     elif kind == "memory":
@@ -122,7 +122,9 @@ def _number(text: str | None) -> int | None:
 
 
 def effective_cores(num_allowed: int, quota_cores: float | None) -> int:
-    """How many threads can really run at once: allowed cores, cut to the quota rounded up, at least 1.
+    """Return the number of threads that can really run at once.
+
+    These are the allowed cores, cut to the quota rounded up, at least 1.
 
     Example:
         >>> effective_cores(8, 2.5), effective_cores(8, None)

@@ -1,4 +1,4 @@
-"""The seam between what is to run and where it runs: devices, streams of ordered work, events between streams.
+"""Interface between work and the device that runs it: devices, streams of ordered work, events between streams.
 
 Planners decide on which stream each piece of work goes and which events order them; executors carry that out through
 these protocols, the same for worker threads of the CPU and for CUDA. The semantics, checked for every device by one
@@ -25,7 +25,7 @@ from mlsys_core.errors import DeviceError
 
 
 class DeviceTimeoutError(DeviceError, TimeoutError):
-    """Work was not done within the time given; it goes on, and may be waited for again."""
+    """Work was not done within the given time; it goes on, and may be waited for again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class Event(Protocol):
 
     @property
     def timing(self) -> bool:
-        """Whether the event notes when it is passed."""
+        """Whether the event records the time at which it is passed."""
         ...
 
     def query(self) -> bool:
-        """Whether the work before the latest recording is done; True if the event was never recorded."""
+        """Return whether the work before the latest recording is done; True if the event was never recorded."""
         ...
 
     def synchronize(self, timeout_s: float | None = None) -> None:
@@ -58,7 +58,7 @@ class Event(Protocol):
         ...
 
     def elapsed_ms(self, end: Event) -> float:
-        """Milliseconds from this event to ``end`` on the device's own clock.
+        """Return the milliseconds from this event to ``end`` on the device's own clock.
 
         Raises:
             DeviceError: one of the two has no timing, was not recorded or has not been passed yet.
@@ -109,7 +109,7 @@ class Stream(Protocol):
         ...
 
     def close(self) -> None:
-        """Drain, free the worker, and raise an error not yet reported. Closing again does nothing."""
+        """Drain the stream, free the worker, and raise an error not yet reported. Closing again does nothing."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -117,7 +117,7 @@ class Stream(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close. An error of the ``with`` block goes first; the stream's own is then added to it as a note."""
+        """Close the stream. An error of the ``with`` block goes first; the stream's own is added to it as a note."""
         ...
 
 
@@ -126,39 +126,39 @@ class Device(Protocol):
 
     @property
     def kind(self) -> str:
-        """``"cpu"``, ``"cuda"`` or what a plugin registered."""
+        """``"cpu"``, ``"cuda"`` or the kind that a plugin registered."""
         ...
 
     @property
     def index(self) -> int:
-        """Which one of its kind, from 0."""
+        """Number of this device among those of its kind, from 0."""
         ...
 
     @property
     def name(self) -> str:
-        """Return ``"kind:index"``, as :func:`mlsys_core.device.get_device` takes it."""
+        """``"kind:index"``, as :func:`mlsys_core.device.get_device` takes it."""
         ...
 
     @property
     def torch_name(self) -> str:
-        """Return torch's name of the device that its tensors lie on, such as ``"cpu"`` or ``"cuda:0"``."""
+        """Name of the device in torch, such as ``"cpu"`` or ``"cuda:0"``."""
         ...
 
     def stream(self) -> Stream:
-        """A new stream, owned by the caller, who closes it."""
+        """Return a new stream, owned and closed by the caller."""
         ...
 
     def event(self, *, timing: bool = False) -> Event:
-        """A new event, not recorded; ``timing`` lets it take part in ``elapsed_ms``."""
+        """Return a new event, not recorded; ``timing`` lets it take part in ``elapsed_ms``."""
         ...
 
     def synchronize(self) -> None:
-        """Block until all streams made by this object are idle, then raise the kept error of the oldest that has one.
+        """Block until all streams made by this object are idle, then raise the oldest stream's kept error, if any.
 
         Each error is raised once; call again for those of the other streams.
         """
         ...
 
     def memory_info(self) -> MemoryInfo:
-        """The device's memory now."""
+        """Return the device's memory now."""
         ...

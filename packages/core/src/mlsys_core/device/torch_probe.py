@@ -1,4 +1,4 @@
-"""What the installed torch is and whether it works: it multiplies a small matrix on the CPU and on each CUDA device.
+"""Probe of the installed torch: it multiplies a small matrix on the CPU and on each CUDA device.
 
 A torch built for another processor or driver can end the process instead of raising, so the doctor runs this module as
 a child (``python -m mlsys_core.device.torch_probe`` prints the facts as JSON) and lives to tell.
@@ -63,7 +63,7 @@ def torch_facts() -> TorchFacts:
 
 
 def torch_facts_of_child(*, command: Sequence[str] = _COMMAND, timeout_s: float = 120) -> TorchFacts:
-    """:func:`torch_facts` of a fresh process; one that dies or hangs is reported in ``error``."""
+    """Return :func:`torch_facts` of a fresh process; one that dies or hangs is reported in ``error``."""
     try:
         child = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
@@ -93,7 +93,7 @@ def _cuda_facts(index: int) -> CudaFacts:
 
 
 def _multiply(device: str) -> str | None:
-    """None if ``device`` multiplies a small matrix rightly, else what went wrong."""
+    """Return None if ``device`` multiplies a small matrix correctly, else a description of the failure."""
     import torch
 
     try:

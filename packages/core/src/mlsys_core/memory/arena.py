@@ -1,4 +1,4 @@
-"""One allocation, and tensors in it at planned offsets: the thin executor of a :class:`MemoryPlan`.
+"""One allocation with tensors at planned offsets: the thin executor of a :class:`MemoryPlan`.
 
 Importing this module imports no torch; making an arena does.
 """
@@ -22,8 +22,8 @@ BASE_ALIGNMENT = 64  # the base suits every dtype and a cache line, however smal
 class Arena:
     """The memory of one plan on one device.
 
-    Views share the arena's memory and keep it alive; whether two of them may be used at the same time is the plan's to
-    say. With ``poison`` on, memory that nobody should read holds NaN (or -1), so a test sees a read of a dead tensor.
+    Views share the arena's memory and keep it alive; the plan says whether two of them may be used at the same time.
+    With ``poison`` on, memory that nobody should read holds NaN (or -1), so a test sees a read of a dead tensor.
 
     Args:
         plan: the plan, or a size in bytes (0 or more) for one region, index 0, aligned to 64.
@@ -54,7 +54,7 @@ class Arena:
 
     @property
     def plan(self) -> MemoryPlan:
-        """The plan this arena holds the memory of."""
+        """The plan of this arena's memory."""
         return self._plan
 
     @property
@@ -72,7 +72,7 @@ class Arena:
     def view(
         self, index: int, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int] | None = None
     ) -> torch.Tensor:
-        """Tensor ``index`` of the plan, as ``dtype`` and ``shape``; no copy, and the same memory on each call.
+        """Return tensor ``index`` of the plan as ``dtype`` and ``shape``; no copy, the same memory on each call.
 
         Args:
             index: which tensor of the plan.
@@ -102,7 +102,7 @@ class Arena:
         return whole.view(dtype).as_strided(tuple(shape), tuple(strides))
 
     def release(self, index: int) -> None:
-        """Say that tensor ``index`` is dead: with ``poison`` its bytes are overwritten, else nothing happens.
+        """Mark tensor ``index`` as dead: with ``poison`` its bytes are overwritten, else nothing happens.
 
         Call it when its lifetime ends, before a tensor planned into the same place is written. It may live again after.
 
@@ -114,7 +114,7 @@ class Arena:
             region.fill_(POISON)
 
     def close(self) -> None:
-        """Let go of the memory; idempotent. It is free once the last view is gone too."""
+        """Release the memory; idempotent. It is free once the last view is gone too."""
         if self._buffer is not None and self._poison:
             self._buffer.fill_(POISON)
         self._buffer = None
@@ -139,7 +139,7 @@ class Arena:
 
 
 def _allocate(nbytes: int, alignment: int, device: torch.device | str) -> torch.Tensor:
-    """``uint8[nbytes]`` on ``device``, uninitialised; its address is a multiple of ``alignment`` and of 64."""
+    """Return ``uint8[nbytes]`` on ``device``, uninitialised; its address is a multiple of ``alignment`` and of 64."""
     import torch
 
     alignment = max(alignment, BASE_ALIGNMENT)
@@ -166,7 +166,7 @@ def _contiguous_strides(shape: Sequence[int]) -> list[int]:
 
 
 def _extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Elements from the first to the last of a strided tensor, inclusive."""
+    """Return the number of elements from the first to the last of a strided tensor, inclusive."""
     if len(shape) != len(strides):
         raise InvalidInputError(
             f"shape {tuple(shape)} and strides {tuple(strides)} differ in length: give one per dimension"

@@ -1,4 +1,4 @@
-"""Fixed blocks with reference counts: who holds which part of a cache of equal pieces.
+"""Fixed blocks with reference counts, for a cache of equal pieces.
 
 The pool deals in block ids only; the tensors that the ids index (Orca's key/value cache) belong to whoever runs the
 model. A scheduler is its one caller and calls it in every iteration, so each operation costs as much as the blocks it
@@ -71,7 +71,7 @@ class BlockPool:
         return len(self._free)
 
     def ref_count(self, block: BlockId) -> int:
-        """References to ``block``; 0 if it is free.
+        """Return the references to ``block``; 0 if it is free.
 
         Raises:
             MemoryPlanError: ``block`` is not of this pool.
@@ -94,7 +94,7 @@ class BlockPool:
         return blocks
 
     def try_allocate(self, n: int) -> list[BlockId] | None:
-        """As :meth:`allocate`, but None if fewer than ``n`` blocks are free."""
+        """Allocate like :meth:`allocate`, but return None if fewer than ``n`` blocks are free."""
         free = self._free
         if n == 1 and free:  # a decode step adds one block to a sequence
             block = free.pop()
@@ -159,7 +159,7 @@ class BlockPool:
             raise MemoryPlanError(f"{_named(missing)} should be held but not: something released one too many times")
 
     def close(self) -> None:
-        """Check that nothing is held and take no more calls; idempotent. On a leak the pool stays open, to be examined.
+        """Check that nothing is held and close the pool; idempotent. On a leak the pool stays open, to be examined.
 
         Raises:
             MemoryPlanError: blocks are still held; the message lists them.

@@ -1,4 +1,4 @@
-"""Plans for tensors whose lifetimes no single order of steps describes: schedules on several streams.
+"""Memory plans for schedules on several streams, in which no single order of steps describes the lifetimes.
 
 The twin of :mod:`mlsys_core.memory.plan`, over the same search. The caller says which pairs of tensors may be alive
 together, from the happens-before order that its streams and events enforce.
@@ -68,7 +68,7 @@ def plan_offsets_for_conflicts(nbytes: Sequence[int], conflicts: Sequence[int], 
 
 
 def _packed(conflicts: Sequence[int]) -> npt.NDArray[np.uint8]:
-    """The bitsets as ``uint8[n, ceil(n / 8)]``, checked."""
+    """Return the checked bitsets as ``uint8[n, ceil(n / 8)]``."""
     n = len(conflicts)
     width = -(-n // 8)
     for i, bitset in enumerate(conflicts):
@@ -92,7 +92,7 @@ def _packed(conflicts: Sequence[int]) -> npt.NDArray[np.uint8]:
 
 
 def _clique_bound(sizes: Units, row: Rows, weights: Units) -> int:
-    """Units of the heaviest clique found by growing some greedily, from the heaviest neighbourhoods.
+    """Return the units of the heaviest clique that greedy growth finds, from the heaviest neighbourhoods.
 
     ``weights[k]`` is at least the weight of any clique with tensor ``k``: those that cannot beat the best are skipped.
     """

@@ -1,4 +1,4 @@
-"""The search below :mod:`mlsys_core.memory.plan`: sized items and who conflicts with whom in, offsets out.
+"""The search below :mod:`mlsys_core.memory.plan`: item sizes and conflicts in, offsets out.
 
 Sizes and offsets here are whole units of alignment. Conflicts come as rows (``row(i)[j]`` is true if items ``i`` and
 ``j`` must not share space), so that intervals, bitsets and any other source share one placement loop.
@@ -6,7 +6,7 @@ Sizes and offsets here are whole units of alignment. Conflicts come as rows (``r
 Finding the smallest peak is NP-hard (dynamic storage allocation). What carries the search is that placing items at the
 lowest offset that fits, in a well chosen order, can produce an optimal plan: take one, sort its items by offset, place
 them in that order, and each lands no higher than it was. So this searches orders: a few that are good in general, then
-*squeaky wheel optimisation* (Joslin and Clements, 1999) around the item that reaches highest: whoever sticks out above
+*squeaky wheel optimisation* (Joslin and Clements, 1999) around the item that reaches highest: every item above
 the lower bound goes first in the next round.
 """
 
@@ -97,7 +97,9 @@ def place(
 
 
 def greedy_orders(sizes: Units, degrees: npt.NDArray[np.integer]) -> list[tuple[list[int], bool]]:
-    """Orders that do well on most families, as ``(order, best_fit)``, the best first: large sets get no further.
+    """Return orders that do well on most families, as ``(order, best_fit)``, best first.
+
+    Large sets are tried with these alone.
 
     Args:
         sizes: units per item, ``[n]``.
@@ -117,7 +119,7 @@ def greedy_orders(sizes: Units, degrees: npt.NDArray[np.integer]) -> list[tuple[
 
 
 def search(sizes: Units, row: Rows, orders: Iterable[tuple[Sequence[int], bool]], lower_bound: int) -> Units:
-    """The best plan found within the work allowed; stops early at ``lower_bound``.
+    """Return the best plan found within the work allowed; stop early at ``lower_bound``.
 
     Args:
         sizes: units per item, ``[n]``, all positive; ``n >= 1``.
@@ -146,7 +148,7 @@ def search(sizes: Units, row: Rows, orders: Iterable[tuple[Sequence[int], bool]]
 
 
 def _work(items: Indices, row: Rows) -> float:
-    """What placing ``items`` once costs, judged by the conflicts of a few of them."""
+    """Return the estimated work of placing ``items`` once, from the conflicts of a sample."""
     sample = items[:: max(1, len(items) // 32)].tolist()
     conflicts = sum(int(np.count_nonzero(row(i))) for i in sample) / len(sample)
     return len(items) * (1 + len(items) / ITEMS_PER_WORK + conflicts / CONFLICTS_PER_WORK)

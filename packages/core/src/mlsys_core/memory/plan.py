@@ -20,7 +20,7 @@ from mlsys_core.memory.placement import Units, greedy_orders, search
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """One tensor: how large it is and when it must be kept.
+    """One tensor: its size and the steps during which it must be kept.
 
     Attributes:
         nbytes: size in bytes, 0 or more.
@@ -53,7 +53,7 @@ class Lifetime:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Where each tensor lies in one arena. All quantities are bytes; tuples are in the order of the input."""
+    """Offset of each tensor in one arena. All quantities are bytes; tuples are in the order of the input."""
 
     offsets: tuple[int, ...]  # multiples of ``alignment``; 0 for tensors of no bytes
     nbytes: tuple[int, ...]  # sizes as given, not rounded
@@ -128,7 +128,7 @@ def plan_offsets(lifetimes: Sequence[Lifetime], alignment: int = 64) -> MemoryPl
 
 
 def format_nbytes(nbytes: int) -> str:
-    """``nbytes`` for people, in binary units.
+    """Return ``nbytes`` as readable text in binary units.
 
     Example:
         >>> format_nbytes(1536)
@@ -143,7 +143,7 @@ def format_nbytes(nbytes: int) -> str:
 
 
 def as_integer(value: object, name: str) -> int:
-    """``value`` as a plain int; numpy's integers pass, floats do not."""
+    """Return ``value`` as a plain int; numpy's integers pass, floats do not."""
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -151,7 +151,7 @@ def as_integer(value: object, name: str) -> int:
 
 
 def to_units(nbytes: Sequence[int], alignment: int) -> tuple[Units, list[int]]:
-    """Sizes in units of ``alignment``, rounded up, of the tensors that have any bytes; and those tensors' indices."""
+    """Return rounded-up sizes in units of ``alignment`` of the non-empty tensors, and those tensors' indices."""
     alignment = as_integer(alignment, "alignment")
     if alignment < 1 or alignment & (alignment - 1):
         raise InvalidInputError(f"alignment is {alignment}: give a power of two in bytes, such as 64")
@@ -166,7 +166,7 @@ def to_units(nbytes: Sequence[int], alignment: int) -> tuple[Units, list[int]]:
 def make_plan(
     nbytes: Sequence[int], alignment: int, kept: Sequence[int], unit_offsets: Sequence[int], lower_bound: int
 ) -> MemoryPlan:
-    """The plan in bytes, from offsets of the ``kept`` tensors and a lower bound in units of ``alignment``."""
+    """Return the plan in bytes, from offsets of the ``kept`` tensors and a lower bound in units of ``alignment``."""
     offsets = [0] * len(nbytes)
     for i, offset in zip(kept, unit_offsets, strict=True):
         offsets[i] = offset * alignment

@@ -25,10 +25,10 @@ def find_pool(
         name: as registered.
         kind: ``"blocks"``: the factory takes the number of blocks and gives :class:`~mlsys_core.memory.Blocks`;
             ``"runs"``: it takes the first number and one above the last, and gives :class:`~mlsys_core.memory.Runs`.
-        registry: where it is looked up; None: what the installed plugins registered.
+        registry: registry to look it up in; None: that of the installed plugins.
 
     Raises:
-        InvalidInputError: there is none of that name and kind; the message lists what there is.
+        InvalidInputError: there is none of that name and kind; the message lists the names.
         PluginError: a plugin's factory fails by a mistake of its own (when it is called).
 
     Example:

@@ -1,4 +1,4 @@
-"""The two shapes of memory pools: single blocks, and runs of adjacent rows. Plugins bring others, by these protocols.
+"""The two kinds of memory pools: single blocks, and runs of adjacent rows. Plugins add others by these protocols.
 
 A pool deals in numbers and knows no tensor; one scheduler owns it and is its only caller, so it needs no lock.
 """
@@ -16,7 +16,7 @@ class Blocks(Protocol):
 
     @property
     def num_free(self) -> int:
-        """Return the number of blocks that can be allocated now."""
+        """Number of blocks that can be allocated now."""
         ...
 
     def ref_count(self, block: BlockId) -> int:
@@ -41,10 +41,10 @@ class Blocks(Protocol):
 
 
 class Runs(Protocol):
-    """A pool of numbers that are handed out in runs of adjacent ones; BatchMaker's state rows are."""
+    """A pool of numbers handed out in runs of adjacent ones, such as BatchMaker's state rows."""
 
     def fits(self, count: int) -> bool:
-        """Return whether ``count`` adjacent numbers could be had if all were free."""
+        """Return whether ``count`` adjacent numbers would be available if all were free."""
         ...
 
     def take(self, count: int) -> int | None:

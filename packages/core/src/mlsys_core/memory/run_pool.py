@@ -37,11 +37,11 @@ class RunPool:
 
     @property
     def top(self) -> int:
-        """Return one above the largest number ever handed out."""
+        """One above the largest number ever handed out."""
         return self._top
 
     def fits(self, count: int) -> bool:
-        """Return whether ``count`` numbers could be had if all were free."""
+        """Return whether ``count`` adjacent numbers would be available if all were free."""
         return self._capacity is None or _rounded(count) <= self._capacity - self._first
 
     def take(self, count: int) -> int | None:

@@ -1,4 +1,4 @@
-"""Small C++ kernels, compiled for this machine the first time they are wanted and kept in the cache.
+"""Small C++ kernels, compiled for this machine on first use and kept in the cache.
 
 A kernel is one C++17 file (and the headers it includes) with ``extern "C"`` functions over plain pointers, loaded
 through ctypes. So a package needs no compiler to install, and a kernel uses all that this CPU has. Callers of

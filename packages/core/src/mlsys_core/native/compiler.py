@@ -1,4 +1,4 @@
-"""The C++ compiler: which one, its version, and one run of it that ends."""
+"""The C++ compiler: its choice, its version, and one bounded run of it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ VERSION_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A compiler that has answered once."""
+    """A compiler that has been run once to read its version."""
 
     command: tuple[str, ...]  # "/usr/bin/c++", perhaps behind a launcher: ("ccache", "g++")
     version: str  # all that it says about itself
 
     def compile(self, source: Path, out: Path, options: Sequence[str], *, timeout_s: float = COMPILE_TIMEOUT_S) -> None:
-        """Make ``out`` of ``source``.
+        """Compile ``source`` into ``out``.
 
         Raises:
             KernelUnavailableError: the compiler refuses the file (its first lines are in the message), or hangs.
@@ -90,8 +90,8 @@ def _asked(command: tuple[str, ...]) -> Compiler:
 def run_bounded(command: Sequence[str], *, timeout_s: float) -> tuple[int, str, str]:
     """Run ``command`` without input and return its exit status, output and errors.
 
-    Compilers start processes of their own: all of them end with it. What is preloaded into this process (an allocator,
-    a sanitizer's runtime) is not into them.
+    Compilers start processes of their own: all of them end with it. Libraries preloaded into this process (an
+    allocator, a sanitizer's runtime) are not preloaded into them.
 
     Raises:
         OSError: it cannot be started.

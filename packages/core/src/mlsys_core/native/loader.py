@@ -1,4 +1,4 @@
-"""From a source file to a loaded library: found in the cache if it is there, else compiled and kept."""
+"""Load a kernel from its source file: from the cache if it is there, else compiled and kept."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def load_kernel(
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """All that a library is made of, but for the compiler."""
+    """All inputs of a library's build, except for the compiler."""
 
     source: Path
     options: tuple[str, ...]
@@ -68,16 +68,16 @@ class _Recipe:
 
     @property
     def stem(self) -> str:
-        """Beginning of the names of libraries that any compiler made of it."""
+        """Beginning of the names of this recipe's libraries, for any compiler."""
         return f"{self.source.stem}-{self.key}-"
 
     def name(self, compiler: Compiler) -> str:
-        """Name of the library that ``compiler`` makes of it."""
+        """Return the name of the library that ``compiler`` builds from this recipe."""
         return f"{self.stem}{hashlib.sha256(compiler.version.encode()).hexdigest()[:8]}.so"
 
 
 def _recipes(source: Path, flags: tuple[str, ...], headers: Sequence[Path], chosen: Settings) -> list[_Recipe]:
-    """Return the recipe to compile, then those whose libraries serve as well where nothing can be compiled."""
+    """Return the recipe to compile, then equivalent ones for machines that cannot compile."""
     level = level_named(chosen.kernel_level)
     others = reversed(executable_levels()) if level == NATIVE else ()
     texts = [file.read_bytes() for file in (source, *headers, *sorted(INCLUDE.rglob("*.h")))]
@@ -142,7 +142,7 @@ def _found_of_any_compiler(recipes: Sequence[_Recipe], store: Store | None) -> c
 
 
 def _loaded(library: Path) -> ctypes.CDLL | None:
-    """Load a library whose hash was checked; None, and a warning, where the system refuses it."""
+    """Load a library with a checked hash; return None, with a warning, if the system refuses it."""
     try:
         return ctypes.CDLL(str(library))
     except OSError as error:  # a newer C++ runtime than this machine's, a folder mounted noexec

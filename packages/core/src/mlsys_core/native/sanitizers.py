@@ -1,4 +1,4 @@
-"""Kernels built with a sanitizer of the compiler's: ``MLSYS_SANITIZE``, as ``make sanitize`` sets it."""
+"""Kernels built with one of the compiler's sanitizers: ``MLSYS_SANITIZE``, set by ``make sanitize``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled libraries on disk: only what this user or root wrote, and only whole, is ever loaded.
+"""Compiled libraries on disk: only whole files written by this user or root are ever loaded.
 
 A library stands beside a manifest with its SHA-256 and what it was compiled by. Both are written under another name
 and renamed, so a reader sees a whole file or none; one that does not match its manifest counts as absent.
@@ -63,7 +63,7 @@ class Store:
 
     @contextmanager
     def alone(self, name: str) -> Iterator[Path]:
-        """Give a new folder to build in, to one process or thread at a time for each ``name``.
+        """Yield a new folder to build in, to one process or thread at a time for each ``name``.
 
         Raises:
             OSError: nothing can be written here.
@@ -74,7 +74,7 @@ class Store:
             yield Path(work)
 
     def keep(self, built: Path, about: dict[str, str]) -> Path:
-        """Move ``built`` here under its own name, with a manifest that also says ``about``; return where it is now.
+        """Move ``built`` here under its own name, with a manifest that includes ``about``; return its new path.
 
         Raises:
             OSError: nothing can be written here.
@@ -92,7 +92,7 @@ class Store:
 
 
 def trusted_store(folder: Path) -> Store | None:
-    """Return the store in ``folder``; None, and a line in the log, where other users could plant libraries in it."""
+    """Return the store in ``folder``; None, with a log line, if other users could plant libraries in it."""
     path = folder.resolve()  # what is checked is what is used, whatever becomes of links on the way
     problem = problem_of(path)
     if problem:
@@ -102,7 +102,9 @@ def trusted_store(folder: Path) -> Store | None:
 
 
 def problem_of(folder: Path) -> str | None:
-    """Return why ``folder``, a path without links that need not exist, is unsafe to load code from; None if it is not.
+    """Return the reason why ``folder`` is unsafe to load code from; None if it is safe.
+
+    The folder is a path without links that need not exist.
 
     It and each folder above it must belong to this user or to root. Others may write to none, but for folders above
     it with the sticky bit (/tmp), whose entries only their owners rename.
@@ -127,7 +129,7 @@ def _is_foreign(status: os.stat_result) -> bool:
 
 
 def _is_open(status: os.stat_result) -> bool:
-    """Tell whether somebody beside the owner and root may write; a user's private group is no one else."""
+    """Return whether anybody beside the owner and root may write; a user's private group counts as the owner."""
     if status.st_mode & stat.S_IWOTH:
         return True
     return bool(status.st_mode & stat.S_IWGRP) and not _is_private(status.st_gid)
@@ -143,7 +145,7 @@ def _is_private(group_id: int) -> bool:
 
 
 def temporary_store() -> Store:
-    """Return a store that lives as long as this process."""
+    """Return a store that lives until this process ends."""
     return Store(_temporary_folder(os.getpid()))
 
 

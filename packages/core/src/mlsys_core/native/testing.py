@@ -1,4 +1,4 @@
-"""Kernels of other machines, for the kernels' own tests."""
+"""Builds of kernels for other machines, for the kernels' own tests."""
 
 from __future__ import annotations
 

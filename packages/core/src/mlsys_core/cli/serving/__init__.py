@@ -1,4 +1,4 @@
-"""Options that every ``serve`` command has, from one place: how a server listens, whom it lets in, what it bounds.
+"""Options that every ``serve`` command has, defined once: listening, access and limits.
 
 A command names the groups that it takes as parameters, and :func:`serve_command` turns their fields into its options.
 Each option may also come from the environment and from the TOML file of ``--config``. Imports no web framework.

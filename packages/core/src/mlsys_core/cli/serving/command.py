@@ -1,4 +1,4 @@
-"""Turns the fields of option groups into a command's own options."""
+"""Turn the fields of option groups into a command's own options."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ SHARED_PREFIX = "MLSYS_SERVE"  # MLSYS_SERVE_PORT holds for every serve command,
 def serve_command(subsystem: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator for the function of a ``serve`` command.
 
-    Each parameter whose type is a dataclass becomes its fields' options, in a panel of the help called as its ``panel``
-    says. ``--config FILE`` is added. An option is looked for on the command line, in ``MLSYS_<SUBSYSTEM>_<NAME>``, in
-    ``MLSYS_SERVE_<NAME>`` if it belongs to a group, and in the file. What is not the default is printed, keys are not.
+    Each dataclass parameter is replaced by options for its fields; its ``panel`` names their panel in the help.
+    ``--config FILE`` is added. An option is looked for on the command line, in ``MLSYS_<SUBSYSTEM>_<NAME>``, in
+    ``MLSYS_SERVE_<NAME>`` if it belongs to a group, and in the file. Values that differ from the default are printed,
+    except keys.
 
     Args:
         subsystem: in the names of variables.
@@ -110,7 +111,7 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """While a model loads, let SIGTERM end the process with a line; a server that runs has a handler of its own."""
+    """Let SIGTERM end the process with one line while a model loads; a running server has its own handler."""
 
     def leave(number: int, _: object) -> None:
         typer.echo("mlsys: stopped by SIGTERM before it was ready", err=True)
@@ -127,7 +128,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 def _refuse_empty_secrets(prefix: str) -> None:
-    """Refuse a key that is set to nothing: taken for none, it would leave the server open."""
+    """Refuse an empty key: taken as no key, it would leave the server open."""
     for name in sorted(SECRET):
         for variable in (f"{prefix}_{name.upper()}", f"{SHARED_PREFIX}_{name.upper()}"):
             if variable in os.environ and not os.environ[variable].strip():

@@ -111,7 +111,7 @@ class ServerOptions:
         )
 
     def bind(self, config: HttpConfig, *, error_format: ErrorFormat | None = None) -> BoundPort:
-        """Take the port, before a model is loaded, and say so if it is open to a network.
+        """Take the port before a model is loaded, and warn if it is open to a network.
 
         Raises:
             InvalidInputError, ServingError: as :class:`mlsys_core.serving.http.BoundPort`.
@@ -125,7 +125,7 @@ class ServerOptions:
         return bound
 
     def keys(self) -> list[str]:
-        """Return all keys: those given, and those of the file.
+        """Return all keys: those given, and those in the file.
 
         Raises:
             InvalidInputError: the file cannot be read or holds no key.
@@ -162,7 +162,7 @@ class OipOptions:
 
     @contextmanager
     def grpc(self, host: str) -> Iterator[GrpcConfig | None]:
-        """Hold the port of gRPC, so that a busy one is refused before a model is loaded.
+        """Reserve the gRPC port, so that a busy one is refused before a model is loaded.
 
         Raises:
             InvalidInputError, ServingError: as ``mlsys_core.serving.http.sockets.bind``.

@@ -1,4 +1,4 @@
-"""Where the settings of a ``serve`` command come from: flags, then the environment, then one TOML file."""
+"""Settings of a ``serve`` command, by precedence: flags, then the environment, then one TOML file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def file_reader(annotations: Mapping[str, Any]) -> Callable[[typer.Context, Path
         annotations: of the options that a file may set, by name: ``int``, ``str | None``, ``list[Path]``.
 
     Raises:
-        InvalidInputError: raised by the callback; the file cannot be read, names an option that there is not, or has a
+        InvalidInputError: raised by the callback; the file cannot be read, names an unknown option, or has a
             value of another type.
     """
 
@@ -69,9 +69,9 @@ def _load(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def _checked(path: Path, name: str, value: Any, annotation: Any) -> Any:
-    """Return ``value`` as the command line's own conversion takes it.
+    """Return ``value`` in the form that the command line's own conversion accepts.
 
-    That conversion takes the letters of a string for a list's elements, true for 1 and 1.5 for 1.
+    Used alone, that conversion would read a string as a list of letters, and true and 1.5 as 1.
     """
     kind, is_list = _kind_of(annotation)
     allowed, wanted = _ALLOWED.get(kind, ((str,), "a string"))
@@ -84,7 +84,7 @@ def _checked(path: Path, name: str, value: Any, annotation: Any) -> Any:
 
 
 def _kind_of(annotation: Any) -> tuple[Any, bool]:
-    """Return the type of an option's value, and whether it is a list of such: ``list[int] | None`` to (int, True)."""
+    """Return the type of an option's value, and whether it is a list: ``list[int] | None`` gives (int, True)."""
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     if NoneType in get_args(annotation):
@@ -95,7 +95,7 @@ def _kind_of(annotation: Any) -> tuple[Any, bool]:
 
 
 def resolved(context: typer.Context) -> Mapping[str, tuple[Any, str]]:
-    """Return the settings that are not the defaults: name -> (value, where it comes from). Secrets are not shown."""
+    """Return the settings that are not the defaults: name -> (value, source). Secrets are not shown."""
     found = {}
     for name, value in sorted(context.params.items()):
         source = context.get_parameter_source(name)
