@@ -1,6 +1,6 @@
 """``mlsys doctor``: abilities of this machine and installation, missing parts, and the commands that add them.
 
-:mod:`mlsys_core.device.capabilities` collects facts, :mod:`mlsys_core.device.checks` judges them; this module shows them.
+:mod:`mlsys_core.device.capabilities` collects facts, :mod:`mlsys_core.device.checks` judges them; this shows them.
 """
 
 from __future__ import annotations

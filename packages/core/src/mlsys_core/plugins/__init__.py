@@ -1,4 +1,4 @@
-"""Plugins: typed specs, hooks, loading in the safe order, and the registry of what there is."""
+"""Plugins: typed specs, hooks, loading in the safe order, and the registry of loaded plugins."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ __all__ = ["LoadedPlugins", "PluginRow", "Registry", "hookimpl", "installed_plug
 
 @lru_cache(maxsize=1)
 def installed_plugins() -> LoadedPlugins:
-    """The plugins of this process, loaded on the first call under the process's settings."""
+    """Return the plugins of this process, loaded on the first call under the process's settings."""
     return load_plugins(settings())

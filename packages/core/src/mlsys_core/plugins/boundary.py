@@ -1,4 +1,4 @@
-"""The boundary to code of plugins: what it raises by mistake becomes one line that names its owner."""
+"""Boundary to plugins' code: turn unexpected exceptions into one line that names the owner."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mlsys_core.plugins.specs import Spec, noun
 
 @contextmanager
 def failing_as(spec: Spec, registry: Registry) -> Iterator[None]:
-    """Turn what the code behind ``spec`` raises, other than errors on purpose, into a :class:`PluginError`.
+    """Turn exceptions of the code behind ``spec``, other than errors on purpose, into a :class:`PluginError`.
 
     Example:
         >>> from mlsys_core.plugins.specs import ExporterSpec

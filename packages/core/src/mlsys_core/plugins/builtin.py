@@ -1,4 +1,4 @@
-"""What the core itself registers, through the same hooks as any plugin."""
+"""The core's own registrations, through the same hooks as any plugin."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mlsys_core.plugins.specs import CommandSpec, DeviceSpec, ExporterSpec, Memo
 
 @hookimpl
 def mlsys_register_commands() -> Iterable[CommandSpec]:
-    """The commands that belong to no subsystem."""
+    """Return the commands that belong to no subsystem."""
     commands = {
         "demo": "Run each subsystem on real input and write one HTML report.",
         "doctor": "Show what this machine and installation can do, and what is missing.",
@@ -26,7 +26,7 @@ def mlsys_register_commands() -> Iterable[CommandSpec]:
 
 @hookimpl
 def mlsys_register_devices() -> Iterable[DeviceSpec]:
-    """CPU and CUDA."""
+    """Return CPU and CUDA."""
     return [
         DeviceSpec(name="cpu", help="Streams are worker threads.", factory="mlsys_core.device:CpuDevice"),
         DeviceSpec(
@@ -37,7 +37,7 @@ def mlsys_register_devices() -> Iterable[DeviceSpec]:
 
 @hookimpl
 def mlsys_register_memory_pools() -> Iterable[MemoryPoolSpec]:
-    """Single blocks with reference counts, and runs of adjacent rows."""
+    """Return the core's pools: single blocks with reference counts, and runs of adjacent rows."""
     return [
         MemoryPoolSpec(
             name="block",
@@ -56,7 +56,7 @@ def mlsys_register_memory_pools() -> Iterable[MemoryPoolSpec]:
 
 @hookimpl
 def mlsys_register_policies() -> Iterable[PolicySpec]:
-    """The request-level baselines."""
+    """Return the request-level baselines."""
     policies = {
         "zero-batch": ("Whatever waits, as soon as a worker is idle.", "ZeroBatch"),
         "delay-batch": ("Wait for a window's end or a full batch.", "DelayBatch"),
@@ -70,7 +70,7 @@ def mlsys_register_policies() -> Iterable[PolicySpec]:
 
 @hookimpl
 def mlsys_register_exporters() -> Iterable[ExporterSpec]:
-    """Chrome-trace JSON, which Perfetto opens, and a page that opens in any browser."""
+    """Return the exporters of Chrome-trace JSON, which Perfetto opens, and of a page that opens in any browser."""
     return [
         ExporterSpec(
             name="chrome-trace",

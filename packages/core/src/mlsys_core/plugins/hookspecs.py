@@ -19,65 +19,65 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def mlsys_register_commands() -> Iterable[specs.CommandSpec]:
-    """Commands below ``mlsys``."""
+    """Return commands below ``mlsys``."""
     raise NotImplementedError
 
 
 @hookspec
 def mlsys_register_devices() -> Iterable[specs.DeviceSpec]:
-    """Kinds of device, for ``--device``."""
+    """Return kinds of device, for ``--device``."""
     raise NotImplementedError
 
 
 @hookspec
 def mlsys_register_memory_pools() -> Iterable[specs.MemoryPoolSpec]:
-    """Pools of blocks or of runs of rows, for ``--memory-pool``."""
+    """Return pools of blocks or of runs of rows, for ``--memory-pool``."""
     raise NotImplementedError
 
 
 @hookspec
 def mlsys_register_compilers() -> Iterable[specs.CompilerSpec]:
-    """Compilers of modules, for ``--compiler``."""
+    """Return compilers of modules, for ``--compiler``."""
     raise NotImplementedError
 
 
 @hookspec
 def mlsys_register_engines() -> Iterable[specs.EngineSpec]:
-    """Engines, for ``mlsys serve``."""
+    """Return engines, for ``mlsys serve``."""
     raise NotImplementedError
 
 
 @hookspec
 def mlsys_register_policies() -> Iterable[specs.PolicySpec]:
-    """Scheduling and batching policies."""
+    """Return scheduling and batching policies."""
     raise NotImplementedError
 
 
 @hookspec
 def mlsys_register_model_loaders() -> Iterable[specs.ModelLoaderSpec]:
-    """Loaders of model files, by the endings of names."""
+    """Return loaders of model files, by the endings of names."""
     raise NotImplementedError
 
 
 @hookspec
 def mlsys_register_converters() -> Iterable[specs.ConverterSpec]:
-    """WindTunnel converters of fitted estimators."""
+    """Return WindTunnel converters of fitted estimators."""
     raise NotImplementedError
 
 
 @hookspec
 def mlsys_register_exporters() -> Iterable[specs.ExporterSpec]:
-    """Writers of recordings, for ``mlsys trace export``."""
+    """Return writers of recordings, for ``mlsys trace export``."""
     raise NotImplementedError
 
 
 @hookspec
 def mlsys_register_benchmarks() -> Iterable[specs.BenchmarkSpec]:
-    """Suites of ``mlsys bench``."""
+    """Return suites of ``mlsys bench``."""
     raise NotImplementedError
 
 
 @hookspec
 def mlsys_register_demo_steps() -> Iterable[specs.DemoStepSpec]:
-    """Steps of ``mlsys demo``."""
+    """Return steps of ``mlsys demo``."""
     raise NotImplementedError

@@ -1,8 +1,8 @@
 """Finding, checking, importing and registering plugins; one bad plugin never takes down the rest.
 
 Order per plugin: block list and filter, core-version check from distribution metadata *before* import, import,
-register, ``check_pending()`` (a mistyped hook name), then each hook implementation is called on its own. What a plugin
-registers is kept whole or not at all.
+register, ``check_pending()`` (a mistyped hook name), then each hook implementation is called on its own. A plugin's
+registrations are kept whole or not at all.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Status = Literal["loaded", "broken", "blocked", "filtered"]
 
 
 class Distribution(Protocol):
-    """What the loader reads of a distribution's metadata."""
+    """The part of a distribution's metadata that the loader reads."""
 
     @property
     def requires(self) -> list[str] | None:
@@ -42,7 +42,7 @@ class Distribution(Protocol):
 
 
 class EntryPoint(Protocol):
-    """What the loader needs of ``importlib.metadata.EntryPoint``; tests pass their own."""
+    """The part of ``importlib.metadata.EntryPoint`` that the loader needs; tests pass their own."""
 
     name: str
     value: str
@@ -74,14 +74,14 @@ class PluginRow:
 
 @dataclass(frozen=True, slots=True)
 class LoadedPlugins:
-    """All plugins found, and what the good ones registered."""
+    """All plugins found, and the registrations of the good ones."""
 
     rows: Sequence[PluginRow]
     registry: Registry
 
     @property
     def broken(self) -> list[PluginRow]:
-        """The rows to warn of."""
+        """Rows that need a warning."""
         return [row for row in self.rows if row.status == "broken"]
 
 
@@ -98,11 +98,11 @@ def load_plugins(settings: Settings, *, entry_points: Iterable[EntryPoint] | Non
 
     Args:
         settings: filter, block list and strictness.
-        entry_points: what to load instead of the installed ones, for tests.
+        entry_points: entry points to load instead of the installed ones, for tests.
 
     Raises:
         PluginError: a plugin that ``settings.plugins`` names is absent or broken (its cause is chained).
-        BaseException: in strict mode, what a broken plugin raised.
+        BaseException: in strict mode, the exception of a broken plugin.
     """
     from mlsys_core.plugins import builtin as core_plugin
 
@@ -224,7 +224,7 @@ def _check_hook_names(manager: pluggy.PluginManager) -> None:
 
 
 def _collect(manager: pluggy.PluginManager, plugin: object, distribution: str) -> Iterable[Spec]:
-    """Call each hook implementation of ``plugin`` by itself and check the type of what it returns."""
+    """Call each hook implementation of ``plugin`` by itself and check the type of its result."""
     for caller in manager.get_hookcallers(plugin) or []:
         for implementation in caller.get_hookimpls():
             if implementation.plugin is not plugin:

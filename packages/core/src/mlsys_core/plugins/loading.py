@@ -1,4 +1,4 @@
-"""Model loaders by the names of files: how an engine finds the loader of a path, and what it hands over.
+"""Model loaders by file name: the search for a path's loader, and the call of it.
 
 An engine's own loaders are registered like a third party's, and are found in the same way.
 """
@@ -19,7 +19,7 @@ from mlsys_core.plugins.specs import ModelLoaderSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadContext:
-    """What a loader is told beside the path. Owner: the engine's command."""
+    """Data passed to a loader beside the path. Owner: the engine's command."""
 
     device: str = "cpu"  # the registered name of the device that the model is to be on, for get_device
     trust_code: bool = False  # whether the user lets files run code while they load
@@ -27,10 +27,10 @@ class LoadContext:
     options: Mapping[str, Any] = field(default_factory=dict)  # further options that the user gave, by their names
 
     def taken(self, *names: str) -> dict[str, Any]:
-        """Return the options, which must be among ``names``; a loader without any calls it with none.
+        """Return the options, which must be among ``names``; a loader without options passes no names.
 
         Raises:
-            InvalidInputError: the user gave another; the message says which options there are.
+            InvalidInputError: the user gave another; the message lists the options.
 
         Example:
             >>> LoadContext(options={"dtype": "bf16"}).taken("dtype", "weights")
@@ -74,14 +74,14 @@ def endings(engine: str, registry: Registry) -> str:
 
 
 def load_with(spec: ModelLoaderSpec, path: Path, context: LoadContext, registry: Registry, *, kind: type) -> Any:
-    """Return what the loader makes of ``path``.
+    """Return the loader's model of ``path``.
 
     Args:
         spec: the loader.
         path: a file or folder.
-        context: what it is told.
-        registry: knows whose the loader is.
-        kind: the class of which the engine wants a model.
+        context: its settings.
+        registry: names the loader's owner in errors.
+        kind: the class that the engine's models must have.
 
     Raises:
         PluginError: the loader fails by a mistake of its own, or gives something else.

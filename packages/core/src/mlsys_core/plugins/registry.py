@@ -1,4 +1,4 @@
-"""What the loaded plugins registered, by kind and name. Hot loops never see it: take a factory once, at start."""
+"""Registered specs by kind and name. Hot loops never see the registry: take a factory once, at start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ S = TypeVar("S", bound=Spec)
 
 
 def _lazy_field(spec: Spec) -> str:
-    """The one field of a spec that holds its lazy reference."""
+    """Return the name of the spec's field that holds its lazy reference."""
     return next(f.name for f in fields(spec) if f.name in {"app", "factory", "run"})
 
 
@@ -46,18 +46,18 @@ class Registry:
         self._entries.setdefault(type(spec), {})[spec.name] = (spec, distribution)
 
     def all(self, kind: type[S]) -> list[S]:
-        """All specs of ``kind``, in the order they were registered."""
+        """Return all specs of ``kind``, in the order they were registered."""
         return [spec for spec, _ in self._entries.get(kind, {}).values() if isinstance(spec, kind)]
 
     def owned_by(self, distribution: str) -> list[Spec]:
-        """All specs that ``distribution`` registered."""
+        """Return all specs that ``distribution`` registered."""
         return [spec for kind in self._entries.values() for spec, owner in kind.values() if owner == distribution]
 
     def get(self, kind: type[S], name: str) -> S:
-        """The spec of ``kind`` called ``name``.
+        """Return the spec of ``kind`` called ``name``.
 
         Raises:
-            PluginError: there is none; the message lists what there is and which plugins could not be loaded.
+            PluginError: there is none; the message lists the names and the plugins that could not be loaded.
         """
         entries = self._entries.get(kind, {})
         if name in entries:

@@ -1,4 +1,4 @@
-"""Writing a new plugin package from the templates in ``plugins/template``."""
+"""Write a new plugin package from the templates in ``plugins/template``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mlsys_core.errors import InvalidInputError
 
 
 def write_plugin(name: str, target: Path) -> list[Path]:
-    """Write a plugin package called ``name`` into the new folder ``target``; returns the files written.
+    """Write a plugin package called ``name`` into the new folder ``target``; return the files written.
 
     Raises:
         InvalidInputError: the name is not usable, or ``target`` exists and is not empty; nothing is written then.

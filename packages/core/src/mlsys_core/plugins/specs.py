@@ -1,7 +1,7 @@
-"""What plugins register: small frozen records. Heavy things stay lazy ``"package.module:attribute"`` strings.
+"""Specs that plugins register: small frozen records. Heavy objects stay lazy ``"package.module:attribute"`` strings.
 
 Every spec has a ``name``, unique within its kind. ``help`` is one line for listings. ``factory`` (or ``app``, ``run``)
-is resolved by :func:`mlsys_core.lazy.resolve` only when the thing is asked for.
+is resolved by :func:`mlsys_core.lazy.resolve` only on demand.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """What all specs share."""
+    """Fields common to all specs."""
 
     name: str  # unique within the kind; lower case, words joined by '-'
     help: str  # one line, shown in listings and --help
@@ -52,7 +52,7 @@ class CompilerSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec(Spec):
-    """Something that serves models until Ctrl-C, for ``mlsys serve NAME ...``."""
+    """An engine that serves models until Ctrl-C, for ``mlsys serve NAME ...``."""
 
     app: str  # -> typer.Typer with one command, whose arguments and options are the engine's own
 
@@ -106,7 +106,7 @@ class DemoStepSpec(Spec):
 
 
 def noun(kind: type[Spec], count: int = 1) -> str:
-    """What a kind of spec is called in messages.
+    """Return the name of a kind of spec for messages.
 
     Example:
         >>> noun(DemoStepSpec), noun(PolicySpec, 2)

@@ -57,7 +57,7 @@ def write_trace(recording: Recording, path: str | Path) -> None:
 
 
 def trace_events(recording: Recording) -> Iterator[Event]:
-    """The events of the trace file, names first, then in the order of their times within each kind."""
+    """Yield the events of the trace file, names first, then by time within each kind."""
     origin_ns = recording.bounds_ns()[0]
     rows = _Rows(recording)
     for index, process in enumerate(recording.processes):
@@ -104,9 +104,9 @@ def read_trace(path: str | Path) -> Recording:
 
 
 class _Rows:
-    """Which row (pid, tid) of the viewer each track and span gets; pairs are unique, lanes are rows of their own.
+    """Rows (pid, tid) of the viewer for each track and span; pairs are unique, lanes are rows of their own.
 
-    Threads keep their ids. All other rows are numbered in the order they are to stand in, as Perfetto sorts by tid.
+    Threads keep their ids. All other rows are numbered in their order of display, as Perfetto sorts by tid.
     """
 
     def __init__(self, recording: Recording) -> None:

@@ -1,4 +1,4 @@
-"""Writing files so that a reader never sees half of one."""
+"""Write files so that a reader never sees half of one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of ``path`` when the block ends, and leaves it alone if the block raises.
+    """Yield a file that replaces ``path`` when the block ends; ``path`` is untouched if the block raises.
 
     Example:
         >>> import tempfile

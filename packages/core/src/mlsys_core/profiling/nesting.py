@@ -1,4 +1,4 @@
-"""Which span lies in which: lanes, depths and parents of the spans of one track.
+"""Nesting of spans: lanes, depths and parents of the spans of one track.
 
 A thread's own spans nest, but spans of concurrent requests on one named track may overlap partly. Trace viewers refuse
 that, so the overlapping ones go to further lanes. Export, summary and timeline all place spans with :func:`place`.
@@ -16,7 +16,7 @@ from mlsys_core.profiling.recording import Span, Track
 
 
 class Placement(NamedTuple):
-    """Where one span is drawn."""
+    """Position of one span in its track."""
 
     lane: int  # 0 unless the span partly overlaps another one of its track
     depth: int  # number of spans of the lane around it
@@ -91,6 +91,6 @@ def nest(intervals: Sequence[tuple[int, int]], *, names: Sequence[str] | None = 
 
 
 def place(track: Track, spans: Sequence[Span]) -> list[Placement]:
-    """:func:`nest` for the spans of ``track``: on a named track those of the same name stand side by side."""
+    """Place the spans of ``track`` with :func:`nest`; on a named track spans of one name get separate lanes."""
     intervals = [(span.start_ns, span.end_ns) for span in spans]
     return nest(intervals, names=[span.name for span in spans] if track.is_named else None)

@@ -1,6 +1,6 @@
-"""A recording as compact bytes, for the way from a worker process to its parent (``Recorder.dump``, ``absorb``).
+"""A recording as compact bytes, to send from a worker process to its parent (``Recorder.dump``, ``absorb``).
 
-JSON under zlib, with names and tracks as tables: no pickle, so that a payload can do nothing but be read.
+JSON under zlib, with names and tracks as tables: no pickle, so reading a payload runs no code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _VERSION = 1
 
 
 class _Table:
-    """Numbers values in the order they first come."""
+    """Numbers values in order of first appearance."""
 
     def __init__(self) -> None:
         self.index: dict[Hashable, int] = {}
@@ -26,7 +26,7 @@ class _Table:
 
 
 def encode_recording(recording: Recording) -> bytes:
-    """``recording`` as bytes; arguments become what JSON can hold (see ``recording.plain``).
+    """Return ``recording`` as bytes; arguments become JSON values (see ``recording.plain``).
 
     Example:
         >>> recording = Recording((Process(1, "worker", "here"),), samples=(Sample("queue", 5, 2.0, 1),))
@@ -50,7 +50,7 @@ def encode_recording(recording: Recording) -> bytes:
 
 
 def decode_recording(payload: bytes) -> Recording:
-    """The recording that :func:`encode_recording` made ``payload`` of.
+    """Return the recording that :func:`encode_recording` encoded as ``payload``.
 
     Raises:
         InvalidInputError: ``payload`` is anything else.

@@ -1,4 +1,4 @@
-"""Distributions of measured values: what every benchmark, summary and load generator reports."""
+"""Distributions of measured values, as every benchmark, summary and load generator reports them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Distribution:
     max: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields; None in place of NaN, which JSON has not."""
+        """Return the fields; None in place of NaN, which JSON lacks."""
         return {
             name: None if isinstance(value, float) and math.isnan(value) else value
             for name, value in asdict(self).items()
@@ -37,7 +37,7 @@ class Distribution:
 
 
 def summarise(values: Sequence[float] | NDArray[np.floating[Any]]) -> Distribution:
-    """Count, mean, spread and percentiles of ``values``.
+    """Return count, mean, spread and percentiles of ``values``.
 
     Percentiles are NumPy's method ``linear`` (Hyndman and Fan's type 7): the q-th lies at position q (n - 1) of the
     sorted values, interpolated between its neighbours.

@@ -16,7 +16,7 @@ from mlsys_core.profiling.profile_table import ProfileTable
 
 @dataclass(frozen=True, slots=True)
 class ProfileKey:
-    """What a table's times depend on; another device, version or content is another table."""
+    """Everything that a table's times depend on; another device, version or content is another table."""
 
     device: str  # description of the device: model, cores, threads used
     versions: tuple[tuple[str, str], ...]  # (distribution, version), sorted by name
@@ -24,7 +24,7 @@ class ProfileKey:
 
     @staticmethod
     def of(device: str, versions: Mapping[str, str], content: str) -> ProfileKey:
-        """A key from a mapping of versions.
+        """Return a key made from a mapping of versions.
 
         Example:
             >>> ProfileKey.of("cpu", {"torch": "2.11", "mlsys-core": "0.1"}, "lstm-1024-float32").versions[0]
@@ -33,7 +33,7 @@ class ProfileKey:
         return ProfileKey(device, tuple(sorted(versions.items())), content)
 
     def digest(self) -> str:
-        """Name of the key's file, without folder and ending."""
+        """Return the name of the key's file, without folder and ending."""
         return hashlib.sha256(self._text().encode()).hexdigest()[:32]
 
     def _text(self) -> str:
@@ -41,7 +41,7 @@ class ProfileKey:
 
 
 class ProfileCache:
-    """Profile tables in a folder, one file each, which also tells its key. Several processes may share it.
+    """Profile tables in a folder, one file each, which also holds its key. Several processes may share it.
 
     Args:
         cache_dir: The folder; made when the first table is put into it.
@@ -61,11 +61,11 @@ class ProfileCache:
         self.cache_dir = cache_dir
 
     def path(self, key: ProfileKey) -> Path:
-        """Where the table of ``key`` is, or would be."""
+        """Return the path of the table of ``key``, whether it exists or not."""
         return self.cache_dir / f"{key.digest()}.json"
 
     def get(self, key: ProfileKey) -> ProfileTable | None:
-        """The table of ``key``; None if there is none. A damaged file counts as none, with a ``RuntimeWarning``."""
+        """Return the table of ``key``; None if there is none, or, with a ``RuntimeWarning``, if its file is damaged."""
         path = self.path(key)
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
@@ -81,7 +81,7 @@ class ProfileCache:
             return None
 
     def put(self, key: ProfileKey, table: ProfileTable) -> None:
-        """Keep ``table`` for ``key``, in place of an older one.
+        """Store ``table`` under ``key``, replacing an older one.
 
         Raises:
             InvalidInputError: the folder cannot be made or written to.
@@ -97,9 +97,9 @@ class ProfileCache:
             ) from error
 
     def get_or_measure(self, key: ProfileKey, measure: Callable[[], ProfileTable]) -> ProfileTable:
-        """The table of ``key``, from the folder or else from ``measure``, whose table is then kept.
+        """Return the table of ``key`` from the folder, or else measure and store it.
 
-        A folder that cannot be written to costs a ``RuntimeWarning``, not the table just measured.
+        A folder that cannot be written to causes a ``RuntimeWarning``; the table just measured is still returned.
         """
         table = self.get(key)
         if table is None:

@@ -55,7 +55,7 @@ class ProfileTable:
     """T[unit][batch_size] in seconds, frozen and comparable.
 
     Raises:
-        InvalidInputError: there is no unit, or one stands twice.
+        InvalidInputError: there is no unit, or one occurs twice.
 
     Example:
         >>> table = ProfileTable((UnitProfile("cell", (1, 2, 4, 8), (1.0, 1.0, 1.2, 2.4)),))
@@ -76,18 +76,18 @@ class ProfileTable:
             )
 
     def __getitem__(self, unit: str) -> UnitProfile:
-        """The profile of ``unit``. Raises ``InvalidInputError`` if there is none."""
+        """Return the profile of ``unit``. Raise ``InvalidInputError`` if there is none."""
         try:
             return self._by_name[unit]
         except KeyError:
             raise InvalidInputError(f"no profile of unit {unit!r}; there are {', '.join(self._by_name)}") from None
 
     def seconds(self, unit: str, batch_size: int, *, extrapolate: bool = False) -> float:
-        """Time of one batch: as measured, or linear between the two batch sizes measured around it.
+        """Return the time of one batch in seconds: measured, or linear between the two measured neighbours.
 
-        With ``extrapolate`` the first or last segment is drawn on, within what batching allows: below the smallest size
-        the time is at most that size's and at least its share of it; beyond the largest it does not fall. Of a single
-        measured size the time below is constant and beyond proportional.
+        With ``extrapolate`` the first or last segment is extended, within the limits of batching: below the smallest
+        size the time is at most that size's and at least its share of it; beyond the largest it does not fall. With a
+        single measured size, the time is constant below it and proportional beyond it.
 
         Raises:
             InvalidInputError: unknown unit, a size below 1, or one outside the measured range without ``extrapolate``.
@@ -114,11 +114,11 @@ class ProfileTable:
         return max(_line(profile, len(sizes) - 2, batch_size), times[-1])
 
     def throughput(self, unit: str, batch_size: int, *, extrapolate: bool = False) -> float:
-        """Items per second at ``batch_size``; errors as :meth:`seconds`."""
+        """Return items per second at ``batch_size``; errors as :meth:`seconds`."""
         return batch_size / self.seconds(unit, batch_size, extrapolate=extrapolate)
 
     def knee(self, unit: str, *, fraction: float = 0.9) -> int:
-        """The smallest measured batch size whose throughput is at least ``fraction`` of the unit's best.
+        """Return the smallest measured batch size with at least ``fraction`` of the unit's best throughput.
 
         Larger batches add latency and little throughput (BatchMaker, Fig. 3); the smallest batch that fully uses the
         device is DVABatch's preferred batch size.
@@ -134,7 +134,7 @@ class ProfileTable:
         return next(size for size, rate in zip(profile.batch_sizes, rates, strict=True) if rate >= enough)
 
     def to_json(self) -> str:
-        """The table as a JSON document, exact to the last bit."""
+        """Return the table as a JSON document, exact to the last bit."""
         units = [
             {"unit": p.unit, "batch_sizes": p.batch_sizes, "seconds": p.seconds, "spread": p.spread} for p in self.units
         ]
@@ -142,7 +142,7 @@ class ProfileTable:
 
     @staticmethod
     def from_json(text: str) -> ProfileTable:
-        """The table that :meth:`to_json` wrote.
+        """Return the table that :meth:`to_json` wrote.
 
         Raises:
             InvalidInputError: ``text`` is no profile table, or one of another version.
@@ -239,7 +239,7 @@ def _check_batch_sizes(batch_sizes: Sequence[int], whose: str) -> None:
 
 
 def _line(profile: UnitProfile, left: int, batch_size: int) -> float:
-    """The line through the measured points ``left`` and ``left + 1``, at ``batch_size``."""
+    """Return the value at ``batch_size`` of the line through the measured points ``left`` and ``left + 1``."""
     x0, x1 = profile.batch_sizes[left : left + 2]
     y0, y1 = profile.seconds[left : left + 2]
     return y0 + (y1 - y0) * (batch_size - x0) / (x1 - x0)

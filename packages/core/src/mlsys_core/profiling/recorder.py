@@ -42,10 +42,10 @@ from mlsys_core.profiling.spans import Span as OpenSpan
 
 
 class Recorder:
-    """Records what happens when, in all threads of this process.
+    """Recorder of events in all threads of this process.
 
-    A full buffer drops its oldest events: what led up to now is what one wants to see. The number dropped is kept and
-    exported. After ``os.fork`` the child starts empty, so that nothing is told twice.
+    A full buffer drops its oldest events, as the latest ones explain the present. The number dropped is kept and
+    exported. After ``os.fork`` the child starts empty, so that no event is reported twice.
 
     Args:
         enabled: False makes every method do nothing; it cannot be changed later, so that hot loops need no check.
@@ -103,7 +103,7 @@ class Recorder:
             _recorders.add(self)
 
     def span(self, name: str, /, *, track: str | None = None, **args: Any) -> SpanContext:
-        """A span around a ``with`` block, on the calling thread's row or the named ``track``.
+        """Return a span around a ``with`` block, on the calling thread's row or the named ``track``.
 
         Exceptions pass through and leave their type's name as ``error`` in the arguments.
         """
@@ -112,7 +112,7 @@ class Recorder:
         return OpenSpan(self._local, self.clock_ns, name, track, args)
 
     def spanner(self, name: str, /, *, track: str | None = None, **args: Any) -> SpanContext:
-        """A span to be bound once and entered often: the form for hot loops, enabled or not. No ``await`` inside."""
+        """Return a span to be bound once and entered often: the form for hot loops. No ``await`` inside."""
         if not self.enabled:
             return NULL_SPAN
         return Spanner(self._local, self.clock_ns, name, track, args)
@@ -130,7 +130,7 @@ class Recorder:
         self._local.buffer.add("X", name, start_ns, end_ns, track, args)
 
     def instant(self, name: str, /, *, track: str | None = None, **args: Any) -> None:
-        """Record that something happens now."""
+        """Record an event at this moment."""
         if not self.enabled:
             return
         self._local.buffer.add("i", name, self.clock_ns(), None, track, args)
@@ -143,10 +143,10 @@ class Recorder:
         buffer.events.append((buffer.next_number(), "C", name, self.clock_ns(), value, None, False))
 
     def recording(self, *, clear: bool = False) -> Recording:
-        """All that was recorded and absorbed; spans still open are not in it.
+        """Return all events recorded and absorbed; spans still open are not in it.
 
         Args:
-            clear: Forget the events handed out, so that each is handed out once.
+            clear: Forget the returned events, so that each is returned once.
         """
         with self._lock:
             own = self._own_recording(clear)
@@ -157,11 +157,11 @@ class Recorder:
         return merge(parts)
 
     def dump(self, *, clear: bool = True) -> bytes:
-        """:meth:`recording` as bytes for :meth:`absorb` in another process; plain data, safe to take from a worker."""
+        """Return :meth:`recording` as bytes for :meth:`absorb` in another process; plain data, so safe to read."""
         return encode_recording(self.recording(clear=clear))
 
     def absorb(self, payload: bytes) -> None:
-        """Take over what another process dumped.
+        """Add the events that another process dumped.
 
         Times are kept as they are if it runs on this host, else aligned by the two hosts' wall clocks.
 
@@ -225,7 +225,7 @@ class Recorder:
         )
 
     def reset_in_fork(self) -> None:
-        """Forget everything; called in a child just forked, whose parent will tell what is in the buffers."""
+        """Forget everything; called in a child just forked, as the parent reports the events in the buffers."""
         self._lock = threading.Lock()  # another thread may have held it
         self._process = self._process._replace(pid=os.getpid())
         self._absorbed.clear()

@@ -1,4 +1,4 @@
-"""What was recorded, as plain data: the seam between the recorder, trace files, summaries and timelines.
+"""Recorded events as plain data: the interface between the recorder, trace files, summaries and timelines.
 
 ``Recorder.recording()`` and ``read_trace()`` make a :class:`Recording`; everything after them only reads it.
 """
@@ -24,7 +24,7 @@ class Anchor(NamedTuple):
 
 
 class Process(NamedTuple):
-    """A process that recorded."""
+    """A process that recorded events."""
 
     pid: int
     name: str
@@ -45,7 +45,7 @@ class Track(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Something that took time."""
+    """A named interval of time."""
 
     name: str
     start_ns: int
@@ -55,12 +55,12 @@ class Span(NamedTuple):
 
     @property
     def duration_ns(self) -> int:
-        """Its length."""
+        """Length in nanoseconds."""
         return self.end_ns - self.start_ns
 
 
 class Instant(NamedTuple):
-    """Something that happened at one moment."""
+    """A named event at one moment."""
 
     name: str
     at_ns: int
@@ -95,11 +95,11 @@ class Recording:
 
     @property
     def num_events(self) -> int:
-        """Spans, instants and samples together."""
+        """Number of spans, instants and samples together."""
         return len(self.spans) + len(self.instants) + len(self.samples)
 
     def bounds_ns(self) -> tuple[int, int]:
-        """First start and last end of all events; (0, 0) if there are none."""
+        """Return the first start and last end of all events; (0, 0) if there are none."""
         starts = [events[0][1] for events in (self.spans, self.instants, self.samples) if events]
         if not starts:
             return (0, 0)
@@ -107,13 +107,13 @@ class Recording:
         return (min(starts), max([*ends, *(span.end_ns for span in self.spans)]))
 
     def tracks(self) -> list[Track]:
-        """The tracks in use: by process, in their order; threads by id, then named tracks as they first appear."""
+        """Return the tracks in use: by process, in order; threads by id, then named tracks as they first appear."""
         rank = {process.pid: index for index, process in enumerate(self.processes)}
         used = dict.fromkeys([*(span.track for span in self.spans), *(instant.track for instant in self.instants)])
         return sorted(used, key=lambda track: (rank.get(track.pid, len(rank)), min(track.tid, FIRST_SYNTHETIC_ID)))
 
     def shifted(self, offset_ns: int) -> Recording:
-        """The same recording with ``offset_ns`` added to all times of its clock."""
+        """Return the same recording with ``offset_ns`` added to all times of its clock."""
         if offset_ns == 0:
             return self
         return replace(
@@ -126,12 +126,12 @@ class Recording:
 
 
 def named_track(pid: int, name: str) -> Track:
-    """The track ``name`` of a process: its id comes from the name, so that it is the same in each of its recordings."""
+    """Return the track ``name`` of a process: its id comes from the name, so all its recordings agree."""
     return Track(pid, FIRST_SYNTHETIC_ID + zlib.crc32(name.encode(errors="backslashreplace")) % 2**30, name)
 
 
 def merge(recordings: Iterable[Recording]) -> Recording:
-    """One recording out of several on the same clock; the first one's process and anchor lead.
+    """Merge several recordings on the same clock; the first one's process and anchor lead.
 
     Processes of different hosts may have the same pid; viewers know processes by pid alone, so the later is renumbered.
 
@@ -164,7 +164,7 @@ def merge(recordings: Iterable[Recording]) -> Recording:
 
 
 def plain(value: object) -> Any:
-    """``value`` as JSON can hold it.
+    """Return ``value`` as a JSON value.
 
     JSON has no NaN and no infinities: they become the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``. NumPy
     scalars become numbers, other unknown objects their ``str``.

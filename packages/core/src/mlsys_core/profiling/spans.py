@@ -23,7 +23,7 @@ RawEvent = tuple[int, Kind, str, int, Any, str | None, bool]
 
 
 class SpanContext(Protocol):
-    """What ``Recorder.span`` and ``Recorder.spanner`` return: enter, do the work, leave."""
+    """A span to enter and leave around the work; made by ``Recorder.span`` and ``Recorder.spanner``."""
 
     def __enter__(self) -> Self: ...
 
@@ -58,11 +58,11 @@ class ThreadBuffer:
         self.events.append(event)
 
     def snapshot(self) -> tuple[list[tuple[RawEvent, dict[str, Any] | None]], int]:
-        """The events kept, each with its arguments, and how many were dropped before them."""
+        """Return the kept events, each with its arguments, and the number dropped before them."""
         return self._pair(self.events.copy())  # one C call: its thread may go on appending
 
     def take(self) -> tuple[list[tuple[RawEvent, dict[str, Any] | None]], int]:
-        """Like :meth:`snapshot`, and forgets them."""
+        """Return the events like :meth:`snapshot`, and forget them."""
         items = [self.events.popleft() for _ in range(len(self.events))]
         if items and isinstance(items[-1], dict):  # its thread is about to append the event
             self.events.appendleft(items.pop())
@@ -96,7 +96,7 @@ class LocalBuffer(threading.local):
 
 
 class Span:
-    """One span, from ``with recorder.span(...)``. Keeps its own start, so it may hold an ``await``."""
+    """One span, from ``with recorder.span(...)``. It holds its own start, so the block may ``await``."""
 
     __slots__ = ("_args", "_clock_ns", "_local", "_name", "_start_ns", "_track")
 
@@ -193,7 +193,7 @@ class NullSpan:
         ) -> None: ...
 
     def note(self, **args: Any) -> None:
-        """Ignored."""
+        """Ignore the arguments."""
 
 
 NULL_SPAN = NullSpan()

@@ -1,4 +1,4 @@
-"""Where the time of a recording went: per span name, and per counter. Read by ``mlsys trace summary``."""
+"""Time of a recording per span name, and values per counter. Read by ``mlsys trace summary``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CounterSummary:
 
 @dataclass(frozen=True, slots=True)
 class RecordingSummary:
-    """What a recording comes to."""
+    """Summary of a recording."""
 
     wall_s: float  # from the first event to the end of the last
     num_events: int
@@ -50,11 +50,11 @@ class RecordingSummary:
     counters: tuple[CounterSummary, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Return plain data for JSON."""
         return asdict(self)
 
     def warning(self) -> str:
-        """What a reader must know before trusting the figures; "" if nothing."""
+        """Return a caution for readers of the figures; "" if there is none."""
         if not self.dropped:
             return ""
         return f"dropped events: {self.dropped}, as a buffer was full; the figures lack them; raise max_events"
@@ -134,7 +134,7 @@ def _counters(recording: Recording, end_ns: int) -> list[CounterSummary]:
 
 
 def format_s(seconds: float) -> str:
-    """``seconds`` to three digits in the unit that fits.
+    """Return ``seconds`` to three digits in the unit that fits.
 
     Example:
         >>> format_s(0.0012345), format_s(90)

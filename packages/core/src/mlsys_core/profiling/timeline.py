@@ -1,7 +1,7 @@
-"""A recording as one HTML page with a timeline on a canvas; it loads nothing. Made by ``mlsys trace view``.
+"""A recording as one self-contained HTML page with a timeline on a canvas. Made by ``mlsys trace view``.
 
-The page gets columns of numbers, sorted so that drawing finds what is visible by bisection and skips what is narrower
-than a pixel: a million spans stay usable. Its layout and script are in ``timeline.html`` beside this file.
+The page gets sorted columns of numbers. Drawing finds visible spans by bisection and skips those narrower than a
+pixel, so a million spans stay usable. Its layout and script are in ``timeline.html`` beside this file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TABLE_ROWS = 50
 
 
 def timeline_html(recording: Recording, *, title: str) -> str:
-    """The page for ``recording``, as text.
+    """Return the page for ``recording``, as text.
 
     Example:
         >>> from mlsys_core.profiling import Recorder
@@ -60,7 +60,7 @@ def write_timeline(recording: Recording, path: Path) -> None:
 
 
 def timeline_data(recording: Recording) -> dict[str, Any]:
-    """What the page's script draws: times in ns since the first event; names and arguments as indices into tables."""
+    """Return the data of the page's script: times in ns since the first event; names and arguments as table indices."""
     origin_ns, end_ns = recording.bounds_ns()
     names: dict[str, int] = {}
     args: dict[str, int] = {"": 0}

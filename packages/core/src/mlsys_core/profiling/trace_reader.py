@@ -1,4 +1,4 @@
-"""Chrome-trace JSON to a recording: what ``chrome_trace.read_trace`` does with a file's bytes."""
+"""Parse Chrome-trace JSON into a recording, for ``chrome_trace.read_trace``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TIMED = frozenset("XBEiIC")
 
 
 def parse_trace(content: bytes, source: str) -> Recording:
-    """The recording in ``content``, a JSON document in the object or the array form; ``source`` names it in errors.
+    """Return the recording in ``content``, a JSON document in object or array form; ``source`` names it in errors.
 
     Raises:
         InvalidInputError: it is neither; the message names the first event that is wrong.

@@ -1,7 +1,7 @@
-"""Exported programs (``.pt2``) from anyone: read without pickle and without running what the file names.
+"""Exported programs (``.pt2``) from any source: read without pickle and without running code that the file names.
 
 ``torch.export.load`` unpickles sample inputs, and evaluates strings of the file as Python in four places. Here the
-archive's JSON is rebuilt from what an allow list and two small grammars know (:mod:`~mlsys_core.pt2.schema`), tensors
-are read from raw bytes (:mod:`~mlsys_core.pt2.tensors`), and only then does torch make a program of both
-(:mod:`~mlsys_core.pt2.program`). What that cannot read is refused, unless the user trusts the file's maker.
+archive's JSON is rebuilt by an allow list and two small grammars (:mod:`~mlsys_core.pt2.schema`), tensors are read
+from raw bytes (:mod:`~mlsys_core.pt2.tensors`), and only then does torch make a program of both
+(:mod:`~mlsys_core.pt2.program`). Anything else is refused, unless the user trusts the file's maker.
 """

@@ -18,7 +18,7 @@ _FORMAT_FILE = "archive_format"
 class Archive:
     """Members of one ``.pt2`` file by name below its root folder.
 
-    torch stores members uncompressed, and so must they be here: no file can then ask for more memory than its own size.
+    torch stores members uncompressed; compressed ones are refused, so no file needs more memory than its own size.
 
     Args:
         path: The file.
@@ -54,7 +54,7 @@ class Archive:
 
     @property
     def names(self) -> frozenset[str]:
-        """Return the names of all members, without the root folder."""
+        """Names of all members, without the root folder."""
         return frozenset(self._members)
 
     def nbytes(self, name: str) -> int:
@@ -66,7 +66,7 @@ class Archive:
         return self._member(name).file_size
 
     def read(self, name: str) -> bytes:
-        """Return a member's bytes; its checksum is compared.
+        """Return a member's bytes after comparing its checksum.
 
         Raises:
             InvalidInputError: there is no such member, or it is damaged.
@@ -103,7 +103,7 @@ class Archive:
             raise self.damaged(f"{name} is no JSON ({error})") from error
 
     def damaged(self, reason: str) -> InvalidInputError:
-        """Return the error that says why this file is refused."""
+        """Return an error that says why this file is refused."""
         return InvalidInputError(f"{self.path} cannot be read safely: {reason}")
 
     def _member(self, name: str) -> zipfile.ZipInfo:

@@ -1,4 +1,4 @@
-"""Inputs that fit a program, from what its graph says of them: the file's own are a pickle."""
+"""Example inputs for a program, made from its graph's description of them: the file's own are a pickle."""
 
 from __future__ import annotations
 

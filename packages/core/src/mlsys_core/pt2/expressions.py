@@ -1,7 +1,7 @@
 """Grammars for the strings that torch evaluates as Python: symbolic sizes, and guards on inputs.
 
-A string is parsed, every node of its tree is looked up, and it is written anew from the tree. So what torch evaluates
-is never the file's own text, and holds no attribute, call or name that is not listed here.
+A string is parsed, every node of its tree is looked up, and it is written anew from the tree. So torch never evaluates
+the file's own text, and the new text holds no attribute, call or name that is not listed here.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _check_guard(node: ast.expr) -> None:
 
 
 def _is_input(node: ast.expr) -> bool:
-    """Say if this is ``L['x']`` or an element of it."""
+    """Return whether this is ``L['x']`` or an element of it."""
     if isinstance(node, ast.Name):
         return node.id == "L"
     if not isinstance(node, ast.Subscript) or not isinstance(node.slice, ast.Constant):
@@ -174,7 +174,7 @@ def _is_input(node: ast.expr) -> bool:
 
 
 def _is_measure(node: ast.expr) -> bool:
-    """Say if this is ``L['x'].size()`` or the like."""
+    """Return whether this measures an input: ``L['x'].size()`` or the like."""
     if not isinstance(node, ast.Call) or node.args or node.keywords or not isinstance(node.func, ast.Attribute):
         return False
     return node.func.attr in _GUARD_METHODS and _is_input(node.func.value)
@@ -189,7 +189,7 @@ def _is_guard_function(node: ast.expr) -> bool:
 
 
 def _check_operation(node: ast.expr, check: Callable[[ast.expr], None]) -> bool:
-    """Check the operands of an operator; False if this is none of those known."""
+    """Check the operands of an operator; return False if the operator is unknown."""
     if isinstance(node, ast.BinOp):
         operators: list[ast.AST] = [node.op]
         operands = [node.left, node.right]

@@ -85,7 +85,7 @@ def operator(target: str) -> str:
 
 @cache
 def _dispatched(namespace: str) -> frozenset[str]:
-    """Return the operators of torch's dispatcher; those of TorchScript alone (strings, files) are not among them."""
+    """Return the operators of torch's dispatcher, without those of TorchScript alone (strings, files)."""
     import torch
 
     names = torch._C._dispatch_get_all_op_names()

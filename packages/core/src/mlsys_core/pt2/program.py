@@ -1,4 +1,4 @@
-"""One way to load an exported program, whoever made it."""
+"""Load an exported program from any source, in one way for all commands."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SavedProgram:
 
 
 def load_program(path: Path | str, *, trust_code: bool = False) -> SavedProgram:
-    """Load what ``torch.export.save`` of torch 2.11 or later wrote; nothing in it is run or unpickled.
+    """Load a program that ``torch.export.save`` of torch 2.11 or later wrote; run and unpickle nothing in it.
 
     Args:
         path: The file.
@@ -51,7 +51,7 @@ def load_program(path: Path | str, *, trust_code: bool = False) -> SavedProgram:
             tensor subclasses. A file can then run any code.
 
     Raises:
-        InvalidInputError: no such file, damaged, or it holds what cannot be read safely.
+        InvalidInputError: no such file, damaged, or with content that cannot be read safely.
 
     Example:
         >>> load_program("no.pt2")
@@ -121,7 +121,7 @@ def _tensors(
 
 
 def _require_match(module: Any, weights: dict[str, Any], constants: dict[str, Any]) -> None:
-    """Refuse weights of another type or shape than the graph was made for: what it would compute is anyone's guess."""
+    """Refuse weights of another type or shape than the graph was made for: their results would be undefined."""
     names = {
         "parameter": lambda spec: spec.parameter_name,
         "buffer": lambda spec: spec.buffer_name,
@@ -159,7 +159,7 @@ def _trusted(path: Path) -> SavedProgram:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error, or its type: torch's go on with a traceback."""
+    """Return the first line of an error, or its type if empty: torch appends a traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = next((line for line in reversed(lines) if "Error:" in line), lines[0] if lines else "")
     return told[:200] or type(error).__name__
@@ -167,7 +167,7 @@ def first_line(error: Exception) -> str:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep torch from logging a traceback of what is raised anyway."""
+    """Keep torch from logging a traceback of an error that is raised anyway."""
     loggers = [logging.getLogger(name) for name in ("torch.export", "torch._export")]
 
     def no_record(_record: logging.LogRecord) -> bool:

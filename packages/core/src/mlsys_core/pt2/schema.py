@@ -49,7 +49,7 @@ def _attribute_path(text: str) -> str:
 
 
 def _any_text(text: str) -> str:
-    """Take an operator's argument, such as "bilinear": torch quotes it."""
+    """Accept an operator's argument, such as "bilinear": torch quotes it."""
     if len(text) > _MAX_TEXT:
         raise InvalidInputError(f"a text of {len(text):,} characters is too long")
     return text
@@ -78,7 +78,7 @@ def _range_name(text: str) -> str:
 
 
 def _any_range(text: str) -> str:
-    """Take ``s0 + 1``, under which torch keeps the range of a derived size."""
+    """Accept ``s0 + 1``, under which torch keeps the range of a derived size."""
     symbolic(text)
     return text
 
@@ -140,7 +140,7 @@ def rebuild(root: Any, data: Any) -> Any:
 
     Args:
         root: One of ``torch._export.serde.schema``.
-        data: What its JSON holds.
+        data: The values of its JSON.
 
     Raises:
         InvalidInputError: a value of another type, a text that no rule takes, or an object that would need pickle.
@@ -158,7 +158,7 @@ class _Walk:
         self.hints: dict[Any, dict[str, Any]] = {}
 
     def value(self, kind: Any, data: Any, place: str, depth: int) -> Any:
-        """Return ``data`` made of what ``kind`` allows; ``place`` is the field that holds it."""
+        """Return ``data`` converted to the type ``kind``; ``place`` is the field that holds it."""
         if depth > _MAX_DEPTH:
             raise InvalidInputError("it is nested too deeply")
         origin, inner = typing.get_origin(kind), typing.get_args(kind)
@@ -214,7 +214,7 @@ class _Walk:
         return data
 
     def text(self, data: Any, place: str) -> str:
-        """Return a text as its rule writes it."""
+        """Return a text as written by its rule."""
         _require(isinstance(data, str), place, data)
         if place == "Argument.as_string_to_argument":
             return _identifier(data)

@@ -1,4 +1,4 @@
-"""The nesting of a program's inputs and outputs: tuples, lists and dicts, and nothing that would be imported.
+"""Nesting of a program's inputs and outputs: tuples, lists and dicts only, so that nothing is imported.
 
 torch keeps it as JSON within JSON ("treespec"), in which an entry may name any enum of any module. Here it is rebuilt
 from plain containers.

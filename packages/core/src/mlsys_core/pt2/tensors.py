@@ -60,7 +60,7 @@ def _storage(archive: Archive, name: str, meta: Any) -> Tensor:
 
 
 def _view(storage: Tensor, meta: Any) -> Tensor:
-    """Return the part of ``storage`` that ``meta`` tells of, within its bounds."""
+    """Return the part of ``storage`` that ``meta`` describes, within its bounds."""
     if meta.layout != _STRIDED:
         raise InvalidInputError(f"it is of layout {meta.layout}, not strided")
     sizes, strides = _numbers(meta.sizes), _numbers(meta.strides)

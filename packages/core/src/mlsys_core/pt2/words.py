@@ -1,4 +1,4 @@
-"""Lists of names as text, which reads better than a hundred quoted strings."""
+"""Lists of names written as one text of words, for readability."""
 
 from __future__ import annotations
 

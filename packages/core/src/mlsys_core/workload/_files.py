@@ -1,4 +1,4 @@
-"""Reading and writing whole text files, with errors that name the file."""
+"""Read and write whole text files, with errors that name the file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mlsys_core.errors import InvalidInputError
 
 
 def read_text(path: Path, what: str) -> str:
-    """The text of ``path``, line ends kept. Raises ``InvalidInputError`` naming ``what`` if it cannot be read."""
+    """Return the text of ``path``, line ends kept. Raise ``InvalidInputError`` naming ``what`` if it cannot be read."""
     try:
         return path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -16,7 +16,7 @@ def read_text(path: Path, what: str) -> str:
 
 
 def write_text(path: Path, text: str, what: str) -> None:
-    """Put ``text`` into ``path``; a file already there is replaced whole or not at all."""
+    """Write ``text`` to ``path``; a file already there is replaced whole or not at all."""
     partial = path.with_name(path.name + ".partial")
     try:
         partial.write_bytes(text.encode())

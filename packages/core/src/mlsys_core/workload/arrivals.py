@@ -1,4 +1,4 @@
-"""When requests arrive: each process turns a random generator into arrival times in seconds.
+"""Arrival processes: each turns a random generator into arrival times in seconds.
 
 First stage of a workload: arrivals and lengths make a trace (:mod:`mlsys_core.workload.trace`), the load generator
 fires it. A process is a frozen record of its parameters; all randomness comes from the generator passed in.
@@ -25,7 +25,7 @@ class Arrivals(Protocol):
     """An arrival process."""
 
     def times(self, n: int, rng: np.random.Generator) -> Times:
-        """The first ``n`` arrival times: float64 ``[n]``, seconds from the start, non-decreasing, none negative."""
+        """Return the first ``n`` arrival times: float64 ``[n]``, seconds from the start, non-decreasing, 0 or more."""
         ...
 
 
@@ -173,8 +173,8 @@ class OnOff:
 class ClosedLoop:
     """``concurrency`` clients, each sending its next request ``think_time_s`` after its last one ended.
 
-    When a request is sent depends on the server, so all times are 0 ("as soon as a client is free") and the load
-    generator takes this record as its mode.
+    Sending times depend on the server, so all times are 0 ("as soon as a client is free") and the load generator
+    takes this record as its mode.
 
     Example:
         >>> ClosedLoop(8).times(2, np.random.default_rng()).tolist()

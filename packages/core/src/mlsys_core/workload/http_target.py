@@ -33,7 +33,7 @@ class HttpTarget:
     """Posts JSON to one URL.
 
     Args:
-        url: where to, ``http://`` or ``https://``.
+        url: address of the server, ``http://`` or ``https://``.
         build_body: makes a request's JSON body.
         stream: whether answers are event streams as OpenAI's API defines them; else they are single JSON documents.
         read_answer: with ``stream=False``, draws token counts from the answer's document; None: there are none.
@@ -85,7 +85,7 @@ class HttpTarget:
         ignore_eos: bool = False,
         keep_output: bool = False,
     ) -> HttpTarget:
-        """A target for ``POST base_url/completions`` or ``base_url/chat/completions``.
+        """Return a target for ``POST base_url/completions`` or ``base_url/chat/completions``.
 
         Args:
             base_url: up to and with the version, e.g. ``http://127.0.0.1:8000/v1``.
@@ -172,7 +172,7 @@ class _UnexpectedAnswerError(Exception):
 
 
 class _OpenAIAnswer:
-    """What the chunks of a stream, or the one document of an answer without stream, add up to."""
+    """Sum of a stream's chunks, or of the one document of an answer without stream."""
 
     def __init__(self) -> None:
         self.is_complete = False
@@ -181,7 +181,7 @@ class _OpenAIAnswer:
         self._texts: list[str] = []
 
     def add(self, chunk: Any) -> bool:
-        """Take one chunk; True if it carries output (the first of a chat has only a role, the last only the usage)."""
+        """Add one chunk; return True if it carries output (a chat's first has only a role, the last only the usage)."""
         _require_object(chunk)
         if chunk.get("error"):
             error = chunk["error"]
@@ -201,7 +201,7 @@ class _OpenAIAnswer:
         return has_output
 
     def outcome(self, *, keep_output: bool) -> Outcome:
-        """The end of a request that got this answer."""
+        """Return the outcome of a request that got this answer."""
         return Outcome(
             num_output_tokens=self._usage.get("completion_tokens"),
             num_input_tokens=self._usage.get("prompt_tokens"),

@@ -1,4 +1,4 @@
-"""How long requests are: each distribution turns a random generator into token counts.
+"""Length distributions: each turns a random generator into token counts of requests.
 
 Beside the arrivals, the other half of a trace (:mod:`mlsys_core.workload.trace`). The papers' own are at the end.
 """
@@ -28,7 +28,7 @@ class Lengths(Protocol):
     """A distribution of token counts."""
 
     def sample(self, n: int, rng: np.random.Generator) -> Counts:
-        """``n`` independent draws: int64 ``[n]``, tokens, each at least 1."""
+        """Return ``n`` independent draws: int64 ``[n]``, tokens, each at least 1."""
         ...
 
 
@@ -100,7 +100,7 @@ class LogNormal:
 
     @classmethod
     def from_mean_p99(cls, mean: float, p99: float, *, low: int = 1, high: int | None = None) -> LogNormal:
-        """The log-normal with this mean and 99th percentile, before rounding and clipping.
+        """Return the log-normal with this mean and 99th percentile, before rounding and clipping.
 
         From ``mean = exp(mu + sigma^2 / 2)`` and ``p99 = exp(mu + z sigma)``; of the two solutions, the one with the
         smaller sigma (the other is nearly all tail: its median is below 7 % of its mean).
@@ -145,7 +145,7 @@ class Empirical:
 
     @classmethod
     def from_file(cls, path: Path) -> Empirical:
-        """Lengths from a file: a JSON list of integers, or one integer a line (blank lines and ``#`` lines ignored).
+        """Read lengths from a file: a JSON list of integers, or one integer a line (blank and ``#`` lines ignored).
 
         Raises:
             InvalidInputError: the file cannot be read, or a line is not a whole number of at least 1.

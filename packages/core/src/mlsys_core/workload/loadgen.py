@@ -1,6 +1,6 @@
-"""The load generator: fires a trace at a target, open loop or closed loop, and records every request.
+"""The load generator: sends a trace to a target, open loop or closed loop, and records every request.
 
-Open loop: each request starts at its own time in a task of its own, whatever became of the others, so a slow server
+Open loop: each request starts at its own time in a task of its own, independent of the others, so a slow server
 never slows the arrivals. Closed loop: ``concurrency`` clients take the items in order. All times are read from the
 running event loop's clock and measured from the start of the run; sleeping ends up to a millisecond late, and a busy
 machine adds to that: the lateness is measured, counted in the latencies, and warned of
@@ -30,7 +30,7 @@ from mlsys_core.workload.trace import Trace, TraceItem
 
 @dataclass(slots=True)
 class LoadProgress:
-    """How far a run is; the generator updates it and hands it to ``on_progress`` after each change."""
+    """Progress of a run; the generator updates it and passes it to ``on_progress`` after each change."""
 
     num_planned: int
     num_sent: int = 0
@@ -40,7 +40,7 @@ class LoadProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """How to run a trace."""
+    """Settings of a run."""
 
     closed_loop: ClosedLoop | None = None  # None: open loop, each item at its arrival_s
     num_warmup: int = 0  # items sent one after another before the run, in none of its figures
@@ -66,11 +66,11 @@ async def run_load(
     """Send every item of ``trace`` to ``target`` and wait until all have ended.
 
     Args:
-        trace: what to send, in order of arrival.
-        target: where to; it is not closed.
+        trace: requests to send, in order of arrival.
+        target: their receiver; it is not closed.
         options: mode, limits, warm-up; without them, the open loop with the defaults of :class:`LoadOptions`.
         stop: set it to end the run early: nothing more is sent, outstanding requests are cancelled and recorded as
-            ``"cancelled"``, and what there is comes back with ``interrupted=True``.
+            ``"cancelled"``, and the partial result comes back with ``interrupted=True``.
         on_progress: called in the event loop as requests are sent and end; keep it short.
 
     Raises:
@@ -117,7 +117,7 @@ def run_load_blocking(
     options: LoadOptions | None = None,
     on_progress: Callable[[LoadProgress], None] | None = None,
 ) -> LoadResult:
-    """:func:`run_load` in an event loop of its own; closes ``target`` at the end.
+    """Run :func:`run_load` in an event loop of its own; close ``target`` at the end.
 
     In the main thread Ctrl-C ends the run early with the partial result; a second one raises ``KeyboardInterrupt``.
     """
@@ -181,7 +181,7 @@ def _ignore(progress: LoadProgress) -> None:
 
 
 class _Run:
-    """The sending of one list of items: its clock's origin, its connection slots, its records."""
+    """One sending of a list of items: its clock's origin, its connection slots, its records."""
 
     def __init__(
         self,
@@ -226,7 +226,7 @@ class _Run:
                 clients.create_task(client())
 
     async def _send(self, item: TraceItem, scheduled_s: float) -> None:
-        """Send one item and record how it ended, cancellation included; raises nothing but that."""
+        """Send one item and record its end, cancellation included; raise nothing but that."""
         waited = self._slots.locked()
         sent_s: float | None = None
         token_s: list[float] = []

@@ -1,6 +1,6 @@
 """Distributions written as short text, for command lines: ``poisson``, ``steps:10@2,20@8``, ``uniform:32:512``, ...
 
-Each kind is one row of a table: its name, its parameters as the help shows them, and what makes it.
+Each kind is one row of a table: its name, its parameters as the help shows them, and its constructor.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ LENGTH_FORMS = ", ".join(_form(name, row[0]) for name, row in _LENGTHS.items())
 
 
 def parse_arrivals(text: str, *, rate: float | None) -> Arrivals:
-    """The arrival process that ``text`` names.
+    """Return the arrival process that ``text`` names.
 
     Args:
         text: one of :data:`ARRIVAL_FORMS`.
@@ -106,7 +106,7 @@ def parse_arrivals(text: str, *, rate: float | None) -> Arrivals:
 
 
 def parse_lengths(text: str) -> Lengths:
-    """The length distribution that ``text`` names, one of :data:`LENGTH_FORMS`.
+    """Return the length distribution that ``text`` names, one of :data:`LENGTH_FORMS`.
 
     Raises:
         InvalidInputError: no such distribution, or wrong parameters.
@@ -133,7 +133,7 @@ def _split(text: str, rest: str, parameters: str) -> list[str]:
 
 
 def parse_bounds(text: str) -> LatencyBounds:
-    """Latency bounds in milliseconds: ``500``, or any of ``latency=500,ttft=200,itl=50,normalized=40``.
+    """Parse latency bounds in milliseconds: ``500``, or any of ``latency=500,ttft=200,itl=50,normalized=40``.
 
     Raises:
         InvalidInputError: an unknown bound, or a value that is no number above 0.

@@ -1,7 +1,7 @@
-"""Text of about a wanted number of tokens, for traces that carry only counts.
+"""Text of roughly a given number of tokens, for traces that carry only counts.
 
-Each word is a single token, with its leading space, in the common byte-pair vocabularies. The exact count is the
-tokenizer's affair: results keep the count the server reports. Texts differ from request to request, so that a
+Each word is a single token, with its leading space, in the common byte-pair vocabularies. The exact count depends on
+the tokenizer: results keep the count the server reports. Texts differ from request to request, so that a
 server's prefix cache finds nothing to reuse.
 """
 
@@ -20,7 +20,7 @@ teacher force order
 
 
 def synthetic_prompt(num_tokens: int, *, seed: int) -> str:
-    """``num_tokens`` common words drawn with ``seed``.
+    """Return ``num_tokens`` common words drawn with ``seed``.
 
     Example:
         >>> len(synthetic_prompt(5, seed=0).split())

@@ -1,4 +1,4 @@
-"""One request of a run: its timestamps, how it ended, and the figures and bounds that apply to it alone.
+"""One request of a run: its timestamps, its end, and the figures and bounds that apply to it alone.
 
 The load generator makes the records, :mod:`mlsys_core.workload.results` sums them up. Times are seconds from the start
 of the run. Latency counts from the moment a request was *due*, not from when it was sent: a generator or a connection
@@ -39,27 +39,27 @@ class RequestRecord:
 
     @property
     def ok(self) -> bool:
-        """Whether it succeeded."""
+        """Whether the request succeeded."""
         return self.error is None
 
     @property
     def lateness_s(self) -> float:
-        """How much later than due it was sent."""
+        """Delay from due to sent, in seconds."""
         return self.sent_s - self.scheduled_s
 
     @property
     def latency_s(self) -> float:
-        """End-to-end latency: due to done."""
+        """End-to-end latency from due to done, in seconds."""
         return self.done_s - self.scheduled_s
 
     @property
     def ttft_s(self) -> float | None:
-        """Time to the first token, from due; None if nothing was streamed."""
+        """Time to the first token from due, in seconds; None if nothing was streamed."""
         return self.token_s[0] - self.scheduled_s if self.token_s else None
 
     @property
     def mean_itl_s(self) -> float | None:
-        """Mean time between this request's tokens; None below two tokens or without a stream."""
+        """Mean time between this request's tokens, in seconds; None below two tokens or without a stream."""
         if not self.token_s or not self.num_output_tokens or self.num_output_tokens < 2:
             return None
         return (self.token_s[-1] - self.token_s[0]) / (self.num_output_tokens - 1)
@@ -83,7 +83,7 @@ class LatencySummary:
 
     @classmethod
     def of(cls, durations_s: Iterable[float | None]) -> LatencySummary | None:
-        """The summary of those that are not None; None if there is none.
+        """Return the summary of the durations that are not None; None if there are none.
 
         Example:
             >>> LatencySummary.of([0.1, None, 0.3]).mean
@@ -98,7 +98,7 @@ class LatencySummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyBounds:
-    """What a request must meet to be good; None: no bound. At least one is needed."""
+    """Bounds that a good request meets; None: no bound. At least one is needed."""
 
     latency_s: float | None = None  # end to end
     ttft_s: float | None = None
@@ -114,7 +114,7 @@ class LatencyBounds:
                 require_positive(f"the bound on {name}", bound)
 
     def met_by(self, record: RequestRecord) -> bool:
-        """Whether ``record`` succeeded within every bound; a bounded figure it does not have is not met."""
+        """Return whether ``record`` succeeded within every bound; a bounded figure that it lacks is not met."""
 
         def within(value: float | None, bound: float | None) -> bool:
             return bound is None or (value is not None and value <= bound)

@@ -1,4 +1,4 @@
-"""What a run of the load generator found: one record per request, and the figures drawn from them.
+"""Result of a run of the load generator: one record per request, and the figures drawn from them.
 
 Written by :mod:`mlsys_core.workload.loadgen`, read by the tables, the plots and the benchmarks.
 """
@@ -26,7 +26,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """How much of a run met its bounds."""
+    """Share and rate of the requests of a run that met its bounds."""
 
     num_good: int
     share: float  # of the requests that ended by themselves: failures count as not good, cancelled ones not at all
@@ -45,7 +45,7 @@ class LoadPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadResult:
-    """All records of one run, in trace order, and how it was run."""
+    """All records of one run, in trace order, and the settings of the run."""
 
     name: str  # of the system or run, for tables and legends
     records: tuple[RequestRecord, ...]
@@ -64,7 +64,7 @@ class LoadResult:
 
     @property
     def duration_s(self) -> float:
-        """From the first request's due time to the end of the last; 0 if there is none."""
+        """Seconds from the first request's due time to the end of the last; 0 if there is none."""
         if not self.records:
             return 0.0
         return max(record.done_s for record in self.records) - min(record.scheduled_s for record in self.records)
@@ -112,7 +112,7 @@ class LoadResult:
 
     @property
     def lateness(self) -> LatencySummary | None:
-        """How late the generator itself was, over requests that did not have to wait for a connection."""
+        """Lateness of the generator itself, over requests that did not have to wait for a connection."""
         return LatencySummary.of(record.lateness_s for record in self.records if not record.waited_for_connection)
 
     @property
@@ -126,18 +126,18 @@ class LoadResult:
         return sum(record.waited_for_connection for record in self.records)
 
     def goodput(self, bounds: LatencyBounds) -> Goodput:
-        """Share and rate of the requests that met ``bounds``."""
+        """Return the share and rate of the requests that met ``bounds``."""
         num_good = sum(bounds.met_by(record) for record in self.records)
         num_ended = sum(record.error != CANCELLED for record in self.records)
         return Goodput(num_good, num_good / num_ended if num_ended else 0.0, self._per_second(num_good))
 
     def between(self, start_s: float, end_s: float) -> LoadResult:
-        """The part of the run that was due in ``[start_s, end_s)``, e.g. one step of a stepping load."""
+        """Return the part of the run that was due in ``[start_s, end_s)``, e.g. one step of a stepping load."""
         kept = tuple(record for record in self.records if start_s <= record.scheduled_s < end_s)
         return dataclasses.replace(self, records=kept, num_planned=len(kept))
 
     def point(self) -> LoadPoint:
-        """This run as a point of a curve.
+        """Return this run as a point of a curve.
 
         Raises:
             InvalidInputError: no request succeeded.
@@ -153,7 +153,7 @@ class LoadResult:
         )
 
     def summary(self) -> dict[str, Any]:
-        """The figures as JSON values; durations in seconds."""
+        """Return the figures as JSON values; durations in seconds."""
         distributions = {
             name: None if (value := getattr(self, name)) is None else dataclasses.asdict(value)
             for name in ("latency", "ttft", "itl", "normalized_latency", "lateness")
@@ -191,7 +191,7 @@ class LoadResult:
 
 
 def load_result(path: Path) -> LoadResult:
-    """The result that :meth:`LoadResult.save` wrote to ``path``.
+    """Return the result that :meth:`LoadResult.save` wrote to ``path``.
 
     Raises:
         InvalidInputError: the file cannot be read, or is not such a result.

@@ -1,4 +1,4 @@
-"""Results for people: rich tables, the warnings that belong beside them, and a progress bar."""
+"""Results for readers: rich tables, the warnings that belong beside them, and a progress bar."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LATENESS_CEILING_S = 0.05
 
 
 def result_table(result: LoadResult) -> Table:
-    """The distributions of one run; columns are mean and percentiles, cells milliseconds."""
+    """Return a table of one run's distributions; columns are mean and percentiles, cells milliseconds."""
     from rich import box
     from rich.table import Table
 
@@ -44,7 +44,10 @@ def result_table(result: LoadResult) -> Table:
 
 
 def comparison_table(results: Sequence[LoadResult], *, bounds: LatencyBounds | None = None) -> Table:
-    """One row per run: load, throughput, median and tail latencies, failures, and goodput if ``bounds`` are given."""
+    """Return a table with one row per run.
+
+    Columns: load, throughput, median and tail latencies, failures, and goodput if ``bounds`` are given.
+    """
     from rich import box
     from rich.table import Table
 
@@ -93,7 +96,7 @@ def _milliseconds(value_s: float | None) -> str:
 
 
 def warnings_of(result: LoadResult) -> list[str]:
-    """What a reader must know before trusting ``result``: one sentence each, none if nothing is amiss."""
+    """Return cautions for readers of ``result``: one sentence each, none if nothing is amiss."""
     warnings = []
     if result.interrupted:
         warnings.append(f"the run was interrupted after {len(result.records)} of {result.num_planned} requests")
@@ -130,7 +133,7 @@ def warnings_of(result: LoadResult) -> list[str]:
 
 @contextlib.contextmanager
 def progress_bar(console: Console, description: str) -> Iterator[Callable[[LoadProgress], None]]:
-    """A progress bar on ``console``, alive within the context; hand what it yields to ``on_progress``."""
+    """Show a progress bar on ``console`` within the context; pass the yielded function as ``on_progress``."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (

@@ -1,7 +1,7 @@
-"""What a load generator sends to: the target protocol, and a target that is a function of this process.
+"""Targets of the load generator: the protocol, and a target that is a function of this process.
 
-The load generator owns time, limits and records; a target only turns one trace item into one request and says how it
-ended. :class:`mlsys_core.workload.http_target.HttpTarget` is the one for servers.
+The load generator owns time, limits and records; a target only turns one trace item into one request and returns its
+outcome. :class:`mlsys_core.workload.http_target.HttpTarget` is the one for servers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ OnToken: TypeAlias = Callable[[], None]  # call it as each output token, or chun
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one request ended, as its target saw it."""
+    """Outcome of one request, as its target saw it."""
 
     num_output_tokens: int | None = None  # as the server counts them; None: the number of on_token calls counts
     num_input_tokens: int | None = None  # likewise; None: the trace's number
@@ -28,13 +28,13 @@ class Outcome:
 
 
 class Target(Protocol):
-    """Where requests go."""
+    """A receiver of requests."""
 
     async def send(self, item: TraceItem, on_token: OnToken) -> Outcome:
         """Send one request and wait for its end. Failures come back as an outcome with ``error``.
 
-        What is raised all the same is recorded by the caller under the exception's name. Must not block the event loop,
-        and must let cancellation through.
+        The caller records any exception raised nevertheless, under its name. Must not block the event loop, and must
+        let cancellation through.
         """
         ...
 
@@ -83,4 +83,4 @@ class InProcessTarget:
         return Outcome(output="".join(tokens) if self._keep_output else None)
 
     async def aclose(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""

@@ -1,7 +1,7 @@
 """A trace: the requests of one run, in order of arrival, in memory and as a JSON-lines file.
 
-Joins arrivals and lengths; what the load generator fires and the simulators read. The file's first line is a header:
-the format and its version, how the trace was made, and how many lines follow, so that a file cut short is noticed.
+Joins arrivals and lengths; the load generator sends it and the simulators read it. The file's first line is a header:
+the format and its version, how the trace was made, and the number of lines, so that a file cut short is noticed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TraceItem:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Items in order of arrival, and ``made_by``: how they were made (JSON values; empty if unknown)."""
+    """Items in order of arrival, and ``made_by``: the recipe (JSON values; empty if unknown)."""
 
     items: tuple[TraceItem, ...]
     made_by: Mapping[str, Any] = field(default_factory=dict)
@@ -57,14 +57,14 @@ class Trace:
 
     @property
     def closed_loop(self) -> ClosedLoop | None:
-        """The mode to run it in, if it was made for a closed loop."""
+        """Closed-loop mode to run the trace in, or None if it was not made for one."""
         arrivals = self.made_by.get("arrivals")
         if not isinstance(arrivals, Mapping) or arrivals.get("kind") != ClosedLoop.__name__:
             return None
         return ClosedLoop(arrivals.get("concurrency", 1), arrivals.get("think_time_s", 0.0))
 
     def at_speed(self, speed: float) -> Trace:
-        """The same requests arriving ``speed`` times as fast: one trace serves a whole sweep of loads.
+        """Return the same requests arriving ``speed`` times as fast: one trace serves a whole sweep of loads.
 
         Example:
             >>> Trace((TraceItem(3.0, 1, 1),)).at_speed(2.0).items[0].arrival_s
@@ -76,16 +76,16 @@ class Trace:
 
 
 def make_trace(arrivals: Arrivals, *, prompts: Lengths, outputs: Lengths, num_items: int, seed: int) -> Trace:
-    """A trace of ``num_items`` requests; equal arguments give an equal trace (and, written, the same bytes).
+    """Make a trace of ``num_items`` requests; equal arguments give an equal trace (and, written, the same bytes).
 
     Arrivals, prompts and outputs draw from three independent streams of ``seed``: with another rate the same requests
     come in the same order.
 
     Args:
-        arrivals: when requests come.
+        arrivals: process of the arrival times.
         prompts: the number of input tokens.
         outputs: the number of output tokens.
-        num_items: how many requests.
+        num_items: number of requests.
         seed: of the random streams, 0 or above.
 
     Raises:
@@ -115,7 +115,7 @@ def make_trace(arrivals: Arrivals, *, prompts: Lengths, outputs: Lengths, num_it
 
 
 def _describe(part: object) -> dict[str, Any]:
-    """The record's kind and its parameters; fields with ``repr=False`` hold data, not parameters, and are left out."""
+    """Return the record's kind and parameters; fields with ``repr=False`` hold data and are left out."""
     described: dict[str, Any] = {"kind": type(part).__name__}
     if dataclasses.is_dataclass(part):
         described |= {each.name: getattr(part, each.name) for each in dataclasses.fields(part) if each.repr}
@@ -154,7 +154,7 @@ def _to_json(item: TraceItem) -> dict[str, Any]:
 
 
 def read_trace(path: Path) -> Trace:
-    """The trace in ``path``.
+    """Return the trace in ``path``.
 
     Raises:
         InvalidInputError: the file cannot be read, is of another format or version, was cut short, or has a malformed
