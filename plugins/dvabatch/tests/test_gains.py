@@ -1,4 +1,4 @@
-"""What policies gain, by simulations of hundreds and thousands of requests."""
+"""Gains by policies, in simulations of hundreds and thousands of requests."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ RUNS = {
 
 @pytest.mark.parametrize(("name", "load"), RUNS)
 def test_how_far_a_batch_runs_unasked(name: str, load: float):
-    """From each of the first three stages, batches of 1 and 6; 0 and 5 wait."""
+    """Batches of 1 and 6 from each of the first three stages; 0 and 5 wait."""
     planned = planner(name, load)
     found = [[planned.run_to(stage, num, waiting) for waiting in (0, 5)] for stage in (0, 1, 2) for num in (1, 6)]
     assert found == RUNS[name, load]

@@ -1,4 +1,4 @@
-"""What policies look at: load, room, costs; and what the plain policy makes of it."""
+"""The state that policies look at (load, room, costs), and the plain policy's use of it."""
 
 from __future__ import annotations
 

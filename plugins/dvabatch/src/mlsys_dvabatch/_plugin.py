@@ -1,4 +1,4 @@
-"""Registers this package with mlsys; imports nothing heavy."""
+"""Register this package with mlsys; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mlsys_core.plugins.specs import BenchmarkSpec, CommandSpec, DemoStepSpec, E
 
 @hookimpl
 def mlsys_register_commands() -> Iterable[CommandSpec]:
-    """``mlsys dvabatch``."""
+    """Return the command ``mlsys dvabatch``."""
     return [
         CommandSpec(
             name="dvabatch",
@@ -22,7 +22,7 @@ def mlsys_register_commands() -> Iterable[CommandSpec]:
 
 @hookimpl
 def mlsys_register_engines() -> Iterable[EngineSpec]:
-    """``mlsys serve dvabatch``: the engine of stages."""
+    """Return the engine of stages, ``mlsys serve dvabatch``."""
     return [
         EngineSpec(
             name="dvabatch",
@@ -34,7 +34,7 @@ def mlsys_register_engines() -> Iterable[EngineSpec]:
 
 @hookimpl
 def mlsys_register_policies() -> Iterable[PolicySpec]:
-    """The batching policies; a third party's is registered in the same way, as ``dvabatch-NAME``."""
+    """Return the batching policies; a third party's is registered in the same way, as ``dvabatch-NAME``."""
     policies = [
         ("input", "Clusters of similar lengths, run in parallel (Policy I).", "input:InputPolicy"),
         ("operator", "Batches split in halves where that pays (Policy II).", "operator:OperatorPolicy"),
@@ -59,7 +59,7 @@ def mlsys_register_policies() -> Iterable[PolicySpec]:
 
 @hookimpl
 def mlsys_register_model_loaders() -> Iterable[ModelLoaderSpec]:
-    """Graphs that can be sliced, and folders of encoders."""
+    """Return the loaders of graphs that can be sliced, and of folders of encoders."""
     return [
         ModelLoaderSpec(
             name="dvabatch-graph",
@@ -80,7 +80,7 @@ def mlsys_register_model_loaders() -> Iterable[ModelLoaderSpec]:
 
 @hookimpl
 def mlsys_register_benchmarks() -> Iterable[BenchmarkSpec]:
-    """``mlsys bench dvabatch``; with options: ``mlsys dvabatch bench``."""
+    """Return the benchmark ``mlsys bench dvabatch``; ``mlsys dvabatch bench`` is the same with options."""
     return [
         BenchmarkSpec(
             name="dvabatch",
@@ -92,7 +92,7 @@ def mlsys_register_benchmarks() -> Iterable[BenchmarkSpec]:
 
 @hookimpl
 def mlsys_register_demo_steps() -> Iterable[DemoStepSpec]:
-    """Sentence embeddings under three policies."""
+    """Return the step of ``mlsys demo``: sentence embeddings under three policies."""
     return [
         DemoStepSpec(
             name="dvabatch",

@@ -130,7 +130,7 @@ class Engine:
 
 
 def _with_threads(run: Callable[[Any], Any], num_threads: int | None) -> Callable[[Any], Any]:
-    """``run``, on a thread that has set torch's number of threads for itself."""
+    """Return ``run`` wrapped so that each thread sets torch's number of threads before its first call."""
     has_set = False
 
     def wrapped(batch: Any) -> Any:

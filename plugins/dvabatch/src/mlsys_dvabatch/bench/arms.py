@@ -29,7 +29,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a run."""
+    """Result of one run: latencies, throughput and what each request got."""
 
     arm: str
     offered_rps: float | None
@@ -50,7 +50,7 @@ class Outcome:
 
     @property
     def point(self) -> LoadPoint:
-        """As a point of a load curve."""
+        """This run as a point of a load curve."""
         latency = LatencySummary.of(self.latencies_s)
         assert latency is not None
         return LoadPoint(offered_rps=self.offered_rps, throughput_rps=self.throughput_rps, latency=latency)
@@ -85,29 +85,32 @@ def run_arm(
 
 
 def zero_batch(max_batch_size: int = 64) -> Arm:
-    """Whatever waits, at once."""
+    """Return ZeroBatch: all waiting requests start at once, up to ``max_batch_size``."""
     return Arm("ZeroBatch", lambda: ZeroBatch(max_batch_size=max_batch_size))
 
 
 def delay_batch(window_s: float, max_batch_size: int = 64) -> Arm:
-    """A window."""
+    """Return DelayBatch: a batch starts when its window has passed or it is full."""
     return Arm("DelayBatch", lambda: DelayBatch(max_batch_size=max_batch_size, delay_s=window_s))
 
 
 def capped(size: int) -> Arm:
-    """The best-static rival: whatever waits, in batches of at most ``size``."""
+    """Return the best-static rival: all waiting requests start at once, in batches of at most ``size``."""
     return Arm(f"at most {size}", lambda: ZeroBatch(max_batch_size=size))
 
 
 def static_batch(size: int) -> Arm:
-    """Only full batches."""
+    """Return StaticBatch: only full batches of ``size`` requests."""
     return Arm(f"static {size}", lambda: StaticBatch(batch_size=size))
 
 
 def best_static(
     subject: Subject, trace: Trace, *, max_batch_size: int = 64, offered_rps: float | None = None
 ) -> Outcome:
-    """The lowest average latency over all largest batch sizes, powers of two: what an operator could tune at most."""
+    """Return the run with the lowest average latency over all largest batch sizes, powers of two.
+
+    This is the most that an operator could gain by tuning the size.
+    """
     sizes = [2**power for power in range(max_batch_size.bit_length()) if 2**power <= max_batch_size]
     outcomes = [run_arm(capped(size), subject, trace, offered_rps=offered_rps) for size in sizes]
     return min(outcomes, key=lambda outcome: outcome.mean_s)

@@ -52,17 +52,17 @@ class EncoderBench:
         self._request = loaded.request
 
     def payload(self, length: int) -> Any:
-        """Token ids."""
+        """Return the token ids of a request of ``length`` tokens."""
         return self._request(length)
 
     def tuned_window_s(self, trace: Trace, peak_rps: float) -> float:
-        """DelayBatch's window with the lowest average latency on the measured costs."""
+        """Return DelayBatch's window with the lowest average latency on the measured costs, in seconds."""
         subject = Costed(self.costs[False])
         windows = [64 / peak_rps / divisor for divisor in (4, 16, 64, 256)]
         return min(windows, key=lambda window_s: run_arm(delay_batch(window_s), subject, trace).mean_s)
 
     def run(self, arm: Arm, trace: Trace, *, offered_rps: float | None = None) -> Outcome:
-        """One contestant on the real model."""
+        """Run one contestant on the real model."""
         is_packed = arm.name == "token-packed"
         model = self.packed if is_packed else self.padded
         subject = Timed(StageRunner(model), self.costs[is_packed])
@@ -70,7 +70,7 @@ class EncoderBench:
 
 
 def contestants(window_s: float) -> list[Arm]:
-    """Baselines and policies for input diversity."""
+    """Return the baselines and the policies for input diversity."""
     return [
         zero_batch(),
         delay_batch(window_s),
@@ -82,7 +82,7 @@ def contestants(window_s: float) -> list[Arm]:
 
 
 def check_equal(outcomes: list[Outcome], tolerance: float = 1e-4) -> None:
-    """That all contestants gave the same vectors.
+    """Check that all contestants gave the same vectors.
 
     Raises:
         MlsysError: they did not, so no times are worth reporting.
@@ -96,7 +96,7 @@ def check_equal(outcomes: list[Outcome], tolerance: float = 1e-4) -> None:
 
 
 def peaks(bench: EncoderBench, workload: str, num: int) -> list[Outcome]:
-    """Requests per second of each contestant with all requests waiting."""
+    """Measure each contestant's requests per second with all requests waiting."""
     trace = backlog(lengths_like(workload, num), bench.payload)
     outcomes = [bench.run(arm, trace) for arm in contestants(0.0)]
     check_equal(outcomes)
@@ -104,7 +104,7 @@ def peaks(bench: EncoderBench, workload: str, num: int) -> list[Outcome]:
 
 
 def at_load(bench: EncoderBench, workload: str, num: int, *, load: float, peak_rps: float) -> list[Outcome]:
-    """Latencies of each contestant at a part of DelayBatch's peak."""
+    """Measure each contestant's latencies at a share of DelayBatch's peak."""
     rate = load * peak_rps
     trace = poisson_trace(rate, lengths_like(workload, num), bench.payload)
     window_s = bench.tuned_window_s(trace, peak_rps)
@@ -114,7 +114,7 @@ def at_load(bench: EncoderBench, workload: str, num: int, *, load: float, peak_r
 
 
 def peak_table(by_workload: dict[str, list[Outcome]]) -> Table:
-    """Requests per second, and over DelayBatch."""
+    """Return a table of requests per second, and of their ratio to DelayBatch's."""
     names = [outcome.arm for outcome in next(iter(by_workload.values()))]
     rows = []
     for workload, outcomes in by_workload.items():
@@ -124,5 +124,5 @@ def peak_table(by_workload: dict[str, list[Outcome]]) -> Table:
 
 
 def torch_one_thread() -> None:
-    """One core for all contestants."""
+    """Limit torch to one thread, for all contestants alike."""
     torch.set_num_threads(1)

@@ -24,7 +24,7 @@ class _Waiter:
         self.done = threading.Event()
 
     def on_output(self, batch: Any, output: Any, now: float) -> None:
-        """Not used."""
+        """Ignore the output; only the end of a request is timed."""
 
     def on_finished(self, finished: Finished[Any], now: float) -> None:
         self.done.set()
@@ -40,7 +40,7 @@ def closed_loop_s(
     num_threads: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[float, float]:
-    """Median seconds of a request through ZeroBatch and through ``policy``, turn about.
+    """Return the median seconds of a request through ZeroBatch and through ``policy``, measured in turn.
 
     Wall time has in it what others do on the machine, in both alike; ``time.process_time`` counts this process alone.
     """

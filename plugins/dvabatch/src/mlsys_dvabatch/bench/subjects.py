@@ -1,4 +1,4 @@
-"""What a benchmark serves: costs alone, or a real model whose every batch is run and timed; both in virtual time.
+"""Models that a benchmark serves: costs alone, or a real model whose batches are run and timed; both in virtual time.
 
 A real run in virtual time: each task is executed when it is submitted, and takes as long as it took this thread's
 processor. So others on the machine neither lengthen the times nor the arrivals, and one core is what is measured.
@@ -19,27 +19,27 @@ from mlsys_dvabatch.scheduling.tasks import StageOutput, StageTask
 
 
 class Subject(Protocol):
-    """Seconds and outputs of tasks and of whole batches."""
+    """Source of the seconds and outputs of tasks and of whole batches."""
 
     @property
     def costs(self) -> StageCosts:
-        """What policies decide by."""
+        """Costs by which policies decide."""
         ...
 
     def task_s(self, task: StageTask) -> float:
-        """Seconds of a task."""
+        """Return the seconds that a task takes."""
         ...
 
     def task_output(self, task: StageTask) -> StageOutput:
-        """Its output, asked for after its time."""
+        """Return the task's output; called after :meth:`task_s`."""
         ...
 
     def whole_s(self, batch: RequestBatch[Any]) -> float:
-        """Seconds of a batch of whole requests."""
+        """Return the seconds that a batch of whole requests takes."""
         ...
 
     def whole_output(self, batch: RequestBatch[Any]) -> list[Any]:
-        """Its output, asked for after its time."""
+        """Return the batch's output; called after :meth:`whole_s`."""
         ...
 
 
@@ -51,19 +51,19 @@ class Costed:
         self._overhead_s = overhead_s
 
     def task_s(self, task: StageTask) -> float:
-        """From the table."""
+        """Return the task's seconds from the table of costs."""
         return task_s(self.costs, task) + self._overhead_s
 
     def task_output(self, task: StageTask) -> StageOutput:
-        """Nothing for each request."""
+        """Return an output of None for each request."""
         return simulated_output(task)
 
     def whole_s(self, batch: RequestBatch[Any]) -> float:
-        """From the table."""
+        """Return the batch's seconds from the table of costs."""
         return remaining_s(self.costs, 0, batch.size, batch.padded_length) + self._overhead_s
 
     def whole_output(self, batch: RequestBatch[Any]) -> list[Any]:
-        """Nothing for each request."""
+        """Return None for each request."""
         return [None] * batch.size
 
 
@@ -83,20 +83,20 @@ class Timed:
         self._outputs: dict[int, Any] = {}
 
     def task_s(self, task: StageTask) -> float:
-        """As long as it takes now."""
+        """Run the task and return its processor time in seconds."""
         return self._timed(task.number, lambda: self._runner.run(task))
 
     def task_output(self, task: StageTask) -> StageOutput:
-        """What it gave."""
+        """Return the output of the task, which :meth:`task_s` has run."""
         output: StageOutput = self._outputs.pop(task.number)
         return output
 
     def whole_s(self, batch: RequestBatch[Any]) -> float:
-        """As long as it takes now."""
+        """Run the batch through all stages and return its processor time in seconds."""
         return self._timed(id(batch), lambda: self._runner.run_whole(batch))
 
     def whole_output(self, batch: RequestBatch[Any]) -> list[Any]:
-        """What it gave."""
+        """Return the output of the batch, which :meth:`whole_s` has run."""
         output: list[Any] = self._outputs.pop(id(batch))
         return output
 

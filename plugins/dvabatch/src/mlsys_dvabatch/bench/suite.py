@@ -36,7 +36,7 @@ Body = list[str | Table | Figure | Dialogue]
 
 
 def run(context: BenchContext, *, part: Part = "all", workloads: Sequence[str] | None = None) -> Section:
-    """The suite, or a part of it; see :mod:`mlsys_core.bench`.
+    """Run the suite, or a part of it; see :mod:`mlsys_core.bench`.
 
     Args:
         context: where it prints and how long it may take.

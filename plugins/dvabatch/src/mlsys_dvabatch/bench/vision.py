@@ -50,12 +50,15 @@ def measure_model(name: str, *, is_quick: bool, num_stages: int = 4) -> VisionBe
 
 
 def qos_s(costs: StageCosts) -> float:
-    """The QoS target: the paper's, or twice a full batch's time if that is more, as no load can be high within less."""
+    """Return the QoS target in seconds: the paper's, or twice a full batch's time if that is more.
+
+    No load can be high within less than that.
+    """
     return max(QOS_S, 2 * remaining_s(costs, 0, 64))
 
 
 def policies(costs: StageCosts) -> list[Arm]:
-    """DVABatch in its forms; T_comp_wait leaves room for a full batch within the QoS target."""
+    """Return DVABatch in its forms; T_comp_wait leaves room for a full batch within the QoS target."""
     wait_s = max(comp_wait_s(costs, QOS_S, 64), 0.5 * remaining_s(costs, 0, 8))
     target_s = qos_s(costs)
     return [
@@ -68,7 +71,10 @@ def policies(costs: StageCosts) -> list[Arm]:
 
 
 def tuned_window_s(bench: VisionBench, num: int) -> float:
-    """DelayBatch's window with the lowest average latency at high load, of parts of a full batch's time."""
+    """Return DelayBatch's window in seconds with the lowest average latency at high load.
+
+    The candidates are fractions of a full batch's time.
+    """
     subject = Costed(bench.costs, TASK_S)
     trace = poisson_trace(0.9 * bench.peak_rps, [1] * num, lambda _: None)
     windows = [remaining_s(bench.costs, 0, 64) / divisor for divisor in (4, 16, 64, 256)]
@@ -76,7 +82,7 @@ def tuned_window_s(bench: VisionBench, num: int) -> float:
 
 
 def at_load(bench: VisionBench, load: float, *, num: int, window_s: float) -> list[Outcome]:
-    """All contestants at a part of the peak; the best static size comes third."""
+    """Run all contestants at a share of the peak; the best static size comes third."""
     rate = load * bench.peak_rps
     trace = poisson_trace(rate, [1] * num, lambda _: None)
     subject = Costed(bench.costs, TASK_S)
@@ -87,7 +93,7 @@ def at_load(bench: VisionBench, load: float, *, num: int, window_s: float) -> li
 
 
 def buffer_pairs(bench: VisionBench, *, num: int) -> dict[int, float]:
-    """Average latency at high load by number of buffer pairs (Figure 19)."""
+    """Return the average latency in seconds at high load by number of buffer pairs (Figure 19)."""
     trace = poisson_trace(0.9 * bench.peak_rps, [1] * num, lambda _: None)
     subject = Costed(bench.costs, TASK_S)
     arms = {pairs: Arm(f"{pairs} pairs", LoadPolicy, num_pairs=pairs) for pairs in (1, 2, 3, 4)}
@@ -95,7 +101,7 @@ def buffer_pairs(bench: VisionBench, *, num: int) -> dict[int, float]:
 
 
 def stage_counts(bench: VisionBench, operators: OperatorProfile, *, num: int) -> dict[int, float]:
-    """Average latency at high load by number of stages (Figure 20)."""
+    """Return the average latency in seconds at high load by number of stages (Figure 20)."""
     allowed = bench.program.allowed_cuts
     times = [row[-1] for row in operators.seconds]
     found = {}
@@ -117,7 +123,10 @@ class Stepping:
     latencies_s: tuple[float, ...]  # in order of arrival
 
     def highest_rps(self, qos_s: float) -> float:
-        """The load of the last step before the first in which more than one request of 100 took longer; 0: none."""
+        """Return the highest load, in requests per second, up to which 99 of 100 requests stay within ``qos_s``.
+
+        Loads are tried in rising order; the search ends at the first that fails. 0: all fail.
+        """
         by_step = np.percentile(np.reshape(self.latencies_s, (len(self.rates), self.num_per_step)), 99, axis=1)
         too_long = np.flatnonzero(by_step > qos_s)
         num_good = int(too_long[0]) if len(too_long) else len(self.rates)

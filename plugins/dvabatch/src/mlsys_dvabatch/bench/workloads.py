@@ -27,7 +27,7 @@ GLUE_LIKE: dict[str, tuple[float, float, int, int]] = {
 
 
 def lengths_like(workload: str, num: int, seed: int = 0, most: int = 512) -> list[int]:
-    """Token counts of ``num`` requests."""
+    """Draw the token counts of ``num`` requests, log-normal like the named GLUE task's."""
     median, sigma, low, high = GLUE_LIKE[workload]
     drawn = np.random.default_rng(seed).lognormal(np.log(median), sigma, num)
     return [int(length) for length in np.clip(np.round(drawn), low, min(high, most))]
@@ -36,7 +36,7 @@ def lengths_like(workload: str, num: int, seed: int = 0, most: int = 512) -> lis
 def poisson_trace(
     rate: float, lengths: list[int], payload: Callable[[int], Any], seed: int = 0
 ) -> list[tuple[float, ServeRequest[Any]]]:
-    """Requests of these lengths, at ``rate`` per second; with one seed only the rate differs."""
+    """Return requests of these lengths that arrive at ``rate`` per second; with one seed only the rate differs."""
     times = Poisson(rate).times(len(lengths), np.random.default_rng(seed))
     return [
         (float(at), ServeRequest(str(number), payload(length), length=length))
@@ -45,7 +45,7 @@ def poisson_trace(
 
 
 def stepping_trace(rates: Sequence[float], num_per_step: int) -> list[tuple[float, ServeRequest[Any]]]:
-    """``num_per_step`` requests of length 1 at each of ``rates`` per second, one after another (Figure 15)."""
+    """Return ``num_per_step`` requests of length 1 at each of ``rates`` per second, one after another (Figure 15)."""
     trace: list[tuple[float, ServeRequest[Any]]] = []
     for step, rate in enumerate(rates):
         begin = trace[-1][0] if trace else 0.0
@@ -55,5 +55,5 @@ def stepping_trace(rates: Sequence[float], num_per_step: int) -> list[tuple[floa
 
 
 def backlog(lengths: list[int], payload: Callable[[int], Any]) -> list[tuple[float, ServeRequest[Any]]]:
-    """All requests at once: what is served then per second is the peak throughput."""
+    """Return requests that all arrive at once; the throughput on them is the peak throughput."""
     return [(0.0, ServeRequest(str(number), payload(length), length=length)) for number, length in enumerate(lengths)]

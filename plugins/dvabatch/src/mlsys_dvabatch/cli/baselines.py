@@ -35,7 +35,7 @@ class BaselineResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """How each baseline is tried.
+    """Requests and limits with which each baseline is tried.
 
     Raises:
         InvalidInputError: a number is out of range.
@@ -61,7 +61,7 @@ def compare_baselines(
     window_s: float | None = None,
     progress: Callable[[], None] = lambda: None,
 ) -> list[BaselineResult]:
-    """ZeroBatch, DelayBatch and StaticBatch under Poisson arrivals.
+    """Compare ZeroBatch, DelayBatch and StaticBatch under Poisson arrivals.
 
     Args:
         model: What a batch costs.
@@ -108,7 +108,10 @@ def _delay_batch(model: StagedModel, load: float, window_s: float, workload: Wor
 
 
 def _best_static_batch(model: StagedModel, load: float, workload: Workload) -> BaselineResult:
-    """Of the powers of two (and the maximum) that keep up with the load, the size with the lowest average latency."""
+    """Run the batch sizes that keep up with the load, and return the one with the lowest average latency.
+
+    Sizes are the powers of two and the maximum.
+    """
     max_batch_size = workload.max_batch_size
     sizes = [2**power for power in range(max_batch_size.bit_length()) if 2**power < max_batch_size] + [max_batch_size]
     offered_rps = load * model.peak_rps(max_batch_size)

@@ -109,7 +109,7 @@ def _serve(
     *,
     num_threads: int,
 ) -> tuple[list[float], list[NDArray[np.float32]]]:
-    """Latency of each request from when it was due, and its vector."""
+    """Return each request's latency in seconds, from when it was due, and its vector."""
     collector: Collector[Any, Any] = Collector()
     with Engine(model, costs, policy, listener=collector, max_batch_size=16, num_threads=num_threads) as engine:
         start_s = engine.clock.now()

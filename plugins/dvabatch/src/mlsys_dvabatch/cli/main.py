@@ -220,7 +220,7 @@ def bench(
     lengths: Annotated[str | None, typer.Option(help="The encoder's texts: RTE,SST-2; see the docs.")] = None,
     output: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("report/dvabatch"),
 ) -> None:
-    """The paper's Figures 14 to 21 on this machine: tables, figures and data.
+    """Reproduce the paper's Figures 14 to 21 on this machine: tables, figures and data.
 
     Example: mlsys dvabatch bench --quick
     """
@@ -246,7 +246,7 @@ def bench(
 
 
 def parse_shape(text: str | None) -> tuple[int, ...] | None:
-    """A shape from "3,224,224".
+    """Return the shape that a text like "3,224,224" gives.
 
     Raises:
         InvalidInputError: it is none.
@@ -265,7 +265,7 @@ def parse_shape(text: str | None) -> tuple[int, ...] | None:
 
 
 def parse_loads(text: str) -> list[float]:
-    """Loads from "0.25,0.6"; that they are parts of the peak is for the comparison to check.
+    """Return the loads that a text like "0.25,0.6" gives; the comparison checks that each is in (0, 1).
 
     Raises:
         InvalidInputError: a part is no number.

@@ -1,4 +1,4 @@
-"""``mlsys dvabatch profile``: what was measured of a model, as tables."""
+"""Tables of ``mlsys dvabatch profile``: measurements of one model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def report(
     trust_code: bool = False,
     device: Device | None = None,
 ) -> None:
-    """Profile a model and print what came out."""
+    """Profile a model and print the results."""
     operators = None
     num_stages = stages
     with Progress(console=Console(stderr=True), transient=True) as bar:

@@ -1,4 +1,4 @@
-"""From the options of ``mlsys dvabatch serve`` and ``profile`` to models, costs and policies."""
+"""Turn the options of ``mlsys dvabatch serve`` and ``profile`` into models, costs and policies."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def prepare(
 def profiled(
     loaded: Loaded, cache_dir: Path, *, max_batch_size: int = 64, progress: Callable[[int, int], None] | None = None
 ) -> StageCosts:
-    """The costs of a model's stages, from disk or measured now."""
+    """Return the costs of a model's stages, from disk or measured now."""
     sizes = [2**power for power in range(7) if 2**power <= max_batch_size]
     is_encoder = isinstance(loaded.model, BertStages)
     if is_encoder:  # batches of many long requests take long and say nothing new

@@ -19,7 +19,7 @@ from mlsys_dvabatch.stages.activations import StageModel
 
 @dataclass(slots=True)
 class StageMeter:
-    """What a stage has done so far."""
+    """Counters of one stage since the start."""
 
     num_tasks: int = 0
     num_rows: int = 0  # requests, summed over tasks
@@ -74,7 +74,7 @@ class StageRunner:
         return output
 
     def _note(self, stage: int, task: StageTask, start_s: float) -> float:
-        """What ``stage`` did since ``start_s``; returns the time."""
+        """Record the work of ``stage`` since ``start_s``; return the current time in seconds."""
         now_s = self._clock()
         meter = self.meters[stage]
         meter.num_tasks += 1

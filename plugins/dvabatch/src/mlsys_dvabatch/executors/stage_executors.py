@@ -52,7 +52,7 @@ class StageExecutor:
 
     @staticmethod
     def as_workers(executors: Sequence[StageExecutor], clock: Clock) -> Workers[StageTask, StageOutput]:
-        """All stages behind one queue."""
+        """Return all stages as workers behind one queue."""
         return QueuedWorkers(executors, clock)
 
     def submit(self, batch: StageTask) -> None:
@@ -65,7 +65,7 @@ class StageExecutor:
         self._host.submit(self._work, batch)
 
     def wait(self, timeout_s: float | None) -> tuple[StageTask, StageOutput | BaseException] | None:
-        """The oldest completed task, when it stands alone."""
+        """Return the oldest completed task, for use without :meth:`as_workers`; None after the timeout."""
         done = _get(self.completed, timeout_s)
         return None if done is None else (done.batch, done.output)
 

@@ -17,7 +17,7 @@ from mlsys_core.errors import InvalidInputError
 
 
 class BufferState(Enum):
-    """What may be done with a buffer."""
+    """State of a buffer: which accesses it allows."""
 
     AVAILABLE = "available"
     INVALID = "invalid"  # may be written, not read
@@ -26,7 +26,7 @@ class BufferState(Enum):
 
 
 class ExecutorState(Enum):
-    """Where an executor stands."""
+    """State of an executor."""
 
     ACTIVE = "active"
     CHECKING = "checking"  # has pulled a batch whose pair is not legitimate yet
@@ -69,7 +69,7 @@ class BufferPairs:
         self._owed: list[set[int]] = [set() for _ in range(num_stages)]  # pairs read, not yet given back to i - 1
 
     def is_legitimate(self, stage: int, pair: int) -> bool:
-        """Whether ``stage`` may run a batch with ``pair`` (section 6.1); unread rows of others are kept."""
+        """Return whether ``stage`` may run a batch with ``pair`` (section 6.1); unread rows of others are kept."""
         output = stage + 1
         return (
             self.buffers[stage][pair] is BufferState.AVAILABLE
@@ -78,11 +78,11 @@ class BufferPairs:
         )
 
     def free_pair(self) -> int | None:
-        """A pair with which a new batch may start now, or None."""
+        """Return a pair with which a new batch may start now, or None."""
         return next((j for j in range(self.num_pairs) if j not in self.reserved and self.is_legitimate(0, j)), None)
 
     def begin(self, stage: int, pair: int) -> bool:
-        """``stage`` has pulled a batch with ``pair``: working if that is legitimate, else checking."""
+        """Note that ``stage`` pulls a batch with ``pair``; return whether it may work, else it is checking."""
         assert self.executors[stage] is not ExecutorState.WORKING
         if not self.is_legitimate(stage, pair):
             self.executors[stage] = ExecutorState.CHECKING
@@ -94,7 +94,7 @@ class BufferPairs:
         return True
 
     def finish(self, stage: int, pair: int, *, num_read: int, num_written: int, returns: bool = False) -> None:
-        """``stage`` has run a batch with ``pair``.
+        """Note that ``stage`` has run a batch with ``pair``.
 
         Args:
             stage: the executor.
@@ -113,12 +113,12 @@ class BufferPairs:
         self.settle()
 
     def retry(self, stage: int, pair: int) -> None:
-        """``stage`` has failed with ``pair``, and its input will be read again."""
+        """Note that ``stage`` has failed with ``pair``, and that its input will be read again."""
         self._end(stage, pair, input_state=BufferState.AVAILABLE)
         self.settle()
 
     def discard(self, stage: int, pair: int, num: int) -> None:
-        """``num`` rows waiting for ``stage`` will never be read; when none is left the pair goes back."""
+        """Give up ``num`` rows that wait for ``stage``; when none is left the pair goes back."""
         if stage:
             self.unread[stage][pair] -= num
             if not self.unread[stage][pair]:
@@ -126,7 +126,7 @@ class BufferPairs:
         self.settle()
 
     def hold(self, stage: int, pair: int) -> None:
-        """What ``stage`` has written, or is writing, stays until later parts of its batch come: open the way for them.
+        """Keep what ``stage`` writes until later parts of its batch come, and open the way for them.
 
         Only they may use the pair up to there.
         """
@@ -137,7 +137,7 @@ class BufferPairs:
         self.settle()
 
     def release(self, pair: int, *, is_empty: bool) -> None:
-        """The hold is over, and the way opened for later parts is closed again.
+        """End the hold, and close the way that was opened for later parts.
 
         The pair comes back from who reads what was held, as without a hold; at once if nothing was left (``is_empty``).
         """
@@ -168,7 +168,7 @@ class BufferPairs:
                 self._legitimise(stage - 1, pair)
 
     def leave_checking(self, stage: int) -> None:
-        """The batch that ``stage`` had pulled is gone, or may run: the executor is active or inactive again."""
+        """Make the executor active or inactive again: the batch that ``stage`` had pulled is gone, or may run."""
         if self.executors[stage] is ExecutorState.CHECKING:
             self.executors[stage] = ExecutorState.ACTIVE
             self.settle()

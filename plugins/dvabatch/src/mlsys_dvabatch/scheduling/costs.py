@@ -1,4 +1,4 @@
-"""What a stage costs for a batch: what policies decide by, and what simulations run on (DVABatch, section 7.1).
+"""Costs of a batch in each stage, for the decisions of policies and for simulations (DVABatch, section 7.1).
 
 Measured tables (:class:`TableCosts`) and linear stages (:class:`~mlsys_dvabatch.stages.simulated.StagedModel`) answer
 alike.
@@ -19,40 +19,40 @@ class StageCosts(Protocol):
 
     @property
     def num_stages(self) -> int:
-        """How many stages the model has."""
+        """Number of stages of the model."""
         ...
 
     def stage_s(self, stage: int, num: int, length: int = 1) -> float:
-        """Seconds that ``stage`` takes for ``num`` requests, each padded to ``length`` units."""
+        """Return the seconds that ``stage`` takes for ``num`` requests, each padded to ``length`` units."""
         ...
 
     def __hash__(self) -> int:
-        """Constant: sums over stages are remembered by it."""
+        """Return a constant hash: sums over stages are cached by these costs."""
         ...
 
 
 @lru_cache(maxsize=1 << 17)
 def remaining_s(costs: StageCosts, stage: int, num: int, length: int = 1) -> float:
-    """Seconds of a batch from ``stage`` to the end: the paper's T_remain."""
+    """Return the seconds of a batch from ``stage`` to the end: the paper's T_remain."""
     return sum(costs.stage_s(index, num, length) for index in range(stage, costs.num_stages))
 
 
 @lru_cache(maxsize=1 << 16)
 def catch_up_s(costs: StageCosts, stages: int, num: int, length: int = 1) -> float:
-    """Seconds of a batch through the first ``stages`` stages."""
+    """Return the seconds of a batch through the first ``stages`` stages."""
     return sum(costs.stage_s(index, num, length) for index in range(stages))
 
 
 @lru_cache(maxsize=1 << 12)
 def least_request_s(costs: StageCosts, max_batch_size: int, length: int = 1) -> float:
-    """Seconds of work that a request costs at the best batch size: its inverse is the model's peak throughput."""
+    """Return the seconds of work per request at the best batch size: the inverse of the model's peak throughput."""
     sizes = {max_batch_size, *(2**power for power in range(max_batch_size.bit_length()))}
     costs_s: list[float] = [remaining_s(costs, 0, size, length) / size for size in sizes if size <= max_batch_size]
     return min(costs_s)
 
 
 def unit_name(stage: int, length: int) -> str:
-    """The unit of a profile table that holds ``stage`` at ``length``."""
+    """Return the name of the profile table's unit for ``stage`` at ``length``."""
     return f"stage {stage} at {length}"
 
 

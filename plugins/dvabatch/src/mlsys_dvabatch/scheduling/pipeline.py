@@ -41,13 +41,13 @@ class Pipeline:
     # -- meta-operations on what comes in ---------------------------------------------------------------------------
 
     def new(self, requests: Sequence[str], now: float, *, padded_length: int = 1, can_stretch: bool = True) -> Row:
-        """A batch of ``requests`` before the first stage."""
+        """Put a new batch of ``requests`` before the first stage, and return its row."""
         row = self.table.new(requests, created_s=now, padded_length=padded_length, can_stretch=can_stretch)
         self.queues[0].append(row.part())
         return row
 
     def stretchable(self) -> Row | None:
-        """The latest batch, if requests may join it: no split is foreseen, and it is not in its last stage."""
+        """Return the latest batch if requests may join it: no split is foreseen and it is not in its last stage."""
         row = self.table.latest
         if row is None or not row.can_stretch or row.is_passing:
             return None
@@ -79,11 +79,11 @@ class Pipeline:
     # -- executors --------------------------------------------------------------------------------------------------
 
     def is_at_work(self, row: Row) -> bool:
-        """Whether an executor runs a part of ``row``."""
+        """Return whether an executor runs a part of ``row``."""
         return self._stage_at_work(row) is not None
 
     def pass_on(self, stage: int) -> bool:
-        """``stage`` has run its part and the next stage goes straight on with it, in one run of several stages.
+        """Note that ``stage`` has run its part and that the next stage goes on with it, in one run of several stages.
 
         No other part may wait for that stage. A run is not to be stretched (``row.is_passing``) until it ends.
 
@@ -96,7 +96,7 @@ class Pipeline:
         return part is not None
 
     def can_start(self, stage: int) -> bool:
-        """Whether :meth:`start` would hand out a part; changes nothing."""
+        """Return whether :meth:`start` would hand out a part; changes nothing."""
         if self.working[stage] is not None or not self.queues[stage]:
             return False
         row = self.table[self.queues[stage][0].batch_id]
@@ -106,7 +106,7 @@ class Pipeline:
         return pair is not None and self.pairs.is_legitimate(stage, pair)
 
     def longest_run(self, stage: int) -> int:
-        """The last stage to which the next part of ``stage`` may run in one go.
+        """Return the last stage to which the next part of ``stage`` may run in one go.
 
         The stage itself if any part is further on, which may use the same buffers; and no further than where its batch
         is held.
@@ -117,7 +117,7 @@ class Pipeline:
         return self.num_stages - 1 if held_after is None or held_after < stage else held_after
 
     def start(self, stage: int) -> Part | None:
-        """The oldest part waiting for ``stage``, now at work; None if there is none or it may not run yet."""
+        """Start the oldest part that waits for ``stage`` and return it; None if there is none or it may not run yet."""
         if self.working[stage] is not None or not self.queues[stage]:
             return None
         if self.pairs.executors[stage] is ExecutorState.INACTIVE:
@@ -145,7 +145,7 @@ class Pipeline:
         serial: bool = True,
         foresee_split: bool = False,
     ) -> list[Part]:
-        """``stage`` has run its part: push it on, hold it, merge it with a held one, or split it.
+        """Complete the part that ``stage`` has run: push it on, hold it, merge it with a held one, or split it.
 
         Args:
             stage: the executor.
@@ -183,7 +183,7 @@ class Pipeline:
         return pushed
 
     def retry(self, stage: int) -> None:
-        """``stage`` has failed its part of several requests: run it again in two halves."""
+        """Put the part that ``stage`` failed back as two halves, which are run again."""
         part = self.working[stage]
         assert part is not None
         self.working[stage] = None
@@ -243,7 +243,7 @@ class Pipeline:
         )
 
     def _only_part(self, row: Row) -> tuple[int, Part]:
-        """Stage and part of a batch that is in one piece."""
+        """Return the stage and the part of a batch that is in one piece."""
         for stage in range(self.num_stages):
             part = self.working[stage]
             for candidate in [*([part] if part is not None else []), *self.queues[stage]]:
@@ -281,7 +281,7 @@ class Pipeline:
             self.pairs.discard(stage, pair, 1)
 
     def _close(self, row: Row) -> None:
-        """After requests left ``row``: end a hold that waits for nobody, and drop a row that is empty."""
+        """Tidy up after requests left ``row``: end a hold that waits for nobody, and drop an empty row."""
         if row.batch_id not in self.table.rows or self._stage_at_work(row) is not None:
             return
         held_after = row.held_after

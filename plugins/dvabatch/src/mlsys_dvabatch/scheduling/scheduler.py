@@ -103,7 +103,7 @@ class DvaScheduler:
         return self._withdraw(request_id, FinishReason.CANCELLED)
 
     def expire(self, now: float) -> Sequence[Finished[Any]]:
-        """The requests whose deadline has come, wherever they are; those at work leave with their stage."""
+        """End the requests whose deadline has come, wherever they are; those at work leave with their stage."""
         expired = self.state.waiting.expire(now)
         left: list[Finished[Any]] = [Finished(request.request_id, FinishReason.EXPIRED) for request in expired]
         while self._deadlines and self._deadlines[0][0] <= now:
@@ -111,18 +111,18 @@ class DvaScheduler:
         return left
 
     def drain(self, now: float) -> None:
-        """Nobody else comes: policies wait for no company."""
+        """Note that nobody else comes: policies wait for no company."""
         self.state.is_draining = True
 
     def wake_at(self, now: float) -> float | None:
-        """The end of the policy's window, or the next deadline."""
+        """Return the end of the policy's window, or the next deadline."""
         times = [self.policy.wake_at(self.state, now), self.state.waiting.next_deadline_s()]
         if self._deadlines:
             times.append(self._deadlines[0][0])
         return min((time for time in times if time is not None and time > now), default=None)
 
     def next_batch(self, worker: WorkerId, now: float) -> StageTask | None:
-        """The next task of stage ``worker``; None if nothing may run there now."""
+        """Return the next task of stage ``worker``; None if nothing may run there now."""
         stage, pipeline = int(worker), self.pipeline
         if not stage and len(self.state.waiting):
             self._admit(now)  # here alone: what is admitted can run only while the first stage is idle
@@ -231,7 +231,7 @@ class DvaScheduler:
             self.state.last_admission_s = now
 
     def _run_to(self, stage: int) -> int:
-        """The last stage of the run that begins in ``stage``: several stages where nobody has to be asked."""
+        """Return the last stage of the run that begins in ``stage``: several stages where nobody has to be asked."""
         if self.concurrency > 1 or self.policy.wants_exits:
             return stage
         longest = self.pipeline.longest_run(stage)
@@ -278,7 +278,7 @@ class DvaScheduler:
         return Finished(request_id, reason, result, error)
 
     def _move(self, request_id: str, task: int | None, row: int) -> None:
-        """The activations of a request are in ``task`` now; what it left behind may be dropped when nobody needs it."""
+        """Note that a request's activations are in ``task`` now; drop the earlier ones when nobody needs them."""
         before = self._place.pop(request_id, None)
         if task is not None:
             self._place[request_id] = task, row
@@ -300,11 +300,11 @@ class DvaScheduler:
 
 
 def task_s(costs: StageCosts, task: StageTask) -> float:
-    """Seconds of a task: of all stages that it runs."""
+    """Return the seconds of a task: the sum over all stages that it runs."""
     stages = range(task.stage, task.last_stage + 1)
     return sum(costs.stage_s(stage, task.num, task.padded_length) for stage in stages)
 
 
 def simulated_output(task: StageTask) -> StageOutput:
-    """The output of a task in a simulation: nothing for each request."""
+    """Return the output of a task in a simulation: None for each request."""
     return StageOutput(results=[None] * task.num if task.is_last else ())

@@ -21,7 +21,7 @@ class Part:
 
     @property
     def num(self) -> int:
-        """How many requests it holds."""
+        """Number of requests in it."""
         return len(self.requests)
 
     @property
@@ -52,11 +52,11 @@ class Row:
 
     @property
     def status_map(self) -> tuple[int, ...]:
-        """How many of its requests have completed each stage."""
+        """Number of its requests that have completed each stage."""
         return tuple(sum(done > stage for done in self.progress.values()) for stage in range(self.num_stages))
 
     def part(self, requests: Sequence[str] | None = None) -> Part:
-        """The given requests of it, or all, as an item."""
+        """Return the given requests of it, or all, as an item."""
         if requests is None:
             return Part(self.batch_id, 0, tuple(self.progress))
         return Part(self.batch_id, list(self.progress).index(requests[0]), tuple(requests))
@@ -96,7 +96,7 @@ class BatchTable:
     def new(
         self, requests: Sequence[str], *, created_s: float, padded_length: int = 1, can_stretch: bool = True
     ) -> Row:
-        """A row of ``requests``, none of which has completed a stage."""
+        """Add a row of ``requests``, none of which has completed a stage."""
         row = Row(self._next_id, created_s, self.num_stages, padded_length, can_stretch=can_stretch)
         self._next_id += 1
         self.rows[row.batch_id] = row

@@ -1,4 +1,4 @@
-"""What crosses from the scheduler to the executors and back: one part of a batch in one stage, or several in one go."""
+"""Data between the scheduler and the executors: one part of a batch in one stage, or in several in one go."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class StageTask:
-    """What an executor runs at once. Its output is a :class:`StageOutput`."""
+    """Unit of work of an executor. Its output is a :class:`StageOutput`."""
 
     number: int  # counts from 0; names what the task leaves behind
     stage: int  # the first it runs, whose executor runs it
@@ -36,18 +36,18 @@ class StageTask:
 
     @property
     def num(self) -> int:
-        """How many requests it holds."""
+        """Number of requests in it."""
         return len(self.requests)
 
     @property
     def gathers(self) -> bool:
-        """Whether rows have to be copied together: its inputs are not simply what one task left."""
+        """True if rows have to be copied together: its inputs are not simply what one task left."""
         return len(self.sources) > 1 or (bool(self.sources) and self.sources[0].rows != tuple(range(self.num)))
 
 
 @dataclass(frozen=True, slots=True)
 class StageOutput:
-    """What came of a task."""
+    """Result of a task."""
 
     results: Sequence[Any] = ()  # last stage: one for each request; an exception fails its request alone
     exits: Mapping[int, Any] = field(default_factory=dict)  # position -> result of a request that leaves early

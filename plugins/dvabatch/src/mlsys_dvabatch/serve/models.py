@@ -50,7 +50,7 @@ class _Listener(LoopClient[Any, Any, Any]):
         self._executions = executions
 
     def on_output(self, batch: StageTask | RequestBatch[Any], output: StageOutput | list[Any], now: float) -> None:
-        """One execution for each batch that reached the last stage."""
+        """Count one execution for each batch that reached the last stage."""
         if isinstance(batch, RequestBatch):
             self._executions.record(batch.size)
         elif batch.is_last:
@@ -100,7 +100,7 @@ class ServedModel:
         self.engine.loop.start()
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """All rows of a request; the first that fails fails it, and the others are given up."""
+        """Run all rows of a request; the first that fails fails the request, and the others are given up."""
         size = sum(_size(array) for array in request.inputs.values())
         rows, lengths = await self._threads.run(self._checked_rows, request, size=size)
         if len(rows) == 1:
@@ -117,7 +117,7 @@ class ServedModel:
         self._threads.close()
 
     def _checked_rows(self, request: InferRequest) -> tuple[list[Any], list[int]]:
-        """The rows and their lengths, all checked before any is submitted."""
+        """Return the rows and their lengths, all checked before any is submitted."""
         rows = self._rows(request.inputs, request.num_rows)
         return rows, [self._model.check(row) for row in rows]
 
@@ -219,7 +219,7 @@ def _type(value: Tensor) -> DataType:
 
 
 def tokenizer_of(loaded: Loaded) -> Any:
-    """The tokenizer beside a model's weights, without padding, or None."""
+    """Return the tokenizer beside a model's weights, without padding, or None."""
     if loaded.folder is None or not (loaded.folder / "tokenizer.json").is_file():
         return None
     from tokenizers import Tokenizer
@@ -243,7 +243,7 @@ class StageMetrics:
         self._models = models
 
     def collect(self) -> Iterable[Metric]:
-        """All counters, by model and stage."""
+        """Collect all counters, by model and stage."""
         labels = ["model", "stage"]
         families = {
             "num_tasks": CounterMetricFamily("mlsys_dvabatch_stage_tasks", "Tasks run by a stage.", labels=labels),

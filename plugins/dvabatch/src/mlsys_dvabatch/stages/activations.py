@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Activations(Protocol):
-    """What stages hand on; rows are requests."""
+    """Activations that a stage hands to the next; rows are requests."""
 
     @property
     def num(self) -> int:
@@ -26,11 +26,11 @@ class Activations(Protocol):
         ...
 
     def select(self, rows: Sequence[int]) -> Self:
-        """Those of some requests, in the order given."""
+        """Return the given rows, in the order given."""
         ...
 
     def join(self, others: Sequence[Self]) -> Self:
-        """These and then those of others, as one batch."""
+        """Return these rows and then those of the others, as one batch."""
         ...
 
 
@@ -51,7 +51,7 @@ class Padded:
         return sum(value.nbytes for value in self.tensors.values())
 
     def select(self, rows: Sequence[int]) -> Padded:
-        """A view where the rows follow one another, else a copy."""
+        """Return the given rows: a view where they follow one another, else a copy."""
         first = rows[0]
         if list(rows) == list(range(first, first + len(rows))):
             return Padded({name: value[first : first + len(rows)] for name, value in self.tensors.items()})
@@ -59,7 +59,7 @@ class Padded:
         return Padded({name: value.index_select(0, index) for name, value in self.tensors.items()})
 
     def join(self, others: Sequence[Padded]) -> Padded:
-        """One copy."""
+        """Return one batch of all rows; copies once."""
         return Padded({n: torch.cat([value, *(o.tensors[n] for o in others)]) for n, value in self.tensors.items()})
 
 
@@ -81,18 +81,21 @@ class Packed:
         return self.tokens.nbytes
 
     def select(self, rows: Sequence[int]) -> Packed:
-        """A copy."""
+        """Return a copy of the given rows."""
         parts = torch.split(self.tokens, list(self.lengths))
         return Packed(torch.cat([parts[row] for row in rows]), tuple(self.lengths[row] for row in rows))
 
     def join(self, others: Sequence[Packed]) -> Packed:
-        """One copy."""
+        """Return one batch of all rows; copies once."""
         tokens = torch.cat([self.tokens, *(other.tokens for other in others)])
         return Packed(tokens, sum((other.lengths for other in others), self.lengths))
 
 
 def to_host(value: Tensor) -> npt.NDArray[Any]:
-    """The numbers of a tensor, not copied if they are in host memory; bfloat16, which NumPy has not, as float32."""
+    """Return a tensor's values in host memory, without a copy where possible; bfloat16 becomes float32.
+
+    NumPy has no bfloat16.
+    """
     if value.dtype is torch.bfloat16:
         value = value.float()
     return value.numpy() if value.is_cpu else value.cpu().numpy()
@@ -107,19 +110,19 @@ class StageModel(Protocol):
 
     @property
     def num_stages(self) -> int:
-        """How many stages."""
+        """Number of stages."""
         ...
 
     def collate(self, requests: Sequence[ServeRequest[Any]], padded_length: int) -> Any:
-        """The inputs of a batch as activations of the first stage."""
+        """Return the inputs of a batch as activations of the first stage."""
         ...
 
     def run(self, stage: int, values: Any) -> Any:
-        """One stage: activations in, activations out, the same requests in the same order."""
+        """Run one stage: activations in, activations out, the same requests in the same order."""
         ...
 
     def results(self, values: Any) -> list[Any]:
-        """What each request gets, from the last stage's activations; an exception fails its request alone."""
+        """Return each request's result from the last stage's activations; an exception fails its request alone."""
         ...
 
 
@@ -127,5 +130,9 @@ class Inspecting(Protocol):
     """A model that knows when a request needs no further stages (section 9.2)."""
 
     def inspect(self, stage: int, values: Any) -> tuple[Mapping[int, Any], Mapping[int, int]]:
-        """(position -> result of those that may leave after ``stage``, position -> next stage to run)."""
+        """Return the early exits and the skips after ``stage``.
+
+        The first maps positions to the results of requests that may leave; the second maps positions to the next stage
+        to run.
+        """
         ...

@@ -1,4 +1,4 @@
-"""Whatever is served keeps requests apart: models are tried by value before the first request, stage by stage."""
+"""Check that models keep requests apart: each is tried by value before the first request, stage by stage."""
 
 from __future__ import annotations
 

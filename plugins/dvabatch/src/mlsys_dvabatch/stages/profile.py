@@ -75,7 +75,7 @@ def profile_stages(
 
 
 def boundary_nbytes(model: StageModel, request: Callable[[int], Any], *, num: int, length: int = 1) -> list[int]:
-    """Bytes that each stage but the last hands on for ``num`` requests: what a buffer pair can hold (section 6).
+    """Return the bytes that each stage but the last hands on for ``num`` requests: a buffer pair's size (section 6).
 
     Args:
         model: in stages; it is run once.
@@ -101,7 +101,7 @@ def cached_costs(
     *,
     device: Device | None = None,
 ) -> TableCosts:
-    """The costs of ``model``, from disk if they were measured on this machine with these versions and threads."""
+    """Return the costs of ``model``, from disk if this machine has measured them with these versions and threads."""
     from mlsys_core.environment import describe_environment
 
     environment = describe_environment()
@@ -128,7 +128,7 @@ def _shape_digest(model: StageModel) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OperatorProfile:
-    """What each operator of a program costs, and what follows for slicing it."""
+    """Cost of each operator of a program, and the preferred sizes and slicing that follow from it."""
 
     batch_sizes: tuple[int, ...]
     seconds: tuple[tuple[float, ...], ...]  # [operator][batch size]
@@ -145,7 +145,10 @@ class OperatorProfile:
         return [table.knee(str(number)) for number in range(len(self.seconds))]
 
     def prefers_differently(self, *, share: float = 0.05, ratio: float = 4.0) -> bool:
-        """Operator diversity: groups of operators, each with ``share`` of the time, prefer sizes ``ratio`` apart."""
+        """Return whether groups of operators, each with ``share`` of the time, prefer sizes ``ratio`` apart.
+
+        This is the paper's operator diversity.
+        """
         total = sum(times[-1] for times in self.seconds)
         shares: dict[int, float] = {}
         for preferred, times in zip(self.preferred, self.seconds, strict=True):
@@ -154,7 +157,7 @@ class OperatorProfile:
         return bool(large) and max(large) >= ratio * min(large)
 
     def costs(self, cuts: Sequence[int]) -> TableCosts:
-        """Costs of the stages that ``cuts`` make, as sums over their operators."""
+        """Return the costs of the stages that ``cuts`` make, as sums over their operators."""
         bounds = [0, *cuts, len(self.seconds)]
         units = [
             UnitProfile(
@@ -197,7 +200,7 @@ def choose_num_stages(
     num_requests: int = 600,
     progress: Progress | None = None,
 ) -> tuple[int, list[Try]]:
-    """The number of stages with the lowest average latency, of at most eight.
+    """Return the number of stages with the lowest average latency, of at most eight, and all that were tried.
 
     Each is simulated on the profile at ``load`` of the peak with Policies II and III; every task costs ``overhead_s``
     on top, which is what makes many stages bad (Figure 20).
@@ -221,7 +224,7 @@ def choose_num_stages(
 def simulated_mean_s(
     costs: StageCosts, *, max_batch_size: int, load: float, num_requests: int, overhead_s: float
 ) -> float:
-    """Average latency under Policies II and III on one device."""
+    """Simulate Policies II and III on one device and return the average latency in seconds."""
     rate = load / least_request_s(costs, max_batch_size)
     times = Poisson(rate).times(num_requests, np.random.default_rng(0))
     cost = partial(_task_s, costs, overhead_s)
@@ -236,5 +239,5 @@ def _task_s(costs: StageCosts, overhead_s: float, task: Any) -> float:
 
 
 def diversities_of(*, has_lengths: bool, profile: OperatorProfile | None) -> Diversities:
-    """What is known of a model (section 7.1)."""
+    """Return the known diversities of a model (section 7.1)."""
     return Diversities(input=has_lengths, operator=profile is not None and profile.prefers_differently())

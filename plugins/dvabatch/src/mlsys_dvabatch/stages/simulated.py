@@ -32,7 +32,7 @@ class LinearStage:
             )
 
     def seconds(self, batch_size: int) -> float:
-        """Time of a batch."""
+        """Return the seconds of a batch."""
         return self.fixed_s + self.per_item_s * batch_size
 
 
@@ -57,24 +57,27 @@ class StagedModel:
 
     @property
     def num_stages(self) -> int:
-        """How many stages it has."""
+        """Number of stages."""
         return len(self.stages)
 
     def stage_s(self, stage: int, num: int, length: int = 1) -> float:
-        """Time of ``num`` requests in one stage, whatever their length; see :mod:`mlsys_dvabatch.scheduling.costs`."""
+        """Return the seconds of ``num`` requests in one stage, for any length.
+
+        See :mod:`mlsys_dvabatch.scheduling.costs`.
+        """
         return self.stages[stage].seconds(num)
 
     def seconds(self, batch_size: int) -> float:
-        """Time of a batch through all stages."""
+        """Return the seconds of a batch through all stages."""
         return sum(stage.seconds(batch_size) for stage in self.stages)
 
     def peak_rps(self, batch_size: int) -> float:
-        """Requests per second when batches of ``batch_size`` run back to back, one at a time."""
+        """Return the requests per second when batches of ``batch_size`` run back to back, one at a time."""
         return batch_size / self.seconds(batch_size)
 
 
 def parse_stages(text: str) -> StagedModel:
-    """A model from ``"FIXED+PER_REQUEST,..."`` in milliseconds, one part for each stage.
+    """Return the model of a text ``"FIXED+PER_REQUEST,..."`` in milliseconds, one part for each stage.
 
     Raises:
         InvalidInputError: the text is not of that form, or a time is out of range.

@@ -45,7 +45,7 @@ class Loaded:
         return (1,)
 
     def request(self, length: int) -> Any:
-        """A payload of ``length`` units."""
+        """Return a payload of ``length`` units."""
         generator = torch.Generator().manual_seed(length)
         if isinstance(self.model, BertStages):
             return torch.randint(1000, self.model.config.vocab_size, (length,), generator=generator).numpy()
@@ -65,7 +65,7 @@ def load(
     exit_confidence: float | None = None,
     device: Device | None = None,
 ) -> Loaded:
-    """A model by name: an encoder, a vision model with random weights, a ``.pt2`` or ``.onnx`` file.
+    """Load a model by name: an encoder, a vision model with random weights, a ``.pt2`` or ``.onnx`` file.
 
     Args:
         name: of the model, or its file or folder.
@@ -145,7 +145,7 @@ def load_encoder(path: Path, context: LoadContext) -> Loaded:
 
 
 def cuts_at(slice_at: str, program: Program, num_stages: int) -> list[int]:
-    """Where to cut ``program`` (section 4.1); see :func:`load`.
+    """Choose where to cut ``program`` (section 4.1); see :func:`load`.
 
     Raises:
         InvalidInputError: ``slice_at`` is neither way, or the program has too few operators.
@@ -174,7 +174,7 @@ def open_program(
 
 
 def compiler_of(name: str | None) -> Compile | None:
-    """A compiler of the registry as :class:`SlicedModel` takes it.
+    """Return a compiler of the registry as :class:`SlicedModel` takes it.
 
     Raises:
         InvalidInputError: no compiler is called so.

@@ -1,4 +1,4 @@
-"""What a policy sees and says: the seam that third parties implement (DVABatch, Figure 12's user-defined conditions).
+"""The seam that third-party policies implement: a policy's view and its answers (Figure 12's user-defined conditions).
 
 A policy is asked when requests wait (:meth:`Policy.admit`) and when a stage ends (:meth:`Policy.split`). It keeps no
 requests: it takes them from :class:`State` and answers with the meta-operations.
@@ -37,7 +37,7 @@ class Stretch:
 
 
 class State:
-    """What a policy may look at, and the queue it takes from. Times are seconds of the loop's clock."""
+    """A policy's view of the scheduler, and the queue it takes from. Times are seconds of the loop's clock."""
 
     def __init__(
         self,
@@ -75,12 +75,12 @@ class State:
         return self.waiting.oldest_s()
 
     def note_arrival(self, now: float) -> None:
-        """A request has come, and waits."""
+        """Note that a request has come, and waits."""
         self._arrivals_s.append(now)
         self._busy_share += ((self.num_waiting > 1 or self.num_active > 0) - self._busy_share) / 16
 
     def utilisation(self, length: int = 1) -> float:
-        """The load, at the rate of the last 512 arrivals, as a part of what the model's best batch size can do.
+        """Return the load as a share of the peak at the best batch size, by the rate of the last 512 arrivals.
 
         No more than the share of requests that find others here: under Poisson arrivals that is the part of the time in
         which the server works, and so at least the load; a client that asks when it has its answer never finds any.
@@ -92,14 +92,14 @@ class State:
         return min(rate * least_request_s(self.costs, self.max_batch_size, length) / self.concurrency, self._busy_share)
 
     def planner(self, length: int = 1) -> Planner:
-        """What is best by the costs, at the present load; lengths that a power of two covers are taken together."""
+        """Return the planner for the present load; lengths up to the same power of two share one."""
         covering = 1 << max(0, length - 1).bit_length()
         load = self.utilisation(covering)
         nearest = 0.01 if load < 0.05 else round(min(max(load, 0.1), 0.95), 1)
         return planner_for(self.costs, self.max_batch_size, nearest, covering)
 
     def can_begin(self) -> bool:
-        """Whether a new batch would start at once: the first executor, a pair, and the device have room."""
+        """Return whether a new batch would start at once: the first executor, a pair, and the device have room."""
         pipeline = self.pipeline
         if pipeline.working[0] is not None or pipeline.queues[0] or pipeline.pairs.free_pair() is None:
             return False
@@ -108,7 +108,7 @@ class State:
         return busy < self.concurrency
 
     def take(self, num: int, now: float) -> list[ServeRequest[Any]]:
-        """The next ``num`` requests, by priority and arrival; fewer if fewer wait."""
+        """Take the next ``num`` requests, by priority and arrival; fewer if fewer wait."""
         taken: list[ServeRequest[Any]] = []
         while len(taken) < num and (request := self.waiting.pop(now)) is not None:
             taken.append(request)
@@ -116,7 +116,7 @@ class State:
         return taken
 
     def take_these(self, requests: Sequence[ServeRequest[Any]]) -> list[ServeRequest[Any]]:
-        """Some of the waiting requests, whatever their order."""
+        """Take the given waiting requests, in any order."""
         for request in requests:
             self.waiting.cancel(request.request_id)
             self.mean_length += (request.length - self.mean_length) * 0.05
@@ -137,24 +137,24 @@ class Policy:
         self.mode = mode
 
     def admit(self, state: State, now: float) -> Sequence[New | Stretch]:
-        """What becomes of waiting requests now; asked while any waits."""
+        """Return the operations on waiting requests now; asked while any waits."""
         if not state.can_begin():
             return ()
         return [New(state.take(state.max_batch_size, now))]
 
     def split(self, row: Row, stage: int, state: State, now: float) -> Sequence[Sequence[str]]:
-        """The groups into which ``row`` is split now that ``stage`` has ended; empty for no split."""
+        """Return the groups into which ``row`` is split now that ``stage`` has ended; empty for no split."""
         return ()
 
     @property
     def splits_serially(self) -> bool:
-        """Whether the children of a split run one after another."""
+        """True if the children of a split run one after another."""
         return True
 
     def run_to(self, row: Row, stage: int, state: State) -> int:
-        """The last stage that ``row`` may run from ``stage`` on without being asked in between; asked on one device."""
+        """Return the last stage to run from ``stage`` on without being asked in between; called on one device only."""
         return stage
 
     def wake_at(self, state: State, now: float) -> float | None:
-        """When :meth:`admit` may answer differently without an event; None if only events matter."""
+        """Return when :meth:`admit` may answer differently without an event; None if only events matter."""
         return None

@@ -16,12 +16,12 @@ HYSTERESIS = 0.05
 
 
 def halves_literally(costs: StageCosts, stage: int, num: int, length: int = 1) -> bool:
-    """Policy II to the letter: whether T_remain of ``num`` is at least twice that of its half (section 7.2)."""
+    """Return whether T_remain of ``num`` is at least twice its half's: Policy II to the letter (section 7.2)."""
     return num > 1 and remaining_s(costs, stage, num, length) >= 2 * remaining_s(costs, stage, num // 2, length)
 
 
 def sizes_by_cost(costs: StageCosts, stage: int, num: int, *, num_behind: float, length: int = 1) -> list[int]:
-    """Sizes into which a batch of ``num`` is best split before ``stage``, by halving again and again.
+    """Return the best sizes to split a batch of ``num`` into before ``stage``, by repeated halving.
 
     Halves that run one after another let the first finish early, and cost throughput where a batch is cheaper than its
     parts, which the ``num_behind`` requests behind it pay for. That a batch may still be split after a later stage is
@@ -31,7 +31,7 @@ def sizes_by_cost(costs: StageCosts, stage: int, num: int, *, num_behind: float,
 
 
 def planned_split(costs: StageCosts, stage: int, num: int, num_behind: int, length: int = 1) -> tuple[float, float]:
-    """What ``num`` requests wait from ``stage`` on, summed, and their work, both in seconds, if split as is best."""
+    """Return the summed waiting and the work of ``num`` requests from ``stage`` on, in seconds, if split best."""
     _, waiting_s, work_s = _plan(costs, stage, num, num_behind, length)
     return waiting_s, work_s
 
@@ -40,7 +40,7 @@ def planned_split(costs: StageCosts, stage: int, num: int, num_behind: int, leng
 def _plan(
     costs: StageCosts, stage: int, num: int, num_behind: int, length: int
 ) -> tuple[tuple[int, ...], float, float]:
-    """The best sizes before ``stage``; the waiting of these requests, summed, and the work, in seconds."""
+    """Return the best sizes before ``stage``, the summed waiting of these requests, and the work, in seconds."""
     waiting_s = work_s = 0.0
     if stage < costs.num_stages:
         stage_s = costs.stage_s(stage, num, length)
@@ -60,7 +60,7 @@ def _plan(
 
 
 def _rounded(num: float) -> int:
-    """Four leading bits: decisions do not hang on more, and few numbers are remembered."""
+    """Round ``num`` down to four leading bits: decisions need no more, and few numbers are cached."""
     whole = int(num)
     shift = max(0, whole.bit_length() - 4)
     return whole >> shift << shift
@@ -70,7 +70,7 @@ BatchCost = Callable[[int, int, int], float]  # requests, units of the longest, 
 
 
 def cluster(batch_s: BatchCost, lengths: Sequence[int], *, num_behind: float = 0.0) -> list[list[int]]:
-    """Positions of ``lengths`` in batches with the least waiting in all.
+    """Group the positions of ``lengths`` into the batches with the least total waiting.
 
     The batches run one after another, short requests first; every batch is paid for by its own requests, by those of
     the batches after it, and by the ``num_behind`` that come later. Of the sorted lengths an optimal partition is made
@@ -103,7 +103,7 @@ def cluster(batch_s: BatchCost, lengths: Sequence[int], *, num_behind: float = 0
 
 
 def cluster_by_bounds(lengths: Sequence[int], bounds: Sequence[int]) -> list[list[int]]:
-    """Positions of ``lengths`` by the first bound that holds them, shortest first; beyond the last, together."""
+    """Group the positions of ``lengths`` by the first bound that holds them, shortest first; the rest is one group."""
     clusters: dict[int, list[int]] = {}
     for position, length in enumerate(lengths):
         slot = next((slot for slot, bound in enumerate(bounds) if length <= bound), len(bounds))

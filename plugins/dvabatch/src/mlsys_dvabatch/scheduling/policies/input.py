@@ -19,7 +19,7 @@ PATIENCE_S = 0.2  # after which a request is served before those that would be q
 def best_batch(
     state: State, batch_s: BatchCost, now: float, *, patience_s: float, max_units: int | None = None
 ) -> list[ServeRequest[Any]]:
-    """Takes the batch to run next: of the clusters with the least waiting in all, the one that serves most per second.
+    """Take the batch to run next: among the clusters with the least total waiting, the one that serves most per second.
 
     Only the most urgent priority counts; a request that has waited for ``patience_s`` takes its cluster first. At most
     ``max_units`` in all, unless one request alone has more.
@@ -77,7 +77,7 @@ class InputPolicy(Policy):
         self.patience_s = patience_s
 
     def admit(self, state: State, now: float) -> Sequence[New | Stretch]:
-        """The best cluster when a batch can begin; literal: as many as may be active, when the window has passed."""
+        """Return the best cluster when a batch can begin; literal: as many as may be active, after the window."""
         if self.mode == "cost-aware":
             if not state.can_begin():
                 return ()
@@ -94,13 +94,13 @@ class InputPolicy(Policy):
         return [New([requests[position] for position in positions], can_stretch=False) for positions in clusters]
 
     def run_to(self, row: Row, stage: int, state: State) -> int:
-        """To the end, if that does not take long: nothing is to be decided in between."""
+        """Return the last stage if the rest is short, since nothing is decided in between; else ``stage``."""
         if self.mode == "literal" or remaining_s(state.costs, stage, row.size, row.padded_length) > LONGEST_RUN_S:
             return stage
         return state.costs.num_stages - 1
 
     def wake_at(self, state: State, now: float) -> float | None:
-        """The window's end."""
+        """Return the end of the window; None if none is open."""
         if self.mode == "cost-aware" or not state.num_waiting or state.num_active >= state.max_batch_size:
             return None
         return self._due_s(state)
@@ -142,7 +142,7 @@ class PackedPolicy(Policy):
         self.patience_s = patience_s
 
     def admit(self, state: State, now: float) -> Sequence[New | Stretch]:
-        """A new batch of so many requests as the tokens allow, or the best of them."""
+        """Return a new batch of as many requests as the token limit allows, or of the best of them."""
         if not state.can_begin():
             return ()
         if self.mode == "cost-aware":
@@ -166,6 +166,6 @@ class PackedPolicy(Policy):
         return [New(taken, can_stretch=False)]
 
     def run_to(self, row: Row, stage: int, state: State) -> int:
-        """As Policy I."""
+        """Return the last stage if the batch's tokens take a short time; else ``stage``. See Policy I."""
         num_units = row.size * max(1, round(state.mean_length))
         return state.costs.num_stages - 1 if remaining_s(state.costs, stage, 1, num_units) <= LONGEST_RUN_S else stage

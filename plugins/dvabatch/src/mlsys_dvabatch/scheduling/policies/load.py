@@ -46,7 +46,7 @@ class LoadPolicy(Policy):
         self.is_strict = is_strict
 
     def admit(self, state: State, now: float) -> Sequence[New | Stretch]:
-        """A stretch if it is allowed and pays, else a new batch as soon as one can start."""
+        """Return a stretch if it is allowed and pays, else a new batch as soon as one can start."""
         row = state.pipeline.stretchable()
         if row is not None and self._may_stretch(row, state):
             late = self._all_late(row, state, now) if self.mode == "literal" else self._best_late(row, state, now)
@@ -59,14 +59,14 @@ class LoadPolicy(Policy):
         return self.begin(state, now)
 
     def begin(self, state: State, now: float) -> Sequence[New | Stretch]:
-        """A new batch."""
+        """Return a new batch, of the size that the planner finds best; literal: of all that wait."""
         if self.mode == "literal" or not state.can_begin():
             return super().admit(state, now)
         best = state.planner(max(1, round(state.mean_length))).begin(state.num_waiting)
         return [New(state.take(best, now))]
 
     def run_to(self, row: Row, stage: int, state: State) -> int:
-        """As far as it does not pay to be asked."""
+        """Return the last stage that it pays to run without being asked in between."""
         if self.mode == "literal":
             return stage
         behind = state.num_waiting + state.num_active - row.size
@@ -83,7 +83,10 @@ class LoadPolicy(Policy):
         return max(0, min(state.num_waiting, state.max_batch_size - self.is_strict - row.size)) if young else 0
 
     def _best_late(self, row: Row, state: State, now: float) -> int:
-        """As many as it is best to let join, if the batch has not begun or is between two stages, and in one piece."""
+        """Return the optimal number of joiners.
+
+        0 unless the batch has not begun, or is in one piece between two stages.
+        """
         stages_done, length = max(row.progress.values(), default=0), row.padded_length
         if row.held_after is not None or state.pipeline.is_at_work(row):
             return 0
@@ -120,14 +123,14 @@ class LoadOperatorPolicy(LoadPolicy):
         self._operator = OperatorPolicy(mode=mode)
 
     def begin(self, state: State, now: float) -> Sequence[New | Stretch]:
-        """A new batch; literal: not to be stretched if it would be split later."""
+        """Return a new batch; literal: not to be stretched if it would be split later."""
         return [
             New(operation.requests, can_stretch=not self._foresees(operation.requests, state))
             for operation in self._operator.admit(state, now)
         ]
 
     def split(self, row: Row, stage: int, state: State, now: float) -> Sequence[Sequence[str]]:
-        """Policy II's."""
+        """Return the split of Policy II."""
         return self._operator.split(row, stage, state, now)
 
     def _foresees(self, requests: Sequence[ServeRequest[Any]], state: State) -> bool:

@@ -21,7 +21,7 @@ class OperatorPolicy(Policy):
     num_pairs: ClassVar[int] = 1
 
     def admit(self, state: State, now: float) -> Sequence[New | Stretch]:
-        """A new batch, not larger than is good for the requests in it."""
+        """Return a new batch, not larger than is good for the requests in it."""
         if not state.can_begin():
             return ()
         num = min(state.num_waiting, state.max_batch_size)
@@ -30,7 +30,7 @@ class OperatorPolicy(Policy):
         return [New(state.take(num, now))]
 
     def split(self, row: Row, stage: int, state: State, now: float) -> Sequence[Sequence[str]]:
-        """Halves, or halves of halves; odd requests go to the first."""
+        """Return halves, or halves of halves; odd requests go to the first."""
         requests, length = list(row.progress), row.padded_length
         if self.mode == "literal":
             if not halves_literally(state.costs, stage + 1, row.size, length):
@@ -43,7 +43,7 @@ class OperatorPolicy(Policy):
         return [requests[start : start + size] for start, size in zip(starts, sizes, strict=True)]
 
     def run_to(self, row: Row, stage: int, state: State) -> int:
-        """Up to the next split."""
+        """Return the last stage before the next split."""
         if self.mode == "literal":
             return stage
         behind = state.num_waiting + state.num_active - row.size
@@ -65,7 +65,7 @@ class FavouredSizePolicy(OperatorPolicy):
         self.favoured = favoured
 
     def split(self, row: Row, stage: int, state: State, now: float) -> Sequence[Sequence[str]]:
-        """(twice the favoured size, the rest), or nothing."""
+        """Return (twice the favoured size, the rest), or no split."""
         if stage >= state.pipeline.num_stages - 2 or row.size < 4 * self.favoured:
             return ()
         requests = list(row.progress)

@@ -29,7 +29,7 @@ Vector = NDArray[np.float64]
 
 
 class Planner:
-    """What is best at one load.
+    """Optimal decisions at one load, by policy iteration.
 
     Args:
         costs: seconds of each stage; one batch at a time.
@@ -69,23 +69,23 @@ class Planner:
         return self._gain / self.rate
 
     def _begin(self, waiting: int) -> int:
-        """How many of those ``waiting`` had best start together."""
+        """Return the optimal number of requests to start together, of ``waiting``."""
         waiting = _capped(waiting)
         size = self._ways[self._best[waiting]][0]
         following = next((other for other in self._sizes if other > size), self.max_batch_size + 1)
         return min(waiting, self.max_batch_size) if waiting < following else size
 
     def _join(self, stages_done: int, earlier: int, waiting: int) -> int:
-        """How many of those ``waiting`` had best catch up with a batch of ``earlier`` that is between two stages."""
+        """Return the optimal number of ``waiting`` to join a batch of ``earlier`` that is between two stages."""
         return self._joined(stages_done, earlier, waiting)[0]
 
     def _split(self, stage: int, num: int, waiting: int) -> list[int]:
-        """Sizes into which a batch of ``num`` is best split before ``stage``, with ``waiting`` behind it."""
+        """Return the best sizes to split a batch of ``num`` into before ``stage``, with ``waiting`` behind it."""
         price = _PRICES[int(self._going_on(stage, num)[1][_capped(waiting)])]
         return sizes_by_cost(self.costs, stage, num, num_behind=price, length=self.length)
 
     def _run_to(self, stage: int, num: int, waiting: int) -> int:
-        """The last stage that a batch of ``num`` had best run from ``stage`` on without being asked in between.
+        """Return the last stage to run from ``stage`` on, for a batch of ``num``, without being asked in between.
 
         To ask costs a task more for all that wait; it may gain what a split or a stretch would, by who comes meanwhile.
         """
@@ -108,7 +108,7 @@ class Planner:
     # -- below ------------------------------------------------------------------------------------------------------
 
     def _joined(self, stages_done: int, earlier: int, waiting: int) -> tuple[int, float]:
-        """How many had best join, and the seconds of waiting that it gains."""
+        """Return the optimal number of joiners and the waiting time saved, in seconds."""
         waiting = _capped(waiting)
         room = min(waiting, self.max_batch_size - earlier)
         apart_s = float(self._going_on(stages_done, earlier)[0][waiting])
@@ -127,12 +127,15 @@ class Planner:
         return best, gained_s
 
     def _worth_of_going_on(self, stage: int, num: int) -> tuple[Vector, NDArray[np.intp]]:
-        """What it is worth that ``num`` go on from ``stage``, by how many wait, and the price by which to split."""
+        """Return the value of going on from ``stage`` with ``num``, and the best price for splits, by number waiting.
+
+        Both are arrays [number waiting].
+        """
         options = np.stack([self._after(*self._rest(stage, num, price)) for price in _PRICES])
         return options.min(0), options.argmin(0)
 
     def _rest(self, stage: int, num: int, price: int) -> tuple[float, float]:
-        """Waiting, summed, and work of ``num`` requests from ``stage`` on, in one piece there if it is the first."""
+        """Return the summed waiting and the work of ``num`` from ``stage`` on; the first stage runs in one piece."""
         if stage:
             return planned_split(self.costs, stage, num, price, self.length)
         waiting_s, work_s = planned_split(self.costs, 1, num, price, self.length)
@@ -140,7 +143,7 @@ class Planner:
         return num * stage_s + waiting_s, stage_s + work_s
 
     def _after(self, own_s: float, work_s: float) -> Vector:
-        """What it is worth that 0, 1, ... wait for ``work_s``, while ``own_s`` is waited by those at work."""
+        """Return the value of 0, 1, ... waiting while a batch works ``work_s`` and its requests wait ``own_s``."""
         coming = self.rate * work_s
         worth: Vector = np.correlate(self._values, poisson(coming), "valid")[:_NUM_STATES]
         return own_s + (np.arange(_NUM_STATES) + coming / 2 - self._gain) * work_s + worth
@@ -150,7 +153,10 @@ class Planner:
         return float(self._values[waiting + 1] - self._values[waiting])
 
     def _solve(self) -> tuple[Vector, float, list[int]]:
-        """Values of 0, 1, ... requests waiting, the average waiting, and the best way for each: policy iteration."""
+        """Return the values of 0, 1, ... waiting, the average waiting, and the best action for each, by iteration.
+
+        The method is policy iteration.
+        """
         top, rate, numbers = _NUM_STATES - 1, self.rate, np.arange(_NUM_STATES)
         chances = [poisson(rate * work_s) for _, _, work_s in self._ways]
         ways = self._ways
@@ -205,7 +211,7 @@ def _capped(waiting: int) -> int:
 
 
 def poisson(mean: float) -> Vector:
-    """Chances of 0, 1, ... arrivals; those beyond the largest number count as it."""
+    """Return the chances of 0, 1, ... arrivals; the last entry has all larger numbers too."""
     numbers = np.arange(_NUM_STATES)
     if mean <= 0:
         mean = 1e-12
@@ -215,7 +221,7 @@ def poisson(mean: float) -> Vector:
 
 
 def _most_usual(moves: Vector) -> int:
-    """The state in which a chain is most often, of the first dozens of steps."""
+    """Return the most frequent state of a Markov chain, over its first dozens of steps."""
     chances = moves[0]
     for _ in range(32):
         chances = (chances + chances @ moves) / 2  # half the time it stays: no chain goes round in a circle
@@ -223,7 +229,7 @@ def _most_usual(moves: Vector) -> int:
 
 
 def _extended(values: Vector) -> Vector:
-    """``values`` and as many beyond, growing on as at the end: what is left after a choice may be that many."""
+    """Return ``values`` with as many again, extrapolated with the last slope: a choice may leave that many."""
     slope = values[-1] - values[-2]
     extended: Vector = np.concatenate([values, values[-1] + slope * np.arange(1, len(values) + 1)])
     return extended
@@ -231,5 +237,5 @@ def _extended(values: Vector) -> Vector:
 
 @lru_cache(maxsize=64)
 def planner_for(costs: StageCosts, max_batch_size: int, utilisation: float, length: int) -> Planner:
-    """The planner for a load, as a part of the peak. Made once for each, in some 0.1 s."""
+    """Return the planner for a load, given as a share of the peak; each is built once, in some 0.1 s."""
     return Planner(costs, max_batch_size, utilisation / least_request_s(costs, max_batch_size, length), length)

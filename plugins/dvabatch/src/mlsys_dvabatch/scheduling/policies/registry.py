@@ -16,19 +16,19 @@ PREFIX = "dvabatch-"
 
 @dataclass(frozen=True, slots=True)
 class Diversities:
-    """What was found to differ between requests or within the model; every model has load diversity."""
+    """Diversities found between requests or within the model; every model has load diversity."""
 
     input: bool  # requests have different lengths
     operator: bool  # operators prefer different batch sizes
 
 
 def policy_names(registry: Registry) -> list[str]:
-    """What :func:`make_policy` takes, besides ``"auto"``."""
+    """Return the names that :func:`make_policy` takes, besides ``"auto"``."""
     return sorted(s.name.removeprefix(PREFIX) for s in registry.all(PolicySpec) if s.name.startswith(PREFIX))
 
 
 def make_policy(name: str, registry: Registry, **options: Any) -> Policy:
-    """The policy called ``name``, registered as ``dvabatch-NAME``.
+    """Make the policy called ``name``, registered as ``dvabatch-NAME``.
 
     Raises:
         PluginError: there is none, or it is no policy.
@@ -50,7 +50,7 @@ def make_policy(name: str, registry: Registry, **options: Any) -> Policy:
 
 
 def choose(diversities: Diversities, *, can_pack: bool) -> str:
-    """The policy for a model: input diversity comes before operator diversity (section 4.2).
+    """Choose the policy for a model: input diversity comes before operator diversity (section 4.2).
 
     Where the model can do without padding that beats every way of padding, so it comes first of all.
     """
@@ -60,7 +60,7 @@ def choose(diversities: Diversities, *, can_pack: bool) -> str:
 
 
 def comp_wait_s(costs: StageCosts, qos_s: float, max_batch_size: int, length: int = 1) -> float:
-    """T_comp_wait: how old a batch may be and still take in others, so that its requests stay within ``qos_s``.
+    """Return T_comp_wait: the age at which a batch may still be stretched while requests stay within ``qos_s``.
 
     What remains of the target after a full batch's own time, and the catch-up of one as large.
     """

@@ -58,7 +58,10 @@ class Layer(nn.Module):
         self.output_norm = nn.LayerNorm(size, config.layer_norm_eps)
 
     def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
-        """``hidden`` [requests, tokens, features]; ``mask`` [requests, 1, 1, tokens], True where there is a token."""
+        """Run the layer on ``hidden`` [requests, tokens, features].
+
+        ``mask`` is [requests, 1, 1, tokens], True where there is a token.
+        """
         num, length, size = hidden.shape
         packed = self.query_key_value(hidden).view(num, length, 3, self.num_heads, size // self.num_heads)
         query, key, value = packed.permute(2, 0, 3, 1, 4)
@@ -66,7 +69,7 @@ class Layer(nn.Module):
         return self._rest(hidden, mixed.transpose(1, 2).reshape(num, length, size))
 
     def forward_packed(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
-        """``hidden`` [tokens of all requests, features]; attention within each request."""
+        """Run the layer on ``hidden`` [tokens of all requests, features]; attention stays within each request."""
         size = hidden.shape[-1]
         packed = self.query_key_value(hidden).view(-1, 3, self.num_heads, size // self.num_heads).permute(1, 2, 0, 3)
         mixed = [
@@ -116,14 +119,14 @@ class BertStages(nn.Module):
         self._bounds = [round(stage * num_layers / num_stages) for stage in range(num_stages + 1)]
 
     def with_form(self, *, is_packed: bool, num_stages: int | None = None) -> BertStages:
-        """The same weights, packed or not."""
+        """Return a model with the same weights, packed or not."""
         with torch.device("meta"):
             other = BertStages(self.config, num_stages or self.num_stages, is_packed=is_packed)
         other.load_state_dict(self.state_dict(), assign=True)
         return other.eval()
 
     def check(self, payload: Any) -> int:
-        """The length of a request.
+        """Check a request and return its length in tokens.
 
         Raises:
             InvalidInputError: it is not a vector of token ids that the model takes.
@@ -142,7 +145,7 @@ class BertStages(nn.Module):
         return len(payload)
 
     def collate(self, requests: Sequence[ServeRequest[Any]], padded_length: int) -> Padded | Packed:
-        """Embeddings are made in the first stage; here are token ids."""
+        """Return the token ids of a batch; embeddings are made in the first stage."""
         lengths = [len(request.payload) for request in requests]
         if self.is_packed:
             packed = np.concatenate([request.payload for request in requests], dtype=np.int64)
@@ -154,17 +157,17 @@ class BertStages(nn.Module):
         return Padded({"tokens": torch.from_numpy(tokens).to(place), "length": torch.tensor(lengths, device=place)})
 
     def run(self, stage: int, values: Any) -> Any:
-        """Some layers; see :class:`~mlsys_dvabatch.stages.activations.StageModel`."""
+        """Run the layers of one stage; see :class:`~mlsys_dvabatch.stages.activations.StageModel`."""
         layers = self.layers[self._bounds[stage] : self._bounds[stage + 1]]
         return self._run_packed(stage, layers, values) if self.is_packed else self._run_padded(stage, layers, values)
 
     @property
     def tolerance(self) -> float:
-        """See :class:`~mlsys_dvabatch.stages.isolation.Triable`."""
+        """Tolerance of the isolation check; see :class:`~mlsys_dvabatch.stages.isolation.Triable`."""
         return float(torch.finfo(self.token_type.dtype).eps ** 0.5)
 
     def draw(self) -> Draw:
-        """See :class:`~mlsys_dvabatch.stages.isolation.Triable`: vectors of token ids."""
+        """Draw vectors of token ids; see :class:`~mlsys_dvabatch.stages.isolation.Triable`."""
 
         def draw(rng: np.random.Generator, kind: Kind) -> npt.NDArray[np.int64] | None:
             if kind not in (Kind.ORDINARY, Kind.OTHER_LENGTH):
@@ -175,7 +178,7 @@ class BertStages(nn.Module):
         return draw
 
     def answers(self, payloads: Sequence[Any]) -> list[list[npt.NDArray[Any]]]:
-        """See :class:`~mlsys_dvabatch.stages.isolation.Triable`."""
+        """Return each request's arrays; see :class:`~mlsys_dvabatch.stages.isolation.Triable`."""
         requests = [ServeRequest(str(n), each, length=len(each)) for n, each in enumerate(payloads)]
         values: Any = self.collate(requests, max(map(len, payloads)))
         for stage in range(self.num_stages):
@@ -183,7 +186,7 @@ class BertStages(nn.Module):
         return [[vector] for vector in self.results(values)]
 
     def results(self, values: Any) -> list[npt.NDArray[np.float32]]:
-        """One vector [features] for each request, copied out of its batch."""
+        """Return one vector [features] for each request, copied out of its batch."""
         return list(to_host(values.tokens if self.is_packed else values.tensors["hidden"]).copy())
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:

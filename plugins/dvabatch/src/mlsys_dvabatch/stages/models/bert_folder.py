@@ -17,7 +17,7 @@ _MOST_LAYERS = 512
 
 
 def load_bert(folder: Path, *, num_stages: int = 2, is_packed: bool = False) -> BertStages:
-    """An encoder with the weights of a local Hugging Face folder of type "bert".
+    """Load an encoder with the weights of a local Hugging Face folder of type "bert".
 
     Raises:
         InvalidInputError: there is no such model in the folder.

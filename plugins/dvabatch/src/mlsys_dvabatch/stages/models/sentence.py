@@ -50,7 +50,7 @@ _KEYS = {  # of a pooling's config.json
 
 @dataclass(frozen=True, slots=True)
 class SentenceForm:
-    """From the tokens' last hidden states to a request's vector, and from text to tokens."""
+    """Rules of a folder for cutting texts to tokens, and for pooling last hidden states to a request's vector."""
 
     poolings: tuple[str, ...] = ("mean",)  # of :data:`POOLINGS`; their vectors are put one after another
     is_normalised: bool = True  # to length 1

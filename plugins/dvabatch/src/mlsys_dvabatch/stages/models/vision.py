@@ -27,7 +27,7 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(width, 2, 1)
 
     def forward(self, image: Tensor) -> Tensor:
-        """See the class."""
+        """Run the network; shapes are the class's."""
         kept = []
         for level, down in enumerate(self.down):
             image = down(functional.max_pool2d(image, 2) if level else image)
@@ -73,7 +73,7 @@ class LinkNet(nn.Module):
         return nn.Sequential(_block(inputs, middle, kernel=1), grow, nn.ReLU(), _block(middle, outputs, kernel=1))
 
     def forward(self, image: Tensor) -> Tensor:
-        """See the class."""
+        """Run the network; shapes are the class's."""
         image = self.stem(image)
         kept = []
         for down in self.down:
@@ -104,7 +104,7 @@ class VGG19(nn.Module):
         )
 
     def forward(self, image: Tensor) -> Tensor:
-        """See the class."""
+        """Run the network; shapes are the class's."""
         return torch.as_tensor(self.classifier(self.features(image).flatten(1)))
 
 
@@ -141,7 +141,7 @@ class ResNet152(nn.Module):
         self.head = nn.Linear(inputs, num_classes)
 
     def forward(self, image: Tensor) -> Tensor:
-        """See the class."""
+        """Run the network; shapes are the class's."""
         return torch.as_tensor(self.head(self.features(image).mean((2, 3))))
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 
 def load_onnx(path: Path) -> nn.Module:
-    """The model of a file, in evaluation mode.
+    """Load the model of a file, in evaluation mode.
 
     Raises:
         MissingDependencyError: onnx2torch is not installed.
@@ -49,7 +49,7 @@ def _is_output(graph: Any, name: str) -> bool:
 
 
 def _converter() -> Any:
-    """onnx2torch; where torchvision cannot be loaded, without NMS and RoiAlign, all that it is used for.
+    """Import onnx2torch; where torchvision cannot be loaded, without NMS and RoiAlign, its only uses of it.
 
     The torchvision of the package index is built for CUDA's torch and fails to load with the CPU's.
     """

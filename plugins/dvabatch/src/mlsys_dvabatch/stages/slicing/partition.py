@@ -1,4 +1,4 @@
-"""Where to cut a sequence of operators: by even time, or where the preferred batch size changes. Pure functions."""
+"""Cuts of a sequence of operators, by even time or where the preferred batch size changes. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mlsys_core.errors import InvalidInputError
 
 
 def even_cuts(seconds: Sequence[float], allowed: Sequence[int], num_stages: int) -> list[int]:
-    """Cuts that make the longest stage as short as possible, in order.
+    """Return the cuts that make the longest stage as short as possible, in order.
 
     Args:
         seconds: time of each operator.
@@ -55,7 +55,7 @@ def even_cuts(seconds: Sequence[float], allowed: Sequence[int], num_stages: int)
 
 
 def diversity_cuts(preferred: Sequence[int], allowed: Sequence[int], num_stages: int) -> list[int]:
-    """Cuts where the preferred batch size changes most between neighbours.
+    """Return the cuts where the preferred batch size changes most between neighbours.
 
     Args:
         preferred: preferred batch size of each operator.

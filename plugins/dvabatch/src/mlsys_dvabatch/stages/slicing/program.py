@@ -50,7 +50,7 @@ class Program:
         return [cut for cut in range(1, len(self.operators)) if self.crossing(cut) is not None]
 
     def crossing(self, cut: int) -> list[fx.Node] | None:
-        """The tensors that cross a cut, side inputs included; None if something crosses that has no rows."""
+        """Return the tensors that cross a cut, side inputs included; None if something crosses that has no rows."""
         position = {node: index for index, node in enumerate(self.operators)}
         crossing = []
         for node in self.module.graph.nodes:
@@ -65,7 +65,7 @@ class Program:
         return crossing or None
 
     def timed(self, num: int, repeats: int = 3) -> list[float]:
-        """Seconds of each operator for ``num`` requests, the least of some runs."""
+        """Measure the seconds of each operator for ``num`` requests, the least of some runs."""
         inputs = [torch.cat([value] * num) for value in self.example]
         best: dict[fx.Node, float] = {}
         for _ in range(repeats + 1):
@@ -155,7 +155,7 @@ def load_program(
     trust_code: bool = False,
     device: Device | None = None,
 ) -> Program:
-    """A ``.pt2`` or ``.onnx`` file.
+    """Load a ``.pt2`` or ``.onnx`` file.
 
     Args:
         path: the file.

@@ -82,11 +82,11 @@ class SlicedModel:
         return self.program.rounding
 
     def draw(self) -> Draw:
-        """See :class:`~mlsys_dvabatch.stages.isolation.Triable`."""
+        """Draw requests; see :class:`~mlsys_dvabatch.stages.isolation.Triable`."""
         return draw_like(self.example)
 
     def answers(self, payloads: Sequence[Any]) -> list[list[npt.NDArray[Any]]]:
-        """See :class:`~mlsys_dvabatch.stages.isolation.Triable`."""
+        """Return each request's arrays; see :class:`~mlsys_dvabatch.stages.isolation.Triable`."""
         values = self.collate([ServeRequest(str(number), each) for number, each in enumerate(payloads)], 1)
         columns = []
         for stage in range(self.num_stages):
@@ -98,14 +98,14 @@ class SlicedModel:
         return [[column[row, ...] for column in columns] for row in range(len(payloads))]
 
     def collate(self, requests: Sequence[ServeRequest[Any]], padded_length: int) -> Padded:
-        """One row for each request."""
+        """Stack the payloads, one row for each request."""
         columns = zip(*(request.payload for request in requests), strict=True)
         stacked = (torch.from_numpy(np.stack(rows)) for rows in columns)
         named = zip(self.input_names, stacked, self.program.example, strict=True)
         return Padded({name: value.to(like.device, like.dtype) for name, value, like in named})
 
     def run(self, stage: int, values: Padded) -> Padded:
-        """One stage."""
+        """Run one stage."""
         given = self.input_names if not stage else self._carried[stage - 1]
         outputs = self._stages[stage](*(values.tensors[name] for name in given))
         if stage == self.num_stages - 1:
@@ -113,17 +113,17 @@ class SlicedModel:
         return Padded(dict(zip(self._carried[stage], outputs, strict=True)))
 
     def results(self, values: Padded) -> list[Any]:
-        """Rows of the outputs, copied out of their batch."""
+        """Return the rows of the outputs, copied out of their batch."""
         return self.results_of(values)
 
     @staticmethod
     def results_of(values: Padded) -> list[Any]:
-        """Rows of tensors, copied out of their batch: arrays, or tuples where there are several."""
+        """Return the rows of tensors, copied out of their batch: arrays, or tuples where there are several."""
         columns = [to_host(value).copy() for value in values.tensors.values()]
         return list(columns[0]) if len(columns) == 1 else list(zip(*columns, strict=True))
 
     def check(self, payload: Any) -> int:
-        """That a request is what the model takes; its length is always 1.
+        """Check that a request fits the model's inputs; its length is always 1.
 
         Raises:
             InvalidInputError: number, dtype, shape or values are wrong.
@@ -144,11 +144,14 @@ class SlicedModel:
         return 1
 
     def example_inputs(self, num: int) -> Padded:
-        """The example, ``num`` times."""
+        """Return the example ``num`` times, as one batch."""
         return Padded({n: torch.cat([v] * num) for n, v in zip(self.input_names, self.program.example, strict=True)})
 
     def _find_missing(self) -> list[npt.NDArray[np.bool_]]:
-        """Per input, where NaN means a missing value, as it does to trees: with it alone, answers are finite."""
+        """Return masks of the places where NaN means a missing value, as it does to trees; one mask for each input.
+
+        There answers stay finite when NaN is put in that place alone.
+        """
         example = self.program.example
         found = [np.zeros(value.shape[1:], np.bool_) for value in example]
         for number, value in enumerate(example):
@@ -170,7 +173,7 @@ class SlicedModel:
         return bool(numbers) and all(bool(torch.isfinite(one).all()) for one in numbers)
 
     def _stage(self, begin: int, end: int) -> fx.GraphModule:
-        """Operators ``begin`` to ``end`` as a module of their own."""
+        """Return operators ``begin`` to ``end`` as a module of their own."""
         program, graph = self.program, fx.Graph()
         own = set(program.operators[begin:end])
         is_first, is_last = begin == 0, end == len(program.operators)
@@ -244,6 +247,6 @@ def _several(outputs: Any) -> Sequence[Any]:
 
 
 def slice_evenly(program: Program, num_stages: int, *, compile_stage: Compile | None = None) -> SlicedModel:
-    """Stages of even measured time (a batch of 4)."""
+    """Slice a program into stages of even measured time (a batch of 4)."""
     cuts = even_cuts(program.timed(4), program.allowed_cuts, num_stages)
     return SlicedModel(program, cuts, compile_stage=compile_stage)
