@@ -19,7 +19,7 @@ class WallClock:
     __slots__ = ()
 
     def now(self) -> float:
-        """Seconds since a fixed but arbitrary moment."""
+        """Return the seconds since a fixed but arbitrary moment."""
         return time.perf_counter()
 
 
@@ -42,7 +42,7 @@ class VirtualClock:
         self._now_s = start_s
 
     def now(self) -> float:
-        """Seconds, as last set."""
+        """Return the time in seconds, as last set."""
         return self._now_s
 
     def advance_to(self, time_s: float) -> None:

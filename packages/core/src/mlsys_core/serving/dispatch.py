@@ -1,4 +1,4 @@
-"""Batches on their way: from the scheduler to the executors and back. The inner half of the loop, in its thread only.
+"""Dispatch of batches from the scheduler to the executors and back. The inner half of the loop, in its thread only.
 
 :class:`~mlsys_core.serving.loop.ServingLoop` is the outer half: requests, threads, the end.
 """
@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 
 
 class InFlight(Generic[Batch, Output]):
-    """What one worker's executor was given and has not given back."""
+    """Batches in flight on one worker's executor."""
 
     __slots__ = ("_num_taken", "_tracks", "batches", "executor", "max_in_flight", "worker")
 
@@ -43,7 +43,7 @@ class InFlight(Generic[Batch, Output]):
         self._tracks = [f"worker {worker}{slot}" for slot in slots]
 
     def take(self, batch: Batch, now: float, recorder: LoopRecorder | None) -> bool:
-        """``batch`` came back at ``now``; False if it is not the oldest."""
+        """Take back ``batch``, finished at ``now``; return False if it is not the oldest."""
         if not self.batches or self.batches[0][0] is not batch:
             return False
         _, submitted_s = self.batches.popleft()
@@ -55,7 +55,7 @@ class InFlight(Generic[Batch, Output]):
 
 
 class Dispatcher(Generic[Request, Batch, Output]):
-    """Keeps the workers filled with batches of one scheduler, and tells what comes of them.
+    """Keeps the workers filled with batches of one scheduler, and reports their outcomes.
 
     Args:
         scheduler: asked for batches and told their outcome.
@@ -91,11 +91,11 @@ class Dispatcher(Generic[Request, Batch, Output]):
 
     @property
     def num_in_flight(self) -> int:
-        """Batches handed to executors that have not come back."""
+        """Number of batches handed to executors and not yet returned."""
         return sum(len(worker.batches) for worker in self._workers.values())
 
     def fill(self, now: float) -> int:
-        """Give batches to every worker that has room, the least loaded first; returns how many."""
+        """Give batches to every worker that has room, the least loaded first; return their number."""
         num_submitted = 0
         hungry = [worker for worker in self._workers.values() if len(worker.batches) < worker.max_in_flight]
         while hungry:
@@ -116,17 +116,17 @@ class Dispatcher(Generic[Request, Batch, Output]):
         return num_submitted
 
     def wait(self, now: float, until_s: float | None) -> Completion[Batch, Output] | Lost | None:
-        """The next completion; None when interrupted, at ``until_s``, or when the scheduler wants to be asked again."""
+        """Wait for the next completion; None when interrupted, at ``until_s``, or at the scheduler's ``wake_at``."""
         wake_s = self._scheduler.wake_at(now)
         if wake_s is not None and wake_s > now and (until_s is None or wake_s < until_s):
             until_s = wake_s
         return self._all.wait(until_s)
 
     def settle(self, done: Completion[Batch, Output] | Lost) -> Callable[[], None]:
-        """Tell the scheduler what came of a batch.
+        """Report a batch's outcome to the scheduler.
 
         Returns:
-            Tells the callbacks; for the caller to call, after it has given the worker its next batch.
+            A function that tells the callbacks; call it after the worker has been given its next batch.
 
         Raises:
             ServingError: the last executor is lost.
@@ -163,7 +163,7 @@ class Dispatcher(Generic[Request, Batch, Output]):
 
 
 def _nothing() -> None:
-    """There is nothing to tell."""
+    """Do nothing: there is no news for the callbacks."""
 
 
 def _load(worker: InFlight[Any, Any]) -> int:

@@ -1,6 +1,6 @@
 """Executors around a function of one batch: in the caller's thread, or on a worker thread of its own.
 
-Below the loop, above whatever computes: real engines wrap their runner's ``step`` in a :class:`ThreadExecutor`. Both
+Below the loop, above the computation: real engines wrap their runner's ``step`` in a :class:`ThreadExecutor`. Both
 block on C queues and never spin. The simulated one is in :mod:`mlsys_core.serving.simulated`.
 """
 
@@ -17,7 +17,7 @@ from mlsys_core.serving.workers import Completion, QueuedWorkers, Workers
 
 
 def require_in_flight(max_in_flight: int) -> int:
-    """``max_in_flight`` as it is, if an executor can have it.
+    """Return ``max_in_flight`` if it is valid for an executor.
 
     Raises:
         InvalidInputError: it is below 1.
@@ -34,7 +34,7 @@ class InlineExecutor(Generic[Batch, Output]):
     nothing.
 
     Args:
-        fn: takes a batch and returns its output; what it raises becomes the output.
+        fn: takes a batch and returns its output; an exception becomes the output.
         max_in_flight: batches taken before the first has run.
 
     Raises:
@@ -75,11 +75,11 @@ class InlineExecutor(Generic[Batch, Output]):
             return batch, error
 
     def interrupt(self) -> None:
-        """Make a ``wait`` without work return."""
+        """Make a waiting ``wait`` without work return."""
         self._tasks.put(None)
 
     def close(self) -> None:
-        """Take no more batches; those not yet run are dropped."""
+        """Refuse further batches and drop those not yet run."""
         self._closed = True
         while not self._tasks.empty():
             self._tasks.get()
@@ -89,7 +89,7 @@ class ThreadExecutor(Generic[Batch, Output]):
     """Runs batches one after another on a worker thread of its own, so that the loop can schedule meanwhile.
 
     Args:
-        fn: takes a batch and returns its output, always on the worker thread; what it raises becomes the output.
+        fn: takes a batch and returns its output, always on the worker thread; an exception becomes the output.
         max_in_flight: batches taken before the first has completed: 1 runs nothing while the loop schedules, 2 always
             has the next batch at hand.
         name: of the thread, in debuggers and timelines.
@@ -132,7 +132,7 @@ class ThreadExecutor(Generic[Batch, Output]):
 
     @staticmethod
     def as_workers(executors: Sequence[ThreadExecutor[Any, Any]], clock: Clock) -> Workers[Any, Any]:
-        """``executors`` behind one wait."""
+        """Return ``executors`` behind one wait."""
         return QueuedWorkers(executors, clock)
 
     def submit(self, batch: Batch) -> None:
@@ -146,7 +146,7 @@ class ThreadExecutor(Generic[Batch, Output]):
         self._tasks.put((batch,))
 
     def wait(self, timeout_s: float | None) -> tuple[Batch, Output | BaseException] | None:
-        """The oldest completed batch with its output; see :class:`~mlsys_core.serving.protocols.Executor`."""
+        """Return the oldest completed batch with its output; see :class:`~mlsys_core.serving.protocols.Executor`."""
         done = _get(self.completed, timeout_s)
         return None if done is None else (done.batch, done.output)
 

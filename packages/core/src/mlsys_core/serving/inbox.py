@@ -1,4 +1,4 @@
-"""The door of the loop: where other threads leave requests and cancellations, and who is still inside.
+"""Entry of the loop: requests and cancellations from other threads, and the ids of unfinished requests.
 
 The only state of the loop that threads share; one lock guards it. The loop takes messages out at the start of each
 step.
@@ -21,7 +21,7 @@ class LoopClosedError(ServingError):
 
 
 class LoopState(Enum):
-    """What a loop does with new requests."""
+    """Treatment of new requests by a loop."""
 
     OPEN = "open"  # takes them
     DRAINING = "draining"  # refuses them, finishes those it has
@@ -29,7 +29,7 @@ class LoopState(Enum):
 
 
 class Cancel(Enum):
-    """Stands in a message in place of a request."""
+    """Marker in a message, in place of a request."""
 
     CANCEL = "cancel"
 
@@ -45,22 +45,22 @@ class Inbox(Generic[Request]):
         self._messages: list[tuple[str, Request | Cancel]] = []
 
     def __len__(self) -> int:
-        """Messages not yet taken."""
+        """Return the number of messages not yet taken."""
         return len(self._messages)
 
     @property
     def state(self) -> LoopState:
-        """What is done with new requests."""
+        """Treatment of new requests."""
         return self._state
 
     @property
     def error(self) -> BaseException | None:
-        """What the inbox was closed with, if anything."""
+        """Error that the inbox was closed with, if any."""
         return self._error
 
     @property
     def num_unfinished(self) -> int:
-        """Requests accepted that have not left."""
+        """Number of requests accepted that have not left."""
         return len(self._unfinished)
 
     def submit(self, request: Request, request_id: str) -> None:
@@ -86,7 +86,7 @@ class Inbox(Generic[Request]):
             self._messages.append((request_id, request))
 
     def cancel(self, request_id: str) -> bool:
-        """Leave a cancellation; from any thread. False if the id is unknown or finished: nothing is left then."""
+        """Leave a cancellation, from any thread; return False, and leave none, if the id is unknown or finished."""
         with self._lock:
             known = request_id in self._unfinished
             if known:
@@ -100,7 +100,7 @@ class Inbox(Generic[Request]):
                 self._state = LoopState.DRAINING
 
     def take(self) -> list[tuple[str, Request | Cancel]]:
-        """All messages, oldest first."""
+        """Return all messages, oldest first, and forget them."""
         if not self._messages:  # the usual case, without the lock: who comes now is seen by the next step
             return []
         with self._lock:
@@ -108,7 +108,7 @@ class Inbox(Generic[Request]):
         return messages
 
     def leave(self, request_id: str) -> None:
-        """A request has finished.
+        """Record that a request has finished.
 
         Raises:
             ServingError: it was not unfinished, so the scheduler finished it twice or made up its id.
@@ -121,7 +121,10 @@ class Inbox(Generic[Request]):
             del self._unfinished[request_id]
 
     def close(self, error: BaseException | None) -> list[str]:
-        """Stop: accept nothing, forget all messages. Returns the ids that were unfinished, each once over all calls."""
+        """Stop for good: accept nothing, forget all messages.
+
+        Returns the ids that were unfinished, each once over all calls.
+        """
         with self._lock:
             if self._state is not LoopState.STOPPED:
                 self._state, self._error = LoopState.STOPPED, error

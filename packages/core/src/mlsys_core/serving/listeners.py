@@ -1,4 +1,4 @@
-"""Listeners: one that collects, for scripts and tests, and the guard that the loop puts before any."""
+"""Listeners: a collector for scripts and tests, and the guard that the loop puts before any listener."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ class Collector(Generic[BatchIn, OutputIn]):
         self.num_outputs = 0  # batches that gave an output
 
     def on_output(self, batch: BatchIn, output: OutputIn, now: float) -> None:
-        """Counted."""
+        """Count the output."""
         self.num_outputs += 1
 
     def on_finished(self, finished: Finished[Any], now: float) -> None:
-        """Kept."""
+        """Keep the finished request and its time."""
         self.finished[finished.request_id] = finished
         self.finished_s[finished.request_id] = now
 
 
 class Guarded(Generic[BatchIn, OutputIn]):
-    """Passes everything on to a listener, if there is one; what that raises is logged and goes no further."""
+    """Passes everything on to a listener, if there is one; the listener's exceptions are logged and go no further."""
 
     def __init__(self, listener: Listener[BatchIn, OutputIn] | None) -> None:
         self._listener = listener
 
     def on_output(self, batch: BatchIn, output: OutputIn, now: float) -> None:
-        """Passed on."""
+        """Pass the output on."""
         if self._listener is not None:
             try:
                 self._listener.on_output(batch, output, now)
@@ -51,7 +51,7 @@ class Guarded(Generic[BatchIn, OutputIn]):
                 _logger.exception("the listener raised in on_output; the loop goes on")
 
     def on_finished(self, finished: Finished[Any], now: float) -> None:
-        """Passed on."""
+        """Pass the finished request on."""
         if self._listener is not None:
             try:
                 self._listener.on_finished(finished, now)

@@ -1,4 +1,4 @@
-"""The one serving loop: admits requests, keeps the workers filled, hands on what they complete.
+"""The one serving loop: admits requests, keeps the workers filled, passes on their results.
 
 Subsystems bring a scheduler and executors (:mod:`mlsys_core.serving.protocols`); fronts call
 :meth:`ServingLoop.submit` and :meth:`ServingLoop.cancel` from any thread and hear the rest through a listener. ORCA's
@@ -109,22 +109,22 @@ class ServingLoop(Generic[Request, Batch, Output]):
 
     @property
     def state(self) -> LoopState:
-        """What the loop does with new requests."""
+        """Treatment of new requests."""
         return self._inbox.state
 
     @property
     def error(self) -> BaseException | None:
-        """What stopped the loop by itself: a defect of the scheduler, or the loss of the last executor."""
+        """Error that stopped the loop by itself: a defect of the scheduler, or the loss of the last executor."""
         return self._inbox.error
 
     @property
     def num_unfinished(self) -> int:
-        """Requests accepted that have not left."""
+        """Number of requests accepted that have not left."""
         return self._inbox.num_unfinished
 
     @property
     def num_in_flight(self) -> int:
-        """Batches handed to executors that have not come back."""
+        """Number of batches handed to executors and not yet returned."""
         return self._dispatcher.num_in_flight
 
     def submit(self, request: Request, request_id: str) -> None:
@@ -145,9 +145,9 @@ class ServingLoop(Generic[Request, Batch, Output]):
             self._ring()
 
     def step(self, *, until_s: float | None = None) -> bool:
-        """One step: admit what came, fill the workers, wait for one completion, settle it, tell the listener.
+        """Run one step: admit new requests, fill the workers, wait for one completion, settle it, tell the listener.
 
-        A loop that runs by itself fills the workers again before it tells.
+        A loop that runs by itself fills the workers again before it tells the listener.
 
         Blocks in between while there is nothing to do: until a completion, ``submit``, ``cancel``, the scheduler's
         ``wake_at``, or ``until_s`` (seconds of the loop's clock).
@@ -198,7 +198,7 @@ class ServingLoop(Generic[Request, Batch, Output]):
         self._run(reraise=True)
 
     def start(self) -> Self:
-        """Run in a daemon thread until :meth:`stop`; what ends it early is raised by ``drain`` or ``stop``.
+        """Run in a daemon thread until :meth:`stop`; ``drain`` or ``stop`` raise an error that ends it early.
 
         Raises:
             ServingError: the loop runs already, or has stopped.
@@ -218,7 +218,7 @@ class ServingLoop(Generic[Request, Batch, Output]):
 
         Raises:
             ServingError: called from the listener.
-            Exception: what ended the thread of :meth:`start`; as :meth:`step` if this call drives the loop.
+            Exception: the error that ended the thread of :meth:`start`; as :meth:`step` if this call drives the loop.
         """
         if self._runner == threading.get_ident():
             raise ServingError("drain() would wait for the step it is called from: call it from another thread")
@@ -241,7 +241,7 @@ class ServingLoop(Generic[Request, Batch, Output]):
 
         Raises:
             ServingError: the loop did not stop within ``timeout_s``; it will once its executor returns.
-            Exception: what ended the thread of :meth:`start`, if that was not raised yet.
+            Exception: the error that ended the thread of :meth:`start`, if it was not raised yet.
         """
         self._is_stopping = True
         self._interrupt()
@@ -255,13 +255,13 @@ class ServingLoop(Generic[Request, Batch, Output]):
         self._raise_once()
 
     def _fill(self) -> int:
-        """Admit what came and fill the workers; returns how many messages and batches that were."""
+        """Admit new requests and fill the workers; return the number of messages and batches."""
         now = self._clock.now()
         num_admitted = self._admit(now)
         return num_admitted + self._dispatcher.fill(now)
 
     def _admit(self, now: float) -> int:
-        """Bring requests and cancellations from the inbox to the scheduler; returns how many."""
+        """Bring requests and cancellations from the inbox to the scheduler; return their number."""
         is_draining = self._inbox.state is LoopState.DRAINING  # read first: then the messages below are the last
         messages = self._inbox.take()
         for request_id, request in messages:
@@ -290,14 +290,14 @@ class ServingLoop(Generic[Request, Batch, Output]):
         return done
 
     def _note_drained(self) -> bool:
-        """Whether the drain has ended just now."""
+        """Record the end of a drain; return True the first time."""
         if self._inbox.state is not LoopState.DRAINING or self._inbox.num_unfinished or self._drained.is_set():
             return False
         self._drained.set()
         return True
 
     def _ring(self) -> None:
-        """Have the loop look at its inbox."""
+        """Make the loop look at its inbox."""
         if self._has_rung or self._runner == threading.get_ident():
             return
         self._has_rung = True
@@ -317,7 +317,7 @@ class ServingLoop(Generic[Request, Batch, Output]):
             self._recorder.count("unfinished requests", self._inbox.num_unfinished)
 
     def _abort(self, reason: FinishReason, error: BaseException | None) -> None:
-        """Every unfinished request leaves; nothing is accepted any more."""
+        """Let every unfinished request leave, and accept no more."""
         request_ids = self._inbox.close(error)
         self._was_aborted = self._was_aborted or bool(request_ids)
         now = self._clock.now()

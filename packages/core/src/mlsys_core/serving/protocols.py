@@ -1,8 +1,8 @@
-"""The seams of the one serving loop (ORCA: iterations; BatchMaker: cells; DVABatch: stages; see docs/serving-loop.md).
+"""Interfaces of the one serving loop (ORCA: iterations; BatchMaker: cells; DVABatch: stages; docs/serving-loop.md).
 
 A :class:`Scheduler` is pure: plain data in, batches out, no torch, no clock of its own. An :class:`Executor` owns
 tensors, streams and threads. :class:`mlsys_core.serving.loop.ServingLoop` joins them and is the only caller of both.
-:class:`Expiring` and :class:`Draining` are what a scheduler may offer beside; the loop asks for them once, at its
+:class:`Expiring` and :class:`Draining` are optional abilities of a scheduler; the loop asks for them once, at its
 start.
 """
 
@@ -27,7 +27,7 @@ Result = TypeVar("Result", covariant=True)
 
 
 class FinishReason(Enum):
-    """Why a request left the loop."""
+    """Reason why a request left the loop."""
 
     DONE = "done"
     CANCELLED = "cancelled"
@@ -48,8 +48,8 @@ class Finished(Generic[Result]):
 class Scheduler(Protocol[RequestIn, Batch, OutputIn]):
     """Decides which work runs next, at the finest grain. All times are seconds of the loop's clock, never backwards.
 
-    What is raised here is a defect, except a refusal by :meth:`add`: the loop then fails every unfinished request with
-    it, stops, and re-raises.
+    An exception from here, except a refusal by :meth:`add`, is a defect: the loop then fails every unfinished request
+    with it, stops, and re-raises.
     """
 
     def add(self, request: RequestIn, now: float) -> None:
@@ -68,7 +68,7 @@ class Scheduler(Protocol[RequestIn, Batch, OutputIn]):
         ...
 
     def next_batch(self, worker: WorkerId, now: float) -> Batch | None:
-        """The next batch for ``worker``, or None if there is nothing to run now.
+        """Return the next batch for ``worker``, or None if there is nothing to run now.
 
         Asked only while ``worker`` has fewer than ``max_in_flight`` batches, the least loaded worker first, and again
         until it answers None. A batch handed out comes back exactly once, through ``complete`` or ``fail``, unless the
@@ -77,27 +77,27 @@ class Scheduler(Protocol[RequestIn, Batch, OutputIn]):
         ...
 
     def complete(self, batch: Batch, output: OutputIn, now: float) -> Sequence[Finished[Any]]:
-        """Take the output of a batch handed out before; returns the requests that left the loop by it."""
+        """Take the output of a batch handed out before; return the requests that left the loop by it."""
         ...
 
     def fail(self, batch: Batch, error: BaseException, now: float) -> Sequence[Finished[Any]]:
-        """The executor failed ``batch``; returns the requests that left the loop by it.
+        """Take the failure of ``batch``; return the requests that left the loop by it.
 
         A scheduler may retry the requests instead; it must bound its retries.
         """
         ...
 
     def wake_at(self, now: float) -> float | None:
-        """When ``next_batch`` or ``expire`` may answer differently without an event; None if only events change it.
+        """Return the next time at which ``next_batch`` or ``expire`` may change its answer; None if only events do.
 
-        A batching window's end, a deadline. Asked right after ``next_batch``, so only times after ``now`` say
-        anything; others are read as None.
+        Examples: a batching window's end, a deadline. Asked right after ``next_batch``, so only times after ``now``
+        count; others are read as None.
         """
         ...
 
     @property
     def num_unfinished(self) -> int:
-        """Requests admitted that have not left."""
+        """Number of requests admitted that have not left."""
         ...
 
 
@@ -106,7 +106,7 @@ class Expiring(Protocol):
     """A scheduler whose requests may have deadlines."""
 
     def expire(self, now: float) -> Sequence[Finished[Any]]:
-        """The requests that leave at ``now`` because their deadline has come, as EXPIRED; asked in every step."""
+        """Return the requests that leave at ``now`` as EXPIRED, at their deadlines; called in every step."""
         ...
 
 
@@ -115,20 +115,20 @@ class Draining(Protocol):
     """A scheduler that waits for more requests to come (for a full batch, for a window's end)."""
 
     def drain(self, now: float) -> None:
-        """No request will be added any more: whatever waits is to run without waiting for others."""
+        """Accept that no request will be added any more: run waiting requests without waiting for others."""
         ...
 
 
 class Executor(Protocol[Batch, OutputOut]):
     """Runs batches. One executor serves one worker; its batches complete in the order submitted.
 
-    What a batch raises is its output. An exception *out of* ``submit`` or ``wait``, or a batch out of order, says that
-    the executor itself is lost: the loop fails its batches in flight and goes on with the other workers.
+    A batch's exception is its output. An exception *out of* ``submit`` or ``wait``, or a batch out of order, means
+    that the executor itself is lost: the loop fails its batches in flight and goes on with the other workers.
     """
 
     @property
     def max_in_flight(self) -> int:
-        """Batches it takes before the first has completed, at least 1, constant.
+        """Number of batches it takes before the first has completed, at least 1, constant.
 
         Orca: number of pipeline stages; BatchMaker: MaxTasksToSubmit; DVABatch: buffer pairs.
         """
@@ -139,7 +139,7 @@ class Executor(Protocol[Batch, OutputOut]):
         ...
 
     def wait(self, timeout_s: float | None) -> tuple[Batch, OutputOut | BaseException] | None:
-        """The oldest completed batch with its output, or what it raised; None at the timeout or when interrupted.
+        """Return the oldest completed batch with its output or exception; None at the timeout or when interrupted.
 
         ``timeout_s=None`` waits without bound.
         """
@@ -155,22 +155,22 @@ class Executor(Protocol[Batch, OutputOut]):
 
 
 class Listener(Protocol[BatchIn, OutputIn]):
-    """Hears what leaves the loop, in the loop's thread: be quick, or hand over to a queue.
+    """Hears of outputs and finished requests, in the loop's thread: be quick, or hand over to a queue.
 
-    May call ``submit`` and ``cancel`` of the loop. What it raises is logged and otherwise ignored.
+    May call ``submit`` and ``cancel`` of the loop. Its exceptions are logged and otherwise ignored.
     """
 
     def on_output(self, batch: BatchIn, output: OutputIn, now: float) -> None:
-        """``batch`` gave ``output``, and the scheduler has taken it: the place to stream partial results."""
+        """Handle ``output`` of ``batch``, already seen by the scheduler: the place to stream partial results."""
         ...
 
     def on_finished(self, finished: Finished[Any], now: float) -> None:
-        """A request left; called once per request, after its last ``on_output``."""
+        """Handle a request that left; called once per request, after its last ``on_output``."""
         ...
 
 
 class LoopRecorder(Protocol):
-    """What the loop needs of ``mlsys_core.profiling.Recorder``, whose clock must be the loop's (in nanoseconds)."""
+    """The part of ``mlsys_core.profiling.Recorder`` that the loop needs; its clock must be the loop's (nanoseconds)."""
 
     def complete(self, name: str, start_ns: int, end_ns: int, /, *, track: str | None = None) -> None:
         """Record a span that was measured by the caller."""
@@ -185,5 +185,5 @@ class Clock(Protocol):
     """Time in seconds; ``WallClock`` or ``VirtualClock``."""
 
     def now(self) -> float:
-        """Seconds since a fixed but arbitrary moment, never less than before."""
+        """Return the seconds since a fixed but arbitrary moment, never less than before."""
         ...

@@ -19,7 +19,7 @@ _MIN_STALE = 64  # heaps with fewer stale entries than this are not rebuilt
 
 
 class QueueFullError(ServingError):
-    """The queue is full. ``retry_after_s`` estimates when what waits now will have left (HTTP: 503, Retry-After)."""
+    """The queue is full. ``retry_after_s`` estimates when its requests will have left (HTTP: 503, Retry-After)."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
@@ -36,8 +36,9 @@ class _Entry(NamedTuple, Generic[Payload]):
 class RequestQueue(Generic[Payload]):
     """Waiting requests in lanes under one bound; a lane serves the smallest ``priority`` first, equals in FIFO order.
 
-    ``push``, ``pop`` and ``cancel`` take amortised O(log n), ``expire`` O(log n) for each request that expires: what
-    leaves out of turn stays in the heaps as a stale entry until it surfaces or stale entries outnumber the others.
+    ``push``, ``pop`` and ``cancel`` take amortised O(log n), ``expire`` O(log n) for each request that expires. A
+    request that leaves out of turn stays in the heaps as a stale entry until it surfaces or stale entries outnumber
+    the others.
 
     Args:
         max_size: most requests waiting at a time, over all lanes; None for no bound.
@@ -84,11 +85,11 @@ class RequestQueue(Generic[Payload]):
 
     @property
     def lanes(self) -> Collection[int]:
-        """The lanes in which requests wait."""
+        """Lanes in which requests wait."""
         return self._lane_sizes.keys()
 
     def push(self, request: ServeRequest[Payload], now: float) -> None:
-        """Take ``request`` in.
+        """Add ``request`` to the queue.
 
         Raises:
             QueueFullError: ``max_size`` requests wait that have not expired.
@@ -116,7 +117,7 @@ class RequestQueue(Generic[Payload]):
             heapq.heappush(self._deadlines, (request.deadline_s, sequence, request_id))
 
     def pop(self, now: float, *, lane: int = 0) -> ServeRequest[Payload] | None:
-        """The next request of ``lane``, or None if none waits there. Never one whose deadline has come."""
+        """Return the next request of ``lane``, or None if none waits there. Never return an expired request."""
         self._sweep(now)
         order = self._orders.get(lane)
         while order:
@@ -127,31 +128,34 @@ class RequestQueue(Generic[Payload]):
         return None
 
     def waiting(self) -> Iterator[tuple[ServeRequest[Payload], float]]:
-        """The requests that wait, with the time since when, in order of admission; :meth:`cancel` takes one out."""
+        """Yield waiting requests with their time of admission, in order of admission; :meth:`cancel` removes one."""
         return ((entry.request, entry.admitted_s) for entry in self._entries.values())
 
     def cancel(self, request_id: str) -> ServeRequest[Payload] | None:
-        """Take a request out; None if it does not wait here."""
+        """Remove and return a request; None if it does not wait here."""
         return self._remove(request_id) if request_id in self._entries else None
 
     def expire(self, now: float) -> list[ServeRequest[Payload]]:
-        """Take out the requests whose ``deadline_s`` is ``now`` or before, the earliest first."""
+        """Remove and return the requests whose ``deadline_s`` is ``now`` or before, the earliest first."""
         self._sweep(now)
         expired, self._expired = self._expired, []
         return expired
 
     def next_deadline_s(self) -> float | None:
-        """The earliest deadline of a waiting request, or None."""
+        """Return the earliest deadline of a waiting request, or None."""
         while self._deadlines and not self._is_current(self._deadlines[0][2], self._deadlines[0][1]):
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
     def oldest_s(self) -> float | None:
-        """When the longest waiting request was pushed, or None if none waits."""
+        """Return the time at which the longest waiting request was pushed, or None if none waits."""
         return next(iter(self._entries.values())).admitted_s if self._entries else None
 
     def retry_after_s(self, now: float) -> float:
-        """How long, at the rate of the last 64 departures, until all that waits now has left; at most 60 s."""
+        """Return the estimated seconds until all waiting requests have left, at most 60.
+
+        The rate is that of the last 64 departures.
+        """
         if len(self._departures_s) < 2 or now <= self._departures_s[0]:
             return self._default_retry_after_s
         departures_per_s = len(self._departures_s) / (now - self._departures_s[0])
@@ -176,13 +180,13 @@ class RequestQueue(Generic[Payload]):
         return entry.request
 
     def _current(self, heap: list[tuple[float, int, str]]) -> list[tuple[float, int, str]]:
-        """``heap`` without its stale entries."""
+        """Return ``heap`` without its stale entries."""
         kept = [item for item in heap if self._is_current(item[2], item[1])]
         heapq.heapify(kept)
         return kept
 
     def _sweep(self, now: float) -> None:
-        """Move what has expired out of the order, so that it is neither served nor counted against the bound."""
+        """Move expired requests out of the order, so that they are neither served nor counted against the bound."""
         while self._deadlines and self._deadlines[0][0] <= now:
             _, sequence, request_id = heapq.heappop(self._deadlines)
             if self._is_current(request_id, sequence):

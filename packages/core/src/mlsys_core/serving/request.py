@@ -1,4 +1,4 @@
-"""The plain request of request-level serving: what the queue orders and the baselines batch.
+"""The plain request of request-level serving: the queue orders it and the baselines batch it.
 
 Iteration-, cell- and stage-level schedulers have richer requests of their own; the loop does not look inside any.
 """

@@ -1,4 +1,4 @@
-"""Simulation with the very loop and scheduler that serve: virtual time, and executors that only say how long they take.
+"""Simulation with the serving loop and scheduler themselves: virtual time, and executors that only model durations.
 
 Discrete events: nothing happens between the completions, arrivals and ``wake_at`` times, so the clock jumps from one
 to the next. At one and the same time a completion is settled first, then arrivals are admitted, then workers are
@@ -36,7 +36,7 @@ __all__ = ["ServedRequest", "SimulatedExecutor", "SimulatedRun", "Simulation", "
 
 @dataclass(frozen=True, slots=True)
 class ServedRequest:
-    """A request of a simulation that has left. Times are seconds of the virtual clock."""
+    """A simulated request that has left. Times are seconds of the virtual clock."""
 
     request_id: str
     arrival_s: float
@@ -45,13 +45,13 @@ class ServedRequest:
 
     @property
     def latency_s(self) -> float:
-        """From arrival to leaving."""
+        """Seconds from arrival to leaving."""
         return self.finished_s - self.arrival_s
 
 
 @dataclass(frozen=True, slots=True)
 class Simulation(Generic[Batch]):
-    """What came of a trace."""
+    """Result of a simulated trace."""
 
     requests: tuple[ServedRequest, ...]  # in order of leaving
     runs: tuple[SimulatedRun[Batch], ...]  # in order of submission
@@ -61,12 +61,12 @@ class Simulation(Generic[Batch]):
         return next(served for served in self.requests if served.request_id == request_id)
 
     def with_reason(self, reason: FinishReason) -> list[ServedRequest]:
-        """The requests that left for ``reason``."""
+        """Return the requests that left for ``reason``."""
         return [served for served in self.requests if served.finished.reason is reason]
 
 
 class _Observer(Generic[Batch, Output]):
-    """Keeps when requests came and left; passes on to another listener."""
+    """Records when requests came and left; passes on to another listener."""
 
     def __init__(self, listener: Listener[Batch, Output] | None) -> None:
         self.arrivals_s: dict[str, float] = {}
@@ -98,7 +98,7 @@ def simulate(
     """Serve ``trace`` in virtual time, to its end. Equal arguments give equal results.
 
     When the trace is over and nothing moves any more, the loop drains, so that a scheduler that waits for a full batch
-    runs what it has.
+    runs a partial one.
 
     Args:
         scheduler: the one to try; new, as it keeps its state.

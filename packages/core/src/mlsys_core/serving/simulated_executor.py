@@ -1,4 +1,4 @@
-"""An executor in virtual time: says how long its batches take, and moves the clock there when it is waited for.
+"""An executor in virtual time: computes durations of batches, and moves the clock to a batch's end on ``wait``.
 
 Below :func:`mlsys_core.serving.simulated.simulate`; also good under a :class:`~mlsys_core.serving.loop.ServingLoop` of
 one's own that runs on a ``VirtualClock``.
@@ -42,14 +42,14 @@ class SimulatedRun(Generic[Batch]):
 
 
 class SimulatedExecutor(Generic[Batch, Output]):
-    """A worker that takes the time its cost model says and computes nothing but ``output_fn``.
+    """A worker whose batches take the time of its cost model; it runs only ``output_fn``.
 
     A stage works on one batch at a time, in order: batch n enters stage k when it has left stage k-1 and batch n-1 has
-    left stage k (ORCA Fig. 8a). Stages have room for what waits before them.
+    left stage k (ORCA Fig. 8a). Stages have room for the batches that wait before them.
 
     Args:
         cost_model: seconds a batch takes; a sequence gives a pipeline, one cost model per stage.
-        output_fn: the output of a batch, asked for at its end; what it raises becomes the output.
+        output_fn: the output of a batch, asked for at its end; an exception becomes the output.
         max_in_flight: batches taken before the first has completed; None: the number of stages.
 
     Raises:
@@ -86,7 +86,7 @@ class SimulatedExecutor(Generic[Batch, Output]):
 
     @staticmethod
     def as_workers(executors: Sequence[SimulatedExecutor[Any, Any]], clock: Clock) -> Workers[Any, Any]:
-        """``executors`` on one virtual clock.
+        """Return ``executors`` on one virtual clock.
 
         Raises:
             InvalidInputError: ``clock`` is not virtual.
@@ -100,7 +100,7 @@ class SimulatedExecutor(Generic[Batch, Output]):
 
     @property
     def next_end_s(self) -> float:
-        """When the oldest batch in flight ends; infinity if there is none."""
+        """End of the oldest batch in flight, in seconds; infinity if there is none."""
         return self._in_flight[0].ended_s if self._in_flight else math.inf
 
     def submit(self, batch: Batch) -> None:
@@ -128,7 +128,7 @@ class SimulatedExecutor(Generic[Batch, Output]):
         return None if done is None else (done.batch, done.output)
 
     def take(self) -> tuple[Batch, Output | BaseException]:
-        """The oldest batch in flight with its output; its end must have come."""
+        """Return the oldest batch in flight with its output; its end must have come."""
         batch = self._in_flight.popleft().batch
         try:
             return batch, self._output_fn(batch)
@@ -136,10 +136,10 @@ class SimulatedExecutor(Generic[Batch, Output]):
             return batch, error
 
     def interrupt(self) -> None:
-        """Nothing to do: simulations have one thread, and the loop looks at its inbox before it waits."""
+        """Do nothing: simulations have one thread, and the loop looks at its inbox before it waits."""
 
     def close(self) -> None:
-        """Nothing to release; ``runs`` stay."""
+        """Do nothing: there is nothing to release, and ``runs`` stay."""
 
 
 class _SimulatedWorkers(Generic[Batch, Output]):

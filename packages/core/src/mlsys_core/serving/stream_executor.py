@@ -1,4 +1,4 @@
-"""An executor over a stream of a device: batches are issued without waiting, and come back when the device is done.
+"""An executor over a device stream: batches are issued without waiting, and return when the device is done.
 
 The same for every kind of device that :func:`mlsys_core.device.get_device` knows. Nothing is called back: a signal
 stands behind each batch on the stream, and ``wait`` asks for it.
@@ -21,10 +21,10 @@ _POLL_S = 20e-6
 
 
 class Signal(Protocol):
-    """Counts how much of what was issued to a stream is done."""
+    """Counts the completed part of a stream's issued work."""
 
     def record(self, stream: Stream) -> None:
-        """Issue a signal behind all that was issued to ``stream`` so far."""
+        """Issue a signal behind all work issued to ``stream`` so far."""
         ...
 
     def num_done(self) -> int:
@@ -62,13 +62,14 @@ class StreamExecutor(Generic[Batch, Output]):
     """Issues batches to a stream of its own and takes them back in order.
 
     Args:
-        issue: takes a batch and returns its output, which is valid when the device is done; called on the stream. What
-            it raises becomes the output.
+        issue: takes a batch and returns its output, which is valid when the device is done; called on the stream. An
+            exception becomes the output.
         device: makes the stream.
         clock: the loop's.
         max_in_flight: batches issued before the first has come back.
-        signal: tells what is done; None: events of the device.
-        finish: takes an output and the time at which it was valid, and returns it with that noted; None: as it is.
+        signal: counts completed batches; None: events of the device.
+        finish: takes an output and the time at which it became valid, and returns it with that time recorded; None: no
+            change.
 
     Raises:
         InvalidInputError: ``max_in_flight`` is below 1.
@@ -104,7 +105,7 @@ class StreamExecutor(Generic[Batch, Output]):
         self._interrupted = threading.Event()
 
     def submit(self, batch: Batch) -> None:
-        """Issue ``batch``; what that raises becomes its output, in its turn."""
+        """Issue ``batch``; an exception becomes its output, in its turn."""
         made: list[Output | BaseException] = []
         self._stream.submit(self._run, batch, made)
         self._in_progress.append((batch, made))
@@ -131,7 +132,7 @@ class StreamExecutor(Generic[Batch, Output]):
         self._interrupted.set()
 
     def close(self) -> None:
-        """Forget what is in progress, and close the stream."""
+        """Drop batches in progress, and close the stream."""
         self._in_progress.clear()
         self._stream.close()
 

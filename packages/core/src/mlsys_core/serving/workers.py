@@ -1,6 +1,6 @@
-"""All executors of a loop behind one ``wait``: what the loop sees of its workers.
+"""All executors of a loop behind one ``wait``: the loop's view of its workers.
 
-One executor is waited for directly, without a hand-over between threads. Of several, each gets a thread that does
+One executor is waited for directly, without a hand-over between threads. Each of several gets a thread that does
 nothing but wait for it. An executor class that knows a better way to wait for several of its kind (virtual time, one
 selector over many sockets, :class:`QueuedWorkers`) offers a static method ``as_workers(executors, clock) -> Workers``.
 """
@@ -22,7 +22,7 @@ _Item = TypeVar("_Item")
 
 
 class Completion(NamedTuple, Generic[Batch, Output]):
-    """A batch came back from ``worker``."""
+    """A batch that came back from ``worker``."""
 
     worker: WorkerId
     batch: Batch
@@ -30,7 +30,7 @@ class Completion(NamedTuple, Generic[Batch, Output]):
 
 
 class Lost(NamedTuple):
-    """The executor of ``worker`` can run nothing any more."""
+    """The loss of ``worker``'s executor, which can run nothing any more."""
 
     worker: WorkerId
     error: Exception
@@ -41,11 +41,11 @@ class Workers(Protocol[Batch, Output]):
 
     @property
     def executors(self) -> Sequence[Executor[Batch, Output]]:
-        """The executors by worker."""
+        """Executors by worker."""
         ...
 
     def wait(self, until_s: float | None) -> Completion[Batch, Output] | Lost | None:
-        """The next completion of any worker; None when interrupted, or at ``until_s`` (None: no bound)."""
+        """Return the next completion of any worker; None when interrupted, or at ``until_s`` (None: no bound)."""
         ...
 
     def interrupt(self) -> None:
@@ -53,25 +53,25 @@ class Workers(Protocol[Batch, Output]):
         ...
 
     def close(self) -> None:
-        """Close all executors; idempotent. What they raise is logged."""
+        """Close all executors; idempotent. Their exceptions are logged."""
         ...
 
 
 @runtime_checkable
 class Grouping(Protocol):
-    """An executor class with a way of its own to wait for several."""
+    """An executor class with its own way to wait for several executors."""
 
     @staticmethod
     def as_workers(executors: Sequence[Any], clock: Clock) -> Workers[Any, Any]:
-        """``executors``, all of this class, behind one wait."""
+        """Return ``executors``, all of this class, behind one wait."""
         ...
 
 
 def workers_of(executors: Sequence[Executor[Batch, Output]], clock: Clock) -> Workers[Batch, Output]:
-    """The fitting :class:`Workers` for ``executors``.
+    """Return the fitting :class:`Workers` for ``executors``.
 
     Raises:
-        InvalidInputError: there is none, the same one stands twice, or one takes no batch.
+        InvalidInputError: there is none, one occurs twice, or one takes no batch.
     """
     if not executors:
         raise InvalidInputError("a serving loop needs at least one executor")
@@ -113,10 +113,10 @@ class _OneWorker(Generic[Batch, Output]):
 
 
 class QueuedWorkers:
-    """Several executors with threads of their own, which all put what they complete into one queue.
+    """Several executors with threads of their own, which all put their completions into one queue.
 
     Args:
-        executors: that have run nothing yet; worker ``i`` is ``executors[i]``. Each gets its number as ``worker`` and
+        executors: unused so far; worker ``i`` is ``executors[i]``. Each gets its number as ``worker`` and
             the queue as ``completed``, and puts a :class:`Completion` there for each batch.
         clock: the loop's.
     """
@@ -142,7 +142,7 @@ class QueuedWorkers:
 
 
 class _PumpedWorkers(Generic[Batch, Output]):
-    """Several executors, each with a thread that waits for it and passes on what comes."""
+    """Several executors, each with a thread that waits for it and passes on its completions."""
 
     def __init__(self, executors: Sequence[Executor[Batch, Output]], clock: Clock) -> None:
         self.executors = tuple(executors)
@@ -198,7 +198,7 @@ def _close(executors: Sequence[Executor[Any, Any]]) -> None:
 
 
 def _next(queue: SimpleQueue[_Item], until_s: float | None, clock: Clock) -> _Item | None:
-    """What is put into the queue next; None: an interrupt, or the time has come."""
+    """Return the next item of the queue; None: an interrupt, or the time has come."""
     try:
         return queue.get(timeout=_timeout_s(until_s, clock))
     except Empty:

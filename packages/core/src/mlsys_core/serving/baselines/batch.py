@@ -11,7 +11,7 @@ from mlsys_core.serving.request import PayloadOut, ServeRequest
 
 @dataclass(frozen=True, slots=True)
 class RequestBatch(Generic[PayloadOut]):
-    """What an executor runs at once. Its output is a sequence with one result per request, in their order.
+    """Requests that an executor runs at once. Its output is a sequence with one result per request, in their order.
 
     A result that is an exception fails its request alone.
 
@@ -43,5 +43,5 @@ class RequestBatch(Generic[PayloadOut]):
 
     @property
     def padding_waste(self) -> float:
-        """The part of ``num_padded_units`` that is padding, in [0, 1)."""
+        """Share of ``num_padded_units`` that is padding, in [0, 1)."""
         return 1.0 - self.num_units / self.num_padded_units

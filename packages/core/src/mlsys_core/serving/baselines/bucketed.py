@@ -1,4 +1,4 @@
-"""Bucketed padding: batch only what is about equally long (BatchMaker section 7.1's baseline: MXNet, TensorFlow)."""
+"""Bucketed padding: batch only requests of similar length (BatchMaker section 7.1's baseline: MXNet, TensorFlow)."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class Bucketed(Generic[Payload, Result]):
 
     @property
     def num_unfinished(self) -> int:
-        """Requests admitted that have not left."""
+        """Number of requests admitted that have not left."""
         return self._pool.num_unfinished
 
     def bucket_of(self, request: ServeRequest[Payload]) -> int:
-        """The number of the bucket for ``request``, from 0."""
+        """Return the number of the bucket for ``request``, from 0."""
         return (request.length - 1) // self._width
 
     def add(self, request: ServeRequest[Payload], now: float) -> None:
@@ -78,7 +78,7 @@ class Bucketed(Generic[Payload, Result]):
         self._pool.add(request, now)
 
     def next_batch(self, worker: WorkerId, now: float) -> RequestBatch[Payload] | None:
-        """What waits in the next non-empty bucket after the one served last."""
+        """Return a batch of the next non-empty bucket after the one served last."""
         buckets = self._pool.waiting.lanes
         if not buckets:
             return None
@@ -87,5 +87,5 @@ class Bucketed(Generic[Payload, Result]):
         return self._pool.dispatch(worker, now, lane=bucket, padded_length=(bucket + 1) * self._width)
 
     def wake_at(self, now: float) -> float | None:
-        """The next deadline: only for it does time matter."""
+        """Return the next deadline: only for it does time matter."""
         return self._pool.next_deadline_s()

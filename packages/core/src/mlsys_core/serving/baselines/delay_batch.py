@@ -1,4 +1,4 @@
-"""DelayBatch: wait a little for company (DVABatch's baseline with a tuned T_window; Triton's dynamic batcher)."""
+"""DelayBatch: wait a while for more requests (DVABatch's baseline with a tuned T_window; Triton's dynamic batcher)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class DelayBatch(Generic[Payload, Result]):
     """Dispatches when ``max_batch_size`` requests wait, or when one has waited for ``delay_s``.
 
     The window is that of the longest waiting request, as in Triton: it runs while workers are busy too, so a worker
-    that gets free after its end takes what waits at once. Once draining there is nobody to wait for.
+    that gets free after its end takes the waiting requests at once. Once draining there is nobody to wait for.
 
     Args:
         max_batch_size: most requests in a batch.
@@ -44,23 +44,23 @@ class DelayBatch(Generic[Payload, Result]):
 
     @property
     def num_unfinished(self) -> int:
-        """Requests admitted that have not left."""
+        """Number of requests admitted that have not left."""
         return self._pool.num_unfinished
 
     def next_batch(self, worker: WorkerId, now: float) -> RequestBatch[Payload] | None:
-        """What waits, if it is enough or has waited long enough."""
+        """Return a batch of the waiting requests, if they are enough or have waited long enough."""
         window_end_s = self._window_end_s()
         if len(self._pool.waiting) >= self._pool.max_batch_size or (window_end_s is not None and window_end_s <= now):
             return self._pool.dispatch(worker, now)
         return None
 
     def wake_at(self, now: float) -> float | None:
-        """The end of the window or the next deadline, whichever is first."""
+        """Return the end of the window or the next deadline, whichever is first."""
         times_s = (self._window_end_s(), self._pool.next_deadline_s())
         return min((time_s for time_s in times_s if time_s is not None and time_s > now), default=None)
 
     def drain(self, now: float) -> None:
-        """Wait no longer."""
+        """Wait for no further requests."""
         self._delay_s = 0.0
 
     def _window_end_s(self) -> float | None:

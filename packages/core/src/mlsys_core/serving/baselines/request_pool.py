@@ -1,7 +1,7 @@
-"""What the request-level baselines share: who waits, who is in flight, and how each request leaves.
+"""State common to the request-level baselines: waiting requests, requests in flight, and their departures.
 
-A baseline holds one :class:`RequestPool`, offers the pool's methods as its own, and adds the one decision that makes
-it what it is: when to dispatch how many.
+A baseline holds one :class:`RequestPool`, offers the pool's methods as its own, and adds the one decision of its own:
+when to dispatch how many requests.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RequestPool(Generic[Payload, Result]):
 
     @property
     def num_unfinished(self) -> int:
-        """Requests admitted that have not left."""
+        """Number of requests admitted that have not left."""
         return len(self.waiting) + len(self._in_flight)
 
     def add(self, request: ServeRequest[Payload], now: float) -> None:
@@ -74,16 +74,16 @@ class RequestPool(Generic[Payload, Result]):
         return ()
 
     def expire(self, now: float) -> Sequence[Finished[Result]]:
-        """The waiting requests whose deadline has come."""
+        """Return the waiting requests whose deadline has come."""
         return [Finished(request.request_id, FinishReason.EXPIRED) for request in self.waiting.expire(now)]
 
     def dispatch(
         self, worker: WorkerId, now: float, *, lane: int = 0, padded_length: int | None = None
     ) -> RequestBatch[Payload] | None:
-        """The next requests of ``lane``, as many as fit, as a batch in flight; None if none waits.
+        """Return the next requests of ``lane`` as a batch in flight, as many as fit; None if none waits.
 
         Args:
-            worker: for whom.
+            worker: the worker that runs it.
             now: seconds of the loop's clock.
             lane: of the queue.
             padded_length: None pads to the longest of them.
@@ -104,7 +104,7 @@ class RequestPool(Generic[Payload, Result]):
     def complete(
         self, batch: RequestBatch[Payload], output: Sequence[Result | BaseException], now: float
     ) -> Sequence[Finished[Result]]:
-        """Each request of ``batch`` leaves with its own result; an output that is not one for each fails the batch."""
+        """Let each request of ``batch`` leave with its result; an output of another length fails the batch."""
         try:
             results = list(output)
         except Exception as error:  # noqa: BLE001 - the executor's fault, so its batch's and nobody else's
@@ -115,11 +115,11 @@ class RequestPool(Generic[Payload, Result]):
         return [self._leave(request, result, now) for request, result in zip(batch.requests, results, strict=True)]
 
     def fail(self, batch: RequestBatch[Payload], error: BaseException, now: float) -> Sequence[Finished[Result]]:
-        """Each request of ``batch`` leaves with ``error``."""
+        """Let each request of ``batch`` leave with ``error``."""
         return [self._leave(request, error, now) for request in batch.requests]
 
     def next_deadline_s(self) -> float | None:
-        """The earliest deadline among those who wait: when ``expire`` has something to say."""
+        """Return the earliest deadline of a waiting request: the next time at which ``expire`` returns any."""
         return self.waiting.next_deadline_s()
 
     def _leave(self, request: ServeRequest[Any], result: Result | BaseException, now: float) -> Finished[Result]:

@@ -1,4 +1,4 @@
-"""StaticBatch: one batch size and no other, as a model compiled for it wants."""
+"""StaticBatch: one batch size and no other, for models compiled for it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mlsys_core.serving.request import Payload
 
 
 class StaticBatch(Generic[Payload, Result]):
-    """Dispatches exactly ``batch_size`` requests, however long that takes to come together.
+    """Dispatches exactly ``batch_size`` requests, after any wait.
 
-    Only once draining are fewer dispatched: no more will come. For a bound on the wait take
+    Fewer are dispatched only once draining, as no more will come. For a bound on the wait take
     :class:`~mlsys_core.serving.baselines.delay_batch.DelayBatch`.
 
     Args:
@@ -47,17 +47,17 @@ class StaticBatch(Generic[Payload, Result]):
 
     @property
     def num_unfinished(self) -> int:
-        """Requests admitted that have not left."""
+        """Number of requests admitted that have not left."""
         return self._pool.num_unfinished
 
     def next_batch(self, worker: WorkerId, now: float) -> RequestBatch[Payload] | None:
-        """A full batch, if there is one."""
+        """Return a full batch, if there is one."""
         return self._pool.dispatch(worker, now) if len(self._pool.waiting) >= self._min_batch_size else None
 
     def wake_at(self, now: float) -> float | None:
-        """The next deadline: only for it does time matter."""
+        """Return the next deadline: only for it does time matter."""
         return self._pool.next_deadline_s()
 
     def drain(self, now: float) -> None:
-        """Dispatch what waits though it does not fill a batch."""
+        """Dispatch the waiting requests even if they do not fill a batch."""
         self._min_batch_size = 1

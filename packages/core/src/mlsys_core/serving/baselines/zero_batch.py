@@ -1,4 +1,4 @@
-"""ZeroBatch: never wait for company (DVABatch, section 8's baseline with T_window = 0; Triton's default)."""
+"""ZeroBatch: never wait for more requests (DVABatch, section 8's baseline with T_window = 0; Triton's default)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlsys_core.serving.request import Payload
 
 
 class ZeroBatch(Generic[Payload, Result]):
-    """Dispatches whatever waits as soon as a worker has room, up to ``max_batch_size``; work-conserving.
+    """Dispatches the waiting requests as soon as a worker has room, up to ``max_batch_size``; work-conserving.
 
     Args:
         max_batch_size: most requests in a batch.
@@ -36,13 +36,13 @@ class ZeroBatch(Generic[Payload, Result]):
 
     @property
     def num_unfinished(self) -> int:
-        """Requests admitted that have not left."""
+        """Number of requests admitted that have not left."""
         return self._pool.num_unfinished
 
     def next_batch(self, worker: WorkerId, now: float) -> RequestBatch[Payload] | None:
-        """All that waits, or as many as fit."""
+        """Return a batch of all waiting requests, or as many as fit."""
         return self._pool.dispatch(worker, now)
 
     def wake_at(self, now: float) -> float | None:
-        """The next deadline: only for it does time matter."""
+        """Return the next deadline: only for it does time matter."""
         return self._pool.next_deadline_s()

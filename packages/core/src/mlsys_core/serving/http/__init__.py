@@ -1,4 +1,4 @@
-"""The HTTP serving base: one FastAPI factory, and what a model server needs around it (``docs/http.md``).
+"""The HTTP serving base: one FastAPI factory, and the services that a model server needs around it (``docs/http.md``).
 
 Orca's OpenAI front and the Open Inference Protocol front bring routers; this package brings request ids, API keys,
 limits, deadlines, one error shape, health, metrics, logs and a server that drains. Names are imported when they are

@@ -1,4 +1,4 @@
-"""Writes errors in the app's format; the exception handlers and every middleware answer through it."""
+"""Write errors in the app's format; the exception handlers and every middleware answer through this."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _WS_TRY_AGAIN_LATER, _WS_POLICY_VIOLATION = 1013, 1008
 
 
 class ErrorAnswers:
-    """One app's way to answer errors.
+    """Writer of one app's error answers.
 
     Args:
-        error_format: what a body looks like.
+        error_format: format of a body.
         validation_status: 400 or 422, for requests that do not fit their schema.
     """
 
@@ -27,12 +27,12 @@ class ErrorAnswers:
         self._validation_status = validation_status
 
     def info(self, error: BaseException, scope: Scope) -> ErrorInfo:
-        """What the client of ``scope`` is told about ``error``."""
+        """Return the part of ``error`` that the client of ``scope`` is told."""
         info = describe(error, validation_status=self._validation_status)
         return replace(info, request_id=request_id_of(scope), path=scope.get("path", ""))
 
     def response(self, info: ErrorInfo) -> Response:
-        """The response that carries ``info``."""
+        """Return the response that carries ``info``."""
         headers = dict(info.headers)
         if info.status < 400:  # an HTTPException used as a redirect or as 304: it has no body
             return Response(status_code=info.status, headers=headers)
@@ -40,7 +40,7 @@ class ErrorAnswers:
         return Response(body, status_code=info.status, headers=headers, media_type="application/json")
 
     def stream_event(self, info: ErrorInfo, content_type: str) -> bytes | None:
-        """The last event of a stream of ``content_type`` that broke; None if such a stream can only be cut."""
+        """Return the last event of a broken stream of ``content_type``; None if such a stream can only be cut."""
         return self.error_format.event(self.error_format.body(info), content_type)
 
     async def refuse(self, error: BaseException, scope: Scope, receive: Receive, send: Send) -> None:

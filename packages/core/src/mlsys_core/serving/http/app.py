@@ -1,4 +1,4 @@
-"""The factory of HTTP fronts: routers in, a served-ready FastAPI app out. Everything else here hangs off it."""
+"""The factory of HTTP fronts: it takes routers and returns a FastAPI app that is ready to be served."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any] | N
 
 @dataclass(frozen=True, slots=True)
 class HttpRuntime:
-    """What an app was made with and what runs beside its routes; :func:`runtime_of` returns it."""
+    """Settings of an app and the services beside its routes; :func:`runtime_of` returns it."""
 
     config: HttpConfig
     readiness: Readiness
@@ -70,13 +70,13 @@ def create_app(
     logger: structlog.typing.FilteringBoundLogger | None = None,
     new_request_id: Callable[[], str] | None = None,
 ) -> FastAPI:
-    """An app with ``routers`` and all that a model server needs around them (``docs/http.md``).
+    """Return an app with ``routers`` and all services that a model server needs around them (``docs/http.md``).
 
     Args:
         config: limits, keys, names.
         routers: the front's routes; make them with :class:`.routing.Router`.
         lifespan: an asynchronous context manager function, entered before the first request (start the engine) and
-            left after the last; what it yields is in ``request.state``. The app is ready once it is entered.
+            left after the last; the yielded values are in ``request.state``. The app is ready once it is entered.
         on_drain: called when a drain begins, before running requests are waited for.
         error_format: the shape of errors; default OpenAI's.
         readiness: to add checks to; default a new one.
@@ -138,7 +138,7 @@ def create_app(
 
 
 def runtime_of(app: FastAPI) -> HttpRuntime:
-    """The runtime of an app that :func:`create_app` made.
+    """Return the runtime of an app that :func:`create_app` made.
 
     Raises:
         InvalidInputError: it made another app.
@@ -150,7 +150,7 @@ def runtime_of(app: FastAPI) -> HttpRuntime:
 
 
 def _middleware(runtime: HttpRuntime, new_request_id: Callable[[], str]) -> list[Middleware]:
-    """From the outside in."""
+    """Return the middlewares from the outside in."""
     config, answers, logger, clock = runtime.config, runtime.answers, runtime.logger, runtime.clock
     stack = [
         Middleware(RequestContextMiddleware, clock=clock, new_request_id=new_request_id),
@@ -181,7 +181,7 @@ def _middleware(runtime: HttpRuntime, new_request_id: Callable[[], str]) -> list
 
 
 def _random_ids() -> Callable[[], str]:
-    """Ids that nobody has to be unable to guess: without asking the system for each."""
+    """Return a source of request ids; they need not be secret, so none costs a system call."""
     source = random.Random()
     return lambda: f"{source.getrandbits(128):032x}"
 

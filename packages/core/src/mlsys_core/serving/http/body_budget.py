@@ -1,4 +1,4 @@
-"""The bytes that the bodies of all requests in work hold together: memory is bounded however many come at a time."""
+"""Budget of bytes for the bodies of all running requests together: it bounds memory for any number of requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BodyBudget:
     Belongs to the event loop's thread.
 
     Args:
-        max_nbytes: of all large bodies in work; a larger one is admitted alone.
+        max_nbytes: sum of all large bodies in work; a larger one is admitted alone.
         on_idle: called when no large body is left, and those that were had a megabyte or more together.
 
     Example:

@@ -85,7 +85,7 @@ class HttpConfig:
 
 
 def check_origin(origin: str) -> None:
-    """Refuse what no browser sends as its ``Origin``.
+    """Refuse a value that no browser sends as its ``Origin``.
 
     Raises:
         InvalidInputError: it is neither ``*`` nor ``scheme://host[:port]`` in lower case.

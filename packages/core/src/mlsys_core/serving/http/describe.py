@@ -1,4 +1,4 @@
-"""Any exception of a request to the :class:`ErrorInfo` its client gets. Pure: it neither logs nor answers."""
+"""Convert a request's exception into the :class:`ErrorInfo` for its client. Pure: it neither logs nor answers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _KINDS: dict[int, tuple[str, str]] = {
 
 
 def describe(error: BaseException, *, validation_status: int = 422) -> ErrorInfo:
-    """What the client is told about ``error``.
+    """Return the part of ``error`` that the client is told.
 
     ``MlsysError`` classes choose by attributes: ``http_status`` (an int from 400 to 599), and if they like
     ``error_code``, ``param``, ``http_headers`` (a mapping) and ``retry_after_s``. Without ``http_status``,
@@ -59,7 +59,7 @@ def describe(error: BaseException, *, validation_status: int = 422) -> ErrorInfo
 
 
 def unwrap(error: BaseException) -> BaseException:
-    """The error that matters inside those that frameworks wrap around it."""
+    """Return the relevant error inside those that frameworks wrap around it."""
     while True:
         cause = error.__cause__
         if isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
@@ -147,7 +147,7 @@ def _problem(error: Mapping[str, Any]) -> str:
 
 
 def _own(error: Mapping[str, Any]) -> Any:
-    """The exception that a validator raised; None: the schema itself found the problem."""
+    """Return the exception that a validator raised; None: the schema itself found the problem."""
     return (error.get("ctx") or {}).get("error") if error.get("type") == "value_error" else None
 
 
@@ -163,7 +163,7 @@ def _reason(error: Mapping[str, Any]) -> str:
 
 
 def _place(loc: tuple[Any, ...]) -> str:
-    """``('body', 'a', 0)`` to ``a.0``; ``('query', 'a')`` to ``query a``."""
+    """Return a field's place as text: ``('body', 'a', 0)`` as ``a.0``; ``('query', 'a')`` as ``query a``."""
     source, field = str(loc[0]) if loc else "request", _dotted(loc[1:])
     return (field or source) if source == "body" else f"{source} {field}".strip()
 

@@ -1,7 +1,7 @@
-"""The one error shape of an HTTP front, and the errors this package raises itself.
+"""The error format of an HTTP front, and the errors that this package raises itself.
 
 An exception becomes an :class:`ErrorInfo` (:mod:`.describe`), and an :class:`ErrorFormat` turns that into bytes: the
-default is what OpenAI's API answers, so its clients understand every front built here.
+default is the format of OpenAI's API, so its clients understand every front built here.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class HttpError(ServingError):
 
 
 class ClientDisconnectedError(HttpError):
-    """The client went away before its response was complete; nobody reads what is sent now."""
+    """The client went away before its response was complete; nobody reads further output."""
 
     def __init__(self) -> None:
         super().__init__("the client closed the connection", http_status=499, error_code="client_disconnected")
@@ -68,7 +68,7 @@ class ErrorInfo:
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong."""
+    """Details of one error."""
 
     type: str = Field(description="Class of error, e.g. `invalid_request_error`, `server_error`")
     code: str = Field(description="The error itself, e.g. `body_too_large`")
@@ -84,7 +84,7 @@ class ErrorResponse(BaseModel):
 
 
 def openai_body(info: ErrorInfo) -> dict[str, object]:
-    """The default body: ``{"error": {"type", "code", "message", "param", "request_id"}}``."""
+    """Return the default body: ``{"error": {"type", "code", "message", "param", "request_id"}}``."""
     return {
         "error": {
             "type": info.type,
@@ -97,7 +97,10 @@ def openai_body(info: ErrorInfo) -> dict[str, object]:
 
 
 def stream_event(body: Mapping[str, object], content_type: str) -> bytes | None:
-    """The last event of a broken stream: an SSE ``data:`` line or an ND-JSON line; None: its type has no such event."""
+    """Return the last event of a broken stream; None: its type has no such event.
+
+    An SSE ``data:`` line or an ND-JSON line.
+    """
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type == "text/event-stream":
         return b"data: " + to_json(body) + b"\n\n"
@@ -108,7 +111,7 @@ def stream_event(body: Mapping[str, object], content_type: str) -> bytes | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorFormat:
-    """How a front writes its errors.
+    """The format of a front's errors.
 
     Example:
         >>> triton = ErrorFormat(body=lambda info: {"error": info.message})
@@ -122,5 +125,5 @@ class ErrorFormat:
 
 
 def to_json(body: Mapping[str, object]) -> bytes:
-    """``body`` as ASCII JSON; never fails on the text of a message, lone surrogates included."""
+    """Return ``body`` as ASCII JSON; never fail on the text of a message, lone surrogates included."""
     return json.dumps(body, separators=(",", ":")).encode("ascii")

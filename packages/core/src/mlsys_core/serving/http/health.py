@@ -1,4 +1,4 @@
-"""``/health/live``, ``/health/ready`` and ``/metrics``: what an orchestrator and a Prometheus server ask."""
+"""``/health/live``, ``/health/ready`` and ``/metrics``, for orchestrators and Prometheus servers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlsys_core.serving.http.lifecycle import Readiness
 
 
 def health_router(readiness: Readiness, registry: CollectorRegistry) -> APIRouter:
-    """Routes that report ``readiness`` and expose ``registry``."""
+    """Return routes that report ``readiness`` and expose ``registry``."""
     router = APIRouter(tags=["health"])
 
     @router.get("/health/live", summary="200 as long as the process runs")

@@ -1,8 +1,7 @@
-"""Strict JSON: what is no JSON, and what a writer or a model would choke on later, is refused at once.
+"""Strict JSON: refuse invalid text at once, and values on which a writer or a model would fail later.
 
 Bodies are parsed by jiter, pydantic's own parser. It is strict about the standard, finds keys that come twice, and is
-several times quicker than Python's: a parser keeps the interpreter's lock to its end, so its speed is what everybody
-else waits.
+several times quicker than Python's. Speed matters to all clients: a parser keeps the interpreter's lock to its end.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def parse_json(body: bytes, *, check_floats: bool = True) -> Any:
 
 
 def _check(value: Any, *, check_floats: bool) -> None:
-    """Refuse infinite numbers if asked for, and what is nested too deep."""
+    """Refuse infinite numbers if asked to, and nesting that is too deep."""
     level: list[Any] = [value] if isinstance(value, dict | list) else []
     if not level and check_floats and value in (math.inf, -math.inf):
         raise _malformed("a number is too large for a double")
@@ -76,7 +75,7 @@ def _pieces(values: Collection[Any]) -> Iterator[Collection[Any]]:
 
 
 def _refusal(body: bytes, reason: str) -> HttpError:
-    """Return what the client is told of the parser's ``reason``."""
+    """Return the client's message for the parser's ``reason``."""
     try:
         body.decode("utf-8")
     except UnicodeDecodeError as error:

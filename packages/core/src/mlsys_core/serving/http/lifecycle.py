@@ -1,4 +1,4 @@
-"""The life of a server: what makes it ready, which requests run, how they are drained and cut.
+"""Life of a server: its readiness, its running requests, and their drain and cut.
 
 One :class:`Lifecycle` belongs to one app. The gate asks it whether to let a request in, the supervisor enters each
 running request, ``serve`` drains it. All but :attr:`Readiness.state` belongs to the event loop's thread.
@@ -22,7 +22,7 @@ DrainHook = Callable[[], "Awaitable[None] | None"]
 
 
 class ReadinessState(Enum):
-    """Where a server stands between its start and its end."""
+    """Phase of a server between its start and its end."""
 
     STARTING = "starting"
     READY = "ready"
@@ -43,7 +43,7 @@ class ReadinessReport:
 
 
 class Readiness:
-    """Whether the server takes requests: its state, and named checks of what it needs.
+    """Readiness of the server for requests: its state, and named checks of its dependencies.
 
     The app sets READY when its lifespan has started, and ``serve`` DRAINING on SIGTERM; a model that loads in the
     background adds a check.
@@ -66,20 +66,20 @@ class Readiness:
 
     @property
     def state(self) -> ReadinessState:
-        """The state now."""
+        """Current state."""
         return self._state
 
     def set_ready(self) -> None:
-        """STARTING becomes READY; any other state stays."""
+        """Change STARTING to READY; keep any other state."""
         if self._state is ReadinessState.STARTING:
             self._state = ReadinessState.READY
 
     def set_draining(self) -> None:
-        """No way back from here."""
+        """Change the state to DRAINING, for good."""
         self._state = ReadinessState.DRAINING
 
     def add_check(self, name: str, check: Check) -> None:
-        """Ask ``check`` on every report: None means fine, a string says why not; it must be quick and not block.
+        """Add ``check`` to every report: None means fine, a string is the reason; it must be quick and not block.
 
         Raises:
             InvalidInputError: ``name`` is taken.
@@ -95,7 +95,7 @@ class Readiness:
         self._checks.pop(name, None)
 
     async def report(self) -> ReadinessReport:
-        """Run all checks, at the same time; a check that raises has failed, its error's text is not shown."""
+        """Run all checks, at the same time; one that raises has failed, without showing its error's text."""
         names = list(self._checks)
         answers = await asyncio.gather(*(self._ask(self._checks[name]) for name in names))
         return ReadinessReport(self._state, dict(zip(names, answers, strict=True)))
@@ -116,7 +116,7 @@ class Stoppable(Protocol):
     """A running request, seen by the lifecycle."""
 
     def stop(self, error: MlsysError) -> None:
-        """End it soon; its client is told ``error``."""
+        """End the request soon; its client is told ``error``."""
         ...
 
 
@@ -126,7 +126,7 @@ class Lifecycle:
     Args:
         readiness: told when the drain begins.
         on_drain: called once, in this order, when the drain begins (an engine stops taking work from elsewhere).
-        on_hook_error: told what such a hook raised; the drain goes on.
+        on_hook_error: given the exception of such a hook; the drain goes on.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Lifecycle:
 
     @property
     def num_running(self) -> int:
-        """Requests whose handler or stream has not ended."""
+        """Number of requests whose handler or stream has not ended."""
         return len(self._running)
 
     @property
@@ -165,7 +165,7 @@ class Lifecycle:
                 self._idle.set()
 
     async def drain(self, timeout_s: float, *, cut_grace_s: float = 1.0) -> bool:
-        """Refuse new requests, wait for the running ones, cut what is left after ``timeout_s``.
+        """Refuse new requests, wait for the running ones, cut those left after ``timeout_s``.
 
         Args:
             timeout_s: how long running requests may go on.
@@ -205,6 +205,6 @@ class Lifecycle:
 
 
 def shutting_down(message: str, *, retry_after_s: int = 1) -> HttpError:
-    """The answer of a server that drains: 503, try another one."""
+    """Return the error of a server that drains: 503, try another one."""
     headers = {"Retry-After": str(retry_after_s), "Connection": "close"}
     return HttpError(message, http_status=503, error_code="shutting_down", headers=headers)

@@ -12,7 +12,7 @@ MAX_HEADER_NBYTES = 64 * 1024  # of a request's line and headers, of trailers, a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """Connections that a server holds, and the seconds it waits on a slow or silent client.
+    """Bounds on a server's number of connections, and on its seconds of waiting for a slow or silent client.
 
     Raises:
         InvalidInputError: a value is out of its range; the message names it and what is allowed.
@@ -40,5 +40,5 @@ class ConnectionLimits:
 
 
 def is_duration(value: float) -> bool:
-    """Tell if ``value`` is a finite number of seconds above zero."""
+    """Return whether ``value`` is a finite number of seconds above zero."""
     return isinstance(value, int | float) and math.isfinite(value) and value > 0

@@ -24,7 +24,7 @@ def make_logger(
     Args:
         log_format: JSON, or text for people.
         level: ``debug``, ``info``, ``warning`` or ``error``; events below it are dropped.
-        stream: where to.
+        stream: destination of the lines.
 
     Example:
         >>> make_logger("json", stream=sys.stdout).info("started", port=8000)  # doctest: +ELLIPSIS
@@ -55,12 +55,12 @@ def _to_json(event: Any, *, default: Callable[[Any], Any]) -> str:
 
 @cache
 def _encoder(default: Callable[[Any], Any]) -> json.JSONEncoder:
-    """``json.dumps`` with a default makes one for each line."""
+    """Return one JSON encoder for all lines: ``json.dumps`` with a default makes one for each."""
     return json.JSONEncoder(default=default)
 
 
 class _Forward(logging.Handler):
-    """Standard-library records to a structlog logger."""
+    """Forwards standard-library records to a structlog logger."""
 
     def __init__(self, logger: structlog.typing.FilteringBoundLogger, is_wanted: Callable[[], bool]) -> None:
         super().__init__(logging.WARNING)
@@ -80,7 +80,7 @@ class _Forward(logging.Handler):
 def forwarded_uvicorn_log(
     logger: structlog.typing.FilteringBoundLogger, *, is_wanted: Callable[[], bool] = lambda: True
 ) -> Iterator[None]:
-    """While open, warnings of uvicorn come out of ``logger``, those that come when they are wanted."""
+    """Send uvicorn's warnings to ``logger`` within the context, while ``is_wanted()`` is true."""
     uvicorn, forward = logging.getLogger(_UVICORN), _Forward(logger, is_wanted)
     propagate, uvicorn.propagate = uvicorn.propagate, False
     uvicorn.addHandler(forward)

@@ -15,7 +15,7 @@ class HttpMetrics:
     """The metrics every front has.
 
     Args:
-        registry: where they are registered; ``/metrics`` shows all of it.
+        registry: their registry; ``/metrics`` shows all of it.
 
     Example:
         >>> metrics = HttpMetrics(CollectorRegistry())

@@ -1,4 +1,4 @@
-"""A port taken before there is an app: a busy one is refused before a model is loaded, and who asks meanwhile is told.
+"""A port taken before the app exists: a busy one is refused early, and early clients get an answer.
 
 From :class:`BoundPort`'s start until the server takes it over, a thread answers: liveness 200, all else
 503 ``loading``. Connections that come in the moment between wait in the system's queue.
@@ -38,8 +38,8 @@ class BoundPort:
     Args:
         host: an address of this machine.
         port: 0 takes a free one.
-        config: of the app to come: certificate and bounds hold from the start.
-        error_format: of the app to come.
+        config: settings of the later app: certificate and bounds hold from the start.
+        error_format: that of the later app.
         answers: start the thread that answers; without it connections wait.
 
     Raises:
@@ -78,7 +78,7 @@ class BoundPort:
         )
 
     def close(self) -> None:
-        """Give the port back; idempotent."""
+        """Release the port; idempotent."""
         self._stop()
         self._listener.close()
 
@@ -95,7 +95,7 @@ class BoundPort:
 
 
 def uvicorn_config(app: Any, config: HttpConfig, *, lifespan: str) -> uvicorn.Config:
-    """Return uvicorn's settings for ``app``: it logs nothing itself, and nothing comes from the environment."""
+    """Return uvicorn's settings for ``app``: it logs nothing itself, and reads nothing from the environment."""
     return uvicorn.Config(
         app,
         lifespan="on" if lifespan == "on" else "off",
@@ -112,7 +112,7 @@ def uvicorn_config(app: Any, config: HttpConfig, *, lifespan: str) -> uvicorn.Co
 
 
 class _Responder:
-    """The thread that answers while there is no app."""
+    """The thread that answers until the app exists."""
 
     def __init__(
         self, listener: socket.socket, context: ssl.SSLContext | None, config: HttpConfig, error_format: ErrorFormat
@@ -125,7 +125,7 @@ class _Responder:
         self._is_started.wait()
 
     def stop(self) -> None:
-        """Accept nothing more; the thread answers those who are connected, and ends."""
+        """Accept nothing more; the thread answers connected clients, and ends."""
         if self._loop is not None and self._stopping is not None:
             self._loop.call_soon_threadsafe(self._stopping.set)
             self._has_stopped.wait()
@@ -161,7 +161,7 @@ class _Responder:
             await asyncio.sleep(_LOOK_S)
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer one request; its body is not read."""
+        """Answer one request without reading its body."""
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1013})
             return

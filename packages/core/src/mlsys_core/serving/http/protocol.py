@@ -1,4 +1,4 @@
-"""One connection of the HTTP server: uvicorn's on httptools, with bounds on how long and how much it waits for.
+"""One connection of the HTTP server: uvicorn's on httptools, with bounds on the time and size of each part.
 
 uvicorn waits without bound for a request that has begun to arrive and for a client that does not read its response, and
 httptools keeps headers of any length. A connection here is always in one of these parts, each with a bound of its own:
@@ -7,8 +7,8 @@ httptools keeps headers of any length. A connection here is always in one of the
     body       from the last header: ``body_timeout_s``
     neither    a response runs, or the connection is idle (uvicorn's keep-alive timer)
 
-and, beside them, ``write_timeout_s`` while the client takes nothing of what is waiting for it. A part's time is not
-extended by what trickles in.
+and, beside them, ``write_timeout_s`` while the client takes no waiting output. Bytes that trickle in do not extend a
+part's time.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()  # uvicorn leaves it running after an error
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, then see which part the connection is in."""
+        """Parse the data, then determine the part of the connection."""
         if self.transport.is_closing():
             return
         num_parts = self._num_parts
@@ -94,7 +94,7 @@ class Connection(HttpToolsProtocol):
             self._begin(_Part.HEADERS)
 
     def on_headers_complete(self) -> None:
-        """Note the last header; those that came at once are measured here."""
+        """Handle the last header; check the size of headers that came at once."""
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEADER_NBYTES:
             self._is_too_large = True
             raise ValueError("too large")  # the parser stops, and uvicorn has it answered
@@ -112,13 +112,13 @@ class Connection(HttpToolsProtocol):
         self._begin(_Part.NEITHER)
 
     def handle_websocket_upgrade(self) -> None:
-        """Hand the transport over, timers are the next protocol's."""
+        """Hand the transport over; the next protocol sets its own timers."""
         self._is_upgraded = True
         self._stop_read_timer()
         super().handle_websocket_upgrade()
 
     def on_response_complete(self) -> None:
-        """See that a connection that ends now does not wait for its client."""
+        """Bound the wait for the client if the connection ends now."""
         super().on_response_complete()
         if self.transport.is_closing():
             self._abort_unless_written()
@@ -129,13 +129,13 @@ class Connection(HttpToolsProtocol):
         self._abort_unless_written()
 
     def pause_writing(self) -> None:
-        """Give the client ``write_timeout_s`` to take something."""
+        """Give the client ``write_timeout_s`` to take some output."""
         super().pause_writing()
         if self._write_timer is None:
             self._write_timer = self.loop.call_later(self._limits.write_timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """Cancel the write timer: the client reads again."""
         super().resume_writing()
         if self._write_timer is not None:
             self._write_timer.cancel()
@@ -197,7 +197,7 @@ class Connection(HttpToolsProtocol):
         self._close()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what cannot be parsed; 431 where its size was the reason."""
+        """Answer a request that cannot be parsed; 431 where its size was the reason."""
         if self._is_too_large:
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "The request's headers are too large.")
         else:
@@ -209,6 +209,6 @@ class Connection(HttpToolsProtocol):
         self._abort_unless_written()
 
     def _abort_unless_written(self) -> None:
-        """Bound the wait of a closed connection for its client to read the rest."""
+        """Bound the time that a closed connection waits for its client to read the rest."""
         if self._write_timer is None and self.transport.get_write_buffer_size() > 0:
             self._write_timer = self.loop.call_later(self._limits.write_timeout_s, self.transport.abort)

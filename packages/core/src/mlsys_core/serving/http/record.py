@@ -1,4 +1,4 @@
-"""What is known of one request while it runs: made by the outermost middleware, read by all within."""
+"""Facts about one running request: recorded by the outermost middleware, read by all within."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ class RequestRecord:
 
 
 def attach(scope: Scope, record: RequestRecord) -> None:
-    """Make ``record`` known to everything inside."""
+    """Make ``record`` available to everything inside."""
     scope[_SCOPE_KEY] = record
 
 
 def record_of(scope: Scope) -> RequestRecord:
-    """The record of the request that ``scope`` belongs to."""
+    """Return the record of the request that ``scope`` belongs to."""
     record: RequestRecord = scope[_SCOPE_KEY]
     return record
 
 
 def request_id_of(scope: Scope) -> str | None:
-    """The request's id; None outside of an app of this package, and for WebSockets."""
+    """Return the request's id; None outside of an app of this package, and for WebSockets."""
     record: RequestRecord | None = scope.get(_SCOPE_KEY)
     return None if record is None else record.request_id
 
 
 def route_template(scope: Scope, root_path: str) -> str:
-    """The template of the route that took the request, with all prefixes; ``<unmatched>`` if there was none.
+    """Return the template of the request's route, with all prefixes; ``<unmatched>`` if there was none.
 
     Args:
         scope: after the application ran: routers leave their choice in it.

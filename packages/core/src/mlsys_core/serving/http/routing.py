@@ -1,4 +1,4 @@
-"""The router fronts are written with: FastAPI's, with strict JSON bodies."""
+"""The router for fronts: FastAPI's, with strict JSON bodies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class JsonRoute(APIRoute):
     """A route whose JSON bodies are read by :func:`.json_body.parse_json`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """FastAPI's handler on a request with the strict parser."""
+        """Return FastAPI's handler on a request with the strict parser."""
         handler = super().get_route_handler()
 
         async def strict_handler(request: Request) -> Response:
@@ -37,8 +37,8 @@ class JsonRoute(APIRoute):
 class Router(APIRouter):
     """``fastapi.APIRouter`` with strict JSON bodies; same arguments.
 
-    A plain ``APIRouter`` works with ``create_app`` too, but lets in what Python's JSON parser does beyond the standard
-    (NaN, lone surrogates), which then fails in the response.
+    A plain ``APIRouter`` works with ``create_app`` too, but accepts non-standard values of Python's JSON parser (NaN,
+    lone surrogates), which then fail in the response.
 
     Example:
         >>> router = Router(prefix="/v1")

@@ -1,4 +1,4 @@
-"""Serves an app of ``create_app`` with uvicorn, in the main thread with signals or in a background thread.
+"""Serve an app of ``create_app`` with uvicorn, in the main thread with signals or in a background thread.
 
 uvicorn stops listening at the first signal. Here the server keeps answering while it drains: a load balancer sees
 ``/health/ready`` turn 503, late requests are told to try elsewhere, running ones finish. Then uvicorn's own shutdown
@@ -46,7 +46,7 @@ def serve(
     While the app starts, and before where ``bound`` is given, every request is answered 503 ``loading``.
 
     At the first signal ``/health/ready`` turns 503, new requests get 503 with ``Retry-After`` and
-    ``Connection: close``, and running ones, streams too, go on for at most ``config.drain_timeout_s``; what is left is
+    ``Connection: close``, and running ones, streams too, go on for at most ``config.drain_timeout_s``; the rest is
     cut. A second signal ends the process at once, and so does the first while the app still starts.
 
     Args:
@@ -115,7 +115,7 @@ class BackgroundServer:
 
     @property
     def address(self) -> ServerAddress:
-        """Where it listens.
+        """Address that the server listens on.
 
         Raises:
             ServingError: it has not been started.
@@ -126,7 +126,7 @@ class BackgroundServer:
 
     @property
     def url(self) -> str:
-        """The base URL, such as ``http://127.0.0.1:41234``."""
+        """Base URL, such as ``http://127.0.0.1:41234``."""
         return self.address.url
 
     def start(self) -> BackgroundServer:
@@ -194,7 +194,7 @@ def _run(server: _Server) -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, with the drain before its shutdown."""
+    """A uvicorn server that drains before its shutdown."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class _Server(uvicorn.Server):
         self._num_signals = 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the app, then listen. In place of uvicorn's, whose connections cannot be bounded."""
+        """Start the app, then listen. Replaces uvicorn's, whose connections cannot be bounded."""
         self._loop, self._main_task = asyncio.get_running_loop(), asyncio.current_task()
         await self.lifespan.startup()
         if self.lifespan.should_exit:
@@ -234,7 +234,7 @@ class _Server(uvicorn.Server):
             self._on_ready(self._bound.address)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The signal handler: drain, then leave by force. Does not call uvicorn's, which would stop listening."""
+        """Handle a signal: drain, then leave by force. uvicorn's own handler would stop listening."""
         self._num_signals += 1
         if self._num_signals == 1 and self.started:
             self.begin_drain_threadsafe()

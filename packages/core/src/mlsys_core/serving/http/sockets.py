@@ -1,4 +1,4 @@
-"""Listening sockets, and clear errors when there is none to be had."""
+"""Listening sockets, with clear errors when none can be had."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BACKLOG = 2048
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Where a server listens.
+    """Address that a server listens on.
 
     Example:
         >>> ServerAddress("::1", 8000).url
@@ -27,13 +27,13 @@ class ServerAddress:
 
     @property
     def url(self) -> str:
-        """The base URL; of a server on all interfaces, one that works on this machine."""
+        """Base URL; for a server on all interfaces, one that works on this machine."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"{self.scheme}://[{host}]:{self.port}" if ":" in host else f"{self.scheme}://{host}:{self.port}"
 
     @property
     def is_loopback(self) -> bool:
-        """Tell if only this machine can reach it."""
+        """Whether only this machine can reach the address."""
         try:
             return ip_address(self.host).is_loopback
         except ValueError:

@@ -1,4 +1,4 @@
-"""How a handler learns that its client has gone, so that it stops working for nobody."""
+"""Detection of clients that have left, so that handlers stop working for them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 
 async def cancel_on_disconnect(request: Request, awaitable: Awaitable[T]) -> T:
-    """``await awaitable``, but cancel it when the client of ``request`` goes away.
+    """Await ``awaitable``, but cancel it when the client of ``request`` goes away.
 
-    The request's body must have been read before (FastAPI does so for handlers that declare it); what is left of it is
+    The request's body must have been read before (FastAPI does so for handlers that declare it); the rest of it is
     discarded here.
 
     Returns:
@@ -62,7 +62,7 @@ class ClosingStreamingResponse(StreamingResponse):
     """
 
     async def stream_response(self, send: Send) -> None:
-        """Send all chunks; close the generator however that ends."""
+        """Send all chunks; close the generator in every case."""
         try:
             await super().stream_response(send)
         except OSError as error:  # ASGI 2.4: how a server's ``send`` says that nobody is there
@@ -89,13 +89,13 @@ class ClosingStreamingResponse(StreamingResponse):
 
 
 async def _disconnect(receive: Receive) -> None:
-    """Return when ``receive`` tells of the disconnect."""
+    """Return when ``receive`` reports the disconnect."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def _cancel(*futures: asyncio.Future[Any]) -> None:
-    """Cancel what still runs and wait for its clean-up; what it raises then has no one to go to."""
+    """Cancel unfinished tasks and wait for their clean-up; their exceptions are dropped."""
     for future in futures:
         future.cancel()
     await asyncio.gather(*futures, return_exceptions=True)

@@ -1,7 +1,7 @@
 """Threads for the work of requests: reading bodies, rendering, tokenising, writing answers.
 
-The event loop's thread serves every client, so nothing that grows with a request runs on it. Large work has a thread of
-its own, one piece at a time, so that memory is bounded and small work does not wait for megabytes.
+The event loop's thread serves every client, so work that grows with a request runs elsewhere. Large work has its own
+thread, one piece at a time, so that memory is bounded and small work does not wait for megabytes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RequestThreads:
                 pool.shutdown(wait=False)
 
     async def run(self, call: Callable[..., T], *args: Any, size: int = 0) -> T:
-        """Return what ``call(*args)`` does.
+        """Return the result of ``call(*args)``, run in a thread that fits its size.
 
         Args:
             call: blocking work.
@@ -53,7 +53,7 @@ class RequestThreads:
         return await asyncio.get_running_loop().run_in_executor(pool, partial(context.run, call, *args))
 
     def trim(self) -> None:
-        """Give freed memory back to the system, in the thread for large work."""
+        """Return freed memory to the system, in the thread for large work."""
         try:
             self._large.submit(_trim)
         except RuntimeError:  # closed meanwhile

@@ -12,7 +12,7 @@ from mlsys_core.errors import InvalidInputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsConfig:
-    """Files that a server proves itself with, in PEM.
+    """Certificate, key and client authority of a server, as PEM files.
 
     Example:
         >>> TlsConfig(certificate=Path("server.pem"), key=Path("server.key")).client_ca is None
@@ -25,7 +25,7 @@ class TlsConfig:
 
 
 def server_context(tls: TlsConfig) -> ssl.SSLContext:
-    """Return the context of a server with these files: TLS 1.2 or later.
+    """Return a server's TLS context with these files: TLS 1.2 or later.
 
     Raises:
         InvalidInputError: a file cannot be read, is not PEM or is encrypted, or the key is not the certificate's.

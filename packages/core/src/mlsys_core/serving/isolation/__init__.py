@@ -1,4 +1,4 @@
-"""Isolation: a client's answer is its own. The check at load, and batches whose poisoned requests fail alone."""
+"""Isolation of clients: the check at load that requests do not mix, and batches whose bad requests fail alone."""
 
 from mlsys_core.serving.isolation.check import batch_sizes, require_isolated
 from mlsys_core.serving.isolation.compare import rounding

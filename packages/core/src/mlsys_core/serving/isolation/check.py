@@ -1,13 +1,13 @@
-"""Check by value that a model keeps requests apart: a request's answer is its own, whoever shares its batch.
+"""Check by value that a model keeps requests apart: an answer depends on its request alone, not on its batch.
 
-Called when a model is loaded, before it serves anybody. Three things are compared, and none trusts what the model says
-of itself:
+Called when a model is loaded, before it serves anybody. Three comparisons are made, and none trusts the model's own
+description:
 
 - **Exchange.** Two batches of one size differ in some rows only. The other rows run through the same kernels at the
   same places, so their answers must be equal to the last bit: however little a model mixes, this shows it.
 - **Company.** A row of a batch against the same request alone. Kernels for other sizes sum in another order, so answers
   may differ by rounding: by :func:`rounding` of their dtype, relative to the answer's largest number.
-- **Time.** A request alone, asked again at the end: a model that remembers, or draws random numbers, is found out.
+- **Time.** A request alone, asked again at the end: this shows a model that remembers or draws random numbers.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def require_isolated(
         run: Runs requests as one batch; an exception means that it takes no such batch.
         draw: Makes requests, like :func:`~mlsys_core.serving.isolation.draw_like`. The first must be acceptable.
         largest: Largest batch that will be served; 1 checks only that answers are not random and nothing is remembered.
-        num_inner: Leading arrays of each answer that no client sees: exchanges alone must not change them.
+        num_inner: Leading arrays of each answer that no client sees: only exchanges must leave them unchanged.
         is_short: Compute some 200 requests instead of 700, for models that take long: fewer batch sizes and neighbours.
         is_exact: Exchanges must not change a bit; False: by no more than rounding, where shapes within follow from the
             values of all requests, as with experts.
@@ -105,7 +105,7 @@ def require_isolated(
 
 
 class _Check:
-    """One run of the check; what is wrong is said as the end of a sentence."""
+    """One run of the check; a fault is returned as the end of a sentence."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class _Check:
         return None
 
     def _batch(self, size: int, kinds: set[Kind]) -> str | None:
-        """Compare a batch with its requests alone, and with itself when about half, then all but one, are exchanged."""
+        """Compare a batch with its requests alone, and with itself after exchanging half, then all but one, of them."""
         first = [self._any({Kind.ORDINARY} if self._rng.random() < 0.7 else _USUAL) for _ in range(size)]
         try:
             before = self._answers([probe.request for probe in first])
@@ -191,7 +191,7 @@ class _Check:
     def _exchange(
         self, first: list[_Probe], before: list[list[Array]], exchanged: list[bool], kinds: set[Kind]
     ) -> float | None:
-        """Return by how much the answer to a request that stays changes when those ``exchanged`` are others."""
+        """Return the change of an unchanged request's answer when the requests ``exchanged`` are others."""
         second = [self._any(kinds) if is_other else probe for probe, is_other in zip(first, exchanged, strict=True)]
         after = self._answers([probe.request for probe in second])
         for position, is_other in enumerate(exchanged):
@@ -202,9 +202,9 @@ class _Check:
         return None
 
     def _influence(self, first: list[_Probe], second: list[_Probe], position: int) -> float | None:
-        """Return the difference that the exchange makes, if it is no noise of the kernels.
+        """Return the difference that the exchange makes, if it exceeds the noise of the kernels.
 
-        Where padding follows the longest request, other neighbours mean other shapes, so rounding is let through.
+        Where padding follows the longest request, other neighbours mean other shapes, so rounding is tolerated.
         """
         runs = [
             [self._answers([probe.request for probe in batch])[position] for batch in (first, second)] for _ in range(3)
@@ -231,7 +231,7 @@ class _Check:
         return answers
 
     def _distance(self, answer: Arrays, alone: Arrays) -> float | None:
-        """Return by how much ``answer`` differs from the one alone, if by more than rounding."""
+        """Return the difference of ``answer`` from the one alone, if it exceeds rounding."""
         if len(answer) != len(alone):
             return float("inf")
         pairs = [*zip(answer, alone, strict=True)][self._num_inner :]

@@ -1,4 +1,4 @@
-"""Compare answers: to the last bit, or by how much they differ."""
+"""Compare answers: to the last bit, or by the size of their difference."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def magnitude(array: Array) -> float:
 
 
 def same(left: Array, right: Array) -> bool:
-    """Return whether two arrays hold the same; bits are compared first, as nearly all are equal."""
+    """Return whether two arrays are equal; bits are compared first, as nearly all are equal."""
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
     if left.dtype.kind == "f" and left.dtype.itemsize <= 8:

@@ -14,7 +14,7 @@ NOT_FINITE = "the model's answer to this request is not finite (NaN or infinity)
 
 
 def run_in_halves(run: Callable[[range], Part], size: int) -> tuple[list[tuple[range, Part]], dict[int, Exception]]:
-    """Run positions 0 to ``size``; where that raises, run each half, until those at fault are alone.
+    """Run positions 0 to ``size``; after an exception run each half, until requests at fault are alone.
 
     One request at fault among ``size`` costs at most ``2 * log2(size) + 1`` runs; all of them, ``2 * size - 1``.
 
@@ -23,7 +23,7 @@ def run_in_halves(run: Callable[[range], Part], size: int) -> tuple[list[tuple[r
         size: Number of requests, at least 1.
 
     Returns:
-        What each successful run gave, with its positions, in their order; and the exception of each request that
+        The output of each successful run, with its positions, in their order; and the exception of each request that
         failed alone.
 
     Example:

@@ -1,4 +1,4 @@
-"""Requests to try a model with: ordinary ones, and such as a hostile client sends."""
+"""Requests to try a model with: ordinary ones, and ones that a hostile client might send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The factory of the front: a repository in, a served-ready app out, with REST and, if asked for, gRPC beside it."""
+"""The factory of the front: it takes a repository and returns an app with REST and, if asked for, gRPC beside it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ERROR_FORMAT = ErrorFormat(body=lambda info: {"error": info.message}, model=OipE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcConfig:
-    """Where gRPC listens."""
+    """Address and TLS of the gRPC server."""
 
     host: str = "127.0.0.1"
     port: int = 0  # 0 takes a free one
@@ -53,12 +53,12 @@ def create_oip_app(
     clock: Clock | None = None,
     logger: structlog.typing.FilteringBoundLogger | None = None,
 ) -> FastAPI:
-    """An app that serves ``repository``; it loads all models first, and closes them at the end.
+    """Return an app that serves ``repository``; it loads all models first, and closes them at the end.
 
     Args:
         repository: the models; belongs to the app from now on.
         config: limits, keys, names, for gRPC too; default ``DEFAULT_CONFIG``.
-        grpc: where gRPC listens; None serves REST alone.
+        grpc: address of the gRPC server; None serves REST alone.
         model_control: let clients load and unload models of the repository's source.
         registry: of metrics; subsystems register their collectors in it.
         clock: of deadlines; give it the serving loop's. Default ``WallClock``.
@@ -105,7 +105,7 @@ def create_oip_app(
 
 
 def grpc_address_of(app: FastAPI) -> ServerAddress:
-    """Where the gRPC server of ``app`` listens.
+    """Return the address of the gRPC server of ``app``.
 
     Raises:
         ServingError: it has none, or has not started.

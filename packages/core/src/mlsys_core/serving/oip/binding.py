@@ -1,6 +1,6 @@
-"""A decoded request against a model's spec: names, datatypes, shapes, rows, values. Pure; both fronts use it.
+"""Check a decoded request against a model's spec: names, datatypes, shapes, rows, values. Pure; both fronts use it.
 
-A codec reads the wire into :class:`WireRequest`; what comes out is what a model gets. Messages name the tensor and say
+A codec reads the wire into :class:`WireRequest`; the result is the model's input. Messages name the tensor and say
 what the model takes.
 """
 
@@ -28,7 +28,7 @@ _MAX_EMPTY_ELEMENTS = 2**56  # numpy refuses larger shapes, even of arrays that 
 
 @dataclass(slots=True)
 class WireTensor:
-    """An input as it came; its data is read only once the rest of it is known to be right."""
+    """An input as received; its data is read only after the rest of it has been checked."""
 
     name: str
     datatype: str
@@ -38,7 +38,7 @@ class WireTensor:
 
 @dataclass(slots=True)
 class WireRequest:
-    """A request as it came, in neither front's own terms."""
+    """A request as received, independent of the front."""
 
     inputs: list[WireTensor]
     outputs: list[str] = field(default_factory=list)  # empty: all
@@ -48,12 +48,12 @@ class WireRequest:
 
 
 def raw_size(nbytes: int, datatype: object) -> int:
-    """Return what reading a tensor's raw bytes counts as in :attr:`WireRequest.size`."""
+    """Return the part of :attr:`WireRequest.size` that reading a tensor's raw bytes counts as."""
     return nbytes if datatype == DataType.BYTES.value else nbytes // 64
 
 
 def check_counts(version: Version, *, num_inputs: int, num_outputs: int) -> None:
-    """See that a request has no more tensors than the model, before any work is done for each.
+    """Check that a request has no more tensors than the model, before any work is done for each.
 
     Raises:
         InvalidInputError: it has more.
@@ -69,11 +69,11 @@ def check_counts(version: Version, *, num_inputs: int, num_outputs: int) -> None
 
 
 def bind(wire: WireRequest, version: Version, *, now: float, deadline_s: float | None) -> InferRequest:
-    """The request for ``version``'s model.
+    """Return the checked request for ``version``'s model.
 
     Args:
         wire: as a codec read it.
-        version: what it is for.
+        version: the model it is for.
         now: seconds of the front's clock.
         deadline_s: of the transport, on that clock; a ``timeout`` parameter may only shorten it.
 
@@ -128,11 +128,11 @@ def bind(wire: WireRequest, version: Version, *, now: float, deadline_s: float |
 def checked_outputs(
     response: InferResponse, request: InferRequest, version: Version, *, is_partial: bool
 ) -> list[tuple[TensorSpec, Array]]:
-    """The outputs the client wants, in its order, as the spec says they are.
+    """Return the outputs that the client wants, in its order, checked against the spec.
 
     Args:
         response: the model's.
-        request: what it answers.
+        request: the request that it answers.
         version: the model.
         is_partial: outputs may be missing, as in the responses of a stream.
 
@@ -211,7 +211,7 @@ def _wanted(names: Sequence[str], version: Version) -> tuple[str, ...]:
 
 
 def _schedule(parameters: dict[str, Parameter]) -> tuple[int, float | None]:
-    """Takes ``priority`` and ``timeout`` (microseconds; 0 is none) out of the parameters."""
+    """Remove ``priority`` and ``timeout`` (microseconds; 0 is none) from the parameters and return them."""
     if not parameters:
         return 0, None
     priority = _whole(parameters, "priority", _MAX_PRIORITY)
@@ -227,7 +227,7 @@ def _whole(parameters: dict[str, Parameter], name: str, limit: int) -> int:
 
 
 def flag(parameters: Mapping[str, object], name: str) -> bool:
-    """A parameter that is true or false; False if it is not given.
+    """Return a parameter that is true or false; False if it is not given.
 
     Raises:
         InvalidInputError: it is something else.

@@ -10,7 +10,7 @@ from mlsys_core.serving.oip.models.spec import TensorSpec
 
 
 def classified(array: Array, spec: TensorSpec, num_classes: int, *, has_batch: bool) -> Array:
-    """The ``num_classes`` largest elements of each row.
+    """Return the ``num_classes`` largest elements of each row.
 
     Args:
         array: [rows, ...] with a batch dimension, else [...]; the rest is taken as one vector of classes.

@@ -1,6 +1,6 @@
-"""The datatypes of the Open Inference Protocol and how models see them: one row of one table each.
+"""Datatypes of the Open Inference Protocol, and their form in models: one row of one table each.
 
-BF16 has no numpy type: a model gets and gives float32, which holds every bfloat16 exactly; what it gives is rounded to
+BF16 has no numpy type: a model gets and gives float32, which holds every bfloat16 exactly; its outputs are rounded to
 the nearest bfloat16, ties to even. BYTES are object arrays whose elements are ``bytes``.
 """
 
@@ -40,7 +40,7 @@ class DataType(Enum):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """What arrays of a model hold, in this machine's byte order."""
+        """Type of a model's arrays, in this machine's byte order."""
         return _DTYPES[self]
 
     @property

@@ -1,4 +1,4 @@
-"""Runs checked requests on models, for both fronts alike: deadlines, statistics, the model's errors.
+"""Run checked requests on models, for both fronts alike: deadlines, statistics, the model's errors.
 
 In the event loop's thread, but for reading large inputs. A request counts from ``started_s``, when its front began to
 decode it.
@@ -56,7 +56,7 @@ class Answer:
 
 
 class Engine:
-    """What both fronts call.
+    """The part of the front that REST and gRPC share: it runs requests on models.
 
     Args:
         repository: the models.
@@ -70,7 +70,7 @@ class Engine:
         self.now: Callable[[], float] = clock.now
 
     async def infer(self, version: Version, wire: WireRequest, *, started_s: float, deadline_s: float | None) -> Answer:
-        """The one response of a unary model.
+        """Return the one response of a unary model.
 
         Raises:
             InvalidInputError: the request does not fit the model.
@@ -103,7 +103,7 @@ class Engine:
     async def stream(
         self, version: Version, wire: WireRequest, *, started_s: float, deadline_s: float | None
     ) -> AsyncGenerator[Answer, None]:
-        """All responses of a streaming model, or the one of a unary model. Raises as :meth:`infer`; close it."""
+        """Yield all responses of a streaming model, or the one of a unary model. Raises as :meth:`infer`; close it."""
         if version.streaming is None:
             yield await self.infer(version, wire, started_s=started_s, deadline_s=deadline_s)
             return
@@ -151,7 +151,7 @@ def _num_object_nbytes(response: InferResponse) -> int:
 
 @asynccontextmanager
 async def _deadline(timeout_s: float | None) -> AsyncGenerator[None, None]:
-    """``asyncio.timeout`` that raises this package's error; None waits without bound."""
+    """Limit the time of a block like ``asyncio.timeout``, with this package's error; None waits without bound."""
     timeout = asyncio.timeout(None if timeout_s is None else max(timeout_s, 0.0))
     try:
         async with timeout:

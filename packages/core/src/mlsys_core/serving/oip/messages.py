@@ -1,4 +1,4 @@
-"""What crosses the seam between the front and a model: one request in, one or more responses out."""
+"""Messages between the front and a model: one request in, one or more responses out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class InferRequest:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Where a request's time went, in seconds; for statistics only."""
+    """Times of a request's parts, in seconds; for statistics only."""
 
     queue_s: float = 0.0
     compute_input_s: float = 0.0  # gathering and padding

@@ -1,8 +1,8 @@
 """Large arrays of numbers in a JSON body, read in pieces and without an object for each number.
 
 A parser keeps the interpreter's lock to its end, so that one call for megabytes would hold up every client. Here each
-``"data"`` that is an array of numbers, flat or nested, is taken out of the text first and read 64 KiB at a time; what
-is left is small. Pure.
+``"data"`` that is an array of numbers, flat or nested, is taken out of the text first and read 64 KiB at a time; the
+rest is small. Pure.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def lifted(body: bytes) -> tuple[bytes, dict[str, Array]]:
 
 
 def check_values(text: bytes) -> None:
-    """Refuse a JSON text with so many values that to parse it would hold up others.
+    """Refuse a JSON text with so many values that parsing it would delay other clients.
 
     Raises:
         HttpError: 400.
@@ -86,7 +86,7 @@ def check_values(text: bytes) -> None:
 
 
 def _end(body: bytes, start: int) -> int:
-    """Return where the numbers, brackets and commas end that begin at ``start``, behind the last bracket."""
+    """Return the end of the numbers, brackets and commas that begin at ``start``, behind the last bracket."""
     stop = start
     while stop < len(body):
         other = _OTHER.search(body, stop, stop + _PIECE)

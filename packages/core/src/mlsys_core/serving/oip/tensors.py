@@ -1,4 +1,4 @@
-"""Tensors between the wire and numpy: raw bytes, JSON values, and back. Pure; every function refuses what is not exact.
+"""Tensors between the wire and numpy: raw bytes, JSON values, and back. Pure; inexact values are refused.
 
 Raw data is little-endian and row-major; numbers are viewed, not copied, where they lie aligned.
 """
@@ -22,7 +22,7 @@ _IS_LITTLE_ENDIAN = sys.byteorder == "little"
 
 
 def from_raw(raw: memoryview, datatype: DataType, shape: Sequence[int], *, what: str) -> Array:
-    r"""The array that ``raw`` holds.
+    r"""Return the array that ``raw`` holds.
 
     Args:
         raw: exactly the tensor's bytes; keep them unchanged while the array lives.
@@ -65,7 +65,7 @@ def from_raw(raw: memoryview, datatype: DataType, shape: Sequence[int], *, what:
 
 
 def to_raw(array: Array, datatype: DataType) -> bytes | memoryview:
-    r"""The bytes of ``array``, whose dtype is ``datatype.dtype``; a view where it is contiguous.
+    r"""Return the bytes of ``array``, whose dtype is ``datatype.dtype``; a view where it is contiguous.
 
     Example:
         >>> bytes(to_raw(np.array([b"ab", b""], dtype=object), DataType.BYTES))
@@ -81,7 +81,7 @@ def to_raw(array: Array, datatype: DataType) -> bytes | memoryview:
 
 
 def from_values(values: Any, datatype: DataType, shape: Sequence[int], *, what: str) -> Array:
-    """The array of a JSON array, flat or nested as ``shape`` says, or of numbers that were read from one.
+    """Return the array of a JSON array or of numbers read from one, flat or nested as ``shape`` says.
 
     Raises:
         InvalidInputError: another number of elements, another nesting, or elements that are not of the datatype.
@@ -119,7 +119,7 @@ def from_values(values: Any, datatype: DataType, shape: Sequence[int], *, what: 
 
 
 def to_values(array: Array, datatype: DataType, *, what: str) -> list[Any]:
-    """The elements of ``array`` as JSON has them, flat.
+    """Return the elements of ``array`` as JSON values, flat.
 
     Raises:
         InvalidInputError: JSON cannot hold them (NaN, infinity, bytes that are no UTF-8).
@@ -140,7 +140,7 @@ def to_values(array: Array, datatype: DataType, *, what: str) -> list[Any]:
 
 
 def from_numbers(values: Sequence[Any], datatype: DataType, shape: Sequence[int], *, what: str) -> Array:
-    """The array of a typed, flat sequence of numbers, whose range may be larger than the datatype's.
+    """Return the array of a typed, flat sequence of numbers; their range may be larger than the datatype's.
 
     Raises:
         InvalidInputError: another number of elements, or one out of range.
@@ -153,7 +153,7 @@ def from_numbers(values: Sequence[Any], datatype: DataType, shape: Sequence[int]
 
 
 def from_elements(elements: list[bytes], shape: Sequence[int], *, what: str) -> Array:
-    """The array of the elements of a BYTES tensor.
+    """Return the array of the elements of a BYTES tensor.
 
     Raises:
         InvalidInputError: another number of elements.
@@ -166,7 +166,7 @@ def from_elements(elements: list[bytes], shape: Sequence[int], *, what: str) -> 
 
 
 def conformed(array: Array, datatype: DataType, *, what: str) -> Array:
-    """What a model gave, as an array of ``datatype.dtype``.
+    """Check that a model's output is an array of ``datatype.dtype`` and return it.
 
     Raises:
         ServingError: it is of another dtype, or an element of BYTES is not ``bytes``.
@@ -179,9 +179,10 @@ def conformed(array: Array, datatype: DataType, *, what: str) -> Array:
 
 
 def _natural(values: Sequence[Any], datatype: DataType) -> Array:
-    """Return what numpy makes of numbers, but exact where it gives up on integers of 64 bits and more.
+    """Return numpy's array of numbers, but exact for integers of 64 bits and more.
 
-    It makes doubles of integers on both sides of 2**63, and objects of those from 2**64 on: JavaScript writes 1e20 so.
+    numpy makes doubles of integers on both sides of 2**63, and objects of those from 2**64 on (as JavaScript writes
+    1e20).
 
     Raises:
         ValueError: the nested sequences have different lengths.
@@ -202,7 +203,7 @@ def _natural(values: Sequence[Any], datatype: DataType) -> Array:
 
 
 def _exact(array: Array, datatype: DataType, what: str) -> Array:
-    """``array``, as numpy made it of numbers, in ``datatype``; only floats may lose precision."""
+    """Return ``array``, as numpy made it of numbers, in ``datatype``; only floats may lose precision."""
     if array.size == 0:
         return array.astype(datatype.dtype)
     kind = array.dtype.kind
@@ -220,7 +221,7 @@ def _exact(array: Array, datatype: DataType, what: str) -> Array:
 
 
 def _texts(values: list[Any], what: str) -> Array:
-    """Nested lists of strings to an object array; numpy's own would drop trailing NULs."""
+    """Return an object array of nested lists of strings; numpy's own would drop trailing NULs."""
     depth, node = 1, values
     while node and isinstance(node[0], list):
         node, depth = node[0], depth + 1
@@ -260,12 +261,12 @@ def _objects(elements: list[bytes]) -> Array:
 
 
 def _widened(bits: Array) -> Array:
-    """bfloat16 bits [..] uint16 to float32."""
+    """Return bfloat16 bits (uint16, any shape) as float32."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def _narrowed(array: Array) -> Array:
-    """float32 to bfloat16 bits, uint16: nearest, ties to even; NaN stays NaN."""
+    """Return float32 as bfloat16 bits, uint16: nearest, ties to even; NaN stays NaN."""
     bits = np.ascontiguousarray(array).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
     rounded = np.where(np.isnan(array), (bits >> 16) | np.uint32(0x40), rounded)

@@ -1,4 +1,4 @@
-"""Bounds what a request may upload, and what all requests together may."""
+"""Bound the upload of each request, and of all requests together."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class BodyLimitMiddleware:
             await self._app(scope, limited, send)
 
     def _expected_nbytes(self, headers: Headers) -> int:
-        """Return how large the body will be at most.
+        """Return the largest possible size of the body.
 
         Raises:
-            HttpError: 413, larger than may be.
+            HttpError: 413, larger than allowed.
         """
         declared = headers.get("content-length", "")
         # A proxy or a test may declare nonsense, which is not ours to judge: what arrives is counted anyway.

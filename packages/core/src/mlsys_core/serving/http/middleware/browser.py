@@ -7,7 +7,7 @@ A page can make its visitor's browser send requests to a server that only the vi
 - the Origin header of requests that may change state, and of WebSockets: browsers always send it across origins;
 - the content type of a body: types that a page may send without asking the server first, and that no API here has.
 
-Programs that are no browsers send no Origin, so none of it concerns them.
+Programs other than browsers send no Origin, so the checks do not affect them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class BrowserGuard:
         self._checks_host = "*" not in self._hosts and (address.is_loopback or bool(self._hosts))
 
     def check(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Return if the request may pass; ``method`` is ``WEBSOCKET`` for one.
+        """Check that the request may pass; ``method`` is ``WEBSOCKET`` for one.
 
         Raises:
             HttpError: 403 for a host or an origin, 415 for a content type.
@@ -130,7 +130,7 @@ class BrowserGuardMiddleware:
 
 @lru_cache(maxsize=64)  # parsing an address takes longer than all else here
 def _is_this_machines(host: bytes) -> bool:
-    """Tell if a Host header is ``localhost`` or an address: to rebind takes a name."""
+    """Return whether a Host header is ``localhost`` or an address: DNS rebinding takes a name."""
     name = _without_port(host)
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -142,7 +142,7 @@ def _is_this_machines(host: bytes) -> bool:
 
 
 def _without_port(header: bytes) -> str:
-    """``localhost:8000`` to ``localhost``, ``[::1]:8000`` to ``[::1]``."""
+    """Return a host without its port: ``localhost:8000`` as ``localhost``, ``[::1]:8000`` as ``[::1]``."""
     host = header.decode("latin-1").lower()
     name, separator, port = host.rpartition(":")
     return name if separator and port.isdecimal() and not (name.count(":") and not name.endswith("]")) else host

@@ -1,4 +1,4 @@
-"""Who may come in: nobody new while the server drains, and only holders of a key if keys are set."""
+"""Admission: no new requests while the server drains, and only holders of a key if keys are set."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class DrainGateMiddleware:
 class KeyRing:
     """The keys that open a server.
 
-    They are compared as SHA-256 digests, in constant time and each with all: the time taken tells neither a key's
-    length nor how far a guess was right.
+    They are compared as SHA-256 digests, in constant time and each with all: the time reveals neither a key's length
+    nor the correct part of a guess.
 
     Args:
         api_keys: any of them will do.
@@ -59,7 +59,7 @@ class KeyRing:
         return bool(self._digests)
 
     def check(self, presented: list[bytes]) -> None:
-        """Return if one of the keys ``presented`` is known.
+        """Check that one of the keys ``presented`` is known.
 
         Raises:
             HttpError: 401, none is.
@@ -107,7 +107,7 @@ class ApiKeyMiddleware:
 
 
 def presented_keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
-    """The keys a request brings, in its headers' order.
+    """Return the keys of a request, in its headers' order.
 
     Example:
         >>> presented_keys([(b"authorization", b"Bearer one"), (b"x-api-key", b"two")])

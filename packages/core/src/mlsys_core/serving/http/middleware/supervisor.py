@@ -1,4 +1,4 @@
-"""Runs each request so that it can be stopped, and sees to it that it ends in a documented way.
+"""Run each request so that it can be stopped, and make it end in a documented way.
 
 Three things end a request early: its deadline, the end of a drain, and an exception nobody handled. If the response has
 not started the client gets it as an error response; else the stream ends with an error event, or is cut if its type has
@@ -29,7 +29,7 @@ _LAST_EVENT_TIMEOUT_S = 1.0  # a client that has stopped reading does not get it
 
 
 class SupervisorMiddleware:
-    """Deadlines, cuts and unhandled exceptions.
+    """Enforces deadlines and cuts, and answers unhandled exceptions.
 
     Sets ``request.state.deadline``: seconds of the app's clock, or None.
 
@@ -98,11 +98,11 @@ class SupervisorMiddleware:
 
 
 def chosen_timeout_s(header: str | None, config: HttpConfig) -> float | None:
-    """The deadline of a request, in seconds from its receipt; None: it has none.
+    """Return the deadline of a request, in seconds from its receipt; None: it has none.
 
     Args:
         header: ``X-Request-Timeout-S``, if the client sent it.
-        config: the default, and the cap of what a client may ask for.
+        config: the default, and the cap on a client's own deadline.
 
     Raises:
         HttpError: 400, the header is not a number above 0.
@@ -150,7 +150,7 @@ class _Run:
             self._note_end()
 
     async def outcome(self) -> BaseException | None:
-        """Wait for the end or the stop, whichever is first; what the client is to be told, or None if all went well."""
+        """Wait for the end or the stop, whichever is first; return the error for the client, or None on success."""
         try:
             await self._end
         except asyncio.CancelledError:  # the server gives this request up
@@ -169,7 +169,7 @@ class _Run:
             self._end.set_result(None)
 
     async def settled(self) -> BaseException | None:
-        """Wait until a stopped call has cleaned up; what it raised instead, if it did."""
+        """Wait until a stopped call has cleaned up; return the other error that it raised, if any."""
         await asyncio.wait({self._task})
         if not self.was_stopped or self._task.cancelled():
             return None
@@ -183,7 +183,7 @@ class _Run:
 
 
 def _is_refusal(error: BaseException, status: int) -> bool:
-    """Whether the server only said no (not offered, no room, too late): that is no failure to trace."""
+    """Return whether the server only refused (not offered, no room, too late): no failure to trace."""
     return isinstance(error, MlsysError) and status in (501, 503, 504)
 
 

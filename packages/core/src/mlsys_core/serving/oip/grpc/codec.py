@@ -1,4 +1,4 @@
-"""gRPC messages to requests, and answers to messages. Pure. Tensors go out as raw bytes, as Triton's do."""
+"""Convert gRPC messages to requests, and answers to messages. Pure. Tensors go out as raw bytes, as Triton's do."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _CONTENTS = {
 
 
 def parse_message(name: str, content: bytes) -> Any:
-    """Return the message of type ``name`` that ``content`` is the wire form of.
+    """Parse ``content`` as a message of type ``name``.
 
     Raises:
-        InvalidInputError: it is none; grpc itself would end the call as an internal error, uncounted. Or it has more
-            typed contents than may be.
+        InvalidInputError: it is none (grpc itself would end the call as an internal error, uncounted), or it has too
+            many typed contents.
     """
     if name == "ModelInferRequest" and len(content) > MAX_CONTENTS:
         check_contents(content)
@@ -52,7 +52,7 @@ def parse_message(name: str, content: bytes) -> Any:
 
 
 def decode_message(request: Any, version: Version | None = None) -> tuple[WireRequest, dict[str, int]]:
-    """The request in a ``ModelInferRequest``, and of outputs wanted as classifications the numbers of classes.
+    """Return the request in a ``ModelInferRequest``, and the numbers of classes by classified output.
 
     Args:
         request: the message.
@@ -93,7 +93,7 @@ def decode_message(request: Any, version: Version | None = None) -> tuple[WireRe
 
 
 def encode_message(answer: Answer, num_classes: Mapping[str, int]) -> Any:
-    """The ``ModelInferResponse`` of an answer."""
+    """Return the ``ModelInferResponse`` of an answer."""
     spec = answer.version.spec
     response = messages().ModelInferResponse(
         model_name=spec.name, model_version=spec.version, id=answer.request.request_id
@@ -110,7 +110,7 @@ def encode_message(answer: Answer, num_classes: Mapping[str, int]) -> Any:
 
 
 def parameters_of(parameters: Mapping[str, Any]) -> dict[str, Parameter]:
-    """A map of ``InferParameter`` to plain values.
+    """Return the plain values of a map of ``InferParameter``.
 
     Raises:
         InvalidInputError: one of them has no value.
@@ -125,7 +125,7 @@ def parameters_of(parameters: Mapping[str, Any]) -> dict[str, Parameter]:
 
 
 def set_parameters(into: Any, parameters: Mapping[str, Parameter]) -> None:
-    """Plain values to a map of ``InferParameter``."""
+    """Write plain values to a map of ``InferParameter``."""
     for name, value in parameters.items():
         if isinstance(value, bool):
             into[name].bool_param = value

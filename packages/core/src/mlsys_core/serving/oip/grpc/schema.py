@@ -97,7 +97,7 @@ _FIELD = re.compile(r"(\d+) ([\w.]+)([*%|]?) (\w+)")
 
 @cache
 def messages() -> Any:
-    r"""A namespace with the class of each message that stands at the top: ``messages().ModelInferRequest``.
+    r"""Return a namespace with the class of each top-level message: ``messages().ModelInferRequest``.
 
     Example:
         >>> messages().ServerLiveResponse(live=True).SerializeToString()

@@ -47,14 +47,14 @@ _UNSUPPORTED = (
 
 
 class Context(Protocol):
-    """What is used of grpc's context of a call."""
+    """The part of grpc's call context that is used here."""
 
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None:
-        """What came beside the request."""
+        """Return the metadata sent beside the request."""
         ...
 
     def time_remaining(self) -> float | None:
-        """Seconds until the client's deadline; None if it has none."""
+        """Return the seconds until the client's deadline; None if it has none."""
         ...
 
     def abort(self, code: Any, details: str) -> Awaitable[None]:
@@ -111,7 +111,7 @@ class GrpcServer:
             await server.stop(_STOP_GRACE_S)
 
     def _handlers(self) -> dict[str, Any]:
-        """Method name to its handler."""
+        """Return the handlers by method name."""
         handlers = {name: _unary(name, self._guarded(name, method)) for name, method in self._servicer.methods.items()}
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
             self._guarded_stream("ModelStreamInfer", self._servicer.stream_infer),
@@ -159,7 +159,7 @@ class GrpcServer:
         return call
 
     async def _received(self, requests: AsyncIterator[bytes]) -> bytes:
-        """Return a call's one message; whoever is let in has as long to send it as a body over HTTP has."""
+        """Return a call's one message, which must arrive within the time of an HTTP body."""
         timeout_s = self._runtime.config.connections.body_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -210,7 +210,7 @@ class GrpcServer:
 
 
 class _Incoming:
-    """The messages of a stream up to one that is none, which is kept to end the call with when the rest is answered."""
+    """Messages of a stream up to the first invalid one, which ends the call after the others are answered."""
 
     def __init__(self, requests: AsyncIterator[bytes], parse: Callable[[str, bytes], Awaitable[Any]]) -> None:
         self._requests = requests
@@ -237,7 +237,7 @@ class _RunningCall:
         self.error: MlsysError | None = None  # why the server stopped it
 
     def stop(self, error: MlsysError) -> None:
-        """End it soon."""
+        """End the call soon."""
         if self.error is None and not self.task.done():
             self.error = error
             self.task.cancel()
@@ -265,7 +265,7 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _credentials(tls: TlsConfig) -> grpc.ServerCredentials:
-    """Return the certificate for gRPC; that its files go together has been checked for HTTPS."""
+    """Return the certificate for gRPC; HTTPS has checked that its files match."""
     server_context(tls)
     authority = None if tls.client_ca is None else read_pem(tls.client_ca, "client CA")
     pair = (read_pem(tls.key, "key"), read_pem(tls.certificate, "certificate"))
@@ -273,7 +273,9 @@ def _credentials(tls: TlsConfig) -> grpc.ServerCredentials:
 
 
 def timeout_of(asked_s: float | None, config: HttpConfig) -> float | None:
-    """Seconds a call may take, from the client's own deadline, the default and the cap; None: no bound.
+    """Return the seconds a call may take; None: no bound.
+
+    From the client's own deadline, the default and the cap.
 
     Example:
         >>> timeout_of(90.0, HttpConfig(request_timeout_s=10, max_request_timeout_s=60))
@@ -285,7 +287,7 @@ def timeout_of(asked_s: float | None, config: HttpConfig) -> float | None:
 
 
 def _unary(name: str, call: Callable[[AsyncIterator[bytes], Context], Awaitable[Any]]) -> Any:
-    """Return a method with one request, as a stream on this side: gRPC waits for that of a unary one without bound."""
+    """Return a one-request method as a stream on this side: gRPC waits for a unary request without bound."""
     return grpc.stream_unary_rpc_method_handler(
         call,
         response_serializer=getattr(messages(), f"{name}Response").SerializeToString,

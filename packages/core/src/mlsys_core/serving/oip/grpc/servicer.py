@@ -1,4 +1,4 @@
-"""What each method of the gRPC service does, on the engine and the repository; :mod:`.server` calls them."""
+"""Methods of the gRPC service, on the engine and the repository; :mod:`.server` calls them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Servicer:
     Args:
         engine: runs inference.
         readiness: of the server.
-        describe_error: what the client is told of an error within a stream.
+        describe_error: returns the client's text for an error within a stream.
         model_control: let clients load and unload.
     """
 
@@ -56,7 +56,7 @@ class Servicer:
 
     @property
     def methods(self) -> Mapping[str, Method]:
-        """Name to method, for those with one request and one response."""
+        """Methods by name, for those with one request and one response."""
         return {
             "ModelInfer": self.infer,
             "ServerLive": self._server_live,
@@ -72,7 +72,7 @@ class Servicer:
         }
 
     async def infer(self, request: Any, deadline_s: float | None) -> Any:
-        """``ModelInfer``."""
+        """Serve ``ModelInfer``."""
         started_s = self._engine.now()
         version = self._repository.find(request.model_name, request.model_version)
         wire, num_classes = decode_message(request, version)
@@ -83,7 +83,7 @@ class Servicer:
         return await self._engine.threads.run(encode_message, answer, num_classes, size=answer.nbytes // 16)
 
     async def stream_infer(self, requests: AsyncIterator[Any], deadline_s: float | None) -> AsyncGenerator[Any, None]:
-        """``ModelStreamInfer``: requests run side by side; those to models with one response are answered in order.
+        """Serve ``ModelStreamInfer``: requests run side by side; unary models' responses keep their order.
 
         An error of one request is a message of its own; the stream goes on.
         """
@@ -202,7 +202,7 @@ class Servicer:
 
 
 def _final(version: Version, request_id: str, responses: list[Any]) -> list[Any]:
-    """What ends the responses to one request for a client that asked for it."""
+    """Return the last responses to one request, for a client that asked for a final marker."""
     if not responses:  # a streaming model's have been sent
         response = messages().ModelStreamInferResponse()
         response.infer_response.model_name = version.spec.name

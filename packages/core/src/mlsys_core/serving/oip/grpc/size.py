@@ -1,6 +1,6 @@
-"""The size of typed contents in a gRPC message, found before it is parsed. Pure.
+"""Size of typed contents in a gRPC message, found before it is parsed. Pure.
 
-A message is parsed in one call, which keeps the interpreter's lock: as long for two million small integers as the rest
+A message is parsed in one call, which keeps the interpreter's lock. Two million small integers take as long as the rest
 of a server may wait. Raw bytes and packed floats of any size are only copied.
 """
 
@@ -17,7 +17,7 @@ _BYTES = 8  # bytes_contents
 
 
 def check_contents(message: bytes) -> None:
-    """See that a ``ModelInferRequest`` has not too much of what takes long to parse; what is none passes.
+    """Check that a ``ModelInferRequest`` has not too much slow content; other messages pass.
 
     Raises:
         InvalidInputError: it has.
@@ -39,7 +39,7 @@ def check_contents(message: bytes) -> None:
 
 
 def _fields(message: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Yield number, start and end of each field; ends where the message is malformed."""
+    """Yield number, start and end of each field; stop where the message is malformed."""
     at = start
     while at < stop:
         tag, at = _varint(message, at, stop)
@@ -62,7 +62,7 @@ def _fields(message: bytes, start: int, stop: int) -> Iterator[tuple[int, int, i
 
 
 def _varint(message: bytes, at: int, stop: int) -> tuple[int, int]:
-    """Return an integer and where it ends; past ``stop`` if it is malformed."""
+    """Return an integer and its end; past ``stop`` if it is malformed."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= stop:

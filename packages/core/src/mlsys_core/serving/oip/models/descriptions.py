@@ -1,4 +1,4 @@
-"""What the front tells of itself and its models: plain dictionaries, sent as JSON or as messages of gRPC alike."""
+"""Descriptions of the front and its models: plain dictionaries, sent as JSON or as gRPC messages alike."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ EXTENSIONS = (
 
 
 def server_metadata() -> dict[str, Any]:
-    """``/v2``."""
+    """Return the body of ``/v2``."""
     return {"name": "mlsys", "version": __version__, "extensions": list(EXTENSIONS)}
 
 
 def model_metadata(version: Version, versions: Sequence[Version]) -> dict[str, Any]:
-    """``/v2/models/{model}``.
+    """Return the body of ``/v2/models/{model}``.
 
     Args:
         version: the one asked for.
-        versions: all of the model that are ready.
+        versions: the model's ready versions.
     """
     return {
         "name": version.spec.name,
@@ -47,7 +47,7 @@ def model_metadata(version: Version, versions: Sequence[Version]) -> dict[str, A
 
 
 def model_config(version: Version) -> dict[str, Any]:
-    """``/v2/models/{model}/config``: the fields of Triton's that mean something here."""
+    """Return the body of ``/v2/models/{model}/config``: Triton's fields that mean something here."""
     spec = version.spec
     skipped = 1 if spec.max_batch_size else 0  # Triton leaves the batch dimension out
     return {
@@ -78,7 +78,7 @@ def model_config(version: Version) -> dict[str, Any]:
 
 
 def model_statistics(version: Version) -> dict[str, Any]:
-    """One element of ``model_stats`` of ``/v2/models/{model}/stats``; durations in nanoseconds."""
+    """Return one element of ``model_stats`` of ``/v2/models/{model}/stats``; durations in nanoseconds."""
     statistics = version.statistics
     executions = statistics.executions()
     return {
@@ -111,7 +111,7 @@ def model_statistics(version: Version) -> dict[str, Any]:
 
 
 def index_entry(entry: IndexEntry) -> dict[str, str]:
-    """One element of ``/v2/repository/index``; as Triton does, without the fields that are not known."""
+    """Return one element of ``/v2/repository/index``; like Triton's, without unknown fields."""
     described = {"name": entry.name}
     if entry.version:
         described["version"] = entry.version

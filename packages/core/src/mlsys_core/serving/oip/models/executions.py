@@ -1,4 +1,4 @@
-"""How often a model ran, at which batch sizes and for how long: written by models, read by statistics and metrics."""
+"""Executions of a model by batch size, with their times: written by models, read by statistics and metrics."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Executions:
         compute_infer_s: float = 0.0,
         compute_output_s: float = 0.0,
     ) -> None:
-        """One execution of ``batch_size`` rows, and its times in seconds."""
+        """Record one execution of ``batch_size`` rows, and its times in seconds."""
         with self._lock:
             counts = self._counts.setdefault(batch_size, [0, 0.0, 0.0, 0.0])
             counts[0] += 1
@@ -49,7 +49,7 @@ class Executions:
             counts[3] += compute_output_s
 
     def snapshot(self) -> list[BatchCounts]:
-        """The counts, by ascending batch size."""
+        """Return the counts, by ascending batch size."""
         with self._lock:
             return [
                 BatchCounts(size, int(self._counts[size][0]), *self._counts[size][1:]) for size in sorted(self._counts)

@@ -1,6 +1,6 @@
-"""Lets coroutines use a :class:`~mlsys_core.serving.ServingLoop`: submit, await the result, cancel by being cancelled.
+"""Client of a :class:`~mlsys_core.serving.ServingLoop` for coroutines: submit, await the result, cancel.
 
-The loop's thread tells of finished requests through its listener; they reach the event loop in one wake-up for all that
+The loop's thread reports finished requests through its listener. One wake-up of the event loop delivers all that
 finished since the last, so that a batch of many costs little more than one.
 """
 
@@ -17,7 +17,7 @@ from mlsys_core.serving.protocols import Batch, Finished, FinishReason, Output, 
 
 
 class LoopClient(Generic[Request, Batch, Output]):
-    """The listener of a loop, and what coroutines of one event loop call.
+    """The listener of a loop, with the methods that coroutines of one event loop call.
 
     Example:
         >>> from mlsys_core.serving import InlineExecutor, ServeRequest, WallClock
@@ -38,13 +38,13 @@ class LoopClient(Generic[Request, Batch, Output]):
         self._event_loop: asyncio.AbstractEventLoop | None = None
 
     async def submit(self, loop: ServingLoop[Request, Batch, Output], request: Request, request_id: str) -> Any:
-        """The request's result. If this is cancelled, so is the request.
+        """Return the request's result. If this is cancelled, so is the request.
 
         Raises:
             DeadlineExceededError: it expired.
             ServingError: the loop is closed, or stopped before the request was done.
             InvalidInputError: ``request_id`` is in use.
-            Exception: what the request failed with.
+            Exception: the error that the request failed with.
         """
         self._event_loop = asyncio.get_running_loop()
         future = self._event_loop.create_future()
@@ -60,10 +60,10 @@ class LoopClient(Generic[Request, Batch, Output]):
                 del self._waiting[request_id]
 
     def on_output(self, batch: Batch, output: Output, now: float) -> None:
-        """Not used: a client of a request hears of its end."""
+        """Ignore partial outputs: the client waits for the request's end."""
 
     def on_finished(self, finished: Finished[Any], now: float) -> None:
-        """Called by the serving loop, in its thread."""
+        """Pass on a finished request; the serving loop calls this in its thread."""
         self._finished.append(finished)
         if not self._is_woken and self._event_loop is not None:
             self._is_woken = True

@@ -1,6 +1,6 @@
 """Prometheus metrics of the models: Triton's names, and histograms of our own. Read from the statistics when scraped.
 
-Triton's counters have no ``_total`` at their ends, which Prometheus' library insists on for the type counter; so they
+Triton's counters have no ``_total`` at their ends, which Prometheus' library requires for the type counter; so they
 are of the type unknown here. Functions like ``rate()`` do not look at it.
 """
 
@@ -16,17 +16,17 @@ from prometheus_client.registry import Collector
 
 
 class ModelMetrics(Collector):
-    """Collects from a repository's ready models.
+    """Collector of the metrics of a repository's ready models.
 
     Args:
-        repository: whose.
+        repository: the models.
     """
 
     def __init__(self, repository: ModelRepository) -> None:
         self._repository = repository
 
     def collect(self) -> Iterable[Metric]:
-        """All metrics now."""
+        """Return all current metrics."""
         versions = [(_labels(version), version, version.statistics) for version in self._repository.versions()]
         for name, help_text, value_of in _NUMBERS:
             metric = Metric(name, help_text, "unknown")

@@ -1,4 +1,4 @@
-"""The seam that a plugin implements: a model is a spec and one or both ways to answer a request.
+"""The protocol that a plugin implements: a model is a spec and one or both ways to answer a request.
 
 The front decodes, validates and encodes; a model sees numpy arrays of the datatypes and shapes its spec names. All
 methods are called in the event loop's thread: work that takes longer than some 100 us belongs into a thread, a process
@@ -20,7 +20,7 @@ class Model(Protocol):
 
     @property
     def spec(self) -> ModelSpec:
-        """What it takes and gives; constant."""
+        """Inputs and outputs of the model; constant."""
         ...
 
     async def close(self) -> None:
@@ -30,10 +30,10 @@ class Model(Protocol):
 
 @runtime_checkable
 class UnaryModel(Model, Protocol):
-    """Gives one response for one request: ``infer`` and ``generate``."""
+    """A model that gives one response for one request: ``infer`` and ``generate``."""
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """The response.
+        """Return the response.
 
         Cancelled when the client leaves, the deadline passes or the server's time to drain is over: let
         ``CancelledError`` pass and give up the request's place.
@@ -47,21 +47,21 @@ class UnaryModel(Model, Protocol):
 
 @runtime_checkable
 class StreamingModel(Model, Protocol):
-    """Gives any number of responses for one request (Triton: decoupled): ``generate_stream``, ``ModelStreamInfer``.
+    """A model with any number of responses a request (Triton: decoupled): ``generate_stream``, ``ModelStreamInfer``.
 
     A model that is no :class:`UnaryModel` as well refuses plain ``infer`` requests.
     """
 
     def stream(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
-        """An asynchronous generator of the responses; closed early in the cases in which ``infer`` is cancelled."""
+        """Return an asynchronous generator of the responses; it is closed in the cases that cancel ``infer``."""
         ...
 
 
 @runtime_checkable
 class CountsExecutions(Protocol):
-    """A model that batches requests itself says here what it executed; others count one execution a request."""
+    """A model that batches requests itself and counts its executions; others count one execution a request."""
 
     @property
     def executions(self) -> Executions:
-        """The model's own counts; the front reads them for statistics and metrics."""
+        """Counts of the model's executions; the front reads them for statistics and metrics."""
         ...

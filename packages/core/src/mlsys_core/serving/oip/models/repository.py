@@ -1,4 +1,4 @@
-"""The models a server has: which are ready, and why others are not; loads, replaces and unloads them while it serves.
+"""Models of a server: ready ones, and the reasons why others are not; loads, replaces and unloads them while it serves.
 
 All of it belongs to the event loop's thread; sources do their slow work elsewhere. A request holds its version while
 it runs (:meth:`.version.Version.hold`); a version is closed once it has left the repository and nothing holds it.
@@ -43,7 +43,7 @@ class ModelRepository:
 
     Args:
         models: ready at once; the repository owns and closes them.
-        source: what :meth:`load` loads from; None: nothing can be loaded.
+        source: where :meth:`load` finds models; None: nothing can be loaded.
 
     Raises:
         InvalidInputError: a version of a model is given twice.
@@ -70,7 +70,7 @@ class ModelRepository:
             self._ready[name] = _by_version(name, versions)
 
     def find(self, name: str, version: str = "") -> Version:
-        """A version that is ready; the greatest one if ``version`` is empty.
+        """Return a version that is ready; the greatest one if ``version`` is empty.
 
         Raises:
             UnknownModelError: there is none of that name, or not that version, or it was unloaded or failed to load.
@@ -85,7 +85,7 @@ class ModelRepository:
         raise self._missing(name, version)
 
     def versions(self, name: str = "", version: str = "") -> list[Version]:
-        """The ready versions of one model, or of all.
+        """Return the ready versions of one model, or of all.
 
         Raises:
             UnknownModelError, ModelNotReadyError: as :meth:`find`, if a name is given.
@@ -96,7 +96,7 @@ class ModelRepository:
         return [found] if version else list(self._ready[name].values())
 
     def index(self, *, ready_only: bool = False) -> list[IndexEntry]:
-        """All that is known, by name and version: what is ready, what is not and why, what could be loaded."""
+        """Return all known models by name and version: ready ones, others with the reason, and loadable ones."""
         entries = [
             IndexEntry(name, version, ModelState.READY)
             for name, versions in self._ready.items()
@@ -113,7 +113,7 @@ class ModelRepository:
         """Load all versions of ``name``, or load them anew; the old ones serve until the new ones are ready.
 
         Raises:
-            ModelLoadError: the source has no such model, or it failed; what was ready before stays so.
+            ModelLoadError: the source has no such model, or it failed; versions ready before stay ready.
         """
         if self._source is None:
             raise ModelLoadError(f"model {name!r} cannot be loaded: this server's models are fixed")
@@ -208,7 +208,7 @@ class ModelRepository:
 
 
 def _by_version(name: str, models: Sequence[Model]) -> dict[str, Version]:
-    """The models of one name, in ascending order of their versions."""
+    """Return the models of one name, in ascending order of their versions."""
     if not models:
         raise InvalidInputError("its source holds no version of it")
     versions = sorted((Version(model) for model in models), key=lambda version: int(version.spec.version))

@@ -1,4 +1,4 @@
-"""Where models come from: what a repository loads by name, and the usual source, directories on disk."""
+"""Sources of models: the protocol by which a repository loads by name, and the usual source, directories on disk."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from mlsys_core.serving.oip.models.model import Model
 
 
 class ModelSource(Protocol):
-    """What a plugin hands to a repository so that models can be loaded and unloaded by name."""
+    """A source from which a repository loads and unloads models by name; a plugin may bring one."""
 
     def names(self) -> Sequence[str]:
-        """The models that could be loaded now, sorted."""
+        """Return the names of the models that could be loaded now, sorted."""
         ...
 
     async def load(self, name: str) -> Sequence[Model]:
@@ -60,11 +60,11 @@ class DirectorySource:
         self._holds_model = (lambda path: (path / marker).is_file()) if isinstance(marker, str) else marker
 
     def names(self) -> Sequence[str]:
-        """The names of all model directories."""
+        """Return the names of all model directories."""
         return sorted(self._directories())
 
     async def load(self, name: str) -> Sequence[Model]:
-        """Every version of ``name``, built in a thread."""
+        """Return every version of ``name``, built in a thread."""
         directory = self._directories().get(name)
         if directory is None:
             raise InvalidInputError(f"no model {name!r} here; there are: {', '.join(self.names()) or 'none'}")
@@ -83,7 +83,7 @@ class DirectorySource:
         return found
 
     def _versions(self, directory: Path) -> dict[str, Path]:
-        """Version to its directory; empty if ``directory`` is no model."""
+        """Return directories by version; empty if ``directory`` is no model."""
         if self._holds_model(directory):
             return {"1": directory}
         return {

@@ -1,4 +1,4 @@
-"""What a model says of itself: its name and version, its tensors, and how many rows it takes at once. Plain data."""
+"""Description of a model: its name and version, its tensors, and its maximum number of rows at once. Plain data."""
 
 from __future__ import annotations
 

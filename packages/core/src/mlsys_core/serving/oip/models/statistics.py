@@ -1,4 +1,4 @@
-"""What one version has answered and how long it took; ``/stats``, ``ModelStatistics`` and ``/metrics`` all read it.
+"""Statistics of one version's answers and their times; ``/stats``, ``ModelStatistics`` and ``/metrics`` read them.
 
 Written in the event loop's thread only; a reader elsewhere sees each number right, though not all of one moment.
 """
@@ -44,7 +44,7 @@ class FailureReason(Enum):
 
 
 class Duration:
-    """How often something was done, and how long it took in all."""
+    """Count of an operation, and its total time."""
 
     __slots__ = ("count", "total_s")
 
@@ -53,13 +53,13 @@ class Duration:
         self.total_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """Once more."""
+        """Add one operation."""
         self.count += 1
         self.total_s += seconds
 
 
 class Histogram:
-    """Counts by bucket, as Prometheus has them; only summed up when they are read.
+    """Counts by bucket, as Prometheus has them; summed up only on reading.
 
     Example:
         >>> histogram = Histogram()
@@ -80,7 +80,7 @@ class Histogram:
         self.total_s += seconds
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Upper bound of each bucket, as text, and how many values are not above it."""
+        """Return the upper bound of each bucket, as text, and the number of values not above it."""
         bounds = [*(f"{bound:g}" for bound in BUCKETS_S), "+Inf"]
         sums: list[tuple[str, float]] = []
         total = 0
@@ -110,11 +110,11 @@ class VersionStatistics:
         self.last_inference_ms = 0  # since the epoch
 
     def executions(self) -> list[BatchCounts]:
-        """What the model ran, by batch size; one execution a request if the model does not count itself."""
+        """Return the model's executions by batch size; one a request if the model does not count itself."""
         return self._executions.snapshot()
 
     def succeed(self, num_rows: int, duration_s: float, timing: Timing | None, *, now_ms: int) -> None:
-        """A request was answered."""
+        """Count a request that was answered."""
         if timing is None:
             timing = Timing(compute_infer_s=duration_s)
         self.success.add(duration_s)
@@ -135,6 +135,6 @@ class VersionStatistics:
             )
 
     def fail(self, reason: FailureReason, duration_s: float) -> None:
-        """A request failed, or was given up."""
+        """Count a request that failed, or was given up."""
         self.failure.add(duration_s)
         self.failures[reason] += 1

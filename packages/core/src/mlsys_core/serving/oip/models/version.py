@@ -1,4 +1,4 @@
-"""One version of a model as the front holds it: the model, what it can do, its statistics, and who uses it."""
+"""One version of a model as the front holds it: the model, its abilities, its statistics, and its users."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Version:
 
     @property
     def num_running(self) -> int:
-        """Requests that hold it and have not released it."""
+        """Number of requests that hold it and have not released it."""
         return self._num_running
 
     def hold(self) -> None:
@@ -44,7 +44,7 @@ class Version:
         self._num_running += 1
 
     def release(self) -> None:
-        """One request less."""
+        """Release the model from one request."""
         self._num_running -= 1
         if self._num_running == 0 and self._idle is not None:
             self._idle.set()

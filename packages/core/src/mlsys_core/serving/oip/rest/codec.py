@@ -32,7 +32,7 @@ _PIECE = 4096  # elements
 
 @dataclass(slots=True)
 class RestRequest:
-    """A request, and how its response is to be written."""
+    """A request, and the form of its response."""
 
     wire: WireRequest
     binary_by_default: bool = False
@@ -54,7 +54,7 @@ def json_nbytes(body: memoryview, header_nbytes: int | None) -> int:
 
 
 def decode(body: memoryview, header_nbytes: int | None, version: Version | None = None) -> RestRequest:
-    """The request in ``body``.
+    """Return the request in ``body``.
 
     Args:
         body: as sent, not compressed; arrays will be views of it.
@@ -95,7 +95,7 @@ def decode(body: memoryview, header_nbytes: int | None, version: Version | None 
 
 
 def encode(answer: Answer, request: RestRequest) -> tuple[bytes, int | None]:
-    """The body of a response, and the length of its JSON if binary data follows.
+    """Return the body of a response, and the length of its JSON if binary data follows.
 
     Raises:
         InvalidInputError: an output cannot be written as JSON, or cannot be classified.
@@ -125,13 +125,13 @@ def encode(answer: Answer, request: RestRequest) -> tuple[bytes, int | None]:
 
 
 def _values_text(flat: Array, datatype: DataType, *, what: str) -> str:
-    """The elements of ``flat`` as JSON, without brackets; in pieces, each of which lets other threads go on."""
+    """Return the elements of ``flat`` as JSON, without brackets; in pieces, each of which lets other threads go on."""
     pieces = (flat[start : start + _PIECE] for start in range(0, len(flat), _PIECE))
     return ",".join(_ENCODER.encode(to_values(piece, datatype, what=what))[1:-1] for piece in pieces)
 
 
 def parameters_of(node: Mapping[str, Any], what: str) -> dict[str, Parameter]:
-    """The ``parameters`` of a JSON object; none if it has none.
+    """Return the ``parameters`` of a JSON object; none if it has none.
 
     Raises:
         InvalidInputError: they are no object, or one of them is not a string, a number or true or false.
@@ -152,7 +152,7 @@ def parameters_of(node: Mapping[str, Any], what: str) -> dict[str, Parameter]:
 def _inputs(
     nodes: Sequence[Mapping[str, Any]], rest: memoryview, arrays: Mapping[str, Array]
 ) -> tuple[list[WireTensor], int]:
-    """The tensors, and the size of what reading their bytes goes through."""
+    """Return the tensors, and the size of the data that reading them goes through."""
     tensors, offset, size = list[WireTensor](), 0, 0
     left = dict(arrays)
     for node in nodes:

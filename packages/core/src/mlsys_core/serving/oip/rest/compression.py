@@ -13,7 +13,7 @@ _MIN_NBYTES = 1024  # a smaller response gains nothing
 
 
 def decompressed(body: bytes, encoding: str, *, max_nbytes: int) -> bytes:
-    """What ``body`` was before it was compressed.
+    """Return ``body`` as it was before compression.
 
     Raises:
         HttpError: 415, another encoding than gzip and deflate; 413, it is larger than ``max_nbytes``.
@@ -41,7 +41,7 @@ def decompressed(body: bytes, encoding: str, *, max_nbytes: int) -> bytes:
 
 
 def compressed(body: bytes, accept_encoding: str) -> tuple[bytes, str | None]:
-    """``body``, compressed if the client takes it and it gets smaller, and the encoding.
+    """Return ``body``, compressed if the client takes it and it gets smaller, and the encoding.
 
     Example:
         >>> compressed(b"x" * 4096, "deflate, gzip;q=0")[1], compressed(b"x", "gzip")[1]

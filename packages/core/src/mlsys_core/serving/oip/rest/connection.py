@@ -1,4 +1,4 @@
-"""The body of a request without needless copies, and the news that its client has left, without a task per request."""
+"""Reading a body without needless copies, and detecting that a client has left, without a task per request."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _WATCH_AFTER_S = 0.02  # most answers are there before; until then nobody listen
 
 
 async def body_of(receive: Receive, *, declared_nbytes: int, header_nbytes: int) -> memoryview:
-    """The whole body, as sent.
+    """Return the whole body, as sent.
 
     Args:
-        receive: of a request of whose body nothing has been read.
-        declared_nbytes: its ``Content-Length``, which has been held against the limit; 0: not known.
-        header_nbytes: length of the JSON at its start. If the body comes in more than one part, what follows the JSON
-            begins at a multiple of 64 in memory, so that tensors need no second copy.
+        receive: of a request whose body is unread.
+        declared_nbytes: its ``Content-Length``, already checked against the limit; 0: not known.
+        header_nbytes: length of the JSON at its start. If the body comes in more than one part, the data after the
+            JSON begin at a multiple of 64 in memory, so that tensors need no second copy.
 
     Raises:
         ClientDisconnectedError: the client left before the body's end.
@@ -56,7 +56,7 @@ def _aligned(nbytes: int, header_nbytes: int) -> memoryview:
 
 
 async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
-    """``await work``, cancelled where it stands if the client leaves meanwhile; the body has been read.
+    """Await ``work``, cancelled where it stands if the client leaves meanwhile; the body has been read.
 
     Raises:
         ClientDisconnectedError: it left, and ``work`` has cleaned up.

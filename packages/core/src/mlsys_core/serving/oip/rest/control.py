@@ -1,4 +1,4 @@
-"""REST routes beside inference: health, metadata, configuration, statistics, the repository, what is not supported."""
+"""REST routes beside inference: health, metadata, configuration, statistics, the repository, unsupported ones."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def control_router(repository: ModelRepository, readiness: Readiness, *, model_c
 
 
 def check_model_control(model_control: bool) -> None:
-    """Refuse to load or unload where the operator did not ask for it.
+    """Refuse to load or unload models unless the operator allowed it.
 
     Raises:
         HttpError: 403.
@@ -115,7 +115,7 @@ def check_model_control(model_control: bool) -> None:
 
 
 def refuse_load_parameters(parameters: object) -> None:
-    """Configuration and files that come with a load request are refused: a model is what its source holds.
+    """Refuse configuration and files that come with a load request: a model is as its source holds it.
 
     Raises:
         UnsupportedError: there are some.

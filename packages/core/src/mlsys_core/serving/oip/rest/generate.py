@@ -20,7 +20,7 @@ from mlsys_core.serving.oip.tensors import from_values, to_values
 
 
 def decode_generate(request: object, version: Version) -> WireRequest:
-    """The request in a parsed JSON body.
+    """Return the request in a parsed JSON body.
 
     Raises:
         InvalidInputError: it is no object, or a field of it is not what the model takes.
@@ -39,7 +39,7 @@ def decode_generate(request: object, version: Version) -> WireRequest:
 
 
 def encode_generate(answer: Answer) -> dict[str, Any]:
-    """The JSON of one response.
+    """Return the JSON of one response.
 
     Raises:
         InvalidInputError: JSON cannot hold an output.
@@ -73,7 +73,7 @@ def _reader(values: list[Any]) -> Callable[[DataType, Sequence[int], str], Array
 
 
 def _shape(values: list[Any]) -> list[int]:
-    """The shape of nested lists, by their first elements."""
+    """Return the shape of nested lists, by their first elements."""
     shape: list[int] = []
     node: Any = values
     while isinstance(node, list):

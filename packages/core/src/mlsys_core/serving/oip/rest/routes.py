@@ -29,7 +29,7 @@ _HEADER_LENGTH = b"inference-header-content-length"
 
 
 def inference_routes(engine: Engine, config: HttpConfig) -> list[Route]:
-    """The routes, for models with and without a version in the path."""
+    """Return the routes, for models with and without a version in the path."""
     endpoints: dict[str, ASGIApp] = {
         "infer": _Infer(engine, config.max_body_nbytes),
         "generate": _Generate(engine, config.max_body_nbytes),
@@ -43,7 +43,7 @@ def inference_routes(engine: Engine, config: HttpConfig) -> list[Route]:
 
 
 class _NamedRoute(Route):
-    """Tells its template to metrics and logs, as FastAPI's routes do."""
+    """A route that gives its template to metrics and logs, as FastAPI's routes do."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, child_scope = super().matches(scope)
@@ -53,7 +53,7 @@ class _NamedRoute(Route):
 
 
 class _Endpoint:
-    """What the three have in common. An ASGI application, so that errors reach the app's own answers at once.
+    """Base of the three inference endpoints. An ASGI application, so that errors reach the app's own answers at once.
 
     Args:
         engine: runs inference.
@@ -69,7 +69,7 @@ class _Endpoint:
         return self._engine.repository.find(parameters["model"], parameters.get("version", ""))
 
     async def _body(self, headers: dict[bytes, bytes], receive: Receive, header_nbytes: int | None) -> memoryview:
-        """The body as it was before compression."""
+        """Return the body as it was before compression."""
         declared_nbytes = int(headers.get(b"content-length", b"0"))
         encoding = headers.get(b"content-encoding", b"identity").decode("latin-1").strip().lower()
         if encoding in ("identity", ""):
@@ -81,7 +81,10 @@ class _Endpoint:
     async def _answers(
         self, scope: Scope, receive: Receive, headers: dict[bytes, bytes]
     ) -> tuple[AsyncGenerator[Answer, None], Answer | None]:
-        """The stream of a generate request and its first answer: until then an error still has its own status."""
+        """Return the stream of a generate request and its first answer.
+
+        Until the first answer an error still has its own status.
+        """
         started_s = self._engine.now()
         version = self._version(scope)
         body = bytes(await self._body(headers, receive, None))
@@ -107,7 +110,7 @@ class _Endpoint:
 
 class _Infer(_Endpoint):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """``POST /v2/models/{model}[/versions/{version}]/infer``."""
+        """Serve ``POST /v2/models/{model}[/versions/{version}]/infer``."""
         started_s = self._engine.now()
         headers = dict(scope["headers"])
         version = self._version(scope)
@@ -128,7 +131,7 @@ class _Infer(_Endpoint):
 
 class _Generate(_Endpoint):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """``POST .../generate``: exactly one response."""
+        """Serve ``POST .../generate``: exactly one response."""
         headers = dict(scope["headers"])
         answers, first = await self._answers(scope, receive, headers)
         try:
@@ -144,7 +147,7 @@ class _Generate(_Endpoint):
 
 class _GenerateStream(_Endpoint):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """``POST .../generate_stream``: server-sent events, one for each response."""
+        """Serve ``POST .../generate_stream``: server-sent events, one for each response."""
         answers, first = await self._answers(scope, receive, dict(scope["headers"]))
 
         async def events() -> AsyncGenerator[bytes, None]:
