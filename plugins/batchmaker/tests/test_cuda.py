@@ -1,4 +1,4 @@
-"""What a CUDA worker adds to core's stream executor, and the whole engine on a GPU where there is one."""
+"""A CUDA worker's additions to core's stream executor, and the whole engine on a GPU where there is one."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ from mlsys_batchmaker.workers.worker import Worker
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """How a model is run.
+    """Settings for running a model.
 
     Raises:
         InvalidInputError: a number is below 1.
@@ -66,7 +66,7 @@ class EngineConfig:
         self.scheduling()  # checks the others
 
     def scheduling(self) -> SchedulerConfig:
-        """What the scheduler needs to know."""
+        """Return the settings of the scheduler."""
         return SchedulerConfig(
             max_tasks_to_submit=self.max_tasks_to_submit,
             forming=self.executor,
@@ -78,7 +78,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a request got, and how long it took."""
+    """Outputs of a request, and the times it took."""
 
     outputs: Payload
     result: CellResult
@@ -236,7 +236,7 @@ class Engine:
         return future
 
     def cancel(self, request_id: str) -> None:
-        """The request leaves; its future raises :class:`CancelledError`, unless it was cancelled itself."""
+        """Cancel a request; its future raises :class:`CancelledError`, unless it was cancelled itself."""
         self._loop.cancel(request_id)
 
     def drain(self, timeout_s: float | None = None) -> bool:

@@ -77,7 +77,7 @@ class Broken(BeamSearch):
     """Cannot go on with requests of three words."""
 
     def extend(self, request, parts, graph) -> bool:
-        """As a beam search, mostly."""
+        """Refuse three words; extend others as a beam search does."""
         if len(request["words"]) == 3:
             raise InvalidInputError("three words are too many")
         return super().extend(request, parts, graph)

@@ -63,7 +63,7 @@ def structure(rng: np.random.Generator, count: int, *, is_chain: bool, must_conn
 def packed(
     rng: np.random.Generator, cells: np.ndarray, codes: np.ndarray, results: np.ndarray, *, must_connect: bool
 ) -> bytes:
-    """As one part a node, or a part for nodes of one cell that follow each other; wires as nodes or as codes."""
+    """Pack one part for each node, or for each run of nodes of one cell; wires are nodes or codes."""
     starts = [0, *(1 + np.flatnonzero(np.diff(cells))), len(cells)] if rng.random() < 0.5 else range(len(cells) + 1)
     parts = []
     for start, end in pairwise(starts):
@@ -101,7 +101,7 @@ def require_same(given_structure: bytes) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 7, 300])
 def test_graphs_of_chains_and_wires(size: int):
-    """What ``chain`` and ``add_many`` ask for, in every form of a part; 300 nodes outgrow the room made first."""
+    """Plan what ``chain`` and ``add_many`` ask for, in every form of a part; 300 nodes outgrow the room made first."""
     graph = CellGraph(LAYOUT)
     encoder = graph.chain("one", size, each={"word": range(size)}, carry={"h": "h"}, first={"h": [1.0, 2.0]})
     both = range(encoder.start, encoder.start + size)

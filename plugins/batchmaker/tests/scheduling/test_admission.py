@@ -1,4 +1,4 @@
-"""Who is let in, who waits for room and in what order, and requests that grow part by part."""
+"""Admission: requests let in, requests that wait for room and their order, requests that grow part by part."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_constants_go_to_the_requests_own_rows(compiled: bool):
 
 @both
 def test_leaving_early_takes_what_is_ready_along(compiled: bool):
-    """Of a request with several cell types ready, none runs any more; of others all do."""
+    """Cancel a request with several cell types ready: none of its cells runs any more; all cells of others do."""
     scheduler = scheduler_of(compiled, 65, config=SchedulerConfig(max_tasks_to_submit=1))
     for name in ("a", "b"):
         scheduler.add(fan(OF, name, 2), 0.0)

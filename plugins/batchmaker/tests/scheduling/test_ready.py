@@ -22,7 +22,7 @@ ACTS = st.one_of(
 
 
 def held(queue: Queue) -> list[tuple[int, int]]:
-    """What compiled code would read of the queue: (node, rank), first to last."""
+    """Return the queue as compiled code reads it: (node, rank), first to last."""
     columns = []
     for address in (queue.nodes, queue.ranks):
         memory = (ctypes.c_int64 * queue.room).from_address(address)

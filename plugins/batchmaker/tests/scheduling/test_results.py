@@ -82,7 +82,7 @@ def chain_of(cells: list[str]) -> CellGraph:
 
 
 def test_a_request_gets_its_results_in_the_order_it_asked_for():
-    """Of one cell and of several, all and only those that are there."""
+    """Read results of one cell and of several: all and only those that are there."""
     for cells in (["word"] * 3, ["word", "vector", "word", "pair"]):
         graph = chain_of(cells)
         plan = Planner(LAYOUT).plan(graph)

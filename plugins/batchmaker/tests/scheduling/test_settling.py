@@ -1,4 +1,4 @@
-"""What a completed round means for its requests: who is done, who failed, and what is counted."""
+"""Effects of a completed round on its requests: finished ones, failed ones, and the counters."""
 
 from __future__ import annotations
 

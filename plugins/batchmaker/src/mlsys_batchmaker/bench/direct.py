@@ -23,7 +23,7 @@ _WORDS = 1 << 18  # of words: 512 sentences of 512
 
 
 def packed(cell: Cell) -> PackedCell:
-    """The cell's loops.
+    """Return the cell's compiled loops.
 
     Raises:
         MissingDependencyError: there is no C++ compiler.
@@ -62,7 +62,7 @@ class Chains:
 
 
 def lstm(model: Model, *, pads: bool = True) -> Callable[[], Compute]:
-    """A sequence encoder: all rows to the padded length, or each to its own."""
+    """Return a maker of sequence encoders that run all rows to the padded length, or each row to its own."""
 
     def make() -> Compute:
         chains = Chains(model.cells[0])
@@ -80,7 +80,10 @@ def lstm(model: Model, *, pads: bool = True) -> Callable[[], Compute]:
 
 
 def seq2seq(model: Model) -> Callable[[], Compute]:
-    """Encoder, then decoder for as many steps as the longest; rows of the encoder drop out at their ends."""
+    """Return a maker of encoder and decoder; the decoder takes as many steps as the longest row needs.
+
+    Rows of the encoder drop out at their ends.
+    """
     go = model.architecture.config()["go"]
 
     def make() -> Compute:

@@ -22,7 +22,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How large the experiments are."""
+    """Sizes of the experiments."""
 
     hidden: int
     num_requests: int
@@ -74,7 +74,7 @@ def sweep(
 
 
 def peak(make: systems.Make, requests: Sequence[Request]) -> float:
-    """Requests a second when all are there at once."""
+    """Measure the throughput, in requests a second, when all requests arrive at once."""
     return run("peak", make, requests, poisson_arrivals(len(requests), INF, 0)).throughput_rps
 
 
@@ -117,7 +117,7 @@ def figure7(scale: Scale, max_batch: int) -> Shown:
 
 
 def figure8(scale: Scale) -> Shown:
-    """The bucketed baseline with other widths."""
+    """Compare the bucketed baseline at several bucket widths."""
     model = lstm_model(num_words=workloads.NUM_WORDS, hidden_size=scale.hidden)
     contestants = {
         f"width {width}": systems.request_level(

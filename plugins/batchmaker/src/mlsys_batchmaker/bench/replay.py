@@ -52,7 +52,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a system made of one request."""
+    """Output of a system for one request, and the time it started."""
 
     output: NDArray[Any]
     started_s: float  # of the virtual clock
@@ -84,7 +84,7 @@ class CpuTime:
         self._ended_s = time.thread_time()
 
     def of(self, call: Callable[[Any], Any], argument: Any) -> tuple[Any, float]:
-        """The call's result, and its CPU time with all that was done since the last call."""
+        """Call it; return its result, and the CPU seconds of all that was done since the last call."""
         result = call(argument)
         end = time.thread_time()
         spent = max(1e-6, end - self._ended_s - self._reading_s)

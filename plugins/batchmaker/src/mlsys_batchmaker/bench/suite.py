@@ -28,7 +28,7 @@ FIGURES = ("3", "7", "8", "9", "11", "13", "14", "15")
 def scale_of(
     *, quick: bool, hidden: int | None = None, requests: int | None = None, trees: Path | None = None
 ) -> Scale:
-    """The scale asked for."""
+    """Return the scale that the options ask for."""
     scale = dataclasses.replace(QUICK if quick else FULL, trees=trees)
     if hidden is not None:
         scale = dataclasses.replace(scale, hidden=hidden)
@@ -36,7 +36,7 @@ def scale_of(
 
 
 def plan(scale: Scale, wanted: Sequence[str]) -> list[tuple[str, Callable[[], Shown]]]:
-    """The experiments of the figures ``wanted``, by name.
+    """Return the experiments of the figures ``wanted``, by name.
 
     Raises:
         InvalidInputError: there is no such figure.
@@ -80,5 +80,5 @@ def run_figures(context: BenchContext, scale: Scale, wanted: Sequence[str] = FIG
 
 
 def run(context: BenchContext) -> Section:
-    """The suite of ``mlsys bench batchmaker``."""
+    """Run the suite of ``mlsys bench batchmaker``."""
     return run_figures(context, scale_of(quick=context.is_quick))

@@ -113,7 +113,7 @@ def num_words(request: Request) -> int:
 
 
 def lstm_torch(model: Model) -> Callable[[], Compute]:
-    """Padded, as one call of ``nn.LSTM``."""
+    """Return a maker of padded runs of an LSTM, each as one call of ``nn.LSTM``."""
     cell: Any = model.cells[0].module
     hidden_size: int = cell.lstm.hidden_size
     fused: Any = nn.LSTM(hidden_size, hidden_size).eval()

@@ -25,10 +25,10 @@ _MANY_WEIGHTS = 1 << 20  # above which a cell is tried at fewer batch sizes
 
 
 class HasPorts(Protocol):
-    """What ``@cell`` asks of a module."""
+    """Module that ``@cell`` accepts: one that describes its ports."""
 
     def ports(self) -> tuple[Sequence[Port], Sequence[Port]]:
-        """Inputs, in the order of ``forward``'s arguments, and outputs."""
+        """Return the inputs, in the order of ``forward``'s arguments, and the outputs."""
         ...
 
 
@@ -39,7 +39,7 @@ class RunsSteps(Protocol):
     def run_steps(
         self, first: dict[int, Tensor], each: dict[int, Tensor], carry: Sequence[int], sizes: Sequence[int]
     ) -> list[list[Tensor]] | None:
-        """Outputs by step, of the first ``sizes[step]`` rows.
+        """Run several steps of chains; return the outputs by step, of the first ``sizes[step]`` rows.
 
         Args:
             first: by input that the chain carries, [b, ...].
@@ -141,7 +141,7 @@ def make_cell(
     batch_sizes: Sequence[int] = DEFAULT_BATCH_SIZES,
     check: bool = True,
 ) -> Cell:
-    """A cell type of a module that has ``ports()``.
+    """Make a cell type of a module that has ``ports()``.
 
     Args:
         name: unique in its model.
@@ -224,7 +224,7 @@ def require_rows_apart(made: Cell, run: Callable[..., Sequence[Tensor]]) -> None
 
 
 def export(made: Cell) -> torch.export.ExportedProgram:
-    """The cell's graph without its weights, which are its first input, for any batch size."""
+    """Export the cell's graph for any batch size; its first input takes the weights, which the graph does not hold."""
     holder = _Functional(made.module)
     weights = {name: tensor.detach() for name, tensor in made.module.state_dict().items()}
     batch = torch.export.Dim("batch", min=1, max=1 << 20)
@@ -258,7 +258,7 @@ def random_rows(port: Port, size: int, rng: torch.Generator) -> Tensor:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The dtype called ``name``."""
+    """Return the dtype called ``name``."""
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype)
     return dtype

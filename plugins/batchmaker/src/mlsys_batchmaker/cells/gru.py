@@ -37,7 +37,7 @@ class GRUWeights(nn.Module):
         return self.step(functional.linear(inputs, self.weight_ih, self.bias_ih), hidden)
 
     def step(self, from_inputs: Tensor, hidden: Tensor) -> Tensor:
-        """The recurrent half of a step, given the inputs' part of the gates [b, 3h]."""
+        """Compute the recurrent half of a step, given the inputs' part of the gates [b, 3h]."""
         from_hidden = functional.linear(hidden, self.weight_hh, self.bias_hh)
         size = 2 * self.hidden_size
         reset, update = torch.sigmoid(from_inputs[:, :size] + from_hidden[:, :size]).chunk(2, dim=1)

@@ -50,7 +50,7 @@ class LSTMCell(nn.Module):
 
     @staticmethod
     def from_torch(cell: nn.LSTMCell) -> LSTMCell:
-        """A cell with copies of the weights of ``cell``, in its dtype and on its device."""
+        """Make a cell with copies of the weights of ``cell``, in its dtype and on its device."""
         copied = LSTMCell(cell.input_size, cell.hidden_size).to(cell.weight_ih)
         bias = cell.bias_ih + cell.bias_hh if cell.bias else None
         return copied.load(cell.weight_ih, cell.weight_hh, bias)
@@ -91,7 +91,7 @@ class LSTMCell(nn.Module):
         return self.run_layer(each[0], first[1], first[2], sizes)
 
     def run_layer(self, inputs: Tensor, hidden: Tensor, state: Tensor, sizes: Sequence[int]) -> list[list[Tensor]]:
-        """Steps of this layer: the inputs' part of all steps is one multiplication.
+        """Run the steps of this layer; the inputs' part of all steps is one GEMM.
 
         Args:
             inputs: [steps, b, input].
@@ -123,14 +123,14 @@ class LSTMCell(nn.Module):
 
 
 def lstm_gates(gates: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """New hidden and cell state [b, h] of the gates' sums [b, 4h] (input, forget, candidate, output)."""
+    """Return the new hidden and cell state [b, h] for gate sums [b, 4h] (input, forget, candidate, output)."""
     keep_in, forget, candidate, keep_out = gates.chunk(4, dim=1)
     new_state = torch.sigmoid(forget) * state + torch.sigmoid(keep_in) * torch.tanh(candidate)
     return torch.sigmoid(keep_out) * torch.tanh(new_state), new_state
 
 
 def lstm_gates_in_place(gates: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The same with fewer temporaries, over contiguous gates."""
+    """Compute :func:`lstm_gates` with fewer temporaries, over contiguous gates."""
     size = state.shape[1]
     candidate = torch.tanh(gates[:, 2 * size : 3 * size])
     kept = torch.sigmoid(gates)
@@ -226,7 +226,7 @@ class StackedLSTMCell(nn.Module):
         self.hidden_size = hidden_size
 
     def ports(self) -> tuple[Sequence[Port], Sequence[Port]]:
-        """Inputs x, h0, c0, h1, c1, ...; outputs h0, c0, h1, c1, ...."""
+        """Return the inputs x, h0, c0, h1, c1, ...; and the outputs h0, c0, h1, c1, ...."""
         shape = (self.hidden_size,)
         states = [Port(f"{kind}{layer}", "float32", shape) for layer in range(len(self.layers)) for kind in "hc"]
         return [Port("x", "float32", (self.input_size,)), *states], states

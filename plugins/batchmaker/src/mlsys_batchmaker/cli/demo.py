@@ -96,7 +96,7 @@ def run(context: DemoContext) -> Section:
 
 
 def vars_of(run: replay.Run) -> dict[str, float]:
-    """A run's figures as plain numbers."""
+    """Return a run's figures as plain numbers."""
     return {
         "offered_rps": run.offered_rps,
         "p50": run.latency.p50,

@@ -51,7 +51,7 @@ class BeamSearch:
         self.max_steps = max_steps
 
     def unfold(self, request: Payload, graph: CellGraph) -> None:
-        """The encoder's chain and the first decoder step; :meth:`extend` does the rest."""
+        """Add the encoder's chain and the first decoder step; :meth:`extend` adds the rest."""
         words = sequence(request, "words")
         encoder = graph.chain("encoder", len(words), each={"word": words}, carry={"h": "h"})
         graph.result(graph.add("decoder", {"word": self.go, "h": encoder.last("h")}))
@@ -68,7 +68,7 @@ class BeamSearch:
         return True
 
     def finish(self, request: Payload, values: Sequence[Values]) -> Payload:
-        """The best hypothesis."""
+        """Return the best hypothesis."""
         parts: list[Sequence[Values]] = []
         at = 0
         while at < len(values):  # the first part has one row, others as many as hypotheses were alive
@@ -88,7 +88,7 @@ class BeamSearch:
         return {"width": self.width, "go": self.go, "eos": self.eos, "max_steps": self.max_steps}
 
     def _search(self, parts: Sequence[Sequence[Values]]) -> tuple[list[Hypothesis], list[Hypothesis]]:
-        """Who is alive and who has ended after ``parts``; nobody is alive who cannot become the best any more."""
+        """Split hypotheses into live and finished ones after ``parts``; drop those that cannot become the best."""
         alive, ended = [Hypothesis((), 0.0, 0)], []
         for step, part in enumerate(parts):
             grown = [
@@ -116,7 +116,7 @@ def beam_model(
     seed: int = 0,
     name: str = "beam",
 ) -> Model:
-    """Encoder and decoder of random weights."""
+    """Make an encoder and a decoder with random weights."""
     torch.manual_seed(seed)
     encoder = make_cell("encoder", WordGRUCell(num_words, hidden_size, hidden_size), batch_sizes=batch_sizes)
     decoder = make_cell(

@@ -17,7 +17,7 @@ def batch_sizes(max_batch: int) -> tuple[int, ...]:
 
 
 def make_model(name: str, *, hidden: int = 1024, max_batch: int = 64, seed: int = 0) -> Model:
-    """The model called ``name``; ``hidden`` and ``seed`` are of those with random weights.
+    """Make the model called ``name``; ``hidden`` and ``seed`` apply to models with random weights.
 
     Raises:
         InvalidInputError: there is no such model.

@@ -42,7 +42,7 @@ class Graphemes:
     outputs: tuple[Tensor, ...] = (Tensor("phonemes", "bytes", (-1,)),)
 
     def unfold(self, request: Payload, graph: CellGraph) -> None:
-        """A chain over the letters and the end of the word, then at most 20 phonemes."""
+        """Add a chain over the letters and the end of the word, then at most 20 phonemes."""
         letters = encode(word_of(request))
         encoder = graph.chain("encoder", len(letters), each={"word": letters}, carry={"h": "h"})
         first: dict[str, Wire | ArrayLike] = {"word": _START, "h": encoder.last("h")}
@@ -60,7 +60,7 @@ class Graphemes:
         return {"phonemes": np.array(names, dtype=object)}
 
     def example(self) -> Payload:
-        """A word."""
+        """Return a word."""
         return {"word": np.array([b"cell"], dtype=object)}
 
     def config(self) -> Mapping[str, Any]:
@@ -69,7 +69,7 @@ class Graphemes:
 
 
 def word_of(request: Payload) -> str:
-    """The request's word.
+    """Return the request's word.
 
     Raises:
         InvalidInputError: there is none, it is empty, longer than 100 letters, or no UTF-8.
@@ -92,7 +92,7 @@ def encode(word: str) -> np.ndarray:
 
 
 def g2p_model(checkpoint: Path, *, batch_sizes: Sequence[int] = DEFAULT_BATCH_SIZES, name: str = "g2p-en") -> Model:
-    """The model with the weights of ``checkpoint20.npz``.
+    """Load the model with the weights of ``checkpoint20.npz``.
 
     Raises:
         InvalidInputError: the file has other tensors.

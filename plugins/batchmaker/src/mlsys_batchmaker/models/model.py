@@ -30,7 +30,7 @@ class Tensor:
 
 
 class Architecture(Protocol):
-    """What a model does with requests; its cells do the rest."""
+    """Requests and answers of a model; its cells compute what lies between."""
 
     name: str  # in the manifest
     inputs: tuple[Tensor, ...]
@@ -45,15 +45,15 @@ class Architecture(Protocol):
         ...
 
     def finish(self, request: Payload, values: Sequence[Values]) -> Payload:
-        """The answer from the results of the nodes, in the order they were asked for."""
+        """Return the answer for the results of the nodes, in the order they were asked for."""
         ...
 
     def example(self) -> Payload:
-        """A small request, to try the model with."""
+        """Return a small request, to try the model with."""
         ...
 
     def config(self) -> Mapping[str, Any]:
-        """What makes this architecture again, as JSON."""
+        """Return the arguments that make this architecture again, as JSON."""
         ...
 
 
@@ -83,7 +83,7 @@ class Alike(Protocol):
     """An architecture that says which requests unfold alike, so that only the first of them is unfolded."""
 
     def structure_key(self, request: Payload) -> tuple[Hashable, Sequence[ArrayLike]]:
-        """What the request's structure follows from, and its own numbers.
+        """Return a key of the request's structure, and the request's own rows.
 
         Requests of equal keys unfold to one structure with equal constants, but for the rows that ``unfold`` names as
         ``each`` of a chain or of nodes; those are given here, in the same order.
@@ -96,14 +96,14 @@ class Alike(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Form:
-    """What requests of one key have in common."""
+    """Plan and constants that requests of one key share."""
 
     plan: Plan
     constants: list[list[NDArray[np.generic]]]  # of the first of them
     given: list[tuple[int, int, Port]]  # of those, what each request has of its own: bank, place, port
 
     def fill(self, rows: Sequence[ArrayLike]) -> list[list[NDArray[np.generic]]]:
-        """The constants of another one."""
+        """Return the constants with the rows of another request in place of the first one's."""
         constants = [own.copy() for own in self.constants]
         for (bank, place, port), own in zip(self.given, rows, strict=True):
             constants[bank][place] = port.check(np.asarray(own), len(constants[bank][place]))
@@ -152,7 +152,7 @@ class Model:
             raise InvalidInputError(f"model {name!r}: its own example request does not unfold: {error}") from error
 
     def unfold(self, request: Payload) -> Unfolded:
-        """The request's cell graph, planned. From any thread.
+        """Unfold the request into a planned cell graph; any thread may call this.
 
         Raises:
             InvalidInputError: the request is not acceptable: see the message.
@@ -177,7 +177,7 @@ class Model:
             return self._planner.plan(graph), graph
 
     def _learn(self, request: Payload, key: Hashable, rows: Sequence[ArrayLike]) -> _Form:
-        """The form of the first request of a key."""
+        """Make the form of the first request of a key."""
         plan, graph = self._unfold(request)
         own = [graph.constants[bank][place] for bank, place, _ in graph.given]
         if len(own) != len(rows) or not all(a is b or np.array_equal(a, b) for a, b in zip(own, rows, strict=True)):

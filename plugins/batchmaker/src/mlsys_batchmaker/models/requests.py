@@ -12,7 +12,7 @@ Ints = NDArray[np.int64]
 
 
 def sequence(request: Payload, name: str) -> NDArray[np.generic]:
-    """The tensor ``name``, at least one step long.
+    """Return the tensor ``name``, at least one step long.
 
     Raises:
         InvalidInputError: it is missing, empty, or a single number.
@@ -26,7 +26,7 @@ def sequence(request: Payload, name: str) -> NDArray[np.generic]:
 
 
 def number(request: Payload, name: str, default: int, *, low: int, high: int) -> int:
-    """The whole number ``name``, or ``default``.
+    """Return the whole number ``name``, or ``default``.
 
     Raises:
         InvalidInputError: it is no whole number from ``low`` to ``high``.

@@ -44,7 +44,7 @@ class SequenceEncoder:
         return len(words), (words,)
 
     def finish(self, request: Payload, values: Sequence[Values]) -> Payload:
-        """The state of the last step."""
+        """Return the state of the last step."""
         return {"hidden": np.asarray(values[-1][0])}
 
     def example(self) -> Payload:
@@ -89,13 +89,13 @@ class Seq2Seq:
         return (len(words), steps), (words,)
 
     def _sizes(self, request: Payload) -> tuple[NDArray[np.generic], int]:
-        """The words, and how many steps the decoder may take."""
+        """Return the words, and how many steps the decoder may take."""
         words = sequence(request, "words")
         bound = min(len(words) + self.extra_steps, self.max_steps)
         return words, number(request, "steps", bound, low=1, high=self.max_steps)
 
     def finish(self, request: Payload, values: Sequence[Values]) -> Payload:
-        """The words, the one that stopped the decoder included."""
+        """Return the words, including the one that stopped the decoder."""
         return {"words": np.array([value[0] for value in values], dtype=np.int64)}
 
     def example(self) -> Payload:
@@ -115,7 +115,7 @@ def lstm_model(
     seed: int = 0,
     name: str = "lstm",
 ) -> Model:
-    """A sequence encoder of random weights."""
+    """Make a sequence encoder with random weights."""
     torch.manual_seed(seed)
     cell = make_cell("lstm", WordLSTMCell(num_words, hidden_size), results=["h"], batch_sizes=batch_sizes)
     return Model(name, [cell], SequenceEncoder(hidden_size))
@@ -131,7 +131,7 @@ def seq2seq_model(
     seed: int = 0,
     name: str = "seq2seq",
 ) -> Model:
-    """Encoder and decoder of random weights; ``eos=None``: the decoder takes every step it may."""
+    """Make an encoder and a decoder with random weights; with ``eos=None`` the decoder takes every step it may."""
     torch.manual_seed(seed)
     encoder = make_cell("encoder", WordLSTMCell(num_words, hidden_size), batch_sizes=encoder_batch_sizes)
     decoder = make_cell(

@@ -53,14 +53,14 @@ class SpeakerEncoder:
     outputs: tuple[Tensor, ...] = (Tensor("embedding", "float32", (EMBEDDING,)),)
 
     def unfold(self, request: Payload, graph: CellGraph) -> None:
-        """A chain over the frames, then the head."""
+        """Add a chain over the frames, then the head."""
         mels = sequence(request, "mels")
         states = [f"{kind}{layer}" for layer in range(NUM_LAYERS) for kind in "hc"]
         frames = graph.chain("frame", len(mels), each={"x": mels}, carry={name: name for name in states})
         graph.result(graph.add("head", {"h": frames.last(f"h{NUM_LAYERS - 1}")}))
 
     def finish(self, request: Payload, values: Sequence[Values]) -> Payload:
-        """The embedding."""
+        """Return the embedding."""
         return {"embedding": np.asarray(values[0][0])}
 
     def example(self) -> Payload:
@@ -75,7 +75,7 @@ class SpeakerEncoder:
 def speaker_model(
     checkpoint: Path, *, batch_sizes: Sequence[int] = DEFAULT_BATCH_SIZES, name: str = "resemblyzer"
 ) -> Model:
-    """The model with the weights of ``pretrained.pt``.
+    """Load the model with the weights of ``pretrained.pt``.
 
     Raises:
         InvalidInputError: the file has other tensors.

@@ -133,7 +133,7 @@ def save_model(model: Model, directory: Path) -> Path:
 
 
 def load_model(directory: Path, *, name: str | None = None, trust_code: bool = False) -> Model:
-    """The model in ``directory``.
+    """Load the model in ``directory``.
 
     Args:
         directory: holds a manifest.
@@ -223,7 +223,7 @@ def _require_sizes(kind: type[nn.Module], sizes: Mapping[str, int], weights: Map
 
 
 def _require_equal(cell: Cell, exported: Cell) -> None:
-    """The class and the exported graph give the same."""
+    """Check that the class and the exported graph give equal numbers, within a tolerance."""
     inputs = cell.example(3)
     with torch.inference_mode():
         pairs = zip(cell.run(*inputs), exported.run(*inputs), strict=True)

@@ -41,7 +41,7 @@ class BinaryTree:
         self.outputs: tuple[Tensor, ...] = (Tensor("hidden", "float32", (hidden_size,)),)
 
     def unfold(self, request: Payload, graph: CellGraph) -> None:
-        """A leaf cell for each word, an inner cell for each pair."""
+        """Add a leaf cell for each word, and an inner cell for each pair."""
         words = sequence(request, "words")
         children = np.asarray(request.get("children", np.empty((0, 2), dtype=np.int64)))
         count = len(words)
@@ -69,7 +69,7 @@ class BinaryTree:
         return (len(words), children.shape, children.dtype.char, children.tobytes()), (words,)
 
     def finish(self, request: Payload, values: Sequence[Values]) -> Payload:
-        """The root's state."""
+        """Return the root's state."""
         return {"hidden": np.asarray(values[0][0])}
 
     def example(self) -> Payload:
@@ -89,7 +89,7 @@ def tree_model(
     seed: int = 0,
     name: str = "tree-lstm",
 ) -> Model:
-    """A TreeLSTM of random weights; inner cells go before leaves."""
+    """Make a TreeLSTM with random weights; inner cells go before leaves."""
     torch.manual_seed(seed)
     leaf = make_cell("leaf", TreeLeafCell(num_words, hidden_size), batch_sizes=batch_sizes)
     inner = make_cell("inner", TreeInnerCell(hidden_size), priority=1, batch_sizes=batch_sizes)
@@ -97,7 +97,7 @@ def tree_model(
 
 
 def parse_tree(text: str, words: Mapping[str, int]) -> Payload:
-    """A tree in the brackets of the Stanford TreeBank, ``(3 (2 a) (4 (3 lovely) (2 film)))``; labels are ignored.
+    """Parse a tree of the Stanford TreeBank, ``(3 (2 a) (4 (3 lovely) (2 film)))``; labels are ignored.
 
     Args:
         text: one tree.
@@ -135,7 +135,7 @@ def parse_tree(text: str, words: Mapping[str, int]) -> Payload:
 
 
 def random_tree(rng: np.random.Generator, *, num_leaves: int, num_words: int) -> Payload:
-    """A binary tree of random shape: neighbours are joined at random places."""
+    """Return a binary tree of random shape: neighbours are joined at random places."""
     roots = list(range(num_leaves))
     children = []
     for number in range(num_leaves - 1):
@@ -147,6 +147,6 @@ def random_tree(rng: np.random.Generator, *, num_leaves: int, num_words: int) ->
 
 
 def complete_tree(num_leaves: int, words: np.ndarray) -> Payload:
-    """The complete binary tree of a power of two leaves."""
+    """Return the complete binary tree of a power of two leaves."""
     children = np.arange(2 * num_leaves - 2).reshape(-1, 2)
     return {"words": words, "children": children}

@@ -1,4 +1,4 @@
-"""What a cell tells of itself so that it can run as compiled loops: its kind and its weights, by gate."""
+"""Description of a cell for the compiled loops: its kind, and its weights by gate."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Task(Structure):
 
 @cache
 def load(flags: tuple[str, ...] = ()) -> Any:
-    """The library, compiled for this machine on the first call ever.
+    """Load the library; the first call ever compiles it for this machine.
 
     Args:
         flags: for the compiler, beside the usual ones: a test may ask for another machine's width.
@@ -94,10 +94,10 @@ def load(flags: tuple[str, ...] = ()) -> Any:
 
 
 def pointers(addresses: list[int]) -> Any:
-    """An array of addresses."""
+    """Return an array of addresses for C."""
     return (ctypes.c_void_p * len(addresses))(*addresses)
 
 
 def numbers(values: list[int]) -> Any:
-    """An array of int64."""
+    """Return an array of int64 for C."""
     return (ctypes.c_int64 * len(values))(*values)

@@ -149,7 +149,7 @@ class Runner:
         return skipped
 
     def carries(self, carry: Sequence[int]) -> bool:
-        """Whether it can run several steps of chains that carry so: input -> output of the step before, or -1."""
+        """Return whether it can run several steps of chains with this carry: input -> output of the last step, or -1."""
         if self.cell.kind.startswith("tree"):
             return False
         states = len(self.cell.hidden_sizes) * (1 if self.cell.kind == "gru" else 2)
@@ -157,7 +157,7 @@ class Runner:
         return tuple(carry) == (*((0,) if words else (-1,)), *range(words, words + states))
 
     def results(self, output: int, steps: Ints, rows: Ints) -> NDArray[np.generic]:
-        """Of the latest task, output ``output`` (a word or a hidden state) after those steps of those rows."""
+        """Return output ``output`` (a word or a hidden state) of the latest task, after those steps of those rows."""
         layer = self.layer_of(output)
         if not len(rows):
             return np.empty(
@@ -175,18 +175,18 @@ class Runner:
         return found
 
     def layer_of(self, output: int) -> int:
-        """The layer whose hidden state an output is; -1: it is the word."""
+        """Return the layer of the hidden state that an output is; -1 for the word."""
         number = output - int(self.cell.has_words)
         return number if number < 0 or self.cell.kind == "gru" else number // 2
 
 
 def gives(cell: PackedCell, output: int) -> bool:
-    """Whether :meth:`Runner.results` has that output at every step: words and hidden states, not cell states."""
+    """Return whether :meth:`Runner.results` has that output at every step: words and hidden states, not cell states."""
     return cell.kind == "gru" or output - int(cell.has_words) < 0 or (output - int(cell.has_words)) % 2 == 0
 
 
 def pack_or_none(form: Form, *, stop: int | None = None) -> PackedCell | None:
-    """The packed cell; None where there is no compiler, or the weights are not float32 on the CPU."""
+    """Pack the cell; None where there is no compiler, or the weights are not float32 on the CPU."""
     tensors = [form.layers[0].bias, *(layer.from_hidden for layer in form.layers)]
     if any(each is not None and (each.dtype != torch.float32 or each.device.type != "cpu") for each in tensors):
         return None

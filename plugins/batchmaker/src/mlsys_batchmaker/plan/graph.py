@@ -37,7 +37,7 @@ class Chain:
     length: int
 
     def last(self, output: str) -> Wire:
-        """That output of its last node."""
+        """Return that output of its last node."""
         return Wire(self.start + self.length - 1, output)
 
 
@@ -159,7 +159,7 @@ class CellGraph:
         return Chain(self._keep(number, length, part), length)
 
     def result(self, what: Wire | Chain | int) -> None:
-        """The request gets the results (``CellSpec.results``) of a node, or of every node of a chain."""
+        """Give the request the results (``CellSpec.results``) of a node, or of every node of a chain."""
         if isinstance(what, Chain):
             first, stop = what.start, what.start + what.length
         else:
@@ -200,7 +200,7 @@ class CellGraph:
         return start
 
     def _first(self, number: int, inputs: Mapping[str, Wire | ArrayLike]) -> list[tuple[int, int]]:
-        """What feeds one node: (input, code)."""
+        """Return the sources of one node's inputs: (input, code)."""
         place = self.layout.input_place
         return [(at := place(number, name), self._code(number, at, value)) for name, value in inputs.items()]
 
@@ -218,7 +218,7 @@ class CellGraph:
         return 1 + nodes * self.layout.num_outputs + numbers
 
     def _place_of_output(self, node: int, output: str) -> int:
-        """Where ``output`` stands among the outputs of a node's cell, or of the last cell that has it."""
+        """Return the place of ``output`` among the outputs of a node's cell, or of the last cell that has it."""
         places = self.layout.places_of_output(output)
         at_last = next(reversed(places.values()))  # of nodes to come: the planner checks that it fits
         if not 0 <= node < self.num_nodes:

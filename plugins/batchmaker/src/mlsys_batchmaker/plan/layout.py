@@ -1,4 +1,4 @@
-"""Where values live: one *bank* of rows for each dtype and row shape that the cells of a model have.
+"""Places of values: one *bank* of rows for each dtype and row shape that the cells of a model have.
 
 A row holds one value: a constant of a request or an output of a node. Row 0 of every bank is all zeros and never
 written, so a missing input reads it. Cells of different types that pass values on share a bank, so a value is passed
@@ -58,7 +58,7 @@ class Layout:
         self.output_banks = self._table(banks, self.num_outputs, "outputs")  # [cells, num_outputs]
 
     def cell_number(self, name: str) -> int:
-        """The number of the cell called ``name``.
+        """Return the number of the cell called ``name``.
 
         Raises:
             InvalidInputError: the model has none.

@@ -34,7 +34,7 @@ NEVER = np.iinfo(np.int64).max // 2
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What subgraphs of one cell type are like in a structure."""
+    """Properties that the subgraphs of one cell type share in a structure."""
 
     cell: int
     carry: tuple[int, ...] | None  # a chain's input -> output of the node before, -1 for others; None: it is no chain;
@@ -45,7 +45,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """What the scheduler needs of a structure; shared by all requests that have it, so read only.
+    """Numbers of one structure that the scheduler needs; read only, since all requests of that structure share them.
 
     Nodes are renumbered: subgraph by subgraph in topological order, those that are ready at once first in each.
 
@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def node_bases(self) -> Ints:
-        """Of the same shape."""
+        """[n, COLUMNS + num_inputs + num_outputs]: places in ``bases`` of what is added to :attr:`nodes`."""
         size = self.num_nodes * self.num_columns
         return self.block[size : 2 * size].reshape(self.num_nodes, self.num_columns)
 
@@ -95,7 +95,7 @@ class Plan:
 
     @property
     def sub_bases(self) -> Ints:
-        """Of the same shape: to be added are 0, the start of its nodes, of its subgraphs, or its index."""
+        """[s, SUB_COLUMNS]: what is added to :attr:`subs`: 0, the start of its nodes or subgraphs, or its index."""
         size = self.num_subgraphs * SUB_COLUMNS
         return self._after_nodes(size, size).reshape(-1, SUB_COLUMNS)
 
@@ -115,5 +115,5 @@ class Plan:
 
 
 def only(cells: Sequence[int]) -> int | None:
-    """The cell that all are, if they are one."""
+    """Return the one cell that ``cells`` repeats, or None if they are several."""
     return cells[0] if len(set(cells)) == 1 else None

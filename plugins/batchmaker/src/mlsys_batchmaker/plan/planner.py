@@ -35,7 +35,7 @@ class Planner:
         self._plans: OrderedDict[bytes, Plan] = OrderedDict()
 
     def plan(self, graph: CellGraph) -> Plan:
-        """The plan of ``graph``. Not for several threads at once.
+        """Return the plan of ``graph``. Not for several threads at once.
 
         Raises:
             InvalidInputError: the graph has a cycle, is not connected, or wires what does not fit together.

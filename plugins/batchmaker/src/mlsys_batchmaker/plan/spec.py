@@ -1,4 +1,4 @@
-"""What is known of a cell without running it: its ports, its batch sizes, its priority.
+"""Facts about a cell that are known without running it: its ports, its batch sizes, its priority.
 
 The pure half of a cell; the module that computes is in :mod:`mlsys_batchmaker.cells.cell`.
 """
@@ -129,7 +129,7 @@ class CellSpec:
         return self.batch_sizes[0]
 
     def padded(self, size: int) -> int:
-        """The smallest supported batch size that takes ``size`` rows."""
+        """Return the smallest supported batch size that takes ``size`` rows."""
         return next(supported for supported in self.batch_sizes if supported >= size)
 
     def input_index(self, name: str) -> int:

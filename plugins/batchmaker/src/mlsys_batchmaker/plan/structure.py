@@ -47,7 +47,7 @@ def pack_part(
 
 
 def pack_structure(num_nodes: int, parts: Sequence[bytes], ranges: Sequence[Pair], *, must_connect: bool) -> bytes:
-    """The whole of a graph.
+    """Pack a whole graph into bytes.
 
     Args:
         num_nodes: of all parts.

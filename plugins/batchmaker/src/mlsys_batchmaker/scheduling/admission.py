@@ -19,7 +19,7 @@ _RETRY_AFTER_S = 1.0
 
 
 class Admission:
-    """Who is here, who waits, and what each holds.
+    """Admitted requests, waiting requests, and the rows that each holds.
 
     Args:
         state: shared with forming and settling.
@@ -129,7 +129,7 @@ class Admission:
                 )
 
     def is_in_flight(self, live: Live) -> bool:
-        """Whether a worker has cells of ``live``."""
+        """Return whether a worker has cells of ``live``."""
         tables = self._state.tables
         subs = slice(live.sub_start, live.sub_start + live.request.plan.num_subgraphs)
         return any(
@@ -153,7 +153,7 @@ class Admission:
         return True
 
     def _write(self, live: Live) -> None:
-        """The request's rows of the tables; what waits for nothing is ready."""
+        """Write the request's rows of the tables; nodes that wait for nothing become ready."""
         plan, state = live.request.plan, self._state
         bases = [*live.starts[:-4], 0, *live.starts[-4:]]
         if state.compiled is not None:

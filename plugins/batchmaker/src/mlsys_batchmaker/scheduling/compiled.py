@@ -47,7 +47,7 @@ class Cell(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Settled:
-    """What a completed task means to its requests, by their indices in the tables."""
+    """Effects of a completed task on its requests, by their indices in the tables."""
 
     started: list[int]  # the first task of one of their subgraphs
     cut: list[int]  # a chain of theirs has stopped
@@ -126,7 +126,7 @@ class Compiled:
                 self._library.batchmaker_add_more(self._former, is_sub, start + before, start + after)
 
     def forget(self, plan: Plan, node_start: int, sub_start: int) -> None:
-        """The request has left."""
+        """Forget the edges of a request that has left."""
         for is_sub, start, pairs in ((False, node_start, plan.more), (True, sub_start, plan.sub_more)):
             for before, _ in pairs:
                 self._library.batchmaker_drop_more(self._former, is_sub, start + before)
@@ -188,7 +188,7 @@ class Compiled:
         )
 
     def lose(self, worker: WorkerId) -> None:
-        """A task of ``worker`` failed: nothing goes on from it."""
+        """Drop the latest task of ``worker``, which failed: no task continues it."""
         self._library.batchmaker_lose(self._former, worker)
 
     def settle(self, task: Task, stop: tuple[NDArray[np.generic], int] | None) -> Settled:

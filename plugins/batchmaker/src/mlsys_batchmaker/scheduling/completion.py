@@ -1,4 +1,4 @@
-"""What a completed task means: results, stops, unpinning, subgraphs and requests that are finished (section 4.2)."""
+"""Effects of a completed task: results, stops, unpinning, finished subgraphs and requests (section 4.2)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def settle(
 def _fail_rows(
     state: State, admission: Admission, task: Task, failed: Mapping[int, Exception]
 ) -> list[Finished[CellResult]]:
-    """Requests whose rows failed leave; what else of theirs is in flight, this task too, is computed in vain."""
+    """Let requests leave whose rows failed; their other cells in flight, this task's too, are computed in vain."""
     finished: list[Finished[CellResult]] = []
     for row, error in failed.items():
         live = admission.by_index[int(state.tables.sub_request[task.subs[row]])]
@@ -56,7 +56,7 @@ def _fail_rows(
 
 
 def give_up(state: State, admission: Admission, batch: Round, error: BaseException) -> list[Finished[CellResult]]:
-    """A round failed: every request that had a cell in it leaves with ``error``."""
+    """Let every request leave with ``error`` that had a cell in this failed round."""
     state.last_nodes[batch.worker] = None
     if state.compiled is not None:
         state.compiled.lose(batch.worker)
@@ -126,7 +126,7 @@ def _settle_compiled(
     started_s: float,
     now: float,
 ) -> list[Finished[CellResult]]:
-    """What follows in this file, in one call for the tables."""
+    """Settle the task in one compiled call, to the effect of the other functions of this file."""
     spec = state.layout.cells[task.cell]
     stop = None if spec.stop is None else (results[spec.results.index(spec.stop.output)], spec.stop.value)
     settled = compiled.settle(task, stop)
@@ -140,7 +140,7 @@ def _settle_compiled(
 
 
 def _note_started(admission: Admission, requests: Iterable[int], started_s: float) -> None:
-    """Of requests whose first cells these may be."""
+    """Note the start of requests whose first cells these may be."""
     for index in requests:
         live = admission.by_index[index]
         if live.started_s is None:
@@ -150,7 +150,7 @@ def _note_started(admission: Admission, requests: Iterable[int], started_s: floa
 def _settle_stopping(
     state: State, admission: Admission, task: Task, results: tuple[NDArray[np.generic], ...], left: Ints
 ) -> Ints:
-    """The same for a cell whose chains may stop; returns the subgraphs that ended now."""
+    """Settle a task of a cell whose chains may stop; return the subgraphs that ended now."""
     spec, tables, subs = state.layout.cells[task.cell], state.tables, task.subs
     assert spec.stop is not None
     counts = np.full(task.size, task.steps) if task.lengths is None else task.lengths
@@ -225,7 +225,7 @@ def _end_requests(state: State, admission: Admission, indices: list[int], now: f
 
 
 def _end_settled(state: State, admission: Admission, settled: Settled, now: float) -> list[Finished[CellResult]]:
-    """The same of what compiled code found."""
+    """End the requests that compiled code found finished, as :func:`_end_requests` does."""
     lives = [admission.by_index[index] for index, *_ in settled.finished]
     cells = {live.request.plan.result_cell for live in lives}
     if len(cells) == 1 and None not in cells:
@@ -278,7 +278,7 @@ def _end_request(
 
 
 def _is_there(state: State, live: Live) -> NDArray[np.bool_] | None:
-    """Which of its results there are: those of a chain that stopped only up to the stop; None: all."""
+    """Return a mask of the results that there are: a chain that stopped has none after its stop; None for all."""
     if not live.is_cut:
         return None
     plan = live.request.plan

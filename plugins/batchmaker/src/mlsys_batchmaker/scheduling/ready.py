@@ -53,7 +53,7 @@ class ReadyNodes:
         self._ranks[start : self._queue.tail] = ranks
 
     def peek(self, limit: int) -> tuple[Ints, Ints]:
-        """Views of the first nodes, at most ``limit``, and their ranks."""
+        """Return views of the first nodes, at most ``limit``, and of their ranks."""
         head = self._queue.head
         end = min(head + limit, self._queue.tail)
         return self._nodes[head:end], self._ranks[head:end]

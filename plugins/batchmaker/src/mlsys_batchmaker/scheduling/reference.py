@@ -27,7 +27,7 @@ def count_ready(state: State, cell: int, worker: WorkerId, limit: int) -> int:
 
 
 def _windows(state: State, cell: int, limit: int) -> Iterator[Ints]:
-    """The ready nodes of a cell type piece by piece."""
+    """Yield the ready nodes of a cell type, window by window."""
     start = 0
     size = _WINDOW * limit
     while start < len(state.ready[cell]):
@@ -37,14 +37,14 @@ def _windows(state: State, cell: int, limit: int) -> Iterator[Ints]:
 
 
 def _is_open(state: State, nodes: Ints, worker: WorkerId) -> NDArray[np.bool_]:
-    """Whose subgraph is pinned to no worker or to this one."""
+    """Return a mask of the nodes whose subgraph is pinned to no worker or to this one."""
     pinned = state.tables.sub_pinned[state.tables.node_fixed[nodes, SUB]]
     is_open: NDArray[np.bool_] = (pinned == UNPINNED) | (pinned == worker)
     return is_open
 
 
 def _take(state: State, cell: int, worker: WorkerId, limit: int) -> tuple[Ints, Ints]:
-    """The first ``limit`` ready nodes that ``worker`` may take, and the ranks of their subgraphs; off the queue."""
+    """Pop the first ``limit`` ready nodes that ``worker`` may take; return them and their subgraphs' ranks."""
     ready = state.ready[cell]
     if len(state.devices) == 1:
         nodes, ranks = ready.peek(limit)
@@ -234,7 +234,7 @@ def _task(
 
 
 def _is_continued(state: State, cell: int, worker: WorkerId, nodes: Ints, ranks: Ints) -> bool:
-    """Whether each row goes on where the same row of the worker's task before ended."""
+    """Return whether each row goes on where the same row of the worker's task before ended."""
     before = state.last_nodes[worker]
     if before is None or before[0] != cell or len(before[1]) != len(nodes):
         return False

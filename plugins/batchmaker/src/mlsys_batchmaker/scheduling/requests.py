@@ -45,7 +45,7 @@ class CellRequest:
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """What a finished request gets. Times are seconds of the loop's clock."""
+    """Result of a finished request. Times are seconds of the loop's clock."""
 
     values: list[Values]  # of the nodes it asked for, in that order, part by part; a chain that stopped has no more
     # after its stop
@@ -56,7 +56,7 @@ class CellResult:
 
 
 class ValueStore(Protocol):
-    """Where the constants of an admitted request go: the state pools of all devices."""
+    """Destination of an admitted request's constants: the state pools of all devices."""
 
     def load(self, starts: Sequence[int], constants: Constants) -> None:
         """Write ``constants[bank]`` to the rows from ``starts[bank]`` on."""
@@ -87,5 +87,5 @@ class Live:
     is_cut: bool = False  # a chain of it has stopped, so some results do not exist
 
     def result(self, values: list[Values], now: float) -> CellResult:
-        """What it gets."""
+        """Return the result of the request."""
         return CellResult(values, self.num_cells, self.added_s, now if self.started_s is None else self.started_s, now)

@@ -1,4 +1,4 @@
-"""What nodes gave to their requests, by slot: written a task at a time, read by each request at its end."""
+"""Results of nodes for their requests, by slot: written a task at a time, read by each request at its end."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ class Results:
         return table
 
     def write(self, cell: int, slots: Ints, columns: tuple[NDArray[np.generic], ...]) -> None:
-        """What a task of ``cell`` gave, by ``CellSpec.results``."""
+        """Write the results of a task of ``cell``, by ``CellSpec.results``."""
         for number, column in zip(self._of_cell[cell], columns, strict=True):
             self._with_room(number)[slots] = column
 
     def read_several(self, cell: int, slots: Ints, counts: Sequence[int]) -> list[list[Values]]:
-        """What several requests asked for, all of ``cell``: of each as many of ``slots`` as ``counts`` says."""
+        """Return the results of several requests, all of ``cell``: for each as many of ``slots`` as ``counts`` says."""
         columns = [self._rows(self._tables[number], slots) for number in self._of_cell[cell]]
         values = list(zip(*columns, strict=True))
         ends = list(accumulate(counts))
         return [values[end - count : end] for count, end in zip(counts, ends, strict=True)]
 
     def read(self, plan: Plan, first: int, is_there: NDArray[np.bool_] | None) -> list[Values]:
-        """What a request asked for, in its order; its slots begin with ``first``.
+        """Return the results of a request, in the order it asked for; its slots begin with ``first``.
 
         Args:
             plan: of the request.

@@ -92,11 +92,11 @@ class CellularScheduler:
             heapq.heappush(self._deadlines, (request.deadline_s, request.request_id, self._num_added))
 
     def cancel(self, request_id: str, now: float) -> Sequence[Finished[CellResult]]:
-        """The request leaves at once; cells of it that are in flight are computed in vain."""
+        """Let the request leave at once; its cells in flight are computed in vain."""
         return self._drop(request_id, FinishReason.CANCELLED)
 
     def expire(self, now: float) -> Sequence[Finished[CellResult]]:
-        """The requests whose deadline has come."""
+        """Let requests leave whose deadline has come, and return them."""
         left: list[Finished[CellResult]] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             _, request_id, order = heapq.heappop(self._deadlines)
@@ -105,7 +105,7 @@ class CellularScheduler:
         return left
 
     def next_batch(self, worker: WorkerId, now: float) -> Round | None:
-        """What this worker runs next; new tasks are formed only when it is idle."""
+        """Return the round that this worker runs next; new tasks are formed only when it is idle."""
         formed = self._formed[worker]
         if not formed:
             if self._num_out[worker]:
@@ -130,12 +130,12 @@ class CellularScheduler:
         return self._forget(settle(self._state, self._admission, batch, output, now))
 
     def fail(self, batch: Round, error: BaseException, now: float) -> Sequence[Finished[CellResult]]:
-        """A round failed: the requests that had cells in it leave with ``error``, the others go on."""
+        """Let the requests leave with ``error`` that had cells in this failed round; the others go on."""
         self._num_out[batch.worker] -= 1
         return self._forget(give_up(self._state, self._admission, batch, error))
 
     def wake_at(self, now: float) -> float | None:
-        """The next deadline: only for it does time matter."""
+        """Return the next deadline; nothing else depends on the time."""
         while self._deadlines and self._ids.get(self._deadlines[0][1]) != self._deadlines[0][2]:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None

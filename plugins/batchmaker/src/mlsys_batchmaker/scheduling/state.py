@@ -1,4 +1,4 @@
-"""What admission, forming and settling share: the tables, the ready nodes, the counters."""
+"""State that admission, forming and settling share: the tables, the ready nodes, the counters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_STEPS = 64
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """How tasks are formed.
+    """Settings for forming tasks.
 
     Raises:
         InvalidInputError: a number is below 1, or a word is none of those allowed.
@@ -112,7 +112,7 @@ class State:
         *,
         compiled: bool = True,
     ) -> State:
-        """An empty one."""
+        """Make an empty state."""
         count = len(layout.cells)
         several = len(set(devices)) > 1
         tables, cells = Tables(layout.num_inputs, layout.num_outputs), (Cell * count)()
@@ -155,14 +155,14 @@ class State:
         shared.num_released += 1
 
     def max_steps(self, cell: int) -> int:
-        """Steps of a round: MaxTasksToSubmit, or of cheap cells as many as fill ``round_s``."""
+        """Return the steps of a round: MaxTasksToSubmit, or for cheap cells as many as fill ``round_s``."""
         least = self.config.max_tasks_to_submit
         if self.config.forming == "cell" or self.step_s[cell] == 0.0:
             return least
         return max(least, min(_MAX_STEPS, int(self.config.round_s / self.step_s[cell])))
 
     def is_blind(self, cell: int) -> bool:
-        """Whether a node's successor becomes ready only when the node's outcome is known.
+        """Return whether a node's successor becomes ready only when the node's outcome is known.
 
         Speculative steps write over the rows of their chain, so a chain that others read from never speculates.
         """

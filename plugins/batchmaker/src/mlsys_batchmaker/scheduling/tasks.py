@@ -1,4 +1,4 @@
-"""What crosses from the scheduler to a worker and back."""
+"""Messages from the scheduler to a worker and back."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Round:
-    """What a worker is given at once: a single task, or all that one call of Schedule formed. The loop's batch."""
+    """Work for one worker: a single task, or all that one call of Schedule formed. The loop's batch."""
 
     worker: WorkerId
     tasks: tuple[Task, ...]  # at least one; run in this order
@@ -88,7 +88,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundOutput:
-    """What came of a round."""
+    """Results of a round."""
 
     results: Sequence[tuple[NDArray[np.generic], ...]]  # by task, by ``CellSpec.results``: [r, *shape]
     started_s: float  # on the loop's clock

@@ -29,7 +29,7 @@ def make_app(
     trust_code: bool = False,
     logger: structlog.typing.FilteringBoundLogger | None = None,
 ) -> FastAPI:
-    """An app that serves all models in ``roots``.
+    """Make an app that serves all models in ``roots``.
 
     Args:
         roots: model directories, or directories that hold some.

@@ -1,4 +1,4 @@
-"""What ``/metrics`` shows of the engines beside Triton's names: batches, padding, gathers."""
+"""Metrics of the engines on ``/metrics``, beside Triton's names: batches, padding, gathers."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class OipModel:
         self.engine = Engine(model, config, on_round=self._count)
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """The whole answer."""
+        """Return the whole answer."""
         future = self.engine.submit(request.inputs, request_id=request.key)
         try:
             return _response(await asyncio.wrap_future(future))
@@ -62,7 +62,7 @@ class OipModel:
             raise
 
     async def stream(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
-        """A response for each node's results as they come: a decoder's words one by one."""
+        """Yield a response for each node's results as they come, such as a decoder's words one by one."""
         loop = asyncio.get_running_loop()
         parts: asyncio.Queue[Values | None] = asyncio.Queue()
 
@@ -99,7 +99,7 @@ class OipModel:
 
 
 def build_model(config: EngineConfig, *, trust_code: bool = False) -> Callable[[Path, str, str], OipModel]:
-    """What a directory source needs: ``(directory, name, version) -> OipModel``."""
+    """Return the builder that a directory source needs: ``(directory, name, version) -> OipModel``."""
 
     def build(directory: Path, name: str, version: str) -> OipModel:
         model = load_by_name(directory, trust_code=trust_code)

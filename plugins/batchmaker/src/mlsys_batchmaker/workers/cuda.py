@@ -74,13 +74,13 @@ class RoundTimes:
 
 
 def to_pinned(values: Tensor) -> Tensor:
-    """A copy on the host that is valid when the stream gets there."""
+    """Copy values to the host; the copy is valid when the stream gets there."""
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     return host.copy_(values, non_blocking=True)
 
 
 def cuda_graph(module: nn.Module, example_inputs: Sequence[Tensor]) -> Callable[..., Any]:
-    """A compiler: one batch size of a module as a CUDA graph over inputs of its own.
+    """Compile one batch size of a module into a CUDA graph over inputs of its own.
 
     Raises:
         DeviceError: the inputs are not on a CUDA device.

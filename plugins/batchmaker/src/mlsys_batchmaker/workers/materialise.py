@@ -93,7 +93,7 @@ class MaterialisedCell:
 
 
 def find_compiler(name: str = AUTO) -> Compiler | None:
-    """The compiler called ``name``; None for ``eager``, and for ``auto`` where Nimble offers none.
+    """Find the compiler called ``name``; None for ``eager``, and for ``auto`` where Nimble offers none.
 
     Raises:
         InvalidInputError: there is no compiler of that name.

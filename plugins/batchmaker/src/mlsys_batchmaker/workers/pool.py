@@ -70,7 +70,7 @@ class StatePool:
                 at += len(array)
 
     def gather(self, bank: int, rows: Tensor) -> Tensor:
-        """A copy of those rows, [len(rows), *shape]."""
+        """Return a copy of those rows, [len(rows), *shape]."""
         return self.banks[bank].index_select(0, rows)
 
     def scatter(self, bank: int, rows: Tensor, values: Tensor) -> None:

@@ -152,7 +152,7 @@ class Worker:
         return results, sum(computed for _, (_, computed, _) in parts), failed
 
     def _inputs(self, task: Task, before: list[Tensor] | None) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-        """Inputs of the first step [b, ...], and of all steps [steps, b, ...] where they come from the request."""
+        """Return the first step's inputs [b, ...], and those of all steps [steps, b, ...] that the request gives."""
         first: dict[int, Tensor] = {}
         each: dict[int, Tensor] = {}
         for index in range(task.in_rows.shape[2]):
@@ -182,7 +182,7 @@ class Worker:
         return gathered
 
     def _results(self, task: Task, steps: list[list[Tensor]], wanted: Sequence[int]) -> tuple[NDArray[np.generic], ...]:
-        """What requests get, in the order of ``task.result_steps`` and ``result_rows``, on the host."""
+        """Return the requests' results on the host, in the order of ``task.result_steps`` and ``result_rows``."""
         found: list[NDArray[np.generic]] = []
         for index in wanted:
             parts = []
@@ -200,7 +200,7 @@ def run_steps(
     carry: Sequence[int],
     sizes: Sequence[int],
 ) -> tuple[list[list[Tensor]], int]:
-    """A chunk: as the cell does several steps at once, or step by step on the same rows.
+    """Run a chunk: in one call where the cell does several steps at once, or step by step on the same rows.
 
     Returns:
         Outputs by step, of the rows that have that step; and cells computed, padding included.
@@ -233,7 +233,7 @@ def _sizes(task: Task) -> list[int]:
 
 
 def _last_of_each(steps: list[list[Tensor]], sizes: Sequence[int]) -> list[Tensor]:
-    """Outputs after each row's last step: a row that ends earlier has them at that step."""
+    """Return the outputs after each row's last step: a row that ends earlier has them at that step."""
     following = [*sizes[1:], 0]
     return [
         torch.cat([steps[step][index][following[step] : sizes[step]] for step in reversed(range(len(sizes)))])
