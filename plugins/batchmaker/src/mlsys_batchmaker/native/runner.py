@@ -149,7 +149,7 @@ class Runner:
         return skipped
 
     def carries(self, carry: Sequence[int]) -> bool:
-        """Return whether it can run several steps of chains with this carry: input -> output of the last step, or -1."""
+        """Return whether it can run steps of chains with this carry: input -> output of the step before, or -1."""
         if self.cell.kind.startswith("tree"):
             return False
         states = len(self.cell.hidden_sizes) * (1 if self.cell.kind == "gru" else 2)

@@ -157,7 +157,7 @@ def _place_outputs(layout: Layout, cells: Ints, owner: Ints, num_constants: list
 def _carry(
     start: int, end: int, sources: Ints, outputs: Ints, is_wire: NDArray[np.bool_], out_rows: Ints
 ) -> tuple[int, ...] | None:
-    """Return the inputs that nodes ``start`` to ``end`` carry along; None if they are no chain, each fed by the last."""
+    """Return the inputs that nodes ``start`` to ``end`` carry along; None if they are no chain."""
     if end - start == 1:
         return ()
     before = np.arange(start, end - 1)[:, None]
