@@ -42,7 +42,7 @@ class Target:
     limit_nbytes: int = 1 << 30
 
 
-MODULES = ("core", "models", "serving", "windtunnel")
+MODULES = ("core", "gguf", "models", "serving", "windtunnel")
 
 
 def all_targets(*names: str) -> dict[str, Target]:
