@@ -15,7 +15,7 @@ SCRIPTS = ("benchmarks/orca/gpu.py",)  # what measures kernels that only a GPU r
 
 
 def main() -> int:
-    """Exit code 0 when all suites and scripts ran, 1 when one failed or there is no device."""
+    """Return exit code 0 when all suites and scripts ran, 1 when one failed or there is no device."""
     import torch
 
     if not torch.cuda.is_available():

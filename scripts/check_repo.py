@@ -1,4 +1,4 @@
-"""What no general linter checks: the boundaries this repository draws. Run by ``make lint``; prints each breach.
+"""Check the boundaries of this repository, beyond general linters. Run by ``make lint``; prints each breach.
 
 - imports point to core only, and the core imports no subsystem;
 - within a package, files import each other in no circle, and its rooms (folders and files at its top) only those below
@@ -27,14 +27,14 @@ SUBSYSTEMS = ("mlsys_nimble", "mlsys_orca", "mlsys_windtunnel", "mlsys_batchmake
 
 
 def tracked_files(root: Path) -> list[Path]:
-    """The files git tracks or would track below ``root``."""
+    """Return the files git tracks or would track below ``root``."""
     command = ["git", "-C", str(root), "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return [root / name for name in output.split("\0") if name and (root / name).is_file()]
 
 
 def imported_modules(source: str) -> set[str]:
-    """Top-level names of all modules that ``source`` imports, wherever in the file, lazy references included."""
+    """Return the top-level names of all modules that ``source`` imports, lazy references included."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -49,7 +49,7 @@ def imported_modules(source: str) -> set[str]:
 
 
 def check_imports(root: Path, files: list[Path]) -> Iterator[str]:
-    """Imports of one subsystem in another, or of any in core."""
+    """Yield imports of one subsystem in another, or of any in core."""
     for file in files:
         match = re.match(r"(?:packages|plugins)/\w+/src/(mlsys_\w+)/", file.relative_to(root).as_posix())
         if file.suffix != ".py" or not match or "template" in file.parts:
@@ -112,7 +112,7 @@ def check_rooms(root: Path, files: list[Path]) -> Iterator[str]:
 
 
 def check_names(root: Path, files: list[Path]) -> Iterator[str]:
-    """A package or distribution called plain ``mlsys``."""
+    """Yield packages or distributions called plain ``mlsys``."""
     for file in files:
         if "/src/mlsys/" in file.as_posix() or file == root / "mlsys" / "__init__.py":
             yield f"{file.relative_to(root)}: no package may be called mlsys (the name is taken)"
@@ -123,7 +123,7 @@ def check_names(root: Path, files: list[Path]) -> Iterator[str]:
 
 
 def check_locks(root: Path, files: list[Path]) -> Iterator[str]:
-    """Addresses in lock files, which tie them to one index."""
+    """Yield addresses in lock files, which tie them to one index."""
     for file in files:
         if file.suffix == ".lock" or (file.parent.name == "requirements" or file.name == "requirements.txt"):
             for number, line in enumerate(file.read_text().splitlines(), 1):
@@ -132,14 +132,14 @@ def check_locks(root: Path, files: list[Path]) -> Iterator[str]:
 
 
 def check_length(root: Path, files: list[Path]) -> Iterator[str]:
-    """Files that no longer fit in the head."""
+    """Yield files that are too long."""
     for file in files:
         if file.suffix == ".py" and (length := len(file.read_text().splitlines())) > MAX_LINES:
             yield f"{file.relative_to(root)}: {length} lines, over {MAX_LINES}: make it two rooms"
 
 
 def readme_commands(text: str) -> Iterator[str]:
-    """Commands in the fenced blocks of a Markdown text, without prompts and comments."""
+    """Yield commands in the fenced blocks of a Markdown text, without prompts and comments."""
     for block in re.findall(r"```(?:bash|sh|console)\n(.*?)```", text, flags=re.S):
         for line in block.splitlines():
             for command in re.split(r"&&|\|", line.removeprefix("$ ").partition(" #")[0]):
@@ -148,12 +148,12 @@ def readme_commands(text: str) -> Iterator[str]:
 
 
 def make_targets(text: str) -> set[str]:
-    """The targets of a Makefile."""
+    """Return the targets of a Makefile."""
     return {name for line in re.findall(r"^([\w -]+):(?!=)", text, flags=re.M) for name in line.split()}
 
 
 def check_readme(root: Path) -> Iterator[str]:
-    """Commands README.md shows that do not exist."""
+    """Yield commands that README.md shows and that do not exist."""
     from mlsys_core.cli.main import run
 
     targets = make_targets((root / "Makefile").read_text())
@@ -184,7 +184,7 @@ def check_readme(root: Path) -> Iterator[str]:
 
 
 def run_quietly(run: object, arguments: list[str]) -> int:
-    """The exit code of ``mlsys ARGUMENTS``, its output dropped."""
+    """Return the exit code of ``mlsys ARGUMENTS``, its output dropped."""
     import contextlib
     import io
 
@@ -194,7 +194,7 @@ def run_quietly(run: object, arguments: list[str]) -> int:
 
 
 def breaches(root: Path) -> Iterator[str]:
-    """All breaches in the tree below ``root``."""
+    """Yield all breaches in the tree below ``root``."""
     files = tracked_files(root)
     yield from check_imports(root, files)
     yield from check_rooms(root, files)
@@ -205,7 +205,7 @@ def breaches(root: Path) -> Iterator[str]:
 
 
 def main() -> int:
-    """Print all breaches; exit code 1 if there are any."""
+    """Print all breaches; return exit code 1 if there are any."""
     found = list(breaches(ROOT))
     for breach in found:
         print(breach, file=sys.stderr)

@@ -1,6 +1,6 @@
 """Write the locks: exact versions with hashes and no index addresses. Run by ``make lock`` and ``make lock-models``.
 
-``make lock`` takes the newest of everything; ``python scripts/lock.py keep`` keeps what is locked and adds what is new.
+``make lock`` takes the newest of everything; ``python scripts/lock.py keep`` keeps locked versions and adds new ones.
 
 ``requirements/dev.lock`` holds every package but torch, resolved by pip-tools from what all workspace distributions
 declare plus ``requirements/dev.in``. torch is resolved with them, so that its own requirements are locked, but left
@@ -27,7 +27,7 @@ NEED_TORCHVISION = {"torchvision", "timm", "onnx2torch"}  # its public wheel can
 
 
 def workspace_requirements(model_names: set[str]) -> list[str]:
-    """All third-party requirements that the workspace's own distributions declare, but for the models."""
+    """Return all third-party requirements of the workspace's own distributions, except for the models."""
     found: set[str] = set()
     for pyproject in REQUIREMENTS.parent.glob("p*/*/pyproject.toml"):
         project = tomllib.loads(pyproject.read_text())["project"]

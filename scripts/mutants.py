@@ -1,7 +1,7 @@
 """Run mutmut over the pure modules (schedulers, planners, passes, policies, codecs) and print the share that is killed.
 
-Each area is copied into a workspace of its own below ``build/mutants``: its package's sources, and the tests that are
-to notice. mutmut changes one expression at a time and runs those tests that reach it. A mutant that no test kills is
+Each area is copied into a workspace of its own below ``build/mutants``: its package's sources, and the tests that
+must notice. mutmut changes one expression at a time and runs those tests that reach it. A mutant that no test kills is
 listed; docs/testing.md says why some are left (equivalent code, messages).
 
 Usage: python scripts/mutants.py [AREA ...] [--digits 37]
@@ -149,7 +149,7 @@ def main() -> int:
 
 
 def missing() -> list[str]:
-    """Return the patterns of all areas that match no file: nothing would be changed, or nothing would notice."""
+    """Return the patterns of all areas that match no file: no module would be changed, or no test would run."""
     patterns = [
         pattern
         for area in AREAS.values()

@@ -1,7 +1,7 @@
-"""Write docs/orca-openai.md: every parameter and every resource of the ``openai`` client, and what Orca does with it.
+"""Write docs/orca-openai.md: every parameter and resource of the ``openai`` client, and Orca's handling of it.
 
 The rows come from the client's own signatures, the verdicts from the bodies that Orca checks requests with, so neither
-can be forgotten. ``tests/scripts/test_openai_table.py`` fails when the page is not what this writes.
+can be forgotten. ``tests/scripts/test_openai_table.py`` fails when the page differs from this script's output.
 
     python scripts/openai_table.py
 """

@@ -2,7 +2,7 @@
 
 ``make sanitize`` runs it. Each subsystem's tests run in a process of their own for each sanitiser; the last lines are
 the tally. A report counts when one of its frames lies in a kernel of ours: Python and torch are not instrumented, and
-what they leak is not ours to mend. First a kernel with planted faults must be reported, or the tally means nothing.
+their leaks are not ours. First a kernel with planted faults must be reported, or the tally means nothing.
 Exits with 1 when a report counts, a test fails, or a process dies.
 """
 
@@ -84,7 +84,7 @@ class Outcome:
 
 
 def main() -> None:
-    """Run what the command line asks for, print the tally, and exit."""
+    """Run the tests that the command line asks for, print the tally, and exit."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", choices=BUILDS, action="append", help="only this one; may be repeated")
     parser.add_argument("--subsystem", choices=list(SUITES), action="append", help="only this one; may be repeated")
@@ -200,7 +200,7 @@ def reports_of(text: str) -> tuple[str, ...]:
 
 
 def is_ours(text: str) -> bool:
-    """Tell whether a report or a frame names native code of this repository, or a library built of it."""
+    """Return whether a report or a frame names native code of this repository, or a library built from it."""
     return bool(re.search(r"/(?:packages|plugins|scripts)/\S+\.(?:h|cpp)\b|-[0-9a-f]{16}-[0-9a-f]{8}\.so", text))
 
 

@@ -10,7 +10,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "windtunnel-coverage.md
 
 
 def main() -> None:
-    """Write the page and say where."""
+    """Write the page and print its path."""
     PAGE.write_text(page(), encoding="utf-8")
     print(f"wrote {PAGE.relative_to(PAGE.parent.parent)}")
 

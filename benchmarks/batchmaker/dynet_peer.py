@@ -1,7 +1,7 @@
 """A binary TreeLSTM in DyNet with automatic batching; runs in DyNet's own environment, driven by ``dynet_trees.py``.
 
 Reads a file of weights and trees, then for each line on its standard input computes all trees, 64 a graph, and prints
-the CPU seconds that took, graphs included. The states of all roots go to a file after the first.
+the CPU seconds of that, graphs included. The states of all roots go to a file after the first.
 """
 
 from __future__ import annotations

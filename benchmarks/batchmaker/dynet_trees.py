@@ -1,4 +1,4 @@
-"""Trees against DyNet's automatic batching, per-height batching and, for trees of one shape, the ideal graph.
+"""Benchmark trees against DyNet's automatic batching, per-height batching and, for trees of one shape, the ideal graph.
 
 Peak throughput: all trees are there at once; each contestant's CPU time for all of them, with planning, scheduling or
 building graphs, one thread, taking turns. All do equal work: what a word gives to a leaf's gates is a table for each.
@@ -53,7 +53,7 @@ class Peer:
         self.answers = np.load(answers)
 
     def trees_a_second(self, count: int) -> float:
-        """One run over all trees."""
+        """Run all trees once and return the trees per second."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write("\n")
@@ -68,7 +68,7 @@ class Peer:
 
 
 def contestants(model: Model, *, identical: bool) -> dict[str, systems.Make]:
-    """All but DyNet."""
+    """Return all contestants but DyNet."""
     common: dict[str, Any] = {"max_batch": 64, "bucket_width": None, "pads": False}
     common["length"] = lambda request: 2 * len(request["words"]) - 1
     found = {
@@ -79,7 +79,7 @@ def contestants(model: Model, *, identical: bool) -> dict[str, systems.Make]:
 
 
 def compare(title: str, requests: Sequence[Request], hidden: int, python: Path, *, identical: bool) -> dict[str, Any]:
-    """Run all and print; returns the figures."""
+    """Run all contestants and print their figures; return them."""
     model = tree_model(num_words=workloads.NUM_WORDS, hidden_size=hidden)
     makes = contestants(model, identical=identical)
     rates: dict[str, list[float]] = {name: [] for name in makes}

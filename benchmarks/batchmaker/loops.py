@@ -1,4 +1,4 @@
-"""What a step of the compiled loops takes by rows: an LSTM whose words have a table, one thread, beside ``nn.LSTM``.
+"""Time of a step of the compiled loops by rows: an LSTM with a table of words, one thread, beside ``nn.LSTM``.
 
 The loops compute the hidden half of the product alone (8 h^2 operations a row); ``nn.LSTM`` computes both halves. Best
 of several turns. Run: ``python benchmarks/batchmaker/loops.py [--hidden 512] [--output FILE]``.
@@ -25,7 +25,7 @@ REPEATS = 9
 
 
 def seconds_a_step(call: Callable[[], object]) -> float:
-    """The best of several calls of ``STEPS`` steps each, after one that warms up."""
+    """Return the seconds per step: the best of several calls of ``STEPS`` steps, after a warm-up."""
     call()
     found = []
     for _ in range(REPEATS):

@@ -1,4 +1,4 @@
-"""What scheduling costs: microseconds of CPU time per cell, at 64-wide batches, with no cell computed.
+"""Cost of scheduling: microseconds of CPU time per cell, at 64-wide batches, with no cell computed.
 
 For chains (LSTM), chains that wait for chains (Seq2Seq) and trees: unfolding and planning, admission, and what happens
 per batch, forming (``next_batch``) and settling (``complete``) together. Run:
@@ -41,7 +41,7 @@ class Cost:
 
 
 def chains(layout: Layout, rng: np.random.Generator) -> CellGraph:
-    """An LSTM over a sentence."""
+    """Return an LSTM over a sentence."""
     length = int(rng.integers(22, 27))
     graph = CellGraph(layout)
     words = rng.integers(0, 100, length)
@@ -50,7 +50,7 @@ def chains(layout: Layout, rng: np.random.Generator) -> CellGraph:
 
 
 def seq2seq(layout: Layout, rng: np.random.Generator) -> CellGraph:
-    """An encoder chain, then a decoder chain that gives a word each step."""
+    """Return an encoder chain, then a decoder chain that gives a word each step."""
     length = int(rng.integers(22, 27))
     graph = CellGraph(layout)
     words = rng.integers(0, 100, length)
@@ -61,7 +61,7 @@ def seq2seq(layout: Layout, rng: np.random.Generator) -> CellGraph:
 
 
 def trees(layout: Layout, rng: np.random.Generator) -> CellGraph:
-    """A random binary tree."""
+    """Return a random binary tree."""
     count = int(np.clip(rng.lognormal(2.85, 0.45), 2, 52))
     roots = list(range(count))
     left, right = [], []
@@ -97,9 +97,9 @@ WORDS, STATES = np.zeros(4096, dtype=np.int64), np.zeros((4096, 8), dtype=np.flo
 
 
 def measure(unfold: Callable[[Layout, np.random.Generator], CellGraph], *, chunk: bool, seed: int) -> Cost:
-    """Serve ``NUM_REQUESTS`` that come at once.
+    """Serve ``NUM_REQUESTS`` that come at once and return their costs.
 
-    The clock of CPU time is read between phases only: where it is slow, reading it per task would be what is measured.
+    The clock of CPU time is read between phases only: a slow clock, read per task, would dominate the figures.
     """
     rng = np.random.default_rng(seed)
     times = [time.thread_time()]
@@ -134,7 +134,7 @@ def _results(task: Task) -> tuple[np.ndarray, ...]:
 
 
 def main() -> int:
-    """Print the table; 1 if a case is over the budget."""
+    """Print the table; return 1 if a case is over the budget."""
     worst = 0.0
     print(f"{NUM_REQUESTS} requests at once, batches of up to 64; CPU µs per cell, the best of {REPEATS}\n")
     print("graphs    tasks   width   unfold+plan   admit   form+settle")

@@ -1,4 +1,4 @@
-"""Words to phonemes by g2p-en: cellular batching against bucketing whose rows drop out, all at once and under load.
+"""Words to phonemes by g2p-en: cellular batching against bucketing without finished rows, all at once and under load.
 
 As the step of ``mlsys demo``, with more loads and repeats: both run the same loops with one thread, in virtual time
 (``mlsys_batchmaker.bench.replay``), take turns, and must give the same phonemes. Prints medians. Run:
@@ -27,7 +27,7 @@ PARTS = ("p50", "p90", "p99")
 
 
 def contestants() -> dict[str, systems.Make]:
-    """Both ways, on one model."""
+    """Return both contestants, on one model."""
     model = g2p_model(resolve_model("g2p-en", settings().cache_dir))
     bucketed = systems.request_level(
         demo.bucketed(model),

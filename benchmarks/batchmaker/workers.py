@@ -1,8 +1,8 @@
 """One worker and two on real threads: requests a second when all are there at once, by the clock on the wall.
 
 Each worker is a thread with one core; the loop's thread and the one that unfolds requests share the cores with them, so
-the machine needs two cores that do nothing else. Both take turns, and their answers are compared. What two threads gain
-that only compute, with no scheduler, comes first: cores share caches, memory and power. Run:
+the machine needs two cores that do nothing else. Both take turns, and their answers are compared. The gain of two
+threads that only compute, with no scheduler, comes first: cores share caches, memory and power. Run:
 ``python benchmarks/batchmaker/workers.py [--hidden 1024] [--requests 1000]``.
 """
 
@@ -29,7 +29,7 @@ VOCABULARY = 300
 
 
 def bare_loops(model: Model, *, rows: int = 64, steps: int = 20, calls: int = 10) -> float:
-    """What two threads that run nothing but the cell's loops compute in the time that one takes for its half."""
+    """Return the speed-up of two threads over one for the cell's loops alone."""
     chains = [direct.Chains(model.cells[0]) for _ in range(2)]
     words = np.zeros((steps, rows), dtype=np.int64)
 
@@ -55,25 +55,25 @@ def bare_loops(model: Model, *, rows: int = 64, steps: int = 20, calls: int = 10
 
 
 class Idle:
-    """How long a worker waits for its next round while there is work."""
+    """Waiting time of a worker for its next round while there is work."""
 
     def __init__(self) -> None:
         self._ended_s: dict[int, float] = {}
         self._gaps_s: list[float] = []
 
     def note(self, batch: Round, output: RoundOutput) -> None:
-        """A round is done."""
+        """Record the end of a round."""
         if batch.worker in self._ended_s:
             self._gaps_s.append(output.started_s - self._ended_s[batch.worker])
         self._ended_s[batch.worker] = output.ended_s
 
     def median_s(self) -> float:
-        """Of all rounds."""
+        """Return the median wait over all rounds, in seconds."""
         return float(np.median(self._gaps_s))
 
 
 def serve(engine: Engine, requests: Sequence[Request]) -> tuple[float, list[np.ndarray]]:
-    """Requests a second and the answers, after a first round that warms up."""
+    """Serve ``requests`` after a warm-up; return requests per second and the answers."""
     for future in [engine.submit(request) for request in requests[:20]]:
         future.result()
     started = time.perf_counter()
@@ -83,7 +83,7 @@ def serve(engine: Engine, requests: Sequence[Request]) -> tuple[float, list[np.n
 
 
 def compare(title: str, model: Model, requests: Sequence[Request]) -> None:
-    """Print what two workers gain."""
+    """Print the gain of two workers."""
     rates: dict[int, list[float]] = {1: [], 2: []}
     idle = {count: Idle() for count in rates}
     engines = {

@@ -1,11 +1,11 @@
-"""How close to optimal, and how fast, ``plan_offsets`` is on random families of tensor lifetimes.
+"""Quality and speed of ``plan_offsets`` on random families of tensor lifetimes.
 
 Run it with ``python benchmarks/core/memory_plan.py [--sets N] [--seed N] [--json PATH]``. For each family it plans N
 small sets (2 to 200 tensors) and reports the ratio of peak to lower bound, then one set each of 1,000 and 10,000
 tensors with the time, the larger also by ``plan_offsets_for_conflicts``. It fails if a plan is wrong: overlapping,
 unaligned, or below the lower bound.
 
-The property tests import the families from here: what they promise is what is measured.
+The property tests import the families from here, so tests and measurements use the same cases.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ KIB = 1024
 
 
 def uniform(rng: np.random.Generator, n: int) -> list[Lifetime]:
-    """Both ends and the size uniform: a third of all pairs overlap, so it is the densest and slowest family."""
+    """Draw both ends and the size uniformly: a third of all pairs overlap, the densest and slowest family."""
     ends = np.sort(rng.integers(0, 2 * n + 2, (n, 2)), axis=1)
     return [Lifetime(int(rng.integers(1, 1024 * KIB)), int(a), int(b) + 1) for a, b in ends]
 
 
 def short_lived(rng: np.random.Generator, n: int) -> list[Lifetime]:
-    """Starts uniform, durations geometric with a mean of 12 steps, sizes uniform."""
+    """Draw uniform starts, geometric durations with a mean of 12 steps, and uniform sizes."""
     starts, durations = rng.integers(0, n, n), rng.geometric(1 / 12, n)
     return [
         Lifetime(int(rng.integers(1, 1024 * KIB)), int(s), int(s + d)) for s, d in zip(starts, durations, strict=True)
@@ -44,14 +44,14 @@ def short_lived(rng: np.random.Generator, n: int) -> list[Lifetime]:
 
 
 def long_tailed(rng: np.random.Generator, n: int) -> list[Lifetime]:
-    """Starts uniform, durations Pareto, sizes log-normal: a few tensors are most of the memory."""
+    """Draw uniform starts, Pareto durations, and log-normal sizes: a few tensors are most of the memory."""
     starts, durations = rng.integers(0, n, n), np.ceil(3 * rng.pareto(1.0, n)).clip(1, n).astype(int)
     sizes = np.ceil(rng.lognormal(10, 2, n)).astype(int)
     return [Lifetime(int(w), int(s), int(s + d)) for w, s, d in zip(sizes, starts, durations, strict=True)]
 
 
 def nested(rng: np.random.Generator, n: int) -> list[Lifetime]:
-    """Calls on a stack: of any two lifetimes, one holds the other or they are apart."""
+    """Draw calls on a stack: of any two lifetimes, one holds the other or they are apart."""
     lifetimes: list[Lifetime] = []
     open_starts: list[int] = []
     step = opened = 0
@@ -66,14 +66,14 @@ def nested(rng: np.random.Generator, n: int) -> list[Lifetime]:
 
 
 def few_sizes(rng: np.random.Generator, n: int) -> list[Lifetime]:
-    """Sizes of 1 to 4 units of alignment, so little to fill gaps with; lifetimes up to half of the schedule."""
+    """Draw sizes of 1 to 4 units of alignment, too large for gaps; lifetimes up to half of the schedule."""
     length = max(3, n)
     starts, durations = rng.integers(0, length, n), rng.integers(1, max(2, length // 2), n)
     return [Lifetime(64 * int(rng.integers(1, 5)), int(s), int(s + d)) for s, d in zip(starts, durations, strict=True)]
 
 
 def network(rng: np.random.Generator, n: int) -> list[Lifetime]:
-    """Inference of a network: one output a step, a fifth kept for a join; resolution falls, channels vary."""
+    """Draw a network's inference: one output a step, a fifth kept for a join; resolution falls, channels vary."""
     resolution = 112 // 2 ** np.linspace(0, 4, n).astype(int)
     channels = 16 * 2 ** rng.integers(0, 5, n)
     kept = np.where(rng.random(n) < 0.2, rng.integers(2, 20, n), 1)
@@ -81,7 +81,7 @@ def network(rng: np.random.Generator, n: int) -> list[Lifetime]:
 
 
 def training(rng: np.random.Generator, n: int) -> list[Lifetime]:
-    """Training of a network: seven in ten activations wait for their backward step, gradients live briefly."""
+    """Draw a network's training: 7 of 10 activations wait for their backward step, gradients live briefly."""
     half = n // 2
     sizes = KIB * 2 ** rng.integers(4, 10, n)
     forward = [Lifetime(int(sizes[i]), i, 2 * half - i + 1 if rng.random() < 0.7 else i + 2) for i in range(half)]
@@ -89,7 +89,7 @@ def training(rng: np.random.Generator, n: int) -> list[Lifetime]:
 
 
 def tight(rng: np.random.Generator, n: int) -> list[Lifetime]:
-    """The adversary: sizes of 1 to 3 units packed until nearly every step is full to a capacity of 4 to 11 units."""
+    """Draw the adversary: sizes of 1 to 3 units packed until most steps fill a capacity of 4 to 11 units."""
     capacity = int(rng.integers(4, 12))
     load = np.zeros(max(3, 2 * n // capacity), np.int64)
     lifetimes: list[Lifetime] = []
@@ -112,12 +112,12 @@ ADVERSARIES: dict[str, Family] = {"tight": tight}  # measured, but no ratio is p
 
 
 def random_size(rng: np.random.Generator, largest: int = 200) -> int:
-    """A number of tensors from 2 to ``largest``, uniform in its logarithm."""
+    """Draw a number of tensors from 2 to ``largest``, uniform in its logarithm."""
     return int(np.exp(rng.uniform(np.log(2), np.log(largest + 1))))
 
 
 def check(plan: MemoryPlan, lifetimes: list[Lifetime]) -> None:
-    """Fail unless ``plan`` is valid: by sweeping over time, with only what is alive compared."""
+    """Fail unless ``plan`` is valid, by a sweep over time that compares only tensors alive together."""
     if plan.peak_nbytes < plan.lower_bound_nbytes or any(offset % plan.alignment for offset in plan.offsets):
         raise SystemExit(f"wrong plan: {plan}")
     alive: list[int] = []
@@ -132,7 +132,7 @@ def check(plan: MemoryPlan, lifetimes: list[Lifetime]) -> None:
 
 
 def conflict_bitsets(lifetimes: list[Lifetime]) -> list[int]:
-    """Who overlaps whom, as ``plan_offsets_for_conflicts`` takes it."""
+    """Return overlapping lifetimes as bitsets for ``plan_offsets_for_conflicts``."""
     starts = np.array([lifetime.start for lifetime in lifetimes])
     ends = np.array([lifetime.end for lifetime in lifetimes])
     rows = ((starts < lifetime.end) & (ends > lifetime.start) for lifetime in lifetimes)
@@ -140,7 +140,7 @@ def conflict_bitsets(lifetimes: list[Lifetime]) -> list[int]:
 
 
 def measure(family: Family, *, sets: int, seed: int, tick: Callable[[], None]) -> dict[str, float]:
-    """Ratios over ``sets`` small sets, then times and ratios of large ones."""
+    """Measure ratios over ``sets`` small sets, then times and ratios of large ones."""
     ratios = []
     for k in range(sets):
         rng = np.random.default_rng([seed, k])
@@ -174,7 +174,7 @@ def measure(family: Family, *, sets: int, seed: int, tick: Callable[[], None]) -
 
 
 def environment() -> dict[str, str]:
-    """What the numbers depend on."""
+    """Return the versions and the machine that the numbers depend on."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
     )

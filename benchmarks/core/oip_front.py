@@ -1,4 +1,4 @@
-"""What the Open Inference Protocol front costs: requests a second, p50 and p99, with a model that takes 2 ms a batch.
+"""Cost of the Open Inference Protocol front: requests a second, p50 and p99, with a model that takes 2 ms a batch.
 
 A server of its own process and 16 keep-alive clients of another; each client sends its next request when it has its
 answer. Contestants are interleaved in rounds: one batch of 1 at a time or of up to 16 (Triton's dynamic batcher without
@@ -51,7 +51,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What is measured."""
+    """A server under measurement."""
 
     name: str
     http: str  # host:port
@@ -59,13 +59,13 @@ class Server:
     pid: int
 
     def cpu_s(self) -> float:
-        """CPU seconds that its process and all below it have used."""
+        """Return the CPU seconds used by its process and all below it."""
         process = psutil.Process(self.pid)
         return sum(sum(one.cpu_times()[:2]) for one in (process, *process.children(recursive=True)))
 
 
 def serve() -> None:
-    """Run the server; prints its addresses."""
+    """Run the server and print its addresses."""
     import io
 
     from mlsys_core.serving import ServeRequest, ServingLoop, ThreadExecutor, WallClock
@@ -88,7 +88,7 @@ def serve() -> None:
     )
 
     class Doubler:
-        """Twice what it gets, in a serving loop, 2 ms a batch."""
+        """Doubles its input, in a serving loop, 2 ms a batch."""
 
         def __init__(self, name: str, max_batch_size: int) -> None:
             row = (-1, WIDTH)
@@ -134,7 +134,7 @@ def serve() -> None:
 
 
 def http_request(model: str, wire: str, x: Any) -> bytes:
-    """The bytes of one request."""
+    """Return the bytes of one request."""
     tensor: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": list(x.shape)}
     headers = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: localhost\r\n"
     if wire == "binary":
@@ -158,7 +158,7 @@ def check_http(response: bytes, wire: str, x: Any) -> None:
 
 
 def joined(chunks: bytearray) -> bytes:
-    """The body of an answer in chunks: after each line with a length, so many bytes."""
+    """Return the body of a chunked answer: after each line with a length, that many bytes."""
     body, at = b"", chunks.index(b"\r\n\r\n") + 4
     while (end := chunks.index(b"\r\n", at)) and (length := int(chunks[at:end], 16)):
         body += chunks[end + 2 : end + 2 + length]
@@ -167,7 +167,7 @@ def joined(chunks: bytearray) -> bytes:
 
 
 class HttpClient(asyncio.Protocol):
-    """One keep-alive connection: as thin as Python allows, so that the server is what is measured."""
+    """One keep-alive connection: as thin as Python allows, so that the server dominates the time."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -175,11 +175,11 @@ class HttpClient(asyncio.Protocol):
         self._transport: Any = None
 
     def connection_made(self, transport: Any) -> None:
-        """The connection is up."""
+        """Keep the transport of the new connection."""
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Wake who asked when the answer is whole."""
+        """Wake the waiting caller when the answer is whole."""
         self._buffer += data
         end = self._buffer.find(b"\r\n\r\n")
         if end < 0:
@@ -197,14 +197,14 @@ class HttpClient(asyncio.Protocol):
             waiting.set_result(answer)
 
     async def ask(self, request: bytes) -> bytes:
-        """The answer, headers and body."""
+        """Return the answer, headers and body."""
         self._answer = answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         return await answer
 
 
 async def http_clients(address: str, model: str, wire: str, num_clients: int, seconds: float) -> list[float]:
-    """Latencies, in seconds, of all requests that began within ``seconds``."""
+    """Return the latencies, in seconds, of all requests that began within ``seconds``."""
     host, _, port = address.partition(":")
     loop = asyncio.get_running_loop()
     latencies: list[float] = []
@@ -224,7 +224,7 @@ async def http_clients(address: str, model: str, wire: str, num_clients: int, se
 
 
 async def grpc_clients(address: str, model: str, num_clients: int, seconds: float) -> list[float]:
-    """As :func:`http_clients`."""
+    """Return the latencies of gRPC clients, like :func:`http_clients`."""
     import grpc.aio
     from mlsys_core.serving.oip.grpc.schema import SERVICE, messages
 
@@ -254,7 +254,7 @@ async def grpc_clients(address: str, model: str, num_clients: int, seconds: floa
 
 
 def measure(servers: list[Server], options: argparse.Namespace) -> list[Row]:
-    """All contestants, interleaved."""
+    """Measure all contestants, interleaved."""
     contestants = [
         (server, model, wire)
         for model in ("unbatched", "batched")

@@ -1,8 +1,8 @@
-"""What one event of ``mlsys_core.profiling.Recorder`` costs, in nanoseconds, for each way to record.
+"""Cost of one event of ``mlsys_core.profiling.Recorder``, in nanoseconds, for each way to record.
 
 Each form runs in a loop of its own; the loops of all forms are interleaved, and the median of an empty loop is
 subtracted. Times are CPU time of the thread: the loops never wait, so on an idle core that is the wall time, and on a
-shared machine it leaves out what others ran in between. Before the timing, what each form records is checked.
+shared machine it leaves out other processes' time. Before the timing, each form's recorded events are checked.
 
 A recorder is measured disabled; enabled with its ring full, so that memory is used again; and while the ring fills for
 the first time, which adds page faults and collections of young objects.
@@ -59,7 +59,7 @@ class Row:
 
 
 def loop_of(statement: str) -> Callable[[Any, Any, int], float]:
-    """A function that runs ``statement`` ``count`` times and returns the CPU seconds it took."""
+    """Return a function that runs ``statement`` ``count`` times and returns the CPU seconds it took."""
     source = f"""
 def loop(r, s, count, clock=clock):
     numbers = range(count)
@@ -74,14 +74,14 @@ def loop(r, s, count, clock=clock):
 
 
 def recorder_of(kind: str, loops: int) -> Recorder:
-    """A recorder in the state ``kind``."""
+    """Return a recorder in the state ``kind``."""
     if kind == "disabled":
         return NULL_RECORDER
     return Recorder(max_events=loops // 2 if kind == "full" else 2 * loops)
 
 
 def check(recorder: Recorder, kind: str) -> None:
-    """Fail if a form does not record what it says."""
+    """Fail if a form records other events than it should."""
     for form, statement in FORMS.items():
         recorder.recording(clear=True)
         loop_of(statement)(recorder, recorder.spanner("step"), 10)
@@ -92,7 +92,7 @@ def check(recorder: Recorder, kind: str) -> None:
 
 
 def measure_forms(loops: int, repeats: int) -> tuple[list[Row], float]:
-    """The rows, and the empty loop's own nanoseconds a turn."""
+    """Return the rows, and the empty loop's own nanoseconds a turn."""
     kinds = ("full", "filling", "disabled")
     for kind in kinds:
         check(recorder_of(kind, loops), kind)
@@ -125,7 +125,7 @@ def measure_forms(loops: int, repeats: int) -> tuple[list[Row], float]:
 
 
 def threads_ns(loops: int, num_threads: int) -> float:
-    """Nanoseconds of wall time for each span while ``num_threads`` share a recorder (the GIL serialises them)."""
+    """Return the wall nanoseconds per span while ``num_threads`` share a recorder (the GIL serialises them)."""
     recorder = Recorder()
     loop, spanner = loop_of(FORMS["with spanner"]), recorder.spanner("step")
     threads = [threading.Thread(target=loop, args=(recorder, spanner, loops)) for _ in range(num_threads)]
@@ -138,7 +138,7 @@ def threads_ns(loops: int, num_threads: int) -> float:
 
 
 def environment() -> dict[str, str]:
-    """What the figures depend on."""
+    """Return the machine and the versions that the figures depend on."""
     cpu = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():

@@ -2,7 +2,7 @@
 
 Three schedulers over an executor that does nothing, at 1 and 64 requests per batch:
 
-- ``loop``: hands out one and the same batch again and again; what the loop itself costs.
+- ``loop``: hands out one and the same batch again and again; the cost of the loop itself.
 - ``iterations``: first-come-first-served iterations (ORCA, Algorithm 1); one request in 32 ends and is replaced.
 - ``whole requests``: ``ZeroBatch``; every request is submitted, admitted, batched and finished within one batch.
 
@@ -80,7 +80,7 @@ class _Iterations:
 
 
 class _Same(_Iterations):
-    """One batch for ever."""
+    """A scheduler that hands out one batch for ever."""
 
     def add(self, request: tuple[str, int], now: float) -> None:
         super().add(request, now)
@@ -128,7 +128,7 @@ SCHEDULERS: dict[str, tuple[Callable[[int], Any], Callable[[str], Any]]] = {
 
 
 def microseconds_per_batch(scheduler: str, executor: type, batch_size: int, num_batches: int) -> float:
-    """Mean time of a step of the loop, which is one batch once it is under way."""
+    """Return the mean time of a step of the loop, which is one batch once it is under way."""
     make_scheduler, make_request = SCHEDULERS[scheduler]
     output = [0] * batch_size
     listener = _Resubmit(make_request)

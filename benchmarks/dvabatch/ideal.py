@@ -1,9 +1,9 @@
-"""What is the most that letting requests join a batch can gain on one device? The best schedule for measured costs.
+"""Largest possible gain of letting requests join a batch on one device: the best schedule for measured costs.
 
 A batch goes through its stages; after each, some of those waiting may catch up and join it. Under Poisson arrivals that
 is a semi-Markov decision process over (stages done, requests in the batch, requests waiting). Relative value iteration
-finds the lowest average latency that any schedule of this kind reaches, and the lowest with whole batches only. What
-DVABatch's policies give on the same costs is simulated beside them. Splits are left out.
+finds the lowest average latency that any schedule of this kind reaches, and the lowest with whole batches only. The
+policies of DVABatch are simulated beside them on the same costs. Splits are left out.
 
     python benchmarks/dvabatch/ideal.py vgg19-weights --json ideal.json
     python benchmarks/dvabatch/ideal.py --stage-ms 6+0.01,6+0.01,6+0.01,6+0.01 --load 0.1 --load 0.25
@@ -35,7 +35,7 @@ WAITING = np.arange(NUM_STATES)
 
 
 def arrivals(mean: float) -> Any:
-    """Chances [waiting before, waiting after]; more than can be told apart count as the most."""
+    """Return the chances [waiting before, waiting after]; counts beyond the largest state fall into it."""
     chances, moves = poisson(mean)[:NUM_STATES], np.zeros((NUM_STATES, NUM_STATES))
     for waiting in range(NUM_STATES):
         moves[waiting, waiting:] = chances[: NUM_STATES - waiting]
@@ -61,13 +61,13 @@ class Process:
         self.values = np.zeros((costs.num_stages, MOST, NUM_STATES))  # [stages done, requests - 1, waiting]
 
     def _worth(self, present: Any, seconds: Any, later: Any, before: Any, idle_s: float = 0.0) -> Any:
-        """One step of the process in even steps of ``step_s``: ``present`` requests wait for ``seconds``."""
+        """Return the value of one step of ``step_s``, in which ``present`` requests wait for ``seconds``."""
         share = self.step_s / (seconds + idle_s)
         waited_s = present * seconds + self.rate * seconds**2 / 2
         return share * (waited_s + later) + (1 - share) * before
 
     def sweep(self) -> Any:
-        """Improve all values once; returns by how much those of the empty device rose."""
+        """Improve all values once; return the rise of those of the empty device."""
         values, seconds = self.values, self.seconds
         begun = np.matmul(self.moves[0], values[1][:, :, None])[:, :, 0]
         empty = np.full(NUM_STATES, np.inf)
@@ -92,7 +92,7 @@ class Process:
         return rise
 
     def mean_s(self, *, tolerance: float = 0.001) -> float:
-        """The lowest average latency; done when all states' values rise alike, within ``tolerance``."""
+        """Return the lowest average latency, once all states' values rise alike, within ``tolerance``."""
         for number in range(5000):
             rise = self.sweep()[: NUM_STATES // 2]
             if number > 800 and np.ptp(rise) < tolerance * abs(rise.mean()):

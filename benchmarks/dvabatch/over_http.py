@@ -31,13 +31,13 @@ WORDS = ("the", "train", "is", "late", "when", "does", "it", "come", "again", "a
 
 
 def texts_like(workload: str, num: int) -> list[str]:
-    """Texts with so many tokens; each word is one, and the tokenizer adds two."""
+    """Return texts with the workload's token counts; each word is one token, and the tokenizer adds two."""
     rng = np.random.default_rng(1)
     return [" ".join(rng.choice(WORDS, max(1, length - 2))) for length in lengths_like(workload, num)]
 
 
 async def ask(client: httpx.AsyncClient, url: str, text: str, due_s: float) -> tuple[float, list[float]]:
-    """Seconds since the request was due, and the vector."""
+    """Send one request; return the seconds since it was due, and the vector."""
     await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
     body = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": [text]}]}
     answer = await client.post(url, json=body)
@@ -48,7 +48,7 @@ async def ask(client: httpx.AsyncClient, url: str, text: str, due_s: float) -> t
 
 
 async def one_round(address: str, model: str, texts: list[str], rate: float, seed: int) -> tuple[list[float], Any]:
-    """Latencies and vectors of all texts."""
+    """Return the latencies and vectors of all texts."""
     gaps_s = Poisson(rate).times(len(texts), np.random.default_rng(seed))
     limits = httpx.Limits(max_connections=256, max_keepalive_connections=256)
     async with httpx.AsyncClient(timeout=300, limits=limits) as client:

@@ -3,7 +3,7 @@
     python benchmarks/dvabatch/server.py 19000 19001 &
     python benchmarks/core/oip_front.py --peer dvabatch 127.0.0.1:19000 127.0.0.1:19001 $!
 
-`--peer` may stand several times; `benchmarks/peers/pytriton/server.py` is real Triton with the same models.
+`--peer` may be given several times; `benchmarks/peers/pytriton/server.py` is real Triton with the same models.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from torch import Tensor, nn
 
 
 class Double(nn.Module):
-    """Twice x."""
+    """A module that doubles its input."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[n, 4]`` to ``[n, 4]``."""
+        """Double ``x``: ``[n, 4]`` to ``[n, 4]``."""
         return x * 2
 
 
 class Served(ServedModel):
-    """With the names that the clients ask for."""
+    """A model with the names that the clients ask for."""
 
     def _spec(self, loaded: Loaded, max_batch_size: int) -> ModelSpec:
         tensors = [TensorSpec(name, DataType.FP32, (-1, 4)) for name in ("x", "y")]
@@ -42,7 +42,7 @@ class Served(ServedModel):
 
 
 def slowly(module: Callable[..., Any], _example: tuple[Tensor, ...]) -> Callable[..., Any]:
-    """``module``, in 2 ms."""
+    """Return ``module`` slowed down by 2 ms."""
 
     def run(*values: Tensor) -> Any:
         time.sleep(0.002)

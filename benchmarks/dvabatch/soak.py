@@ -1,4 +1,4 @@
-"""Ten minutes above what the server can do, with cancellations: is every answer right, and none lost or doubled?
+"""Serve above capacity for ten minutes, with cancellations: no answer may be wrong, lost or doubled.
 
     python benchmarks/dvabatch/soak.py --seconds 600
 
@@ -44,16 +44,16 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 
 
 class Model:
-    """Three stages; each takes its time asleep and writes itself into the answer."""
+    """A model of three stages; each sleeps for its time and writes itself into the answer."""
 
     num_stages = 3
 
     def collate(self, requests: Any, padded_length: int) -> Padded:
-        """One number for each request."""
+        """Collect one number for each request."""
         return Padded({"x": torch.stack([request.payload for request in requests])})
 
     def run(self, stage: int, values: Padded) -> Padded:
-        """X becomes 2 x + stage."""
+        """Turn x into 2 x + stage."""
         x = values.tensors["x"]
         time.sleep(STAGE_S.seconds(len(x)))
         if bool((x < 0).any()):
@@ -61,12 +61,12 @@ class Model:
         return Padded({"x": 2 * x + stage})
 
     def results(self, values: Padded) -> list[Any]:
-        """The numbers."""
+        """Return the numbers."""
         return list(values.tensors["x"].clone())
 
 
 class Listener:
-    """Keeps how each request ended."""
+    """Records the end of each request."""
 
     def __init__(self) -> None:
         self.ended: dict[str, Finished[Any]] = {}
@@ -74,17 +74,17 @@ class Listener:
         self._lock = threading.Lock()
 
     def on_output(self, batch: Any, output: Any, now: float) -> None:
-        """Not used."""
+        """Ignore partial output."""
 
     def on_finished(self, finished: Finished[Any], now: float) -> None:
-        """Kept."""
+        """Record the request's end, and whether it is the second one."""
         with self._lock:
             self.doubled += finished.request_id in self.ended
             self.ended[finished.request_id] = finished
 
 
 def soak(name: str, seconds: float, *, load: float, seed: int) -> bool:
-    """One policy; True if all went well."""
+    """Run one policy; return True if all went well."""
     rng, listener = random.Random(seed), Listener()
     model = StagedModel((STAGE_S,) * 3)
     rate = load * model.peak_rps(32)
@@ -135,7 +135,7 @@ def soak(name: str, seconds: float, *, load: float, seed: int) -> bool:
 
 
 def main() -> int:
-    """See the module."""
+    """Run all policies; return 1 if anything was wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600, help="in all, shared by the policies")
     parser.add_argument("--load", type=float, default=1.2, help="over the capacity")

@@ -1,7 +1,7 @@
-"""How far results are from what a net gives in float64: eager PyTorch's, and Nimble's by its largest Winograd tile.
+"""Distance of results from a net's in float64: eager PyTorch's, and Nimble's by its largest Winograd tile.
 
-The largest difference over the largest value. Weights are random, and deep nets with random weights make much of
-rounding: eager's own distance says how much.
+The largest difference over the largest value. Weights are random, and deep nets with random weights amplify rounding:
+eager's own distance says how much.
 
     python benchmarks/nimble/exactness.py
     python benchmarks/nimble/exactness.py resnet50 bert-base

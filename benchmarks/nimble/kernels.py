@@ -49,17 +49,17 @@ class Layer:
 
 
 def linear(depth: int, columns: int, rows: int = 1) -> Layer:
-    """[rows, depth] -> [rows, columns]."""
+    """Return the layer [rows, depth] -> [rows, columns]."""
     return Layer(depth, rows, columns, (0, 0))
 
 
 def conv(size: int, channels: int, height: int, columns: int, stride: int = 1) -> Layer:
-    """A square window."""
+    """Return a convolution with a square window."""
     return Layer(channels, height, columns, (size, size), stride)
 
 
 def depthwise(size: int, channels: int, height: int, stride: int = 1) -> Layer:
-    """One filter a channel."""
+    """Return a convolution with one filter a channel."""
     return Layer(channels, height, channels, (size, size), stride, channels)
 
 
@@ -140,13 +140,13 @@ class Result:
 
 
 def runner(kernel: Kernel) -> Callable[[], object]:
-    """One whole run, with scratch memory made beforehand."""
+    """Return a function that runs the kernel once, with scratch memory made beforehand."""
     scratch = torch.empty(kernel.scratch_nbytes, dtype=torch.uint8)
     return lambda: kernel.run(scratch=scratch)
 
 
 def measure(contestants: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """The median time of each, in turns of one call."""
+    """Return the median time of each contestant, in turns of one call."""
     for call in contestants.values():
         call()
     times: dict[str, list[float]] = {name: [] for name in contestants}
@@ -160,7 +160,7 @@ def measure(contestants: dict[str, Callable[[], object]], seconds: float) -> dic
 
 
 def bench_layer(net: str, layer: Layer, seconds: float) -> Result:
-    """One layer, all contestants."""
+    """Measure all contestants on one layer."""
     built: dict[str, Kernel] = {}
     module: nn.Module
     if layer.kernel == (0, 0):

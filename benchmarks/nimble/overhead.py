@@ -1,4 +1,4 @@
-"""What a replay costs beside its kernels: a task of it, a wait for another worker, and the call from Python.
+"""Cost of a replay beside its kernels: a task of it, a wait for another worker, and the call from Python.
 
 The program is a chain of copies of one number, so that kernels take next to nothing; their own time, measured alone, is
 taken off. The goal is 0.3 us a task (docs/nimble.md).
@@ -19,7 +19,7 @@ from mlsys_nimble.ir.program import Operator, Program, ValueType
 
 
 def chain(length: int) -> Program:
-    """``length`` copies of a number, one after another; as many again beside them, which two workers share."""
+    """Build a chain of ``length`` copies of a number, and a second chain beside it, shared by two workers."""
     values = [ValueType((1,), "float32")] * (2 * length + 1)
     operators = [
         Operator(f"copy{index}", Copy(), (index if index < 2 else index - 1,), (index + 1,))
@@ -29,7 +29,7 @@ def chain(length: int) -> Program:
 
 
 def seconds(work: Callable[[], object], calls: int = 200) -> float:
-    """The median of single calls."""
+    """Return the median seconds of single calls."""
     samples = []
     for _ in range(calls):
         begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""How long Algorithm 1 takes on large graphs: a random DAG, a wide one of cells, a chain. The bound is ten seconds.
+"""Run time of Algorithm 1 on large graphs: a random DAG, a wide one of cells, a chain. The bound is ten seconds.
 
 python benchmarks/nimble/stream_assignment.py --nodes 10000
 """
@@ -17,7 +17,7 @@ LIMIT_S = 10.0
 
 
 def random_dag(num_nodes: int, inputs: int, rng: random.Random) -> set[Edge]:
-    """Each operator reads ``inputs`` of the hundred before it."""
+    """Build a graph in which each operator reads ``inputs`` of the hundred before it."""
     return {
         (producer, node)
         for node in range(1, num_nodes)
@@ -35,7 +35,7 @@ def cells(num_nodes: int, width: int) -> set[Edge]:
 
 
 def main() -> int:
-    """Print a line for each graph; 1 if one takes longer than ten seconds."""
+    """Print a line for each graph; return 1 if one takes longer than ten seconds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=10_000)
     num_nodes = parser.parse_args().nodes

@@ -45,7 +45,7 @@ class Transformer(nn.Module):
         self.layers, self.head = nn.ModuleList(layers), nn.Linear(128, CLASSES)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """``[N, 64]`` of int64 -> ``[N, 10]``."""
+        """Map tokens ``[N, 64]`` of int64 to ``[N, 10]``."""
         x = self.embedding(tokens)
         for layer in self.layers:
             x = layer(x)
@@ -85,7 +85,7 @@ class Row:
 
 
 def step_of(call: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor, target: Tensor) -> Callable[[], None]:
-    """A step without its optimiser."""
+    """Return a training step without its optimiser."""
 
     def step() -> None:
         for parameter in module.parameters():
@@ -96,18 +96,18 @@ def step_of(call: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor, targ
 
 
 def gradients(module: nn.Module) -> list[Tensor]:
-    """Of all parameters, in float64."""
+    """Return the gradients of all parameters, in float64."""
     return [parameter.grad.double() for parameter in module.parameters() if parameter.grad is not None]
 
 
 def difference(ours: list[Tensor], exact: list[Tensor]) -> float:
-    """The largest difference over the largest gradient."""
+    """Return the largest difference over the largest gradient."""
     largest = max(gradient.abs().max().item() for gradient in exact)
     return max((a - b).abs().max().item() for a, b in zip(ours, exact, strict=True)) / largest
 
 
 def smooth(module: nn.Module) -> nn.Module:
-    """The module with SiLU in the place of activations that have kinks."""
+    """Replace activations that have kinks by SiLU, in place, and return the module."""
     for name, child in module.named_children():
         if isinstance(child, nn.ReLU | nn.ReLU6):
             setattr(module, name, nn.SiLU())
@@ -119,7 +119,7 @@ def smooth(module: nn.Module) -> nn.Module:
 
 
 def contestants(module: nn.Module, x: Tensor, target: Tensor) -> dict[str, tuple[nn.Module, Callable[[], None]]]:
-    """For each contestant its own copy of the module, and a step of it."""
+    """Return each contestant's own copy of the module, and a step of it."""
     found: dict[str, tuple[nn.Module, Callable[[], None]]] = {}
     for name in CONTESTANTS:
         own, data = copy.deepcopy(module), x
@@ -138,7 +138,7 @@ def contestants(module: nn.Module, x: Tensor, target: Tensor) -> dict[str, tuple
 
 
 def compare(name: str, module: nn.Module, x: Tensor, target: Tensor) -> dict[str, float]:
-    """How far each contestant's gradients are from float64's.
+    """Return the distance of each contestant's gradients from float64's.
 
     Raises:
         SystemExit: further than :data:`TOLERANCE`, and than three times eager's.
@@ -155,7 +155,7 @@ def compare(name: str, module: nn.Module, x: Tensor, target: Tensor) -> dict[str
 
 
 def race(name: str, *, batch: int, seconds: float, clock: Callable[[], float]) -> list[Row]:
-    """All contestants on one net."""
+    """Measure all contestants on one net."""
     torch.manual_seed(0)
     module, x = NETS[name](batch)
     module.train().requires_grad_(True)
@@ -169,7 +169,7 @@ def race(name: str, *, batch: int, seconds: float, clock: Callable[[], float]) -
 
 
 def earlier(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows of other nets that were written before under the same conditions."""
+    """Return rows of other nets that were written before under the same conditions."""
     if not arguments.json.exists():
         return []
     found = json.loads(arguments.json.read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
-"""Measure what a call pays for noticing that the model changed (docs/adr/0015): by bytes, and by versions.
+"""Measure the cost per call of noticing that the model changed (docs/adr/0015): by bytes, and by versions.
 
-Both live in one process and take turns. The least of all calls says what the look costs where nothing else runs.
+Both live in one process and take turns. The fastest of all calls shows the cost of the check on a quiet machine.
 
     python benchmarks/nimble/weights.py [NET ...]
 """

@@ -1,4 +1,4 @@
-"""Who takes part, how each is started, and which of its settings are tried.
+"""Contestants: their start commands and the settings to try.
 
 A contestant is plain data and pure functions; :mod:`runners` starts what they describe. Peers live in environments of
 their own (``benchmarks/peers/NAME/requirements.txt``) below one folder; one whose environment is missing is named.
@@ -24,7 +24,7 @@ OURS = "mlsys orca"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What every contestant gets alike."""
+    """The part of the job that all contestants share."""
 
     model: str  # "llama", "gpt2"
     dtype: str  # "fp32": all computed in 32 bits; "bf16": weights may be held in 16
@@ -35,12 +35,12 @@ class Job:
 
     @property
     def directory(self) -> Path:
-        """The Hugging Face directory of the dtype."""
+        """Hugging Face directory of the dtype."""
         return self.models / f"{self.model}-{self.dtype}"
 
     @property
     def tokenizer(self) -> Path:
-        """Its tokenizer."""
+        """File of its tokenizer."""
         return self.directory / "tokenizer.json"
 
 
@@ -61,11 +61,11 @@ class Contestant:
     variables: Callable[[Job], Mapping[str, str]] = lambda job: {}  # of the process's environment  # noqa: ARG005
 
     def python(self, job: Job) -> Path:
-        """The interpreter that runs it."""
+        """Return the interpreter that runs the contestant."""
         return Path(sys.executable) if self.environment is None else job.peers / self.environment / "bin" / "python"
 
     def missing(self, job: Job) -> str | None:
-        """What has to be done before it can take part; None: nothing."""
+        """Return the steps needed before it can take part; None: nothing."""
         if self.environment is None:
             return None
         if not self.python(job).is_file() or not list((job.peers / self.environment).glob(self.requirement)):
@@ -74,7 +74,7 @@ class Contestant:
 
 
 def child_command(engine: str, options: Mapping[str, Any], port: int | None) -> list[str]:
-    """Arguments of the python that runs one of ``engines/``; ``port`` None: in-process runs by stdin."""
+    """Return the arguments of the python that runs one of ``engines/``; ``port`` None: in-process runs by stdin."""
     return [str(CHILD), engine, json.dumps(options), *([] if port is None else ["--port", str(port)])]
 
 
@@ -109,7 +109,7 @@ def _orca_server(job: Job, settings: Settings, port: int) -> list[str]:
 
 
 def _flags(options: Mapping[str, Any]) -> list[str]:
-    """``--name value`` for each; True is a flag alone, False is left out."""
+    """Return ``--name value`` for each option; True is a flag alone, False is left out."""
     flags = []
     for name, value in options.items():
         if value is not False:

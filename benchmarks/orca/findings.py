@@ -1,4 +1,4 @@
-"""From runs to rows: what is wrong with a run, which settings win, medians over repetitions, the table. Pure."""
+"""Turn runs into rows: problems of a run, the best settings, medians over repetitions, the table. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Run:
     problems: tuple[str, ...]  # why its figures cannot be compared; empty: they can
 
     def to_json(self) -> dict[str, Any]:
-        """Its figures, without the single requests."""
+        """Return its figures as JSON values, without the single requests."""
         return {
             "contestant": self.contestant,
             "traffic": self.traffic,
@@ -48,7 +48,7 @@ class Run:
 
 
 def problems_of(result: LoadResult, num_input_tokens: Sequence[int]) -> tuple[str, ...]:
-    """Why the figures of ``result`` cannot be compared: failures, and token counts other than asked for.
+    """Return the reasons why ``result`` cannot be compared: failures, and wrong token counts.
 
     Args:
         result: Of a run.
@@ -64,7 +64,9 @@ def problems_of(result: LoadResult, num_input_tokens: Sequence[int]) -> tuple[st
 
 
 def score_of(run: Run, *, is_offline: bool) -> float:
-    """What tuning makes as large as it can: output tokens per second, or online the inverse median normalised latency.
+    """Return the score that tuning maximises.
+
+    Output tokens per second, or online the inverse median normalised latency.
 
     A run with problems scores 0.
     """
@@ -77,7 +79,7 @@ def score_of(run: Run, *, is_offline: bool) -> float:
 
 
 def best_settings(tried: Sequence[tuple[Settings, float]]) -> Settings | None:
-    """The settings with the largest score, the first of equals; None if none scored above 0.
+    """Return the settings with the largest score, the first of equals; None if none scored above 0.
 
     Example:
         >>> best_settings([({"size": 32}, 2.0), ({"size": 64}, 3.0), ({"size": 96}, 3.0)])
@@ -88,14 +90,14 @@ def best_settings(tried: Sequence[tuple[Settings, float]]) -> Settings | None:
 
 
 def agreement(ours: LoadResult, theirs: LoadResult) -> float:
-    """Share of requests whose whole answers are the same text, as tokens and texts are one to one."""
+    """Return the share of requests with the same whole text, as tokens and texts are one to one."""
     expected = {record.index: record.output for record in ours.successes}
     same = [expected.get(record.index) == record.output for record in theirs.successes]
     return sum(same) / len(expected) if expected else 0.0
 
 
 def table(runs: Sequence[Run], *, ours: str, caption: str) -> Table:
-    """A row for each traffic and contestant, in the order in which they first ran: medians over the repetitions.
+    """Return a row for each traffic and contestant, in order of their first run: medians over repetitions.
 
     ``as ours`` compares the answers of each with those of contestant ``ours``; ``foreign`` is the largest share.
     """

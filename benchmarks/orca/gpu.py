@@ -82,7 +82,7 @@ class Row:
 
 
 def batch_of(lengths: Sequence[tuple[int, int]]) -> IterationBatch:
-    """Requests of so many new tokens and keys, their blocks scattered."""
+    """Build a batch of requests with ``(new tokens, keys)`` each, their blocks scattered."""
     builder, needs = BatchBuilder(), [-(-context // BLOCK) for _, context in lengths]
     order = torch.split(torch.randperm(sum(needs), generator=torch.Generator().manual_seed(0)), needs)
     for number, ((rows, context), blocks) in enumerate(zip(lengths, order, strict=True)):
@@ -93,7 +93,7 @@ def batch_of(lengths: Sequence[tuple[int, int]]) -> IterationBatch:
 
 
 def cache_of(lengths: Sequence[tuple[int, int]], device: torch.device, num_layers: int) -> KVCache:
-    """A cache for ``lengths`` whose past is random, the same each time."""
+    """Return a cache for ``lengths`` with a random past, the same each time."""
     num_blocks = sum(-(-context // BLOCK) for _, context in lengths)
     cache = KVCache(CONFIG, num_blocks=num_blocks, block_size=BLOCK, dtype=DTYPE, device=device)
     generator = torch.Generator(device).manual_seed(1)
@@ -104,7 +104,7 @@ def cache_of(lengths: Sequence[tuple[int, int]], device: torch.device, num_layer
 
 
 def difference(ours: Tensor, theirs: Tensor, *, what: str, allowed: float) -> float:
-    """The largest, as :class:`Row` has it; too large a one ends the run."""
+    """Return the largest difference, in the terms of :class:`Row`; exit if it is too large."""
     reference = theirs.float()
     found = float(((ours.float() - reference).abs() / (reference.abs() + reference.std())).max())
     if not found <= allowed:
@@ -113,14 +113,14 @@ def difference(ours: Tensor, theirs: Tensor, *, what: str, allowed: float) -> fl
 
 
 def take_turns(contestants: Iterable[Callable[[], object]], rounds: int) -> list[float]:
-    """The median milliseconds of each over ``rounds`` rounds in which all have a turn."""
+    """Return the median milliseconds of each over ``rounds`` rounds in which all have a turn."""
     works = list(contestants)
     times = [[float(do_bench(work, rep=50, return_mode="median")) for work in works] for _ in range(rounds)]
     return [statistics.median(each) for each in zip(*times, strict=True)]
 
 
 def attention_rows(names: Iterable[str], device: torch.device, rounds: int) -> Iterator[Row]:
-    """The ragged kernel on one layer of each iteration."""
+    """Yield rows of the ragged kernel on one layer of each iteration."""
     tile = tile_shape(
         num_heads=CONFIG.num_heads, num_kv_heads=CONFIG.num_kv_heads, head_dim=CONFIG.head_dim, itemsize=DTYPE.itemsize
     )
@@ -147,7 +147,7 @@ def attention_rows(names: Iterable[str], device: torch.device, rounds: int) -> I
 def _padded(
     query: Tensor, keys: Tensor, values: Tensor, inputs: ForwardInputs, length: tuple[int, int]
 ) -> Callable[[], Tensor]:
-    """One call of torch's operator over requests of one length, their keys side by side in memory."""
+    """Return one call of torch's operator over requests of one length, their keys side by side in memory."""
     rows, context = length
     slots = torch.stack([_all_slots(span.slots, keys.device) for span in inputs.spans])
     k, v = (tensor[slots].transpose(1, 2).contiguous() for tensor in (keys, values))
@@ -161,7 +161,7 @@ def _all_slots(slots: slice | Tensor, device: torch.device) -> Tensor:
 
 
 def operator_rows(num_tokens: int, device: torch.device, rounds: int) -> Iterator[Row]:
-    """The kernels around attention, on so many rows."""
+    """Yield rows of the kernels around attention, on ``num_tokens`` rows."""
     shape, hidden, inner = f"{num_tokens} tokens", CONFIG.hidden_size, CONFIG.intermediate_size
     x, weight = torch.randn(num_tokens, hidden, device=device), torch.rand(hidden, device=device)
     branch = torch.randn(num_tokens, hidden, dtype=DTYPE, device=device)
@@ -207,7 +207,7 @@ def operator_rows(num_tokens: int, device: torch.device, rounds: int) -> Iterato
 
 
 def decoder_of(device: torch.device) -> Decoder:
-    """A decoder of :data:`CONFIG` with random weights, the same each time."""
+    """Return a decoder of :data:`CONFIG` with random weights, the same each time."""
     generator = torch.Generator(device).manual_seed(2)
     hidden, inner, heads = CONFIG.hidden_size, CONFIG.intermediate_size, CONFIG.num_heads * CONFIG.head_dim
 
@@ -246,14 +246,14 @@ def decoder_of(device: torch.device) -> Decoder:
 
 
 def iteration_rows(names: Iterable[str], device: torch.device, repeats: int) -> Iterator[Row]:
-    """Whole iterations: the same decoder on the kernels and on torch's operators."""
+    """Yield rows of whole iterations: the same decoder on the kernels and on torch's operators."""
     ours, torchs = FusedDecoder(decoder_of(device)), decoder_of(device)
     for name in names:
         lengths = ITERATIONS[name]
         batch, cache = batch_of(lengths), cache_of(lengths, device, CONFIG.num_layers)
 
         def run(model: FusedDecoder | Decoder) -> tuple[Tensor, float]:
-            """The logits and the milliseconds until they are there."""
+            """Return the logits and the milliseconds until they are there."""
             torch.cuda.synchronize()
             begin = time.perf_counter()
             inputs = ForwardInputs(batch, block_size=BLOCK, device=device)  # noqa: B023 - runs before the next name
@@ -275,7 +275,7 @@ def iteration_rows(names: Iterable[str], device: torch.device, repeats: int) -> 
 
 
 def main() -> None:
-    """Print the table, and write it as JSON where that is asked for."""
+    """Print the table, and write it as JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="half of the shapes, fewer turns")
     parser.add_argument("--json", type=Path, help="file to write")

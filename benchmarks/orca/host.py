@@ -1,4 +1,4 @@
-"""The machine during a run: what others took of it, and the load that ``--loaded`` puts on it."""
+"""Load of the machine during a run: the share of other processes, and the load that ``--loaded`` adds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SPIN = "while True: pass"
 
 
 class Shares:
-    """Within the context, the processors' time: which share went to others. Read ``foreign`` after it.
+    """Measures the processors' time within the context. Read ``foreign``, the share of others, after it.
 
     Ours are this process and all below it: load generator, contestant, and the processes of ``--loaded``. Time that a
     hypervisor took for other machines counts as foreign.
@@ -32,7 +32,7 @@ class Shares:
 
 
 def _times() -> tuple[float, float, float]:
-    """Seconds since boot, summed over processors: all, those not idle, and those of this process and all below it."""
+    """Return seconds since boot over all processors: all, those not idle, and those of this process tree."""
     machine = psutil.cpu_times()
     idle = machine.idle + getattr(machine, "iowait", 0.0)
     total = sum(machine) - getattr(machine, "guest", 0.0) - getattr(machine, "guest_nice", 0.0)  # user contains these
@@ -49,7 +49,7 @@ def _times() -> tuple[float, float, float]:
 
 @contextmanager
 def busy_processes(is_loaded: bool) -> Iterator[None]:
-    """Within the context, if ``is_loaded``: one process on each core that computes all the time, at equal priority."""
+    """Run one process on each core that computes all the time, at equal priority, if ``is_loaded``."""
     cores = sorted(os.sched_getaffinity(0)) if is_loaded else []
     spinners = [subprocess.Popen([sys.executable, "-c", _SPIN]) for _ in cores]
     try:

@@ -1,4 +1,4 @@
-"""The models that Orca and its peers are measured with: equal weights in every form that one of them reads.
+"""Make the models for Orca and its peers: equal weights in every format that one of them reads.
 
 A Llama of SmolLM-135M's layers and a GPT-2 of 124 M, with random weights of a fixed seed and a made-up vocabulary (no
 hub is asked, speed does not depend on the values). Below the folder given:
@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def vocabulary(size: int) -> tuple[list[str], list[tuple[str, str]]]:
-    """Tokens and merges of a byte-level BPE: the end token, all bytes, then words of one to four letters.
+    """Return tokens and merges of a byte-level BPE: the end token, all bytes, words of one to four letters.
 
     A word has its leading space within, as "Ġ" in this notation, and comes of its beginning and one letter, so text
     made of words is split into just these words: texts and lists of tokens are one to one.
@@ -59,7 +59,7 @@ def vocabulary(size: int) -> tuple[list[str], list[tuple[str, str]]]:
 
 
 def build(name: str) -> PreTrainedModel:
-    """The model ``name`` in float32, its weights held exactly by all three formats."""
+    """Build the model ``name`` in float32, its weights held exactly by all three formats."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
@@ -90,7 +90,7 @@ def build(name: str) -> PreTrainedModel:
 
 
 def write_huggingface(model: PreTrainedModel, name: str, folder: Path) -> None:
-    """The directories ``NAME-fp32`` and ``NAME-bf16``, tokenizer included."""
+    """Write the directories ``NAME-fp32`` and ``NAME-bf16``, tokenizer included."""
     import copy
 
     import torch
@@ -110,7 +110,9 @@ def write_huggingface(model: PreTrainedModel, name: str, folder: Path) -> None:
 
 
 def write_gguf(model: PreTrainedModel, name: str, kind: str, path: Path) -> None:
-    """What llama.cpp's own converter writes: other names, Llama's rotary halves interleaved, GPT-2's matrices rotated.
+    """Write GGUF like llama.cpp's own converter.
+
+    It uses other names, interleaves Llama's rotary halves and transposes GPT-2's matrices.
 
     Args:
         model: In float32.
@@ -171,7 +173,7 @@ def write_gguf(model: PreTrainedModel, name: str, kind: str, path: Path) -> None
 
 
 def write_openvino(name: str, folder: Path, environment: Path) -> None:
-    """OpenVINO's own export of the float32 directory, by the exporter in the peer's environment."""
+    """Write OpenVINO's own export of the float32 directory, by the exporter in the peer's environment."""
     exporter = environment / "bin" / "optimum-cli"
     if not exporter.is_file():
         print(f"{name}: no OpenVINO IR, {exporter} is not installed (benchmarks/peers/openvino-genai/requirements.txt)")

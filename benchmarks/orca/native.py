@@ -1,8 +1,8 @@
-"""One iteration of a decoder: native kernels against torch's operators, and against what the machine's memory allows.
+"""One iteration of a decoder: native kernels against torch's operators, and against the machine's memory bandwidth.
 
-Contestants run the same batches in turn; before any timing their logits are compared, and what a request gets alone is
-compared, bit by bit, with what it gets beside others: both paths are asked, so the table shows which of them can
-promise it and what that promise costs. The bound of a decode of one token is the time to read all weights once, at the
+Contestants run the same batches in turn; before any timing their logits are compared. A request's logits alone are
+compared, bit by bit, with its logits beside others: both paths are asked, so the table shows which of them can promise
+equality and the cost of that promise. The bound of a decode of one token is the time to read all weights once, at the
 rate at which these threads read memory in the same run.
 
     python benchmarks/orca/native.py
@@ -54,7 +54,7 @@ class Row:
 
 
 def batch_of(num_requests: int, num_rows: int, *, first: int = 0) -> IterationBatch:
-    """Requests of ``num_rows`` new tokens each, after :data:`PAST` where that is one."""
+    """Build a batch of requests with ``num_rows`` new tokens each, after :data:`PAST` if that is one."""
     builder, past = BatchBuilder(), PAST if num_rows == 1 else 0
     blocks = -(-(PAST + 256) // BLOCK)
     for request in range(first, first + num_requests):
@@ -80,12 +80,12 @@ class Contestant:
             self.run(builder.build())
 
     def run(self, batch: IterationBatch) -> Tensor:
-        """The logits of one iteration."""
+        """Return the logits of one iteration."""
         with torch.inference_mode():
             return self.model(ForwardInputs(batch, block_size=BLOCK, device="cpu"), self.cache)
 
     def is_invariant(self) -> bool:
-        """Whether requests get the same bits alone and beside others, and a prompt in chunks and whole."""
+        """Return whether logits are equal to the bit alone and in a batch, and for a prompt in chunks and whole."""
         together = self.run(batch_of(64, 1))
         alone = {i: self.run(batch_of(1, 1, first=i))[0] for i in range(0, 64, 7)}
         whole = self.run(self._prompt(0, 100))
@@ -94,7 +94,7 @@ class Contestant:
 
     @staticmethod
     def _prompt(first: int, stop: int) -> IterationBatch:
-        """Rows ``first`` to ``stop`` of a prompt, in the blocks of request 63."""
+        """Return rows ``first`` to ``stop`` of a prompt, in the blocks of request 63."""
         builder = BatchBuilder()
         ids = [31 * position % 30_000 + 100 for position in range(first, stop)]
         table = batch_of(1, 1, first=63).requests[0].block_table
@@ -103,20 +103,20 @@ class Contestant:
 
 
 def milliseconds(work: Callable[[], object]) -> float:
-    """Of one call."""
+    """Return the milliseconds of one call."""
     begin = time.perf_counter()
     work()
     return (time.perf_counter() - begin) * 1e3
 
 
 def read_rate() -> float:
-    """Bytes per millisecond at which torch's threads read memory: the best of a few sums over 512 MiB."""
+    """Return the bytes per millisecond that torch's threads read: the best of a few sums over 512 MiB."""
     data = torch.ones(2**27)
     return data.nbytes / min(milliseconds(data.sum) for _ in range(7))
 
 
 def compare(path: Path, form: str, threads: int, repeats: int) -> list[Row]:
-    """All batches under one form of weights."""
+    """Measure all batches under one form of weights."""
     native, torchs = (Contestant(path, form, backend, threads) for backend in ("native", "torch"))
     assert isinstance(native.model, NativeDecoder)
     invariant = native.is_invariant(), torchs.is_invariant()
@@ -148,7 +148,7 @@ def compare(path: Path, form: str, threads: int, repeats: int) -> list[Row]:
 
 
 def main() -> None:
-    """Print the table, and write it as JSON where that is asked for."""
+    """Print the table, and write it as JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m-instruct", help="a name, a GGUF file or a directory")
     parser.add_argument("--weights", nargs="+", choices=FORMS, default=list(FORMS))

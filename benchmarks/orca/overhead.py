@@ -1,4 +1,4 @@
-"""What an iteration costs outside the model: scheduler, batch, sampling, streams, and the loop around them.
+"""Cost of an iteration outside the model: scheduler, batch, sampling, streams, and the loop around them.
 
     python benchmarks/orca/overhead.py
     python benchmarks/orca/overhead.py --policies orca --batches 1,64 --threads 1 --output /tmp/overhead.json
@@ -71,12 +71,12 @@ class Overhead:
 
     @property
     def share(self) -> float:
-        """Of an iteration, spent outside the forward, in processor time."""
+        """Share of an iteration spent outside the forward, in processor time."""
         return self.outside_cpu_s / (self.forward_cpu_s + self.outside_cpu_s)
 
 
 class Stamped:
-    """A function that notes when it ran; ``before`` says of which batch."""
+    """A function that records its times; ``before`` names the batch."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.stamps: list[Stamp] = []
@@ -107,7 +107,7 @@ class Library:
 
 
 def stamp_forward(engine: Engine) -> Stamped:
-    """Have the engine's forwards stamped: a native model's one call, else all of the module's."""
+    """Record the engine's forwards: a native model's one call, else all of the module's."""
     runner = engine._runner
     if isinstance(runner.model, NativeDecoder):
         stamped = Stamped(runner.model._native.orca_run)
@@ -137,7 +137,7 @@ class _Model:
 
 
 def requests_of(count: int, num_new: int, *, first: int = 0) -> list[GenerationRequest]:
-    """Greedy requests whose prompts share no block."""
+    """Return greedy requests with prompts that share no block."""
     return [
         GenerationRequest(
             request_id=f"chatcmpl-{first + number:032x}",
@@ -151,7 +151,7 @@ def requests_of(count: int, num_new: int, *, first: int = 0) -> list[GenerationR
 def stamps_of(
     loaded: LoadedModel, policy: str, batch_size: int, *, num_iterations: int, num_threads: int
 ) -> list[Stamp]:
-    """The forwards of ``batch_size`` requests that decode together."""
+    """Return the forwards of ``batch_size`` requests that decode together."""
     requests = requests_of(batch_size, num_iterations)
     config = EngineConfig(
         max_batch_size=batch_size, max_model_len=PROMPT + num_iterations, num_threads=num_threads, policy=policy
@@ -172,7 +172,7 @@ def stamps_of(
 
 
 def scheduler_s(policy: str, batch_size: int, *, num_iterations: int) -> float:
-    """Median seconds of ``next_batch`` and ``complete`` for ``batch_size`` decodes, while others wait."""
+    """Return the median seconds of ``next_batch`` and ``complete`` for ``batch_size`` decodes, while others wait."""
     tables = BlockTables(num_blocks=batch_size * (PROMPT + num_iterations) // 16 + batch_size)
     scheduler = make_scheduler(
         policy,
@@ -198,7 +198,7 @@ def scheduler_s(policy: str, batch_size: int, *, num_iterations: int) -> float:
 
 
 def measure(loaded: LoadedModel, policy: str, batch_size: int, *, num_iterations: int, num_threads: int) -> Overhead:
-    """Both measurements of one policy and batch size."""
+    """Return both measurements of one policy and batch size."""
     stamps = stamps_of(loaded, policy, batch_size, num_iterations=num_iterations, num_threads=num_threads)
     full = [stamp.num_requests == stamp.num_tokens == batch_size for stamp in stamps]
     pairs = [

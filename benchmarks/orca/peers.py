@@ -43,7 +43,7 @@ WARMUP_SEED, TUNING_SEED, SEED = 1, 2, 3
 
 
 class Benchmark:
-    """One invocation: who takes part, on what, and what came out."""
+    """One invocation: its contestants, their work, and the results."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -58,19 +58,19 @@ class Benchmark:
         self.logs.mkdir(parents=True, exist_ok=True)
 
     def traffic(self, rate: float | None, num_requests: int, seed: int) -> Traffic:
-        """The requests of one run."""
+        """Return the requests of one run."""
         return make_traffic(self.job.model, rate, num_requests=num_requests, seed=seed)
 
     def traffics(self) -> list[Traffic]:
-        """What each contestant is sent in a turn, one after another.
+        """Return the traffics of one contestant's turn, one after another.
 
-        Prompts of their own at each rate: an engine that keeps prefixes would find those of the rate before.
+        Each rate has its own prompts: an engine that caches prefixes would find those of the rate before.
         """
         rates = [None] if self.is_offline else self.options.rates
         return [self.traffic(rate, self.options.requests, SEED + number) for number, rate in enumerate(rates)]
 
     def contestants(self) -> list[Contestant]:
-        """Those asked for that can take part; the others are noted."""
+        """Return the requested contestants that can take part; note the others."""
         asked = [each for each in CONTESTANTS if not self.options.only or each.name in self.options.only]
         for contestant in asked:
             if reason := contestant.missing(self.job):
@@ -78,7 +78,7 @@ class Benchmark:
         return [contestant for contestant in asked if contestant.name not in self.notes]
 
     def note(self, contestant: Contestant, reason: str) -> None:
-        """Remember and say why ``contestant`` has no figures."""
+        """Record and print the reason why ``contestant`` has no figures."""
         self.notes[contestant.name] = reason
         self.console.print(f"{contestant.name}: {reason}", markup=False)
 
@@ -93,7 +93,7 @@ class Benchmark:
             return [self.measured(name, runner, traffic) for traffic in traffics]
 
     def measured(self, name: str, runner: Runner, traffic: Traffic) -> Run:
-        """One run, and what others did meanwhile."""
+        """Run once; measure other processes' share meanwhile."""
         with Shares() as shares:
             result = runner.run(traffic)
         problems = problems_of(result, [len(prompt) for prompt in traffic.prompts])
@@ -149,7 +149,7 @@ class Benchmark:
                         self.runs += self.measure(contestant, settings, traffics, is_in_process=is_in_process)
 
     def section(self) -> report.Section:
-        """Tables, figure and data."""
+        """Return tables, figure and data."""
         options = self.options
         what = f"{options.model} {options.dtype}, {options.threads} threads, {options.mode}"
         what += ", in process" * options.in_process + ", with HTTP and without" * options.both_fronts
@@ -198,7 +198,7 @@ def _settings_from(path: str) -> dict[str, Settings]:
 
 
 def _names(text: str) -> list[str]:
-    """The contestants named, by comma."""
+    """Return the contestants named, separated by commas."""
     names = [name.strip() for name in text.split(",")]
     if unknown := [name for name in names if name not in NAMES]:
         raise argparse.ArgumentTypeError(f"no contestant {unknown[0]!r}: there are {', '.join(NAMES)}")
@@ -206,7 +206,7 @@ def _names(text: str) -> list[str]:
 
 
 def parse() -> argparse.Namespace:
-    """The command line; ``--quick`` lowers the numbers that were not given."""
+    """Parse the command line; ``--quick`` lowers the numbers that were not given."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mode", choices=("offline", "online"))
     parser.add_argument("--model", choices=("llama", "gpt2"), default="llama")
@@ -233,7 +233,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Measure, print, write JSON and page; 1 if a contestant's figures cannot be compared."""
+    """Measure, print, write JSON and page; return 1 if a contestant's figures cannot be compared."""
     options = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that contestants are ended when this is
     benchmark = Benchmark(options)

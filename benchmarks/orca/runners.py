@@ -1,4 +1,4 @@
-"""A contestant that runs: its own server over HTTP, or its engine in a child process without one."""
+"""Runners of a contestant: its own server over HTTP, or its engine in a child process without one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STOP_WITHIN_S = 20.0
 
 
 class Runner(Protocol):
-    """Takes traffic, one run after another."""
+    """Sends traffic, one run after another."""
 
     def run(self, traffic: Traffic) -> LoadResult:
         """Send all of ``traffic`` and wait for its end."""
@@ -39,14 +39,14 @@ class NotReadyError(Exception):
 def running(
     contestant: Contestant, job: Job, settings: Settings, *, is_in_process: bool, log: Path
 ) -> Iterator[Runner]:
-    """``contestant`` with ``settings``, loaded and answering; it is ended with the context.
+    """Start ``contestant`` with ``settings`` and yield its runner once it answers; end it with the context.
 
     Args:
-        contestant: Who.
-        job: On what.
-        settings: How.
+        contestant: The contestant.
+        job: Its model and threads.
+        settings: Its settings.
         is_in_process: Its engine in a child process; otherwise its server.
-        log: The file that gets what it prints.
+        log: The file that gets its output.
 
     Raises:
         NotReadyError: it could not be started.
@@ -82,7 +82,7 @@ class _Server:
         self._url = f"http://127.0.0.1:{port}/v1"
 
     def wait_until_ready(self) -> None:
-        """Until a request of one token is answered."""
+        """Wait until a request of one token is answered."""
         first = {**self._body, "prompt": [300] if self._takes_token_ids else " a", "max_tokens": 1, "stream": True}
         last = "no answer"
         deadline = time.monotonic() + READY_WITHIN_S
@@ -113,7 +113,7 @@ class _Child:
         self._log = log
 
     def wait_until_ready(self) -> None:
-        """Until its first line."""
+        """Wait for its first line."""
         self._answer()
 
     def _answer(self) -> Any:
@@ -129,7 +129,7 @@ class _Child:
 
 
 def result_of(traffic: Traffic, answers: Sequence[dict[str, Any]]) -> LoadResult:
-    """What a child process reports, as the load generator would have recorded it."""
+    """Return a child process's report in the form of the load generator's result."""
     records = tuple(
         RequestRecord(
             index=item.index,

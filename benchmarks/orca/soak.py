@@ -1,4 +1,4 @@
-"""Many clients at once, half of whom leave in the middle: are answers right, and is everything freed?
+"""Serve many clients at once, half of whom leave midway: answers must be right, and everything freed.
 
     python benchmarks/orca/soak.py --clients 200 --seconds 60
 
@@ -36,7 +36,7 @@ MAX_TOKENS = 24
 
 @dataclass
 class Tally:
-    """What happened."""
+    """Outcomes of the clients."""
 
     outcomes: Counter[str] = field(default_factory=Counter)  # complete, left, busy, wrong
     wrong: list[str] = field(default_factory=list)  # a few of the wrong ones, for the eye
@@ -45,18 +45,18 @@ class Tally:
 
     @property
     def is_good(self) -> bool:
-        """No wrong answer, nothing leaked, and it was no idle run."""
+        """True if no answer was wrong, nothing leaked, and the run was not idle."""
         done = self.outcomes["complete"] and self.outcomes["left"]
         return bool(done) and not (self.outcomes["wrong"] or self.requests_left or self.blocks_left)
 
 
 def body_of(model: str, question: str) -> dict[str, object]:
-    """A greedy, streamed completion."""
+    """Return the body of a greedy, streamed completion."""
     return {"model": model, "prompt": question, "max_tokens": MAX_TOKENS, "temperature": 0, "stream": True}
 
 
 async def read(client: httpx.AsyncClient, model: str, question: str, leave_after: int | None) -> tuple[int, str]:
-    """The status and the text of one answer, up to ``leave_after`` pieces."""
+    """Return the status and the text of one answer, up to ``leave_after`` pieces."""
     pieces: list[str] = []
     async with client.stream("POST", "/v1/completions", json=body_of(model, question)) as response:
         if response.status_code != 200:
@@ -97,7 +97,7 @@ async def one_client(
 async def soak(
     url: str, model: str, *, num_clients: int, seconds: float, questions: Sequence[str] = QUESTIONS, seed: int = 0
 ) -> Tally:
-    """Run the clients against a server that is up, and wait until it has nothing left to do."""
+    """Run the clients against a running server, and wait until it has nothing left to do."""
     tally = Tally()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
@@ -119,7 +119,7 @@ async def soak(
 
 
 def main() -> int:
-    """Serve, soak, report."""
+    """Serve, soak, report; return 1 if anything was wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m-instruct", help="a name from 'mlsys models list', or a path")
     parser.add_argument("--clients", type=int, default=200)

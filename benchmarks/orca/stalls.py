@@ -1,4 +1,4 @@
-"""What running streams feel when long prompts arrive: the time between their tokens, under each policy.
+"""Effect of long prompts on running streams: the time between their tokens, under each policy.
 
     python benchmarks/orca/stalls.py
     python benchmarks/orca/stalls.py --policies orca,chunked:128,chunked:512 --prompts 3 --output /tmp/stalls.json
@@ -34,7 +34,7 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True)
 class Stalls:
-    """Seconds."""
+    """Gaps between tokens, in seconds."""
 
     policy: str
     num_gaps: int
@@ -48,7 +48,7 @@ class Stalls:
 async def run(
     engine: Engine, *, num_streams: int, num_prompts: int, prompt_tokens: int, quiet_s: float
 ) -> tuple[list[float], list[float], list[float]]:
-    """Gaps before the long prompts, gaps during them, and each long prompt's time to its token."""
+    """Return gaps before the long prompts, gaps during them, and each long prompt's time to its token."""
     stop = asyncio.Event()
     times: list[list[float]] = [[] for _ in range(num_streams)]
 
@@ -86,7 +86,7 @@ async def run(
 
 
 def measure(loaded: LoadedModel, policy: str, arguments: argparse.Namespace) -> Stalls:
-    """One policy."""
+    """Measure one policy."""
     name, _, budget = policy.partition(":")
     config = EngineConfig(
         max_batch_size=arguments.streams + 1,

@@ -1,9 +1,9 @@
-"""From the command to the first token: how long a server takes to start.
+"""Start-up time of a server: from the command to the first token.
 
     python benchmarks/orca/startup.py --repetitions 3
 
 Starts ``mlsys orca serve`` in a process of its own, asks for one token as soon as the port answers, and stops it. On a
-machine with other work the processor time says what starting costs; the end of the process is part of it.
+machine with other work the processor time shows the cost of starting; the end of the process is part of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import httpx
 
 
 def start_s(model: str) -> tuple[float, float, float]:
-    """Seconds from the process's start until the server is ready, until its first token, and of processor time."""
+    """Return the seconds from the process's start to ready and to the first token, and of processor time."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -49,7 +49,7 @@ def start_s(model: str) -> tuple[float, float, float]:
 
 
 def children_cpu_s() -> float:
-    """Processor time of the processes that have ended."""
+    """Return the processor time of the processes that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 

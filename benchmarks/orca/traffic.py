@@ -1,4 +1,4 @@
-"""What is sent: one seeded trace for all contestants, prompts as token ids and as text (ORCA, section 6.1, smaller)."""
+"""Requests of a benchmark: one seeded trace for all, prompts as token ids and as text (ORCA, section 6.1, smaller)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Traffic:
     words: tuple[str, ...]  # text of each token
 
     def over_http(self, body: Mapping[str, Any], *, takes_token_ids: bool) -> Trace:
-        """The trace for the load generator: each request with its prompt, and the fields of ``body``."""
+        """Return the trace for the load generator: each request with its prompt, and the fields of ``body``."""
         items = []
         for item, prompt in zip(self.trace, self.prompts, strict=True):
             sent: list[int] | str = list(prompt) if takes_token_ids else self.text(prompt)
@@ -32,19 +32,19 @@ class Traffic:
         return Trace(tuple(items), self.trace.made_by)
 
     def in_process(self) -> list[dict[str, Any]]:
-        """The requests for a child process, as JSON values."""
+        """Return the requests for a child process, as JSON values."""
         return [
             {"arrival_s": item.arrival_s, "prompt": list(prompt), "num_tokens": item.num_output_tokens}
             for item, prompt in zip(self.trace, self.prompts, strict=True)
         ]
 
     def text(self, tokens: tuple[int, ...]) -> str:
-        """The text of ``tokens``, which is split into just these."""
+        """Return the text of ``tokens``, which tokenizes to just these."""
         return "".join(self.words[token] for token in tokens)
 
 
 def make_traffic(model: str, rate: float | None, *, num_requests: int, seed: int) -> Traffic:
-    """``num_requests`` requests for ``model``: all at once, or as a Poisson process of ``rate`` per second.
+    """Make ``num_requests`` requests for ``model``: all at once, or by a Poisson process of ``rate`` per second.
 
     Example:
         >>> traffic = make_traffic("llama", None, num_requests=3, seed=0)

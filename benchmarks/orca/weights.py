@@ -1,4 +1,4 @@
-"""What each form of weights costs a model: memory, and how far its predictions move from those in fp32.
+"""Cost of each form of weights for a model: memory, and the change of its predictions from those in fp32.
 
 A text is read as one prompt, and every next token's distribution is compared: the mean negative log-likelihood of what
 comes next, the mean Kullback-Leibler divergence from fp32, and how often the likeliest token is the same.
@@ -108,7 +108,7 @@ class Shuffled(GgufFile):
         }
 
     def read_into(self, name: str, out: Tensor) -> None:
-        """As the file's, in this order."""
+        """Read a tensor of the file, in this order."""
         super().read_into(name, out)
         rows, columns = self._orders.get(name.split(".")[-2], (None, None))
         ordered = out if rows is None else out[rows]
@@ -128,7 +128,7 @@ class Row:
 
 
 def log_probabilities(model: DecoderModel, token_ids: list[int]) -> Tensor:
-    """Of every next token: fp32 [num_tokens, vocab_size]."""
+    """Return the log-probabilities of every next token: fp32 [num_tokens, vocab_size]."""
     builder = BatchBuilder()
     cache = new_kv_cache(model, num_blocks=len(token_ids) // 16 + 1)
     table = tuple(range(len(token_ids) // 16 + 1))
@@ -139,17 +139,17 @@ def log_probabilities(model: DecoderModel, token_ids: list[int]) -> Tensor:
 
 
 def nll(found: Tensor, token_ids: list[int]) -> float:
-    """Mean negative log-likelihood of each token after the first."""
+    """Return the mean negative log-likelihood of each token after the first."""
     return -found[:-1].gather(1, torch.tensor(token_ids[1:])[:, None]).mean().item()
 
 
 def divergence(found: Tensor, exact: Tensor) -> float:
-    """Mean Kullback-Leibler divergence of ``found`` from ``exact``, [num_tokens, vocab_size] each."""
+    """Return the mean Kullback-Leibler divergence of ``found`` from ``exact``, [num_tokens, vocab_size] each."""
     return (exact.exp() * (exact - found)).sum(-1).mean().item()
 
 
 def measure(path: Path, text: str, *, forms: list[str], orders: int, report: Callable[[Row], None]) -> list[Row]:
-    """All ``forms`` on ``text``, against fp32."""
+    """Measure all ``forms`` on ``text``, against fp32."""
     loaded = load_model(path, dtype="fp32", backend="torch")
     token_ids = loaded.tokenizer.encode(text)
     exact = log_probabilities(to_native(loaded.model), token_ids)
@@ -173,7 +173,7 @@ def measure(path: Path, text: str, *, forms: list[str], orders: int, report: Cal
 
 
 def main() -> None:
-    """Print the table, and write it as JSON where that is asked for."""
+    """Print the table, and write it as JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m-instruct", help="a name or a GGUF file, Llama-like")
     parser.add_argument("--text", type=Path, help="a file to read; by default four paragraphs of our own")

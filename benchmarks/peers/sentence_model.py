@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 
 def embedder(folder: Path) -> Callable[[Sequence[str]], np.ndarray[Any, Any]]:
-    """A function from texts to unit vectors [texts, features]; one padded batch, one thread."""
+    """Return a function from texts to unit vectors [texts, features]; one padded batch, one thread."""
     torch.set_num_threads(1)
     model = load_bert(folder, num_stages=1)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -1,10 +1,10 @@
-r"""Options of fine-tuning, tried one set after another on the same rows and source; scored on validation rows alone.
+r"""Try options of fine-tuning, one set after another on the same rows and source; score on validation rows alone.
 
     python benchmarks/windtunnel/search.py windtunnel-search --data flights-3m --rows 300000 --trees 40 --leaves 32 \\
         lr=.002,batch_size=2048,init=source lr=.002,batch_size=2048,init=source,ema=.99
 
-Each finished set is a line of ``benchmarks/results/NAME.jsonl``, with what it was tried on. The test rows are not
-looked at, so what is chosen here may be reported on them by ``mlsys windtunnel bench``.
+Each finished set is a line of ``benchmarks/results/NAME.jsonl``, with its data and source. The test rows are not used,
+so ``mlsys windtunnel bench`` may report the chosen options on them.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ def main() -> None:
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """``"lr=.002,init=source"`` as a dictionary: numbers where they are any, words else."""
+    """Parse ``"lr=.002,init=source"`` into a dictionary: numbers where possible, words else."""
     pairs = (pair.split("=", 1) for pair in text.split(","))
     return {name: ast.literal_eval(value) if value[0] in "0123456789.-N" else value for name, value in pairs}
 
 
 def tried(source: Any, task: Task, options: dict[str, Any], arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
-    """Scores by epoch, the first before training."""
+    """Return scores by epoch, the first before training."""
     settings = {"level": "L4", "epochs": arguments.epochs, **options}
     tuned = fine_tune(
         translate(source, registry=registry()),

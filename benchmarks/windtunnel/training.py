@@ -1,9 +1,9 @@
-"""Rows a second of a training step at each level: 100 trees of 64 leaves over 54 features, with where the time goes.
+"""Rows a second of a training step at each level: 100 trees of 64 leaves, 54 features, with the time of each part.
 
     python benchmarks/windtunnel/training.py
     python benchmarks/windtunnel/training.py --threads 1 --torch
 
-A step is what ``fine_tune`` does with a batch: forward, loss, backward, AdamW. Levels take turns, medians are printed,
+A step is ``fine_tune``'s work on a batch: forward, loss, backward, AdamW. Levels take turns, medians are printed,
 and the fused kernel's scores are compared with torch's before anything is timed.
 """
 
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def in_form(form: str) -> mock._patch:
-    """With the trees computed by the kernel or by torch."""
+    """Return a patch that computes the trees by the kernel or by torch."""
     return mock.patch.object(soft_trees, "is_native", soft_trees.is_native if form == "kernel" else lambda *_: False)
 
 

@@ -1,4 +1,4 @@
-"""What exact trees cost: translated modules against the source's own predict, at 1 and 10,000 rows.
+"""Cost of exact trees: translated modules against the source's own predict, at 1 and 10,000 rows.
 
 Sources are fitted on random rows of 28 features. All contestants of a case take turns in one run, with the same number
 of threads; their outputs are compared before any time is taken. A module is called as users call it, numpy in and numpy
@@ -57,7 +57,7 @@ class Row:
 
 
 def sources(threads: int) -> dict[str, Any]:
-    """Estimators to fit, by name."""
+    """Return estimators to fit, by name."""
     return {
         "LightGBM, 100 trees, 64 leaves": lightgbm.LGBMClassifier(
             n_estimators=100, num_leaves=64, verbose=-1, n_jobs=threads
@@ -73,7 +73,7 @@ def sources(threads: int) -> dict[str, Any]:
 
 
 def contestants(source: Any) -> dict[str, Callable[[Answer], Answer]]:
-    """The source, the module with the native kernel, and the module with each form in torch; the calls to time."""
+    """Return the calls to time: the source, the module with the native kernel, and with each form in torch."""
     module = translate(source)
     calls = {"source": source.predict_proba}
     if kernel() is None:
@@ -92,7 +92,7 @@ def contestants(source: Any) -> dict[str, Callable[[Answer], Answer]]:
 
 
 def in_torch(module: WindTunnelModule) -> Callable[[Answer], Answer]:
-    """The network in torch, as it is on a machine without a compiler."""
+    """Return the network in torch, as it is on a machine without a compiler."""
     native = vars(trees_module)["native_sums"]
 
     def without_kernel(x: Answer) -> Answer:

@@ -1,4 +1,4 @@
-"""One engine in a process of its own environment: in-process runs asked for on stdin, or a small HTTP server around it.
+"""One engine in its own environment's process: in-process runs requested on stdin, or a small HTTP server around it.
 
 Runs with the interpreter of a peer's environment, where mlsys is not, so it imports the standard library and the
 engine alone. ``ENGINE`` names a module beside this file, ``engine_ENGINE.py``, with ``make(options) -> Engine``; one
@@ -27,19 +27,19 @@ Events: TypeAlias = Sequence[tuple[int, Sequence[int]]]  # (request's key, its n
 
 
 class Engine(Protocol):
-    """What an adapter makes of a peer: greedy answers of exactly the length asked for."""
+    """An adapter around a peer: greedy answers of exactly the requested length."""
 
     def add(self, key: int, prompt: list[int], num_tokens: int) -> None:
         """Accept a request; ``key`` was not used before."""
         ...
 
     def step(self, timeout_s: float) -> Events:
-        """Tokens as they come: one iteration, or what came within ``timeout_s`` (engines with threads of their own)."""
+        """Return new tokens: those of one iteration, or of ``timeout_s`` (engines with threads of their own)."""
         ...
 
 
 def run(engine: Engine, requests: Sequence[dict[str, Any]], first_key: int) -> list[dict[str, Any]]:
-    """Send requests at their ``arrival_s``; when each token came and which, in seconds from the start."""
+    """Send requests at their ``arrival_s``; return each token and its time, in seconds from the start."""
     keys = {first_key + index: index for index in range(len(requests))}
     records: list[dict[str, Any]] = [{"sent_s": 0.0, "token_s": [], "tokens": []} for _ in requests]
     missing = [request["num_tokens"] for request in requests]
@@ -68,7 +68,7 @@ def run(engine: Engine, requests: Sequence[dict[str, Any]], first_key: int) -> l
 
 
 def main() -> None:
-    """Load the engine, say so with a line ``ready``, and serve what is asked."""
+    """Load the engine, print a line ``ready``, and serve requests."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine")
     parser.add_argument("options", type=json.loads)

@@ -21,7 +21,7 @@ def serve(options: dict[str, Any], port: int) -> None:
 
 
 def make(options: dict[str, Any]) -> LlamaCppEngine:
-    """The server's loop on the GGUF file ``model``.
+    """Return the server's loop on the GGUF file ``model``.
 
     Settings: ``n_parallel`` (sequences at once), ``n_ubatch`` (tokens of an iteration), ``kv_type``, ``kv_unified`` and
     ``flash_attention``; ``body``: the sampling fields of every request.

@@ -11,7 +11,7 @@ import openvino_genai
 
 
 def make(options: dict[str, Any]) -> OpenVinoEngine:
-    """The pipeline on the IR directory ``model``.
+    """Return the pipeline on the IR directory ``model``.
 
     Settings: ``max_num_seqs``, ``max_num_batched_tokens``, ``precision`` and ``kv_precision`` (OpenVINO's names).
     """

@@ -1,4 +1,4 @@
-"""Our own engine without its HTTP front, driven as the peers are."""
+"""Our own engine without its HTTP front, driven like the peers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mlsys_orca.scheduling.request import GenerationRequest
 
 
 def make(options: dict[str, Any]) -> OrcaEngine:
-    """The engine on the directory ``model``; settings: ``policy``, ``max_batch_size``."""
+    """Return the engine on the directory ``model``; settings: ``policy``, ``max_batch_size``."""
     return OrcaEngine(options)
 
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, Generat
 
 
 def make(options: dict[str, Any]) -> TransformersEngine:
-    """The manager on the directory ``model``; settings: ``attention``, ``max_batch_tokens``, ``num_blocks``."""
+    """Return the manager on the directory ``model``; settings: ``attention``, ``max_batch_tokens``, ``num_blocks``."""
     return TransformersEngine(options)
 
 

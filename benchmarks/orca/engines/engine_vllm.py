@@ -14,7 +14,10 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 
 def make(options: dict[str, Any]) -> VllmEngine:
-    """The engine on the directory ``model``; settings: ``max_num_seqs``, ``max_num_batched_tokens``, ``eager``."""
+    """Return the engine on the directory ``model``.
+
+    Settings: ``max_num_seqs``, ``max_num_batched_tokens`` and ``eager``.
+    """
     return VllmEngine(options)
 
 

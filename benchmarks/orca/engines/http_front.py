@@ -1,4 +1,4 @@
-"""As little HTTP as a completion server needs, for engines that bring none: asyncio in front, the engine in a thread.
+"""Minimal HTTP front of a completion server, for engines without one: asyncio in front, the engine in a thread.
 
 One route answers: ``POST /v1/completions`` with ``prompt`` (token ids) and ``max_tokens``, as a stream of events with
 the usage at its end. Anything else is answered with ``ok``.
@@ -28,7 +28,10 @@ def serve(engine: Engine, words: Mapping[int, str], port: int) -> None:
 
 
 def read_words(tokenizer: Path) -> dict[int, str]:
-    """Text of each token, of a vocabulary whose only written-out byte is the leading space (``make_models.py``)."""
+    """Return the text of each token, for vocabularies without escaped bytes but the leading space.
+
+    ``make_models.py`` makes such vocabularies.
+    """
     vocabulary = json.loads(tokenizer.read_text(encoding="utf-8"))["model"]["vocab"]
     return {index: token.replace("Ġ", " ") for token, index in vocabulary.items()}
 

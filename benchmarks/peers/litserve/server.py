@@ -21,22 +21,22 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 
 class Double(litserve.LitAPI):  # type: ignore[misc]
-    """Twice x, in 2 ms a batch."""
+    """A model that doubles its input, in 2 ms a batch."""
 
     def setup(self, device):  # type: ignore[no-untyped-def]
-        """Nothing to load."""
+        """Do nothing: there is nothing to load."""
 
     def decode_request(self, request):  # type: ignore[no-untyped-def]
-        """The first input's row."""
+        """Return the first input's row."""
         return np.array(request["inputs"][0]["data"], np.float32)
 
     def predict(self, x):  # type: ignore[no-untyped-def]
-        """A row, or where batches are made an array of rows."""
+        """Double a row, or an array of rows if batches are made."""
         time.sleep(0.002)
         return x * np.float32(2)
 
     def encode_response(self, output):  # type: ignore[no-untyped-def]
-        """As the protocol has it."""
+        """Return the protocol's JSON of one row."""
         row = {"name": "y", "datatype": "FP32", "shape": [1, len(output)], "data": output.tolist()}
         return {"outputs": [row]}
 
@@ -45,25 +45,25 @@ class Encoder(litserve.LitAPI):  # type: ignore[misc]
     """Sentences to vectors."""
 
     def setup(self, device):  # type: ignore[no-untyped-def]
-        """Load it, in the worker."""
+        """Load the encoder, in the worker."""
         from sentence_model import embedder
 
         self.embed = embedder(Path(sys.argv[3]))
 
     def decode_request(self, request):  # type: ignore[no-untyped-def]
-        """One text."""
+        """Return one text."""
         return request["inputs"][0]["data"][0]
 
     def batch(self, inputs):  # type: ignore[no-untyped-def]
-        """As they are."""
+        """Return the texts as they are."""
         return inputs
 
     def predict(self, texts):  # type: ignore[no-untyped-def]
-        """All at once."""
+        """Encode all texts at once."""
         return list(self.embed(texts))
 
     def unbatch(self, output):  # type: ignore[no-untyped-def]
-        """One each."""
+        """Return one vector for each text."""
         return output
 
     encode_response = Double.encode_response

@@ -32,26 +32,26 @@ DTYPES = {
 
 @batch
 def add(a, b=None):  # type: ignore[no-untyped-def]
-    """Elementwise."""
+    """Add elementwise."""
     return [a if b is None else a + b]
 
 
 @batch
 def upper(text_input):  # type: ignore[no-untyped-def]
-    """In capitals."""
+    """Convert texts to capitals."""
     texts = np.char.upper(np.char.decode(text_input.astype(np.bytes_), "utf-8"))
     return [np.char.encode(texts, "utf-8")]
 
 
 @batch
 def double(x):  # type: ignore[no-untyped-def]
-    """Twice x, in 2 ms."""
+    """Double x, in 2 ms."""
     time.sleep(0.002)
     return [x * np.float32(2)]
 
 
 def echo(requests):  # type: ignore[no-untyped-def]
-    """Each input back."""
+    """Return each input unchanged."""
     answers = []
     for request in requests:
         answer = {f"{name}_out": np.zeros((1, 1), dtype) for name, dtype in DTYPES.items()}
@@ -60,7 +60,7 @@ def echo(requests):  # type: ignore[no-untyped-def]
 
 
 def repeat(requests):  # type: ignore[no-untyped-def]
-    """Word by word."""
+    """Yield the text word by word."""
     [request] = requests
     for index, word in enumerate(request["text"][0].split()):
         yield [{"word": np.array([word]), "index": np.array([index], np.int32)}]

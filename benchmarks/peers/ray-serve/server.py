@@ -26,25 +26,25 @@ PEERS = str(Path(__file__).parents[1])
 
 
 def answer(row):  # type: ignore[no-untyped-def]
-    """As the protocol has it."""
+    """Return the protocol's JSON of one row."""
     return {"outputs": [{"name": "y", "datatype": "FP32", "shape": [1, len(row)], "data": row.tolist()}]}
 
 
 @serve.deployment(max_ongoing_requests=256)
 class Double:
-    """Twice x, in 2 ms a batch."""
+    """A model that doubles its input, in 2 ms a batch."""
 
     def __init__(self, size):  # type: ignore[no-untyped-def]
         self.run.set_max_batch_size(size)
 
     @serve.batch(max_batch_size=16, batch_wait_timeout_s=0.0)
     async def run(self, rows):  # type: ignore[no-untyped-def]
-        """All rows at once."""
+        """Double all rows at once."""
         await asyncio.sleep(0.002)
         return list(np.stack(rows) * np.float32(2))
 
     async def __call__(self, request: Request):  # type: ignore[no-untyped-def]
-        """One request."""
+        """Answer one request."""
         body = await request.json()
         return answer(await self.run(np.array(body["inputs"][0]["data"], np.float32)))
 
@@ -62,11 +62,11 @@ class Encoder:
 
     @serve.batch(max_batch_size=64, batch_wait_timeout_s=0.0)
     async def run(self, texts):  # type: ignore[no-untyped-def]
-        """All texts at once, beside the event loop."""
+        """Encode all texts at once, beside the event loop."""
         return list(await asyncio.to_thread(self.embed, texts))
 
     async def __call__(self, request: Request):  # type: ignore[no-untyped-def]
-        """One request."""
+        """Answer one request."""
         body = await request.json()
         return answer(await self.run(body["inputs"][0]["data"][0]))
 

@@ -119,7 +119,7 @@ def run(
     name: Annotated[str | None, typer.Option(help="Of this run in tables and plots; the model's otherwise.")] = None,
     progress: Annotated[bool, typer.Option(help="Show a progress bar on stderr.")] = True,
 ) -> None:
-    """Send a trace to a server and report latency, throughput and goodput. Ctrl-C keeps what there is.
+    """Send a trace to a server and report latency, throughput and goodput. Ctrl-C keeps the partial results.
 
     Example: mlsys workload run trace.jsonl --url http://127.0.0.1:8000/v1 --model smollm2-135m-instruct
     """

@@ -19,7 +19,7 @@ class ErrorLatch:
 
     @property
     def is_set(self) -> bool:
-        """Whether an error waits to be raised."""
+        """True if an error waits to be raised."""
         return self._error is not None
 
     def keep(self, error: BaseException) -> None:

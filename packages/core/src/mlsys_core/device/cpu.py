@@ -264,7 +264,7 @@ class CpuDevice:
 
     @property
     def torch_name(self) -> str:
-        """Return ``"cpu"``."""
+        """``"cpu"``."""
         return "cpu"
 
     def stream(self, *, core: int | None = None, name: str | None = None) -> CpuStream:

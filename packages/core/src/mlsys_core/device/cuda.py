@@ -241,7 +241,7 @@ class CudaDevice:
 
     @property
     def torch_name(self) -> str:
-        """Return ``"cuda:index"``."""
+        """``"cuda:index"``."""
         return self.name
 
     def stream(self, *, torch_stream: torch.cuda.Stream | None = None) -> CudaStream:

@@ -41,7 +41,7 @@ class Event(Protocol):
 
     @property
     def timing(self) -> bool:
-        """Whether the event records the time at which it is passed."""
+        """True if the event records the time at which it is passed."""
         ...
 
     def query(self) -> bool:

@@ -18,7 +18,7 @@ def find_module_compiler(name: str, registry: Registry) -> Compiler:
     """Return the compiler called ``name``.
 
     Raises:
-        InvalidInputError: there is none; the message lists what there is.
+        InvalidInputError: there is none; the message lists the names.
         PluginError: the compiler fails by a mistake of its own, or gives nothing that can be called (when it is used).
     """
     spec = registry.chosen(CompilerSpec, name)

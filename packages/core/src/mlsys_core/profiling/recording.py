@@ -40,7 +40,7 @@ class Track(NamedTuple):
 
     @property
     def is_named(self) -> bool:
-        """Whether it is no thread but a named track, such as that of all requests."""
+        """True if it is no thread but a named track, such as that of all requests."""
         return FIRST_SYNTHETIC_ID <= self.tid < 2 * FIRST_SYNTHETIC_ID
 
 

@@ -39,7 +39,7 @@ class RequestRecord:
 
     @property
     def ok(self) -> bool:
-        """Whether the request succeeded."""
+        """True if the request succeeded."""
         return self.error is None
 
     @property

@@ -38,7 +38,7 @@ class ReadinessReport:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a load balancer should send requests here."""
+        """True if a load balancer should send requests here."""
         return self.state is ReadinessState.READY and all(answer == "ok" for answer in self.checks.values())
 
 
@@ -150,7 +150,7 @@ class Lifecycle:
 
     @property
     def is_draining(self) -> bool:
-        """Whether new requests are refused."""
+        """True if new requests are refused."""
         return self.readiness.state is ReadinessState.DRAINING
 
     @contextmanager

@@ -33,7 +33,7 @@ class ServerAddress:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach the address."""
+        """True if only this machine can reach the address."""
         try:
             return ip_address(self.host).is_loopback
         except ValueError:

@@ -50,7 +50,7 @@ class DataType(Enum):
 
     @property
     def is_floating(self) -> bool:
-        """Whether elements may be NaN or infinite."""
+        """True if elements may be NaN or infinite."""
         return self in _FLOATING
 
 
