@@ -8,6 +8,7 @@ DISTS  := packages/core packages/nimble packages/orca packages/windtunnel plugin
 CODE   := packages plugins tests scripts benchmarks examples
 TORCH  := torch==2.13.0
 XDIST  ?= -n 2
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest $(XDIST) --dist loadgroup
 # What is skipped where a peer is not installed. Nets of timm run beside a torchvision that need not load: apart.
 PEER_TESTS := tests/windtunnel/converters/test_xgboost.py tests/windtunnel/converters/test_catboost.py \
   tests/windtunnel/converters/test_boosters_inputs.py tests/windtunnel/finetune/test_fine_tune.py \
@@ -15,7 +16,7 @@ PEER_TESTS := tests/windtunnel/converters/test_xgboost.py tests/windtunnel/conve
 VISION_TESTS := tests/nimble/nets/test_timm.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz test-peers oracles mutants lint types fmt bench soak soak-dvabatch docs browser test-gpu sanitize bench-gpu lock lock-models clean
+.PHONY: help setup demo test test-all fuzz test-peers oracles mutants lint types fmt bench soak soak-dvabatch docs browser test-gpu sanitize bench-gpu lock lock-models clean
 
 help:  ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,8 +54,11 @@ $(VENV)/.flights: $(VENV)/.installed
 demo: setup $(VENV)/.flights  ## Chat with a real model through our own server; ends in report/demo.html
 	$(VENV)/bin/mlsys demo
 
-test: setup  ## Run all tests but those for a GPU or a browser
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest $(XDIST) --dist loadgroup -m "not gpu and not browser"
+test: setup  ## Run the tests in minutes: representatives of large grids, nothing slow
+	$(PYTEST) --quick -m "not gpu and not browser and not slow"
+
+test-all: setup  ## Run all tests but those for a GPU or a browser, as CI does
+	$(PYTEST) -m "not gpu and not browser"
 
 lint: setup  ## Ruff, formatting, and the repository's own boundaries
 	$(VENV)/bin/ruff check $(CODE)

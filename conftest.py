@@ -20,7 +20,38 @@ settings.register_profile("mlsys", deadline=None)
 settings.register_profile(
     "mutants", deadline=None, phases=(Phase.explicit, Phase.generate), derandomize=True, max_examples=25
 )
+settings.register_profile("quick", deadline=None, max_examples=10)
 settings.load_profile("mlsys")
+MOST_CASES = 12  # of one test, under --quick
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--quick``, which ``make test`` gives."""
+    parser.addoption("--quick", action="store_true", help="few cases of large grids, few examples of properties")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose hypothesis's profile."""
+    if config.getoption("--quick"):
+        settings.load_profile("quick")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Under ``--quick`` keep those cases of a parametrised test that cover pairs of its values."""
+    if not config.getoption("--quick"):
+        return
+    from tests.representatives import representatives
+
+    grids: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if hasattr(item, "callspec"):
+            grids.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    dropped: set[pytest.Item] = set()
+    for cases in grids.values():
+        kept = representatives([case.callspec.indices for case in cases], MOST_CASES)
+        dropped |= set(cases) - {cases[place] for place in kept}
+    config.hook.pytest_deselected(items=[item for item in items if item in dropped])
+    items[:] = [item for item in items if item not in dropped]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -27,6 +27,7 @@ def test_all_sources_are_found():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not LEVELS, reason="this processor's family has no levels")
 @pytest.mark.parametrize("name", BUILDS)
 @pytest.mark.parametrize("compiler", COMPILERS)

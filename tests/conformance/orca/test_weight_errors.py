@@ -12,7 +12,7 @@ import torch
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.families import model_family
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

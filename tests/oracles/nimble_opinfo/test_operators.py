@@ -21,6 +21,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_operators_give_what_eager_gives(part: int):
     tally = Tally("nimble-opinfo, bounded")

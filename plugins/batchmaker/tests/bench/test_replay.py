@@ -50,6 +50,7 @@ def test_a_contestant_that_computes_something_else_is_found():
         require_equal([run("good", good, requests, arrivals), run("wrong", other, requests, arrivals)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("figure", ["8", "9", "13", "14", "15"])
 def test_figures_run(figure: str):
     for _, step in plan(TINY, [figure]):

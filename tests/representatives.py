@@ -1,0 +1,37 @@
+"""Choose few cases of a large grid, so that pairs of values are covered. Pure; `pytest --quick` uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import combinations
+
+
+def representatives(cases: Sequence[Mapping[str, Hashable]], most: int) -> list[int]:
+    """Return the places of at most ``most`` cases that cover as many pairs of values as few cases can.
+
+    Args:
+        cases: A value by parameter for each case; all have the same parameters.
+        most: How many to choose; where there are no more cases, all are.
+
+    Each choice is the case with the most pairs that none before it has (greedy cover; the first of equals). Cases of a
+    single parameter are taken at equal distances, the first and the last among them.
+
+    Example:
+        >>> grid = [{"a": a, "b": b, "c": c} for a in "xy" for b in "xy" for c in "xy"]
+        >>> representatives(grid, 4)
+        [0, 3, 5, 6]
+    """
+    if len(cases) <= most:
+        return list(range(len(cases)))
+    if len(cases[0]) < 2:
+        return sorted({round(place * (len(cases) - 1) / (most - 1)) for place in range(most)})
+    pairs = [set(combinations(sorted(case.items()), 2)) for case in cases]
+    covered: set[object] = set()
+    chosen: list[int] = []
+    while len(chosen) < most:
+        best = max(range(len(cases)), key=lambda place: len(pairs[place] - covered))
+        if not pairs[best] - covered:
+            break
+        chosen.append(best)
+        covered |= pairs[best]
+    return sorted(chosen)
