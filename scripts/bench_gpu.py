@@ -11,7 +11,7 @@ from mlsys_core.plugins import installed_plugins
 from mlsys_core.plugins.specs import BenchmarkSpec
 from rich.console import Console
 
-SCRIPTS = ("benchmarks/orca/gpu.py",)  # what measures kernels that only a GPU runs is no suite of ``mlsys bench``
+SCRIPTS = ("benchmarks/orca/gpu.py",)  # benchmarks of GPU-only kernels are no suites of ``mlsys bench``
 
 
 def main() -> int:

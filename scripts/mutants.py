@@ -33,7 +33,7 @@ class Area:
     source: str  # the package's directory
     modules: tuple[str, ...]  # patterns below it
     tests: tuple[str, ...]  # files or folders, from the root
-    also: tuple[str, ...] = ()  # what the tests import or read
+    also: tuple[str, ...] = ()  # files that the tests import or read
     skip: str = ""  # words in the names of tests that take too long to be run for each mutant
 
 

@@ -25,7 +25,7 @@ def main(given: str, answers: str) -> None:
     model = dy.ParameterCollection()
     left, right = (model.parameters_from_numpy(data[name].T.copy()) for name in ("left", "right"))
     bias = model.parameters_from_numpy(data["bias"])
-    table = model.lookup_parameters_from_numpy(data["table"])  # what a word gives to a leaf's gates
+    table = model.lookup_parameters_from_numpy(data["table"])  # a word's part of a leaf's gates
     trees = data["trees"]
 
     def leaf(word: int) -> tuple[dy.Expression, dy.Expression]:

@@ -1,7 +1,7 @@
 """Benchmark trees against DyNet's automatic batching, per-height batching and, for trees of one shape, the ideal graph.
 
 Peak throughput: all trees are there at once; each contestant's CPU time for all of them, with planning, scheduling or
-building graphs, one thread, taking turns. All do equal work: what a word gives to a leaf's gates is a table for each.
+building graphs, one thread, taking turns. All do equal work: each has a table of words' parts of a leaf's gates.
 States of the roots are compared first. DyNet runs in its own environment (``benchmarks/peers/dynet/requirements.txt``):
 
     python benchmarks/batchmaker/dynet_trees.py --trees FILE [--hidden 512] [--peer .peers/dynet/bin/python]

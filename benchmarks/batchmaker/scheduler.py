@@ -1,6 +1,6 @@
 """Cost of scheduling: microseconds of CPU time per cell, at 64-wide batches, with no cell computed.
 
-For chains (LSTM), chains that wait for chains (Seq2Seq) and trees: unfolding and planning, admission, and what happens
+For chains (LSTM), chains that wait for chains (Seq2Seq) and trees: unfolding and planning, admission, and the work
 per batch, forming (``next_batch``) and settling (``complete``) together. Run:
 ``python benchmarks/batchmaker/scheduler.py``. Fails if forming and settling take 1 µs per cell or more.
 """

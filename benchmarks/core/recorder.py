@@ -55,7 +55,7 @@ class Row:
     median_ns: float  # less the empty loop
     fastest_ns: float  # less the empty loop
     slowest_ns: float  # less the empty loop
-    bound_ns: float | None  # what it must stay below
+    bound_ns: float | None  # upper bound of the cost, ns
 
 
 def loop_of(statement: str) -> Callable[[Any, Any, int], float]:

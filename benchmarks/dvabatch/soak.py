@@ -2,7 +2,7 @@
 
     python benchmarks/dvabatch/soak.py --seconds 600
 
-A staged model whose answer tells its input is served by the engine on threads at 120 % of its capacity, under each
+The engine serves a staged model, whose answers reveal their inputs, on threads at 120 % of its capacity, under each
 policy in turn. A tenth of the requests is cancelled at a random moment, some have deadlines, some hold a value that
 their stage refuses. Every request must end once; a result must be its own input's; at the end nothing may be kept. The
 exit code is 1 if anything was wrong.

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from mlsys_orca.loading.load import default_dtype
 
-Settings: TypeAlias = Mapping[str, Any]  # what is tuned; JSON values
+Settings: TypeAlias = Mapping[str, Any]  # settings to tune; JSON values
 
 _GREEDY = {"temperature": 0}  # ignore_eos where it exists; these models never choose their end token
 CHILD = Path(__file__).parent / "engines" / "child.py"
@@ -29,7 +29,7 @@ class Job:
     model: str  # "llama", "gpt2"
     dtype: str  # "fp32": all computed in 32 bits; "bf16": weights may be held in 16
     num_threads: int
-    models: Path  # what make_models.py wrote
+    models: Path  # folder written by make_models.py
     peers: Path  # folder of the environments
     max_model_len: int = 512  # tokens of prompt and answer
 
@@ -57,7 +57,7 @@ class Contestant:
     engine_options: Callable[[Job, Settings], dict[str, Any]]
     body: Mapping[str, Any]  # fields of every request to its server
     takes_token_ids: bool = True  # as prompt; else text
-    model_name: Callable[[Job], str] = lambda job: "model"  # what its server calls the model  # noqa: ARG005
+    model_name: Callable[[Job], str] = lambda job: "model"  # the model's name at its server  # noqa: ARG005
     variables: Callable[[Job], Mapping[str, str]] = lambda job: {}  # of the process's environment  # noqa: ARG005
 
     def python(self, job: Job) -> Path:

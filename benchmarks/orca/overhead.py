@@ -6,7 +6,7 @@
 For each policy and batch size, that many requests decode together in a real engine with a real model, read by as many
 asyncio clients. *Forward* is the time inside the model's own code (a native model's one call, else the module's);
 *outside* is from the end of one forward to the start of the next. Both on the clock and in processor time of the
-engine's thread: on a machine with other work only the second says what the code costs, and the *share* is of it.
+engine's thread: on a machine with other work only the second shows the code's cost, and the *share* is of it.
 *Scheduler* is ``next_batch`` and ``complete`` by themselves, without an engine, while 1,000 more requests wait.
 """
 

@@ -167,5 +167,5 @@ def _end(process: subprocess.Popen[str]) -> None:
             process.wait(_STOP_WITHIN_S)
     for stream in (process.stdin, process.stdout):
         if stream is not None:
-            with suppress(OSError):  # what it did not read
+            with suppress(OSError):  # input that it did not read
                 stream.close()

@@ -3,8 +3,8 @@
     python benchmarks/orca/soak.py --clients 200 --seconds 60
 
 Starts a server of its own on a free port. Each client asks one of a few questions again and again, streamed and greedy,
-and either reads to the end or closes the connection after some pieces. What it read must be the answer that the
-question got alone, or its beginning; a native model promises that to the bit. At the end ``/metrics`` must show no
+and either reads to the end or closes the connection after some pieces. The text must be the answer that the question
+got alone, or its beginning; a native model promises that to the bit. At the end ``/metrics`` must show no
 request and no K/V block in use. The exit code is 1 if anything was wrong.
 """
 

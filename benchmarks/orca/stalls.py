@@ -5,8 +5,8 @@
 
 Some streams decode all the time; every few seconds a prompt of 4,000 tokens arrives, one token is asked of it, and it
 leaves. ``chunked:N`` has at most N tokens an iteration. Shown are the percentiles of the gaps between two tokens of the
-running streams, from the first long prompt's arrival to the last one's end, those without long prompts, and how long a
-long prompt took to its token: what smooth streams cost it.
+running streams, from the first long prompt's arrival to the last one's end, those without long prompts, and the time of
+a long prompt to its token: the price of smooth streams.
 """
 
 from __future__ import annotations

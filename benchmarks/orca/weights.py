@@ -1,7 +1,7 @@
 """Cost of each form of weights for a model: memory, and the change of its predictions from those in fp32.
 
-A text is read as one prompt, and every next token's distribution is compared: the mean negative log-likelihood of what
-comes next, the mean Kullback-Leibler divergence from fp32, and how often the likeliest token is the same.
+A text is read as one prompt, and every next token's distribution is compared: the mean negative log-likelihood of the
+next token, the mean Kullback-Leibler divergence from fp32, and the share of equal likeliest tokens.
 
 A GGUF's weights have been quantised once, in groups of neighbouring features. Quantised again in the same groups they
 would come out unchanged, and a table of errors would be a table of zeros. So int8 and int4 are measured on the same

@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("options", type=json.loads)
     parser.add_argument("--port", type=int, help="serve HTTP on it instead of reading stdin")
     arguments = parser.parse_args()
-    answers = os.fdopen(os.dup(1), "w", buffering=1)  # what libraries print goes to stderr
+    answers = os.fdopen(os.dup(1), "w", buffering=1)  # output of libraries goes to stderr
     os.dup2(2, 1)
     module = importlib.import_module(f"engine_{arguments.engine}")
     if arguments.port is not None and hasattr(module, "serve"):

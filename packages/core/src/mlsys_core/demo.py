@@ -29,7 +29,7 @@ class DemoContext:
 
     console: Console  # prints to the user
     work_dir: Path  # scratch space, removed after the demo
-    num_threads: int  # how many cores the step may keep busy
+    num_threads: int  # number of cores the step may keep busy
     output_dir: Path  # the report's folder: pictures written here stay
 
     @contextmanager

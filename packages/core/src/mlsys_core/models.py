@@ -34,7 +34,7 @@ class ModelEntry:
     name: str
     kind: Literal["model", "data"]
     source: Source
-    help: str  # what it is
+    help: str  # one-line description
     used_for: str
     license: str
 

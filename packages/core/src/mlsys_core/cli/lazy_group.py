@@ -13,7 +13,7 @@ from mlsys_core.lazy import resolve
 from mlsys_core.plugins.registry import Registry
 from mlsys_core.plugins.specs import CommandSpec, EngineSpec, noun
 
-AppSpec: TypeAlias = CommandSpec | EngineSpec  # what has a Typer app
+AppSpec: TypeAlias = CommandSpec | EngineSpec  # specs with a Typer app
 
 
 def _stub(spec: AppSpec) -> Any:

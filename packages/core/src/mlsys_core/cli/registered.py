@@ -14,7 +14,7 @@ import typer
 def _usable_device(name: str) -> str:
     from mlsys_core.device import device_kind, get_device
 
-    if device_kind(name).name != "cpu":  # which is always there
+    if device_kind(name).name != "cpu":  # the CPU is always there
         get_device(name)
     return name
 

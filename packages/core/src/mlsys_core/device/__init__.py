@@ -37,7 +37,7 @@ __all__ = [
 T = TypeVar("T")
 
 
-_PARTS = ("name", "torch_name", "stream", "event", "synchronize", "memory_info")  # of what a plugin's factory gives
+_PARTS = ("name", "torch_name", "stream", "event", "synchronize", "memory_info")  # required of a plugin's device
 
 
 def get_device(name: str, *, registry: Registry | None = None) -> Device:
@@ -86,7 +86,7 @@ def run_on(device: Device, work: Callable[[], T]) -> T:
     if device.kind == "cpu":
         return work()
     given: list[T] = []
-    device.synchronize()  # what it works on may have been made on other streams
+    device.synchronize()  # its inputs may have been made on other streams
     with device.stream() as stream:
         stream.submit(lambda: given.append(work()))
         stream.synchronize()

@@ -26,7 +26,7 @@ _POLL_S = 50e-6  # torch's event has no timeout, so a wait with one asks again a
 
 
 def _check_cuda(index: int) -> None:
-    """Raise an error that explains why ``cuda:index`` cannot be used and what to do, if that is so."""
+    """Raise an error with the reason and the remedy if ``cuda:index`` cannot be used."""
     try:
         import torch
     except ImportError as error:

@@ -25,7 +25,7 @@ class CudaFacts:
     name: str
     total_nbytes: int  # bytes of device memory
     capability: str  # compute capability, "9.0"
-    error: str | None = None  # what came of multiplying a matrix on it; None: the right product
+    error: str | None = None  # fault of a matrix product on it; None: the product is right
 
 
 @dataclass(frozen=True, slots=True)

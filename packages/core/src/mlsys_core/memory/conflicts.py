@@ -15,7 +15,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.memory.placement import Rows, Units, greedy_orders, search
 from mlsys_core.memory.plan import MemoryPlan, as_integer, make_plan, to_units
 
-CLIQUE_STARTS = 10  # how many tensors the lower bound grows cliques from
+CLIQUE_STARTS = 10  # tensors from which the lower bound grows cliques
 
 
 def plan_offsets_for_conflicts(nbytes: Sequence[int], conflicts: Sequence[int], *, alignment: int = 64) -> MemoryPlan:

@@ -29,7 +29,7 @@ CONFLICTS_PER_WORK = 1500  # ... and one more for each so many that it conflicts
 CACHED_ROWS = 2048  # up to so many items all rows are kept (4 MiB of bool): each round asks for each of them again
 NEAR_ENOUGH = 1.01  # repairs end at this ratio of peak to lower bound
 ROUNDS_PER_REPAIR = 200
-SHUFFLE_PROBABILITY = 0.3  # how often a round also swaps two items, to leave a cycle of orders
+SHUFFLE_PROBABILITY = 0.3  # chance that a round also swaps two items, to leave a cycle of orders
 
 
 def place(

@@ -60,7 +60,7 @@ class MemoryPlan:
     alignment: int  # a power of two; sizes count rounded up to it
     peak_nbytes: int  # size of the arena
     lower_bound_nbytes: int  # no plan can be smaller: what is alive at one time
-    naive_nbytes: int  # what one allocation per tensor would take
+    naive_nbytes: int  # total of one allocation per tensor
 
     @property
     def ratio(self) -> float:

@@ -93,7 +93,7 @@ class Store:
 
 def trusted_store(folder: Path) -> Store | None:
     """Return the store in ``folder``; None, with a log line, if other users could plant libraries in it."""
-    path = folder.resolve()  # what is checked is what is used, whatever becomes of links on the way
+    path = folder.resolve()  # links may change meanwhile: check and use the same real path
     problem = problem_of(path)
     if problem:
         warn_once(f"compiled kernels in {folder} are not used: {problem}")

@@ -66,10 +66,10 @@ class PluginRow:
     version: str
     status: Status
     error: str | None = None  # one line, if broken
-    hint: str | None = None  # what to do next
+    hint: str | None = None  # next step for the user
     load_time_s: float = 0.0
-    specs: tuple[Spec, ...] = ()  # what it registered
-    cause: BaseException | None = None  # what it raised, if broken
+    specs: tuple[Spec, ...] = ()  # its registrations
+    cause: BaseException | None = None  # its exception, if broken
 
 
 @dataclass(frozen=True, slots=True)

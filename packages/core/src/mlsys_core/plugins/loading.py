@@ -22,7 +22,7 @@ class LoadContext:
     """Data passed to a loader beside the path. Owner: the engine's command."""
 
     device: str = "cpu"  # the registered name of the device that the model is to be on, for get_device
-    trust_code: bool = False  # whether the user lets files run code while they load
+    trust_code: bool = False  # True if the user lets files run code while they load
     progress: Callable[[int, int], None] | None = None  # call it with bytes read so far and bytes in all
     options: Mapping[str, Any] = field(default_factory=dict)  # further options that the user gave, by their names
 

@@ -49,7 +49,7 @@ def nest(intervals: Sequence[tuple[int, int]], *, names: Sequence[str] | None = 
     ends: list[tuple[int, int]] = []  # heap of (end, lane) of all open spans
     innermost: list[tuple[int, int]] = []  # sorted (end, lane) of the innermost open span of each busy lane
     free: list[int] = []  # heap of lanes without an open span
-    open_names: Counter[str] = Counter()  # how many lanes have an open span of that name
+    open_names: Counter[str] = Counter()  # number of lanes with an open span of that name
 
     def lane_around(index: int) -> int | None:
         if names is not None and open_names[names[index]] == len(innermost):

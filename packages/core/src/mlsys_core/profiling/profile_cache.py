@@ -20,7 +20,7 @@ class ProfileKey:
 
     device: str  # description of the device: model, cores, threads used
     versions: tuple[tuple[str, str], ...]  # (distribution, version), sorted by name
-    content: str  # what was measured: model, its weights' digest, dtype, batch sizes
+    content: str  # the measured object: model, its weights' digest, dtype, batch sizes
 
     @staticmethod
     def of(device: str, versions: Mapping[str, str], content: str) -> ProfileKey:

@@ -39,8 +39,8 @@ _logger = logging.getLogger(__name__)
 class ServingLoop(Generic[Request, Batch, Output]):
     """Joins one scheduler, one executor per worker and a clock.
 
-    Every request that :meth:`submit` accepts is told to the listener as finished exactly once, whatever fails: its
-    batch, an executor, the listener, the scheduler, or the loop being stopped. Run it in a thread of its own
+    The listener hears of the end of every accepted request exactly once, after any failure: of its batch, an
+    executor, the listener or the scheduler, or after a stop of the loop. Run it in a thread of its own
     (:meth:`start`, or :meth:`run_forever` in yours), or drive :meth:`step` by hand; ``submit`` and ``cancel`` may come
     from any thread.
 
@@ -97,7 +97,7 @@ class ServingLoop(Generic[Request, Batch, Output]):
         self._is_running = False  # run_forever() is at work, or about to be
         self._is_stopping = False
         self._was_aborted = False  # requests left because the loop stopped
-        self._unraised: BaseException | None = None  # what ended the thread of start()
+        self._unraised: BaseException | None = None  # error that ended the thread of start()
         self._drained = threading.Event()
         self._ended = threading.Event()
 
@@ -172,7 +172,7 @@ class ServingLoop(Generic[Request, Batch, Output]):
             if done is not None:
                 tell = self._dispatcher.settle(done)
                 try:
-                    if self._is_running:  # who drives by hand may have more requests of this very moment
+                    if self._is_running:  # a caller of step() may still submit requests at this moment
                         self._fill()  # the worker computes on while the listener is told
                 finally:
                     tell()

@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.serving.request import Payload, ServeRequest
 
-_NUM_DEPARTURES = 64  # how many recent departures the service rate is estimated from
+_NUM_DEPARTURES = 64  # recent departures, for the estimate of the service rate
 _MAX_RETRY_AFTER_S = 60.0  # a stalled server should not send its clients away for good
 _MIN_STALE = 64  # heaps with fewer stale entries than this are not rebuilt
 

@@ -28,7 +28,7 @@ class ServeRequest(Generic[PayloadOut]):
     """
 
     request_id: str  # unique among the unfinished requests of a loop
-    payload: PayloadOut  # what the executor works on; never looked at
+    payload: PayloadOut  # input of the executor; opaque to the scheduler
     length: int = 1  # size in the model's own units (tokens, rows, steps); what padding is about
     arrival_s: float = 0.0  # when it came, seconds of the loop's clock
     priority: int = 0  # smaller goes first, any sign; equals go in order of admission

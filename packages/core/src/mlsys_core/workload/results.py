@@ -55,7 +55,7 @@ class LoadResult:
     interrupted: bool = False
     warmup: tuple[RequestRecord, ...] = ()  # sent before the run, in none of the figures
     environment: Mapping[str, Any] = field(default_factory=dict)  # where it ran, as the caller describes it
-    made_by: Mapping[str, Any] = field(default_factory=dict)  # how the trace was made
+    made_by: Mapping[str, Any] = field(default_factory=dict)  # recipe of the trace
 
     @property
     def successes(self) -> tuple[RequestRecord, ...]:

@@ -24,7 +24,7 @@ class Outcome:
     http_status: int | None = None
     error: str | None = None  # kind, e.g. "connect", "http_500", "disconnect"; None: it succeeded
     detail: str = ""  # of the error, in words
-    output: str | None = None  # what came back, where the target keeps it
+    output: str | None = None  # generated text, if the target keeps it
 
 
 class Target(Protocol):

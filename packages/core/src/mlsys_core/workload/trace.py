@@ -31,7 +31,7 @@ class TraceItem:
 
     arrival_s: float  # seconds from the start of the run
     num_input_tokens: int
-    num_output_tokens: int  # how many tokens to generate
+    num_output_tokens: int  # tokens to generate
     prompt: str | None = None  # the text to send; None: the target makes one of num_input_tokens
     extra: Mapping[str, Any] = field(default_factory=dict)  # more fields of the request's body; they win over ours
     index: int = 0  # position in the trace; not stored, the line order gives it

@@ -35,7 +35,7 @@ class HttpConfig:
     max_bodies_nbytes: int | None = None  # of the large bodies of all requests in work; None: four of the largest
     request_timeout_s: float | None = None  # deadline of a request that asks for none; None: no deadline
     max_request_timeout_s: float | None = None  # cap of X-Request-Timeout-S; None: request_timeout_s, if there is one
-    drain_timeout_s: float = 30.0  # how long running requests may go on after SIGTERM
+    drain_timeout_s: float = 30.0  # time that running requests may take after SIGTERM
     cors_origins: tuple[str, ...] = ()  # e.g. "https://example.org" or "*"; empty: no CORS headers
     allowed_hosts: tuple[str, ...] = ()  # names in the Host header beside this machine's own; "*": any
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)

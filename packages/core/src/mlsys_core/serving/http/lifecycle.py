@@ -138,7 +138,7 @@ class Lifecycle:
     ) -> None:
         self.readiness = readiness
         self._on_hook_error = on_hook_error
-        self.startup_error: Exception | None = None  # what the app's lifespan raised before it was up
+        self.startup_error: Exception | None = None  # raised by the app's lifespan during start-up
         self._on_drain = tuple(on_drain)
         self._running: set[Stoppable] = set()
         self._idle: asyncio.Event | None = None  # made by the drain that waits on it

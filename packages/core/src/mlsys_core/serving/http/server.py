@@ -73,7 +73,7 @@ def serve(
         with BoundPort(host, port, config=runtime.config, error_format=runtime.answers.error_format) as bound:
             return serve(app, bound=bound, on_ready=on_ready)
     server = _Server(app, runtime, bound, on_ready)
-    # What uvicorn says when its start is broken off by a signal, a traceback, is no news.
+    # uvicorn logs a traceback when a signal interrupts its start: no news.
     with forwarded_uvicorn_log(runtime.logger, is_wanted=lambda: server.started or not server.should_exit):
         _run(server)
     return server.exit_code
@@ -265,7 +265,7 @@ class _Server(uvicorn.Server):
         if not is_clean:
             self.exit_code = EXIT_CUT
         left_s = self._drain_timeout_s - (asyncio.get_running_loop().time() - started_at)
-        # What uvicorn still waits for: clients that read the end of their response slowly.
+        # uvicorn still waits for clients that read the end of their response slowly.
         self.config.timeout_graceful_shutdown = max(1, math.ceil(left_s))
         self.runtime.logger.info("drained", clean=is_clean)
         self.should_exit = True

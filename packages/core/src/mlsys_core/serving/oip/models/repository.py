@@ -58,7 +58,7 @@ class ModelRepository:
     def __init__(self, models: Sequence[Model] = (), *, source: ModelSource | None = None) -> None:
         self._source = source
         self._ready: dict[str, dict[str, Version]] = {}  # name -> version -> model, versions ascending
-        self._others: dict[tuple[str, str], IndexEntry] = {}  # what is not ready, by name and version
+        self._others: dict[tuple[str, str], IndexEntry] = {}  # versions that are not ready, by name and version
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(
             asyncio.Lock
         )  # one load or unload of a name at a time

@@ -62,7 +62,7 @@ class ModelSpec:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     version: str = "1"  # a positive number; requests that name none get the greatest one that is ready
-    platform: str = "mlsys"  # what kind of model it is, e.g. "mlsys_dvabatch"
+    platform: str = "mlsys"  # kind of model, e.g. "mlsys_dvabatch"
     max_batch_size: int = 0  # rows
     parameters: Mapping[str, str] = field(default_factory=dict)  # shown in the model's configuration
 

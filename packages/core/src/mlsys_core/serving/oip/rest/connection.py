@@ -70,7 +70,7 @@ async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
     def on_watched(watched: asyncio.Task[None]) -> None:
         nonlocal is_gone
         if not watched.cancelled():
-            watched.exception()  # what refused the rest of the body also ends the work
+            watched.exception()  # an error on the rest of the body also ends the work
             is_gone = True
             task.cancel()
 
