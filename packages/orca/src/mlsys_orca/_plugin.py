@@ -1,4 +1,4 @@
-"""Registers Orca with mlsys; imports nothing heavy."""
+"""Register Orca with mlsys; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mlsys_core.plugins.specs import BenchmarkSpec, CommandSpec, DemoStepSpec, E
 
 @hookimpl
 def mlsys_register_commands() -> Iterable[CommandSpec]:
-    """The command ``mlsys orca``."""
+    """Return the command ``mlsys orca``."""
     return [
         CommandSpec(name="orca", help="Serve language models, talk to one, or measure.", app="mlsys_orca.cli.main:app")
     ]
@@ -18,7 +18,7 @@ def mlsys_register_commands() -> Iterable[CommandSpec]:
 
 @hookimpl
 def mlsys_register_engines() -> Iterable[EngineSpec]:
-    """``mlsys serve orca``: the iteration-level engine."""
+    """Return the iteration-level engine, ``mlsys serve orca``."""
     return [
         EngineSpec(
             name="orca",
@@ -30,7 +30,7 @@ def mlsys_register_engines() -> Iterable[EngineSpec]:
 
 @hookimpl
 def mlsys_register_policies() -> Iterable[PolicySpec]:
-    """The scheduling policies of the engine."""
+    """Return the scheduling policies of the engine."""
     policies = [
         ("orca", "Iteration-level FCFS with reservation (ORCA, Algorithm 2).", "orca:IterationScheduler"),
         ("paged", "K/V blocks on demand, shared prefixes, preemption by recomputation.", "paged:PagedScheduler"),
@@ -45,7 +45,7 @@ def mlsys_register_policies() -> Iterable[PolicySpec]:
 
 @hookimpl
 def mlsys_register_model_loaders() -> Iterable[ModelLoaderSpec]:
-    """GGUF files and Hugging Face directories."""
+    """Return the loader of GGUF files and Hugging Face directories."""
     return [
         ModelLoaderSpec(
             name="orca-llm",
@@ -59,7 +59,7 @@ def mlsys_register_model_loaders() -> Iterable[ModelLoaderSpec]:
 
 @hookimpl
 def mlsys_register_benchmarks() -> Iterable[BenchmarkSpec]:
-    """``mlsys bench orca`` and ``orca-paper``; with options: ``mlsys orca bench``."""
+    """Return the benchmarks ``mlsys bench orca`` and ``orca-paper``; ``mlsys orca bench`` has their options."""
     return [
         BenchmarkSpec(
             name="orca",
@@ -77,5 +77,5 @@ def mlsys_register_benchmarks() -> Iterable[BenchmarkSpec]:
 
 @hookimpl
 def mlsys_register_demo_steps() -> Iterable[DemoStepSpec]:
-    """A real model through our own server: answers one by one, then eight at once."""
+    """Return the step of ``mlsys demo``: a real model through our own server, one by one, then eight at once."""
     return [DemoStepSpec(name="orca", help="Orca: chat with a real model", run="mlsys_orca.cli.demo:run", order=10)]

@@ -1,4 +1,4 @@
-"""What the endpoints share of answering: choices run side by side, usage, server-sent events."""
+"""Parts of answering that the endpoints share: choices run side by side, usage, server-sent events."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Usage(BaseModel):
 
     @classmethod
     def of(cls, num_prompt_tokens: int, num_new_tokens: int) -> Usage:
-        """Usage of one request."""
+        """Return the usage of one request."""
         total = num_prompt_tokens + num_new_tokens
         return cls(prompt_tokens=num_prompt_tokens, completion_tokens=num_new_tokens, total_tokens=total)
 
@@ -52,12 +52,12 @@ class Whole:
 
     @property
     def mean_logprob(self) -> float:
-        """Of its tokens, which must have been asked for."""
+        """Mean log-probability of its tokens, which must have been asked for."""
         return sum(finite(token.logprob) for token in self.tokens) / max(1, len(self.tokens))
 
 
 async def collect(generation: Generation) -> list[Whole]:
-    """Run all choices to their end; by index."""
+    """Run all choices to their end; return their answers by index."""
     try:
         return list(await asyncio.gather(*map(_whole, generation.choices)))
     finally:
@@ -84,7 +84,7 @@ async def _whole(choice: Choice) -> Whole:
 
 
 async def merged(generation: Generation) -> AsyncGenerator[tuple[Choice, TextDelta], None]:
-    """The pieces of all choices, as they come."""
+    """Yield the pieces of all choices, as they come."""
     if len(generation.choices) == 1:
         async for delta in generation.choices[0].deltas:
             yield generation.choices[0], delta
@@ -135,22 +135,22 @@ class _Events(AsyncIterator[bytes]):
 
 
 def streamed(generation: Generation, events: AsyncGenerator[bytes, None]) -> ClosingStreamingResponse:
-    """``events`` as a response that ends ``generation`` when its client leaves."""
+    """Return ``events`` as a response that ends ``generation`` when its client leaves."""
     return ClosingStreamingResponse(_Events(generation, events), media_type="text/event-stream")
 
 
 def event(chunk: BaseModel, *, exclude: set[str] | None = None) -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     return b"data: " + chunk.model_dump_json(exclude=exclude).encode() + b"\n\n"
 
 
 def named_event(name: str, chunk: BaseModel) -> bytes:
-    """One server-sent event with a name."""
+    """Return one server-sent event with a name."""
     return f"event: {name}\n".encode() + event(chunk)
 
 
 def finite(logprob: float | None) -> float:
-    """``logprob`` as JSON can have it."""
+    """Return ``logprob`` as a number that JSON can hold."""
     return logprob if logprob is not None and math.isfinite(logprob) else LEAST_LOGPROB
 
 
@@ -196,7 +196,7 @@ Role = Literal["assistant"]
 
 
 def chat_logprobs(tokens: list[SampledToken], tokenizer: Tokenizer) -> ChatLogprobs:
-    """Log-probabilities in the chat endpoint's shape."""
+    """Return log-probabilities in the chat endpoint's shape."""
 
     def entry(token_id: int, logprob: float | None) -> TopLogprob:
         text, raw = tokenizer.decode([token_id], skip_special=False), tokenizer.token_bytes(token_id)
@@ -214,7 +214,7 @@ def chat_logprobs(tokens: list[SampledToken], tokenizer: Tokenizer) -> ChatLogpr
 
 
 def completion_logprobs(tokens: list[SampledToken], tokenizer: Tokenizer, *, offset: int) -> CompletionLogprobs:
-    """Log-probabilities in the older shape; ``offset`` is where the first token's text begins in the answer."""
+    """Return log-probabilities in the older shape; ``offset`` is where the first token's text begins in the answer."""
     texts = [tokenizer.decode([token.token_id], skip_special=False) for token in tokens]
     offsets = []
     for text in texts:
@@ -236,7 +236,7 @@ def _best(token: SampledToken, tokenizer: Tokenizer) -> dict[str, float]:
 
 
 def prompt_logprobs(scored: tuple[SampledToken, ...], tokenizer: Tokenizer) -> PromptLogprobs:
-    """The prompt's log-probabilities, token by token, in vLLM's shape; None for the first."""
+    """Return the prompt's log-probabilities, token by token, in vLLM's shape; None for the first."""
 
     def entries(token: SampledToken) -> dict[str, PromptLogprob]:
         pairs = ((token.token_id, token.logprob), *token.top_logprobs)

@@ -1,4 +1,4 @@
-"""``POST /v1/chat/completions``: what a request may say, and the prompt it becomes."""
+"""Request fields of ``POST /v1/chat/completions``, and the prompt that a request becomes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TextPart(Body):
 
 
 class CalledFunction(Body):
-    """What a message says was called."""
+    """The function that a message says was called."""
 
     name: str = Field(min_length=1, max_length=256)
     arguments: str  # JSON
@@ -77,7 +77,7 @@ class Message(Body):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates expect it; a developer message is a system message to models."""
+        """Return the message as chat templates expect it; a developer message is a system message to models."""
         parts = self.content if isinstance(self.content, list) else []
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in parts)
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
@@ -197,17 +197,17 @@ class ChatCompletionRequest(Generating):
 
     @property
     def must_call(self) -> bool:
-        """Whether the answer has to be a call."""
+        """True if the answer has to be a call."""
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
     @property
     def may_call(self) -> bool:
-        """Whether the answer may be a call or not."""
+        """True if the answer may be a call or not."""
         return bool(self.offered) and not self.must_call
 
     @property
     def are_calls_strict(self) -> bool:
-        """Whether a call, if one comes, has to fit."""
+        """True if a call, if one comes, has to fit its schema."""
         return self.may_call and any(tool.function.strict for tool in self.offered)
 
     @property
@@ -217,7 +217,7 @@ class ChatCompletionRequest(Generating):
 
 
 def ask_of(body: ChatCompletionRequest, service: ModelService) -> tuple[GenerationParameters, Notation | None]:
-    """What ``body`` asks for, and how its answer writes calls (None: it has none).
+    """Return what ``body`` asks to generate, and the notation of its answer's calls (None: it has none).
 
     Raises:
         InvalidInputError: the model has no chat template, or none that knows tools, or it refuses the messages; or a
@@ -254,7 +254,10 @@ def ask_of(body: ChatCompletionRequest, service: ModelService) -> tuple[Generati
 
 
 def _grammar_with_calls(body: ChatCompletionRequest, notation: Notation) -> Grammar | None:
-    """What answers that must be calls, may be if they fit, or fit a format otherwise; None: nothing bounds them."""
+    """Return the grammar that tool calls impose on an answer; None: they impose none.
+
+    The answer must be a call, or may be one beside the requested format or, if calls are strict, beside any text.
+    """
     wanted = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
     functions = [tool.function.model_dump() for tool in body.offered if wanted in (None, tool.function.name)]
     only_one = wanted is not None or body.parallel_tool_calls is False
@@ -269,7 +272,7 @@ def _grammar_with_calls(body: ChatCompletionRequest, notation: Notation) -> Gram
 
 
 def add_routes(router: Router, service: ModelService) -> None:
-    """``/v1/chat/completions``."""
+    """Add the route ``/v1/chat/completions``."""
     tokenizer = service.loaded.tokenizer
 
     @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAMED)  # type: ignore[arg-type]

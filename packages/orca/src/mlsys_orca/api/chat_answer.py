@@ -28,7 +28,7 @@ ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class AnswerFunction(BaseModel):
-    """What is to be called."""
+    """The function to be called."""
 
     name: str
     arguments: str  # JSON
@@ -75,7 +75,7 @@ class ChatCompletion(BaseModel):
 
 
 class ChatDelta(BaseModel):
-    """What a chunk adds to the message."""
+    """Addition of a chunk to the message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
@@ -111,7 +111,7 @@ def chat_completion(
     notation: Notation | None = None,
     only_one: bool = False,
 ) -> ChatCompletion:
-    """The whole answer.
+    """Return the whole answer.
 
     Args:
         generation: What ran.
@@ -170,7 +170,7 @@ class _Speaker:
         self._num_calls = 0
 
     def say(self, text: str, token: SampledToken | None, *, is_last: bool) -> list[ChatChunkChoice]:
-        """The chunks that a piece makes."""
+        """Return the chunks that a piece makes."""
         if token is not None:
             self._pending.append(token)
         calls: list[ToolCall] = []
@@ -192,7 +192,7 @@ class _Speaker:
         return chunks
 
     def end(self, finish_reason: Literal["stop", "length"], stopped_by: str | int | None) -> ChatChunkChoice:
-        """The last chunk."""
+        """Return the last chunk."""
         reason: ChatFinishReason = "tool_calls" if self._num_calls else finish_reason
         return ChatChunkChoice(index=self._index, delta=ChatDelta(), finish_reason=reason, stop_reason=stopped_by)
 
@@ -210,7 +210,7 @@ async def chat_events(
     only_one: bool = False,
     include_usage: bool = False,
 ) -> AsyncGenerator[bytes, None]:
-    """A chat answer as server-sent events, ``[DONE]`` last; arguments as :func:`chat_completion`'s.
+    """Yield a chat answer as server-sent events, ``[DONE]`` last; arguments as :func:`chat_completion`'s.
 
     With ``include_usage`` every chunk carries the field, null but in the last, as the protocol says.
     """

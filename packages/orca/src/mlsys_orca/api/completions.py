@@ -97,7 +97,7 @@ class Completion(BaseModel):
 
 
 def ask_of(body: CompletionRequest, service: ModelService) -> GenerationParameters:
-    """What ``body`` asks for.
+    """Return what ``body`` asks to generate.
 
     Raises:
         InvalidInputError: a token id is not in the vocabulary, or a grammar cannot be read.
@@ -135,7 +135,7 @@ def _ranks(body: CompletionRequest) -> bool:
 def completion(
     generation: Generation, answers: list[Whole], body: CompletionRequest, tokenizer: Tokenizer
 ) -> Completion:
-    """The whole answer."""
+    """Return the whole answer."""
     num_new_tokens = 0 if body.max_tokens == 0 else sum(len(whole.tokens) for whole in answers)
     if _ranks(body):
         answers = _best(answers, body.best_of or 1, body.n or 1)
@@ -153,7 +153,7 @@ def completion(
 
 
 def _best(answers: list[Whole], made: int, given: int) -> list[Whole]:
-    """Of each prompt's ``made`` answers the ``given`` with the highest mean log-probability, best first."""
+    """Return the ``given`` answers with the highest mean log-probability, best first, of each prompt's ``made``."""
     groups = [answers[start : start + made] for start in range(0, len(answers), made)]
     return [whole for group in groups for whole in sorted(group, key=lambda whole: -whole.mean_logprob)[:given]]
 
@@ -178,7 +178,7 @@ def _choice(
 async def completion_events(
     generation: Generation, body: CompletionRequest, tokenizer: Tokenizer
 ) -> AsyncGenerator[bytes, None]:
-    """A completion as server-sent events, ``[DONE]`` last."""
+    """Yield a completion as server-sent events, ``[DONE]`` last."""
     exclude = None if body.include_usage else {"usage"}
 
     def chunk(choices: list[CompletionChoice], usage: Usage | None = None) -> bytes:
@@ -219,7 +219,7 @@ async def completion_events(
 
 
 def add_routes(router: Router, service: ModelService) -> None:
-    """``/v1/completions``."""
+    """Add the route ``/v1/completions``."""
     tokenizer = service.loaded.tokenizer
 
     @router.post("/v1/completions", response_model=Completion, responses=STREAMED)  # type: ignore[arg-type]

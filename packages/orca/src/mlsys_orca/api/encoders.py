@@ -102,7 +102,7 @@ class RerankAnswer(BaseModel):
 
 
 def add_routes(router: Router, service: ModelService) -> None:
-    """``/v1/embeddings`` and ``/v1/rerank``."""
+    """Add the routes ``/v1/embeddings`` and ``/v1/rerank``."""
     thread = ThreadPoolExecutor(1, thread_name_prefix="orca-encoder")  # an encoder has one caller at a time
     num_waiting = 0
 
@@ -127,7 +127,7 @@ def add_routes(router: Router, service: ModelService) -> None:
 
     @router.post("/v1/embeddings", response_model=EmbeddingList)
     async def embeddings(body: EmbeddingRequest) -> Response:
-        """The vectors of texts."""
+        """Return the vectors of texts."""
         encoder = encoder_of(body.model)
         if encoder.scores_pairs:
             raise InvalidInputError(f"{body.model!r} is a cross-encoder, which has no vectors: use /v1/rerank")
@@ -137,7 +137,7 @@ def add_routes(router: Router, service: ModelService) -> None:
 
     @router.post("/v1/rerank", response_model=RerankAnswer)
     async def rerank(body: RerankRequest) -> Response:
-        """Documents by how well they fit a query: what a cross-encoder says, or the cosine of an encoder's vectors."""
+        """Rank documents by their fit to a query: a cross-encoder's score, or the cosine of an encoder's vectors."""
         encoder = encoder_of(body.model)
         return await run(lambda: _ranking(encoder, body))
 

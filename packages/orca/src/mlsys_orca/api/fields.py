@@ -1,4 +1,4 @@
-"""What the generation endpoints share: how tokens are chosen, when an answer ends, what it must be.
+"""Request fields that the generation endpoints share: how tokens are chosen, when an answer ends, what it must be.
 
 Every field works or is refused by name. Fields of a protocol that mean nothing here are taken at the values that ask
 for nothing; a field that no protocol has is an error. Numbers are numbers and not texts that look like some.
@@ -69,7 +69,7 @@ def _is_same(value: Any, other: Any) -> bool:
 
 
 def _not_too_many(biases: Any) -> Any:
-    """``biases``, if they are not so many that to check each would take long."""
+    """Return ``biases`` if they are few enough to be checked quickly."""
     if isinstance(biases, dict) and len(biases) > MAX_BIASES:
         raise ValueError(f"has {len(biases)} tokens, and at most {MAX_BIASES} may have a bias")
     return biases
@@ -83,7 +83,7 @@ class StreamOptions(Body):
 
 
 class StructuredOutputs(Body):
-    """What an answer must be; exactly one of these. The names are vLLM's."""
+    """Constraint on an answer; exactly one of these. The names are vLLM's."""
 
     json_: dict[str, Any] | bool | None = Field(default=None, alias="json", description="A JSON schema.")
     regex: str | None = Field(default=None, min_length=1, max_length=100_000)
@@ -97,7 +97,7 @@ class StructuredOutputs(Body):
         return self
 
     def to_grammar(self) -> Grammar:
-        """The grammar.
+        """Return the grammar.
 
         Raises:
             InvalidInputError: it cannot be read.
@@ -146,12 +146,12 @@ class ResponseFormat(Body):
         return None if self.type == "text" else True
 
     def to_grammar(self) -> Grammar | None:
-        """The grammar; None: any text."""
+        """Return the grammar; None: any text."""
         return None if self.wanted_schema is None else grammar_of("json_schema", self.wanted_schema)
 
 
 class Sampled(Body):
-    """What every endpoint that generates takes."""
+    """Sampling fields that every endpoint that generates takes."""
 
     model: str = Field(min_length=1, max_length=256)
     temperature: float = Field(default=1.0, ge=0, le=2, description="0 is greedy.")
@@ -166,7 +166,7 @@ class Sampled(Body):
 
 
 class Generating(Sampled):
-    """What ``/v1/completions`` and ``/v1/chat/completions`` share."""
+    """Fields that ``/v1/completions`` and ``/v1/chat/completions`` share."""
 
     max_tokens: int | None = Field(default=None, ge=0, le=2**31, description="New tokens at most.")
     min_tokens: int = Field(default=0, ge=0, le=2**31, description="Before so many tokens nothing ends the answer.")
@@ -209,12 +209,12 @@ class Generating(Sampled):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
+        """True if a stream ends with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 
 def grammar_from(structured: StructuredOutputs | None, response_format: ResponseFormat | None) -> Grammar | None:
-    """The one grammar that a request names, if any.
+    """Return the one grammar that a request names, if any.
 
     Raises:
         InvalidInputError: it names two, or one that cannot be read.

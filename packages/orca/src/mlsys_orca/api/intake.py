@@ -1,4 +1,4 @@
-"""From a request's bytes to a checked body, off the event loop and with bounds that hold before any parsing.
+"""Turn a request's bytes into a checked body, off the event loop and with bounds that hold before any parsing.
 
 Routes made with :func:`intake_route` read their bodies through here: values are counted before they are parsed, and
 both parsing and checking happen in a thread of the :class:`.front.Front`.
@@ -51,7 +51,7 @@ def bounded_json(body: bytes) -> Any:
 
 
 def _counts(text: bytes) -> tuple[int, int, int]:
-    """Containers, fields and values, if no text in it has the signs that part them; else more."""
+    """Count containers, fields and values; too many if texts hold the signs that part them, never too few."""
     num_containers = text.count(b"[") + text.count(b"{")
     return num_containers, text.count(b":"), text.count(b",") + num_containers + 1
 

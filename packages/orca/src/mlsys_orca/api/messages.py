@@ -120,7 +120,7 @@ class MessageEvent(BaseModel):
 
 
 def ask_of(body: MessagesRequest, service: ModelService) -> GenerationParameters:
-    """What ``body`` asks for."""
+    """Return what ``body`` asks to generate."""
     return GenerationParameters(
         prefix="msg",
         model=body.model,
@@ -151,7 +151,7 @@ def _answer(generation: Generation, whole: Whole | None) -> MessagesAnswer:
 
 
 async def message_events(generation: Generation) -> AsyncGenerator[bytes, None]:
-    """The answer as named server-sent events."""
+    """Yield the answer as named server-sent events."""
 
     def event(name: str, **fields: Any) -> bytes:
         return named_event(name, MessageEvent(type=name, **fields))
@@ -174,7 +174,7 @@ async def message_events(generation: Generation) -> AsyncGenerator[bytes, None]:
 
 
 def add_routes(router: Router, service: ModelService) -> None:
-    """``/v1/messages``."""
+    """Add the route ``/v1/messages``."""
 
     @router.post("/v1/messages", response_model=MessagesAnswer, responses=STREAMED)  # type: ignore[arg-type]
     async def messages(body: MessagesRequest, request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""What ``/metrics`` says of an engine; the HTTP base adds its own. Read when asked for: serving pays nothing.
+"""Metrics of an engine at ``/metrics``; the HTTP base adds its own. Read when asked for: serving pays nothing.
 
 Named as vLLM's metrics, behind this project's prefix: ``mlsys_orca_num_requests_running`` and so on.
 """
@@ -32,7 +32,7 @@ class EngineMetrics(Collector):
         self._engine = engine
 
     def collect(self) -> Iterable[Metric]:
-        """The metrics as they stand now."""
+        """Collect the current values of all metrics."""
         engine, tables, pool = self._engine, self._engine.block_tables, self._engine.pool
         yield self._gauge("num_requests_unfinished", "Requests accepted that have not left", engine.num_unfinished)
         yield self._gauge("kv_blocks", "K/V blocks there are", tables.num_blocks)

@@ -35,13 +35,13 @@ class InputMessage(Body):
     status: Literal["completed", "incomplete", "in_progress"] | None = None  # likewise
 
     def for_template(self) -> dict[str, object]:
-        """The message as chat templates expect it."""
+        """Return the message as chat templates expect it."""
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
 class TextFormat(Body):
-    """What the answer must be."""
+    """Format that the answer must have."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = Field(default=None, max_length=64)
@@ -56,7 +56,7 @@ class TextFormat(Body):
         return self
 
     def to_grammar(self) -> Grammar | None:
-        """The grammar; None: any text."""
+        """Return the grammar; None: any text."""
         if self.schema_ is not None:
             return grammar_of("json_schema", self.schema_)
         return None if self.type == "text" else grammar_of("json_schema", True)
@@ -135,13 +135,13 @@ class OutputMessage(BaseModel):
 
 
 class TokenDetails(BaseModel):
-    """Of the tokens counted in :class:`ResponsesUsage`."""
+    """Details of the input tokens counted in :class:`ResponsesUsage`."""
 
     cached_tokens: int = 0
 
 
 class OutputTokenDetails(BaseModel):
-    """Of the tokens counted in :class:`ResponsesUsage`."""
+    """Details of the output tokens counted in :class:`ResponsesUsage`."""
 
     reasoning_tokens: int = 0
 
@@ -157,7 +157,7 @@ class ResponsesUsage(BaseModel):
 
 
 class IncompleteDetails(BaseModel):
-    """Why an answer is incomplete."""
+    """Reason why an answer is incomplete."""
 
     reason: Literal["max_output_tokens"]
 
@@ -195,7 +195,7 @@ class StreamEvent(BaseModel):
 
 
 def ask_of(body: ResponsesRequest, service: ModelService) -> GenerationParameters:
-    """What ``body`` asks for."""
+    """Return what ``body`` asks to generate."""
     return GenerationParameters(
         prefix="resp",
         model=body.model,
@@ -207,7 +207,7 @@ def ask_of(body: ResponsesRequest, service: ModelService) -> GenerationParameter
 
 
 def _answer(generation: Generation, body: ResponsesRequest, whole: Whole | None) -> ResponsesAnswer:
-    """The answer; before its end (``whole`` is None) without an output."""
+    """Return the answer; before its end (``whole`` is None) without an output."""
     is_cut = whole is not None and whole.finish_reason == "length"
     status: Literal["completed", "incomplete", "in_progress"] = "in_progress"
     if whole is not None:
@@ -239,7 +239,7 @@ def _message(
 
 
 async def response_events(generation: Generation, body: ResponsesRequest) -> AsyncGenerator[bytes, None]:
-    """The answer as named server-sent events."""
+    """Yield the answer as named server-sent events."""
     number = 0
 
     def event(name: str, **fields: Any) -> bytes:
@@ -273,7 +273,7 @@ async def response_events(generation: Generation, body: ResponsesRequest) -> Asy
 
 
 def add_routes(router: Router, service: ModelService) -> None:
-    """``/v1/responses``."""
+    """Add the route ``/v1/responses``."""
 
     @router.post("/v1/responses", response_model=ResponsesAnswer, responses=STREAMED)  # type: ignore[arg-type]
     async def responses(body: ResponsesRequest, request: Request) -> Response:

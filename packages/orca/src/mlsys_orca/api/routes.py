@@ -32,7 +32,7 @@ class ModelList(BaseModel):
 
 
 def make_router(service: ModelService) -> Router:
-    """The endpoints over ``service``."""
+    """Return the endpoints over ``service``."""
     router = Router(tags=["Orca"], route_class=intake_route(service.front))
     for endpoint in (chat, completions, responses, messages, encoders, tokens):
         endpoint.add_routes(router, service)
@@ -40,7 +40,7 @@ def make_router(service: ModelService) -> Router:
 
     @router.get("/health", response_class=Response)
     async def health() -> Response:
-        """200 with an empty body while the engine runs, as vLLM has it."""
+        """Answer 200 with an empty body while the engine runs, as vLLM does."""
         if service.engine.failure is not None:
             raise HttpError("the engine has stopped; restart the server", http_status=503)
         return Response()
@@ -67,12 +67,12 @@ def _add_models(router: Router, service: ModelService) -> None:
 
     @router.get("/v1/models")
     async def list_models() -> ModelList:
-        """The models served here: the one that generates, its adapters, the encoder."""
+        """List the models served here: the one that generates, its adapters, the encoder."""
         return ModelList(data=cards())
 
     @router.get("/v1/models/{name:path}")
     async def get_model(name: str) -> ModelCard:
-        """One model."""
+        """Describe one model."""
         for card in cards():
             if card.id == name:
                 return card

@@ -39,13 +39,13 @@ def make_service(
     encoder: TextEncoder | None = None,
     recorder: LoopRecorder | None = None,
 ) -> ModelService:
-    """A service over a new engine, and over ``encoder`` if given; the engine's thread starts with the app."""
+    """Make a service over a new engine, and over ``encoder`` if given; the engine's thread starts with the app."""
     engine = Engine(loaded, config, available_nbytes=available_memory_nbytes(loaded.device), recorder=recorder)
     return ModelService(name, loaded, engine, encoder)
 
 
 def make_app(service: ModelService, http: HttpConfig, *, logger: FilteringBoundLogger | None = None) -> FastAPI:
-    """The app that serves ``service``; its lifespan starts and ends the engine. ``logger``: as ``create_app``'s."""
+    """Make the app that serves ``service``; its lifespan starts and ends the engine. ``logger``: see ``create_app``."""
     engine = service.engine
 
     @asynccontextmanager
@@ -74,7 +74,7 @@ def make_app(service: ModelService, http: HttpConfig, *, logger: FilteringBoundL
 
 
 def find_encoder(name: str, *, device: str = "cpu") -> TextEncoder:
-    """The encoder called ``name`` in 'mlsys models list', or in a directory; clients call it by that name.
+    """Load the encoder called ``name`` in 'mlsys models list', or in a directory; clients call it by that name.
 
     Raises:
         InvalidInputError: there is none, or it needs something that is not implemented.
@@ -90,6 +90,6 @@ def find_encoder(name: str, *, device: str = "cpu") -> TextEncoder:
 
 
 def model_name(model: str) -> str:
-    """The name clients use for a model given by name or path."""
+    """Return the name that clients use for a model given by name or path."""
     path = Path(model)
     return path.stem if path.suffix == ".gguf" else path.name or model

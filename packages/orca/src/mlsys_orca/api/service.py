@@ -1,4 +1,4 @@
-"""From a checked body to running answers: model name, prompt, limits and sampling.
+"""Turn a checked body into running answers: model name, prompt, limits and sampling.
 
 The only place where requests for the engine are made. Each endpoint turns its own fields into
 :class:`GenerationParameters`.
@@ -36,7 +36,7 @@ MAX_ANSWERS = 2 * MAX_PROMPTS  # of one request, whatever the engine may hold
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationParameters:
-    """What is to be generated, in no protocol's words."""
+    """Parameters of a generation, in no protocol's words."""
 
     prefix: str  # of the answer's id
     model: str  # the name that the client gave: the model's or an adapter's
@@ -60,7 +60,7 @@ class Choice:
 
     @property
     def request(self) -> GenerationRequest:
-        """What the engine was asked."""
+        """The engine's request behind this answer."""
         return self.tokens.request
 
 
@@ -136,11 +136,11 @@ class ModelService:
 
     @property
     def names(self) -> list[str]:
-        """What a request may call for to have text generated: the model, then its adapters."""
+        """Names under which text can be generated: the model, then its adapters."""
         return [self.name, *sorted(self.engine.adapters)]
 
     def adapter_of(self, model: str) -> str | None:
-        """The adapter that ``model`` names; None: the model itself.
+        """Return the adapter that ``model`` names; None: the model itself.
 
         Raises:
             HttpError: it names nothing here (404).
@@ -152,7 +152,7 @@ class ModelService:
         raise unknown_model(model, self.names)
 
     def sampling_of(self, body: Generating, *, num_logprobs: int | None) -> SamplingParams:
-        """The sampling that ``body`` asks for.
+        """Return the sampling that ``body`` asks for.
 
         Raises:
             InvalidInputError: a token id is not in the vocabulary.
@@ -185,7 +185,7 @@ class ModelService:
         tools: Sequence[dict[str, object]] | None = None,
         variables: dict[str, object] | None = None,
     ) -> list[int]:
-        """The prompt of a conversation.
+        """Return the prompt of a conversation, as token ids.
 
         Raises:
             InvalidInputError: the model has no chat template, or it refuses the messages.
@@ -263,7 +263,7 @@ class ModelService:
         return Generation(answer_id, int(time.time()), ask.model, tuple(choices), num_prompt_tokens)
 
     def _request(self, ask: GenerationParameters, prompt: Sequence[int], adapter: str | None) -> GenerationRequest:
-        """One choice's request but for its id and sampling."""
+        """Return one choice's request but for its id and sampling."""
         self.check_vocabulary(prompt)  # a tokenizer may have tokens that the model's table has not
         encoder, num_encoder_tokens, num_prompt = self.loaded.config.encoder, 0, len(prompt)
         if encoder is not None:
@@ -287,7 +287,7 @@ class ModelService:
 
 
 def text_options(body: Generating) -> TextOptions:
-    """How ``body`` wants its tokens to become text."""
+    """Return the options by which ``body`` wants its tokens to become text."""
     return TextOptions(
         stop_strings=body.stop_strings,
         stop_token_ids=frozenset(body.stop_token_ids or ()),
@@ -317,12 +317,12 @@ def num_chars(value: object) -> int:
 
 
 def too_long(message: str) -> HttpError:
-    """400: the context is too short for what was asked."""
+    """Return the error 400: the context is too short for what was asked."""
     return HttpError(message, http_status=400, error_code="context_length_exceeded")
 
 
 def unknown_model(model: str, names: Sequence[str]) -> HttpError:
-    """404: nothing here has that name."""
+    """Return the error 404: nothing here has that name."""
     has = ", ".join(map(repr, names)) or "none for this"
     return HttpError(
         f"the model {model[:256]!r} does not exist here; this server has {has}",

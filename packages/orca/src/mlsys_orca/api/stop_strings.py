@@ -1,4 +1,4 @@
-"""Cutting a streamed answer at the first stop string to be complete, also where one spans several tokens."""
+"""Cut a streamed answer at the first stop string to be complete, also where one spans several tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class StopStringFilter:
-    """Passes text on as soon as it can no longer be part of a stop string.
+    """Filter that passes text on as soon as it can no longer be part of a stop string.
 
     Example:
         >>> stop = StopStringFilter(["END"])
@@ -24,7 +24,7 @@ class StopStringFilter:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a stop string was complete."""
+        """True if a stop string was complete."""
         return self.stopped_by is not None
 
     def push(self, text: str) -> str:
@@ -51,11 +51,11 @@ class StopStringFilter:
         return shown
 
     def finish(self) -> str:
-        """The answer ended: what was held back was no stop string after all."""
+        """End the answer; return the text that was held back, which was no stop string after all."""
         shown, self._held = self._held, ""
         return shown
 
     def _overlap(self, stop: str) -> int:
-        """Length of the longest proper beginning of ``stop`` that the held text ends with."""
+        """Return the length of the longest proper beginning of ``stop`` that the held text ends with."""
         longest = min(len(stop) - 1, len(self._held))
         return next((n for n in range(longest, 0, -1) if self._held.endswith(stop[:n])), 0)

@@ -1,4 +1,4 @@
-"""From tokens to text: one request's answer as it grows, whole characters only, cut at stop strings."""
+"""Turn tokens into text: one request's answer as it grows, whole characters only, cut at stop strings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextOptions:
-    """How tokens become text."""
+    """Options for turning tokens into text."""
 
     stop_strings: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()  # the client's own, to be named where one ends the answer
@@ -42,7 +42,7 @@ class TextOptions:
 async def stream_text(
     tokens: TokenStream, tokenizer: Tokenizer, options: TextOptions | None = None
 ) -> AsyncGenerator[TextDelta, None]:
-    """The answer that ``tokens`` give, a piece per token and a last one with the finish reason; closes ``tokens``.
+    """Yield the answer of ``tokens``: a piece per token, then one with the finish reason; closes ``tokens``.
 
     The pieces joined are the answer's text. A stop string ends the request early.
 

@@ -56,18 +56,18 @@ class Detokenized(BaseModel):
 
 
 def add_routes(router: Router, service: ModelService) -> None:
-    """``/tokenize`` and ``/detokenize``."""
+    """Add the routes ``/tokenize`` and ``/detokenize``."""
 
     @router.post("/tokenize", response_model=Tokens)
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
-        """The token ids that a text or a chat becomes."""
+        """Return the token ids that a text or a chat becomes."""
         if body.model is not None:
             service.adapter_of(body.model)
         return await service.front.answer(lambda: _tokens(body, service), size=body_size(request))
 
     @router.post("/detokenize", response_model=Detokenized)
     async def detokenize(body: DetokenizeRequest) -> Response:
-        """The text of token ids."""
+        """Return the text of token ids."""
         if body.model is not None:
             service.adapter_of(body.model)
         return await service.front.answer(lambda: _text(body, service), size=len(body.tokens))

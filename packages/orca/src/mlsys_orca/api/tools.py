@@ -26,7 +26,7 @@ _MARKS: dict[Notation, tuple[str, str, str]] = {
 
 
 def notation_of(template: str) -> Notation | None:
-    """How a chat template, as Jinja text, writes tool calls; None: it has none that is known here.
+    """Return the notation in which a chat template, as Jinja text, writes tool calls; None: none that is known here.
 
     Example:
         >>> notation_of("{% if tools %}... within <tool_call></tool_call> tags ...{% endif %}")
@@ -56,7 +56,7 @@ def call_grammar(
     only_one: bool,
     otherwise: dict[str, Any] | bool | Literal["text"] | None = None,
 ) -> Grammar:
-    """A grammar of answers that call some of ``functions``.
+    """Return a grammar of answers that call some of ``functions``.
 
     Args:
         notation: The template's.
@@ -139,7 +139,7 @@ class ToolParser:
         self._follows_call = False  # line ends are not text there
 
     def push(self, text: str) -> tuple[str, list[ToolCall]]:
-        """The text that is certainly none of a call, and the calls that are complete."""
+        """Take the next piece; return the text that is certainly none of a call, and the calls that are complete."""
         self._held += text
         shown, calls = "", []
         while True:
@@ -167,7 +167,7 @@ class ToolParser:
         return shown, calls
 
     def finish(self) -> tuple[str, list[ToolCall]]:
-        """The answer has ended: what was held back is a call, or text."""
+        """End the answer; return the held text as a call if it is one, else as text."""
         held, self._held = self._held, ""
         if not held.lstrip().startswith(self._begin.strip()):
             return held, []
@@ -185,7 +185,7 @@ class ToolParser:
         return blank if opens and not self._has_text else None
 
     def _overlap(self) -> int:
-        """How much of the held text's end may yet begin a call."""
+        """Return the number of characters at the held text's end that may yet begin a call."""
         if self._notation == "llama3":
             opens = self._begin.startswith("".join(self._held.split())[: len(self._begin)])
             return len(self._held) if opens and not self._has_text else 0
@@ -207,7 +207,7 @@ class ToolParser:
 
 
 def need_notation(template: str | None) -> Notation:
-    """The template's notation.
+    """Return the template's notation of tool calls.
 
     Raises:
         InvalidInputError: it has none.

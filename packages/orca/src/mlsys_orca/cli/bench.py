@@ -85,7 +85,7 @@ def bench(
 
 
 def parse_rates(text: str) -> tuple[float, ...]:
-    """Positive numbers separated by commas.
+    """Return the positive numbers of a text that separates them by commas.
 
     Raises:
         InvalidInputError: one is not.

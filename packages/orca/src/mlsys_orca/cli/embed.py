@@ -1,4 +1,4 @@
-"""``mlsys orca embed``: lines of text to vectors."""
+"""The command ``mlsys orca embed``: lines of text to vectors."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def embed(
 
 
 def _groups(texts: TextIO) -> Iterator[list[str]]:
-    """The lines, some at a time, without their ends; empty ones are left out."""
+    """Yield the lines, some at a time, without their ends; empty ones are left out."""
     lines = (line.rstrip("\r\n") for line in texts)
     kept = (line for line in lines if line)
     while group := list(islice(kept, _LINES)):

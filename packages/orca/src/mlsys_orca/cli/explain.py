@@ -1,4 +1,4 @@
-"""``mlsys orca explain``: what a model takes of this machine, and what then fits."""
+"""The command ``mlsys orca explain``: a model's need of this machine's memory, and the requests that then fit."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 
 def read_items(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """One item per line: a JSON object with "prompt" or "messages" and any field of that endpoint, or a text.
+    """Yield one item per line: a JSON object with "prompt" or "messages" and that endpoint's fields, or a text.
 
     Empty lines are left out.
 
@@ -41,7 +41,7 @@ def read_items(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def num_done(path: Path) -> int:
-    """Answers that ``path`` holds from an earlier run; a last line that was cut short is removed.
+    """Count the answers that ``path`` holds from an earlier run; a last line that was cut short is removed.
 
     Raises:
         InvalidInputError: its lines are not numbered from 0: it was written by something else.
@@ -64,7 +64,7 @@ def num_done(path: Path) -> int:
 def ask_of(
     item: dict[str, Any], defaults: dict[str, Any], service: ModelService, *, as_chat: bool
 ) -> GenerationParameters:
-    """What one item asks for; its own fields go before ``defaults``.
+    """Return what one item asks to generate; its own fields go before ``defaults``.
 
     Raises:
         InvalidInputError: a field is refused.

@@ -28,6 +28,6 @@ Threads = Annotated[
 
 
 def num_threads_of(threads: int) -> int:
-    """``threads``, or all cores this process may use."""
+    """Return ``threads``, or the number of cores this process may use if it is 0."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return threads or cores

@@ -35,7 +35,7 @@ _NUMBERS: dict[str, type[int] | type[float]] = {
 
 @dataclass
 class Conversation:
-    """What was said, and how answers are made."""
+    """History of a conversation, and the settings of its answers."""
 
     service: ModelService
     messages: list[Message] = field(default_factory=list)
