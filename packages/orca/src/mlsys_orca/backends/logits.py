@@ -1,4 +1,4 @@
-"""What a request asks to be done to its logits before one is chosen: biases, penalties, tokens that may not come.
+"""Changes to a request's logits before a token is chosen: biases, penalties, tokens that may not come.
 
 Called by the sampler for requests that ask for any of it, a row at a time; functions of the row, the parameters and
 the tokens so far, so that nothing is kept between iterations.
@@ -16,7 +16,7 @@ Row = NDArray[np.float32]  # [vocab_size]
 
 
 def reshaped(logits: Row, params: SamplingParams, past: Sequence[int], num_prompt_tokens: int) -> Row:
-    """``logits`` with the biases, then the penalties, then what may not come at minus infinity; a new array.
+    """Return ``logits`` with biases, then penalties, then minus infinity for forbidden tokens; a new array.
 
     Repetition is divided out as in CTRL (Keskar et al., 2019), over prompt and answer; presence and frequency are taken
     off as the OpenAI protocol has it, over the answer.

@@ -1,4 +1,4 @@
-"""Runs one iteration: a batch of token ids in, the chosen tokens out.
+"""Run one iteration: a batch of token ids in, the chosen tokens out.
 
 The executor's inner half: the engine's loop (or a worker process) calls :meth:`Runner.run` with what the scheduler
 planned. A runner keeps no request's state beside the cache's tensors, whose blocks the scheduler owns, so nothing is
@@ -21,7 +21,7 @@ from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput
 
 
 class Runner:
-    """Runs a model's iterations over one K/V cache. Not thread-safe: one caller at a time.
+    """Runner of a model's iterations over one K/V cache. Not thread-safe: one caller at a time.
 
     Args:
         model: A loaded decoder.

@@ -32,7 +32,7 @@ _THRESHOLDS = (1e-3, 1e-6, 0.0)  # of a weight, the largest being 1: which are s
 
 
 def wanted_rows(batch: IterationBatch) -> list[int]:
-    """The rows of ``batch`` whose logits :func:`choose` takes, in its order."""
+    """Return the rows of ``batch`` whose logits :func:`choose` takes, in its order."""
     if batch.is_plain:
         return [request.stop - 1 for request in batch.sampled]
     rows: list[int] = []
@@ -44,13 +44,13 @@ def wanted_rows(batch: IterationBatch) -> list[int]:
 
 
 def needs_logits(batch: IterationBatch) -> bool:
-    """Whether :func:`choose` reads logits at all, if it is told where each row's largest is."""
+    """Return whether :func:`choose` reads logits at all, if it is told where each row's largest is."""
     params = [request.sampling for request in batch.sampled if request.sampling is not None]
     return not batch.is_plain or any(not each.is_greedy or each.num_logprobs is not None for each in params)
 
 
 def choose(batch: IterationBatch, logits: Tensor, *, largest: Ids | None = None) -> IterationOutput:
-    """What ``batch`` gives: a token for each request that samples, more where guesses were right, prompts' scores.
+    """Choose a token for each request that samples, more where draft tokens were right; report prompts' scores.
 
     Args:
         batch: What ran.
@@ -86,7 +86,7 @@ def choose(batch: IterationBatch, logits: Tensor, *, largest: Ids | None = None)
 
 
 def _scored_rows(request: RequestSlice) -> range:
-    """Rows whose next token is the prompt's, of a prompt whose log-probabilities are wanted."""
+    """Return the rows whose next token is the prompt's, of a prompt whose log-probabilities are wanted."""
     details = request.details
     if details is None or details.num_prompt_logprobs is None:
         return range(0)
@@ -168,7 +168,7 @@ def sample(
 
 
 def _report(logits: Tensor, request_id: str, token_id: int, num_logprobs: int | None) -> SampledToken:
-    """The token with its log-probability among ``logits`` [vocab_size] and the best ones, if they are wanted."""
+    """Return the token with its log-probability among ``logits`` [vocab_size] and the best ones, if wanted."""
     if num_logprobs is None:
         return SampledToken(request_id, token_id)
     logprobs = logits.log_softmax(dim=-1)
@@ -178,7 +178,7 @@ def _report(logits: Tensor, request_id: str, token_id: int, num_logprobs: int | 
 
 
 def uniform(seed: int, position: int) -> float:
-    """The number in [0, 1) for one position of a request's random stream (splitmix64 of both).
+    """Return the number in [0, 1) for one position of a request's random stream (splitmix64 of both).
 
     Example:
         >>> uniform(1, 5) == uniform(1, 5), uniform(1, 5) == uniform(1, 6)
@@ -192,7 +192,7 @@ _MASK = (1 << 64) - 1
 
 
 def _splitmix64(state: int) -> int:
-    """One output of Steele, Lea and Flood's generator (Fast Splittable Pseudorandom Number Generators, 2014)."""
+    """Return one output of Steele, Lea and Flood's generator (Fast Splittable Pseudorandom Number Generators, 2014)."""
     z = (state + 0x9E3779B97F4A7C15) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -200,7 +200,10 @@ def _splitmix64(state: int) -> int:
 
 
 def _draw(logits: Row, params: SamplingParams, number: float) -> int:
-    """The token at which the cumulative probability of the allowed tokens, most likely first, passes ``number``."""
+    """Draw the token at which the cumulative probability of the allowed tokens passes ``number``.
+
+    Tokens are taken most likely first.
+    """
     weights = np.exp((logits - logits.max()) / np.float32(params.temperature))
     if params.min_p:
         weights[weights < params.min_p] = 0  # the largest is 1
@@ -220,7 +223,7 @@ def _draw(logits: Row, params: SamplingParams, number: float) -> int:
 
 
 def _most_likely(logits: Row, count: int) -> Ids:
-    """The ids of the ``count`` largest, the largest first and the smaller id first among equals."""
+    """Return the ids of the ``count`` largest logits, largest first and the smaller id first among equals."""
     if count < len(logits):
         least = np.partition(logits, len(logits) - count)[len(logits) - count]
         ids = np.flatnonzero(logits >= least)
@@ -230,7 +233,10 @@ def _most_likely(logits: Row, count: int) -> Ids:
 
 
 def _likely(weights: Row, reach: float) -> tuple[Ids, Row]:
-    """Enough of the largest weights, largest first, to reach a sum: their ids and they; few are sorted as a rule."""
+    """Return the ids and values of enough of the largest weights, largest first, to pass the sum ``reach``.
+
+    As a rule only few have to be sorted.
+    """
     for least in _THRESHOLDS:
         ids = np.flatnonzero(weights >= least)
         if least == 0 or float(weights[ids].sum(dtype=np.float64)) > reach:
@@ -240,7 +246,7 @@ def _likely(weights: Row, reach: float) -> tuple[Ids, Row]:
 
 
 def _pick(weights: Row, number: float) -> int:
-    """The index at which the running sum of ``weights`` passes ``number`` of the whole sum."""
+    """Return the index at which the running sum of ``weights`` passes ``number`` of the whole sum."""
     running = np.cumsum(weights, dtype=np.float64)
     index = int(np.searchsorted(running, number * running[-1], side="right"))
     # Rounding may put the sum's last step below number; a token of probability zero must not be chosen there.

@@ -70,7 +70,7 @@ class NativeKVCache:
         return (self.keys.nbytes + self.values.nbytes) * self.num_blocks // (len(self.keys) * RUN)
 
     def copy_blocks(self, block_copies: Sequence[BlockCopy]) -> None:
-        """As :meth:`mlsys_orca.model.kv_cache.KVCache.copy_blocks`."""
+        """Copy blocks; see :meth:`mlsys_orca.model.kv_cache.KVCache.copy_blocks`."""
         if not block_copies:
             return
         sources, destinations = (torch.tensor(blocks) for blocks in zip(*block_copies, strict=True))
@@ -119,7 +119,7 @@ class NativeDecoder:
         self._program = self._new_program(1)
 
     def with_threads(self, num_threads: int) -> Self:
-        """The same weights under a team of ``num_threads`` threads of its own, the caller's among them.
+        """Return a decoder with the same weights and its own team of ``num_threads`` threads, the caller's among them.
 
         Raises:
             InvalidInputError: ``num_threads`` is below 1.
@@ -178,7 +178,7 @@ class NativeDecoder:
         logits: Tensor,
         kv_cache: NativeKVCache,
     ) -> None:
-        """Rows ``first`` to ``stop`` of the iteration through all layers; those before them have been run.
+        """Run rows ``first`` to ``stop`` of the iteration through all layers; those before them have been run.
 
         ``arrays`` are of the iteration: spans [n, 4], block tables one after another, the sampled rows, ascending.
         """
@@ -277,7 +277,7 @@ class NativeDecoder:
 
 
 def to_native(model: DecoderModel, *, backend: str = "auto") -> DecoderModel:
-    """``model`` as a native decoder.
+    """Convert ``model`` to a native decoder.
 
     Args:
         model: A decoder of ours gives its weights away.
@@ -302,7 +302,7 @@ def to_native(model: DecoderModel, *, backend: str = "auto") -> DecoderModel:
 
 
 def new_kv_cache(model: DecoderModel, *, num_blocks: int, block_size: int = PANEL) -> KVCache | NativeKVCache:
-    """An empty cache of the kind that ``model`` reads.
+    """Make an empty cache of the kind that ``model`` reads.
 
     Raises:
         InvalidInputError: a native model's blocks hold another number of tokens.
@@ -315,13 +315,13 @@ def new_kv_cache(model: DecoderModel, *, num_blocks: int, block_size: int = PANE
 
 
 def _even_parts(num_rows: int, most_rows: int) -> list[tuple[int, int]]:
-    """Ranges of at most ``most_rows`` rows, as even as can be."""
+    """Return ranges of at most ``most_rows`` rows, as even as can be."""
     parts = max(1, -(-num_rows // most_rows))
     return [(num_rows * part // parts, num_rows * (part + 1) // parts) for part in range(parts)]
 
 
 def look_up_native(table: Matrix, ids: Tensor) -> Tensor:
-    """As :func:`~mlsys_orca.model.layers.look_up`: of a table in codes in one call, where torch takes a dozen.
+    """Return rows of a table like :func:`~mlsys_orca.model.layers.look_up`; a table in codes takes one native call.
 
     Raises:
         IndexError: there is no such row.

@@ -11,7 +11,7 @@ _MOST = 1 << 15  # beyond them factors are computed anew: a table would take as 
 
 
 class Factors:
-    """What :class:`~mlsys_orca.model.layers.Rotary` gives for positions, from a table that grows as they do.
+    """Rotary factors by position, as :class:`~mlsys_orca.model.layers.Rotary` gives, from a table that grows.
 
     Args:
         rotary: which.
@@ -22,7 +22,7 @@ class Factors:
         self._table: tuple[Tensor, Tensor] = rotary(torch.arange(_FIRST))
 
     def __call__(self, positions: Tensor, highest: int) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines of ``positions`` [num_tokens] int64, each fp32 [num_tokens, 1, rotary_dim].
+        """Return cosines and signed sines of ``positions`` [num_tokens] int64, each fp32 [num_tokens, 1, rotary_dim].
 
         Args:
             positions: of the tokens.

@@ -131,7 +131,7 @@ OPERATORS = {Gemm: "gemm", Attention: "attention", Normalise: "normalise", Gathe
 
 @cache
 def load(flags: tuple[str, ...] = ()) -> Any:
-    """The library, compiled for this machine on the first call ever.
+    """Load the library; it is compiled for this machine on the first call ever.
 
     Args:
         flags: For the compiler, beside the usual ones: a test may ask for another machine's paths.
@@ -157,5 +157,5 @@ def load(flags: tuple[str, ...] = ()) -> Any:
 
 
 def address(tensor: Any) -> int | None:
-    """Where a tensor's memory begins; None stays None."""
+    """Return the address of a tensor's memory; None stays None."""
     return None if tensor is None else ctypes.c_void_p(tensor.data_ptr()).value

@@ -1,4 +1,4 @@
-"""From a decoder's modules to a plan: one small function per kind of layer, MLP and head.
+"""Lower a decoder's modules to a plan: one small function per kind of layer, MLP and head.
 
 The modules stay what a model is; here is only how each is written in the plan's operators. What has no operator raises
 :class:`LoweringError` with its name, and the model keeps its torch path.
@@ -30,7 +30,7 @@ class LoweringError(MlsysError):
 
 
 def lower(decoder: Decoder) -> DecoderPlan:
-    """The plan of ``decoder``; nothing of it is changed.
+    """Return the plan of ``decoder``, which is not changed.
 
     Raises:
         LoweringError: some part of it has no operator.
@@ -45,7 +45,7 @@ def lower(decoder: Decoder) -> DecoderPlan:
 
 
 def _leaving_rows_behind(operators: Sequence[Operator]) -> list[Operator]:
-    """``operators`` with the sampled rows taken of all registers that are still read, once no row reads another."""
+    """Return ``operators`` with sampled rows gathered from every register still read, once no row reads another."""
     last = max((i for i, operator in enumerate(operators) if isinstance(operator, Attend)), default=-1)
     before: list[Operator] = list(operators[: last + 1])
     after = [operator for operator in operators[last + 1 :] if isinstance(operator, Gemm | Normalise)]
@@ -109,7 +109,7 @@ class _Lowering:
         self.operators.append(Attend(source=source, target=target, attention=attention, rotary=rotary))
 
     def rotated(self, attention: Attention | RotatedBy) -> tuple[Attention, int | None]:
-        """The attention itself, and which rotary turns its heads."""
+        """Return the attention itself, and the number of the rotary that turns its heads."""
         if isinstance(attention, RotatedBy):
             return attention.attention, attention.which
         return attention, self.rotary

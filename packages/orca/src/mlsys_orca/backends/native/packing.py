@@ -34,7 +34,7 @@ class PackedLinear:
         return sum(part.nbytes for part in (self.codes, self.bias, self.scales, self.offsets) if part is not None)
 
     def matrix(self) -> library.Matrix:
-        """The weight as the program takes it."""
+        """Return the weight in the structure that the native program takes."""
         group, has_halves = 0, False
         if self.scales is not None:
             group, has_halves = self.depth // self.scales.shape[1], self.scales.dtype == torch.float16
@@ -72,7 +72,7 @@ def pack(linear: Linear, *, is_gated: bool, in_pairs: bool | None = None, takes_
 
 
 def _pack_rows(rows: Tensor, is_gated: bool) -> Tensor:
-    """``rows`` [out, n] -> [panels, n, 16], missing rows zero."""
+    """Pack ``rows`` [out, n] into [panels, n, 16], missing rows zero."""
     halves = rows.contiguous().chunk(2) if is_gated else (rows.contiguous(),)
     across = -(-halves[0].shape[0] // PANEL)  # panels of one half
     if not is_gated:

@@ -33,7 +33,7 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attend:
-    """Keeps the new keys and values of one layer, and attends to all of its own, request by request."""
+    """Operator that keeps one layer's new keys and values and attends to all of its own, request by request."""
 
     source: str  # queries, keys and values, head after head
     target: str
@@ -54,7 +54,7 @@ class Normalise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatherRows:
-    """From here on ``register`` has the sampled rows alone, one after another."""
+    """Operator that leaves only the sampled rows in ``register``, one after another."""
 
     register: str
 

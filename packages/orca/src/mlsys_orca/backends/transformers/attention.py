@@ -1,4 +1,4 @@
-"""Hands what the modules of ``transformers`` ask of attention to a function of ours.
+"""Hand the attention calls of ``transformers`` modules to a function of ours.
 
 Between those modules, which look their attention up by name in ``transformers.AttentionInterface``, and
 :mod:`.layout`, which finds out what a model's attention does, and :mod:`.decoder`, which runs
@@ -42,7 +42,7 @@ def register() -> None:
 
 @contextmanager
 def answered_by(attend: Attend, mask: Mask | None = None) -> Iterator[None]:
-    """Inside the block, in this thread, ``attend`` and ``mask`` are what the registered names mean."""
+    """Bind the registered names to ``attend`` and ``mask`` inside the block, in this thread."""
     before = _attend.set(attend)
     mask_before = _mask.set(mask) if mask else None
     try:

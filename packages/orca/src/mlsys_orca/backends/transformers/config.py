@@ -1,4 +1,4 @@
-"""A directory's ``config.json`` to a ``transformers`` configuration that this engine can run, or a refusal by name.
+"""Turn a ``config.json`` into a ``transformers`` configuration that this engine can run, or refuse it by name.
 
 The first step of the path for architectures without a family of ours (:mod:`.decoder`).
 """
@@ -17,7 +17,7 @@ _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 def read_transformers_config(path: Path, raw: Mapping[str, Any]) -> tuple[Any, int]:
-    """The configuration, and the tokens of context in which it is exact.
+    """Return the configuration, and the tokens of context in which it is exact.
 
     Rotary scaling that depends on the length of the batch it is computed in would make an answer depend on its
     neighbours: ``dynamic`` and ``longrope`` are cut to the context in which they change nothing.
@@ -78,7 +78,7 @@ _OTHERWISE = {
 
 
 def _rope_parameters(config: Any) -> Iterator[dict[str, Any]]:
-    """The rotary settings: one, or one per type of layer."""
+    """Yield the rotary settings: one, or one per type of layer."""
     rope = getattr(config, "rope_parameters", None) or {}
     if "rope_type" in rope:
         yield rope

@@ -138,7 +138,7 @@ class TransformersDecoder:
         )
 
     def _logits(self, tokens: list[list[int]], starts: list[int], cache: KVCache) -> Tensor:
-        """Of every token in turn; request i has block i and computed ``starts[i]`` tokens before."""
+        """Return the logits of every token in turn; request i has block i and computed ``starts[i]`` tokens before."""
         builder = BatchBuilder()
         for i, (new, start) in enumerate(zip(tokens, starts, strict=True)):
             builder.add(str(i), new, num_computed_tokens=start, block_table=(i,), sampling=SamplingParams())

@@ -1,4 +1,4 @@
-"""Finds out what attention does in each layer of a ``transformers`` model, without its weights.
+"""Find out what attention does in each layer of a ``transformers`` model, without its weights.
 
 Between a directory's ``config.json`` and :mod:`.decoder`. The model is built on torch's ``meta`` device,
 where tensors have shapes and no values, and run once with an attention and a mask that write down what they are asked
@@ -28,7 +28,7 @@ _READ = {"scaling", "softcap", "sliding_window"}
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayout:
-    """What the K/V cache and the ragged attention need to know of a model."""
+    """Shape of a model's attention, for the K/V cache and the ragged attention."""
 
     num_heads: int
     num_kv_heads: int
@@ -48,7 +48,7 @@ class _Call:
 
 
 def attention_layout(config: Any, max_positions: int) -> AttentionLayout:
-    """What attention does in the model of ``config``, a ``transformers`` configuration.
+    """Return what attention does in the model of ``config``, a ``transformers`` configuration.
 
     Args:
         config: The configuration; it is not changed.
@@ -77,7 +77,7 @@ def attention_layout(config: Any, max_positions: int) -> AttentionLayout:
 
 
 def _trace(config: Any, max_positions: int) -> tuple[list[_Call], list[tuple[Tensor, int | None]]]:
-    """Every use of attention in one forward, and every mask that was made, with its window."""
+    """Return every use of attention in one forward, and every mask that was made, with its window."""
     from transformers import AutoModelForCausalLM
 
     calls: list[_Call] = []
@@ -119,7 +119,7 @@ def _trace(config: Any, max_positions: int) -> tuple[list[_Call], list[tuple[Ten
 
 
 def _window(mask_function: Callable[..., Any], max_positions: int) -> int | None:
-    """The window of a mask: how many keys up to its own a query sees; None: all.
+    """Return the window of a mask: the number of keys up to its own that a query sees; None: all.
 
     Raises:
         UnsupportedModelError: queries see something else than that.

@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 def to_gpu(model: DecoderModel) -> DecoderModel:
-    """``model`` on these kernels.
+    """Convert ``model`` to a decoder on these kernels.
 
     Args:
         model: A decoder of ours, on a CUDA device, gives its parts away. One that has a part without a kernel comes

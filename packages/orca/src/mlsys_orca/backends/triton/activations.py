@@ -1,4 +1,4 @@
-"""What stands between an MLP's two products, in one kernel: the activation, and the gate where there is one.
+"""Kernels between an MLP's two products: the activation, and the gate where there is one, in one kernel.
 
 The first product's bias is no part of it: cuBLAS adds that while it still has the sums in registers.
 """
@@ -16,7 +16,7 @@ _BLOCK = 1024  # features per program
 
 @triton.jit
 def _activate(x: tl.tensor, NAME: tl.constexpr) -> tl.tensor:
-    """``x`` fp32, by the names of ``layers.ACTIVATIONS``."""
+    """Return the activation of ``x`` fp32, by the names of ``layers.ACTIVATIONS``."""
     if NAME == "silu":
         return x * tl.sigmoid(x)
     elif NAME == "gelu":
@@ -45,7 +45,7 @@ def _gated(x: tl.tensor, out: tl.tensor, SIZE: tl.constexpr, BLOCK: tl.constexpr
 
 
 def activate(x: Tensor, *, activation: str) -> Tensor:
-    """``activation(x)`` where ``x`` stands.
+    """Replace ``x`` by ``activation(x)`` in place.
 
     Args:
         x: [num_tokens, intermediate_size] contiguous; overwritten.
@@ -60,7 +60,7 @@ def activate(x: Tensor, *, activation: str) -> Tensor:
 
 
 def gated(gate_up: Tensor, *, activation: str) -> Tensor:
-    """``activation(gate) * up``, rounded once.
+    """Return ``activation(gate) * up``, rounded once.
 
     Args:
         gate_up: [num_tokens, 2 * intermediate_size] contiguous, gates first.

@@ -34,7 +34,7 @@ def _merge(
     new_total: tl.tensor,
     new_summed: tl.tensor,
 ) -> tl.tuple:
-    """Softmax over two sets of keys from those over each: largest score, sum of weights, weighted sum of values."""
+    """Merge the softmax over two sets of keys: largest score, sum of weights, weighted sum of values of both."""
     larger = tl.maximum(top, new_top)
     reference = tl.where(larger == float("-inf"), 0.0, larger)
     keep, take = tl.exp2(top - reference), tl.exp2(new_top - reference)
@@ -185,7 +185,7 @@ def _merge_splits(
 def paged_attention(
     query: Tensor, keys: Tensor, values: Tensor, batch: RaggedBatch, options: AttentionOptions = _PLAIN
 ) -> Tensor:
-    """Attention of each request's rows over its own keys and values, as ``models.attention.ragged_attention``.
+    """Return the attention of each request's rows over its keys and values, as ``models.attention.ragged_attention``.
 
     What a row gets is bit for bit the same in every batch, and however its prompt was cut into chunks.
 

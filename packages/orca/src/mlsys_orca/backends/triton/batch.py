@@ -83,7 +83,7 @@ def to_device(inputs: ForwardInputs, tile: TileShape) -> DeviceBatch:
 
 
 def _copy(arrays: tuple[np.ndarray, ...], device: torch.device) -> list[Tensor]:
-    """``arrays`` as tensors on ``device``, views of one buffer that crosses in one piece."""
+    """Copy ``arrays`` to ``device`` as tensors, views of one buffer that crosses in one piece."""
     starts, nbytes = [], 0
     for array in arrays:
         starts.append(nbytes)

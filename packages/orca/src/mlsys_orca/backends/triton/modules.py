@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class FusedStep:
-    """What every layer of one iteration needs beside the states; takes the place of ``blocks.Step``."""
+    """Inputs of every layer of one iteration beside the states; takes the place of ``blocks.Step``."""
 
     batch: DeviceBatch
     kv_cache: KVCache
@@ -36,11 +36,11 @@ class FusedNorm(nn.Module):
         self.norm = norm
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` [num_tokens, hidden_size] of any floating dtype -> the same shape in the norm's."""
+        """Normalise ``x`` [num_tokens, hidden_size] of any floating dtype; the result has the norm's dtype."""
         return self._run(x, None)
 
     def add(self, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The sum of both, and what the norm makes of it.
+        """Return the sum of both, and its norm.
 
         Args:
             x: [num_tokens, hidden_size] fp32, overwritten with the sum.
@@ -77,7 +77,7 @@ class FusedAttention(nn.Module):
         self.qk_norm = attention.qk_norm
 
     def forward(self, x: Tensor, step: FusedStep) -> Tensor:
-        """``x`` [num_tokens, hidden_size] normalised -> the same shape; writes the layer's keys and values."""
+        """Attend with normalised ``x`` [num_tokens, hidden_size] -> same shape; write the layer's keys and values."""
         keys, values = step.kv_cache.of_layer(self.index)
         norm = self.qk_norm
         query = prepare_heads(
@@ -105,7 +105,7 @@ class FusedMLP(nn.Module):
         self.activate = activate if isinstance(mlp, MLP) else gated
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` [num_tokens, hidden_size] -> the same shape."""
+        """Apply the MLP to ``x`` [num_tokens, hidden_size] -> same shape."""
         out: Tensor = self.down(self.activate(self.up(x), activation=self.activation))
         return out
 
@@ -123,14 +123,17 @@ class FusedPreNormLayer(nn.Module):
         self.mlp = layer.mlp
 
     def forward(self, x: Tensor, branch: Tensor | None, step: FusedStep) -> tuple[Tensor, Tensor]:
-        """The states, [num_tokens, hidden_size] fp32, less a branch that is still to be added -> the same."""
+        """Run the layer on states [num_tokens, hidden_size] fp32.
+
+        The input is the states and a branch that is still to be added to them; so is the result.
+        """
         x, normed = self.attention_norm.add(x, branch)
         x, normed = self.mlp_norm.add(x, self.attention(normed, step))
         return x, self.mlp(normed)
 
 
 def missing_kernel(decoder: nn.Module) -> str | None:
-    """What of ``decoder`` can neither run on a kernel nor stay as it is, as a noun; None: nothing."""
+    """Return the part of ``decoder``, as a noun, that can neither run on a kernel nor stay as it is; None: no part."""
     for module in decoder.modules():
         if not isinstance(module, Attention):
             continue
@@ -152,7 +155,7 @@ def fuse(parent: nn.Module) -> None:
 
 
 def _fused(module: nn.Module) -> nn.Module:
-    """What takes the place of ``module``, whose own parts are fused: itself where there is no kernel for it."""
+    """Return the replacement of ``module``, whose own parts are fused: itself where there is no kernel for it."""
     if isinstance(module, LayerNorm) or (isinstance(module, RMSNorm) and module.weight.ndim == 1):
         return FusedNorm(module)
     if type(module) is Attention:

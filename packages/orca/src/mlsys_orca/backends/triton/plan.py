@@ -1,4 +1,4 @@
-"""Which program of the attention kernel computes what: pure, once per iteration, shared by all layers.
+"""Assignment of attention work to kernel programs: pure, once per iteration, shared by all layers.
 
 The queries of a request are cut into *tiles*: some rows of the batch, times the query heads that share a key head,
 packed into the fixed number of rows AMX works on. Keys are cut at fixed positions into *splits*. A tile runs
@@ -26,7 +26,7 @@ WRITES_OUT = -1  # an item's partial_row where it needs no merging
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
-    """How attention is cut. Owner: the model, for good: another shape rounds differently."""
+    """Shape of attention's tiles. Owner: the model, for good: another shape rounds differently."""
 
     num_rows: int  # rows of a tile: a power of two, at least 16 and at least ``group``
     num_keys: int  # keys per step of the inner loop: a power of two, at least 16
@@ -54,7 +54,7 @@ class AttentionPlan:
 
 
 def tile_shape(*, num_heads: int, num_kv_heads: int, head_dim: int, itemsize: int) -> TileShape:
-    """The tiles for a model's attention.
+    """Return the tiles for a model's attention.
 
     The same for prefill and decode, or a prompt's chunks would round differently from its whole. 64 rows are few
     enough that a decode, which fills only ``group`` of them, still waits for memory and not for AMX, and
@@ -128,5 +128,5 @@ def plan_attention(
 
 
 def _counts_up(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """0 to count - 1 for each count, one after the other: ``[2, 3]`` -> ``[0, 1, 0, 1, 2]``."""
+    """Return 0 to count - 1 for each count, one after the other: ``[2, 3]`` -> ``[0, 1, 0, 1, 2]``."""
     return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

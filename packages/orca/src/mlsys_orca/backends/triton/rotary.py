@@ -1,4 +1,4 @@
-"""Between projection and attention, in one kernel: normalise heads, turn them, write keys and values to the cache."""
+"""Kernel between projection and attention: normalise heads, turn them, write keys and values to the cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _prepare(
     BLOCK_DIM: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ) -> None:
-    """One token's query heads that share a key head, that key head, and its value head."""
+    """Prepare one token's query heads that share a key head, that key head, and its value head."""
     token, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     num_heads: tl.constexpr = NUM_KV_HEADS * GROUP
     dtype: tl.constexpr = qkv.dtype.element_ty
