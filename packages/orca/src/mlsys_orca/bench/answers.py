@@ -1,4 +1,4 @@
-"""Are two contestants' greedy answers the same? Where they part, is it a tie that rounding decided, or a wrong answer?
+"""Compare two contestants' greedy answers; where they part, tell a tie that rounding decided from a wrong answer.
 
 Sums of floating-point numbers depend on their order, and where kernels choose it by the shape of the batch, two
 batches may break a near-tie between two tokens differently. So where answers part, the model is asked for both tokens'
@@ -25,7 +25,7 @@ _TIES = {torch.float32: 1e-3, torch.bfloat16: 0.25}  # in log-probability, by th
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two answers to one request part."""
+    """Place where two answers to one request part."""
 
     index: int  # of the request
     position: int  # of the first token that differs, in the answer
@@ -35,7 +35,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came of comparing the answers to all requests that both have."""
+    """Result of comparing the answers to all requests that both have."""
 
     num_compared: int
     differences: tuple[Difference, ...]
@@ -77,7 +77,7 @@ def _difference(
 
 
 def _logprobs(loaded: LoadedModel, token_ids: Sequence[int]) -> dict[int, float]:
-    """The most likely tokens after ``token_ids``, with their log-probabilities."""
+    """Return the most likely tokens after ``token_ids``, with their log-probabilities."""
     num_blocks = -(-len(token_ids) // DEFAULT_BLOCK_SIZE)
     builder = BatchBuilder()
     builder.add(

@@ -1,4 +1,4 @@
-"""What an iteration costs on the paper's cluster: a model of time for the simulator, from published numbers.
+"""Cost of an iteration on the paper's cluster: a model of time for the simulator, from published numbers.
 
 A roofline per operator: the larger of arithmetic over the attainable FLOP rate and memory traffic over the attainable
 bandwidth, plus what the GPUs of a stage must tell each other. Nothing in it is fitted to the paper's results.
@@ -43,7 +43,7 @@ class Gpt:
 
     @property
     def num_parameters(self) -> int:
-        """Of all layers and the embedding: 12 h^2 in a layer."""
+        """Number of parameters of all layers and the embedding: 12 h^2 in a layer."""
         return 12 * self.num_layers * self.hidden_size**2 + self.vocab_size * self.hidden_size
 
     @property
@@ -72,16 +72,16 @@ class Cluster:
         return int((usable - self.model.num_parameters * self.model.bytes_per_value) / self.model.kv_nbytes_per_token)
 
     def stages(self) -> list[Callable[[IterationBatch], float]]:
-        """A cost model for each pipeline stage, the first to the last."""
+        """Return a cost model for each pipeline stage, the first to the last."""
         costs = [self.stage_s] * (self.num_stages - 1)
         return [*costs, lambda batch: self.stage_s(batch) + self.head_s(batch)]
 
     def iteration_s(self, batch: IterationBatch) -> float:
-        """Seconds through all stages, one after the other."""
+        """Return the seconds through all stages, one after the other."""
         return sum(stage(batch) for stage in self.stages())
 
     def stage_s(self, batch: IterationBatch) -> float:
-        """Seconds of one stage's layers, and of handing the hidden states on."""
+        """Return the seconds of one stage's layers, and of handing the hidden states on."""
         hidden, num_tokens, width = self.model.hidden_size, batch.num_tokens, self.model.bytes_per_value
         layer_s = self._roofline_s(24 * hidden**2 * num_tokens, 12 * hidden**2 * width)
         # Scores and sums over the context, each a product of two matrices, per request; its keys and values read once.
@@ -93,7 +93,7 @@ class Cluster:
         return layer_s * self.model.num_layers / self.num_stages + handed_on_s
 
     def head_s(self, batch: IterationBatch) -> float:
-        """Seconds of the logits, in the last stage."""
+        """Return the seconds of the logits, in the last stage."""
         size = self.model.vocab_size * self.model.hidden_size
         return self._roofline_s(2 * size * len(batch.sampled), size * self.model.bytes_per_value)
 
@@ -103,7 +103,7 @@ class Cluster:
         return max(compute_s, nbytes / (gpu.bytes_per_s * gpu.bytes_share)) / self.gpus_per_stage
 
     def _allreduce_s(self, nbytes: float) -> float:
-        """A ring's: each GPU sends and receives all but its own part twice."""
+        """Return the seconds of a ring all-reduce: each GPU sends and receives all but its own part twice."""
         if self.gpus_per_stage == 1:
             return 0.0
         sent = 2 * (self.gpus_per_stage - 1) / self.gpus_per_stage * nbytes

@@ -34,14 +34,14 @@ class Contestant:
 
     @property
     def label(self) -> str:
-        """As in the paper: orca(max_bs), ft(max_bs, mbs)."""
+        """Label as in the paper: orca(max_bs), request-level(max_bs, mbs); the paper's name for the latter is ft."""
         if self.policy == "orca":
             return f"orca({self.max_batch_size})"
         return f"request-level({self.max_batch_size}, {self.microbatch_size or self.max_batch_size})"
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """Of the policy."""
+        """Options of the policy."""
         return {} if self.microbatch_size is None else {"microbatch_size": self.microbatch_size}
 
 
@@ -70,7 +70,7 @@ class Crossing:
 
 
 def paper_workload(*, scale: float, num_requests: int, is_homogeneous: bool, seed: int = 0) -> Workload:
-    """The paper's requests with lengths times ``scale``, at least one token each.
+    """Return the paper's requests with lengths times ``scale``, at least one token each.
 
     Raises:
         InvalidInputError: ``scale`` is not above 0.
@@ -91,12 +91,14 @@ def paper_workload(*, scale: float, num_requests: int, is_homogeneous: bool, see
 
 
 def scaled(length: int, scale: float) -> int:
-    """``length * scale`` tokens, at least one."""
+    """Return ``length * scale`` tokens, at least one."""
     return max(1, round(length * scale))
 
 
 def throughput_at(points: Sequence[LoadPoint], latency_s: float) -> float | None:
-    """Requests per second at which the median normalised latency reaches ``latency_s``, between runs by a line.
+    """Return the requests per second at which the median normalised latency reaches ``latency_s``.
+
+    Between two runs the curve is a straight line.
 
     The highest such throughput; a curve that stays below ends with its highest.
 
@@ -118,7 +120,7 @@ def throughput_at(points: Sequence[LoadPoint], latency_s: float) -> float | None
 
 
 def crossing(curves: Sequence[Curve], latency_s: float, *, baseline_slowdown: float = 1.0) -> Crossing:
-    """The best throughput of either scheduling at ``latency_s``.
+    """Return the best throughput of either scheduling at ``latency_s``.
 
     Args:
         curves: Of the contestants.

@@ -34,7 +34,7 @@ _NUM_ALONE = 5  # requests, one after another
 
 
 def alone_s(loaded: LoadedModel, context: BenchContext, *, scale: float) -> float:
-    """The normalised latency of a request by itself, in seconds for each output token: the median of a few.
+    """Measure a lone request's normalised latency, in seconds for each output token: the median of a few.
 
     Lengths are the paper's of Figure 4.7c, scaled.
     """
@@ -57,7 +57,7 @@ def measure_contestant(
     loads: Sequence[float],
     expected: dict[int, tuple[int, ...]],
 ) -> Iterator[tuple[LoadPoint, Comparison, bool]]:
-    """Runs at shares of what the contestant does all at once.
+    """Run the contestant at shares of its throughput with all requests at once.
 
     Args:
         loaded: The model.

@@ -28,7 +28,7 @@ def report(
     is_wrong: bool = False,
     data: Mapping[str, Any] | None = None,
 ) -> Section:
-    """The page's section.
+    """Return the page's section.
 
     Args:
         method: How it was measured, in words.

@@ -31,7 +31,7 @@ _OVERLOADED = 2.0  # offered over done: past it a higher rate changes nothing bu
 
 
 def alone_s(cluster: Cluster) -> float:
-    """The normalised execution time of a request by itself, in seconds for each output token."""
+    """Return the normalised execution time of a request by itself, in seconds for each output token."""
     num_input, num_output = ALONE
     first_s = cluster.iteration_s(_batch(0, num_input))
     later_s = sum(cluster.iteration_s(_batch(num_input + step, 1)) for step in range(num_output - 1))
@@ -53,7 +53,7 @@ def simulate_curve(
     registry: Registry,
     on_point: Callable[[LoadPoint], None] = lambda _: None,
 ) -> Curve:
-    """Runs at rising rates, until the median latency is far above the one of interest, or the cluster far behind.
+    """Simulate rising rates, until the median latency is far above the one of interest, or the cluster far behind.
 
     Args:
         contestant: Who serves.
@@ -77,7 +77,7 @@ def simulate_curve(
 def simulate_point(
     contestant: Contestant, workload: Workload, cluster: Cluster, *, rate: float, registry: Registry
 ) -> LoadPoint:
-    """One run at ``rate`` requests per second, with a scheduler of its own."""
+    """Simulate one run at ``rate`` requests per second, with a scheduler of its own."""
     tables = BlockTables(num_blocks=cluster.num_kv_tokens // BlockTables(num_blocks=1).block_size)
     scheduler = make_scheduler(
         contestant.policy,

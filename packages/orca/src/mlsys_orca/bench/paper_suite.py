@@ -1,4 +1,4 @@
-"""``mlsys orca bench paper`` and ``mlsys bench orca-paper``: which traces, contestants and loads each back end runs."""
+"""The suites ``mlsys orca bench paper`` and ``mlsys bench orca-paper``: traces, contestants and loads by back end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SIMULATED = (
 
 
 def run(context: BenchContext) -> Section:
-    """The suite: the cluster simulated when quick, else the real engine over the default model."""
+    """Run the suite: the cluster simulated when quick, else the real engine over the default model."""
     if context.is_quick:
         return run_simulated(context, num_requests=60)
     from mlsys_orca.loading.named import DEFAULT_MODEL, load
@@ -34,7 +34,7 @@ def run(context: BenchContext) -> Section:
 
 
 def run_simulated(context: BenchContext, *, num_requests: int) -> Section:
-    """Both traces on the paper's cluster, at the paper's lengths; Ctrl-C ends it with what was simulated."""
+    """Run both traces on the paper's cluster, at the paper's lengths; Ctrl-C ends it with what was simulated."""
     from mlsys_core.plugins import installed_plugins
 
     from mlsys_orca.bench import paper_simulated as simulated
@@ -71,7 +71,7 @@ def run_simulated(context: BenchContext, *, num_requests: int) -> Section:
 
 
 def run_engine(loaded: LoadedModel, context: BenchContext, *, scale: float, num_requests: int) -> Section:
-    """Both traces on the real engine, lengths times ``scale``; Ctrl-C ends it with what was measured."""
+    """Run both traces on the real engine, lengths times ``scale``; Ctrl-C ends it with what was measured."""
     import os
 
     from mlsys_orca.bench import paper_engine as engine

@@ -33,7 +33,7 @@ QUICK_WORKLOAD = Workload(prompts=Uniform(8, 64), outputs=Uniform(1, 16), num_re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to measure."""
+    """Policies, loads and requests to measure."""
 
     workload: Workload
     policies: tuple[str, ...] = POLICIES
@@ -55,12 +55,12 @@ class Measurement:
 
 
 def plan_of(context: BenchContext) -> Plan:
-    """The suite's plan, or its quick one."""
+    """Return the suite's plan, or its quick one."""
     return Plan(workload=QUICK_WORKLOAD, loads=QUICK_LOADS) if context.is_quick else Plan(workload=WORKLOAD)
 
 
 def run(context: BenchContext) -> Section:
-    """The suite over the default model."""
+    """Run the suite over the default model."""
     from mlsys_orca.loading.named import DEFAULT_MODEL, load
 
     return run_plan(load(DEFAULT_MODEL, None, device=context.device), plan_of(context), context)
@@ -97,7 +97,7 @@ def run_plan(loaded: LoadedModel, plan: Plan, context: BenchContext) -> Section:
 
 
 def measure(loaded: LoadedModel, plan: Plan, context: BenchContext) -> Iterator[Measurement]:
-    """The measurements one by one: all policies at one load, then at the next."""
+    """Measure all policies at one load, then at the next; yield the measurements one by one."""
     from mlsys_core.workload.tables import progress_bar
 
     from mlsys_orca.api.server import available_memory_nbytes

@@ -38,7 +38,7 @@ def report(
     loads: Sequence[float],
     is_interrupted: bool,
 ) -> Section:
-    """The page's section; it has failed if a policy gave wrong answers, whose times are left out then.
+    """Return the page's section; it has failed if a policy gave wrong answers, whose times are left out then.
 
     Args:
         loaded: The model.
@@ -88,18 +88,18 @@ def report(
 
 
 def _rates(measured: Sequence[Measurement]) -> list[float | None]:
-    """The loads in order of measurement."""
+    """Return the loads in order of measurement."""
     return list(dict.fromkeys(each.rate for each in measured))
 
 
 def _table(rate: float | None, measured: Sequence[Measurement]) -> Table:
-    """All policies under one load."""
+    """Return a table of all policies under one load."""
     caption = "All requests at once" if rate is None else f"{rate:.3g} requests per second"
     return Table(_COLUMNS, [_row(each) for each in measured], caption=caption)
 
 
 def _warnings(measured: Sequence[Measurement]) -> list[str]:
-    """What a reader must know: one line for each kind of warning, with the first run that has it."""
+    """Return one line for each kind of warning, with the first run that has it."""
     from mlsys_core.workload.tables import warnings_of
 
     kinds: dict[str, list[str]] = {}
@@ -130,7 +130,7 @@ def _row(measured: Measurement) -> list[str]:
 
 
 def _milliseconds(summary: LatencySummary | None) -> tuple[str, str]:
-    """Median and 99th percentile."""
+    """Return the median and the 99th percentile as texts, in milliseconds."""
     return ("-", "-") if summary is None else (f"{summary.p50 * 1e3:.0f}", f"{summary.p99 * 1e3:.0f}")
 
 

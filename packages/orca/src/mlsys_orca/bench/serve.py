@@ -26,7 +26,7 @@ Answers = Mapping[int, tuple[int, ...]]  # index of the request -> the tokens it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRun:
-    """What came of a trace."""
+    """Result of serving a trace."""
 
     result: LoadResult
     answers: Answers
@@ -54,7 +54,7 @@ class EngineTarget:
         return Outcome(num_output_tokens=len(tokens), num_input_tokens=len(request.prompt_token_ids))
 
     async def aclose(self) -> None:
-        """Nothing to release: the engine is its owner's."""
+        """Release nothing: the engine is its owner's."""
 
 
 def serve_trace(
@@ -92,7 +92,7 @@ def serve_trace(
 
 
 def _warm_up(engine: Engine) -> None:
-    """A prefill and a decode; the prompt fills no block, so none is kept for others to find."""
+    """Run a prefill and a decode; the prompt fills no block, so none is kept for others to find."""
     request = GenerationRequest(request_id="warm-up", prompt_token_ids=(0,) * 8, max_new_tokens=2)
     trace = Trace((TraceItem(0.0, 8, 2),))
     run_load_blocking(trace, EngineTarget(engine, [request]))

@@ -1,4 +1,4 @@
-"""What a benchmark sends: requests of drawn lengths, the same ones at every load and to every contestant."""
+"""Requests of a benchmark: of drawn lengths, the same ones at every load and to every contestant."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Workload:
             raise InvalidInputError(f"a shared prefix of {self.shared_prefix} tokens: it must be 0 or more")
 
     def trace(self, rate: float | None) -> Trace:
-        """Arrivals by a Poisson process of ``rate`` requests per second; None: all at once."""
+        """Return arrivals by a Poisson process of ``rate`` requests per second; None: all at once."""
         trace = make_trace(
             Poisson(rate or 1.0),
             prompts=self.prompts,
@@ -42,7 +42,7 @@ class Workload:
         return trace
 
     def requests(self, tokenizer: Tokenizer) -> list[GenerationRequest]:
-        """The requests in order of arrival, their numbers as ids; greedy. Prompts are common words."""
+        """Return the requests in order of arrival, their numbers as ids; greedy. Prompts are common words."""
         prefix = exactly(self.shared_prefix, tokenizer, seed=-1)
         return [
             GenerationRequest(
@@ -55,5 +55,5 @@ class Workload:
 
 
 def exactly(num_tokens: int, tokenizer: Tokenizer, *, seed: int) -> tuple[int, ...]:
-    """``num_tokens`` token ids of a text of common words, each of which is one token or more."""
+    """Return ``num_tokens`` token ids of a text of common words, each of which is one token or more."""
     return tuple(tokenizer.encode(" " + synthetic_prompt(num_tokens, seed=seed))[:num_tokens])

@@ -83,7 +83,7 @@ class TextEncoder:
         return self.config.hidden_size
 
     def tokenize(self, text: str, *, truncate: bool = False) -> list[int]:
-        """The token ids of ``text``, the encoder's marks among them.
+        """Return the token ids of ``text``, the encoder's marks among them.
 
         Args:
             text: Any; the model's prompt, if it has one, goes before it.
@@ -106,7 +106,7 @@ class TextEncoder:
         max_batch_tokens: int = DEFAULT_BATCH_TOKENS,
         progress: Callable[[int, int], None] | None = None,
     ) -> Tensor:
-        """The vectors of texts.
+        """Return the vectors of texts.
 
         Args:
             inputs: Texts, or their token ids as :meth:`tokenize` gives them.
@@ -133,7 +133,7 @@ class TextEncoder:
         return vectors
 
     def _bounded(self, text: str, *, truncate: bool) -> str:
-        """``text``, or as much of it as can matter; what is certainly too long is not tokenised."""
+        """Return ``text``, or as much of it as can matter; what is certainly too long is not tokenised."""
         most = max(LEAST_MAX_CHARS, 16 * self.max_tokens * self._tokenizer.max_token_chars)
         if len(text) > most and not truncate:
             raise InvalidInputError(
@@ -156,7 +156,7 @@ class TextEncoder:
 
     @property
     def scores_pairs(self) -> bool:
-        """Whether it is a cross-encoder: it scores pairs of texts, and its vectors mean nothing."""
+        """True for a cross-encoder: it scores pairs of texts, and its vectors mean nothing."""
         return self.config.scores_pairs
 
     def score(
@@ -167,7 +167,7 @@ class TextEncoder:
         truncate: bool = False,
         max_batch_tokens: int = DEFAULT_BATCH_TOKENS,
     ) -> tuple[Tensor, int]:
-        """How well ``first`` fits each of ``others``, by the head of a cross-encoder (Nogueira and Cho, 2019).
+        """Score the fit of ``first`` with each of ``others``, by a cross-encoder's head (Nogueira and Cho, 2019).
 
         Args:
             first: A query.
@@ -208,7 +208,7 @@ class TextEncoder:
         return scores
 
     def _states(self, texts: Sequence[Sequence[int]], positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The states of all tokens, where the texts start, and how long they are."""
+        """Return the states of all tokens, and the starts and lengths of the texts."""
         lengths = torch.tensor([len(text) for text in texts])
         token_ids = torch.tensor([token_id for text in texts for token_id in text])
         device = self._encoder.embedding.table.device
@@ -300,6 +300,6 @@ def _load_encoder(
 
 
 def _scores_pairs(raw: Mapping[str, Any]) -> bool:
-    """Whether ``config.json`` is that of a classifier with one number for an answer."""
+    """Return whether ``config.json`` is that of a classifier with one number for an answer."""
     is_classifier = any(str(name).endswith("ForSequenceClassification") for name in raw.get("architectures") or ())
     return is_classifier and len(raw.get("id2label") or range(raw.get("num_labels", 2))) == 1

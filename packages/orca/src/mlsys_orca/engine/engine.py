@@ -49,7 +49,7 @@ _CACHE_SHARE = 0.25  # of the available memory, at most, if the number of K/V sl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What an engine is told once."""
+    """Settings of an engine, fixed at its start."""
 
     max_batch_size: int = 8  # requests per iteration
     num_kv_tokens: int | None = None  # K/V slots (the paper's n_slots); None: what fits, see plan_kv_tokens
@@ -78,7 +78,7 @@ class BusyError(ServingError):
 
 
 def plan_kv_tokens(loaded: LoadedModel, config: EngineConfig, available_nbytes: int) -> int:
-    """K/V slots for ``config``: enough for a full batch of longest requests, or a quarter of the available memory.
+    """Return the number of K/V slots: for a full batch of longest requests, or a quarter of the available memory.
 
     Raises:
         InvalidInputError: not even one request of ``max_model_len`` fits.
@@ -249,7 +249,7 @@ class Engine:
     async def generate(
         self, request: GenerationRequest
     ) -> AsyncGenerator[ScoredPrompt | SampledToken | GenerationResult, None]:
-        """What a request gives, as :class:`TokenStream`; leaving the iteration early cancels the request.
+        """Yield the request's items, as :class:`TokenStream`; leaving the iteration early cancels the request.
 
         Raises:
             BusyError: too many requests wait.
@@ -270,7 +270,7 @@ class Engine:
 
 
 class TokenStream:
-    """What one request gives, as iterations complete: its prompt's log-probabilities, its tokens, then its result.
+    """Stream of one request's log-probabilities of the prompt, tokens and result, as iterations complete.
 
     Under a policy that does not stream (``request-level``) all comes at once, right before the result. An asynchronous
     iterator for one reader; :meth:`close` it, which cancels the request if it has not finished.

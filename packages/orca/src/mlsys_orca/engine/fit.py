@@ -1,4 +1,4 @@
-"""How many requests of a model fit a machine's memory: the arithmetic of ``mlsys orca explain``."""
+"""Number of requests of a model that fit a machine's memory: the arithmetic of ``mlsys orca explain``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_SUGGESTED = 64  # more requests per iteration make all of them slow before t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """What a model takes, and what fits beside it."""
+    """Memory that a model takes, and the requests that fit beside it."""
 
     architecture: str
     dtype: str
@@ -33,7 +33,7 @@ class Fit:
         return max(1, min(self.num_slots // (blocks * DEFAULT_BLOCK_SIZE), MAX_SUGGESTED))
 
     def rows(self) -> list[tuple[str, str]]:
-        """What to show: (name, value)."""
+        """Return the rows to show: (name, value)."""
         runs = "native kernels, the same bits in any batch" if self.is_native else "torch's operators"
         return [
             ("architecture", f"{self.architecture}, {self.dtype}, {runs}"),
@@ -49,7 +49,7 @@ class Fit:
 
 
 def fit_of(loaded: LoadedModel, *, available_nbytes: int, tokens_per_request: int) -> Fit:
-    """What fits beside ``loaded`` in ``available_nbytes``, by the engine's own plan for its suggested batch size.
+    """Return what fits beside ``loaded`` in ``available_nbytes``, by the engine's plan for its suggested batch size.
 
     Raises:
         InvalidInputError: not even one request of the model's context fits.

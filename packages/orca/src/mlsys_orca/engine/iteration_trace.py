@@ -1,4 +1,4 @@
-"""Which request ran in which iteration: written by the engine into a recorder, read back for pictures.
+"""Record of the requests in each iteration: written by the engine into a recorder, read back for pictures.
 
 One span per request and iteration, on a track of the request's own; all spans of an iteration have the same start.
 """
@@ -32,7 +32,9 @@ class Iteration:
 
 
 def phase_of(part: RequestSlice) -> Phase:
-    """``decode`` if one token after others is run and the next one sampled, else ``prefill``: also after preemption.
+    """Return ``decode`` if one token after others is run and the next one sampled, else ``prefill``.
+
+    A request that was preempted prefills again.
 
     The last token of a prompt, run as a chunk of its own, counts as a decode: that is what it costs.
     """
@@ -40,7 +42,7 @@ def phase_of(part: RequestSlice) -> Phase:
 
 
 def record_iterations(run: Run, recorder: LoopRecorder, *, clock_ns: Callable[[], int] = time.perf_counter_ns) -> Run:
-    """``run`` as it is, with a span per request recorded when it returns; an iteration that fails leaves none.
+    """Wrap ``run`` to record a span per request when it returns; an iteration that fails leaves none.
 
     Args:
         run: The runner's.
@@ -60,7 +62,7 @@ def record_iterations(run: Run, recorder: LoopRecorder, *, clock_ns: Callable[[]
 
 
 def iterations_of(recording: Recording) -> list[Iteration]:
-    """The iterations in order of time, as far as ``recording`` still has them."""
+    """Return the iterations in order of time, as far as ``recording`` still has them."""
     iterations: dict[int, Iteration] = {}
     for span in recording.spans:
         if not (span.track.is_named and span.track.name.startswith(_TRACK)):

@@ -1,4 +1,4 @@
-"""How long an engine's requests waited, ran and took, and how many tokens they had: what ``/metrics`` shows of them.
+"""Times and token counts of an engine's requests, as ``/metrics`` shows them: waiting, running, whole.
 
 Noted where a front reads its tokens, in the event loop's thread and never in the engine's, but for the moment at which
 a request first runs.
@@ -60,7 +60,7 @@ class Histogram:
         self.sum += value
 
     def buckets(self) -> list[tuple[str, int]]:
-        """(upper bound, values up to it), as Prometheus has them."""
+        """Return (upper bound, values up to it), as Prometheus has them."""
         total, found = 0, []
         for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
             total += count
@@ -82,20 +82,20 @@ class EngineStats:
         self._submitted_s: dict[str, float] = {}  # of requests that have not run yet
 
     def submitted(self, request_id: str, num_prompt_tokens: int) -> float:
-        """A request was accepted; returns the time, in seconds of the performance counter."""
+        """Note that a request was accepted; return the time, in seconds of the performance counter."""
         now = time.perf_counter()
         self._submitted_s[request_id] = now
         self.num_prompt_tokens += num_prompt_tokens
         return now
 
     def placed(self, request_id: str) -> None:
-        """A request is about to run for the first time. Called in the engine's thread."""
+        """Note that a request is about to run for the first time. Called in the engine's thread."""
         submitted_s = self._submitted_s.pop(request_id, None)
         if submitted_s is not None:
             self.queue.observe(time.perf_counter() - submitted_s)
 
     def ended(self, request_id: str, reason: str, submitted_s: float) -> None:
-        """A request has left."""
+        """Note that a request has left."""
         self._submitted_s.pop(request_id, None)
         self.finished[reason] += 1
         self.whole.observe(time.perf_counter() - submitted_s)
