@@ -1,4 +1,4 @@
-"""Model files to running models: GGUF files and Hugging Face directories.
+"""Load model files as running models: GGUF files and Hugging Face directories.
 
 Data flows from bytes (:mod:`gguf_file`, :mod:`safetensors_file`) over the format's meaning (:mod:`gguf`,
 :mod:`huggingface`) to a :class:`~mlsys_orca.loading.load.LoadedModel`. Importing this package imports no torch.

@@ -1,4 +1,4 @@
-"""A GGUF file to its parts: configuration, weights, tokenizer, chat template.
+"""Read a GGUF file into its parts: configuration, weights, tokenizer, chat template.
 
 Second stage of loading a GGUF; :func:`mlsys_orca.loading.load.load_model` calls it.
 """

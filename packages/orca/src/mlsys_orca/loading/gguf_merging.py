@@ -1,4 +1,4 @@
-"""A GGUF file's SentencePiece vocabulary of pieces that are joined (kind "llama") to a ``tokenizers`` backend.
+"""Convert a GGUF file's SentencePiece vocabulary of merged pieces (kind "llama") to a ``tokenizers`` backend.
 
 Called by :func:`~mlsys_orca.loading.gguf_tokenizer.tokenizer_from_gguf`. A space is spelt ``▁``, and one is put before
 a text, and after a control token, unless the file says otherwise. Of neighbouring pieces the two are joined whose joint
@@ -20,7 +20,7 @@ _SPACE = "▁"
 
 
 def merging_backend(metadata: Mapping[str, Any]) -> Backend:
-    """The model, its normaliser and its decoder; control tokens and templates are the caller's.
+    """Return the model, its normaliser and its decoder; control tokens and templates are the caller's.
 
     Raises:
         InvalidInputError: fields are missing or inconsistent.
@@ -56,7 +56,7 @@ def merging_backend(metadata: Mapping[str, Any]) -> Backend:
 
 
 def _merges(tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]) -> list[tuple[str, str]]:
-    """All pairs of plain pieces that make one, the highest score first.
+    """Return all pairs of plain pieces that make one, the highest score first.
 
     No merge makes a control token, so a text that spells one stays a text.
     """

@@ -1,4 +1,4 @@
-"""A GGUF file's vocabulary, merges and token types to a :class:`~mlsys_orca.text.tokenizer.Tokenizer`.
+"""Convert a GGUF file's vocabulary, merges and token types to a :class:`~mlsys_orca.text.tokenizer.Tokenizer`.
 
 Byte-level vocabularies are read here, SentencePiece's by :mod:`.gguf_merging` and :mod:`.gguf_unigram`. For a
 byte-level one a GGUF names the pre-tokenizer (how text is cut before merging) instead of spelling it, so each name that
@@ -38,7 +38,7 @@ _TEKKEN = (
 
 @dataclass(frozen=True, slots=True)
 class _PreTokenizer:
-    """How one family of byte-level vocabularies cuts text."""
+    """Text splitting of one family of byte-level vocabularies."""
 
     split: str | None = None  # pattern of the pieces; None: GPT-2's
     single_digits: bool = False  # cut every number character off first
@@ -67,7 +67,7 @@ PRE_TOKENIZERS: dict[str, _PreTokenizer] = {
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer that a file's metadata describes.
+    """Return the tokenizer that a file's metadata describes.
 
     Raises:
         InvalidInputError: the vocabulary is neither byte-level BPE nor SentencePiece's, its pre-tokenizer is unknown,

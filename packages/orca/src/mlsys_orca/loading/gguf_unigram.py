@@ -1,4 +1,4 @@
-"""A GGUF file's Unigram vocabulary (kind "t5": SentencePiece's other model) to a tokenizer.
+"""Convert a GGUF file's Unigram vocabulary (kind "t5": SentencePiece's other model) to a tokenizer.
 
 Called by :func:`~mlsys_orca.loading.gguf_tokenizer.tokenizer_from_gguf`. The file has pieces with log-probabilities and
 SentencePiece's compiled normaliser; the rest is what the kind implies.
@@ -20,7 +20,7 @@ _SPACE = "▁"  # how a piece spells a space
 
 
 def unigram_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer that a file's metadata describes.
+    """Return the tokenizer that a file's metadata describes.
 
     Raises:
         InvalidInputError: its fields are missing or inconsistent.

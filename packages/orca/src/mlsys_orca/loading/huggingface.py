@@ -70,7 +70,7 @@ def load_huggingface(
 
 
 def _route(path: Path, raw: dict[str, Any]) -> tuple[ModelConfig, Callable[..., DecoderModel]]:
-    """Who runs the model, a family of ours or ``transformers``: its configuration, and what loads it."""
+    """Return the configuration and the loader of what runs the model: a family of ours or ``transformers``."""
     part = text_config(raw)
     raw = part or raw
     architecture = raw["model_type"]
@@ -110,7 +110,7 @@ def _load_text_part(path: Path, family: Family, config: ModelConfig, options: di
 
 
 def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """The object in ``path``; an empty one if it is ``optional`` and there is no such file.
+    """Return the object in ``path``; an empty one if it is ``optional`` and there is no such file.
 
     Raises:
         InvalidInputError: the file is missing, or holds no JSON object.
@@ -123,7 +123,7 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
 
 
 def read_tokenizer(path: Path, options: dict[str, Any], *, end_ids: object = None) -> Tokenizer:
-    """The tokenizer of directory ``path``.
+    """Return the tokenizer of directory ``path``.
 
     Args:
         path: Holds a ``tokenizer.json``.

@@ -110,7 +110,7 @@ def _check_gguf(where: Path) -> None:
 
 
 def default_dtype(device: torch.device | str = "cpu") -> str:
-    """The dtype that is faster and still close to fp32 on ``device``: bf16 where it is native, fp32 elsewhere.
+    """Return the dtype that is faster and still close to fp32 on ``device``: bf16 where it is native, else fp32.
 
     A CPU without bf16 instructions emulates them, slower than fp32; with them a token takes two thirds of the time.
     The text is not fp32's: of 20 greedy answers of 48 tokens by SmolLM2-135M, 10 were the same in both. Take fp32

@@ -1,4 +1,4 @@
-"""What loading gives: the model and everything its file says about using it."""
+"""Result of loading: the model and everything its file says about using it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mlsys_orca.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
-    """What the model's authors recommend where a request says nothing; None: the file says nothing either."""
+    """Generation settings that the model's authors recommend where a request has none; None: the file has none."""
 
     temperature: float | None = None
     top_k: int | None = None

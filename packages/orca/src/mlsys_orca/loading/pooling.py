@@ -1,4 +1,4 @@
-"""How a directory's sentence encoder makes one vector of a text's states: the files of sentence-transformers.
+"""Rules by which a directory's sentence encoder pools a text's states: the files of sentence-transformers.
 
 Read by :func:`mlsys_orca.engine.embedding.load_encoder` beside the model's own files.
 """
@@ -22,7 +22,7 @@ _MODES: dict[str, PoolingMode] = {"cls": "cls", "cls_token": "cls", "mean": "mea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pooling:
-    """What follows the encoder, and what goes before it. A directory that says nothing has the defaults."""
+    """Steps after the encoder, and the prompt before the text. A directory that says nothing has the defaults."""
 
     mode: PoolingMode = "mean"  # "cls": the first token's state; "mean": the mean of all tokens' states
     normalize: bool = False  # to length 1
@@ -32,7 +32,7 @@ class Pooling:
 
 
 def read_pooling(path: Path) -> Pooling:
-    """What the files of directory ``path`` say.
+    """Read the pooling that the files of directory ``path`` describe.
 
     Raises:
         InvalidInputError: one is damaged, or asks for what is not implemented.

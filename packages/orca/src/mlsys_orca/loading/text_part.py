@@ -22,7 +22,7 @@ _ARCHITECTURES = {"gemma3": "gemma3_text", "mistral3": "mistral"}  # the whole's
 
 
 def text_config(raw: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The ``config.json`` of the text part of the model that ``raw`` describes; None: it has none that stands alone.
+    """Return the ``config.json`` of the text part of the model that ``raw`` describes; None: none stands alone.
 
     Raises:
         InvalidInputError: the whole asks for what no family does.
@@ -52,15 +52,15 @@ class TextPart:
 
     @property
     def has_head(self) -> bool:
-        """Whether there is a vocabulary projection; without one the embeddings serve, whatever the configuration."""
+        """True if there is a vocabulary projection; without one the embeddings serve, whatever the configuration."""
         return "lm_head.weight" in self.names
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The tensor's shape."""
+        """Return the tensor's shape."""
         return self._whole.shape(_PREFIX + name)
 
     def nbytes(self, name: str) -> int:
-        """The tensor's size in the file."""
+        """Return the tensor's size in the file, in bytes."""
         return self._whole.nbytes(_PREFIX + name)
 
     def read_into(self, name: str, out: Tensor) -> None:
@@ -68,5 +68,5 @@ class TextPart:
         self._whole.read_into(_PREFIX + name, out)
 
     def quantized(self, name: str) -> QuantizedMatrix | None:
-        """The tensor's codes and scales, if the directory has them."""
+        """Return the tensor's codes and scales, if the directory has them."""
         return self._whole.quantized(_PREFIX + name)

@@ -43,7 +43,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """What is added to one product, or to some of its columns."""
+    """Low-rank update of one product, or of some of its columns."""
 
     down: Tensor  # A: [rank, in_features]
     up: Tensor  # scale * B: [rows, rank]
@@ -51,7 +51,7 @@ class LowRank:
 
 @dataclass(slots=True)
 class _Rows:
-    """Whose rows of the batch that runs are whose; written before each forward."""
+    """Rows of the current batch by adapter name; set before each forward."""
 
     by_adapter: dict[str, Tensor] = field(default_factory=dict)  # name -> int64 [rows]
 
@@ -71,7 +71,7 @@ class AdaptedLinear(nn.Module):
         self.parts: dict[str, list[tuple[int, LowRank]]] = {}  # adapter -> (first column, what is added there)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` [num_tokens, in_features] -> [num_tokens, out_features]."""
+        """Multiply ``x`` [num_tokens, in_features] and add the adapters' updates -> [num_tokens, out_features]."""
         out: Tensor = self.base(x)
         for name, rows in self._rows.by_adapter.items():
             for column, part in self.parts.get(name, ()):
@@ -126,7 +126,10 @@ class AdaptedDecoder:
 
 
 def _products(decoder: Decoder, rows: _Rows) -> dict[str, tuple[AdaptedLinear, int, int]]:
-    """Every product that adapters know: its module's name in Hugging Face's layout -> (it, first column, columns)."""
+    """Return every product that adapters know, by its module's name in Hugging Face's layout.
+
+    Values are (product, first column, columns).
+    """
     stems = model_family(decoder.config.architecture).stems["huggingface"]
     found: dict[str, tuple[AdaptedLinear, int, int]] = {}
     for index, layer in enumerate(decoder.layers):
@@ -147,7 +150,7 @@ def _products(decoder: Decoder, rows: _Rows) -> dict[str, tuple[AdaptedLinear, i
 
 
 def _linears(layer: nn.Module, config: ModelConfig) -> Iterator[tuple[nn.Module, str, dict[str, int]]]:
-    """(module, attribute, what its columns are) of each product of ``layer``."""
+    """Yield (module, attribute, sizes of its column groups by name) for each product of ``layer``."""
     attention: Any = getattr(layer, "attention", None)
     if isinstance(attention, RotatedBy):
         attention = attention.attention
@@ -200,7 +203,7 @@ def _in_features(linear: nn.Module) -> int:
 
 
 def _read_config(path: Path) -> Any:
-    """The function from a rank to the scale."""
+    """Return the function from a rank to the scale."""
     try:
         raw = json_object(path / CONFIG_FILE)
         alpha, use_rslora = float(raw["lora_alpha"]), bool(raw.get("use_rslora"))

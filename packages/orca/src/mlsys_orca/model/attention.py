@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionOptions:
-    """What a layer's attention does differently. Owner: the layer, for good."""
+    """Options of a layer's attention. Owner: the layer, for good."""
 
     scale: float | None = None  # multiplies the scores; None: head_dim ** -0.5
     softcap: float | None = None  # scaled scores become softcap * tanh(score / softcap); None: as they are
@@ -40,7 +40,7 @@ _PLAIN = AttentionOptions()
 def ragged_attention(
     query: Tensor, keys: Tensor, values: Tensor, spans: Sequence[AttentionSpan], options: AttentionOptions = _PLAIN
 ) -> Tensor:
-    """Attention of each request's rows over its own keys and values, causal unless the options say otherwise.
+    """Attend with each request's rows to its own keys and values, causal unless the options say otherwise.
 
     Args:
         query: [num_tokens, num_heads, head_dim], rotated.
@@ -69,7 +69,7 @@ def ragged_attention(
 
 
 def _slots_in_window(span: AttentionSpan, window: int) -> slice | Tensor:
-    """The slots that any row of ``span`` sees: those its first row sees, and what follows."""
+    """Return the slots that any row of ``span`` sees: those its first row sees, and what follows."""
     num_hidden = span.context_len - (span.stop - span.start) + 1 - window
     if num_hidden <= 0:
         return span.slots
@@ -79,7 +79,10 @@ def _slots_in_window(span: AttentionSpan, window: int) -> slice | Tensor:
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
-    """One request: ``query`` [n, num_heads, head_dim], ``keys`` and ``values`` [context, num_kv_heads, head_dim]."""
+    """Attend for one request.
+
+    Shapes: ``query`` [n, num_heads, head_dim], ``keys`` and ``values`` [context, num_kv_heads, head_dim].
+    """
     num_rows, num_heads, head_dim = query.shape
     context_len, num_kv_heads, _ = keys.shape
     k, v = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
@@ -99,7 +102,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptio
 
 
 def _attend_capped(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
-    """As :func:`_attend` with a soft cap, which torch's operator does not know, so written out."""
+    """Attend like :func:`_attend`, with a soft cap; torch's operator has none, so this is written out."""
     num_rows, num_heads, head_dim = query.shape
     context_len, num_kv_heads, _ = keys.shape
     scale, cap = options.scale or head_dim**-0.5, options.softcap or 1.0
@@ -114,7 +117,7 @@ def _attend_capped(query: Tensor, keys: Tensor, values: Tensor, options: Attenti
 
 
 def _mask(num_rows: int, context_len: int, options: AttentionOptions, query: Tensor) -> Tensor | None:
-    """What torch's operator is told of a request beside "causal": nothing, whom a row sees, or what its scores gain."""
+    """Return the mask for torch's operator beside "causal": None, the keys a row sees, or biases of the scores."""
     window, is_causal = options.window, options.is_causal and num_rows > 1
     if options.bias is None:
         is_told = not is_causal or (num_rows == context_len and (window is None or context_len <= window))
@@ -126,7 +129,7 @@ def _mask(num_rows: int, context_len: int, options: AttentionOptions, query: Ten
 
 
 def _biases(bias: Tensor, num_rows: int, context_len: int) -> Tensor:
-    """[num_heads, num_rows, context_len] of ``AttentionOptions.bias``, a new tensor."""
+    """Return ``AttentionOptions.bias`` as a new tensor [num_heads, num_rows, context_len]."""
     reach = bias.shape[1] // 2
     positions = torch.arange(context_len, device=bias.device)
     distances = positions - positions[context_len - num_rows :, None]
@@ -134,6 +137,6 @@ def _biases(bias: Tensor, num_rows: int, context_len: int) -> Tensor:
 
 
 def _seen(num_rows: int, context_len: int, window: int | None, device: torch.device) -> Tensor:
-    """Which keys each row sees, [num_rows, context_len]: those up to its own position, the last ``window`` of them."""
+    """Return the keys each row sees, bool [num_rows, context_len]: up to its own position, the last ``window``."""
     seen = torch.ones(num_rows, context_len, dtype=torch.bool, device=device).tril_(context_len - num_rows)
     return seen if window is None else seen.triu_(context_len - num_rows - window + 1)

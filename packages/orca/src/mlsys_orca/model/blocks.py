@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What every layer of one iteration needs beside the states. Owner: the decoder, for this iteration."""
+    """Inputs of every layer of one iteration beside the states. Owner: the decoder, for this iteration."""
 
     inputs: ForwardInputs
     kv_cache: KVCache
@@ -63,7 +63,7 @@ class Attention(nn.Module):
         self.qk_norm = qk_norm
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        """``x`` [num_tokens, hidden_size] normalised -> the same shape; writes the layer's keys and values."""
+        """Attend with normalised ``x`` [num_tokens, hidden_size] -> same shape; write the layer's keys and values."""
         qkv = self.qkv(x).view(-1, self.num_all, self.head_dim)
         qk = qkv[:, : self.num_rotary]
         if self.qk_norm is not None:
@@ -90,7 +90,7 @@ class RotatedBy(nn.Module):
         self.which = which
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        """As :class:`Attention`."""
+        """Attend like :class:`Attention`, with this layer's rotary factors."""
         factors = None if self.which is None else step.rotary[self.which]
         out: Tensor = self.attention(x, replace(step, rotary=factors))
         return out
@@ -107,7 +107,7 @@ class MLP(nn.Module):
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` [num_tokens, hidden_size] -> the same shape."""
+        """Apply the MLP to ``x`` [num_tokens, hidden_size] -> same shape."""
         out: Tensor = self.down(self.activation(self.up(x)))
         return out
 
@@ -123,7 +123,7 @@ class GatedMLP(nn.Module):
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` [num_tokens, hidden_size] -> the same shape."""
+        """Apply the gated MLP to ``x`` [num_tokens, hidden_size] -> same shape."""
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         out: Tensor = self.down(self.activation(gate).mul_(up))
         return out
@@ -147,7 +147,7 @@ class PreNormLayer(nn.Module):
         self.mlp = mlp
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        """``x`` [num_tokens, hidden_size] fp32 -> the same."""
+        """Run the layer on ``x`` [num_tokens, hidden_size] fp32 -> same shape and dtype."""
         x = x + self.attention(self.attention_norm(x), step)
         out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out

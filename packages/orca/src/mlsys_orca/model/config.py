@@ -62,7 +62,7 @@ class RelativePositions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderPart:
-    """What an encoder-decoder has before its decoder. The encoder shares the decoder's widths and heads."""
+    """The part of an encoder-decoder before its decoder. The encoder shares the decoder's widths and heads."""
 
     num_layers: int
     start_token_ids: tuple[int, ...]  # what the decoder begins with; a prompt is the encoder's tokens, then these
@@ -70,7 +70,7 @@ class EncoderPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """What a decoder needs to know of itself; a family reads the fields that its checkpoints can set."""
+    """Configuration of a decoder; a family reads the fields that its checkpoints can set."""
 
     architecture: str  # a name of mlsys_orca.model.families.ARCHITECTURES
     vocab_size: int  # tokens
@@ -190,7 +190,7 @@ def _check_sizes(config: ModelConfig) -> None:
 
 
 def activation_name(name: object) -> str:
-    """What ``name``, an activation as files spell it, is called here.
+    """Return this package's name for ``name``, an activation as files spell it.
 
     Raises:
         UnsupportedModelError: it is not implemented.

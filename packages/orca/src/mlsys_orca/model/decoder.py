@@ -1,4 +1,4 @@
-"""What the runner asks of a decoder-only model, and the tensors it hands over.
+"""Interface between the runner and a decoder-only model, and the tensors that cross it.
 
 Between :mod:`mlsys_orca.backends.runner`, which builds :class:`ForwardInputs` from an iteration's batch, and the
 model families, which implement :class:`DecoderModel`.
@@ -38,7 +38,7 @@ class LogitsRoom:
         self._memory = torch.empty(0)
 
     def take(self, num_rows: int, vocab_size: int) -> Tensor:
-        """Uninitialised fp32 [num_rows, vocab_size]; what was taken before is overwritten."""
+        """Return uninitialised fp32 [num_rows, vocab_size]; what was taken before is overwritten."""
         size = num_rows * vocab_size
         if self._memory.numel() < size:
             self._memory = torch.empty(size)

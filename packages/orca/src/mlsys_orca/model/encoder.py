@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 
 def spans_of(lengths: Iterable[int]) -> list[AttentionSpan]:
-    """The spans of texts that stand one after the other, each over its own rows.
+    """Return the spans of texts that stand one after the other, each over its own rows.
 
     Example:
         >>> [(span.start, span.stop, span.slots) for span in spans_of([2, 3])]
@@ -47,7 +47,7 @@ class RowAttention(nn.Module):
         self.options = options
 
     def forward(self, x: Tensor, spans: Sequence[AttentionSpan]) -> Tensor:
-        """``x`` [num_tokens, hidden_size] -> the same shape."""
+        """Attend within each text: ``x`` [num_tokens, hidden_size] -> same shape."""
         query, key, value = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(1)
         out: Tensor = self.output(ragged_attention(query, key, value, spans, self.options))
         return out
@@ -84,7 +84,7 @@ class EncoderLayer(nn.Module):
         self.dtype = dtype
 
     def forward(self, x: Tensor, spans: Sequence[AttentionSpan]) -> Tensor:
-        """``x`` [num_tokens, hidden_size] fp32 -> the same."""
+        """Run the layer on ``x`` [num_tokens, hidden_size] fp32 -> same shape and dtype."""
         out: Tensor
         if self.post_norm:
             x = self.attention_norm(x + self.attention(x.to(self.dtype), spans))
@@ -113,7 +113,7 @@ class PairHead(nn.Module):
         self.dtype = dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` [num_texts, hidden_size] -> fp32 [num_texts]."""
+        """Score each text: ``x`` [num_texts, hidden_size] -> fp32 [num_texts]."""
         out: Tensor = self.score(self.activation(self.pool(x.to(self.dtype)))).float().squeeze(-1)
         return out
 
@@ -146,7 +146,7 @@ class Encoder(nn.Module):
         self.last_norm = last_norm or nn.Identity()
 
     def forward(self, token_ids: Tensor, positions: Tensor, spans: Sequence[AttentionSpan]) -> Tensor:
-        """The states of all tokens.
+        """Return the states of all tokens.
 
         Args:
             token_ids: [num_tokens] int64, text after text.

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """Which rows of an iteration pass the encoder and which the decoder. Owner: the model, for this iteration."""
+    """Rows of an iteration that pass the encoder, and those that pass the decoder. Owner: the model, for it."""
 
     encoder_rows: list[int]  # of the flattened batch: the first tokens of the requests that begin
     encoder_lengths: list[int]  # of each of those requests, in order
@@ -79,7 +79,7 @@ def split(inputs: ForwardInputs) -> Sides:
 
 @dataclass(frozen=True, slots=True)
 class DecoderStep:
-    """What every decoder layer of one iteration needs beside the states. Owner: the model, for this iteration."""
+    """Inputs of every decoder layer of one iteration beside the states. Owner: the model, for this iteration."""
 
     own_slots: Tensor  # [num_decoder_rows] int64
     own_spans: list[AttentionSpan]
@@ -111,7 +111,7 @@ class SelfAttention(nn.Module):
         self.options = options
 
     def forward(self, x: Tensor, step: DecoderStep) -> Tensor:
-        """``x`` [num_decoder_rows, hidden_size] -> the same shape; writes its keys and values."""
+        """Attend with ``x`` [num_decoder_rows, hidden_size] -> same shape; write its keys and values."""
         query, key, value = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(1)
         keys, values = step.kv_cache.write(self.index, step.own_slots, key, value)
         out: Tensor = self.output(ragged_attention(query, keys, values, step.own_spans, self.options))
@@ -149,7 +149,10 @@ class CrossAttention(nn.Module):
         self.options = options
 
     def forward(self, x: Tensor, step: DecoderStep) -> Tensor:
-        """``x`` [num_decoder_rows, hidden_size] -> the same shape; writes the keys and values of who begins."""
+        """Attend to the encoder: ``x`` [num_decoder_rows, hidden_size] -> same shape.
+
+        Writes the keys and values of the requests that begin.
+        """
         if step.encoded is None:
             keys, values = step.kv_cache.of_layer(self.index)
         else:
@@ -182,7 +185,7 @@ class CrossLayer(nn.Module):
         self.mlp = mlp
 
     def forward(self, x: Tensor, step: DecoderStep) -> Tensor:
-        """``x`` [num_decoder_rows, hidden_size] fp32 -> the same."""
+        """Run the layer on ``x`` [num_decoder_rows, hidden_size] fp32 -> same shape and dtype."""
         x = x + self.attention(self.attention_norm(x), step)
         x = x + self.cross_attention(self.cross_norm(x), step)
         out: Tensor = x + self.mlp(self.mlp_norm(x))

@@ -1,4 +1,4 @@
-"""What a family of encoders is to their loader, and the shape that all of them have.
+"""A family of encoders as their loader sees it, and the shape that all of them have.
 
 BERT's shape: learned positions, LayerNorm after every sum, biases everywhere. A family says what its files call things.
 Each family's file ends in a ``FAMILY``; :data:`mlsys_orca.model.families.ENCODERS` finds it by name.
@@ -25,7 +25,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig:
-    """What an encoder needs to know of itself."""
+    """Configuration of an encoder."""
 
     architecture: str  # a name of mlsys_orca.model.families.ENCODERS
     vocab_size: int  # tokens
@@ -48,7 +48,7 @@ class EncoderConfig:
 
     @property
     def has_second_type(self) -> bool:
-        """Whether the second text of a pair has tokens of a type of its own."""
+        """True if the second text of a pair has tokens of a type of its own."""
         return self.scores_pairs and self.architecture == "bert" and self.num_token_types > 1  # RoBERTa has a table too
 
 
@@ -102,7 +102,7 @@ def _build(config: EncoderConfig, read: OperatorReader, head_activation: str) ->
 
 
 def _positions(config: EncoderConfig, read: OperatorReader) -> Tensor:
-    """The position table with what a token's type adds: rows of type 0, and for pairs those of type 1 below them."""
+    """Return the position table with token types added: rows of type 0, and for pairs those of type 1 below them."""
     hidden = config.hidden_size
     positions = read.tensor("positions", (config.num_position_rows, hidden), dtype=torch.float32)
     if not config.num_token_types:

@@ -42,7 +42,7 @@ class MixtureOfExperts(nn.Module):
         self.num_chosen = num_chosen
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` [num_tokens, hidden_size] -> fp32 of the same shape."""
+        """Pass each token of ``x`` [num_tokens, hidden_size] through its experts -> fp32 of the same shape."""
         scores, chosen = self.router(x).float().topk(self.num_chosen, dim=-1)
         weights = scores.softmax(dim=-1)  # over the chosen only: the same as to choose after softmax and renormalise
         by_expert = chosen.flatten().argsort(stable=True)  # the token of entry i is i // num_chosen
@@ -57,7 +57,7 @@ class MixtureOfExperts(nn.Module):
 
 
 def expert_fields(fields: GgufFields) -> dict[str, Any]:
-    """What a GGUF file says about experts, as fields of :class:`ModelConfig`.
+    """Return what a GGUF file says about experts, as fields of :class:`ModelConfig`.
 
     Raises:
         InvalidInputError: it has experts and does not say how many each token passes.
@@ -68,7 +68,7 @@ def expert_fields(fields: GgufFields) -> dict[str, Any]:
 
 
 def read_experts(config: ModelConfig, read: OperatorReader, index: int) -> MixtureOfExperts:
-    """The router and experts of layer ``index``."""
+    """Read the router and experts of layer ``index``."""
     number, hidden, inner, at = config.num_experts, config.hidden_size, config.intermediate_size, (index,)
     if read.layout == "gguf":
         gates, ups = (read.stack(role, number, inner, hidden, at=at) for role in ("gates", "ups"))

@@ -1,4 +1,4 @@
-"""What a model family is to the loaders: how its configuration is read, what its tensors are called, how it is built.
+"""A model family as the loaders see it: its configuration, the names of its tensors, its construction.
 
 Each family's file ends in a ``FAMILY``; :data:`mlsys_orca.model.families.ARCHITECTURES` finds it by name.
 """

@@ -44,7 +44,7 @@ _CHANGES_THE_RESULT: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufFields:
-    """What a file says about its model outside its weights. Owner: the loader, while it loads."""
+    """A file's statements about its model outside its weights. Owner: the loader, while it loads."""
 
     metadata: Mapping[str, Any]  # the file's key-value pairs
     architecture: str  # general.architecture; prefixes the keys
@@ -54,7 +54,7 @@ class GgufFields:
     short_divisors: tuple[float, ...] | None = None  # of rope_factors_short.weight
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value at ``key`` of the architecture.
+        """Return the value at ``key`` of the architecture.
 
         Raises:
             InvalidInputError: it is missing and there is no default, or differs from layer to layer.
@@ -74,7 +74,7 @@ def config_from_gguf(
     partial_rotary: bool = False,
     **changes: Any,
 ) -> ModelConfig:
-    """The configuration that a file's metadata states.
+    """Return the configuration that a file's metadata states.
 
     Args:
         fields: The metadata.
@@ -114,7 +114,7 @@ def config_from_gguf(
 
 
 def rope_from_gguf(fields: GgufFields, rotary_dim: int) -> dict[str, Any]:
-    """The scaling of ``rotary_dim`` rotated features, as fields of :class:`ModelConfig`; see :mod:`.rope`.
+    """Return the scaling of ``rotary_dim`` rotated features, as fields of :class:`ModelConfig`; see :mod:`.rope`.
 
     Raises:
         InvalidInputError: it is not implemented, or lacks a number.

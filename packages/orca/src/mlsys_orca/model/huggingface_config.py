@@ -17,7 +17,7 @@ from mlsys_orca.model.rope import rope_from_huggingface
 def config_from_huggingface(
     raw: Mapping[str, Any], architecture: str, *, partial_rotary: bool = False, **changes: Any
 ) -> ModelConfig:
-    """The configuration that a ``config.json`` with Llama's keys states.
+    """Return the configuration that a ``config.json`` with Llama's keys states.
 
     Args:
         raw: The file's object.
@@ -73,7 +73,7 @@ def refuse_common(raw: Mapping[str, Any]) -> None:
 def windows_from_huggingface(
     raw: Mapping[str, Any], window: int | None, is_sliding: Callable[[int], bool]
 ) -> tuple[int | None, ...] | None:
-    """The attention window of each layer.
+    """Return the attention window of each layer.
 
     Args:
         raw: The file's object; its ``layer_types``, where it has them, say which layers have a window.

@@ -1,4 +1,4 @@
-"""Where attention's keys and values live between iterations (ORCA's Attention K/V manager, section 3.2).
+"""Storage of attention's keys and values between iterations (ORCA's Attention K/V manager, section 3.2).
 
 Two halves, on the two sides of the scheduler-runner boundary. :class:`BlockTables` is pure bookkeeping, owned by the
 scheduler: it gives each request its blocks and takes them back. :class:`KVCache` owns the tensors, on the runner's
@@ -26,7 +26,7 @@ __all__ = ["DEFAULT_BLOCK_SIZE", "BlockTables", "KVCache", "kv_nbytes_per_token"
 
 
 def slots_of(block_table: tuple[int, ...], start: int, stop: int, *, block_size: int) -> range | list[int]:
-    """The slots of positions ``start`` to ``stop - 1`` of a request; a range where they are adjacent.
+    """Return the slots of positions ``start`` to ``stop - 1`` of a request; a range where they are adjacent.
 
     Raises:
         MemoryPlanError: the table is too short for ``stop`` tokens.
@@ -79,7 +79,7 @@ class KVCache:
         return self._keys.nbytes + self._values.nbytes
 
     def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """A layer's keys and values, each [num_slots, num_kv_heads, head_dim]."""
+        """Return a layer's keys and values, each [num_slots, num_kv_heads, head_dim]."""
         return self._keys[layer], self._values[layer]
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,5 +114,5 @@ class KVCache:
 
 
 def kv_nbytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes that one token's keys and values take in all layers: what a memory budget divides by."""
+    """Return the bytes that one token's keys and values take in all layers; memory budgets divide by it."""
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize

@@ -54,7 +54,7 @@ class Linear(nn.Module):
         self.register_buffer("bias", bias, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` [num_tokens, in_features] -> [num_tokens, out_features]."""
+        """Multiply: ``x`` [num_tokens, in_features] -> [num_tokens, out_features]."""
         if isinstance(self.weight, QuantizedMatrix):
             return product(x, self.weight, self.bias)
         if not self.is_packed:
@@ -66,7 +66,7 @@ class Linear(nn.Module):
         return out
 
     def take_weight(self) -> Matrix:
-        """The weight, [out_features, in_features], to be kept in another form; this product cannot run any more.
+        """Take the weight [out_features, in_features] to keep it in another form; this product cannot run any more.
 
         Raises:
             InvalidInputError: it has been packed or taken.
@@ -79,13 +79,13 @@ class Linear(nn.Module):
 
 
 def has_packed_weights(model: object) -> bool:
-    """Whether some product of ``model`` has a quantised weight."""
+    """Return whether some product of ``model`` has a quantised weight."""
     modules = model.modules() if isinstance(model, nn.Module) else ()
     return any(isinstance(module, Linear) and isinstance(module.weight, QuantizedMatrix) for module in modules)
 
 
 def look_up(table: Matrix, ids: Tensor) -> Tensor:
-    """The rows ``ids`` [n] int64 of ``table``: of its dtype, or fp32 if it is quantised."""
+    """Return the rows ``ids`` [n] int64 of ``table``: of its dtype, or fp32 if it is quantised."""
     if isinstance(table, QuantizedMatrix):
         return table.rows(ids).dequantized()
     return functional.embedding(ids, table)
@@ -140,7 +140,7 @@ class Embedding(nn.Module):
     def forward(
         self, token_ids: Tensor, positions: Tensor, rows_of: Callable[[Matrix, Tensor], Tensor] = look_up
     ) -> Tensor:
-        """``token_ids`` and ``positions``, [num_tokens] int64 -> fp32 [num_tokens, hidden_size].
+        """Embed ``token_ids`` at ``positions``, both [num_tokens] int64 -> fp32 [num_tokens, hidden_size].
 
         ``rows_of`` looks up rows of the table.
         """
@@ -171,7 +171,7 @@ class RMSNorm(nn.Module):
         self.register_buffer("weight", weight, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` [num_tokens, then the weight's shape] -> the same shape in the model's dtype."""
+        """Normalise ``x`` [num_tokens, then the weight's shape] -> same shape in the model's dtype."""
         if self.weight.ndim == 1:
             return functional.rms_norm(x, self.weight.shape, self.weight, self.eps).to(self.dtype)
         return (functional.rms_norm(x.float(), x.shape[-1:], None, self.eps) * self.weight).to(self.dtype)
@@ -202,7 +202,7 @@ class LayerNorm(nn.Module):
         self.register_buffer("bias", bias, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` [num_tokens, hidden_size] fp32 -> the same shape in ``dtype``."""
+        """Normalise ``x`` [num_tokens, hidden_size] fp32 -> same shape in ``dtype``."""
         return functional.layer_norm(x, (self.hidden_size,), self.weight, self.bias, self.eps).to(self.dtype)
 
 
@@ -227,7 +227,7 @@ class Rotary(nn.Module):
         self.register_buffer("inverse_frequencies", frequencies.to(device), persistent=False)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Factors for :func:`rotate`: cosines and signed sines, each fp32 [num_tokens, 1, rotary_dim]."""
+        """Return factors for :func:`rotate`: cosines and signed sines, each fp32 [num_tokens, 1, rotary_dim]."""
         angles = torch.outer(positions.float(), self.inverse_frequencies)
         cos, sin = angles.cos(), angles.sin()
         if self.amplitude != 1:
@@ -243,7 +243,7 @@ class Rotaries(nn.Module):
         self.rotaries = nn.ModuleList(rotaries)
 
     def forward(self, positions: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
-        """``positions`` [num_tokens] int64 -> the factors of each, as :class:`Rotary`'s."""
+        """Return the factors of each :class:`Rotary` for ``positions`` [num_tokens] int64."""
         return tuple(rotary(positions) for rotary in self.rotaries)
 
 

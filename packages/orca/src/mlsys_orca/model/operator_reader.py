@@ -60,13 +60,13 @@ class OperatorReader:
         self._absent_prefix = "" if named or self.layout == "gguf" else first
 
     def has(self, role: str, *, at: tuple[int, ...] = ()) -> bool:
-        """Whether the file has a weight of that role."""
+        """Return whether the file has a weight of that role."""
         return self._name(role, at, "weight") in self._reader.checkpoint.names
 
     def tensor(
         self, role: str, shape: tuple[int, ...], *, at: tuple[int, ...] = (), dtype: torch.dtype | None = None
     ) -> Tensor:
-        """The weight of that role.
+        """Read the weight of that role.
 
         Args:
             role: A key of the stems.
@@ -88,7 +88,7 @@ class OperatorReader:
         at: tuple[int, ...] = (),
         arrange: Mapping[str, Arrange] | None = None,
     ) -> Matrix:
-        """The weights of several roles, one below the other: [sum of rows, columns].
+        """Read the weights of several roles, one below the other: [sum of rows, columns].
 
         Args:
             rows: Role -> how many rows it has.
@@ -106,7 +106,7 @@ class OperatorReader:
         return self._quantized(fused, rows)
 
     def stack(self, role: str, number: int, rows: int, columns: int, *, at: tuple[int, ...] = ()) -> list[Matrix]:
-        """``number`` matrices [rows, columns] that the file has as one tensor."""
+        """Read ``number`` matrices [rows, columns] that the file has as one tensor."""
         if self.weights == "packed" and (found := self._packed(role, (number, rows, columns), at)) is not None:
             return [found.rows(slice(start, start + rows)) for start in range(0, number * rows, rows)]
         whole = self.tensor(role, (number, rows, columns), at=at, dtype=self._dtype_of([role]))
@@ -122,7 +122,7 @@ class OperatorReader:
         arrange: Mapping[str, Arrange] | None = None,
         transposed: bool = False,
     ) -> Linear:
-        """One product for several projections, as :meth:`matrix`.
+        """Read one product for several projections, as :meth:`matrix`.
 
         Args:
             rows: Role -> how many rows it has.
@@ -145,7 +145,7 @@ class OperatorReader:
         return Linear(weight, shift)
 
     def rms_norm(self, role: str, size: int, *, at: tuple[int, ...] = (), one_plus: bool = False) -> RMSNorm:
-        """The norm of that role; ``one_plus`` where the file has its weight less one."""
+        """Read the norm of that role; ``one_plus`` where the file has its weight less one."""
         weight = self.tensor(role, (size,), at=at, dtype=torch.float32)
         return RMSNorm(weight + 1 if one_plus else weight, eps=self._eps, dtype=self.dtype)
 
@@ -158,7 +158,7 @@ class OperatorReader:
         affine: bool = True,
         dtype: torch.dtype | None = None,
     ) -> LayerNorm:
-        """The norm of that role.
+        """Read the norm of that role.
 
         Args:
             role: A key of the stems.
@@ -176,7 +176,7 @@ class OperatorReader:
         return LayerNorm(weight, bias, **options)
 
     def head(self, table: Matrix, *, tied: bool) -> Linear:
-        """The vocabulary projection, of the embedding table's shape.
+        """Read the vocabulary projection, of the embedding table's shape.
 
         A tied floating one is prepacked anew: no row can be looked up in a prepacked table, and no product is fast in a
         plain one. A quantised table serves both.
@@ -187,18 +187,18 @@ class OperatorReader:
         return f"{self._stems[role].format(*at)}.{part}".removeprefix(self._absent_prefix)
 
     def _bits(self, roles: Collection[str]) -> Bits | None:
-        """Of the codes that matrices of ``roles`` are quantised to; None: they are not."""
+        """Return the bits of the codes that matrices of ``roles`` are quantised to; None: they are not quantised."""
         parts = {role.rpartition(".")[2] for role in roles}
         if self.weights in ("float", "packed") or parts & _KEPT_FLOATING:
             return None
         return 8 if self.weights == "int8" or parts & _AT_LEAST_8_BITS else 4
 
     def _dtype_of(self, roles: Collection[str]) -> torch.dtype:
-        """What to read matrices of ``roles`` in: all there is, where it is quantised anyway."""
+        """Return the dtype to read matrices of ``roles`` in: fp32 if they are quantised later, to lose nothing."""
         return self.dtype if self._bits(roles) is None else torch.float32
 
     def _quantized(self, matrix: Tensor, roles: Collection[str]) -> Matrix:
-        """``matrix`` as this reader keeps ``roles``; one whose rows no group divides stays floating."""
+        """Quantise ``matrix`` as this reader keeps ``roles``; one whose rows no group divides stays floating."""
         bits = self._bits(roles)
         if bits is None:
             return matrix
@@ -208,7 +208,7 @@ class OperatorReader:
         return quantize(matrix, bits=bits, group_size=group_size)
 
     def _packed(self, role: str, shape: tuple[int, ...], at: tuple[int, ...]) -> QuantizedMatrix | None:
-        """The tensor of that role as the file has it, if that is quantised; its rows one below the other."""
+        """Return the tensor of that role as the file has it, if that is quantised; its rows one below the other."""
         found = self._reader.quantized(self._name(role, at, "weight"), shape)
         return None if found is None else found.map(lambda part: part.to(self.device))
 

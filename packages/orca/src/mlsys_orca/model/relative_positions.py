@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def bias_by_distance(table: Tensor, positions: RelativePositions, *, is_causal: bool) -> Tensor:
-    """What the scores of each head gain, by distance.
+    """Return the bias of each head's scores, by distance.
 
     Args:
         table: [num_buckets, num_heads], as it was learned.
@@ -42,7 +42,7 @@ def bias_by_distance(table: Tensor, positions: RelativePositions, *, is_causal: 
 
 
 def _buckets(lengths: Tensor, num_buckets: int, max_distance: int) -> Tensor:
-    """Half of the buckets hold one length each, the others ever longer stretches, evenly on a logarithmic scale."""
+    """Return the bucket of each length: half hold one length each, the others stretches on a logarithmic scale."""
     num_exact = num_buckets // 2
     # In fp32 and in this order, as the models were trained: another rounding moves a stretch's end by one.
     stretches = torch.log(lengths.clamp(min=1).float() / num_exact) / math.log(max_distance / num_exact)

@@ -22,7 +22,7 @@ from mlsys_orca.model.config import UnsupportedModelError
 
 
 def rope_from_huggingface(raw: Mapping[str, Any], head_dim: int, *, max_positions: int) -> dict[str, Any]:
-    """What a ``config.json`` says in ``rope_parameters`` (transformers 5) or in the keys before it.
+    """Return the rotary settings that a ``config.json`` states, in transformers 5's ``rope_parameters`` or older keys.
 
     Args:
         raw: The file's object.
@@ -113,7 +113,9 @@ def llama3_divisors(
     high_freq_factor: float,
     original_max_positions: int,
 ) -> tuple[float, ...]:
-    """Llama 3.1's stretch of the rotary frequencies: long waves slowed by ``factor``, short ones kept, a ramp between.
+    """Return Llama 3.1's divisors of the rotary frequencies: long waves slowed by ``factor``, short ones kept.
+
+    In between is a ramp.
 
     Raises:
         InvalidInputError: the ramp has no width.
@@ -146,7 +148,9 @@ def yarn_divisors(
     beta_slow: float = 1.0,
     truncate: bool = True,
 ) -> tuple[float, ...]:
-    """YaRN's stretch (Peng et al., 2023, section 3.2): as Llama 3.1's, the ramp linear in the number of the frequency.
+    """Return YaRN's divisors (Peng et al., 2023, section 3.2).
+
+    Like Llama 3.1's, with a ramp that is linear in the number of the frequency.
 
     Args:
         theta: Base of the frequencies.
@@ -163,7 +167,7 @@ def yarn_divisors(
     """
 
     def where(turns: float) -> float:
-        """The number of the frequency that makes so many turns."""
+        """Return the number of the frequency that makes so many turns."""
         return rotary_dim * log(original_max_positions / (turns * 2 * pi)) / (2 * log(theta))
 
     first, last = where(beta_fast), where(beta_slow)
@@ -176,7 +180,7 @@ def yarn_divisors(
 
 
 def yarn_amplitude(factor: float, scale: float = 1.0) -> float:
-    """What YaRN multiplies cosines and sines by, so that scores keep their spread (section 3.4).
+    """Return YaRN's factor for cosines and sines, which keeps the spread of scores (section 3.4).
 
     Example:
         >>> round(yarn_amplitude(4.0), 4)
@@ -186,7 +190,7 @@ def yarn_amplitude(factor: float, scale: float = 1.0) -> float:
 
 
 def longrope_amplitude(factor: float, original_max_positions: int) -> float:
-    """What LongRoPE (Ding et al., 2024) multiplies cosines and sines by.
+    """Return LongRoPE's factor for cosines and sines (Ding et al., 2024).
 
     Example:
         >>> round(longrope_amplitude(32.0, 4096), 4)

@@ -50,7 +50,7 @@ ENCODERS: dict[str, str] = {
 
 
 def model_family(architecture: str) -> Family:
-    """The family that runs ``architecture``.
+    """Return the family that runs ``architecture``.
 
     Raises:
         InvalidInputError: none does; the message lists those that are supported.
@@ -68,7 +68,7 @@ def model_family(architecture: str) -> Family:
 
 
 def encoder_family(architecture: str) -> EncoderFamily:
-    """The family that runs the encoder ``architecture``.
+    """Return the family that runs the encoder ``architecture``.
 
     Raises:
         InvalidInputError: none does; the message lists those that are supported.

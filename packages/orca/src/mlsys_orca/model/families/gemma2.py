@@ -102,7 +102,7 @@ class SandwichLayer(nn.Module):
         self.mlp_out_norm = norm("mlp_out_norm")
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        """``x`` [num_tokens, hidden_size] fp32 -> the same."""
+        """Run the layer on ``x`` [num_tokens, hidden_size] fp32 -> same shape and dtype."""
         x = x + self.attention_out_norm(self.attention(self.attention_norm(x), step).float())
         out: Tensor = x + self.mlp_out_norm(self.mlp(self.mlp_norm(x)).float())
         return out
@@ -119,7 +119,7 @@ def build(
     layer: Callable[[ModelConfig, OperatorReader, int], nn.Module] = SandwichLayer,
     rotary: Rotaries | None = None,
 ) -> Decoder:
-    """A decoder of Gemma 2's shape, its layers read by ``layer``; ``rotary`` where one base is not enough."""
+    """Build a decoder of Gemma 2's shape, its layers read by ``layer``; ``rotary`` where one base is not enough."""
     table = read.matrix({"embedding": config.vocab_size}, config.hidden_size)
     scale = torch.tensor(config.hidden_size**0.5).to(read.dtype).item()  # rounded, as the model was trained
     return Decoder(

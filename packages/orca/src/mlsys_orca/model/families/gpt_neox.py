@@ -79,7 +79,7 @@ class ParallelLayer(PreNormLayer):
     """Both branches read the same state, each through its own norm."""
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        """``x`` [num_tokens, hidden_size] fp32 -> the same."""
+        """Run the layer on ``x`` [num_tokens, hidden_size] fp32 -> same shape and dtype."""
         out: Tensor = x + self.attention(self.attention_norm(x), step) + self.mlp(self.mlp_norm(x))
         return out
 
@@ -88,7 +88,7 @@ def _layer(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
     hidden, inner, at = config.hidden_size, config.intermediate_size, (index,)
 
     def projections_first(rows: Tensor) -> Tensor:
-        """Of [heads, 3, head_dim] rows -> [3, heads, head_dim] rows."""
+        """Reorder [heads, 3, head_dim] rows to [3, heads, head_dim] rows."""
         by_head = rows.view(config.num_heads, 3, config.head_dim, *rows.shape[1:])
         return by_head.transpose(0, 1).reshape(rows.shape)
 

@@ -65,7 +65,7 @@ def read_attention(
     arrange: Mapping[str, Arrange] | None = None,
     qk_norm: nn.Module | None = None,
 ) -> Attention:
-    """Attention of layer ``index`` from separate query, key and value projections."""
+    """Read attention of layer ``index`` from separate query, key and value projections."""
     q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     rows, hidden, at = {"q": q_rows, "k": kv_rows, "v": kv_rows}, config.hidden_size, (index,)
     return Attention(
@@ -78,7 +78,7 @@ def read_attention(
 
 
 def read_mlp(config: ModelConfig, read: OperatorReader, index: int) -> nn.Module:
-    """The MLP of layer ``index`` from separate gate and up projections, or its experts."""
+    """Read the MLP of layer ``index`` from separate gate and up projections, or its experts."""
     if config.num_experts:
         return read_experts(config, read, index)
     hidden, inner, at = config.hidden_size, config.intermediate_size, (index,)
@@ -96,7 +96,7 @@ def build(
     attention: AttentionBuilder = read_attention,
     mlp: MLPBuilder = read_mlp,
 ) -> Decoder:
-    """A decoder of Llama's shape, its attention and MLP read by the given functions."""
+    """Build a decoder of Llama's shape, its attention and MLP read by the given functions."""
     table = read.matrix({"embedding": config.vocab_size}, config.hidden_size)
     hidden = config.hidden_size
     layers = (
@@ -121,12 +121,12 @@ def build(
 
 
 def rotary_by_layer(config: ModelConfig, attention: Attention) -> Attention | RotatedBy:
-    """``attention``, without rotary positions where its layer has none."""
+    """Return ``attention``, without rotary positions where its layer has none."""
     return attention if config.rotated is None or config.rotated[attention.index] else RotatedBy(attention, None)
 
 
 def _halves_of_pairs(rows: Tensor, *, head_dim: int) -> Tensor:
-    """``rows`` of heads whose rotary pairs stand beside each other -> the halves that :class:`Rotary` takes."""
+    """Reorder ``rows`` of heads from rotary pairs beside each other to the halves that :class:`Rotary` takes."""
     pairs = rows.view(-1, head_dim // 2, 2, *rows.shape[1:])
     return pairs.transpose(1, 2).reshape(rows.shape)
 

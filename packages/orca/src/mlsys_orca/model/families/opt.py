@@ -75,21 +75,21 @@ class PostNormLayer(PreNormLayer):
         self.dtype = dtype
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        """``x`` [num_tokens, hidden_size] fp32 -> the same."""
+        """Run the layer on ``x`` [num_tokens, hidden_size] fp32 -> same shape and dtype."""
         x = self.attention_norm(x + self.attention(x.to(self.dtype), step))
         out: Tensor = self.mlp_norm(x + self.mlp(x.to(self.dtype)))
         return out
 
 
 class Cast(nn.Module):
-    """Where there is no last norm, which else does it: fp32 to the model's dtype."""
+    """Cast from fp32 to the model's dtype, in place of a last norm, which else does it."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` in ``dtype``."""
+        """Return ``x`` in ``dtype``."""
         return x.to(self.dtype)
 
 

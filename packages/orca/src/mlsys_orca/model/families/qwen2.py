@@ -15,7 +15,7 @@ DEFAULTS = {"max_position_embeddings": 32_768, "sliding_window": 4096, "max_wind
 
 
 def windows(raw: Mapping[str, Any]) -> tuple[int | None, ...] | None:
-    """The windows that a Qwen's ``config.json`` states."""
+    """Return the windows that a Qwen's ``config.json`` states."""
     width = raw["sliding_window"] if raw.get("use_sliding_window") else None
     return windows_from_huggingface(raw, width, lambda number: number >= raw["max_window_layers"])
 

@@ -38,7 +38,7 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
 
 
 def read_attention(config: ModelConfig, read: OperatorReader, index: int, *, one_plus: bool = False) -> Attention:
-    """Attention of layer ``index``; ``one_plus`` where the file has its norms' weights less one."""
+    """Read attention of layer ``index``; ``one_plus`` where the file has its norms' weights less one."""
     heads = {"q_norm": config.num_heads, "k_norm": config.num_kv_heads}
     weights = [
         read.tensor(role, (config.head_dim,), at=(index,), dtype=torch.float32).expand(count, -1)

@@ -134,7 +134,7 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def _scales_states(raw: Mapping[str, Any]) -> bool:
-    """Whether the states are scaled before the head: said by whether that was tied when the model was trained.
+    """Return whether the states are scaled before the head: so if that was tied when the model was trained.
 
     transformers 5 writes a tied head into every file, and T5's answer beside it. Its mT5 was never scaled.
     """
@@ -184,7 +184,7 @@ class _Reader:
         return self._read.linear(rows, config.num_heads * config.head_dim, at=(index,))
 
     def options(self, index: int, *, is_causal: bool) -> AttentionOptions:
-        """Of self-attention; the first layer's table serves the others too, unless each has its own."""
+        """Return options of self-attention; the first layer's table serves the others too, unless each has its own."""
         positions = self._config.relative_positions
         assert positions is not None
         if index == 0 or positions.by_layer:

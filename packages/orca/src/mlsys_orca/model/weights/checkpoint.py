@@ -1,4 +1,4 @@
-"""What a model class sees of a file of weights, whatever its format.
+"""A file of weights as a model class sees it, whatever its format.
 
 Readers (:mod:`mlsys_orca.model.weights.gguf_file`, :mod:`mlsys_orca.model.weights.safetensors_file`) implement
 :class:`Checkpoint`; a model class asks for each tensor by the name its layout gives it and has it written straight
@@ -30,11 +30,11 @@ class Checkpoint(Protocol):
         ...
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The tensor's shape, outermost dimension first, without reading it."""
+        """Return the tensor's shape, outermost dimension first, without reading it."""
         ...
 
     def nbytes(self, name: str) -> int:
-        """The tensor's size in the file."""
+        """Return the tensor's size in the file, in bytes."""
         ...
 
     def read_into(self, name: str, out: Tensor) -> None:
@@ -42,5 +42,5 @@ class Checkpoint(Protocol):
         ...
 
     def quantized(self, name: str) -> QuantizedMatrix | None:
-        """The tensor's codes and scales, its rows [-1, last dimension]; None: it has none, or of another kind."""
+        """Return the tensor's codes and scales, rows [-1, last dimension]; None: it has none, or of another kind."""
         ...

@@ -1,4 +1,4 @@
-"""Whatever a model's files do to the code and libraries that read them, as one line that says which file it was.
+"""Errors of the code and libraries that read a model's files, turned into one line that names the file.
 
 Model files come from anywhere. What can be foreseen is checked by name where it is read; this is the border behind
 which nothing else gets through: neither a library's own exceptions, nor a panic of its compiled part.

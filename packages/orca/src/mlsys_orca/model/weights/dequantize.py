@@ -68,7 +68,7 @@ def check_types(kinds: Iterable[GGMLQuantizationType]) -> None:
 
 
 def _decode(blocks: Tensor, kind: GGMLQuantizationType) -> Tensor:
-    """The fp32 values of ``blocks`` [num_blocks, block_nbytes], in their order."""
+    """Return the fp32 values of ``blocks`` [num_blocks, block_nbytes], in their order."""
     if read_groups := GROUPED.get(kind):
         codes, scales, offsets = read_groups(blocks)
         values = codes * scales

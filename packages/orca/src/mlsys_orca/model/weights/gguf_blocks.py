@@ -32,51 +32,54 @@ class Groups(NamedTuple):
 
 
 def _half(blocks: Tensor, start: int) -> Tensor:
-    """The fp16 scalar at byte ``start`` of each block, as fp32 [num_blocks, 1, 1]."""
+    """Return the fp16 scalar at byte ``start`` of each block, as fp32 [num_blocks, 1, 1]."""
     return blocks[:, start : start + 2].contiguous().view(torch.float16).float()[:, None]
 
 
 def _nibbles(codes: Tensor) -> Tensor:
-    """4-bit codes of n bytes per block, [num_blocks, 2, n]: value i in byte i's low half, n + i in its high half."""
+    """Split n bytes per block into 4-bit codes [num_blocks, 2, n].
+
+    Value i is in byte i's low half, value n + i in its high half.
+    """
     return torch.stack((codes & 15, codes >> 4), dim=1)
 
 
 def _fifth_bits(blocks: Tensor, start: int) -> Tensor:
-    """Bit i of the four bytes from ``start`` for value i, worth 16: uint8 [num_blocks, 1, 32]."""
+    """Return bit i of the four bytes from ``start`` for value i, worth 16: uint8 [num_blocks, 1, 32]."""
     bits = blocks[:, start : start + 4, None] >> torch.arange(8, dtype=torch.uint8) & 1
     return (bits << 4).view(-1, 1, 32)
 
 
 def _q4_0(blocks: Tensor) -> Groups:
-    """Scale (fp16), then 32 codes, centred at 8; what centres them becomes an offset, without rounding."""
+    """Read a scale (fp16), then 32 codes centred at 8; the centre becomes an offset, without rounding."""
     scales = _half(blocks, 0)
     return Groups(_nibbles(blocks[:, 2:]).view(-1, 1, 32), scales, -8 * scales)
 
 
 def _q4_1(blocks: Tensor) -> Groups:
-    """Scale and minimum (fp16), then 32 codes."""
+    """Read a scale and a minimum (fp16), then 32 codes."""
     return Groups(_nibbles(blocks[:, 4:]).view(-1, 1, 32), _half(blocks, 0), _half(blocks, 2))
 
 
 def _q5_0(blocks: Tensor) -> Groups:
-    """Scale (fp16), 32 fifth bits, 32 codes, centred at 16."""
+    """Read a scale (fp16), 32 fifth bits, and 32 codes centred at 16."""
     codes = _nibbles(blocks[:, 6:]).view(-1, 1, 32) | _fifth_bits(blocks, 2)
     return Groups(codes.view(torch.int8) - 16, _half(blocks, 0), None)
 
 
 def _q5_1(blocks: Tensor) -> Groups:
-    """Scale and minimum (fp16), 32 fifth bits, 32 codes."""
+    """Read a scale and a minimum (fp16), 32 fifth bits, and 32 codes."""
     codes = _nibbles(blocks[:, 8:]).view(-1, 1, 32) | _fifth_bits(blocks, 4)
     return Groups(codes.view(torch.int8), _half(blocks, 0), _half(blocks, 2))
 
 
 def _q8_0(blocks: Tensor) -> Groups:
-    """Scale (fp16), then 32 signed bytes."""
+    """Read a scale (fp16), then 32 signed bytes."""
     return Groups(blocks[:, 2:].contiguous().view(torch.int8).view(-1, 1, 32), _half(blocks, 0), None)
 
 
 def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and offsets of a K-quant's 8 groups of 32, fp32 [num_blocks, 8, 1].
+    """Read the scales and offsets of a K-quant's 8 groups of 32, fp32 [num_blocks, 8, 1].
 
     Two fp16 factors, then eight scales and eight minima of 6 bits in 12 bytes: four of each in the low bits of the
     first eight bytes, the others' low halves in the last four and their high bits in what the first eight have left.
@@ -88,13 +91,13 @@ def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _q4_k(blocks: Tensor) -> Groups:
-    """Scales (:func:`_k_scales`), then 4 times 32 bytes: the codes of two groups, low and high halves."""
+    """Read scales (:func:`_k_scales`), then 4 times 32 bytes: the codes of two groups, low and high halves."""
     scales, offsets = _k_scales(blocks)
     return Groups(_nibbles(blocks[:, 16:].reshape(-1, 32)).view(-1, 8, 32), scales, offsets)
 
 
 def _q5_k(blocks: Tensor) -> Groups:
-    """As :func:`_q4_k`, with 32 bytes between of which bit g holds the fifth bits of group g."""
+    """Read blocks like :func:`_q4_k`'s, with 32 bytes between whose bit g is the fifth bit of group g."""
     scales, offsets = _k_scales(blocks)
     low = _nibbles(blocks[:, 48:].reshape(-1, 32)).view(-1, 8, 32)
     high = (blocks[:, None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1) << 4
@@ -102,7 +105,7 @@ def _q5_k(blocks: Tensor) -> Groups:
 
 
 def _q6_k(blocks: Tensor) -> Groups:
-    """128 bytes of low halves, 64 of two high bits each, 16 signed scales, a factor (fp16); codes are centred at 32.
+    """Read 128 bytes of low halves, 64 of two high bits each, 16 signed scales and a factor (fp16), centred at 32.
 
     Either half of a block has 64 and 32 of those bytes: low halves of values 0-63, high halves of 64-127; and bits 2n
     and 2n + 1 of byte i for value 32n + i.
@@ -127,7 +130,7 @@ GROUPED: dict[GGMLQuantizationType, Callable[[Tensor], Groups]] = {
 
 
 def quantized_matrix(data: NDArray[np.uint8], kind: GGMLQuantizationType, in_features: int) -> QuantizedMatrix:
-    """A tensor's bytes as a matrix of the same values, with rows of ``in_features``.
+    """Return a tensor's bytes as a matrix of the same values, with rows of ``in_features``.
 
     Args:
         data: The tensor's bytes, [nbytes].

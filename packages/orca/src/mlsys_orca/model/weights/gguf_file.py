@@ -78,7 +78,7 @@ class _Cursor:
         return str(self.take(nbytes), encoding="utf-8", errors="replace")
 
     def counted(self, what: str, count: int, most: int) -> int:
-        """``count``, if it can be meant."""
+        """Return ``count`` if it is plausible; refuse the file if not."""
         if count > most:
             raise self.damaged(f"it says there are {count:,} {what}, and no file has more than {most:,}")
         return count
@@ -87,7 +87,7 @@ class _Cursor:
         return InvalidInputError(f"{self._path} is damaged: {reason}; download it again")
 
     def strings(self, count: int) -> list[str]:
-        """``count`` strings in a row. Vocabularies have a hundred thousand, so this loop calls little."""
+        """Read ``count`` strings in a row. Vocabularies have a hundred thousand, so this loop calls little."""
         length_at, data, position = struct.Struct("<Q").unpack_from, self._data, self.position
         found: list[str] = []
         while len(found) < count and position + 8 <= len(data):
@@ -195,11 +195,11 @@ class GgufFile:
         return frozenset(self.tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The tensor's shape, outermost dimension first."""
+        """Return the tensor's shape, outermost dimension first."""
         return self.tensors[name].shape
 
     def nbytes(self, name: str) -> int:
-        """The tensor's size in the file."""
+        """Return the tensor's size in the file, in bytes."""
         return self.tensors[name].nbytes
 
     def read_into(self, name: str, out: Tensor) -> None:
@@ -209,7 +209,7 @@ class GgufFile:
         dequantize_into(self._data(name), self.tensors[name].type, out)
 
     def quantized(self, name: str) -> QuantizedMatrix | None:
-        """The tensor's codes and scales, its rows [-1, last dimension]; None: it has none, or of another kind."""
+        """Return the tensor's codes and scales, rows [-1, last dimension]; None: it has none, or of another kind."""
         from mlsys_orca.model.weights.gguf_blocks import GROUPED, quantized_matrix
 
         entry = self.tensors[name]

@@ -23,7 +23,7 @@ _HALF = torch.finfo(torch.float16)
 
 
 def quantize(matrix: Tensor, *, bits: Bits, group_size: int = 32) -> QuantizedMatrix:
-    """The matrix in codes of ``bits`` bits, as near as they come.
+    """Quantise a matrix to the nearest codes of ``bits`` bits.
 
     int8 is symmetric: a group's largest magnitude becomes 127. int4 has a scale and an offset, fitted by least squares:
     at first they span the group's range, then codes and fit are made from each other in turn. Scales and offsets are
@@ -65,7 +65,7 @@ def quantize(matrix: Tensor, *, bits: Bits, group_size: int = 32) -> QuantizedMa
 
 
 def _fit_int4(groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and offsets, [num_groups, 1], by which codes of 0 to 15 fit ``groups`` [num_groups, group_size] well."""
+    """Fit scales and offsets [num_groups, 1] with which codes of 0 to 15 approximate ``groups`` well."""
     means = groups.mean(dim=1, keepdim=True)
     x = groups - means
     low, high = torch.aminmax(x, dim=1, keepdim=True)
@@ -80,7 +80,7 @@ def _fit_int4(groups: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _codes(groups: Tensor, scales: Tensor, offsets: Tensor | None) -> Tensor:
-    """The nearest codes, int8 [num_groups, group_size] or packed uint8 [num_groups, group_size / 2]."""
+    """Return the nearest codes, int8 [num_groups, group_size] or packed uint8 [num_groups, group_size / 2]."""
     codes = []
     size = _PIECE // groups.shape[1]
     for start in range(0, len(groups), size):
@@ -96,12 +96,12 @@ def _codes(groups: Tensor, scales: Tensor, offsets: Tensor | None) -> Tensor:
 
 
 def _divisor(values: Tensor) -> Tensor:
-    """``values``, with one for zero: where a group's values are all alike, what is divided is zero too."""
+    """Return ``values`` with one for zero: where a group's values are all alike, what is divided is zero too."""
     return torch.where(values == 0, 1, values)
 
 
 def _suits_half(scales: Tensor) -> bool:
-    """Whether fp16 has each scale but zero with all its precision."""
+    """Return whether fp16 has each scale but zero with all its precision."""
     magnitudes = scales.abs()
     is_normal = (magnitudes >= _HALF.smallest_normal) & (magnitudes <= _HALF.max)
     return bool((is_normal | (scales == 0)).all())

@@ -64,7 +64,7 @@ class QuantizedMatrix:
 
     @property
     def bits(self) -> int:
-        """Of a code: 4 or 8."""
+        """Bits of a code: 4 or 8."""
         return 8 if self.codes.dtype == torch.int8 else 4
 
     @property
@@ -89,7 +89,7 @@ class QuantizedMatrix:
 
     @property
     def device(self) -> torch.device:
-        """Where the parts are."""
+        """Device of the parts."""
         return self.codes.device
 
     @property
@@ -98,13 +98,13 @@ class QuantizedMatrix:
         return self.codes.nbytes + self.scales.nbytes + (0 if self.offsets is None else self.offsets.nbytes)
 
     def unpacked_codes(self) -> Tensor:
-        """One code per value: int8, or uint8 from 0 to 15, [out_features, in_features]."""
+        """Return one code per value: int8, or uint8 from 0 to 15, [out_features, in_features]."""
         if self.bits == 8:
             return self.codes
         return torch.stack((self.codes & 15, self.codes >> 4), dim=-1).view(self.shape)
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The values [out_features, in_features], computed in fp32 and cast to ``dtype``."""
+        """Return the values [out_features, in_features], computed in fp32 and cast to ``dtype``."""
         groups = (*self.scales.shape, self.group_size)
         values = self.unpacked_codes().view(groups) * self.scales.float()[..., None]
         if self.offsets is not None:
@@ -112,11 +112,11 @@ class QuantizedMatrix:
         return values.view(self.shape).to(dtype)
 
     def rows(self, which: slice | Tensor) -> QuantizedMatrix:
-        """Some of the rows: a view for a slice, a copy for int64 indices [num_rows]."""
+        """Return some of the rows: a view for a slice, a copy for int64 indices [num_rows]."""
         return self.map(lambda part: part[which])
 
     def compact(self) -> QuantizedMatrix:
-        """The same matrix with scales and offsets in fp16, if that holds them exactly; else itself."""
+        """Return the same matrix with scales and offsets in fp16, if that holds them exactly; else itself."""
         scales, offsets = self.scales.half(), None if self.offsets is None else self.offsets.half()
         is_exact = torch.equal(scales.float(), self.scales.float()) and (
             offsets is None or self.offsets is None or torch.equal(offsets.float(), self.offsets.float())
@@ -124,7 +124,7 @@ class QuantizedMatrix:
         return QuantizedMatrix(codes=self.codes, scales=scales, offsets=offsets) if is_exact else self
 
     def map(self, change: Callable[[Tensor], Tensor]) -> QuantizedMatrix:
-        """The same change made to codes, scales and offsets: of the order of rows, or of their place."""
+        """Return a matrix with the same change made to codes, scales and offsets: the order of rows, or the device."""
         offsets = None if self.offsets is None else change(self.offsets)
         return QuantizedMatrix(codes=change(self.codes), scales=change(self.scales), offsets=offsets)
 
@@ -133,12 +133,12 @@ Matrix = Tensor | QuantizedMatrix  # a weight [out_features, in_features], howev
 
 
 def pack_nibbles(codes: Tensor) -> Tensor:
-    """Codes of 0 to 15, uint8 [..., n], as :class:`QuantizedMatrix` has them: two a byte, [..., n / 2]."""
+    """Pack codes of 0 to 15, uint8 [..., n], two a byte as in :class:`QuantizedMatrix`: [..., n / 2]."""
     return codes[..., 0::2] | codes[..., 1::2] << 4
 
 
 def product(x: Tensor, weight: QuantizedMatrix, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias`` in ``x``'s dtype: ``x`` [..., in_features] -> [..., out_features].
+    """Return ``x @ weight.T + bias`` in ``x``'s dtype: ``x`` [..., in_features] -> [..., out_features].
 
     torch has no product that decodes as it goes, so some rows at a time are decoded into a scratch.
     """
@@ -151,7 +151,7 @@ def product(x: Tensor, weight: QuantizedMatrix, bias: Tensor | None = None) -> T
 
 
 def concatenate_rows(pieces: Sequence[Matrix]) -> Matrix:
-    """One matrix of the rows of several, of equal in_features and with every value as it was.
+    """Return one matrix of the rows of several, of equal in_features and with every value as it was.
 
     Quantised pieces of one kind are laid together. Where kinds differ, as the projections of one layer do in GGUF's
     mixed files, all take the widest: 4-bit codes become bytes, a scale is repeated for the halves of its group, an
@@ -185,7 +185,7 @@ def _concatenate(pieces: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
 
 
 def weights_nbytes(module: nn.Module) -> int:
-    """Memory of all weights below ``module``, floating and quantised; what two parts share counts once."""
+    """Return the bytes of all weights below ``module``, floating and quantised; what two parts share counts once."""
     held: list[Tensor | QuantizedMatrix] = [*module.buffers(), *module.parameters()]
     for part in module.modules():
         held += [value for value in vars(part).values() if isinstance(value, QuantizedMatrix)]

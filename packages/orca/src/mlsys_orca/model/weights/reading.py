@@ -41,7 +41,7 @@ class WeightReader:
         self._count(name)
 
     def quantized(self, name: str, shape: tuple[int, ...]) -> QuantizedMatrix | None:
-        """Tensor ``name`` as the file's codes and scales; None: it has none that could be kept, and is not read yet.
+        """Return tensor ``name`` as the file's codes and scales; None: it has none to keep, and is not read yet.
 
         Raises:
             InvalidInputError: there is no such tensor, or its shape is not ``shape``.

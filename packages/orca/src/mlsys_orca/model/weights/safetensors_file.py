@@ -51,11 +51,11 @@ class SafetensorsDirectory:
         return frozenset(self._file_of)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The tensor's shape."""
+        """Return the tensor's shape."""
         return tuple(self._slice(name).get_shape())
 
     def nbytes(self, name: str) -> int:
-        """The tensor's size in the file."""
+        """Return the tensor's size in the file, in bytes."""
         part = self._slice(name)
         return int(torch.Size(part.get_shape()).numel()) * _DTYPES.get(part.get_dtype(), 1)
 
@@ -73,7 +73,7 @@ class SafetensorsDirectory:
         out.copy_(self._file_of[name].get_tensor(name))
 
     def quantized(self, name: str) -> None:
-        """None: what these files have of quantised weights is not read."""
+        """Return None: the quantised weights that these files may have are not read."""
 
     def _slice(self, name: str) -> Any:
         return self._file_of[name].get_slice(name)
@@ -92,7 +92,7 @@ def _open(path: Path) -> Any:
 
 
 def _indexed_names(path: Path) -> dict[str, str]:
-    """Tensor name -> file name, as the index says; empty without an index."""
+    """Return file names by tensor name, as the index says; empty without an index."""
     if not (path / INDEX_FILE).is_file():
         return {}
     weight_map = json_object(path / INDEX_FILE, max_nbytes=MAX_INDEX_NBYTES).get("weight_map")
