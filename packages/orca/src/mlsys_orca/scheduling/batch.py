@@ -1,4 +1,4 @@
-"""What crosses from the scheduler to the runner and back: one iteration's batch, and what it produced.
+"""Data between the scheduler and the runner: one iteration's batch, and its output.
 
 The scheduler (pure, no torch) fills an :class:`IterationBatch` through a :class:`BatchBuilder`; the runner turns it
 into tensors, runs the model once and answers with an :class:`IterationOutput`. All requests' tokens stand flattened
@@ -28,25 +28,25 @@ MAX_LOGPROBS = 20  # what the OpenAI protocol allows
 
 
 class Guide(Protocol):
-    """What a request's answer may be; owner: the request. Its answers depend on its arguments alone."""
+    """Constraint on a request's answer; owner: the request. Its answers depend on its arguments alone."""
 
     @property
     def failure(self) -> str | None:
-        """Why it could not go on, and ended an answer that does not fit; None: it did."""
+        """Reason why it could not go on, and ended an answer that does not fit; None: it did."""
         ...
 
     def allowed(self, answer: Sequence[int]) -> NDArray[np.bool_]:
-        """Which tokens may follow ``answer``: [vocab_size], at least one."""
+        """Return the tokens that may follow ``answer``: bool [vocab_size], at least one."""
         ...
 
     def foresee(self, answer: Sequence[int]) -> None:
-        """The next question will be about ``answer``: what it costs may be spent now, beside the forward."""
+        """Prepare for the next question, about ``answer``: its cost may be spent now, beside the forward."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How a request's next token is chosen; validated here, once, at the edge. Owner: the request.
+    """Choice of a request's next token: its parameters, validated here, once, at the edge. Owner: the request.
 
     Example:
         >>> SamplingParams(temperature=0.7, top_p=0.9, seed=3).is_greedy
@@ -101,13 +101,13 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the choice needs no random number."""
+        """True if the choice needs no random number."""
         return self.temperature == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceDetails:
-    """What the runner needs beside a slice, of requests that ask for more than sampling from the logits."""
+    """Further inputs of the runner for a slice, of requests that ask for more than sampling from the logits."""
 
     past: tuple[int, ...] = ()  # the prompt and the answer so far; empty if nothing asks for it
     num_prompt_tokens: int = 0  # of past
@@ -169,7 +169,7 @@ class IterationBatch:
 
 
 class BatchBuilder:
-    """Flattens requests into an :class:`IterationBatch`, one :meth:`add` per request and iteration.
+    """Builder of an :class:`IterationBatch` from requests, one :meth:`add` per request and iteration.
 
     Example:
         >>> builder = BatchBuilder()
@@ -253,7 +253,7 @@ class BatchBuilder:
         self._block_copies.append((source, destination))
 
     def build(self) -> IterationBatch:
-        """The batch of everything added."""
+        """Return the batch of everything added."""
         return IterationBatch(
             tuple(self._token_ids),
             tuple(self._positions),
@@ -275,7 +275,7 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class ScoredPrompt:
-    """How likely a run of a prompt's tokens was. Owner: the receiver."""
+    """Log-probabilities of a run of a prompt's tokens. Owner: the receiver."""
 
     request_id: str
     position: int  # of the first of them, at least 1
@@ -284,7 +284,7 @@ class ScoredPrompt:
 
 @dataclass(frozen=True, slots=True)
 class IterationOutput:
-    """What one iteration produced. Owner: the receiver."""
+    """Output of one iteration. Owner: the receiver."""
 
     # One per request of IterationBatch.sampled, in the same order; one more for each guess of its that was right.
     sampled: tuple[SampledToken, ...]

@@ -1,4 +1,4 @@
-"""Which K/V blocks are whose: the scheduler's half of the K/V cache, pure bookkeeping.
+"""Ownership of K/V blocks: the scheduler's half of the K/V cache, pure bookkeeping.
 
 Two ways to give a request its blocks. :meth:`BlockTables.reserve` takes all that it may ever need at once (ORCA,
 section 4.2: reserving ``max_tokens`` slots at the first iteration rules out deadlock). :meth:`BlockTables.place` and
@@ -37,7 +37,7 @@ class _Held:
 
 
 class BlockTables:
-    """Which K/V blocks are whose. One owner: the scheduler.
+    """K/V blocks by the request that holds them. One owner: the scheduler.
 
     Args:
         num_blocks: Blocks there are.
@@ -77,23 +77,23 @@ class BlockTables:
 
     @property
     def num_cached_blocks(self) -> int:
-        """Of those, the ones with contents that a request could share."""
+        """Number of free blocks with contents that a request could share."""
         return self._cache.num_idle
 
     def num_holders(self, block: int) -> int:
-        """Requests that hold ``block``."""
+        """Return the number of requests that hold ``block``."""
         return self._pool.ref_count(BlockId(block)) - (BlockId(block) in self._cache)
 
     def is_read_only(self, block: int) -> bool:
-        """Whether ``block`` has contents that others share or may come to share."""
+        """Return whether ``block`` has contents that others share or may come to share."""
         return BlockId(block) in self._cache
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that ``num_tokens`` tokens take."""
+        """Return the number of blocks that ``num_tokens`` tokens take."""
         return -(-num_tokens // self.block_size)
 
     def can_reserve(self, num_tokens: int) -> bool:
-        """Whether :meth:`reserve` would succeed now."""
+        """Return whether :meth:`reserve` would succeed now."""
         return self.num_blocks_for(num_tokens) <= self.num_free_blocks
 
     def reserve(self, request_id: str, num_tokens: int) -> tuple[int, ...]:
@@ -163,7 +163,7 @@ class BlockTables:
         return Placement(table, num_cached_tokens, block_copy)
 
     def grow(self, request_id: str, num_tokens: int) -> tuple[int, ...] | None:
-        """The request's table with room for ``num_tokens`` tokens; None, and nothing is changed, if too few are free.
+        """Grow the request's table to ``num_tokens`` tokens and return it; None, and no change, if too few are free.
 
         Raises:
             MemoryPlanError: the request has no blocks.

@@ -89,7 +89,7 @@ class ChunkedScheduler:
         self.pool.add(request, now)
 
     def next_batch(self, worker: WorkerId, now: float) -> IterationBatch | None:
-        """The decodes by arrival, then chunks of the prompts by arrival, each to the first that finds no blocks."""
+        """Return the decodes by arrival, then prompt chunks by arrival, each to the first that finds no blocks."""
         builder = BatchBuilder()
         num_selected = self._add_decodes(builder)
         num_selected += self._add_chunks(builder, num_selected)

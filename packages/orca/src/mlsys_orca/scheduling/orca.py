@@ -45,7 +45,10 @@ class IterationScheduler:
         return self.pool.num_unfinished
 
     def next_batch(self, worker: WorkerId, now: float) -> IterationBatch | None:
-        """The paper's ``Select``: by arrival, up to ``max_batch_size``, to the first reservation that fails."""
+        """Select requests by arrival, up to ``max_batch_size``, to the first reservation that fails.
+
+        This is the paper's ``Select``.
+        """
         builder = BatchBuilder()
         num_selected = 0
         for sequence in self.pool.sequences.values():

@@ -68,7 +68,7 @@ class PagedScheduler:
         return self.pool.num_unfinished
 
     def next_batch(self, worker: WorkerId, now: float) -> IterationBatch | None:
-        """By arrival, up to ``max_batch_size``, to the first that finds no blocks."""
+        """Return the requests by arrival, up to ``max_batch_size``, to the first that finds no blocks."""
         builder = BatchBuilder()
         num_selected = 0
         for sequence in self.pool.sequences.values():

@@ -120,5 +120,5 @@ class Pager:
 
 
 def _root_of(sequence: SequenceState) -> bytes:
-    """What keys and values depend on beside the tokens: an adapter's weights."""
+    """Return the root of the tokens' digests: an adapter's name, as keys and values depend on its weights too."""
     return (sequence.request.adapter or "").encode()

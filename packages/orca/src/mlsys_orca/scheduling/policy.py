@@ -35,17 +35,17 @@ says that fronts get a request's tokens with its result only, and not as iterati
 
 
 class PolicyFactory(Protocol):
-    """What ``PolicySpec.factory`` of a scheduling policy names."""
+    """Factory that ``PolicySpec.factory`` of a scheduling policy names."""
 
     def __call__(
         self, block_tables: BlockTables, *, max_batch_size: int, max_model_len: int, **options: Any
     ) -> GenerationScheduler:
-        """A new scheduler, the only owner of ``block_tables``."""
+        """Make a scheduler, the only owner of ``block_tables``."""
         ...
 
 
 def find_policy(name: str, registry: Registry) -> PolicySpec:
-    """The scheduling policy called ``name``.
+    """Return the scheduling policy called ``name``.
 
     Raises:
         InvalidInputError: there is none; the message lists what there is and which plugins could not be loaded.
@@ -71,7 +71,7 @@ def make_scheduler(
     max_model_len: int,
     options: Mapping[str, Any] | None = None,
 ) -> GenerationScheduler:
-    """A new scheduler of the policy called ``name``.
+    """Make a scheduler of the policy called ``name``.
 
     Args:
         name: As registered.

@@ -36,7 +36,7 @@ def extend_digests(digests: list[bytes], token_ids: Sequence[int], block_size: i
 
 
 class PrefixCache:
-    """Which block holds which content.
+    """K/V blocks by the content that they hold.
 
     It holds one reference of its own to each block it keeps. A block that nobody else holds is *idle*: its content can
     be had again until the pool needs the block, the least recently used first.
@@ -70,7 +70,7 @@ class PrefixCache:
         return block in self._digests
 
     def match(self, digests: Sequence[bytes]) -> list[BlockId]:
-        """The blocks with the longest known beginning of ``digests``; :meth:`hold` them before anything else."""
+        """Return the blocks with the longest known beginning of ``digests``; :meth:`hold` them before anything else."""
         blocks = []
         for digest in digests:
             block = self._blocks.get(digest)

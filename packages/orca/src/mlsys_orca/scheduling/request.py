@@ -1,4 +1,4 @@
-"""What a front asks of the engine, and what it gets back: the same under every scheduling policy."""
+"""A front's request to the engine, and its result: the same under every scheduling policy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """What a finished request produced."""
+    """Result of a finished request."""
 
     tokens: tuple[SampledToken, ...]  # in order; the stop token, if any, is last
     finish_reason: FinishedBy

@@ -71,7 +71,7 @@ class RequestLevelScheduler:
         return self.pool.num_unfinished
 
     def next_batch(self, worker: WorkerId, now: float) -> IterationBatch | None:
-        """The next iteration of the batch, or of its microbatch whose turn it is; the next batch's, if it has ended."""
+        """Return the next iteration of the batch or of the microbatch in turn; form a new batch if none is left."""
         if not self.pool.holders:
             self._form()
         for _ in range(len(self._microbatches)):
@@ -103,11 +103,11 @@ class RequestLevelScheduler:
         return [*left, *self._end_batch()]
 
     def fail(self, batch: IterationBatch, error: BaseException, now: float) -> Sequence[Finished[GenerationResult]]:
-        """The iteration failed: all its requests leave with that cause, finished or not."""
+        """End all requests of the failed iteration's batch with its error, finished or not."""
         return [*self.pool.fail(batch, error, now), *self._end_batch()]
 
     def _form(self) -> None:
-        """By arrival, up to ``max_batch_size``, to the first whose K/V blocks do not fit beside the others'."""
+        """Form a batch by arrival, up to ``max_batch_size``, to the first request whose K/V blocks do not fit."""
         tables = self.pool.block_tables
         for sequence in self.pool.sequences.values():
             request = sequence.request

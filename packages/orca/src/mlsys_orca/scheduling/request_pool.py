@@ -112,7 +112,7 @@ class RequestPool:
 
     @property
     def num_running(self) -> int:
-        """Of those, the ones with K/V blocks; the others wait."""
+        """Number of unfinished requests with K/V blocks; the others wait."""
         return len(self.holders)
 
     def add(self, request: GenerationRequest, now: float) -> None:
@@ -199,7 +199,7 @@ class RequestPool:
         sequence.state = State.RUNNING
 
     def _draft(self, sequence: SequenceState) -> list[int]:
-        """Guesses for which the request has room: in its blocks, and in its answer beside the token that is sure."""
+        """Return draft tokens that fit the request's blocks, and its answer beside the sure token."""
         if sequence.ngrams is None:
             sequence.ngrams = NgramIndex()
         room = min(
@@ -242,7 +242,7 @@ class RequestPool:
         return done
 
     def fail(self, batch: IterationBatch, error: BaseException, now: float) -> Sequence[Finished[GenerationResult]]:
-        """The iteration failed: all its requests leave with that cause."""
+        """End all requests of the failed iteration with its error."""
         sequences = [self.sequences[part.request_id] for part in batch.requests]
         return [
             self.finish(sequence, FinishReason.CANCELLED if sequence.is_cancelled else FinishReason.FAILED, error=error)
@@ -262,7 +262,7 @@ class RequestPool:
         return Finished(sequence.request.request_id, reason, result, error if reason is FinishReason.FAILED else None)
 
     def wake_at(self, now: float) -> float | None:
-        """None: only arrivals and completions change what can run."""
+        """Return None: only arrivals and completions change what can run."""
         return None
 
     def _accept_guesses(

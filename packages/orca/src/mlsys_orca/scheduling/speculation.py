@@ -14,7 +14,7 @@ _NGRAM = 3  # tokens that must have been seen before: with two most guesses are 
 
 
 class NgramIndex:
-    """Where each run of three tokens was seen last, in a list that only grows.
+    """Index of the last place of each run of three tokens, in a list that only grows.
 
     Example:
         >>> index, tokens = NgramIndex(), [1, 2, 3, 4, 5, 9, 1, 2, 3]
@@ -29,7 +29,7 @@ class NgramIndex:
         self._num_read = _NGRAM - 1  # tokens whose n-grams are known, but for the last one's
 
     def draft(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
-        """Up to ``max_tokens`` tokens that followed the last three when they were seen before; none, if never."""
+        """Return up to ``max_tokens`` tokens that followed the last three where they were seen before; else none."""
         # The n-gram at the very end is entered in the next call: it must not find itself.
         for end in range(self._num_read + 1, len(token_ids)):
             self._ends[tuple(token_ids[end - _NGRAM : end])] = end

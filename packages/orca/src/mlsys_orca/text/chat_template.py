@@ -1,4 +1,4 @@
-"""A conversation to the text, or the tokens, that a model was trained to continue.
+"""Render a conversation as the text, or the tokens, that a model was trained to continue.
 
 The template is the model file's own, written in Jinja; it is rendered as the ``transformers`` library does, but in a
 sandbox inside a process with bounds (:mod:`.template_process`), since model files come from anywhere. Used by the front
@@ -58,7 +58,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as text.
+        """Return the conversation as text.
 
         Args:
             messages: ``{"role": ..., "content": ...}`` and what else the template knows; plain JSON values.
@@ -117,7 +117,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The conversation as token ids, where control tokens come from the template alone.
+        """Return the conversation as token ids, where control tokens come from the template alone.
 
         The text of a control token inside a message or a tool stays text, so that no message can end its turn and speak
         for another role. Without such text the ids are those of the rendered text.
@@ -136,7 +136,7 @@ class ChatTemplate:
 
 
 def _json_only(value: Any) -> Any:
-    """``value`` rebuilt from plain JSON types, so that a template meets no method of any other."""
+    """Rebuild ``value`` from plain JSON types, so that a template meets no method of any other."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):

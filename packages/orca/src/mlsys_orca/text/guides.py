@@ -31,13 +31,13 @@ _worker = ThreadPoolExecutor(1, thread_name_prefix="orca-guides")  # starts its 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must be, in llguidance's form. Made by :func:`grammar_of`."""
+    """Grammar of an answer, in llguidance's form. Made by :func:`grammar_of`."""
 
     source: str
 
 
 def grammar_of(kind: GrammarKind, spec: Any) -> Grammar:
-    """A grammar, not yet checked.
+    """Return a grammar, not yet checked.
 
     Args:
         kind: What ``spec`` is: a JSON schema (an object, or True for any object), a regular expression, a grammar in
@@ -69,7 +69,7 @@ def grammar_of(kind: GrammarKind, spec: Any) -> Grammar:
 
 
 def _one_line(text: str) -> str:
-    """The parser's own words, which come with drawings, cut."""
+    """Cut the parser's own words, which come with drawings, to one line."""
     return " ".join(text[:1000].split())[:300]
 
 
@@ -101,11 +101,11 @@ class GuideMaker:
             _ = self._tables
 
     def guide(self, grammar: Grammar) -> GrammarGuide:
-        """A new guide, as :meth:`guides`."""
+        """Make a new guide; see :meth:`guides`."""
         return self.guides(grammar, 1)[0]
 
     def guides(self, grammar: Grammar, number: int) -> list[GrammarGuide]:
-        """``number`` new guides of a grammar that is compiled once; blocking, so not for an event loop's thread.
+        """Make ``number`` guides of a grammar that is compiled once; blocking, so not for an event loop's thread.
 
         Raises:
             InvalidInputError: the grammar is wrong or too large, or the tokenizer is of no kind that can be guided.
@@ -139,7 +139,7 @@ class GrammarGuide:
         self.failure: str | None = None  # why the parser gave up: an answer that ended so fits nothing
 
     def allowed(self, answer: Sequence[int]) -> NDArray[np.bool_]:
-        """Which tokens may follow: [vocab_size]."""
+        """Return the tokens that may follow ``answer``: bool [vocab_size]."""
         foreseen, self._foreseen = self._foreseen, None
         if foreseen is not None:
             mask = foreseen[1].result()  # in any case: one thread at a time moves the parser

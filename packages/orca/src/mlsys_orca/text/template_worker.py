@@ -68,7 +68,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Replaces Jinja's filter, which escapes HTML; the parameters are those templates use."""
+    """Write ``value`` as JSON, in place of Jinja's filter, which escapes HTML; templates use these parameters."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -78,7 +78,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 @lru_cache(maxsize=16)
 def _compiled(source: str) -> tuple[Template, frozenset[str]]:
-    """The template, and the variables that it reads and nobody sets."""
+    """Return the template, and the variables that it reads and nobody sets."""
     if len(source) > MAX_SOURCE_CHARS:
         raise TemplateError(f"it has {len(source)} characters, and at most {MAX_SOURCE_CHARS} can be")
     environment = _environment()
@@ -114,7 +114,7 @@ def _control_pattern(tokens: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _map_text(value: Any, change: Callable[[str], str]) -> Any:
-    """``value`` with every text in it changed; keys stay."""
+    """Return ``value`` with every text in it changed; keys stay."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Text to token ids and back.
+"""Tokenisation: text to token ids and back.
 
 Built by the loaders (from a GGUF file's vocabulary or a directory's ``tokenizer.json``); used by the front, which
 encodes prompts, and by each client's stream, which turns tokens to text as they come through a :class:`Detokenizer`.
@@ -20,7 +20,7 @@ _LONG = 4096  # characters or tokens from which on the backend's batch calls are
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The character that byte-level vocabularies spell each byte with (as published with GPT-2) -> the byte."""
+    """Return the byte for each character that byte-level vocabularies spell bytes with (as published with GPT-2)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return {chr(byte) if byte in printable else chr(next(others)): byte for byte in range(256)}
@@ -101,7 +101,7 @@ class Tokenizer:
     def encode(
         self, text: str, *, allow_special: bool = False, add_bos: bool = False, max_tokens: int | None = None
     ) -> list[int]:
-        """Token ids of ``text``.
+        """Return the token ids of ``text``.
 
         Args:
             text: Any text.
@@ -125,7 +125,7 @@ class Tokenizer:
             raise InvalidInputError(f"the text cannot be encoded: {error}; send valid Unicode") from error
 
     def encode_all(self, texts: Sequence[str], *, allow_special: bool = False) -> list[list[int]]:
-        """Token ids of each of ``texts``, as :meth:`encode`.
+        """Return the token ids of each of ``texts``, as :meth:`encode`.
 
         Raises:
             InvalidInputError: one holds a lone surrogate.
@@ -139,7 +139,7 @@ class Tokenizer:
             raise InvalidInputError(f"a text cannot be encoded: {error}; send valid Unicode") from error
 
     def encode_pair(self, first: str, second: str, *, max_tokens: int | None = None) -> tuple[list[int], list[int]]:
-        """Two texts with the model's marks around and between them.
+        """Encode two texts with the model's marks around and between them.
 
         Args:
             first: Any text.
@@ -163,7 +163,7 @@ class Tokenizer:
         return whole.ids, whole.type_ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Text of ``token_ids``; bytes that make no character become U+FFFD.
+        """Return the text of ``token_ids``; bytes that make no character become U+FFFD.
 
         Args:
             token_ids: Ids below the vocabulary's size; others are skipped.
@@ -174,7 +174,7 @@ class Tokenizer:
         return self._backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special)[0]
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """The bytes that a token stands for, which need not be whole characters; None: the token is unknown."""
+        """Return the bytes that a token stands for, which need not be whole characters; None: the token is unknown."""
         piece = self._backend.id_to_token(token_id)
         if piece is None:
             return None
@@ -189,11 +189,11 @@ class Tokenizer:
         return piece.replace("\u2581", " ").encode()
 
     def to_json(self) -> str:
-        """The whole of it as ``tokenizer.json`` has it, for libraries that read that."""
+        """Return the tokenizer as a ``tokenizer.json`` text, for libraries that read that."""
         return str(self._backend.to_str())
 
     def token_id(self, text: str) -> int | None:
-        """The id of the token spelled exactly ``text``, if there is one."""
+        """Return the id of the token spelled exactly ``text``, if there is one."""
         return self._backend.token_to_id(text)
 
 
@@ -204,7 +204,7 @@ def _encoding(backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: b
 
 
 class Detokenizer:
-    """Turns one request's tokens to text as they come, yielding whole characters only.
+    """Decoder of one request's tokens as they come, yielding whole characters only.
 
     A character may be spread over several tokens; its text comes with the last of them. The pieces joined,
     :meth:`flush`'s included, are what :meth:`Tokenizer.decode` gives for all tokens at once.
@@ -232,7 +232,7 @@ class Detokenizer:
         self._num_sent = len(self._decode())  # characters of the window's text that were yielded, or are the prompt's
 
     def push(self, token_id: int) -> str:
-        """The text that ``token_id`` completes; empty while a character is incomplete."""
+        """Take the next token; return the text that it completes, empty while a character is incomplete."""
         self._window.append(token_id)
         text = self._decode()
         # A replacement character at the end may yet become a character; elsewhere it is final.
@@ -245,7 +245,7 @@ class Detokenizer:
         return piece
 
     def flush(self) -> str:
-        """What is left when the request ends: the replacement characters of bytes that never became a character."""
+        """End the request; return what is left: a replacement character for each that never became whole."""
         piece = self._decode()[self._num_sent :]
         self._num_sent += len(piece)
         return piece
