@@ -21,7 +21,7 @@ def byte_alphabet() -> list[str]:
 
 
 def tiny_metadata() -> dict[str, Any]:
-    """What the tiny models' files say, by key; tests change some of it."""
+    """Return the contents of the tiny models' files, by key; tests change some of it."""
     tokens = ["<s>", "</s>", *byte_alphabet(), "he", "hel"]
     return {
         "llama.block_count": 2,

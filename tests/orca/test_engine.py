@@ -1,4 +1,4 @@
-"""How many keys and values an engine makes room for."""
+"""Number of keys and values for which an engine makes room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What biases, penalties and masks do to a row of logits."""
+"""Effects of biases, penalties and masks on a row of logits."""
 
 from __future__ import annotations
 

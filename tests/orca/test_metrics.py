@@ -1,4 +1,4 @@
-"""What ``/metrics`` says while a crowded engine is stepped by hand, and of a policy that keeps no pool."""
+"""Values of ``/metrics`` while a crowded engine is stepped by hand, and of a policy that keeps no pool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each family's configuration may ask for that is not implemented is refused by name, before weights are read."""
+"""Options of each family's configuration that are not implemented are refused by name, before weights are read."""
 
 from __future__ import annotations
 

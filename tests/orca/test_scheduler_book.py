@@ -235,7 +235,7 @@ def test_two_requests_with_guesses_each_get_their_own() -> None:
 
 @pytest.mark.parametrize(("new", "num_guesses"), [(2, 0), (3, 1), (4, 2), (20, 4)])
 def test_there_are_no_more_guesses_than_the_answer_has_room_for(new: int, num_guesses: int) -> None:
-    """Of ``new`` tokens one is there, and the next is sure."""
+    """One of ``new`` tokens is there, and the next is sure."""
     assert start(guessing(4, new=new)).num_tokens == 1 + num_guesses
 
 

@@ -26,7 +26,7 @@ def add(scheduler: ChunkedScheduler, name: str, prompt: int, new: int = 3, first
 
 
 def shape(batch: IterationBatch | None) -> list[tuple[str, int, bool]]:
-    """Who runs how many tokens, and whether it gets one."""
+    """Return each request's number of tokens in the batch, and whether it samples one."""
     if batch is None:
         return []
     return [(part.request_id, part.num_tokens, part.sampling is not None) for part in batch.requests]
@@ -118,7 +118,7 @@ def test_a_prompt_between_two_chunks_gives_way_to_an_earlier_request_and_resumes
 
 
 def overtaken(max_batch_size: int) -> ChunkedScheduler:
-    """Of f, e and d, in this order: f took e's blocks while d was in flight, and has left; e is behind d now."""
+    """The order is f, e, d: f took e's blocks while d was in flight, and has left; e is behind d now."""
     scheduler = make(2, num_blocks=9, block_size=1, max_batch_size=max_batch_size)
     for number, (name, new) in enumerate([("f", 3), ("e", 7), ("d", 7)]):
         add(scheduler, name, 2, new=new, first=10 * number)

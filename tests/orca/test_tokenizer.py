@@ -106,7 +106,7 @@ def test_each_pre_tokenizer_cuts_its_way(pre: str, text: str, pieces: list[str])
 
 
 def test_tekken_cuts_words_before_capitals_and_dbrx_does_not() -> None:
-    """Whether `l H` may join says where the cut is; Tekken then takes whole tokens first."""
+    """The cut depends on whether `l H` may join; Tekken then takes whole tokens first."""
     joins = {"tokens": [*TOKENS[:-1], "lH", "<think>"], "token_type": [3, 3] + [1] * (len(TOKENS) - 2) + [4]}
     for pre, expected in (("dbrx", ["he", "lH", "e"]), ("tekken", ["hel", "H", "e"])):
         cut = tokenizer_from_gguf(fields(pre=pre, **joins, merges=["h e", "l H"]))

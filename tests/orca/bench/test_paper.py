@@ -22,7 +22,7 @@ from rich.console import Console
 
 
 def curve(contestant: Contestant, *points: tuple[float, float]) -> Curve:
-    """From (requests per second, median seconds per token)."""
+    """Make points from (requests per second, median seconds per token)."""
     return Curve(
         contestant,
         tuple(

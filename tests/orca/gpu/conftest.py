@@ -8,7 +8,7 @@ import torch
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    """Where the kernels run. No GPU where the run insists on one is a failure."""
+    """Device of the kernels. No GPU where the run insists on one is a failure."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         return torch.device("cpu")
     if not torch.cuda.is_available():

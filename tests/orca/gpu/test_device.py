@@ -1,4 +1,4 @@
-"""What only a GPU can show: a model as users load it, and that its forward does not wait."""
+"""Checks that only a GPU can make: a model as users load it, and that its forward does not wait."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_each_row_meets_each_of_its_keys_once(lengths: list[tuple[int, int]], ti
 
 
 def _visible(queries: list[int], contexts: list[int], is_causal: bool) -> list[int]:
-    """How many keys each row sees."""
+    """Return the number of keys that each row sees."""
     return [
         own + 1 if is_causal else context
         for rows, context in zip(queries, contexts, strict=True)

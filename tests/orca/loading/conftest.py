@@ -1,4 +1,4 @@
-"""What the tests of hostile model files share."""
+"""Fixtures that the tests of hostile model files share."""
 
 from __future__ import annotations
 

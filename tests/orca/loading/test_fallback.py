@@ -1,4 +1,4 @@
-"""What transformers can't run for us is refused by name, from config.json alone; damage is found while loading."""
+"""Models that transformers can't run for us are refused by name, from config.json alone; damage is found at load."""
 
 from __future__ import annotations
 

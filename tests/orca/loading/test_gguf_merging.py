@@ -44,7 +44,7 @@ TEXTS = [
 
 
 def vocabulary() -> tuple[list[str], list[float], list[int]]:
-    """What a SentencePiece file of the corpus would have: control tokens, bytes, then pieces by rank."""
+    """Return the vocabulary of a SentencePiece file of the corpus: control tokens, bytes, then pieces by rank."""
     trainer = trainers.BpeTrainer(vocab_size=420, show_progress=False)  # type: ignore[call-arg]
     trained = tokenizers.Tokenizer(models.BPE())
     trained.train_from_iterator([CORPUS.replace(" ", "▁")] * 3, trainer)

@@ -1,4 +1,4 @@
-"""What ``load_model(weights=...)`` keeps quantised, what it leaves floating, and that either computes the same."""
+"""Weights that ``load_model(weights=...)`` keeps quantised or leaves floating, and that either computes the same."""
 
 from __future__ import annotations
 

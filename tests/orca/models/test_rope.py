@@ -60,7 +60,7 @@ def test_frequencies_are_those_of_transformers(name: str) -> None:
 
 
 def test_a_yarn_file_that_states_the_first_context_serves_the_stretched_one() -> None:
-    """As Qwen2.5's documentation has users write it."""
+    """The form in which Qwen2.5's documentation has users write it."""
     scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
     assert model_family("qwen2").from_huggingface(RAW | {"rope_scaling": scaling}).max_positions == 16_384
 

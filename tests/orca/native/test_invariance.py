@@ -1,4 +1,4 @@
-"""What a request gets does not depend on neighbours, chunks, preemption or shared prefixes: logits, to the bit."""
+"""A request's logits depend on no neighbour, chunk, preemption or shared prefix: equal to the bit."""
 
 from __future__ import annotations
 

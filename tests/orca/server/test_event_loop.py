@@ -44,7 +44,7 @@ BLOCKING = [
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
-    """Which threads ran each of the calls that block; the calls themselves run as ever."""
+    """Record the threads that run each blocking call; the calls themselves run as ever."""
     seen: dict[str, set[str]] = defaultdict(set)
 
     def watched(name: str, call: Any) -> Any:

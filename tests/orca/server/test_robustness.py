@@ -1,4 +1,4 @@
-"""What no client may do to the server, and what it does instead."""
+"""Requests that no client may make, and the server's answers to them."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def iterations() -> Iterator[IterationBatch]:
 
 
 def logits_of(model: DecoderModel, rows: Sequence[int] | None = None) -> Tensor:
-    """Of all rows of :func:`iterations`, or of ``rows`` of each."""
+    """Return the logits of all rows of :func:`iterations`, or of ``rows`` of each."""
     device = model.device
     cache = KVCache(model.config, num_blocks=8, block_size=BLOCK, dtype=model.dtype, device=device)
     logits = []

@@ -23,7 +23,7 @@ SLOTS = [5, 0, 17, 23, 4]  # of the 24 in the cache, for 5 tokens
 
 
 def factors(rotary_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """As layers.Rotary gives them, for some positions."""
+    """Return the factors that layers.Rotary gives, for some positions."""
     positions = torch.tensor([0.0, 1.0, 5.0, 100.0, 31.0])
     angles = torch.outer(positions, 1 / 10_000 ** (torch.arange(0, rotary_dim, 2) / rotary_dim))
     cos, sin = angles.cos(), angles.sin()
