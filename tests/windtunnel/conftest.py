@@ -1,4 +1,4 @@
-"""What every converter test asks: the module answers as its source does, and gradients reach its parameters."""
+"""Checks for every converter: the module answers as its source does, and gradients reach its parameters."""
 
 from __future__ import annotations
 

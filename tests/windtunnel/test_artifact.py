@@ -138,7 +138,7 @@ class Foreign(OperatorModule):
         self.powers = {1: "one"}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As ``x``."""
+        """Return ``x`` times the weight."""
         return x * self.weight
 
 

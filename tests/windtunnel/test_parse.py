@@ -41,7 +41,7 @@ def target(table: pd.DataFrame) -> NDArray[np.int64]:
 
 
 def run_graph(graph: PipelineGraph, rows: Any) -> Any:
-    """What the graph means: each operator applied to the tables it reads."""
+    """Run the graph: apply each operator to the tables it reads."""
     tables = {graph.input.name: rows}
     for operator in graph.operators:
         inputs = [tables[value.name] for value in operator.inputs]

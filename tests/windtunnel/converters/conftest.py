@@ -1,4 +1,4 @@
-"""What converters of trees ask beside ``same_answers``: that both forms in torch answer so too, not only the kernel."""
+"""Checks for converters of trees beside ``same_answers``: both forms in torch answer so too, not only the kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which cells there are and in which order they run; nothing is fitted."""
+"""Cells of the tables and the order in which they run; nothing is fitted."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def mlsys_register_commands() -> Iterable[CommandSpec]:
 
 @hookimpl
 def mlsys_register_demo_steps() -> Iterable[DemoStepSpec]:
-    """A LightGBM pipeline on real flights, translated; and such a pipeline trained further."""
+    """Return the demo's steps: a LightGBM pipeline on real flights, translated; and such a pipeline trained further."""
     return [
         DemoStepSpec(
             name="windtunnel",

@@ -1,4 +1,4 @@
-"""What runs before any tensor exists: columns of text, look-ups of categories, and operators that stay foreign.
+"""Work on the host before any tensor exists: columns of text, look-ups of categories, foreign operators.
 
 The graph is cut in two. An operator without a converter needs its inputs as its author made them, so it and all it
 depends on stay on the host; so does all that a look-up of categories depends on. The rest is the network. Host values
@@ -47,7 +47,7 @@ def host_operators(graph: PipelineGraph, foreign: set[str], lookups: set[str]) -
 
 
 def _reads_all(graph: PipelineGraph) -> bool:
-    """Whether each column of the input is computed with; one that is not may hold anything."""
+    """Return whether each column of the input is computed with; one that is not may hold anything."""
     if graph.input.width is None:
         return not any(operator.kind is Kind.SELECT for operator in graph.operators)
     places = {graph.input.name: tuple(range(graph.input.width))}  # columns of the input in values that only pick some
@@ -101,7 +101,7 @@ class Frontend:
 
     @property
     def is_trivial(self) -> bool:
-        """Whether encoding is only the conversion of the input to float64."""
+        """True where encoding is only the conversion of the input to float64."""
         return not self._operators and all(value.lookup is None for value in self.frontier)
 
     @property
@@ -112,7 +112,7 @@ class Frontend:
         )
 
     def tables(self, x: Table) -> list[npt.NDArray[np.float64]]:
-        """The frontier's tables, each ``[rows, width]`` float64, for raw input ``x``; they may share its memory.
+        """Return the frontier's tables, each ``[rows, width]`` float64, for raw input ``x``; they may share its memory.
 
         Raises:
             InvalidInputError: ``x`` has other columns than the pipeline was fitted on, or text where numbers belong.
@@ -130,16 +130,16 @@ class Frontend:
         return [_table([values[name] for name in value.reads], value) for value in self.frontier]
 
     def encode(self, x: Table) -> npt.NDArray[np.float64]:
-        """The frontier packed into one table; errors as :meth:`tables`."""
+        """Pack the frontier into one table; errors as :meth:`tables`."""
         return pack(self.tables(x))
 
     def as_given(self, x: Table) -> Table:
-        """A table that :meth:`tables` takes in a form that the source takes; errors are the same."""
+        """Return a table that :meth:`tables` takes in a form that the source takes; errors are the same."""
         checked = self._checked(x)
         return checked.frame() if isinstance(checked, NamedTable) else checked
 
     def _read(self, value: FrontierValue, x: NamedTable | PlainTable) -> npt.NDArray[np.float64]:
-        """A value of the frontier that is made of the input's columns one by one."""
+        """Return a value of the frontier that is made of the input's columns one by one."""
         if value.lookup is None:
             return x.numbers(None if value.reads == (self._input,) else value.columns, value.name)
         assert isinstance(value.lookup, CategoryLookup)
@@ -163,11 +163,11 @@ class Frontend:
 
     @property
     def takes_rows(self) -> bool:
-        """Whether the input may be one text, or another object, a row: only foreign operators read it as it is."""
+        """True where the input may be one text, or another object, a row: only foreign operators read it as it is."""
         return self.width is None and all(self._input not in value.reads for value in self.frontier)
 
     def _checked(self, x: Table) -> Table:
-        """The input as a table that the source takes; by its columns' names, where it has those."""
+        """Return the input as a table that the source takes; by its columns' names, where it has those."""
         if self.takes_rows and len(getattr(x, "shape", ((),))) == 1:
             return x
         if self.rules.labels_are_names and is_frame(x) and not all(isinstance(label, str) for label in x.columns):
@@ -193,7 +193,7 @@ class Frontend:
 
 
 def pack(tables: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
-    """The frontier's tables side by side; writeable, since a tensor will share it."""
+    """Put the frontier's tables side by side; writeable, since a tensor will share it."""
     return np.require(tables[0], np.float64, ["C", "W"]) if len(tables) == 1 else np.concatenate(tables, axis=1)
 
 
@@ -212,7 +212,7 @@ def _picked(source: Value, operators: Sequence[Operator]) -> dict[str, tuple[int
 
 
 def _columns_of(value: FrontierValue, picked: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-    """The columns of the input that a frontier's value is made of, if it is made column by column."""
+    """Return the columns of the input that a frontier's value is made of, if it is made column by column."""
     is_by_column = value.lookup is None or isinstance(value.lookup, CategoryLookup)
     if not is_by_column or not all(name in picked for name in value.reads):
         return None

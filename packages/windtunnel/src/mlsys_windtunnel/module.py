@@ -67,7 +67,7 @@ class WindTunnelModule(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the network computes in: float64 if a part does (soft trees round for themselves)."""
+        """Dtype that the network computes in: float64 if a part does (soft trees round for themselves)."""
         tensors = chain(self.network.parameters(), self.network.buffers())  # lazily: each prediction asks
         kinds = (tensor.dtype for tensor in tensors if tensor.is_floating_point())
         first = next(kinds, torch.float64)
@@ -88,7 +88,9 @@ class WindTunnelModule(nn.Module):
         return self.frontend.encode(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The source's main answer, differentiable: probabilities, else decision values, else predictions or features.
+        """Compute the source's main answer: probabilities, else decision values, else predictions or features.
+
+        The answer is differentiable.
 
         Args:
             x: ``[rows, width]``, as :meth:`encode` gives it.
@@ -110,7 +112,7 @@ class WindTunnelModule(nn.Module):
         return super().__getattr__(name)
 
     def _with_ties(self, method: Callable[[Table], Any], name: str, reference: Reference) -> Callable[[Table], Any]:
-        """A method that asks the source about a table with rows that only its search decides."""
+        """Return a method that asks the source about a table with rows that only its search decides."""
 
         def answer(x: Table) -> Any:
             try:
@@ -137,7 +139,7 @@ class WindTunnelModule(nn.Module):
         raise AttributeError(f"the source of this module has no {name}")
 
     def _method_of_outputs(self, name: str, predictor: PredictorModule) -> Callable[[Table], Any]:
-        """Of a classifier of several outputs: labels side by side, or a list of probabilities."""
+        """Return a method of a classifier of several outputs: labels side by side, or a list of probabilities."""
         outputs = [np.asarray(labels) for labels in predictor.outputs]
         if name == "predict":
 
@@ -150,7 +152,7 @@ class WindTunnelModule(nn.Module):
         return lambda x: np.split(self._run(x, name), ends, axis=1)
 
     def _run(self, x: Table, method: str) -> npt.NDArray[Any]:
-        """What a method of the source answers, labels as class indices: without torch where the network allows."""
+        """Return the source's answer to a method, with labels as class indices; without torch where possible."""
         check_method(x, method, self.frontend.rules)
         tables = self.frontend.tables(x)
         num_rows = len(tables[0])

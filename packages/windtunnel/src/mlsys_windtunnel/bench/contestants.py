@@ -1,4 +1,4 @@
-"""Who takes part: the source itself, WindTunnel in three forms, and the peers, each made ready for one fitted model.
+"""Contestants: the source itself, WindTunnel in three forms, and the peers, each made ready for one fitted model.
 
 A peer is imported only here, when it is its turn; what fails is an outcome of the race. Float64 engines are handed
 float64 rows and float32 engines float32 rows, converted before the clock starts.
@@ -22,7 +22,7 @@ from mlsys_windtunnel.bench.workloads import Workload
 
 @dataclass(frozen=True, slots=True)
 class Bout:
-    """What a contestant is made ready for."""
+    """Task that a contestant is made ready for."""
 
     workload: Workload
     num_threads: int
@@ -39,7 +39,7 @@ def source(bout: Bout) -> Runner:
 
 
 def source_on_one_thread(bout: Bout) -> Runner:
-    """A forest on one thread: for few rows its thread pool costs more than it brings."""
+    """Prepare a forest on one thread: for few rows its thread pool costs more than it brings."""
     if "RandomForest" not in type(bout.workload.source).__name__ or bout.num_threads == 1:
         raise DoesNotApply("measured for the forest, whose own threads cost much for one row")
     forest = copy.copy(bout.workload.source)
@@ -56,14 +56,14 @@ def booster(bout: Bout) -> Runner:
 
 
 def windtunnel(bout: Bout) -> Runner:
-    """The translated module, raw rows to probabilities."""
+    """Prepare the translated module, raw rows to probabilities."""
     from mlsys_windtunnel.convert.translation import translate
 
     return Runner(_as_is, translate(bout.workload.source).predict_proba)
 
 
 def windtunnel_columns(bout: Bout) -> Runner:
-    """The translated module, given what ONNX Runtime is given of a pipeline: arrays by the names of their columns."""
+    """Prepare the translated module for arrays by column name, as ONNX Runtime is given a pipeline's input."""
     from mlsys_windtunnel.convert.translation import translate
 
     if not bout.workload.is_pipeline:

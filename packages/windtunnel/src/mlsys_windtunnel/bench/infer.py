@@ -33,7 +33,7 @@ LEFT_OUT_OF_QUICK = {"tl2cgen", "WindTunnel ONNX", "Hummingbird torch"}
 
 
 def run(context: BenchContext) -> Section:
-    """The suite: batches of 1 and 10,000 rows, or 1 and 2,000 with fewer rounds when quick."""
+    """Run the suite: batches of 1 and 10,000 rows, or 1 and 2,000 with fewer rounds when quick."""
     from mlsys_windtunnel.bench.workloads import workloads
 
     batches = (1, 2_000 if context.is_quick else 10_000)
@@ -78,7 +78,7 @@ def race_on(
 
 @contextmanager
 def _threads(num_threads: int) -> Iterator[None]:
-    """The same number for torch, OpenMP and BLAS within the context; the former ones come back."""
+    """Set one number of threads for torch, OpenMP and BLAS within the context; restore the former ones after it."""
     import torch
 
     before = torch.get_num_threads()
@@ -91,7 +91,7 @@ def _threads(num_threads: int) -> Iterator[None]:
 
 
 def _adult() -> Path | None:
-    """The census table, where it and a reader of its format are installed."""
+    """Return the path of the census table, or None where it or a reader of its format is not installed."""
     from mlsys_core.config import settings
     from mlsys_core.models import find_entry
 

@@ -1,4 +1,4 @@
-"""How busy others kept the machine during a race: what the kernel counted, less this process's own time."""
+"""Load of other processes on the machine during a race: the kernel's counters, less this process's own time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CpuTimes:
 
 
 def cpu_times(stat: Path = STAT) -> CpuTimes | None:
-    """The counters now; None where the system does not tell (proc(5), ``/proc/stat``)."""
+    """Read the counters now; None where the system does not tell (proc(5), ``/proc/stat``)."""
     try:
         first = stat.read_text().split("\n", 1)[0].split()
     except OSError:
@@ -32,7 +32,7 @@ def cpu_times(stat: Path = STAT) -> CpuTimes | None:
 
 
 def share_of_others(before: CpuTimes | None, after: CpuTimes | None) -> float | None:
-    """Which part of the machine, 0 to 1, others used between two readings; None if it cannot be told."""
+    """Return the part of the machine, 0 to 1, that others used between two readings; None if it cannot be told."""
     if before is None or after is None or after.total_s <= before.total_s:
         return None
     others_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)

@@ -43,19 +43,19 @@ class Conditions:
 
     @property
     def cores(self) -> int:
-        """Of the machine, that this process may use."""
+        """Number of the machine's cores that this process may use."""
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     @property
     def is_loaded(self) -> bool:
-        """Whether others took part of what the contestants wanted."""
+        """True where others took part of the processor time that the contestants wanted."""
         if self.share_of_others is None:
             return max(self.load_average) > self.cores + 0.5
         return self.share_of_others > 0.1
 
 
 def report(outcomes: Outcomes, *, batches: Sequence[int], conditions: Conditions) -> Section:
-    """The page's section: where WindTunnel stands, then a table for each model and a figure for each batch size.
+    """Make the page's section: where WindTunnel stands, then a table for each model and a figure for each batch size.
 
     Args:
         outcomes: By model, then by contestant.
@@ -86,7 +86,7 @@ def report(outcomes: Outcomes, *, batches: Sequence[int], conditions: Conditions
 
 
 def speed_up(outcome: Outcome, base: Outcome, batch: int) -> float | None:
-    """How many times faster than ``base``: the median over rounds of the ratio within a round; None if not timed."""
+    """Return the speed-up over ``base``: the median over rounds of the ratio within a round; None if not timed."""
     if outcome.samples_s is None or base.samples_s is None:
         return None
     pairs = zip(base.samples_s[batch], outcome.samples_s[batch], strict=True)
@@ -109,7 +109,7 @@ def _method(conditions: Conditions) -> Iterator[str]:
 
 
 def _standing(outcomes: Outcomes, batches: Sequence[int]) -> Table:
-    """How many times faster WindTunnel is than each rival, each side by its fastest contestant."""
+    """Make the table of WindTunnel's speed-up over each rival, each side by its fastest contestant."""
     rows = [
         [model, *(_ratio(_lead(of_model, *sides, batch)) for sides in _STANDING.values() for batch in batches)]
         for model, of_model in outcomes.items()

@@ -37,7 +37,7 @@ class Runner:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one contestant on one model."""
+    """Outcome of one contestant on one model."""
 
     status: Status
     note: str = ""
@@ -121,7 +121,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _calls(answer: Callable[[Any], Any], x: Any, turn_s: float, clock: Clock) -> int:
-    """How many calls fill a turn."""
+    """Return the number of calls that fill a turn."""
     duration = min(_turn(answer, x, 1, clock) for _ in range(2))
     return int(np.clip(turn_s / max(duration, 1e-9), 1, _MOST_CALLS_PER_TURN))
 

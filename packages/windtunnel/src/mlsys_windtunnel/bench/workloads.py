@@ -34,12 +34,12 @@ class Workload:
 
     @property
     def is_pipeline(self) -> bool:
-        """Whether columns are encoded before the model."""
+        """True where columns are encoded before the model."""
         return not isinstance(self.table, np.ndarray)
 
 
 def workloads(rows: int, *, num_threads: int, adult: Path | None = None, num_trees: int = 100) -> list[Workload]:
-    """The suite's models, each with ``rows`` fresh rows.
+    """Make the suite's models, each with ``rows`` fresh rows.
 
     Args:
         rows: Of each table.
@@ -132,7 +132,7 @@ def _mixed_table(rows: int) -> tuple[Any, npt.NDArray[np.int64], tuple[str, ...]
 
 
 def _adult(path: Path) -> tuple[Any, npt.NDArray[np.int64], tuple[str, ...]]:
-    """The census table in an order of chance; the label is whether a person earns more than 50,000 dollars."""
+    """Load the census table, shuffled; the label is whether a person earns more than 50,000 dollars."""
     import pandas as pd
 
     table = pd.read_parquet(path).sample(frac=1, random_state=0).reset_index(drop=True)
@@ -145,7 +145,7 @@ def _adult(path: Path) -> tuple[Any, npt.NDArray[np.int64], tuple[str, ...]]:
 
 
 def _with_threads(source: Any, num_threads: int) -> Any:
-    """The source, answering on ``num_threads`` threads (what takes no such argument follows threadpoolctl's limit)."""
+    """Let the source answer on ``num_threads`` threads; sources without that argument follow threadpoolctl's limit."""
     model = source.steps[-1][1] if hasattr(source, "steps") else source
     if "n_jobs" in model.get_params() and hasattr(model, "n_estimators"):
         model.set_params(n_jobs=num_threads)

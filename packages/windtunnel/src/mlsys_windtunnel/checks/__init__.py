@@ -1,1 +1,1 @@
-"""What a pipeline's source refuses, so that its translation refuses it too: forms of tables, and values within."""
+"""Refusals of a pipeline's source, which its translation repeats: forms of tables, and values within them."""

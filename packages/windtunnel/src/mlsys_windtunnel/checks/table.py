@@ -1,4 +1,4 @@
-"""What a pipeline's source refuses of a table before it looks at numbers: names, shape, sparse and complex data.
+"""Refusals of a table before its numbers are looked at: names, shape, sparse and complex data.
 
 The messages keep scikit-learn's words.
 """
@@ -183,7 +183,7 @@ def check_method(x: Any, method: str, rules: InputRules) -> None:
 
 
 def no_rows(shape: Sequence[int]) -> InvalidInputError:
-    """The refusal of a table without rows."""
+    """Return the refusal of a table without rows."""
     return InvalidInputError(
         f"Found array with 0 sample(s) (shape={tuple(shape)}) while a minimum of 1 is required by X: the input has no "
         "rows; at least one is needed"

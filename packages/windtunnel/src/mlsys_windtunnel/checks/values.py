@@ -1,4 +1,4 @@
-"""What an operator's source refuses among numbers: missing, infinite and too large ones, and those out of its domain.
+"""Refusals of numbers by an operator's source: missing, infinite and too large ones, and those out of its domain.
 
 Plain data beside the operator (see ``network.Wire``), so it is saved with it and needs no scikit-learn. The messages
 keep scikit-learn's words.
@@ -90,7 +90,7 @@ class Contract:
 
 
 def rounded(x: Floats, dtype: str) -> npt.NDArray[Any]:
-    """A table in the dtype of a network.
+    """Round a table to the dtype of a network.
 
     Raises:
         InvalidInputError: a finite number is infinite there, where the source would answer for it.

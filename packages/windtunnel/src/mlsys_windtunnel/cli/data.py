@@ -1,4 +1,4 @@
-"""What the commands of ``mlsys windtunnel`` read: fitted pipelines with their warnings, and tables of rows."""
+"""Inputs of the commands of ``mlsys windtunnel``: fitted pipelines with their warnings, and tables of rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TABLES = (".csv", ".csv.gz", ".parquet")
 
 
 def load_pipeline(path: Path, *, trust_code: bool, then: Callable[[Any], Result]) -> Result:
-    """What ``then`` makes of the pipeline in a file; warnings on the way become notes on stderr, each once."""
+    """Load the pipeline in a file and return ``then`` of it; warnings on the way become notes on stderr, each once."""
     import warnings
 
     from mlsys_windtunnel.parse.load import load_estimator
@@ -34,7 +34,7 @@ def load_pipeline(path: Path, *, trust_code: bool, then: Callable[[Any], Result]
 
 
 def check_table_path(path: Path) -> str:
-    """The kind of table that a file name says, one of :data:`TABLES`.
+    """Return the kind of table that a file name says, one of :data:`TABLES`.
 
     Raises:
         InvalidInputError: it says none.
@@ -46,7 +46,7 @@ def check_table_path(path: Path) -> str:
 
 
 def read_table(path: Path, frontend: Frontend | None = None) -> pd.DataFrame:
-    """The rows of a CSV or parquet file.
+    """Read the rows of a CSV or parquet file.
 
     Args:
         path: The file.
@@ -86,7 +86,7 @@ def read_table(path: Path, frontend: Frontend | None = None) -> pd.DataFrame:
 
 
 def _check_columns(path: Path, names: Sequence[str], frontend: Frontend) -> list[str] | None:
-    """The columns to read, None for all."""
+    """Return the columns to read, or None for all."""
     if frontend.columns is not None:
         missing = [name for name in frontend.columns if name not in names]
         if missing:
@@ -101,7 +101,7 @@ def _check_columns(path: Path, names: Sequence[str], frontend: Frontend) -> list
 
 
 def text_columns(frontend: Frontend, names: Sequence[str]) -> list[str]:
-    """Which of the input's columns ``names`` feed a look-up whose categories are all text."""
+    """Return those of the input's columns ``names`` that feed a look-up with text categories only."""
     picked: dict[str, Sequence[str]] = {frontend._input: names}
     for operator in frontend._operators:
         source = operator.inputs[0].name

@@ -62,7 +62,7 @@ def run(context: DemoContext) -> Section:
 
 
 def load_dataset(cache_dir: Path, max_rows: int | None = None) -> Dataset:
-    """The first that is here: three million flights, those of New York, census income; of flights, a sample.
+    """Load the first data set found: three million flights or those of New York (samples), or census income.
 
     Raises:
         MissingDependencyError: none is.
@@ -137,7 +137,7 @@ def _times(moment: pd.Series[Any]) -> dict[str, Any]:
 
 
 def make_source(data: Dataset, *, num_threads: int) -> Any:
-    """The pipeline as anyone would write it: encoders by column, numbers passed through, LightGBM."""
+    """Make the pipeline as anyone would write it: encoders by column, numbers passed through, LightGBM."""
     from lightgbm import LGBMClassifier
     from sklearn.compose import ColumnTransformer
     from sklearn.pipeline import Pipeline
@@ -239,7 +239,7 @@ def timed(source: Any, module: Any, rows: Any, *, calls: int) -> tuple[float, fl
 
 
 def _figure(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> str:
-    """A scatter of at most 2,000 rows, as SVG."""
+    """Draw a scatter of at most 2,000 rows, as SVG."""
     from matplotlib.figure import Figure as MplFigure
     from mlsys_core.plot import to_svg
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Level(StrEnum):
-    """Of trees."""
+    """Parts of trees that are trained; see ``SoftOptions``."""
 
     L1 = "L1"
     L2 = "L2"
@@ -24,7 +24,7 @@ class Level(StrEnum):
 
 
 class Init(StrEnum):
-    """Where training starts."""
+    """Start of training."""
 
     residual = "residual"
     source = "source"
@@ -32,7 +32,7 @@ class Init(StrEnum):
 
 
 class Gate(StrEnum):
-    """How a leaf is chosen."""
+    """Choice of a leaf."""
 
     softmax = "softmax"
     tanh = "tanh"

@@ -33,7 +33,7 @@ class Box:
 
 
 def picture(graph: PipelineGraph, module: WindTunnelModule) -> str:
-    """A page of its own, without scripts or links.
+    """Draw a page of its own, without scripts or links.
 
     Args:
         graph: Of the source.

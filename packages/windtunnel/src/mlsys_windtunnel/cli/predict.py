@@ -118,7 +118,7 @@ def _table(answering: Any, rows: Any, *, proba: bool) -> pd.DataFrame:
 
 
 def _outputs(answering: Any) -> Any:
-    """The labels of each output of a classifier of several."""
+    """Return the labels of each output of a classifier of several."""
     return answering.outputs if hasattr(answering, "outputs") else answering.predictor.outputs
 
 

@@ -162,7 +162,7 @@ def num_trainable(module: WindTunnelModule) -> dict[str, int]:
 
 
 def print_operators(graph: PipelineGraph, module: WindTunnelModule, console: Console) -> None:
-    """The pipeline as a table: each operator, what it reads, where it runs, and how much of it can be trained."""
+    """Print the pipeline as a table: each operator, what it reads, where it runs, and how much of it can be trained."""
     from rich.box import SIMPLE
     from rich.markup import escape
     from rich.table import Table

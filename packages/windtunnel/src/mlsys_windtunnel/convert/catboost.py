@@ -37,7 +37,7 @@ _PROBABILISTIC = ("predict", "predict_proba", "predict_log_proba")
 
 @dataclass(frozen=True, slots=True)
 class _Condition:
-    """What sends a row right: a value above a border, or a code."""
+    """Condition that sends a row right: a value above a border, or a code."""
 
     column: int  # of what the trees read
     border: float = 0.0
@@ -119,7 +119,7 @@ class _Model:
         self._first_ctr += sum(len(each.get("values", [])) for each in self._categories.values())
 
     def trees(self) -> Trees:
-        """Sums of leaves, with what all rows start from."""
+        """Return the trees: sums of leaves on top of the value that all rows start from."""
         scale, bias = self._content["scale_and_bias"]
         oblivious = self._content.get("oblivious_trees") or ()
         if sum(1 << len(tree["splits"] or ()) for tree in oblivious) > _MOST_SPLITS:
@@ -136,7 +136,7 @@ class _Model:
         return Converted(module, self._lookup, num_codes=self._lookup.width)
 
     def _oblivious(self, tree: Any, num_outputs: int, scale: float) -> Tree:
-        """Splits level by level; bit i of a leaf's place is the answer of split i."""
+        """Make an oblivious tree: splits level by level; bit i of a leaf's place is the answer of split i."""
         levels = [self._condition(split) for split in tree["splits"] or ()]  # null for a tree of one leaf
         depth = len(levels)
         conditions = [condition for level, condition in enumerate(levels) for _ in range(1 << level)]
@@ -218,7 +218,7 @@ class _Model:
 
 
 def _content(estimator: Any) -> Any:
-    """The model's JSON, which CatBoost writes to files only."""
+    """Return the model's JSON, which CatBoost writes to files only."""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "model.json"
         estimator.save_model(str(file), format="json")
@@ -230,7 +230,7 @@ def _missing_is_above(feature: Any) -> bool:
 
 
 def _child(level: int, depth: int, answers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Where the answers of the splits down to ``level`` lead: to a split of the next level, or to a leaf."""
+    """Return the nodes that the answers down to ``level`` lead to: splits of the next level, or leaves."""
     return ~answers if level + 1 == depth else (1 << level + 1) - 1 + answers
 
 
@@ -240,7 +240,7 @@ def _tree(
     right: npt.NDArray[np.int64],
     leaf_value: npt.NDArray[np.float64],
 ) -> Tree:
-    """A tree; what is sent right by a code is sent left here, as sets of categories are."""
+    """Make a tree; a row that a code sends right is sent left here, as sets of categories are."""
     codes = {split: np.array([each.code]) for split, each in enumerate(conditions) if each.code is not None}
     turned = np.isin(np.arange(len(conditions)), list(codes))
     return Tree(
@@ -256,7 +256,7 @@ def _tree(
 
 
 def _statistic(ctr: Any, data: Any, combination: Combination) -> Statistic:
-    """A table of values in float32, as CatBoost computes them: shares of counts with a prior, moved and scaled."""
+    """Make a table of float32 values as CatBoost computes them: shares of counts with a prior, moved and scaled."""
     rows = np.array(data["hash_map"], object).reshape(-1, data["hash_stride"])
     rows = rows[[int(key) != _NO_KEY for key in rows[:, 0]]]
     keys = np.array([int(key) for key in rows[:, 0]], np.uint64)

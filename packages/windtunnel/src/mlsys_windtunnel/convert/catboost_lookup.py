@@ -24,7 +24,7 @@ _MULTIPLIER = np.uint64(0x4906BA494954CB65)
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """What a statistic is looked up by. Columns are those of the raw table."""
+    """Combination of columns by which a statistic is looked up. Columns are those of the raw table."""
 
     categories: tuple[int, ...]  # columns whose hashes count
     borders: tuple[tuple[int, float, bool], ...]  # column, border, whether missing is above; counts whether above it
@@ -61,7 +61,7 @@ class Statistic:
 
 @dataclass(frozen=True, slots=True)
 class CatBoostLookup:
-    """What the trees compare: numbers as they are, codes of categories, and statistics, in this order."""
+    """Look-up of the values that the trees compare: numbers, codes of categories, and statistics, in this order."""
 
     numeric: tuple[int, ...]  # columns of the raw table
     coded: tuple[tuple[int, tuple[int, ...]], ...]  # column, hashes: the code is the place, NaN for any other

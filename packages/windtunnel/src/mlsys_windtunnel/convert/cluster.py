@@ -34,13 +34,13 @@ def birch(estimator: Any) -> OperatorModule:
 
 
 def bisecting_k_means(estimator: Any) -> OperatorModule:
-    """Walks the tree of bisections, which may end at another leaf than the one with the nearest centre."""
+    """Convert a tree of bisections, whose walk may end at another leaf than the one with the nearest centre."""
     mean = getattr(estimator, "_X_mean", 0.0)
     num_leaves = len(estimator.cluster_centers_)
     pairs, paths = [], []
 
     def walk(node: Any) -> list[int]:
-        """Adds what is below a node; returns the labels of its leaves."""
+        """Add the bisections below a node; return the labels of its leaves."""
         if node.left is None:
             return [int(node.label)]
         left, right = walk(node.left), walk(node.right)
@@ -57,12 +57,15 @@ def bisecting_k_means(estimator: Any) -> OperatorModule:
 
 
 def gaussian_mixture(estimator: Any) -> OperatorModule:
-    """A mixture fitted by expectation maximisation."""
+    """Convert a mixture fitted by expectation maximisation."""
     return _mixture(estimator, np.log(estimator.weights_))
 
 
 def bayesian_gaussian_mixture(estimator: Any) -> OperatorModule:
-    """A mixture fitted by variational inference: expected log-weights and log-determinants (Bishop, PRML, 10.64-66)."""
+    """Convert a mixture fitted by variational inference.
+
+    It has expected log-weights and log-determinants (Bishop, PRML, 10.64-66).
+    """
     from scipy.special import digamma  # type: ignore[import-untyped]
 
     features = estimator.n_features_in_

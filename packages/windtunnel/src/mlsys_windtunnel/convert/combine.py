@@ -61,7 +61,7 @@ def voting_classifier(estimator: Any) -> OperatorModule:
 
 
 def voting_regressor(estimator: Any) -> OperatorModule:
-    """The weighted mean."""
+    """Join members by their weighted mean."""
     return Regressor(WeightedMean(_weights(estimator)))
 
 
@@ -71,7 +71,7 @@ def _weights(estimator: Any) -> list[float]:
 
 
 def bagging_classifier(estimator: Any) -> OperatorModule:
-    """The mean of probabilities, or of votes where a member has none; a member may know fewer classes."""
+    """Join members by the mean of probabilities, or of votes where a member has none; one may know fewer classes."""
     plan = _plan(estimator)
     places = np.arange(len(estimator.classes_))  # the members were fitted on these
     return Vote(
@@ -83,7 +83,7 @@ def bagging_classifier(estimator: Any) -> OperatorModule:
 
 
 def bagging_regressor(estimator: Any) -> OperatorModule:
-    """The mean."""
+    """Join members by their mean."""
     return Regressor(WeightedMean(np.ones(len(estimator.estimators_))))
 
 
@@ -99,18 +99,18 @@ def ada_boost_classifier(estimator: Any) -> OperatorModule:
 
 
 def ada_boost_regressor(estimator: Any) -> OperatorModule:
-    """The weighted median."""
+    """Join members by their weighted median."""
     return Regressor(WeightedMedian(estimator.estimator_weights_[: len(estimator.estimators_)]))
 
 
 def stacking_classifier(estimator: Any) -> OperatorModule:
-    """The final estimator's answers; it was fitted on places of labels."""
+    """Pass on the final estimator's answers; it was fitted on places of labels."""
     plan = _plan(estimator)
     return Passed(_layout(plan.members[0]), classes=class_labels(estimator.classes_), answers=plan.answers)
 
 
 def threshold_classifier(estimator: Any) -> OperatorModule:
-    """Fixed and tuned: the label follows from a threshold on the member's probabilities or decision values."""
+    """Derive the label from a threshold, fixed or tuned, on the member's probabilities or decision values."""
     plan = _plan(estimator)
     layout, classes = _layout(plan.members[0]), np.asarray(estimator.classes_)
     wanted = [estimator.response_method] if estimator.response_method != "auto" else ["predict_proba"]
@@ -134,7 +134,7 @@ def threshold_classifier(estimator: Any) -> OperatorModule:
 
 
 def calibrated_classifier(estimator: Any) -> OperatorModule:
-    """The mean of members whose scores are calibrated, class by class or by a temperature."""
+    """Join members by the mean of their scores, calibrated class by class or by a temperature."""
     plan, classes = _plan(estimator), estimator.classes_
     calibrations: list[nn.Module] = []
     for member, pair in zip(plan.members, estimator.calibrated_classifiers_, strict=True):
@@ -171,7 +171,7 @@ def _binary_members(estimator: Any, plan: Plan) -> BinaryMembers:
 
 
 def _binary_threshold(estimator: Any) -> float:
-    """What scikit-learn compares scores with: decision values with 0, all else with one half."""
+    """Return the threshold that scikit-learn compares scores with: 0 for decision values, one half for all else."""
     from sklearn.base import is_classifier
 
     first = estimator.estimators_[0]
@@ -201,7 +201,7 @@ def one_vs_one(estimator: Any) -> OperatorModule:
 
 
 def output_code(estimator: Any) -> OperatorModule:
-    """The nearest code word."""
+    """Join members by the nearest code word."""
     plan = _plan(estimator)
     return OutputCode(
         _binary_members(estimator, plan),
@@ -224,7 +224,7 @@ def values_side_by_side(_estimator: Any) -> OperatorModule:
 
 
 def classifier_chain(estimator: Any) -> OperatorModule:
-    """The members' tables come in the order of targets."""
+    """Join members of a chain; their tables come in the order of targets."""
     plan = _plan(estimator)
     in_chain = [_layout(member) for member in plan.members]
     places = {int(output): place for place, output in enumerate(estimator.order_)}

@@ -84,7 +84,7 @@ no operators.
 
 
 def name_of(entry: Entry) -> str:
-    """The class alone."""
+    """Return the name of the class alone."""
     return entry.source.rpartition(".")[2]
 
 
@@ -96,7 +96,7 @@ def covered() -> list[Entry]:
 
 
 def page() -> str:
-    """The page as Markdown text."""
+    """Return the page as Markdown text."""
     entries = covered()
     parts = [_HEAD.format(count=len(entries))]
     for package, group in groupby(entries, key=lambda entry: entry.source.rpartition(".")[0]):

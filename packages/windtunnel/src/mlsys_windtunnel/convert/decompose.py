@@ -19,7 +19,7 @@ KERNELS = {"linear", "poly", "rbf", "sigmoid", "cosine", "laplacian"}
 
 
 def make_kernel(anchors: Any, kind: object, **parameters: Any) -> Kernel | None:
-    """A kernel as scikit-learn names it; None for functions, "precomputed" and the chi-squared ones."""
+    """Make a kernel of scikit-learn's name; None for functions, "precomputed" and the chi-squared ones."""
     kind = "poly" if kind == "polynomial" else kind
     if not isinstance(kind, str) or kind not in KERNELS:
         return None
@@ -27,7 +27,7 @@ def make_kernel(anchors: Any, kind: object, **parameters: Any) -> Kernel | None:
 
 
 def incremental_pca(estimator: Any) -> OperatorModule:
-    """A projection on components, whitened or not."""
+    """Convert a projection on components, whitened or not."""
     return Projection(estimator.mean_, _principal_weight(estimator))
 
 
@@ -41,7 +41,7 @@ def pca(estimator: Any) -> OperatorModule:
 
 
 def factor_analysis(estimator: Any) -> OperatorModule:
-    """The posterior mean of the factors (Bishop, PRML, equation 12.66)."""
+    """Convert to the posterior mean of the factors (Bishop, PRML, equation 12.66)."""
     scaled = estimator.components_ / estimator.noise_variance_
     posterior = np.linalg.inv(np.eye(len(scaled)) + scaled @ estimator.components_.T)
     return FactorModel(estimator.mean_, posterior.T @ scaled, estimator.get_precision())
@@ -54,7 +54,7 @@ def truncated_svd(estimator: Any) -> OperatorModule:
 
 
 def fast_ica(estimator: Any) -> OperatorModule:
-    """The unmixing matrix; centred unless whitening is off."""
+    """Convert the unmixing matrix; centred unless whitening is off."""
     if not estimator.whiten:
         return truncated_svd(estimator)
     return Projection(estimator.mean_, estimator.components_)

@@ -33,7 +33,7 @@ def linear_discriminant_analysis(estimator: Any) -> OperatorModule | None:
 
 
 def quadratic_discriminant_analysis(estimator: Any) -> OperatorModule:
-    """A Gaussian for each class (Hastie et al., Elements of Statistical Learning, equation 4.12)."""
+    """Convert to a Gaussian for each class (Hastie et al., Elements of Statistical Learning, equation 4.12)."""
     width = max(rotation.shape[1] for rotation in estimator.rotations_)
     directions = [np.pad(rotation, ((0, 0), (0, width - rotation.shape[1]))) for rotation in estimator.rotations_]
     log_scales = [-0.5 * np.pad(np.log(scaling), (0, width - len(scaling))) for scaling in estimator.scalings_]

@@ -93,7 +93,7 @@ def k_bins_discretizer(estimator: Any) -> OperatorModule:
 
 
 def _groups(estimator: Any, place: int) -> tuple[npt.NDArray[np.int64], int | None]:
-    """The group of each category of a column, and the group of infrequent ones, which comes last.
+    """Return the group of each category of a column, and the group of infrequent ones, which comes last.
 
     An ordinal encoder does not group a missing category, its last: that one is left out.
     """

@@ -11,7 +11,7 @@ from mlsys_windtunnel.modules.combine.isotonic import Isotonic
 
 
 def isotonic(estimator: Any) -> Isotonic:
-    """The function alone, for calibrators. Where the source raises out of bounds, the module answers NaN."""
+    """Convert the function alone, for calibrators. Where the source raises out of bounds, the module answers NaN."""
     return Isotonic(
         estimator.X_thresholds_,
         estimator.y_thresholds_,
@@ -21,5 +21,5 @@ def isotonic(estimator: Any) -> Isotonic:
 
 
 def isotonic_regression(estimator: Any) -> OperatorModule:
-    """A regressor of one feature."""
+    """Convert a regressor of one feature."""
     return Regressor(isotonic(estimator))

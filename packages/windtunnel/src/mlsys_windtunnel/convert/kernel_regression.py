@@ -33,7 +33,7 @@ def kernel_ridge(estimator: Any) -> OperatorModule | None:
 
 
 def gaussian_process_regressor(estimator: Any) -> OperatorModule | None:
-    """What ``predict`` answers without ``return_std``. Kernels that are not known here decline."""
+    """Convert ``predict`` without ``return_std``. Kernels that are not known here decline."""
     covariance = _covariance(estimator.kernel_)
     if covariance is None:
         return None

@@ -47,7 +47,7 @@ class Model:
 
     @property
     def slope(self) -> float:
-        """What raw scores are multiplied with: the objective's "sigmoid", and a forest's mean (raw scores are sums)."""
+        """Factor of raw scores: the objective's "sigmoid", and a forest's mean (raw scores are sums)."""
         sigmoid = next((option.partition(":")[2] for option in self.objective if option.startswith("sigmoid:")), "1")
         return float(sigmoid) / (self.ensemble.num_trees // self.num_groups if self.is_averaged else 1)
 
@@ -94,7 +94,7 @@ def leaf_encoder(estimator: Any) -> Converted | None:
 
 
 def read_model(booster: Any) -> Model | None:
-    """A booster up to its best iteration; None if its leaves hold linear models.
+    """Read a booster up to its best iteration; None if its leaves hold linear models.
 
     Raises:
         InvalidInputError: trees disagree about what is missing in a feature.

@@ -25,7 +25,7 @@ def class_labels(classes: npt.NDArray[Any]) -> list[object]:
 
 
 def affine(estimator: Any, intercept: npt.ArrayLike | None = None) -> Affine:
-    """The map of an estimator's ``coef_`` (dense or, after ``sparsify``, sparse) and ``intercept_``."""
+    """Return the map of an estimator's ``coef_`` (dense or, after ``sparsify``, sparse) and ``intercept_``."""
     weight = estimator.coef_.toarray() if hasattr(estimator.coef_, "toarray") else estimator.coef_
     return Affine(weight, estimator.intercept_ if intercept is None else intercept)
 
@@ -47,7 +47,7 @@ def tweedie_regressor(estimator: Any) -> OperatorModule:
 
 
 def margin_classifier(estimator: Any) -> OperatorModule:
-    """A classifier without probabilities: perceptron, linear SVM, passive-aggressive."""
+    """Convert a classifier without probabilities: perceptron, linear SVM, passive-aggressive."""
     return Classifier(affine(estimator), classes=class_labels(estimator.classes_), link="logistic", answers=MARGINS)
 
 
@@ -94,7 +94,7 @@ def sgd_one_class_svm(estimator: Any) -> OperatorModule:
 
 
 def nested_network(estimator: object) -> Network | None:
-    """An estimator within another as a network on the same columns; None if a part of it must run on the host."""
+    """Translate an inner estimator to a network on the same columns; None if a part of it must run on the host."""
     from mlsys_windtunnel.convert.translation import translate  # here: translation finds the converters by their names
 
     try:
@@ -105,7 +105,7 @@ def nested_network(estimator: object) -> Network | None:
 
 
 def ransac_regressor(estimator: Any) -> OperatorModule | None:
-    """The regressor that was fitted on the inliers, if it can be translated whole."""
+    """Convert the regressor that was fitted on the inliers, if it can be translated whole."""
     network = nested_network(estimator.estimator_)
     if network is None or not isinstance(network.output, Regressor):
         return None

@@ -18,7 +18,7 @@ ANSWERS = ("predict", "predict_proba", "predict_log_proba")
 
 
 def gaussian_nb(estimator: Any) -> OperatorModule:
-    """A Gaussian with independent features for each class."""
+    """Convert to a Gaussian with independent features for each class."""
     with np.errstate(divide="ignore"):  # a prior, and a variance, may be 0
         scales, log_priors = 1 / np.sqrt(estimator.var_), np.log(estimator.class_prior_)
     return _posterior(estimator, DiagonalGaussians(estimator.theta_, scales, log_priors))

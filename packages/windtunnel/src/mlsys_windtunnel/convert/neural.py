@@ -29,14 +29,14 @@ def mlp_classifier(estimator: Any) -> OperatorModule | None:
 
 
 def mlp_regressor(estimator: Any) -> OperatorModule:
-    """The Poisson loss ends in an exponential."""
+    """Convert a network; with the Poisson loss it ends in an exponential."""
     return Regressor(
         Layers(estimator.coefs_, estimator.intercepts_, hidden=estimator.activation, last=estimator.out_activation_)
     )
 
 
 def dummy_classifier(estimator: Any) -> OperatorModule | None:
-    """The answers that do not depend on chance, for one output."""
+    """Convert the answers that do not depend on chance, for one output."""
     if estimator.n_outputs_ != 1 or estimator.sparse_output_:
         return None
     priors = np.asarray(estimator.class_prior_)
@@ -54,5 +54,5 @@ def dummy_classifier(estimator: Any) -> OperatorModule | None:
 
 
 def dummy_regressor(estimator: Any) -> OperatorModule:
-    """A mean, median, quantile or constant."""
+    """Convert a mean, median, quantile or constant."""
     return Regressor(Constant(estimator.constant_), is_flat=estimator.n_outputs_ == 1)

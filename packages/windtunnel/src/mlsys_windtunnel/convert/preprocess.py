@@ -15,12 +15,12 @@ from mlsys_windtunnel.modules.columns.preprocess import Binarize, BSplines, Elem
 
 
 def binarizer(estimator: Any) -> OperatorModule:
-    """A threshold."""
+    """Convert a threshold."""
     return Binarize(float(estimator.threshold))
 
 
 def normalizer(estimator: Any) -> OperatorModule:
-    """A norm."""
+    """Convert a norm."""
     return NormalizeRows(estimator.norm)
 
 
@@ -72,7 +72,7 @@ def function_transformer(estimator: Any) -> OperatorModule | Unsupported:
 
 
 def transformed_target_regressor(estimator: Any) -> OperatorModule | None:
-    """A regressor and what takes its predictions back; declines where either cannot be translated whole."""
+    """Convert a regressor and the inverse of its target's transformer; decline where either is not translated whole."""
     network = nested_network(estimator.regressor_)
     back = _inverse(estimator.transformer_)
     if network is None or back is None or not isinstance(network.output, Regressor):

@@ -1,4 +1,4 @@
-"""What a converter is, and how the one for an estimator is found.
+"""Converters, and the look-up of the one for an estimator.
 
 A converter is a function ``(fitted estimator) -> OperatorModule | Converted | Unsupported | None``; with the last two
 the estimator has an option that the converter does not know, and the operator stays on the host. Built-in ones are in
@@ -60,11 +60,11 @@ class ConverterRegistry:
         self._combiners = combiners or {}
 
     def find(self, source: str | None) -> Converter | None:
-        """The converter for a class name of the graph, or None: the operator stays foreign."""
+        """Return the converter for a class name of the graph, or None: the operator stays foreign."""
         return _resolved(self._entries.get(source or ""))
 
     def find_combiner(self, source: str | None) -> Converter | None:
-        """As :meth:`find`, for what joins the answers of a meta-estimator's members."""
+        """Return the converter that joins the answers of a meta-estimator's members, or None, as :meth:`find` does."""
         return _resolved(self._combiners.get(source or ""))
 
 

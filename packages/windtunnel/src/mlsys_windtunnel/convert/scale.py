@@ -61,7 +61,7 @@ def quantile_transformer(estimator: Any) -> OperatorModule | None:
 
 
 def inverse_of(transformer: Any) -> OperatorModule | None:
-    """What ``inverse_transform`` of one of this file's transformers does; None for any other."""
+    """Convert the ``inverse_transform`` of one of this file's transformers; None for any other."""
     kind = f"{type(transformer).__module__.split('.')[0]}.{type(transformer).__qualname__}"
     if kind == "sklearn.StandardScaler":
         shift, scale = _mean_and_scale(transformer)
@@ -100,6 +100,6 @@ def _center_and_scale(estimator: Any) -> tuple[npt.ArrayLike, npt.ArrayLike]:
 
 
 def _has_usable_quantiles(estimator: Any) -> bool:
-    """A single quantile has no slope; a column without any number has no quantiles."""
+    """Return whether quantiles can be interpolated: one alone has no slope, and a column without numbers has none."""
     quantiles = estimator.quantiles_
     return not estimator.ignore_implicit_zeros and len(quantiles) > 1 and bool(np.isfinite(quantiles).all())

@@ -53,7 +53,7 @@ def _has_own_kernel(estimator: Any) -> bool:
 
 
 def _dense(table: Any) -> npt.NDArray[np.float64]:
-    """A fit on sparse input keeps sparse support vectors and coefficients."""
+    """Return a dense table; a fit on sparse input keeps sparse support vectors and coefficients."""
     return np.asarray(table.toarray() if hasattr(table, "toarray") else table, np.float64)
 
 
@@ -76,7 +76,7 @@ def _expansion(estimator: Any) -> nn.Module:
 
 
 def _pairwise(estimator: Any) -> nn.Module:
-    """The decision values of all pairs, in libsvm's signs; of a linear kernel, as an affine map."""
+    """Return the decision values of all pairs, in libsvm's signs; for a linear kernel, as an affine map."""
     dual, intercept = _dense(estimator._dual_coef_), estimator._intercept_  # the public ones have other signs for two
     rows, takes_part = _pair_layout(estimator.n_support_)
     if estimator.kernel == "linear":

@@ -362,7 +362,7 @@ COMBINERS: tuple[Entry, ...] = (
 
 
 def default_registry() -> ConverterRegistry:
-    """The built-in table and what installed plugins add; a plugin's entry wins over none, never over a built-in one."""
+    """Return the built-in table with the converters of installed plugins; a built-in entry wins over a plugin's."""
     from mlsys_core.plugins import installed_plugins
     from mlsys_core.plugins.specs import ConverterSpec
 

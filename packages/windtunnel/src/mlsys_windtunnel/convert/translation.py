@@ -113,13 +113,13 @@ def convert_operator(operator: Operator, registry: ConverterRegistry) -> Convert
 
 
 def _answers(module: OperatorModule, methods: tuple[str, ...]) -> bool:
-    """Whether a module has the answers that others in the graph want of its source."""
+    """Return whether a module has the answers that others in the graph want of its source."""
     wanted = {"predict" if method == "labels" else method for method in methods}
     return not wanted or (isinstance(module, PredictorModule) and wanted <= module.answers)
 
 
 def _on_host(operator: Operator, modules: dict[str, OperatorModule]) -> Operator:
-    """An operator as the host runs it: what joins members' answers has no other form than its module."""
+    """Return an operator as the host runs it: the join of members' answers has no other form than its module."""
     if operator.kind is not Kind.COMBINE:
         return operator
     if operator.name not in modules:
@@ -131,7 +131,7 @@ def _on_host(operator: Operator, modules: dict[str, OperatorModule]) -> Operator
 
 
 def _wire(operators: list[Operator], lookups: dict[str, Converted]) -> tuple[list[Wire], list[FrontierValue]]:
-    """The network's wires, and what they read from the host."""
+    """Return the network's wires, and the values that they read from the host."""
     made = {operator.output.name for operator in operators}
     frontier: dict[str, FrontierValue] = {}
     wires: list[Wire] = []

@@ -27,7 +27,7 @@ _OUTPUTS: dict[str, Output] = {"IdentityLink": "identity", "LogLink": "exp"}
 
 
 def gradient_boosting_classifier(estimator: Any) -> OperatorModule | None:
-    """The losses log_loss and exponential; an ``init`` that looks at its input is declined."""
+    """Convert the losses log_loss and exponential; decline an ``init`` that looks at its input."""
     trees = _boosted(estimator)
     if trees is None:
         return None
@@ -112,7 +112,7 @@ def _histogram_tree(predictor: Any) -> Tree:
 
 
 def _coded(estimator: Any, trees: Trees) -> tuple[Trees | Coded, MixedLookup | None]:
-    """The trees behind what makes codes of categories: in the network if these are numbers, else on the host."""
+    """Put codes of categories before the trees: in the network if categories are numbers, else on the host."""
     encoded = estimator._preprocessor
     if encoded is None:
         return trees, None

@@ -22,7 +22,7 @@ _REGRESSORS = ("DecisionTreeRegressor", "ExtraTreeRegressor")
 
 
 def isolation_forest(estimator: Any) -> OperatorModule:
-    """A row scores by the mean length of its ways to leaves (Liu, Ting and Zhou, ICDM 2008)."""
+    """Convert to trees that score a row by the mean length of its ways to leaves (Liu, Ting and Zhou, ICDM 2008)."""
     trees = []
     for member, features in zip(estimator.estimators_, estimator.estimators_features_, strict=True):
         tree = member.tree_
@@ -37,7 +37,7 @@ def isolation_forest(estimator: Any) -> OperatorModule:
 
 
 def bagging_classifier(estimator: Any) -> OperatorModule | None:
-    """The mean of trees' probabilities; a tree may have seen fewer classes."""
+    """Convert to the mean of trees' probabilities; a tree may have seen fewer classes."""
     if not _are_trees(estimator, _CLASSIFIERS):
         return None
     values = []
@@ -50,7 +50,7 @@ def bagging_classifier(estimator: Any) -> OperatorModule | None:
 
 
 def bagging_regressor(estimator: Any) -> OperatorModule | None:
-    """The mean of trees."""
+    """Convert to the mean of trees."""
     if not _are_trees(estimator, _REGRESSORS):
         return None
     values = [leaf_values(member) for member in estimator.estimators_]
@@ -79,7 +79,7 @@ def ada_boost_classifier(estimator: Any) -> OperatorModule | None:
 
 
 def ada_boost_regressor(estimator: Any) -> OperatorModule | None:
-    """The weighted median of trees (AdaBoost.R2: Drucker, 1997)."""
+    """Convert to the weighted median of trees (AdaBoost.R2: Drucker, 1997)."""
     if not _are_trees(estimator, _REGRESSORS):
         return None
     trees = [tree_of(member) for member in estimator.estimators_]
@@ -104,7 +104,7 @@ def _in_subsets(estimator: Any, values: list[npt.NDArray[np.float64]]) -> TreeEn
 
 
 def _mean_path_length(num_rows: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Of an isolation tree grown on so many rows (equation 1 of the paper)."""
+    """Return the mean path length of an isolation tree grown on so many rows (equation 1 of the paper)."""
     rows = np.maximum(num_rows.astype(np.float64), 3)
     length = 2 * (np.log(rows - 1) + np.euler_gamma) - 2 * (rows - 1) / rows
     return np.where(num_rows <= 1, 0.0, np.where(num_rows == 2, 1.0, length))

@@ -42,7 +42,7 @@ class MixedLookup:
 
 
 def numbers(cells: npt.NDArray[Any], column: int) -> npt.NDArray[np.float64]:
-    """A column's numbers, NaN where it is missing.
+    """Return a column's numbers, NaN where it is missing.
 
     Raises:
         InvalidInputError: it holds text.

@@ -20,7 +20,7 @@ PROBABILISTIC = ("predict", "predict_proba", "predict_log_proba")
 
 
 def tree_of(estimator: Any, value: npt.ArrayLike | None = None) -> Tree:
-    """A decision tree; ``value`` ``[nodes]`` or ``[nodes, outputs]`` in place of its own."""
+    """Make a decision tree; ``value`` ``[nodes]`` or ``[nodes, outputs]`` takes the place of its own."""
     tree = estimator.tree_
     return Tree.of_nodes(
         is_leaf=tree.children_left == -1,
@@ -34,7 +34,7 @@ def tree_of(estimator: Any, value: npt.ArrayLike | None = None) -> Tree:
 
 
 def leaf_values(estimator: Any) -> npt.NDArray[np.float64]:
-    """Of a tree's nodes: the shares of each output's classes side by side, or the values of outputs; ``[nodes, k]``."""
+    """Return nodes' values ``[nodes, k]``: shares of each output's classes side by side, or values of outputs."""
     values: npt.NDArray[np.float64] = estimator.tree_.value  # [nodes, outputs, most classes]
     if not hasattr(estimator, "classes_"):
         return values[:, :, 0]
@@ -47,7 +47,7 @@ def tree_regressor(estimator: Any) -> OperatorModule:
 
 
 def forest_regressor(estimator: Any) -> OperatorModule:
-    """The mean of trees."""
+    """Convert to the mean of trees."""
     return _regressor(estimator.estimators_, estimator)
 
 
@@ -57,7 +57,7 @@ def tree_classifier(estimator: Any) -> OperatorModule:
 
 
 def forest_classifier(estimator: Any) -> OperatorModule:
-    """The mean of trees' probabilities."""
+    """Convert to the mean of trees' probabilities."""
     return _classifier(estimator.estimators_, estimator)
 
 

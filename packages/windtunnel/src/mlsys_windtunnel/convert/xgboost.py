@@ -107,7 +107,7 @@ def _trees(model: Any, output: Output) -> Trees | None:
 
 
 def _margin(base_score: float | Sequence[float], output: Output) -> npt.NDArray[np.float64]:
-    """What all rows start from; it is kept as a prediction."""
+    """Return the margin that all rows start from; the source keeps it as a prediction."""
     prediction = np.asarray(base_score, np.float32).astype(np.float64)
     if output == "logistic":
         margin: npt.NDArray[np.float64] = -np.log(1 / prediction - 1)

@@ -26,7 +26,7 @@ UNSEEN, MISSING = -1, -2  # what the inner ordinal encoder answers for these
 
 
 class TableEncoder(TransformerMixin, BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has no types
-    """What the encoders share: codes of categories, and tables whose rows the codes pick.
+    """Base of the encoders: codes of categories, and tables with a row for each code.
 
     Attributes:
         categories_: Per column, the categories seen, sorted; missing ones (None, NaN) last.
@@ -71,7 +71,7 @@ class TableEncoder(TransformerMixin, BaseEstimator, ABC):  # type: ignore[misc] 
         return np.hstack([table[codes[:, place]] for place, table in enumerate(self.tables_)])
 
     def get_feature_names_out(self, input_features: Any = None) -> npt.NDArray[Any]:
-        """A column's name and a number: ``colour_0``, ``colour_1``, ..."""
+        """Return a column's name and a number: ``colour_0``, ``colour_1``, ..."""
         check_is_fitted(self)
         names = _check_feature_names_in(self, input_features)
         pairs = zip(names, self.tables_, strict=True)

@@ -26,7 +26,7 @@ Values = npt.NDArray[np.float64]
 
 
 class FactorizationMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """What the classifier and the regressor share.
+    """Base of the classifier and the regressor.
 
     Attributes:
         intercept_: ``[outputs]``.
@@ -220,7 +220,7 @@ def _dense_product(batch: Any, table: Tensor, power: int) -> Tensor:
 
 
 def _sparse_product(batch: Any, table: Tensor, power: int) -> Tensor:
-    """As :func:`_dense_product`, in time of the values that are not zero."""
+    """Compute :func:`_dense_product` in time proportional to the values that are not zero."""
     return functional.embedding_bag(
         torch.from_numpy(batch.indices.astype(np.int64)),
         table,

@@ -93,7 +93,7 @@ def minimise(
 
 
 def seeded_generator(random_state: Any) -> torch.Generator:
-    """A generator seeded by scikit-learn's ``random_state``: a number, a ``RandomState`` or None."""
+    """Make a generator seeded by scikit-learn's ``random_state``: a number, a ``RandomState`` or None."""
     from sklearn.utils import check_random_state
 
     return torch.Generator().manual_seed(int(check_random_state(random_state).randint(np.iinfo(np.int32).max)))

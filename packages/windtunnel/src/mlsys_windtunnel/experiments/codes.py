@@ -1,4 +1,4 @@
-"""What the outside models read: numbers, and categories as whole numbers by the training rows' vocabulary."""
+"""Inputs of the outside models: numbers, and categories as whole numbers by the training rows' vocabulary."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def _new_york(path: Path) -> _Table:
 
 
 def _adult(path: Path) -> _Table:
-    """Whether a person of the census earns more than 50,000 dollars."""
+    """Load the census; the target is whether a person earns more than 50,000 dollars."""
     import pandas as pd
 
     table = pd.read_parquet(path)

@@ -70,7 +70,10 @@ class DeepGbm(nn.Module):
         return (self._categories(numbers, codes) + self._groups(numbers, codes)[1]).unsqueeze(1)
 
     def loss(self, numbers: Tensor, codes: Tensor, leaves: Tensor, target: Tensor) -> Tensor:
-        """Of the answer, of the one by leaves, and of foretelling their embeddings; ``leaves`` is ``[rows, trees]``."""
+        """Return the losses of the answer, of the one by leaves, and of predicting their embeddings, added up.
+
+        ``leaves`` is ``[rows, trees]``.
+        """
         foretold, score = self._groups(numbers, codes)
         embedded = self.leaves(leaves + self.leaf_start)  # [rows, trees, dim]
         reached = torch.stack([embedded[:, group].sum(1) for group in self.groups], dim=1)
@@ -94,7 +97,7 @@ class DeepGbm(nn.Module):
 
 
 def leaf_places(trees: Any, part: Coded, task: CodedTask) -> Tensor:
-    """Which leaf each row reaches in each tree, ``[rows, trees]``."""
+    """Return the leaf that each row reaches in each tree, ``[rows, trees]``."""
     leaves: npt.NDArray[np.int64] = trees.predict(frame_of(part, task, "int64"), pred_leaf=True).astype(np.int64)
     return torch.from_numpy(leaves.reshape(len(part.target), -1))
 

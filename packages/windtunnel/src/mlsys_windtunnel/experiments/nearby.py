@@ -1,4 +1,4 @@
-"""How many training rows are like a row: of its category, and with a number near its own.
+"""Number of training rows that are like a row: of its category, and with a number near its own.
 
 Boosted trees with native categories find such things out by themselves; :class:`NearbyCounts` says them to any model.
 Of flights it is the timetable, as far as the training rows show it: how many left on this route within these ten
@@ -62,7 +62,7 @@ class CellLookup(CategoryLookup):
         return self.of_columns([columns[:, 0], columns[:, 1]])
 
     def of_columns(self, columns: Sequence[Column]) -> npt.NDArray[np.float64]:
-        """As :meth:`__call__`, of two columns ``[rows]``."""
+        """Look up two columns ``[rows]``, as :meth:`__call__` does a table."""
         categories, numbers = super().of_columns(columns[:1])[:, 0], np.asarray(columns[1], np.float64)
         slots = np.floor((numbers - self._low) / self._width).clip(0, self._slots - 1)
         is_known = categories < self.vocabularies[0].size
@@ -144,7 +144,7 @@ class NearbyCounts(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # sc
         return self
 
     def fit_transform(self, X: Any, y: Any = None) -> Rows:  # noqa: N803
-        """As :meth:`transform`, without counting a row itself."""
+        """Fit and transform rows without counting a row itself."""
         rows = self.fit(X, y).transform(X)
         rows[:, self.before] = np.log1p(np.maximum(np.expm1(rows[:, self.before]) - 1, 0))
         return rows
@@ -164,7 +164,7 @@ class NearbyCounts(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # sc
 
 
 def nearby_steps(dataset: str) -> list[tuple[str, NearbyCounts, list[str]]]:
-    """Steps of a column transformer.
+    """Return steps of a column transformer.
 
     Raises:
         InvalidInputError: :data:`NEARBY` lacks the data set.
@@ -175,7 +175,7 @@ def nearby_steps(dataset: str) -> list[tuple[str, NearbyCounts, list[str]]]:
 
 
 def undated(task: Task) -> Task:
-    """The same rows without the numbers that tell their date.
+    """Return the same rows without the numbers that tell their date.
 
     Raises:
         InvalidInputError: :data:`DATES` lacks the data set.
@@ -186,7 +186,7 @@ def undated(task: Task) -> Task:
 
 
 def with_counts(task: Task) -> Task:
-    """The same rows, with the counts as further numbers: for models that are given columns as they are."""
+    """Return the same rows with the counts as further numbers, for models that are given columns as they are."""
     from sklearn.compose import ColumnTransformer
 
     counts = ColumnTransformer(nearby_steps(task.name))
@@ -202,12 +202,12 @@ def with_counts(task: Task) -> Task:
 
 
 def converter(estimator: NearbyCounts) -> Converted:
-    """A look-up of cells, and their counts."""
+    """Convert to a look-up of cells, and their counts."""
     return Converted(CountTable(estimator.table_, estimator.before), estimator.lookup_, num_codes=1)
 
 
 def registry() -> ConverterRegistry:
-    """The built-in converters, and the one for :class:`NearbyCounts`."""
+    """Return the built-in converters, and the one for :class:`NearbyCounts`."""
     own = Entry(f"{__name__}.NearbyCounts", f"{__name__}:converter")
     return ConverterRegistry(
         {entry.source: entry for entry in (*ENTRIES, own)}, {entry.source: entry for entry in COMBINERS}

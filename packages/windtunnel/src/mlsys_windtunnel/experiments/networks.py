@@ -68,7 +68,10 @@ class Columns(nn.Module):
 
 
 def bin_shares(column: Tensor, edges: Tensor) -> Tensor:
-    """How far each number lies within each bin, ``[rows, bins]``: 1 below it, 0 above; outer bins go on linearly."""
+    """Return how far each number lies within each bin, ``[rows, bins]``.
+
+    It is 1 where the number lies above the bin and 0 where it lies below; the outer bins go on linearly.
+    """
     shares = (column.unsqueeze(1) - edges[:-1]) / (edges[1:] - edges[:-1])
     num_bins = len(edges) - 1
     low = torch.zeros(num_bins, device=column.device)
@@ -147,5 +150,5 @@ def tensors(part: Coded) -> tuple[Tensor, Tensor]:
 
 
 def probabilities(scores: Tensor) -> npt.NDArray[np.float64]:
-    """The members' mean probability, ``[rows]``."""
+    """Return the members' mean probability, ``[rows]``."""
     return scores.sigmoid().mean(dim=1).double().numpy(force=True)

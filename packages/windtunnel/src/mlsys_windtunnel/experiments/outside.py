@@ -29,7 +29,7 @@ BATCH_ROWS, EVALUATION_ROWS = 1024, 8192
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a model may use."""
+    """Resources that a model may use."""
 
     epochs: int  # of networks
     num_threads: int

@@ -1,4 +1,4 @@
-"""Which cells the tables have, and which of them to run next: plain data, nothing is fitted here.
+"""Cells of the tables, and those to run next: plain data, nothing is fitted here.
 
 A *cell* is one fit: a model on a data set with one seed. A model that has several candidates of options runs them all
 with the first seed; the one that validates best runs with the others.
@@ -23,7 +23,7 @@ PIPES = ("pipe1", "pipe2", "pipe3")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all cells of a run have in common."""
+    """Settings that all cells of a run share."""
 
     sizes: Sizes  # of the time-split flights; the other data sets are taken whole, unless quick
     epochs: int
@@ -63,7 +63,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a cell came to; a line of the journal."""
+    """Result of a cell; a line of the journal."""
 
     cell: str
     valid: float  # AUC, or the root of the mean squared error
@@ -77,7 +77,7 @@ NumCandidates = Callable[[Row], int]
 
 
 def rows_of(table: str, datasets: Sequence[str] = ()) -> list[Row]:
-    """The rows that a table needs; tables share rows.
+    """Return the rows that a table needs; tables share rows.
 
     Args:
         table: One of :data:`TABLES`: the dissertation's 5.3 (overall), 5.4 (scope), 5.5 (start), 5.6 (levels and
@@ -149,7 +149,7 @@ def next_cells(
 
 
 def chosen(tried: Sequence[Cell], finished: Mapping[str, Result]) -> Cell:
-    """The candidate that validates best; of equals, the first."""
+    """Return the candidate that validates best; of equals, the first."""
     is_error = tried[0].row.dataset == "movielens-100k"
 
     def score(cell: Cell) -> float:

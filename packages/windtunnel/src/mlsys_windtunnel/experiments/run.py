@@ -29,14 +29,14 @@ BLOCK_ROWS = 4096  # answered at once: the leaves of 100 trees are a table of 6,
 
 
 def candidates(row: Row) -> Sequence[Mapping[str, Any]]:
-    """Sets of options that a row's model chooses between by validation."""
+    """Return the sets of options that a row's model chooses between by validation."""
     if row.model in OUTSIDE:
         return OUTSIDE[row.model].candidates
     return TRANSLATIONS[row.model].candidates(row.dataset, row.pre) if row.model in TRANSLATIONS else ({},)
 
 
 def counter(setting: Setting) -> NumCandidates:
-    """How many candidates each row runs: the first alone when quick."""
+    """Return a function that counts the candidates of a row: the first alone when quick."""
     return lambda row: 1 if setting.is_quick else len(candidates(row))
 
 
@@ -164,7 +164,10 @@ def run_cell(cell: Cell, setting: Setting, *, num_threads: int) -> Result:
 
 
 def outside_columns(task: Task, pre: str) -> Task:
-    """What an outside model is given: columns as they are; counts beside them with ``pre4``, no date with ``pre5``."""
+    """Return the columns for an outside model: as they are, or with counts beside them.
+
+    ``pre4`` adds the counts; ``pre5`` adds them and leaves the date out.
+    """
     from mlsys_windtunnel.experiments.nearby import undated, with_counts
 
     if pre == "pre5":
@@ -232,7 +235,7 @@ def _task(dataset: str, seed: int, sizes: Any, fraction: float) -> Task:
 def _source(
     dataset: str, seed: int, sizes: Any, fraction: float, pre: Any, pipe: Any, num_trees: int, num_threads: int
 ) -> Any:
-    """The fitted source; neighbouring cells share it."""
+    """Return the fitted source; neighbouring cells share it."""
     task = _task(dataset, seed, sizes, fraction)
     source = make_source(task, pre, pipe, seed=seed, num_threads=num_threads, num_trees=num_trees)
     target = task.train.target if task.metric == "rmse" else task.train.target.astype(np.int64)

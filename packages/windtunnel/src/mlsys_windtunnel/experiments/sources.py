@@ -30,7 +30,7 @@ NUM_BINS = 32
 
 
 def make_source(task: Task, pre: str, pipe: str, *, seed: int, num_threads: int, num_trees: int = NUM_TREES) -> Any:
-    """An unfitted scikit-learn pipeline.
+    """Make an unfitted scikit-learn pipeline.
 
     Args:
         task: Whose columns it takes; Pre3 looks at the training rows to tell which categories are rare.
@@ -80,7 +80,7 @@ def make_trees(*, seed: int, num_threads: int, num_trees: int = NUM_TREES) -> An
 
 
 def make_columns(task: Task, pre: str) -> Any:
-    """The column transformer of a preparation."""
+    """Make the column transformer of a preparation."""
     from sklearn.compose import ColumnTransformer
     from sklearn.model_selection import StratifiedKFold
     from sklearn.pipeline import make_pipeline
@@ -108,7 +108,7 @@ def make_columns(task: Task, pre: str) -> Any:
 
 
 def least_count(column: pd.Series[Any], *, share: float, least: int) -> int:
-    """How often a category must come so that those that come less often hold at most ``share`` of the rows together.
+    """Return the least count that keeps a category, such that rarer ones hold at most ``share`` of the rows together.
 
     Example:
         >>> import pandas as pd

@@ -72,7 +72,7 @@ def save(module: WindTunnelModule, directory: Path | str, *, packages: Sequence[
 
 
 def load(directory: Path | str, *, packages: Sequence[str] = ()) -> WindTunnelModule:
-    """The module in ``directory``, in evaluation mode, as :func:`save` wrote it.
+    """Load the module in ``directory``, in evaluation mode, as :func:`save` wrote it.
 
     Args:
         directory: A folder with ``graph.json`` and ``tensors.safetensors``.

@@ -78,7 +78,7 @@ def export_onnx(
 
 
 def load_onnx(path: Path | str, *, num_threads: int | None = None) -> program.ExportedPipeline:
-    """An ONNX file that :func:`export_onnx` wrote, run by onnxruntime on the CPU, with the host's part.
+    """Load an ONNX file that :func:`export_onnx` wrote; onnxruntime runs it on the CPU, with the host's part.
 
     Args:
         path: The file.
@@ -113,7 +113,7 @@ def load_onnx(path: Path | str, *, num_threads: int | None = None) -> program.Ex
 
 
 def _line(error: Exception) -> str:
-    """What onnxruntime says, in one line."""
+    """Return the message of onnxruntime in one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 

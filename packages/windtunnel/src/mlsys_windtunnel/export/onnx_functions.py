@@ -25,7 +25,7 @@ def searchsorted(
     side: str | None = None,
     sorter: Any = None,
 ) -> Any:
-    """How many of the sequence are below each value (``right``: not above it); NaN comes after all."""
+    """Count the entries of the sequence below each value (``right``: not above it); NaN comes after all."""
     assert sorter is None
     assert not out_int32
     edges, values = op.Unsqueeze(sorted_sequence, [-2]), op.Unsqueeze(self, [-1])
@@ -63,7 +63,7 @@ def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: int | None = None) -> 
 
 
 def scalar_tensor(s: Any, dtype: int = FLOAT, **_: Any) -> Any:
-    """A number as a tensor, exactly: torch's own translation rounds it to float32 on the way to float64."""
+    """Return a number as a tensor, exactly: torch's own translation rounds it to float32 on the way to float64."""
     if not isinstance(s, bool | int | float):
         return op.Cast(s, to=dtype)
     if dtype != DOUBLE:

@@ -48,7 +48,7 @@ class OnnxLeaves(nn.Module):
         return x
 
     def find(self, columns: Tensor, threshold: Tensor) -> Tensor:
-        """The leaf of each row in each tree, ``[rows, trees]`` int64."""
+        """Find the leaf of each row in each tree, ``[rows, trees]`` int64."""
         place: Tensor = _operator()(columns, self.number, len(self.leaf_start))
         return place.long() + self.leaf_start
 
@@ -64,7 +64,7 @@ def replace_finders(module: nn.Module) -> list[TreeEnsemble]:
 
 
 def translations(ensembles: Sequence[TreeEnsemble], dtype: torch.dtype) -> dict[Callable[..., Any], Callable[..., Any]]:
-    """The exporter's translation of the operator; ``dtype`` is that of the network."""
+    """Return the exporter's translation of the operator; ``dtype`` is that of the network."""
 
     def leaf_places(x: Any, number: int, num_trees: int) -> Any:
         return ml.TreeEnsemble(x, n_targets=num_trees, **attributes(ensembles[number], _NUMPY[dtype]))
@@ -73,7 +73,7 @@ def translations(ensembles: Sequence[TreeEnsemble], dtype: torch.dtype) -> dict[
 
 
 def attributes(ensemble: TreeEnsemble, dtype: npt.DTypeLike) -> dict[str, Any]:
-    """Of a ``TreeEnsemble`` node with an output for each tree: the place of the row's leaf in it."""
+    """Return the attributes of a ``TreeEnsemble`` node that gives, for each tree, the place of the row's leaf."""
     ensemble = _rooted_in_splits(ensemble)
     is_member = ensemble.category_set >= 0
     tree_of_leaf = np.repeat(np.arange(ensemble.num_trees), np.diff(ensemble.leaf_start))
@@ -122,7 +122,7 @@ def _node(child: Integers) -> Integers:
 
 
 def _members(ensemble: TreeEnsemble) -> npt.NDArray[np.float64]:
-    """The codes that go left of each split by categories, each list ended by NaN."""
+    """Return the codes that go left of each split by categories, each list ended by NaN."""
     lists = []
     for number in ensemble.category_set[ensemble.category_set >= 0]:
         start, end = ensemble.category_start[number : number + 2]
@@ -135,7 +135,7 @@ _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
 @lru_cache(maxsize=1)
 def _operator() -> Any:
-    """Registered once; it has a shape and no kernel, since it is only ever traced."""
+    """Return the operator, registered once; it has a shape and no kernel, since it is only ever traced."""
     library: Any = torch.library.Library("mlsys_windtunnel", "DEF")  # type: ignore[no-untyped-call]
     library.define("leaf_places(Tensor x, int number, int num_trees) -> Tensor")
     library.impl("leaf_places", _empty_places, "Meta")

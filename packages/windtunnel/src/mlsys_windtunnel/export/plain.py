@@ -70,7 +70,7 @@ class Writer:
         self._keep_arrays = keep_arrays
 
     def write(self, value: Any, where: str = "") -> Any:
-        """The JSON value for ``value``; ``where`` names it in messages and tensors.
+        """Return the JSON value for ``value``; ``where`` names it in messages and tensors.
 
         Raises:
             InvalidInputError: it, or something within it, is no plain data and of no allowed class.
@@ -153,7 +153,7 @@ class Writer:
         return {_TAG: kind, "dtype": array.dtype.str, "shape": list(array.shape), "items": items}
 
     def _class(self, cls: Any, where: str) -> str:
-        """The path of a class, or of a function."""
+        """Return the path of a class, or of a function."""
         path = next((path for path, container in CONTAINERS.items() if container is cls), class_path(cls))
         if path not in CONTAINERS and not _is_allowed(cls.__module__, self._packages):
             raise InvalidInputError(
@@ -192,7 +192,7 @@ class Reader:
         }
 
     def read(self, written: Any) -> Any:
-        """The object that was written.
+        """Return the object that was written.
 
         Raises:
             InvalidInputError: it names an unknown class or tensor, or a tensor of another shape or dtype.
@@ -267,7 +267,7 @@ class Reader:
         return cls
 
     def _own(self, path: str, kind: type) -> Any:
-        """What an allowed module defines under this path, a class or a function."""
+        """Return the class or function that an allowed module defines under this path."""
         path = current_path(path)
         module_name, _, name = path.partition(":")
         if not _is_allowed(module_name, self._packages):
@@ -302,7 +302,7 @@ def converter_modules() -> frozenset[str]:
 
 
 def _state(value: Any) -> Any:
-    """A record's fields by name, else what pickle would keep."""
+    """Return a record's fields by name, else the state that pickle would keep."""
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: getattr(value, each.name) for each in fields(value)}
     return value.__getstate__()

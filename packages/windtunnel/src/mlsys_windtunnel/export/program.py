@@ -1,4 +1,4 @@
-"""What ``.pt2`` and ONNX files have in common: the network as a program, and the description that goes with it.
+"""Common parts of ``.pt2`` and ONNX files: the network as a program, and the description that goes with it.
 
 A program takes the packed table of the frontier and gives a table for each answer. The description, JSON inside the
 file, holds the host's part and the labels; :class:`ExportedPipeline` puts the two together again.
@@ -59,11 +59,11 @@ class Answers(nn.Module):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the answers, in order."""
+        """Names of the answers, in order."""
         return (*(self.methods or (MAIN,)), *([TIES] if self.tells_ties else []))
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """A table of two dimensions or more for each answer, from ``[rows, width]``."""
+        """Return a table of two dimensions or more for each answer, from ``[rows, width]``."""
         if self.methods is None:
             return (self.pipeline(x),)
         ties: list[Tensor] = []
@@ -74,7 +74,7 @@ class Answers(nn.Module):
 
 
 def default_methods(module: WindTunnelModule) -> list[str]:
-    """What a file for prediction should hold: predictions and, of a classifier, probabilities or decision values."""
+    """Return the answers of a file for prediction: predictions and a classifier's probabilities or decision values."""
     names = [name for name in ("predict", "predict_proba", "transform") if hasattr(module, name)]
     return names if "predict" not in names or len(names) > 1 else [*names, *_decision(module)]
 
@@ -107,7 +107,7 @@ def example(module: WindTunnelModule, rows: int) -> Tensor:
 
 
 def describe(module: WindTunnelModule, names: Sequence[str]) -> str:
-    """The description of a program with the answers ``names``, as JSON text. Foreign operators are named in it."""
+    """Describe a program with the answers ``names``, as JSON text. Foreign operators are named in it."""
     foreign = list(dict.fromkeys(module.frontend.foreign))
     writer = Writer(keep_arrays=True)
     predictor = module.predictor
@@ -130,7 +130,7 @@ def describe(module: WindTunnelModule, names: Sequence[str]) -> str:
 
 
 def _flat(module: WindTunnelModule, names: Sequence[str]) -> list[str]:
-    """The answers that the source gives as one number a row, not as a table."""
+    """Return the answers that the source gives as one number a row, not as a table."""
     predictor = module.predictor
     if predictor is None:
         return []
@@ -165,7 +165,7 @@ class ExportedPipeline:
         return self.frontend.encode(x)
 
     def answer(self, method: str, x: Table) -> Any:
-        """The answer called ``method``, one of :attr:`answers`, for raw input: an array, or a list of them."""
+        """Return the answer called ``method``, one of :attr:`answers`, for raw input: an array, or a list of them."""
         check_method(x, method, self.frontend.rules)
         table = self.encode(x)
         if not len(table):
@@ -203,7 +203,7 @@ class ExportedPipeline:
 
 
 def restore(description: str, program: Program, path: Path) -> ExportedPipeline:
-    """A program and its description as one.
+    """Join a program and its description.
 
     Raises:
         InvalidInputError: the description is damaged, of another version, or tells of foreign operators.
@@ -238,7 +238,7 @@ def restore(description: str, program: Program, path: Path) -> ExportedPipeline:
 
 
 def _checks(inputs: list[Any], checks: list[Any]) -> tuple[tuple[slice, Contract], ...]:
-    """Checks by columns of the packed table."""
+    """Return checks by columns of the packed table."""
     ends = np.cumsum([int(width) for _, width in inputs]).tolist()
     columns = {name: slice(end - width, end) for (name, width), end in zip(inputs, ends, strict=True)}
     if not all(isinstance(contract, Contract) for _, contract in checks):

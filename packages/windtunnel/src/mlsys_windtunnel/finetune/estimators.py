@@ -35,7 +35,7 @@ def _has(method: str) -> Any:
 
 
 class _FineTuned(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has no types
-    """What both estimators share; the parameters are documented there."""
+    """Base of both estimators; the parameters are documented there."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class _FineTuned(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
 
     @abstractmethod
     def _source(self) -> Any:
-        """The pipeline to fit."""
+        """Return the pipeline to fit."""
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -195,7 +195,7 @@ class _FineTuned(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
 
 
 def _weight_for(source: Any, weight: Any) -> dict[str, Any]:
-    """How ``fit`` of the pipeline is told the weights; nothing where it takes none."""
+    """Return the argument that tells ``fit`` of the pipeline the weights; nothing where it takes none."""
     if weight is None:
         return {}
     prefix, last = "", source

@@ -27,7 +27,7 @@ Job = tuple[Tunable, Rows, Batch | None, TrainingOptions, float]
 
 @contextmanager
 def processes(job: Job) -> Iterator[None]:
-    """As many as the options say, for the time of the block; with one, or in a group already, nothing is started.
+    """Run the other processes for the time of the block; with one, or in a group already, start nothing.
 
     Raises:
         MlsysError: one of them failed.
@@ -102,7 +102,7 @@ def _with_ray(job: Job, address: str) -> Iterator[None]:
 
 
 def _work(job: Job, address: str, rank: int, num_threads: int) -> None:
-    """What a process other than the first does."""
+    """Train in a process other than the first."""
     from mlsys_windtunnel.finetune.train import Trainer
 
     tunable, rows, evaluation, options, final_sharpness = job

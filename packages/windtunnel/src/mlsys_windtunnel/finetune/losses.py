@@ -18,7 +18,7 @@ SMALLEST = 1e-6  # probabilities below count as this
 
 
 def is_classifier(head: PredictorModule) -> bool:
-    """Whether a head answers classes.
+    """Return whether a head answers classes.
 
     Raises:
         InvalidInputError: it answers neither classes nor numbers.
@@ -48,7 +48,7 @@ def margins(head: PredictorModule, scores: Tensor) -> Tensor:
 
 
 def row_loss(loss: str | RowLoss, head: PredictorModule) -> RowLoss:
-    """The loss of each row, by name.
+    """Return the loss of each row, by name.
 
     Classifiers: ``log_loss`` ("auto"), ``hinge``, ``focal`` (exponent 2). Regressors: ``squared_error`` ("auto"),
     ``absolute_error``, ``huber``, ``poisson``.
@@ -73,7 +73,7 @@ def log_loss(margin: Tensor, target: Tensor) -> Tensor:
 
 
 def hinge(margin: Tensor, target: Tensor) -> Tensor:
-    """As :func:`log_loss`; of several classes, Crammer and Singer's."""
+    """Return the hinge loss of each row, ``[rows]``; for several classes, Crammer and Singer's."""
     if margin.shape[1] == 1:
         return (1 - (2 * target.to(margin.dtype) - 1) * margin[:, 0]).clamp(min=0)
     own = margin.gather(1, target.long().unsqueeze(1))
@@ -82,7 +82,7 @@ def hinge(margin: Tensor, target: Tensor) -> Tensor:
 
 
 def focal(margin: Tensor, target: Tensor) -> Tensor:
-    """As :func:`log_loss`, times the square of what the right class lacks to 1 (Lin et al., 2017)."""
+    """Return :func:`log_loss` times the square of what the right class lacks to 1 (Lin et al., 2017)."""
     loss = log_loss(margin, target)
     return loss * (1 - (-loss).exp()).square()
 

@@ -1,4 +1,4 @@
-"""What the best epoch is chosen by: scikit-learn's names, larger is better, and how sure a difference is."""
+"""Metrics that choose the best epoch: scikit-learn's names, larger is better, and how sure a difference is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Metric:
     is_by_class: bool = False  # whether the score is the mean over the rows of each class
 
     def __call__(self, margin: Tensor, target: Tensor, weight: Tensor) -> float:
-        """The score of margins ``[rows, k]``."""
+        """Return the score of margins ``[rows, k]``."""
         chosen = self._strata(target)[-1]
         return float(np.average(self.row_scores(margin, target, weight)[chosen], weights=_floats(weight)[chosen]))
 
@@ -55,7 +55,7 @@ class Metric:
 
 
 def metric_of(name: str, head: PredictorModule, target: Tensor) -> Metric:
-    """A metric by name.
+    """Return a metric by name.
 
     Classifiers: ``roc_auc`` ("auto" for two classes, both of them there), ``neg_log_loss`` ("auto" else),
     ``accuracy``. Regressors: ``neg_mean_squared_error`` ("auto"), ``neg_mean_absolute_error``.
@@ -75,7 +75,7 @@ def metric_of(name: str, head: PredictorModule, target: Tensor) -> Metric:
 
 
 def _placements(margin: Tensor, target: Tensor, weight: Tensor) -> Floats:
-    """Of each row, the share of the other class on the right side of it, ties by half."""
+    """Return for each row the share of the other class on the right side of it, ties by half."""
     of_second = margin[:, 0] if margin.shape[1] == 1 else margin[:, 1] - margin[:, 0]
     values, place = np.unique(_floats(of_second), return_inverse=True)
     is_second, weights = target.numpy() == 1, _floats(weight)

@@ -1,4 +1,4 @@
-"""How a translated pipeline is trained: plain data, checked where it is made."""
+"""Options for training a translated pipeline: plain data, checked where it is made."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ClassWeight = Mapping[Any, float] | Literal["balanced"] | None
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """How a network is trained.
+    """Settings for training a network.
 
     Attributes:
         epochs: Passes over the training rows.

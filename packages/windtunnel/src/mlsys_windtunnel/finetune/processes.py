@@ -1,4 +1,4 @@
-"""Who trains together: each process takes its share of a batch's rows, and gradients are added up."""
+"""Processes that train together: each takes its share of a batch's rows, and gradients are added up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, distributed
 
 
 class Processes:
-    """Those of torch.distributed's default group, if it was started (torchrun, Ray, :mod:`.launch`); else this one."""
+    """Processes of torch.distributed's default group (started by torchrun, Ray or :mod:`.launch`); else this one."""
 
     def __init__(self) -> None:
         self.is_alone = not (distributed.is_available() and distributed.is_initialized())
@@ -18,7 +18,7 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this one writes what is written once."""
+        """True where this one writes what is written once."""
         return self.rank == 0
 
     def share(self, num_rows: int) -> tuple[int, int]:

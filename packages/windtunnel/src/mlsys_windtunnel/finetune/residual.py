@@ -38,7 +38,7 @@ class Residual(PredictorModule):
         return self.joined(soft, self.offset(exact, start))
 
     def offset(self, exact: Tensor, start: Tensor) -> Tensor:
-        """What is added to the soft scores: constant in training."""
+        """Return the addend of the soft scores: constant in training."""
         return self._spread(exact) - self._spread(start)
 
     def joined(self, soft: Tensor, offset: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class Residual(PredictorModule):
         return scores.clamp(min=SMALLEST).log() if self.has_probabilities else scores
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """As the head, and so on."""
+        """Delegate to the wrapped head, as the methods below do."""
         return self.head.probabilities(scores)
 
     def decision(self, scores: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class Residual(PredictorModule):
 
 
 def is_probability(head: PredictorModule) -> bool:
-    """Whether scores are probabilities of classes."""
+    """Return whether scores are probabilities of classes."""
     return bool(head.classes) and isinstance(head, Classifier) and head.link == "identity"
 
 
@@ -87,7 +87,7 @@ def _without_body(head: PredictorModule) -> PredictorModule:
 
 @dataclass(frozen=True, slots=True)
 class Tunable:
-    """What fine-tuning works on."""
+    """Networks and host part that fine-tuning works on."""
 
     frontend: Frontend
     soft: Network  # is trained
@@ -96,7 +96,7 @@ class Tunable:
 
     @property
     def residual(self) -> Residual | None:
-        """What joins the three; None where the soft network answers alone."""
+        """Module that joins the three; None where the soft network answers alone."""
         if self.exact is None:
             return None
         head = self.exact.output
@@ -105,7 +105,7 @@ class Tunable:
 
     @property
     def head(self) -> PredictorModule:
-        """What makes answers of scores."""
+        """Head that makes answers of scores."""
         head = self.soft.output
         assert isinstance(head, PredictorModule)
         return head
@@ -131,7 +131,7 @@ class Tunable:
 
     @classmethod
     def of(cls, module: WindTunnelModule) -> Tunable | None:
-        """The parts of a module that :meth:`module` put together or that is soft; None for an exact one."""
+        """Return the parts of a module that :meth:`module` put together or that is soft; None for an exact one."""
         from mlsys_windtunnel.backends.soft.trees import SoftTrees
 
         network = module.network

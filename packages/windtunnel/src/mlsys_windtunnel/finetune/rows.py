@@ -35,13 +35,13 @@ class Batch:
         return len(self.x)
 
     def slice(self, start: int, end: int) -> Batch:
-        """Some of the rows."""
+        """Return the rows from ``start`` to ``end``."""
         offset = None if self.offset is None else self.offset[start:end]
         return Batch(self.x[start:end], self.target[start:end], self.weight[start:end], offset)
 
 
 class Rows(Protocol):
-    """Where batches come from; each epoch gives all rows once, in an order that follows from the seed and the epoch."""
+    """Source of batches; each epoch gives all rows once, in an order that follows from the seed and the epoch."""
 
     @property
     def num_rows(self) -> int:
@@ -175,7 +175,7 @@ def _plain(label: Any) -> Any:
 
 
 def with_offset(tunable: Tunable, rows: Batch) -> Batch:
-    """The rows with what the exact network adds to the soft scores."""
+    """Return the rows with the addend that the exact network gives to the soft scores."""
     residual = tunable.residual
     if residual is None or tunable.exact is None or tunable.start is None:
         return rows

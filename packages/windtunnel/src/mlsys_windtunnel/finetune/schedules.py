@@ -1,4 +1,4 @@
-"""How the learning rate changes over training: pure functions of the step."""
+"""Schedules of the learning rate over training: pure functions of the step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LOWEST_START, LOWEST_END = 1 / 25, 1e-4  # of the highest rate
 
 
 def rate(schedule: Schedule, step: int, num_steps: int) -> float:
-    """What the highest learning rate is multiplied with in step ``step`` of ``num_steps``, above 0 and at most 1.
+    """Return the factor of the highest learning rate in step ``step`` of ``num_steps``, above 0 and at most 1.
 
     ``onecycle`` rises and falls along cosines (Smith and Topin, 2018), ``cosine`` and ``linear`` fall from 1, and
     ``constant`` stays there.
@@ -29,7 +29,7 @@ def rate(schedule: Schedule, step: int, num_steps: int) -> float:
 
 
 def sharpness(final: float, step: int, num_steps: int) -> float:
-    """What inverse temperatures are multiplied with: from 1 to ``final``, by the same factor each step."""
+    """Return the factor of inverse temperatures: from 1 to ``final``, growing by the same factor each step."""
     return float(final ** (step / max(1, num_steps - 1)))
 
 

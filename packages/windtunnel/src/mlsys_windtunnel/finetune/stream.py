@@ -76,7 +76,7 @@ class StreamedRows:
 
     @property
     def num_rows(self) -> int:
-        """Of all files."""
+        """Number of rows of all files."""
         return sum(rows for _, _, rows in self.groups)
 
     def batches(self, batch_size: int, *, seed: int, epoch: int) -> Iterator[Batch]:
@@ -131,7 +131,7 @@ def fine_tune_stream(
     options: TrainingOptions | None = None,
     **changes: Any,
 ) -> FineTuned:
-    """As :func:`~.tune.fine_tune`, on rows that are read from files as they are needed, in each epoch anew.
+    """Fine-tune as :func:`~.tune.fine_tune` does, on rows read from files as they are needed, in each epoch anew.
 
     Statistics of columns are taken of the first 100,000 rows. Weights come from a column, not from ``class_weight``.
 

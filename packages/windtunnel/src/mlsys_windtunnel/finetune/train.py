@@ -33,7 +33,7 @@ OnEpoch = Callable[[dict[str, float]], None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run came to; the network holds the parameters of the best epoch."""
+    """Outcome of a run; the network holds the parameters of the best epoch."""
 
     history: list[dict[str, float]]
     best_epoch: int

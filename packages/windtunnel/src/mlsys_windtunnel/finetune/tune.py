@@ -139,7 +139,7 @@ def with_changes(
 
 
 def head_of(module: WindTunnelModule) -> PredictorModule:
-    """The module's last operator.
+    """Return the module's last operator.
 
     Raises:
         InvalidInputError: it predicts nothing.
@@ -150,7 +150,7 @@ def head_of(module: WindTunnelModule) -> PredictorModule:
 
 
 def tunable_of(module: WindTunnelModule, rows: Rows, soft: SoftOptions, *, seed: int) -> Tunable:
-    """A soft copy of an exact module, or a copy of the parts of one that was fine-tuned before."""
+    """Make a soft copy of an exact module, or a copy of the parts of one that was fine-tuned before."""
     known = Tunable.of(module)
     if known is not None:
         return copy.deepcopy(known)
@@ -179,7 +179,7 @@ def threads(count: int | None) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(options: TrainingOptions, metric: str) -> Iterator[OnEpoch | None]:
-    """A bar over epochs on the error stream, if it is wanted."""
+    """Show a bar over epochs on the error stream, if it is wanted."""
     from rich.console import Console
     from rich.progress import Progress
 

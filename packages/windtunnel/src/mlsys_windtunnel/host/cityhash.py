@@ -15,7 +15,7 @@ Pair = tuple[int, int]
 
 
 def city_hash_64(text: bytes) -> int:
-    """The hash of a text, 0 to 2**64 - 1.
+    """Return the hash of a text, 0 to 2**64 - 1.
 
     Example:
         >>> city_hash_64(b"") == 0x9AE16A3B2F90404F
@@ -29,7 +29,7 @@ def city_hash_64(text: bytes) -> int:
 
 
 def _word(text: bytes, place: int, size: int = 8) -> int:
-    """A little-endian number at ``place``, from the end if negative."""
+    """Read a little-endian number at ``place``, from the end if negative."""
     start = place % len(text)
     return int.from_bytes(text[start : start + size], "little")
 
@@ -71,7 +71,7 @@ def _of_32(text: bytes) -> int:
 
 def _of_64(text: bytes) -> int:
     def half(start: int, end: int, head: int, tail: int) -> Pair:
-        """Sums over 32 bytes that begin with the word ``head`` and end with ``tail``."""
+        """Return two sums over 32 bytes that begin with the word ``head`` and end with ``tail``."""
         total = head
         mixed, turned = _rotated(total + tail, 52), _rotated(total, 37)
         total += _word(text, start + 8)
@@ -104,7 +104,7 @@ def _of_blocks(text: bytes) -> int:
 
 
 def _of_32_seeded(text: bytes, start: int, first: int, second: int) -> Pair:
-    """A pair of numbers for 32 bytes and two seeds."""
+    """Mix 32 bytes and two seeds into a pair of numbers."""
     words = [_word(text, start + offset) for offset in (0, 8, 16, 24)]
     seeded = first + words[0]
     total = seeded + words[1] + words[2]

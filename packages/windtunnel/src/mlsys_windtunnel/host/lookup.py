@@ -38,7 +38,7 @@ class Factorizable(Protocol):
         ...
 
     def factorize(self) -> tuple[Codes, Any]:
-        """The place of each cell among the distinct values, -1 for missing ones, and these values."""
+        """Return the place of each cell among the distinct values, -1 for missing ones, and these values."""
         ...
 
 
@@ -51,7 +51,7 @@ LISTED = 10  # unknown categories that a message names
 
 
 def is_missing(value: object) -> bool:
-    """Whether a cell is NaN or pandas' NA. None is a category like any other, as it is to scikit-learn."""
+    """Return whether a cell is NaN or pandas' NA. None is a category like any other, as it is to scikit-learn."""
     if isinstance(value, float | np.floating):
         return bool(value != value)
     return type(value).__name__ in ("NAType", "NaTType")  # by name: pandas may not be installed
@@ -102,7 +102,7 @@ class Vocabulary:
         return np.array(self.codes_of_cells(column.tolist()), np.int64)
 
     def codes_of_cells(self, cells: list[Any]) -> list[int]:
-        """As :meth:`codes`, of Python's own values."""
+        """Return the codes of Python's own values, as :meth:`codes` does of an array."""
         try:
             codes = [self._code_of.get(cell, UNKNOWN) for cell in cells]
         except TypeError as error:
@@ -192,7 +192,7 @@ class CategoryLookup:
             warnings.warn(f"unknown categories in the columns {with_unknown}", UserWarning, stacklevel=3)
 
     def codes_of_unknown(self, place: int, cells: npt.NDArray[Any]) -> int | Codes:
-        """What stands for cells of column ``place`` that are no category."""
+        """Return the codes for cells of column ``place`` that are no category."""
         return self.vocabularies[place].size
 
 
@@ -231,7 +231,7 @@ class MissingLookup:
         self.names = tuple(names)
 
     def __call__(self, columns: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """Flags ``[rows, len(places)]``.
+        """Return flags ``[rows, len(places)]``.
 
         Raises:
             InvalidInputError: a column has missing cells and had none when the source was fitted.
@@ -270,7 +270,7 @@ class MissingLookup:
 
 
 def bucket(category: Any, num_buckets: int) -> int:
-    """The bucket of a category, 0 to ``num_buckets - 1``, the same in every process and for equal categories.
+    """Return the bucket of a category, 0 to ``num_buckets - 1``, equal in every process and for equal categories.
 
     Example:
         >>> bucket(1, 1000) == bucket(1.0, 1000) == bucket(True, 1000)
@@ -287,7 +287,7 @@ def bucket(category: Any, num_buckets: int) -> int:
 
 
 def _refuse_odd(name: str, cells: npt.NDArray[Any]) -> None:
-    """Encoders take what they do not know, if told to, but no infinity among numbers, and no dates."""
+    """Refuse infinity among numbers, and dates; encoders take all else that they do not know, if told to."""
     if any(isinstance(cell, date | np.datetime64) for cell in cells.tolist()):
         raise InvalidInputError(f"column {name} holds dates, which the encoder was not fitted on")
     if any(isinstance(cell, float) and math.isinf(cell) for cell in cells.tolist()):

@@ -17,7 +17,7 @@ _KINDS = {"c": "Complex data not supported,", "M": "dates", "m": "times", "S": "
 
 
 def has_names(x: Table) -> bool:
-    """Whether columns can be asked for by name."""
+    """Return whether columns can be asked for by name."""
     if isinstance(x, Mapping):
         return not hasattr(x, "nnz")  # a sparse matrix of scipy's is a dictionary too
     return hasattr(x, "columns")
@@ -30,11 +30,11 @@ class PlainTable:
         self._x = x
 
     def numbers(self, places: Sequence[int] | None, name: str) -> Floats:
-        """Some columns, or all, as float64; see :func:`numbers`."""
+        """Return some columns, or all, as float64; see :func:`numbers`."""
         return numbers(self._x if places is None else self._x[:, places], name, takes_na=False)
 
     def cells(self, places: Sequence[int]) -> list[Column]:
-        """Some columns as they are."""
+        """Return some columns as they are."""
         return [self._x[:, place] for place in places]
 
 
@@ -54,7 +54,7 @@ class NamedTable:
         self._columns = x if self._is_mapping or self._shape[0] > FEW_ROWS else _arrays_by_name(x)
 
     def numbers(self, places: Sequence[int] | None, name: str) -> Floats:
-        """Some columns, or all, as float64; see :func:`numbers`, and :meth:`column`."""
+        """Return some columns, or all, as float64; see :func:`numbers`, and :meth:`column`."""
         names = self._names if places is None else [self._names[place] for place in places]
         columns = [self.column(each) for each in names]
         if not columns:
@@ -64,11 +64,11 @@ class NamedTable:
         return numbers(np.concatenate(columns), name).reshape(len(columns), *self._shape).T
 
     def cells(self, places: Sequence[int]) -> list[Column]:
-        """Some columns for a look-up: as pandas keeps text and categories, where it has many rows of them."""
+        """Return some columns for a look-up: as pandas keeps text and categories, where it has many rows of them."""
         return [_kept(self._with_dtype(self._names[place])) for place in places]
 
     def _with_dtype(self, name: str) -> Any:
-        """A column; as the frame has it, if it may hold truth values, which nullable and plain columns have alike."""
+        """Return a column; from the frame, if it may hold truth values: nullable and plain columns hold these alike."""
         column = self.column(name)
         is_apart = self._columns is not self._x and self._shape[0] > 0 and type(column[0]) is bool
         return self._x[name] if is_apart else column
@@ -100,7 +100,7 @@ class NamedTable:
         return cells
 
     def frame(self) -> Any:
-        """A DataFrame of the pipeline's columns; errors as :meth:`column`."""
+        """Return a DataFrame of the pipeline's columns; errors as :meth:`column`."""
         columns = {name: self.column(name) for name in self._names}
         if not self._is_mapping:
             return self._x[list(self._names)]
@@ -110,7 +110,7 @@ class NamedTable:
 
 
 def _arrays_by_name(frame: Any) -> Any:
-    """Of a frame of few rows, in one step: to take it apart column by column takes pandas much longer."""
+    """Return the arrays of a frame of few rows, made in one step: pandas takes much longer column by column."""
     arrays = dict(zip(frame.columns, np.asarray(frame, dtype=object).T, strict=True))
     return arrays if len(arrays) == len(frame.columns) else frame
 
@@ -123,7 +123,7 @@ def _kept(column: Any) -> Column:
 
 
 def array_of(rows: Any) -> npt.NDArray[Any]:
-    """Of what is no array yet; of ["a", 1] NumPy makes text, in which 1 is no longer 1."""
+    """Return an array of rows that are none yet; ["a", 1] stays two objects, where NumPy makes the text "1" of 1."""
     try:
         array = np.asarray(rows)
         return np.asarray(rows, dtype=object) if array.dtype.kind in "US" else array
@@ -161,6 +161,6 @@ def numbers(cells: Any, name: str, *, takes_na: bool = True) -> Floats:
 
 
 def _is_plain(column: Any) -> bool:
-    """Whether a Series is one of numpy's numbers."""
+    """Return whether a Series is one of numpy's numbers."""
     dtype = getattr(column, "dtype", None)
     return isinstance(dtype, np.dtype) and dtype.kind in "biuf"

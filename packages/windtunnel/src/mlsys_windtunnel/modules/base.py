@@ -1,4 +1,4 @@
-"""What every operator's tensor form is: a module over tables, and for predictors a head that turns scores to answers.
+"""Tensor form of every operator: a module over tables, and for predictors a head that turns scores to answers.
 
 Tables are ``[rows, width]`` tensors of the network's dtype (float64 unless asked otherwise). Missing values are NaN.
 What a fit has left that can be trained is an ``nn.Parameter``; structure (indices, which side NaN goes) is a buffer.
@@ -17,7 +17,7 @@ Task = Literal["classification", "multilabel", "regression", "outlier", "cluster
 
 
 def has_ties(module: nn.Module) -> bool:
-    """Whether a module stores points that may be equally near to a row, and tells in ``judged`` where that matters."""
+    """Return whether a module stores points that may be equally near to a row; ``judged`` tells where that matters."""
     return bool(getattr(module, "stores_points", False))
 
 
@@ -37,7 +37,7 @@ class OperatorModule(nn.Module):
         return self(*inputs), None
 
     def judged_by(self, body: nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """As :meth:`judged`, of an operator whose table is its body's."""
+        """Judge as :meth:`judged` does, for an operator that answers with its body's table."""
         return body.judged(*inputs) if has_ties(body) else (body(*inputs), None)  # type: ignore[operator]
 
 
@@ -87,7 +87,7 @@ class PredictorModule(OperatorModule):
         raise InvalidInputError(f"{type(self).__name__} has no prediction")
 
     def answer(self, scores: Tensor, method: str) -> Tensor:
-        """What ``method`` of the source answers, in its shape; labels are class indices."""
+        """Return the answer of the source's ``method``, in its shape; labels are class indices."""
         convert = {
             "predict_proba": self.probabilities,
             "predict_log_proba": self.log_probabilities,
@@ -100,7 +100,7 @@ class PredictorModule(OperatorModule):
         return convert.get(method, self.prediction)(scores)
 
     def table(self, scores: Tensor, method: str) -> Tensor:
-        """As :meth:`answer`, of two dimensions at least."""
+        """Return :meth:`answer` with two dimensions at least."""
         result = self.answer(scores, method)
         return result.unsqueeze(1) if result.ndim == 1 else result
 
@@ -125,7 +125,7 @@ class Regressor(PredictorModule):
         return scores
 
     def judged(self, inputs: Sequence[Tensor], methods: Sequence[str]) -> tuple[Tensor, Tensor | None]:
-        """As its body judges."""
+        """Judge as its body does."""
         return self.judged_by(self.body, inputs)
 
     def prediction(self, scores: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ class Classifier(PredictorModule):
         return scores
 
     def judged(self, inputs: Sequence[Tensor], methods: Sequence[str]) -> tuple[Tensor, Tensor | None]:
-        """As its body judges."""
+        """Judge as its body does."""
         return self.judged_by(self.body, inputs)
 
     def probabilities(self, scores: Tensor) -> Tensor:

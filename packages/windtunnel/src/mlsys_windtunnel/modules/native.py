@@ -18,7 +18,7 @@ from mlsys_core.native import load_kernel, warn_without_kernels
 
 @lru_cache(maxsize=1)
 def kernel() -> ctypes.CDLL | None:
-    """The compiled kernel, built on the first call ever on this machine (seconds); None where it cannot be."""
+    """Load the compiled kernel; the first call ever on a machine builds it (seconds). None where that fails."""
     source = Path(__file__).parent.parent / "native" / "models.cpp"
     try:
         library = load_kernel(source, cache_dir=settings().cache_dir)
@@ -33,7 +33,10 @@ def kernel() -> ctypes.CDLL | None:
 
 
 def address(array: npt.NDArray[Any]) -> int:
-    """Of an array's first number; quicker than ``array.ctypes.data`` where the array is contiguous and writable."""
+    """Return the address of an array's first number.
+
+    Quicker than ``array.ctypes.data`` where the array is contiguous and writable.
+    """
     try:
         return ctypes.addressof(ctypes.c_double.from_buffer(array))  # type: ignore[arg-type]
     except (TypeError, ValueError):  # read-only, strided or empty

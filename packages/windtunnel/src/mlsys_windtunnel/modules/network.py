@@ -31,13 +31,13 @@ class Wire:
         return {self.name, *self.inputs, *(name for name, _ in self.checks)}
 
     def renamed(self, names: Mapping[str, str]) -> Wire:
-        """The wire in a network where each of its values has another name."""
+        """Return the wire in a network where each of its values has another name."""
         checks = tuple((names[name], contract) for name, contract in self.checks)
         return Wire(names[self.name], tuple(names[name] for name in self.inputs), self.methods, checks)
 
 
 def _within(module: nn.Module) -> list[Network]:
-    """The network that a regressor is made of, if it is: it reads what the regressor reads."""
+    """Return the network that a regressor is made of, if it is: it reads what the regressor reads."""
     body = getattr(module, "body", None)
     first = body[0] if isinstance(body, nn.Sequential) and len(body) else body
     return [first] if isinstance(first, Network) else []
@@ -86,12 +86,12 @@ class Network(nn.Module):
 
     @property
     def can_tie(self) -> bool:
-        """Whether an operator's answer may be a tie between points that its source stores."""
+        """True where an operator's answer may be a tie between points that its source stores."""
         return any(has_ties(part) for part in self.modules())
 
     @property
     def is_as_translated(self) -> bool:
-        """Whether there is a source to agree with: no parameter has been changed since."""
+        """True where there is a source to agree with: no parameter has been changed since."""
         return self.origin is not None and self.origin == fingerprint(self)
 
     def forward(
@@ -143,7 +143,7 @@ class Network(nn.Module):
         checks: bool,
         ties: list[Tensor] | None,
     ) -> Tensor:
-        """An operator's table, with a look at its ties where they are asked for."""
+        """Compute an operator's table; look at its ties where they are asked for."""
         if ties is None and (not checks or self.origin is None):
             result: Tensor = module(*inputs)
             return result

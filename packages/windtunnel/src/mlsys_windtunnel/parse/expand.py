@@ -14,7 +14,7 @@ from mlsys_windtunnel.parse.members import Plan, has_one_output, labels_of, plan
 
 
 class Builder(Protocol):
-    """What collects operators: the parser."""
+    """Collector of operators: the parser."""
 
     def parse(self, estimator: Any, source: Value, path: str, *, is_last: bool, methods: tuple[str, ...] = ()) -> Value:
         """Add what an estimator does to ``source``; with ``methods``, those answers of it."""
@@ -26,7 +26,7 @@ class Builder(Protocol):
 
 
 def join(path: str, name: str) -> str:
-    """Where a part called ``name`` stands."""
+    """Return the path of a part called ``name``."""
     return f"{path}/{name}" if path else name
 
 
@@ -59,7 +59,7 @@ def expand(builder: Builder, estimator: Any, source: Value, path: str, methods: 
 
 
 def _apart(builder: Builder, plan: Plan, source: Value, path: str) -> list[Value]:
-    """The answers of members that do not read one another's."""
+    """Add members that do not read one another's answers; return the answers."""
     answers = []
     for member in plan.members:
         place, reads = join(path, member.name), source
@@ -95,7 +95,7 @@ def _joined(
 
 
 def _without_names(builder: Builder, estimator: Any, source: Value, path: str) -> Value:
-    """The input as the meta-estimator hands it on, where it was fitted on a table with names."""
+    """Return the input as the meta-estimator hands it on, where it was fitted on a table with names."""
     if not hasattr(estimator, "feature_names_in_"):
         return source
     width = int(estimator.n_features_in_)
@@ -104,7 +104,7 @@ def _without_names(builder: Builder, estimator: Any, source: Value, path: str) -
 
 
 def _stacked(builder: Builder, estimator: Any, plan: Plan, source: Value, path: str) -> Value:
-    """What the final estimator of a stack reads."""
+    """Return the table that the final estimator of a stack reads."""
     features = []
     for member in plan.stacked:
         place = join(path, member.name)
@@ -118,7 +118,10 @@ def _stacked(builder: Builder, estimator: Any, plan: Plan, source: Value, path: 
 
 
 def _chained(builder: Builder, estimator: Any, plan: Plan, source: Value, path: str) -> list[Value]:
-    """The members' answers in the order of outputs; each member reads the input and the answers of those before it."""
+    """Return the members' answers in the order of outputs.
+
+    Each member reads the input and the answers of those before it.
+    """
     method = getattr(estimator, "chain_method_", "predict")
     reads, answers = [source], []
     for member in plan.members:
@@ -135,7 +138,7 @@ def _chained(builder: Builder, estimator: Any, plan: Plan, source: Value, path: 
 
 
 def _column_of(methods: tuple[str, ...], wanted: str) -> int:
-    """Where an answer of a binary classifier stands among several: for probabilities, the second class's."""
+    """Return the column of a binary classifier's answer among several: for probabilities, the second class's."""
     start = sum(2 if "proba" in method else 1 for method in methods[: methods.index(wanted)])
     return start + 1 if "proba" in wanted else start
 

@@ -29,7 +29,7 @@ _PRIVATE_PARAMETERS = frozenset({"_fit_X", "_y", "_baseline_prediction"})  # nea
 
 
 def fitted_size(estimator: object) -> FittedSize:
-    """What ``estimator`` and the estimators within it keep.
+    """Return the size of what ``estimator`` and the estimators within it keep.
 
     Statistics count beside weights: a ``StandardScaler`` of n columns keeps mean, variance and scale, 3 n numbers. A
     tree counts one number a split and those of each leaf.

@@ -19,7 +19,7 @@ Each is a method of the estimator, but for classifiers ``predict`` gives the pla
 
 
 class Kind(Enum):
-    """What an operator does to the rows it is given."""
+    """Effect of an operator on the rows it is given."""
 
     SELECT = "select"  # takes some columns of the input
     CONCATENATE = "concatenate"  # puts its inputs side by side
@@ -31,7 +31,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What flows along an edge: a table of [rows, width]."""
+    """Table that flows along an edge: [rows, width]."""
 
     name: str  # unique in the graph: the operator that makes it, or "input"
     width: int | None  # columns; None where the fitted estimator does not tell
@@ -39,7 +39,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class FittedSize:
-    """How much fitting has left in an estimator."""
+    """Amount that fitting has left in an estimator."""
 
     num_parameters: int = 0  # numbers kept: weights and statistics; splits and leaf values of trees
     num_trees: int = 0

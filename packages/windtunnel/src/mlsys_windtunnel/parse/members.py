@@ -1,4 +1,4 @@
-"""What a meta-estimator asks of its members, and what it answers in turn.
+"""Members of a meta-estimator: what it asks of them, and what it answers in turn.
 
 Read by :mod:`mlsys_windtunnel.parse.expand`, which makes operators of the members, and by
 :mod:`mlsys_windtunnel.convert.combine`, which makes one module of their answers: both see the same plan. A
@@ -41,20 +41,20 @@ class Plan:
 
 
 def public_name(source: type) -> str:
-    """The class as users import it: "sklearn.preprocessing.StandardScaler", not "sklearn.preprocessing._data...."."""
+    """Return the class as users import it: "sklearn.preprocessing.StandardScaler", not "...preprocessing._data...."."""
     parts = source.__module__.split(".")
     private = next((place for place, part in enumerate(parts) if part.startswith("_")), len(parts))
     return ".".join([*parts[:private], source.__qualname__])
 
 
 def plan_of(estimator: Any) -> Plan | None:
-    """The plan of a fitted meta-estimator; None if it is no meta-estimator, or has an option that no plan covers."""
+    """Return the plan of a fitted meta-estimator; None if it is none, or has an option that no plan covers."""
     rule = _RULES.get(public_name(type(estimator)))
     return None if rule is None else rule(estimator)
 
 
 def within(estimator: Any) -> Any | None:
-    """The fitted estimator that another hands all it is asked to; None if it is none of that kind."""
+    """Return the fitted estimator that another hands all it is asked to; None if it is none of that kind."""
     best = vars(estimator).get("best_estimator_")  # a parameter search predicts with its best
     if best is not None:
         return best
@@ -86,7 +86,7 @@ def is_function(estimator: Any) -> bool:
 
 
 def as_fitted(estimator: Any) -> Any:
-    """What tells whether an estimator is fitted: itself, but a fixed threshold needs no fit on a fitted estimator."""
+    """Return what tells whether an estimator is fitted: itself, or the estimator within a fixed threshold."""
     is_fixed = public_name(type(estimator)) == "sklearn.model_selection.FixedThresholdClassifier"
     return estimator.estimator if is_fixed and "estimator_" not in vars(estimator) else estimator
 
@@ -98,7 +98,7 @@ def ordered(methods: Iterable[str]) -> tuple[str, ...]:
 
 
 def offered(estimator: Any, methods: Sequence[str] = ANSWERS) -> tuple[str, ...]:
-    """Which of the methods a fitted estimator has."""
+    """Return those of the methods that a fitted estimator has."""
     return tuple(method for method in methods if hasattr(estimator, method))
 
 
@@ -109,30 +109,30 @@ def labels_of(estimator: Any) -> Any:
 
 
 def has_one_output(estimator: Any) -> bool:
-    """Whether a predictor's ``predict`` gives one value for each row, as far as it tells."""
+    """Return whether a predictor's ``predict`` gives one value for each row, as far as it tells."""
     if isinstance(getattr(estimator, "classes_", None), list) or getattr(estimator, "multilabel_", False):
         return False
     return not hasattr(estimator, "classes_") or labels_of(estimator) is not None
 
 
 def has_places_for_labels(estimator: Any) -> bool:
-    """Whether a classifier's labels are 0, 1, 2 and so on: their own places in ``classes_``."""
+    """Return whether a classifier's labels are 0, 1, 2 and so on: their own places in ``classes_``."""
     classes = labels_of(estimator)
     return classes is not None and classes.dtype.kind in "iuf" and bool((classes == np.arange(len(classes))).all())
 
 
 def is_tree(estimator: Any) -> bool:
-    """Whether one of scikit-learn's decision trees: ensembles of these alone have a tensor form of their own."""
+    """Return whether this is one of scikit-learn's trees: ensembles of these alone have a tensor form of their own."""
     return type(estimator).__module__.startswith("sklearn.tree.") and hasattr(estimator, "tree_")
 
 
 def is_constant(estimator: Any) -> bool:
-    """Whether the stand-in that one-vs-rest and its kin fit where only one class was seen."""
+    """Return whether this is the stand-in that one-vs-rest and its kin fit where only one class was seen."""
     return public_name(type(estimator)) == "sklearn.multiclass._ConstantPredictor"
 
 
 def score_method(estimator: Any) -> str:
-    """What one-vs-rest and its kin compare: decision values, else probabilities; a regressor's own values."""
+    """Return what one-vs-rest and its kin compare: decision values, else probabilities; a regressor's own values."""
     from sklearn.base import is_regressor
 
     if is_regressor(estimator):
@@ -281,7 +281,7 @@ def _threshold(estimator: Any) -> Plan | None:
 
 
 def _stacking(estimator: Any) -> Plan | None:
-    """The join of a stack is its final estimator's answers, with the labels of the whole."""
+    """Plan a stack: it answers as its final estimator does, with the labels of the whole."""
     final = estimator.final_estimator_
     stacked = tuple(
         Member(name, part, (_stacked_answer(part, method),))
@@ -298,7 +298,7 @@ def _stacking(estimator: Any) -> Plan | None:
 
 
 def _stacked_answer(estimator: Any, method: str) -> str:
-    """The answer of a member that is a feature of the final estimator; "" if it is no table of numbers."""
+    """Return the answer of a member that is a feature of the final estimator; "" if it is no table of numbers."""
     if not has_one_output(estimator):
         return ""
     classes = labels_of(estimator)

@@ -21,7 +21,7 @@ from mlsys_windtunnel.parse.source import rules_of
 
 
 def parse_pipeline(estimator: object) -> PipelineGraph:
-    """The graph of a fitted estimator.
+    """Parse a fitted estimator into a graph.
 
     Raises:
         InvalidInputError: it is no estimator, or it or a part of it is not fitted.
@@ -164,7 +164,7 @@ class _Parser:
 
 
 def _attribute(estimator: object, name: str) -> Any:
-    """A fitted attribute, or None; some are properties that ask the first step and raise whatever that raises."""
+    """Return a fitted attribute, or None; some are properties that raise whatever the first step raises."""
     try:
         return getattr(estimator, name, None)
     except Exception:  # noqa: BLE001  foreign code
@@ -184,7 +184,7 @@ def _width_of_input(estimator: Any) -> int | None:
 
 
 def _column_names(estimator: object) -> Any:
-    """Of the columns that the pipeline was fitted on; None if they had none."""
+    """Return the names of the columns that the pipeline was fitted on; None if they had none."""
     first = outermost(estimator)
     if reads_by_name(first):
         return catboost_names(first)

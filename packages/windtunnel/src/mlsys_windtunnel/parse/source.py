@@ -1,4 +1,4 @@
-"""What a fitted estimator refuses, read from its class, its tags and its options.
+"""Refusals of a fitted estimator, read from its class, its tags and its options.
 
 scikit-learn's tags say whether missing values and sparse data are taken; the tables below say what tags leave out. That
 both hold is shown by ``tests/oracles/windtunnel_estimators``, which compares each estimator's refusals with these.
@@ -61,7 +61,7 @@ _TREES = ("sklearn.ensemble.", "sklearn.tree.")
 
 
 def contract_of(operator: Operator) -> Contract | None:
-    """The numbers that an operator's source takes; None where it looks at none itself."""
+    """Return the numbers that an operator's source takes; None where it looks at none itself."""
     if operator.kind is Kind.COMBINE:
         if operator.source == "sklearn.multiclass.OutputCodeClassifier":  # nearest code word, of the members' answers
             return Contract(_name(operator.estimator), low=-_FAR, high=_FAR)
@@ -73,7 +73,7 @@ def contract_of(operator: Operator) -> Contract | None:
 
 
 def checked_values(operator: Operator) -> tuple[Value, ...]:
-    """The values that :func:`contract_of` is about: what a meta-estimator is given, or what the operator reads."""
+    """Return the values that :func:`contract_of` is about: a meta-estimator's input, or what the operator reads."""
     return operator.guards if operator.source in _LOOKS_ITSELF and operator.guards else operator.inputs
 
 
@@ -115,7 +115,7 @@ def _has_trees(estimator: Any) -> bool:
 
 
 def _bounds(estimator: Any, source: str) -> tuple[float | None, float | None]:
-    """The least number and the largest."""
+    """Return the least number and the largest."""
     name = source.rpartition(".")[2]
     if name == "SkewedChi2Sampler":
         return float(np.nextafter(-estimator.skewedness, np.inf)), None
@@ -140,7 +140,7 @@ def _farthest(estimator: Any, source: str) -> float | None:
 
 
 def rules_of(estimator: Any, source: Value, operators: Iterable[Operator]) -> InputRules:
-    """The tables that a fitted pipeline takes.
+    """Return the tables that a fitted pipeline takes.
 
     Args:
         estimator: The pipeline.

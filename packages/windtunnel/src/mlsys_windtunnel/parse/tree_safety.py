@@ -1,4 +1,4 @@
-"""Whether scikit-learn's trees, as a file from a stranger holds them, stay within their tables.
+"""Check that scikit-learn's trees, as a file from a stranger holds them, stay within their tables.
 
 scikit-learn walks trees in native code that trusts each index. A forged child or feature would make it read memory that
 is not the tree's, so skops leaves trees to the reader's judgement; here it is: every index is looked at once.
@@ -83,7 +83,7 @@ def _check_nodes(
 
 
 def _check_holder(estimator: Any) -> None:
-    """An estimator looks at the number of columns itself, and its trees rely on it."""
+    """Check an estimator's number of columns, which it looks at itself and its trees rely on."""
     fields = vars(estimator)
     if "tree_" in fields:
         _check(fields["n_features_in_"] == fields["tree_"].n_features)

@@ -29,7 +29,7 @@ Form = Callable[..., Floats]
 
 
 def form(module: nn.Module) -> Form | None:
-    """The form of a module as it is now; None where there is none. A subclass may compute something else."""
+    """Return the form of a module as it is now, or None. A subclass has none, since it may compute something else."""
     make = _MAKERS.get(type(module))
     return None if make is None else make(module)
 
@@ -94,7 +94,7 @@ def _product(embedding: CategoryEmbedding | None, weight: Floats) -> Form:
 
 
 def _weights(embedding: CategoryEmbedding | None, weight: Floats) -> Weights:
-    """Of one output."""
+    """Return the weights of one output over one table."""
     if embedding is None:
         return Weights(weight[:, 0])
     rows, first = _rows_times(embedding, weight)
@@ -102,7 +102,7 @@ def _weights(embedding: CategoryEmbedding | None, weight: Floats) -> Weights:
 
 
 def _rows_times(embedding: CategoryEmbedding, weight: Floats) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """The rows of an embedding's tables times ``weight``, one table after another, and where each table begins."""
+    """Multiply the rows of an embedding's tables by ``weight``; return the products and where each table begins."""
     tables = [_array(table) for table in embedding.tables]
     ends = np.cumsum([table.shape[1] for table in tables])
     parts = np.split(weight, ends[:-1])
@@ -162,7 +162,7 @@ def _scale(module: Scale) -> Form:
 
 
 def _body(module: Classifier | Regressor) -> Form | None:
-    """Of a predictor: its scores."""
+    """Return the form of a predictor's scores."""
     return form(module.body)
 
 

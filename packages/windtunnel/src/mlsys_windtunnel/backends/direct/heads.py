@@ -49,7 +49,7 @@ def _of_classes(predictor: Classifier, scores: Form, *, slope: float) -> dict[st
 
 
 def _second(scores: Form, decides: str) -> Answer:
-    """Whether the margin is for the second class."""
+    """Return the answer 1 where the margin is for the second class, else 0."""
     is_second = np.greater if decides == "positive" else np.greater_equal
     return lambda *x: is_second(scores(*x)[:, 0], 0).astype(np.int64)
 

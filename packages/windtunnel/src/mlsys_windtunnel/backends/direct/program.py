@@ -40,7 +40,7 @@ class Program:
     predictor: PredictorModule | None
 
     def __call__(self, tables: Sequence[Floats], method: str) -> npt.NDArray[Any]:
-        """What ``method`` of the source answers, in its shape; labels are class indices.
+        """Return the answer of the source's ``method``, in its shape; labels are class indices.
 
         Args:
             tables: The frontier's, ``[rows, width]`` each.
@@ -70,7 +70,7 @@ class Program:
 
 
 def direct_program(network: Network) -> Program | None:
-    """The network's direct form as it is now; None where it has none."""
+    """Return the network's direct form as it is now, or None if it has none."""
     kept: tuple[_Watch, Program | None] | None = vars(network).get(DIRECT)
     if kept is None or not kept[0].is_same():
         kept = vars(network)[DIRECT] = _Watch(network), plan(network)
@@ -78,7 +78,7 @@ def direct_program(network: Network) -> Program | None:
 
 
 def plan(network: Network) -> Program | None:
-    """String the operators' forms together; None if one has no form, or a tensor is not float64 on the CPU."""
+    """Join the operators' forms into a program; None if one has no form, or a tensor is not float64 on the CPU."""
     tensors = chain(network.parameters(), network.buffers())
     if any(t.device.type != "cpu" or (t.is_floating_point() and t.dtype != torch.float64) for t in tensors):
         return None
@@ -122,12 +122,12 @@ class _Planner:
         return True
 
     def ended(self, name: str) -> Program:
-        """A program that answers with a value as it is."""
+        """Return a program that answers with a value as it is."""
         slot = self._slot(name)
         return self._program((slot,), lambda table: table, {}, None)
 
     def ended_by(self, predictor: PredictorModule, inputs: Sequence[str]) -> Program | None:
-        """A program that ends in a predictor, if that has a form."""
+        """Return a program that ends in a predictor, or None if the predictor has no form."""
         scores = form(predictor)
         if scores is None:
             return None
@@ -144,7 +144,7 @@ class _Planner:
     def _program(
         self, reads: tuple[int, ...], scores: Form, found: dict[str, Answer], predictor: PredictorModule | None
     ) -> Program:
-        """A program with the checks that are made ahead: of each slot that a value is made of, but not of codes."""
+        """Make a program with the checks made ahead: of each slot that a value is made of, but not of codes."""
         checks = dict.fromkeys(
             (slot, contract)
             for name, contract in self._ahead
@@ -159,7 +159,7 @@ class _Planner:
         return self._num_slots - 1
 
     def _slot(self, name: str) -> int:
-        """Where a value stands; it is computed if it was not yet."""
+        """Return the slot of a value; compute the value if that was not done yet."""
         embeddings, slots = zip(*self._pieces[name], strict=True)
         if embeddings != (None,):
             self._pieces[name] = [(None, self._step(side_by_side(embeddings), slots))]

@@ -22,7 +22,7 @@ ColumnCheck = tuple[slice, Contract]
 
 
 def checks_of(network: Network) -> tuple[list[Check], list[Check]]:
-    """The network's checks that are to be made ahead, and those that its scores make, as linear ones do."""
+    """Split the network's checks into those to be made ahead and those that its scores make, as linear ones do."""
     last = network.wires[-1]
     late: list[Check] = []
     ahead: list[Check] = []
@@ -45,7 +45,7 @@ def checks_of(network: Network) -> tuple[list[Check], list[Check]]:
 
 
 def frontier_checks(network: Network) -> list[Check]:
-    """The network's checks as far as they can be made of its input alone, for a program that cannot refuse.
+    """Return the network's checks that its input alone allows, for a program that cannot refuse.
 
     A scaler's input is checked for what reads its output: a number that is not finite stays so.
     """

@@ -1,4 +1,4 @@
-"""What soft splits read: columns as standardised float32, missing values aside, categories as learnt numbers."""
+"""Inputs of soft splits: standardised float32 columns, missing values apart, categories as learnt numbers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SoftColumns(nn.Module):
 
     @staticmethod
     def column_of_split(ensemble: TreeEnsemble) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """``[splits]``: the column that each split reads."""
+        """Return the column that each split reads, ``[splits]``."""
         column = ensemble.feature.copy()
         start = ensemble.num_features
         for feature in ensemble.categorical_features:

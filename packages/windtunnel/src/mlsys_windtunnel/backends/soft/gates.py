@@ -1,4 +1,4 @@
-"""How soft splits choose leaves, in torch: path sums, then tanh as in the paper or softmax over a tree's leaves.
+"""Choice of leaves by soft splits, in torch: path sums, then tanh as in the paper or softmax over a tree's leaves.
 
 Tables are feature-major: ``[trees, splits, rows]`` and ``[trees, leaves, rows]``, so that a batched product over trees
 has long rows.
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 def leaf_weights(
     splits: Tensor, path: Tensor, count: Tensor, *, gate: Gate, scale: float, dropout: float = 0.0
 ) -> Tensor:
-    """How much of each leaf a row gets, ``[trees, leaves, rows]``.
+    """Return the weight of each leaf for each row, ``[trees, leaves, rows]``.
 
     Args:
         splits: Before tanh, ``[trees, splits, rows]``.

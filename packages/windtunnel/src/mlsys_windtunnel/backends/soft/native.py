@@ -43,7 +43,7 @@ _Gradients = _record("_Gradients", ("outputs", *_TO))
 
 @lru_cache(maxsize=1)
 def kernel() -> ctypes.CDLL | None:
-    """The compiled kernel, built on the first call ever on this machine (seconds); None where it cannot be."""
+    """Load the compiled kernel; the first call ever on a machine builds it (seconds). None where that fails."""
     source = Path(__file__).parents[2] / "native" / "soft_trees.cpp"
     # Unlike exact trees, soft ones promise no last bit to anybody: contraction halves the work.
     flags = ("-ffp-contract=fast", "-fno-strict-aliasing", "-Wno-psabi")
@@ -58,7 +58,7 @@ def kernel() -> ctypes.CDLL | None:
 
 
 def is_native(columns: Tensor, trees: SoftTrees) -> bool:
-    """Whether the kernel can do it."""
+    """Return whether the kernel can compute these trees on these columns."""
     if columns.device.type != "cpu" or (trees.dropout and trees.training) or torch.compiler.is_compiling():
         return False
     is_traced = torch.jit.is_tracing() or type(columns) is not Tensor  # type: ignore[attr-defined, no-untyped-call]
@@ -68,7 +68,7 @@ def is_native(columns: Tensor, trees: SoftTrees) -> bool:
 def sums(
     trees: SoftTrees, group: SoftGroupParameters, inputs: dict[str, Tensor | None], *, trains_columns: bool
 ) -> Tensor:
-    """The group's part of the scores, ``[outputs, rows]``.
+    """Compute the group's part of the scores, ``[outputs, rows]``.
 
     Args:
         trees: Whose group it is.

@@ -1,4 +1,4 @@
-"""How a translated pipeline is made soft: plain data, checked where it is made."""
+"""Options that make a translated pipeline soft: plain data, checked where it is made."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEAF_TEMPERATURES: dict[Gate, float] = {"softmax": 0.25, "tanh": 0.5}
 
 @dataclass(frozen=True, slots=True)
 class SoftOptions:
-    """What of a pipeline is trained, and how smooth its trees are.
+    """Choice of the parts of a pipeline that are trained, and the smoothness of its trees.
 
     Attributes:
         level: What of a tree is trained (section 5.2.2): L1 leaves, L2 thresholds too, L3 which features a split reads

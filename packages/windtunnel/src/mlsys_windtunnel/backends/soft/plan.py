@@ -1,4 +1,4 @@
-"""How soft trees are laid out: trees of like size side by side, splits before the splits below them. Pure numpy.
+"""Layout of soft trees: trees of like size side by side, splits before the splits below them. Pure numpy.
 
 A leaf's *literals* are the splits above it: -1 where its path goes left, +1 where it goes right, 0 elsewhere. With
 split outputs of +-1 the sum over the literals of a leaf is their number where the row reaches that leaf, and at least
@@ -45,7 +45,7 @@ class SoftGroup:
 
 
 def group_trees(ensemble: TreeEnsemble, *, num_groups: int = 1) -> list[SoftGroup]:
-    """Groups of the ensemble's trees by padded size and, with ``num_groups`` > 1, by the output that a tree adds to."""
+    """Group the ensemble's trees by padded size and, with ``num_groups`` > 1, by the output that a tree adds to."""
     tree_of_split = ensemble.tree_of_split()
     depth = np.zeros(len(ensemble.feature), np.int64)
     for level, splits in enumerate(ensemble.levels()):
@@ -64,7 +64,7 @@ def group_trees(ensemble: TreeEnsemble, *, num_groups: int = 1) -> list[SoftGrou
 
 
 def padded_size(num_leaves: int) -> int:
-    """The leaves of the group for a tree of so many: at most a quarter more, or up to :data:`STEP`."""
+    """Return the leaves of the group for a tree of ``num_leaves``: at most a quarter more, or up to :data:`STEP`."""
     step = max(STEP, 1 << max(0, num_leaves.bit_length() - 3))
     return -(-num_leaves // step) * step
 
@@ -90,7 +90,7 @@ def _group(
 
 @dataclass(frozen=True, slots=True)
 class ColumnStatistics:
-    """What is known of the columns that trees read, from a sample of training rows; ``d`` columns."""
+    """Statistics of the columns that trees read, from a sample of training rows; ``d`` columns."""
 
     mean: Floats  # [d]; 0 for a column without values
     deviation: Floats  # [d]; 1 where a column does not vary
@@ -98,7 +98,7 @@ class ColumnStatistics:
 
     @classmethod
     def of(cls, x: npt.NDArray[np.float64]) -> ColumnStatistics:
-        """Of rows ``[n, d]``; missing values (NaN) do not count."""
+        """Compute the statistics of rows ``[n, d]``; missing values (NaN) do not count."""
         values = tuple(np.unique(column[np.isfinite(column)]) for column in x.T)
         finite = np.where(np.isfinite(x), x, np.nan)
         filled = np.where(np.isnan(finite).all(axis=0), 0.0, finite)
@@ -125,6 +125,6 @@ def recentred(ensemble: TreeEnsemble, statistics: ColumnStatistics) -> tuple[Flo
 
 
 def missing_sides(ensemble: TreeEnsemble) -> Booleans:
-    """``[splits]``: whether missing values go right."""
+    """Return whether missing values go right, ``[splits]``."""
     right: Booleans = ~ensemble.missing_left
     return right

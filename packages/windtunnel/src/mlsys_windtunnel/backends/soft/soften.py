@@ -21,7 +21,7 @@ MOST_ROWS = 100_000  # of the sample that statistics are taken of
 
 
 def soften(network: Network, x: Tensor, options: SoftOptions, *, seed: int = 0) -> Network:
-    """A trainable copy of an exact network; parameters outside of the options' scope do not require gradients.
+    """Make a trainable copy of an exact network; parameters outside of the options' scope require no gradients.
 
     Args:
         network: Exact; left as it is.
@@ -111,7 +111,7 @@ def _calibrate(smooth: SoftTrees, trees: Trees, x: Tensor) -> None:
 
 
 def randomise(network: Network, seed: int) -> None:
-    """The cold start: parameters of trees, embeddings, linear models, factorisations drawn anew; scalers stay."""
+    """Draw parameters of trees, embeddings, linear models and factorisations anew, as a cold start; scalers stay."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(parameter: Tensor, deviation: float) -> None:

@@ -124,7 +124,7 @@ class SoftTrees(OperatorModule):
         self.bias = nn.Parameter(torch.from_numpy(np.broadcast_to(bias, self.width).astype(np.float32)))
 
     def _make_features(self, rank: int | None, num_columns: int) -> None:
-        """What splits read at L3 and L4: a weight for each split and column, or a correction of low rank."""
+        """Make the parameters of splits at L3 and L4: a weight for each split and column, or a low-rank correction."""
         self.weight: nn.Parameter | None = None  # [splits, columns]
         self.left: nn.Parameter | None = None  # [splits, rank]
         self.right: nn.Parameter | None = None  # [rank, columns]
@@ -143,7 +143,7 @@ class SoftTrees(OperatorModule):
             self.weight = nn.Parameter(weight)
 
     def arguments(self, columns: Tensor, missing: Tensor | None) -> Tensor:
-        """What ``tanh`` is taken of, ``[splits, rows]``, from what :class:`SoftColumns` gives."""
+        """Return the arguments of ``tanh``, ``[splits, rows]``, for the output of :class:`SoftColumns`."""
         if self.weight is not None:
             result = torch.addmm(-self.threshold.unsqueeze(1), self.weight, columns)
         else:
@@ -203,12 +203,12 @@ class SoftTrees(OperatorModule):
             yield group, sums(self, group, inputs, trains_columns=columns.requires_grad)
 
     def leaf_weights(self, x: Tensor) -> Tensor:
-        """How much of each leaf of the ensemble a row gets, ``[rows, leaves]`` in the dtype of ``x``."""
+        """Return the weight of each leaf of the ensemble for each row, ``[rows, leaves]`` in the dtype of ``x``."""
         together = torch.cat([weights.flatten(0, 1) for _, weights in self.weights(x)])
         return together.index_select(0, self.leaf_order).t().to(x.dtype)
 
     def tree_values(self, x: Tensor) -> Tensor:
-        """What each tree answers, ``[rows, trees, outputs]``."""
+        """Return the answer of each tree, ``[rows, trees, outputs]``."""
         parts, places = [], []
         for group, weights in self.weights(x):
             parts.append(torch.einsum("tlk,tlb->btk", group.leaf, weights))
@@ -218,7 +218,7 @@ class SoftTrees(OperatorModule):
         return values.to(x.dtype)
 
     def randomise(self, generator: torch.Generator) -> None:
-        """The cold start: what is trained at this level is drawn anew, for columns of deviation 1."""
+        """Draw the parameters that this level trains anew, for columns of deviation 1, as a cold start."""
 
         def draw(tensor: Tensor | None, deviation: float) -> None:
             if tensor is not None:

@@ -39,5 +39,5 @@ class Scale(OperatorModule):
         self.weight = nn.Parameter(torch.tensor(weight, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
-        """As ``x``."""
+        """Return ``x`` times the constant."""
         return x * self.weight

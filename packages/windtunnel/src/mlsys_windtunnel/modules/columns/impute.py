@@ -43,8 +43,8 @@ class Impute(OperatorModule):
 
 
 class Given(OperatorModule):
-    """What the host's look-up gives, as it is."""
+    """Output of the host's look-up, as it is."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """As ``x``."""
+        """Return ``x``."""
         return x

@@ -39,7 +39,7 @@ class Elementwise(OperatorModule):
         self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
-        """As ``x``."""
+        """Apply the function to each number of ``x``."""
         return FUNCTIONS[self.function](x)
 
 
@@ -51,7 +51,7 @@ class Binarize(OperatorModule):
         self.threshold = threshold
 
     def forward(self, x: Tensor) -> Tensor:
-        """As ``x``."""
+        """Return 1 where ``x`` is above the threshold, else 0; in the shape and dtype of ``x``."""
         return (x > self.threshold).to(x.dtype)
 
 
@@ -63,7 +63,7 @@ class NormalizeRows(OperatorModule):
         self.norm = norm
 
     def forward(self, x: Tensor) -> Tensor:
-        """As ``x``."""
+        """Divide each row of ``x`` by its norm; rows of almost zero stay."""
         order = {"l1": 1.0, "l2": 2.0, "max": float("inf")}[self.norm]
         size = torch.linalg.vector_norm(x, ord=order, dim=1, keepdim=True)
         return x / torch.where(size < 10 * torch.finfo(x.dtype).eps, 1.0, size)
@@ -179,7 +179,7 @@ class BSplines(OperatorModule):
         return basis
 
     def _slopes(self, x: Tensor) -> Tensor:
-        """Derivatives of the basis at ``x``, from the basis of one degree less."""
+        """Compute derivatives of the basis at ``x``, from the basis of one degree less."""
         lower = self._basis(x, degree=self.degree - 1) * self.degree
         knots, degree = self.knots, self.degree
         rising = lower[:, :, :-1] / (knots[:, degree:-1] - knots[:, : -degree - 1])

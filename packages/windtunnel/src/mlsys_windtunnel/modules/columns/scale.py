@@ -40,7 +40,7 @@ class Chain(OperatorModule):
         self.steps = nn.Sequential(*steps)
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the last step gives."""
+        """Return the output of the last step."""
         result: Tensor = self.steps(x)
         return result
 
@@ -54,7 +54,7 @@ class ElementwiseAffine(OperatorModule):
         self.scale = _parameter(scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        """As ``x``."""
+        """Subtract the shift from ``x`` and divide by the scale; NaN stays."""
         return keeping_nan(lambda number: (number - self.shift) / self.scale, x)
 
 
@@ -67,7 +67,7 @@ class Rescale(OperatorModule):
         self.offset = _parameter(offset)
 
     def forward(self, x: Tensor) -> Tensor:
-        """As ``x``."""
+        """Multiply ``x`` by the scale and add the offset; NaN stays."""
         return keeping_nan(lambda number: number * self.scale + self.offset, x)
 
 
@@ -79,7 +79,7 @@ class Clip(OperatorModule):
         self.low, self.high = low, high
 
     def forward(self, x: Tensor) -> Tensor:
-        """As ``x``."""
+        """Clip ``x`` to the range."""
         return x.clamp(self.low, self.high)
 
 
@@ -96,7 +96,7 @@ class Power(OperatorModule):
         self.exponents = _parameter(exponents)
 
     def forward(self, x: Tensor) -> Tensor:
-        """As ``x``."""
+        """Transform each number of ``x``; NaN stays."""
         return keeping_nan(self._transformed, x)
 
     def _transformed(self, x: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def _expm1_over(exponent: Tensor, u: Tensor) -> Tensor:
 
 
 class PowerInverse(OperatorModule):
-    """What undoes :class:`Power`, with the same exponents."""
+    """Inverse of :class:`Power`, with the same exponents."""
 
     def __init__(self, method: PowerMethod, exponents: npt.ArrayLike) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class PowerInverse(OperatorModule):
         self.exponents = _parameter(exponents)
 
     def forward(self, x: Tensor) -> Tensor:
-        """As ``x``; NaN beyond what the transformation can give."""
+        """Restore each number of ``x``; NaN beyond what the transformation can give."""
         return keeping_nan(self._restored, x)
 
     def _restored(self, x: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ class PiecewiseLinear(OperatorModule):
         self.heights = _parameter(heights)
 
     def forward(self, x: Tensor) -> Tensor:
-        """As ``x``."""
+        """Interpolate each number of ``x``; NaN stays."""
         return keeping_nan(self._interpolated, x)
 
     def _interpolated(self, x: Tensor) -> Tensor:
@@ -197,7 +197,7 @@ class Quantile(OperatorModule):
         self.is_normal = is_normal
 
     def forward(self, x: Tensor) -> Tensor:
-        """As ``x``."""
+        """Transform each number of ``x``; NaN stays."""
         return keeping_nan(self._transformed, x)
 
     def _transformed(self, x: Tensor) -> Tensor:
@@ -213,7 +213,7 @@ class Quantile(OperatorModule):
 
 
 class QuantileInverse(OperatorModule):
-    """What undoes :class:`Quantile`, with the same arguments."""
+    """Inverse of :class:`Quantile`, with the same arguments."""
 
     def __init__(self, quantiles: npt.NDArray[np.float64], references: npt.ArrayLike, *, is_normal: bool) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ class QuantileInverse(OperatorModule):
         self.is_normal = is_normal
 
     def forward(self, x: Tensor) -> Tensor:
-        """As ``x``."""
+        """Restore each number of ``x``; NaN stays."""
         return keeping_nan(self._restored, x)
 
     def _restored(self, x: Tensor) -> Tensor:

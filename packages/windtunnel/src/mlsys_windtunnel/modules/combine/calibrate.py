@@ -22,7 +22,7 @@ class PlattSigmoid(nn.Module):
         self.intercept = nn.Parameter(torch.tensor(intercept, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
-        """As ``x``."""
+        """Return the calibrated probability of each score in ``x``."""
         return torch.sigmoid(-(self.slope * x + self.intercept))
 
 
@@ -115,7 +115,7 @@ class Calibrated(PredictorModule):
         return total / len(tables)
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """As ``scores``."""
+        """Return ``scores``, which are probabilities."""
         return scores
 
     def prediction(self, scores: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where a member's answers are in its table."""
+    """Columns of a member's answers in its table."""
 
     methods: tuple[str, ...]  # in the order of graph.METHODS; the width of the last, decision_function, may be any
     num_classes: int = 0  # of a classifier; 0: the member answers one value table
@@ -31,7 +31,7 @@ class Layout:
         return table[:, start:] if method == self.methods[-1] else table[:, start : start + self._width(method)]
 
     def score(self, table: Tensor) -> Tensor:
-        """How much a binary classifier holds for its second class, ``[rows, 1]``; a regressor's value."""
+        """Return a binary classifier's score for its second class, ``[rows, 1]``; a regressor's value."""
         if "decision_function" in self.methods:
             return self.take(table, "decision_function")
         if "predict_proba" in self.methods:
@@ -167,7 +167,7 @@ class WeightedMean(OperatorModule):
         self.weights = nn.Parameter(torch.tensor(weights, dtype=torch.float64), requires_grad=is_trainable)
 
     def forward(self, *tables: Tensor) -> Tensor:
-        """As each table."""
+        """Return the weighted mean of the tables, in the shape of each."""
         total = tables[0] * self.weights[0]
         for number, table in enumerate(tables[1:], start=1):
             total = total + table * self.weights[number]
@@ -207,7 +207,7 @@ class Passed(PredictorModule):
         self.layout = layout
 
     def forward(self, table: Tensor) -> Tensor:
-        """As ``table``."""
+        """Return ``table``."""
         return table
 
     def probabilities(self, scores: Tensor) -> Tensor:

@@ -59,6 +59,6 @@ class Isotonic(nn.Module):
         self.rounds = rounds
 
     def forward(self, x: Tensor) -> Tensor:
-        """As ``x``, ``[rows, 1]``."""
+        """Interpolate ``x``, ``[rows, 1]``."""
         given = x.to(torch.float32).to(x.dtype) if self.rounds else x
         return interp(given, self.knots, self.values, outside=self.outside)

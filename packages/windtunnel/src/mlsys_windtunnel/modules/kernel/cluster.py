@@ -81,7 +81,7 @@ class CenterTree(PredictorModule):
         return torch.cat([distances(x, self.centers), margins], dim=1)
 
     def judged(self, inputs: Sequence[Tensor], methods: Sequence[str]) -> tuple[Tensor, Tensor | None]:
-        """A turn on the way to the leaf may tie."""
+        """Compute the table, and the rows where a turn on the way to the leaf may tie."""
         scores: Tensor = self(*inputs)
         if tuple(methods) == ("transform",):
             return scores, None

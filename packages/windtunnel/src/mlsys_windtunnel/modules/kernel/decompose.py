@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 def parameter(values: npt.ArrayLike) -> nn.Parameter:
-    """A trainable copy in float64."""
+    """Make a trainable copy in float64."""
     return nn.Parameter(torch.from_numpy(np.array(values, np.float64)))
 
 

@@ -192,7 +192,7 @@ class OutputVotes(PredictorModule):
         return scores
 
     def judged(self, inputs: Sequence[Tensor], methods: Sequence[str]) -> tuple[Tensor, Tensor | None]:
-        """As its body judges."""
+        """Judge as its body does."""
         return self.judged_by(self.body, inputs)
 
     def probabilities(self, scores: Tensor) -> Tensor:
@@ -252,7 +252,7 @@ class NearestCentroid(PredictorModule):
         return torch.cat([scores, -distances(x, self.centroids, p=self.p)], dim=1)
 
     def judged(self, inputs: Sequence[Tensor], methods: Sequence[str]) -> tuple[Tensor, Tensor | None]:
-        """The label of the nearest centroid may tie."""
+        """Compute the table, and the rows where the label of the nearest centroid may tie."""
         scores: Tensor = self(*inputs)
         if not self.predicts_by_distance or (methods and not {"predict", "labels"} & set(methods)):
             return scores, None

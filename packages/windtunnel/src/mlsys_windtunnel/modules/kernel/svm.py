@@ -178,7 +178,7 @@ def couple(pairwise: Tensor) -> Tensor:
 
 
 def _minimum(quadratic: Tensor) -> Tensor:
-    """The p of sum 1 that minimises p Q p: their equation 21, ``Q p + b = 0`` with the multiplier b."""
+    """Find the p of sum 1 that minimises p Q p: their equation 21, ``Q p + b = 0`` with the multiplier b."""
     bordered = torch.nn.functional.pad(quadratic, (0, 1, 0, 1), value=1.0)
     border = torch.zeros_like(bordered[:, 0])
     border[:, -1] = 1.0

@@ -19,7 +19,7 @@ class Binarize(nn.Module):
         self.threshold = threshold
 
     def forward(self, x: Tensor) -> Tensor:
-        """As ``x``."""
+        """Return 1 where ``x`` is above the threshold, else 0; in the shape and dtype of ``x``."""
         return (x > self.threshold).to(x.dtype)
 
 

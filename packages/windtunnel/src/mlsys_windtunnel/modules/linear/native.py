@@ -17,14 +17,14 @@ Guard = Callable[[Sequence[Floats]], None]
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Of one table that the map reads."""
+    """Weights of one table that the map reads."""
 
     of: Floats  # [columns]; of codes what each row of each column's table adds, [rows of all columns]
     first: npt.NDArray[np.int64] | None = None  # [columns] of codes: where a column's rows begin; None for numbers
 
 
 class _Piece(ctypes.Structure):
-    """As in models.cpp."""
+    """Struct of models.cpp."""
 
     _fields_ = (("num_columns", ctypes.c_int64), ("weight", ctypes.c_void_p), ("first", ctypes.c_void_p))
 

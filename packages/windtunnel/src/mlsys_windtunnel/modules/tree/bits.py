@@ -28,7 +28,7 @@ def mask_bits(ensemble: TreeEnsemble) -> int:
 
 
 def bin_edges(ensemble: TreeEnsemble, feature: int) -> Floats:
-    """The ascending values at which the splits on a feature may change sides; bin b is ``(edge[b - 1], edge[b]]``."""
+    """Return the ascending values at which splits on a feature change sides; bin b is ``(edge[b - 1], edge[b]]``."""
     splits = np.flatnonzero(ensemble.feature == feature)
     sets = ensemble.category_set[splits]
     if not (sets >= 0).any():
@@ -81,7 +81,7 @@ class BitTables(nn.Module):
         return torch.where(values.isnan(), self.row_of_missing, bins + self.row_start)
 
     def find(self, columns: Tensor, threshold: Tensor) -> Tensor:
-        """The leaf of each row in each tree, ``[rows, trees]`` int64; ``threshold`` is in the tables already."""
+        """Find the leaf of each row in each tree, ``[rows, trees]`` int64; ``threshold`` is in the tables already."""
         first, *others = columns.unbind(0)
         alive = self.table.index_select(0, first)
         for rows in others:
@@ -118,7 +118,7 @@ def _tables(ensemble: TreeEnsemble, features: Integers, edges: list[Floats]) -> 
 
 
 def _leaf_masks(ensemble: TreeEnsemble, words: int) -> tuple[Masks, Masks, Masks]:
-    """The leaves under each split's left and right child ``[splits, words]``, and those of each tree."""
+    """Return the leaves under each split's left and right child ``[splits, words]``, and those of each tree."""
     place = np.arange(len(ensemble.leaf_value)) - np.repeat(ensemble.leaf_start[:-1], np.diff(ensemble.leaf_start))
     of_leaf = np.zeros((len(place), words), np.uint64)
     of_leaf[np.arange(len(place)), place // 64] = np.uint64(1) << (place % 64).astype(np.uint64)

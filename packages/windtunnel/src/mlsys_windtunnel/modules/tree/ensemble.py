@@ -100,7 +100,7 @@ class TreeEnsemble:
         return np.unique(self.feature[self.category_set >= 0])
 
     def levels(self) -> list[Integers]:
-        """Splits by their distance from the root; each list ascends."""
+        """Return splits by their distance from the root; each list ascends."""
         levels = []
         nodes = self.root[self.root >= 0]
         while len(nodes):
@@ -110,7 +110,7 @@ class TreeEnsemble:
         return levels
 
     def tree_of_split(self) -> Integers:
-        """``[splits]``."""
+        """Return the tree of each split, ``[splits]``."""
         tree = np.zeros(len(self.feature), np.int64)
         tree[self.root[self.root >= 0]] = np.flatnonzero(self.root >= 0)
         for level in self.levels():
@@ -128,7 +128,7 @@ class TreeEnsemble:
         return depths
 
     def goes_left(self, splits: Integers, values: Floats) -> Booleans:
-        """Whether each split sends each value left, ``[splits, values]``; codes of categories, NaN for missing."""
+        """Return whether splits send values left, ``[splits, values]``; values may be codes, or NaN if missing."""
         missing = np.isnan(values)
         left: Booleans = values[None, :] <= self.threshold[splits, None]
         for row in np.flatnonzero(self.category_set[splits] >= 0):
@@ -194,17 +194,17 @@ def join_trees(
 
 
 def with_features(tree: Tree, features: npt.ArrayLike) -> Tree:
-    """The tree over a wider table, of which it was fitted on the columns ``features`` (bagging's feature subsets)."""
+    """Return the tree over a wider table; it was fitted on the columns ``features`` (bagging's feature subsets)."""
     return replace(tree, feature=np.asarray(features, np.int64)[tree.feature])
 
 
 def bitset_codes(words: npt.ArrayLike) -> Integers:
-    """The places of set bits in a bitset of 32 bits a word, the lowest first."""
+    """Return the places of set bits in a bitset of 32 bits a word, the lowest first."""
     return np.flatnonzero(np.asarray(words, np.int64)[:, None] >> np.arange(32) & 1)
 
 
 def _float32_below(values: Floats) -> Floats:
-    """The largest float32 that is no larger, as float64."""
+    """Return the largest float32 that is no larger, as float64."""
     with np.errstate(over="ignore"):
         nearest = values.astype(np.float32)
         lower = np.nextafter(nearest, np.float32(-np.inf))

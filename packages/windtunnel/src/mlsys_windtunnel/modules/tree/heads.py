@@ -93,7 +93,7 @@ class TreeOutputs(PredictorModule):
         return scores
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """As they are."""
+        """Return ``scores``, which are probabilities."""
         return scores
 
     def prediction(self, scores: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class Margin(OperatorModule):
 
 
 class LeafIndicators(OperatorModule):
-    """How much of each leaf of all trees a row gets, ``[rows, leaves]``: 1 or 0 while the trees are exact.
+    """Weight of each leaf of all trees for a row, ``[rows, leaves]``: 1 or 0 while the trees are exact.
 
     Args:
         trees: Exact; softening puts soft ones in their place.

@@ -44,12 +44,12 @@ class TreeLayout:
 
     @property
     def is_wide(self) -> bool:
-        """Whether bins and columns take 32 bits, not 16."""
+        """True where bins and columns take 32 bits, not 16."""
         return self.nodes.dtype == NODE[True]
 
 
 def lay_out(ensemble: TreeEnsemble) -> TreeLayout:
-    """The arrays of an ensemble; leaf values stay where they are."""
+    """Lay out the arrays of an ensemble; leaf values stay where they are."""
     num_splits = len(ensemble.feature)
     is_category = ensemble.category_set >= 0
     places, feature = np.unique(ensemble.feature, return_inverse=True)
@@ -78,7 +78,7 @@ def lay_out(ensemble: TreeEnsemble) -> TreeLayout:
 
 
 def _columns(features: npt.NDArray[np.void], feature: Integers, wants_left: Booleans) -> tuple[Integers, int]:
-    """The column that each split reads, and how many there are; ``wants_left``: missing values are to go left."""
+    """Return the column that each split reads, and their number; ``wants_left``: missing values are to go left."""
     features["has_left"][feature[wants_left]] = 1
     features["has_right"][feature[~wants_left]] = 1
     ends = np.cumsum(features["has_left"] + features["has_right"])
@@ -120,13 +120,13 @@ def _category_sets(ensemble: TreeEnsemble, place: Integers) -> tuple[Any, Any, A
 
 
 def _node(child: Integers, num_splits: int) -> Integers:
-    """Splits keep their places, leaves stand behind all splits."""
+    """Return the places of nodes: splits keep theirs, leaves stand behind all splits."""
     nodes: Integers = np.where(child >= 0, child, num_splits + ~child)
     return nodes
 
 
 def _siblings_together(ensemble: TreeEnsemble) -> tuple[Integers, Integers]:
-    """An order of nodes, tree by tree and level by level, in which children stand side by side, the left one first.
+    """Order nodes tree by tree and level by level, so that children stand side by side, the left one first.
 
     Returns:
         The node at each place, and the place of each node.

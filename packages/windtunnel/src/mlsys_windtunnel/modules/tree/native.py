@@ -22,7 +22,7 @@ ZERO = float(np.float32(1e-35))  # LightGBM's kZeroThreshold: what is no larger 
 
 
 class _Ensemble(ctypes.Structure):
-    """As in models.cpp."""
+    """Struct of models.cpp."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("nodes", "features", "edges", "root", "leaf")),
@@ -35,7 +35,7 @@ class _Ensemble(ctypes.Structure):
 
 
 def native_sums(trees: Trees, x: Tensor) -> Tensor | None:
-    """What ``trees.forward`` answers, by the kernel; None where a form in torch has to."""
+    """Compute ``trees.forward`` by the kernel; None where a form in torch has to."""
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or x.device.type != "cpu" or x.dtype != torch.float64:
         return None
     native = native_form(trees)
@@ -43,7 +43,7 @@ def native_sums(trees: Trees, x: Tensor) -> Tensor | None:
 
 
 def native_form(trees: Trees) -> NativeTrees | None:
-    """The kernel's form of a module as it is now; None where there is no kernel.
+    """Return the kernel's form of a module as it is now; None where there is no kernel.
 
     It is kept beside the module, not in it, and made anew when the module's parameters have changed.
     """

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def map_row_blocks(function: Callable[[Tensor], Tensor], x: Tensor, rows_per_block: int) -> Tensor:
-    """``function`` of ``x`` block by block; rows come first in ``x`` and in what it returns.
+    """Apply ``function`` to ``x`` block by block; rows come first in ``x`` and in what it returns.
 
     Runs without gradients, on as many threads as torch is set to use.
     """

@@ -117,7 +117,7 @@ class Trees(OperatorModule):
         self.finder = finder.to(device=self.threshold.device, dtype=self.threshold.dtype)
 
     def leaves(self, x: Tensor) -> Tensor:
-        """The place in ``leaf_value`` of each row's leaf in each tree, ``[rows, trees]`` int64."""
+        """Return the place in ``leaf_value`` of each row's leaf in each tree, ``[rows, trees]`` int64."""
         leaves: Tensor = self.finder.find(self.finder.columns(self._clean(x)), self.threshold)
         return leaves if self.finder.tree_dim == 1 else leaves.t()
 
@@ -126,7 +126,7 @@ class Trees(OperatorModule):
         return x.new_zeros(x.shape[0], len(self.leaf_value)).scatter(1, self.leaves(x), 1.0)
 
     def tree_values(self, x: Tensor) -> Tensor:
-        """What each tree answers, ``[rows, trees, outputs]``."""
+        """Return the answer of each tree, ``[rows, trees, outputs]``."""
         return self._values(self.leaves(x))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class Trees(OperatorModule):
         return sums / self.divisor if self.divisor != 1 else sums
 
     def _clean(self, x: Tensor) -> Tensor:
-        """Inputs as the source compares them."""
+        """Return inputs as the source compares them."""
         x = x.detach()
         if self.rounds_to_float32:
             x = _rounded_to_float32(x)
@@ -176,7 +176,7 @@ class Trees(OperatorModule):
 
 
 def _rounded_to_float32(x: Tensor) -> Tensor:
-    """As ``x``, with float32 values.
+    """Round the numbers of ``x`` to float32; keep its dtype.
 
     Where nothing is traced or trained by numpy, on one thread: torch would wake its threads for this one small
     operation, which takes longer than all trees when the machine is shared.
@@ -189,7 +189,7 @@ def _rounded_to_float32(x: Tensor) -> Tensor:
 
 
 def cheapest_layout(ensemble: TreeEnsemble) -> Layout:
-    """What costs less a row, by the figures measured."""
+    """Return the layout that costs less a row, by the figures measured."""
     features = np.unique(ensemble.feature)
     bits = mask_bits(ensemble)
     if not len(features) or bits > _MOST_MASK_BITS:
@@ -202,6 +202,6 @@ def cheapest_layout(ensemble: TreeEnsemble) -> Layout:
 
 
 def _rebuild(module: nn.Module, _: object) -> None:
-    """What is derived from thresholds follows when a state dict is loaded."""
+    """Rebuild what is derived from thresholds when a state dict is loaded."""
     assert isinstance(module, Trees)
     module.use_layout(module.layout)

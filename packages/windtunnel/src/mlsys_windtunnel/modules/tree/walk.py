@@ -63,14 +63,14 @@ class Walk(nn.Module):
             self.register_buffer(name, torch.from_numpy(np.ascontiguousarray(array)), persistent=False)
 
     def columns(self, x: Tensor) -> Tensor:
-        """``[views, rows]`` from clean inputs ``[rows, features]``."""
+        """Return the views' columns, ``[views, rows]``, from clean inputs ``[rows, features]``."""
         values = x.t().contiguous().index_select(0, self.view_feature)
         if self.has_missing_left:
             values = values.masked_fill(values.isnan() & self.view_missing_left, -torch.inf)
         return values
 
     def find(self, columns: Tensor, threshold: Tensor) -> Tensor:
-        """The leaf of each row in each tree, ``[trees, rows]`` int64."""
+        """Find the leaf of each row in each tree, ``[trees, rows]`` int64."""
         num_rows, values = columns.shape[1], columns.reshape(-1)
         row = torch.arange(num_rows, device=columns.device).repeat(len(self.root))
         node = self.root.repeat_interleave(num_rows)
@@ -91,7 +91,7 @@ class Walk(nn.Module):
         return node.reshape(-1, num_rows).index_select(0, self.order) - self.num_splits
 
     def _holds(self, split: Tensor, code: Tensor) -> Tensor:
-        """Whether the split's set of categories sends the code left; the first entry of a set is for missing values."""
+        """Return whether the split's set of categories sends the code left; its first entry is for missing values."""
         size = self.set_size.index_select(0, split)
         entry = code.nan_to_num(nan=-1.0).clamp(-1.0, 1e9).long() + 1
         entry = torch.minimum(entry, size - 1).clamp(min=0)
