@@ -28,7 +28,7 @@ NO_EXITS = (
 
 
 class Engine:
-    """Serves one model with one policy. Close it, or use it as a context manager.
+    """Server of one model with one policy. Close it, or use it as a context manager.
 
     On a CPU the parallel manner runs as many executors at a time as there are cores, each with one thread, pinned where
     every executor can have a core of its own; the serial manner gives each all cores.

@@ -26,7 +26,7 @@ STREAMED = {
 
 
 class Usage(BaseModel):
-    """Tokens a request cost; a stop token counts as generated."""
+    """Number of tokens a request cost; a stop token counts as generated."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -114,10 +114,10 @@ def chat_completion(
     """Return the whole answer.
 
     Args:
-        generation: What ran.
-        answers: What it gave.
+        generation: The request and its answers.
+        answers: Its complete answers, one for each choice.
         tokenizer: The model's.
-        notation: How calls are written; None: there are none.
+        notation: Notation of calls; None: there are none.
         only_one: Calls after the first are left out.
     """
     scored = answers[0].scored

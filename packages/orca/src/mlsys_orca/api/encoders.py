@@ -52,7 +52,7 @@ class Embedding(BaseModel):
 
 
 class EncoderUsage(BaseModel):
-    """Tokens a request cost."""
+    """Number of tokens a request cost."""
 
     prompt_tokens: int
     total_tokens: int

@@ -26,7 +26,7 @@ class Front(RequestThreads):
 
         Args:
             make: Builds the answer.
-            size: As :meth:`run`'s.
+            size: Size of the work; see :meth:`run`.
         """
         return await self.run(lambda: Response(to_json(make()), media_type="application/json"), size=size)
 

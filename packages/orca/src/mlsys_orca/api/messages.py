@@ -92,7 +92,7 @@ class AnswerBlock(BaseModel):
 
 
 class MessagesUsage(BaseModel):
-    """Tokens a request cost."""
+    """Number of tokens a request cost."""
 
     input_tokens: int
     output_tokens: int

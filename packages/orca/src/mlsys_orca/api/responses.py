@@ -147,7 +147,7 @@ class OutputTokenDetails(BaseModel):
 
 
 class ResponsesUsage(BaseModel):
-    """Tokens a request cost."""
+    """Number of tokens a request cost."""
 
     input_tokens: int
     input_tokens_details: TokenDetails = Field(default_factory=TokenDetails)

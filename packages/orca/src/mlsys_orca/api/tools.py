@@ -61,8 +61,8 @@ def call_grammar(
     Args:
         notation: The template's.
         functions: Each with a ``name`` and its ``parameters``, a JSON schema.
-        only_one: Whether one call is all.
-        otherwise: What else an answer may be: JSON of this schema (True: any object), or with ``"text"`` any text, also
+        only_one: Allow one call only.
+        otherwise: Other forms of an answer: JSON of this schema (True: any object), or with ``"text"`` any text, also
             before calls and after. None: a call is a must.
 
     Raises:
@@ -118,7 +118,7 @@ def _json_rule(name: str, schema: Any) -> str:
 
 
 class ToolParser:
-    """Takes an answer as it grows, and tells text from calls.
+    """Parser that takes an answer as it grows, and tells text from calls.
 
     Args:
         notation: The template's.

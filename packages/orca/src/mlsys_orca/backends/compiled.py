@@ -49,8 +49,8 @@ class CompiledRows(nn.Module):
         part: Computes each row by itself, [num_rows, hidden_size] to the same shape.
         compiler: Makes a callable of a module and an example.
         sizes: Numbers of rows, rising.
-        device: Of the rows.
-        dtype: Of the rows.
+        device: Device of the rows.
+        dtype: Dtype of the rows.
     """
 
     def __init__(

@@ -23,9 +23,9 @@ def reshaped(logits: Row, params: SamplingParams, past: Sequence[int], num_promp
 
     Args:
         logits: [vocab_size].
-        params: What is asked for.
+        params: The request's sampling parameters.
         past: The tokens of prompt and answer so far.
-        num_prompt_tokens: How many of them are the prompt's.
+        num_prompt_tokens: Number of them that are the prompt's.
 
     Example:
         >>> params = SamplingParams(logit_bias=((0, 5.0),), presence_penalty=1.0)

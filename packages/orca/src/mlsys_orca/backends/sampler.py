@@ -53,7 +53,7 @@ def choose(batch: IterationBatch, logits: Tensor, *, largest: Ids | None = None)
     """Choose a token for each request that samples, more where draft tokens were right; report prompts' scores.
 
     Args:
-        batch: What ran.
+        batch: The batch that ran.
         logits: fp32 [rows, vocab_size], of :func:`wanted_rows`; [rows, 0] with ``largest``, unless
             :func:`needs_logits`.
         largest: [rows] where each row's largest is, where the model found it on the way; None: it is looked for.
@@ -143,7 +143,7 @@ def sample(
         request_ids: [num_sampled] whose row it is.
         positions: [num_sampled] the position that the chosen token will have in its request.
         params: [num_sampled] how to choose.
-        largest: As :func:`choose`.
+        largest: See :func:`choose`.
 
     Returns:
         One token per row, in order.

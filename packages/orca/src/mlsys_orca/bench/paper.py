@@ -1,6 +1,6 @@
 """The ORCA paper's evaluation (section 6.2, dissertation 4.5.2): throughput against median latency, two schedulings.
 
-What both back ends share: the traces, the contestants, and the ratio of throughput at equal latency. The real engine
+Both back ends share this: the traces, the contestants, and the ratio of throughput at equal latency. The real engine
 (:mod:`.paper_engine`) and the paper's cluster (:mod:`.paper_simulated`) each give a :class:`Curve` per contestant;
 :mod:`.paper_report` draws them.
 """
@@ -123,7 +123,7 @@ def crossing(curves: Sequence[Curve], latency_s: float, *, baseline_slowdown: fl
     """Return the best throughput of either scheduling at ``latency_s``.
 
     Args:
-        curves: Of the contestants.
+        curves: Curves of the contestants.
         latency_s: Median normalised latency, seconds per token.
         baseline_slowdown: As if every iteration of the request-level ones had taken this many times as long: all of
             their times stretch, so their throughput is read at a latency as many times lower, and divided by it.

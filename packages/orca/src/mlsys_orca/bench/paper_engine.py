@@ -61,8 +61,8 @@ def measure_contestant(
 
     Args:
         loaded: The model.
-        contestant: Who serves.
-        workload: What is asked.
+        contestant: The scheduling that serves.
+        workload: The requests.
         context: The suite's.
         loads: Shares, rising.
         expected: The answers so far, by request; those of requests not yet in it are added.

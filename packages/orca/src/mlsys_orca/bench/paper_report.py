@@ -31,13 +31,13 @@ def report(
     """Return the page's section.
 
     Args:
-        method: How it was measured, in words.
+        method: Description of the measurement.
         heterogeneous: On the uniform lengths.
         homogeneous: On requests of one length.
         latencies_s: Where the ratio is read: what the latency is -> median normalised latency, seconds per token.
         notes: More to say, a paragraph each.
         baseline_slowdown: Read the ratios again as if the baseline's iterations took this many times as long.
-        is_wrong: Whether answers differed: the section has failed then.
+        is_wrong: True if answers differed: the section has failed then.
         data: More for machines.
     """
     body: list[str | Table | Figure] = [method, *notes]

@@ -56,9 +56,9 @@ def simulate_curve(
     """Simulate rising rates, until the median latency is far above the one of interest, or the cluster far behind.
 
     Args:
-        contestant: Who serves.
-        workload: What is asked.
-        cluster: What runs the iterations.
+        contestant: The scheduling that serves.
+        workload: The requests.
+        cluster: The machines that run the iterations.
         latency_s: The median normalised latency of interest, seconds per token.
         registry: Where the policy is looked up.
         on_point: Hears each run as it ends.

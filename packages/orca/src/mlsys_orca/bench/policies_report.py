@@ -42,11 +42,11 @@ def report(
 
     Args:
         loaded: The model.
-        plan: What was asked for.
-        measured: What was measured of it, in order.
-        num_threads: Of the model's operators.
+        plan: The plan of the measurements.
+        measured: The measurements so far, in order.
+        num_threads: Threads of the model's operators.
         loads: The machine's load average of one minute before and after.
-        is_interrupted: Whether the measurements ended early.
+        is_interrupted: True if the measurements ended early.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     dtype = str(loaded.model.dtype).removeprefix("torch.")

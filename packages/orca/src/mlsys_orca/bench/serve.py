@@ -74,9 +74,9 @@ def serve_trace(
         config: The engine's.
         trace: When ``requests`` arrive.
         requests: By the index of the trace's items.
-        name: Of the result.
+        name: Name of the result.
         available_nbytes: Memory for keys and values.
-        on_progress: As for :func:`mlsys_core.workload.run_load`.
+        on_progress: See :func:`mlsys_core.workload.run_load`.
     """
     with Engine(loaded, config, available_nbytes=available_nbytes) as engine:
         _warm_up(engine)

@@ -35,7 +35,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Asks one model greedily."""
+    """Client that asks one model greedily."""
 
     openai: OpenAI
     model: str

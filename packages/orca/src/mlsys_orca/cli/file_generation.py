@@ -97,11 +97,11 @@ async def generate_all(
 
     Args:
         service: Its engine runs.
-        items: As :func:`read_items` gives them, those from ``first_index`` on.
+        items: Items of :func:`read_items`, those from ``first_index`` on.
         output: Gets ``{"index", "text", "finish_reason", "num_tokens"}``, or ``{"index", "error"}``, and the item.
         defaults: Fields of requests that items leave out.
-        as_chat: Whether a text is a question, or to be continued.
-        first_index: Of the first item.
+        as_chat: True if a text is a question, False if it is to be continued.
+        first_index: Index of the first item.
         on_done: Called with the tokens of each answer as it is written.
     """
     room = asyncio.Semaphore(2 * service.engine.config.max_batch_size)

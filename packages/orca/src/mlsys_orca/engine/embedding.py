@@ -60,11 +60,11 @@ class TextEncoder:
     """An encoder with its tokenizer and pooling. One caller at a time.
 
     Args:
-        name: Of its directory.
+        name: Name of its directory.
         config: The encoder's shape.
         encoder: Its forward.
         tokenizer: Puts the encoder's marks around a text.
-        pooling: What makes a vector of a text's states.
+        pooling: Rules for a vector of a text's states.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class TextEncoder:
 
         Args:
             text: Any; the model's prompt, if it has one, goes before it.
-            truncate: Whether a text of more than ``max_tokens`` loses its end, as with sentence-transformers.
+            truncate: Cut the end of a text of more than ``max_tokens``, as sentence-transformers does.
 
         Raises:
             InvalidInputError: it is too long, and not to be cut; or it is no valid Unicode.
@@ -110,7 +110,7 @@ class TextEncoder:
 
         Args:
             inputs: Texts, or their token ids as :meth:`tokenize` gives them.
-            truncate: As :meth:`tokenize`'s; token ids are never cut.
+            truncate: See :meth:`tokenize`; token ids are never cut.
             max_batch_tokens: Tokens that run at a time; a longer text runs by itself.
             progress: Called with the texts done so far and those in all.
 
@@ -172,8 +172,8 @@ class TextEncoder:
         Args:
             first: A query.
             others: Documents.
-            truncate: Whether a document loses its end where the pair is too long.
-            max_batch_tokens: As :meth:`embed`'s.
+            truncate: Cut the end of a document where the pair is too long.
+            max_batch_tokens: See :meth:`embed`.
 
         Returns:
             fp32 [len(others)] from 0 to 1, the sigmoid of the head's logit; and the tokens of all pairs.
@@ -244,7 +244,7 @@ def load_encoder(
         dtype: ``"fp32"`` or ``"bf16"``, to compute in; None: what suits the device.
         device: The registered name of a device.
         pooling: ``"cls"`` or ``"mean"``; None: what the directory says, else the mean.
-        normalize: Whether vectors get length 1; None: what the directory says, else not.
+        normalize: Scale vectors to length 1; None: as the directory says, else no.
         progress: Called with the bytes of weights read so far and those in all.
 
     Raises:

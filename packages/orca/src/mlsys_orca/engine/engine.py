@@ -97,7 +97,7 @@ def plan_kv_tokens(loaded: LoadedModel, config: EngineConfig, available_nbytes: 
 
 
 class Engine:
-    """Serves one model in one thread of its own. A context manager.
+    """Server of one model, in one thread of its own. A context manager.
 
     Args:
         loaded: The model.
@@ -355,7 +355,7 @@ class _Streams:
     """Hands tokens from the loop's thread to the event loops that wait for them: one wake-up per iteration and loop.
 
     Args:
-        is_live: Whether tokens are handed over as iterations complete; False: with their request's result.
+        is_live: True: tokens are handed over as iterations complete; False: with their request's result.
     """
 
     def __init__(self, *, is_live: bool) -> None:

@@ -37,7 +37,7 @@ _WHOLE = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 
 
 
 class Histogram:
-    """Counts by upper bound; one list index per observation.
+    """Histogram: counts by upper bound; one list index per observation.
 
     Example:
         >>> histogram = Histogram((1.0, 2.0))

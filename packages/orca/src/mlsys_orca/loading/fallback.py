@@ -45,9 +45,9 @@ class Fallback:
         """Read the weights, and see that the model computes what it does with its own attention.
 
         Args:
-            dtype: Of weights, keys and values.
+            dtype: Dtype of weights, keys and values.
             device: Where to put them.
-            weights: How matrices are kept.
+            weights: Storage form of matrices.
             progress: Called when all are read; ``transformers`` says no more.
 
         Raises:

@@ -47,7 +47,7 @@ def load_model(
         dtype: ``"fp32"`` or ``"bf16"``, to compute in and to keep weights, keys and values in; None: what
             :func:`default_dtype` says.
         device: The registered name of a device.
-        weights: How matrices are kept: ``"float"``: in the dtype; ``"packed"``: as a GGUF file has them, where that is
+        weights: Form of matrices: ``"float"``: in the dtype; ``"packed"``: as a GGUF file has them, where that is
             quantised; ``"int8"`` or ``"int4"``: quantised while loading, whatever the file has. Norms, biases and a
             mixture's routers stay floating; int4 keeps 8 bits for the tables and the query, key and value projections.
             None: packed where the native path runs, which is faster there and changes no value, else float.

@@ -61,7 +61,7 @@ class AdaptedLinear(nn.Module):
 
     Args:
         base: The model's product.
-        rows: Whose rows are whose.
+        rows: Row indices by adapter name.
     """
 
     def __init__(self, base: nn.Module, rows: _Rows) -> None:

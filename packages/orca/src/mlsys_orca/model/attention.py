@@ -46,7 +46,7 @@ def ragged_attention(
         query: [num_tokens, num_heads, head_dim], rotated.
         keys: One layer's cache, [num_slots, num_kv_heads, head_dim], rotated; this iteration's keys already written.
             Or any other matrix of keys that the spans' slots point into.
-        values: As ``keys``.
+        values: Like ``keys``.
         spans: The requests; together they cover every row.
         options: The layer's scale, soft cap, window and bias, and which keys a row sees.
 

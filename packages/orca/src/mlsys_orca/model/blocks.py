@@ -80,7 +80,7 @@ class RotatedBy(nn.Module):
     """Attention whose heads are rotated by one of the decoder's :class:`~.layers.Rotaries`, or not at all.
 
     Args:
-        attention: Of one layer.
+        attention: Attention of one layer.
         which: The number of the rotary; None: positions do not turn this layer's heads.
     """
 
@@ -161,9 +161,9 @@ class Decoder(nn.Module):
         embedding: (token ids, positions) -> fp32 [num_tokens, hidden_size].
         layers: Each (states, :class:`Step`) -> states.
         norm: fp32 [num_sampled, hidden_size] -> the same in ``dtype``.
-        head: Of the normalised states -> [num_sampled, vocab_size].
+        head: Product of the normalised states -> [num_sampled, vocab_size].
         rotary: Where positions turn the heads.
-        dtype: Of weights, keys and values.
+        dtype: Dtype of weights, keys and values.
         device: Where they are.
     """
 

@@ -49,7 +49,7 @@ class ForwardInputs:
     """One iteration as tensors on the model's device, each made when it is first asked for. Owner: the runner.
 
     Args:
-        batch: What the scheduler planned.
+        batch: The iteration that the scheduler planned.
         block_size: Slots of a K/V block.
         device: The model's.
         wanted: Rows whose logits are wanted; None: the last of each request that samples.

@@ -35,7 +35,7 @@ class RowAttention(nn.Module):
     Args:
         qkv: hidden_size -> 3 * num_heads * head_dim: queries, keys, values, head after head.
         output: num_heads * head_dim -> hidden_size.
-        num_heads: Of each.
+        num_heads: Heads of queries, keys and values each.
         options: Not causal.
     """
 
@@ -57,12 +57,12 @@ class EncoderLayer(nn.Module):
     """One layer; its residual sum is fp32.
 
     Args:
-        attention_norm: Of what enters attention, or of the sum after it.
+        attention_norm: Norm before attention, or of the sum after it.
         attention: (states, spans) -> states.
-        mlp_norm: As ``attention_norm``, of the MLP.
+        mlp_norm: Like ``attention_norm``, for the MLP.
         mlp: states -> states.
         post_norm: The norms follow the sums (BERT), and give fp32; otherwise they go before the branches (T5).
-        dtype: Of what enters the branches.
+        dtype: Dtype of the branches' input.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class PairHead(nn.Module):
         pool: hidden_size -> hidden_size.
         score: hidden_size -> 1.
         activation: Between them: a name of torch's.
-        dtype: Of what enters the products.
+        dtype: Dtype of the products' input.
     """
 
     def __init__(self, pool: nn.Module, score: nn.Module, *, activation: str, dtype: torch.dtype) -> None:
@@ -124,8 +124,8 @@ class Encoder(nn.Module):
     Args:
         embedding: (token ids, positions) -> fp32 [num_tokens, hidden_size].
         layers: Each (states, spans) -> states.
-        first_norm: Of what is embedded; None: it enters the first layer as it is.
-        last_norm: Of what leaves the last layer; None: that is the result.
+        first_norm: Norm of the embeddings; None: they enter the first layer as it is.
+        last_norm: Norm of the last layer's output; None: that output is the result.
         head: For whoever scores pairs; no part of the forward.
     """
 
@@ -151,7 +151,7 @@ class Encoder(nn.Module):
         Args:
             token_ids: [num_tokens] int64, text after text.
             positions: [num_tokens] int64, of each token in its text.
-            spans: As :func:`spans_of` gives for the texts' lengths.
+            spans: Spans that :func:`spans_of` gives for the texts' lengths.
 
         Returns:
             [num_tokens, hidden_size].

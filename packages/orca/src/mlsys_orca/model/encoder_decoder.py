@@ -96,7 +96,7 @@ class SelfAttention(nn.Module):
         index: The layer's number.
         qkv: hidden_size -> 3 * num_heads * head_dim: queries, keys, values, head after head.
         output: num_heads * head_dim -> hidden_size.
-        num_heads: Of each.
+        num_heads: Heads of queries, keys and values each.
         options: Causal.
     """
 
@@ -126,7 +126,7 @@ class CrossAttention(nn.Module):
         query: hidden_size -> num_heads * head_dim.
         key_value: hidden_size -> 2 * num_heads * head_dim, of the encoder's states: keys, values, head after head.
         output: num_heads * head_dim -> hidden_size.
-        num_heads: Of each.
+        num_heads: Heads of queries, keys and values each.
         options: Not causal.
     """
 
@@ -201,11 +201,11 @@ class EncoderDecoder(nn.Module):
     Args:
         config: The model's shape; its ``encoder`` is not None.
         encoder: Its states are of ``dtype``.
-        embedding: Of the decoder: (token ids, positions) -> fp32 [num_tokens, hidden_size].
+        embedding: The decoder's: (token ids, positions) -> fp32 [num_tokens, hidden_size].
         layers: Each (states, :class:`DecoderStep`) -> states.
         norm: fp32 [num_sampled, hidden_size] -> the same in ``dtype``.
-        head: Of the normalised states -> [num_sampled, vocab_size].
-        dtype: Of weights, keys and values.
+        head: Product of the normalised states -> [num_sampled, vocab_size].
+        dtype: Dtype of weights, keys and values.
         device: Where they are.
     """
 

@@ -75,7 +75,7 @@ class EncoderFamily:
         Args:
             config: The encoder's shape, as this family's reader gave it.
             checkpoint: Where its tensors are.
-            dtype: What to compute in.
+            dtype: Dtype of the computation.
             device: Where.
             progress: Called with bytes read and bytes in all.
 

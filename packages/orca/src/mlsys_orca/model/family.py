@@ -46,9 +46,9 @@ class Family:
         Args:
             config: The model's shape, as one of this family's readers gave it.
             checkpoint: Where its tensors are; either layout.
-            dtype: What to compute in, and to keep floating weights, keys and values in.
+            dtype: Dtype of the computation, and of floating weights, keys and values.
             device: Where.
-            weights: How matrices are kept.
+            weights: Storage form of matrices.
             progress: Called with bytes read and bytes in all.
 
         Raises:

@@ -80,7 +80,7 @@ def config_from_gguf(
         fields: The metadata.
         implements: Keys beyond the common ones that the family has read itself.
         norm: ``"rms"`` or ``"layer"``: whose epsilon the file has.
-        partial_rotary: Whether the family knows rotary positions on part of a head.
+        partial_rotary: True if the family knows rotary positions on part of a head.
         changes: Fields of :class:`ModelConfig` that the family has read itself.
 
     Raises:

@@ -22,7 +22,7 @@ def config_from_huggingface(
     Args:
         raw: The file's object.
         architecture: The family.
-        partial_rotary: Whether the family knows rotary positions on part of a head.
+        partial_rotary: True if the family knows rotary positions on part of a head.
         changes: Fields of :class:`ModelConfig` that the family has read itself.
 
     Raises:

@@ -50,10 +50,10 @@ class KVCache:
 
     Args:
         config: The model's shape.
-        num_blocks: As the scheduler's :class:`BlockTables`.
-        block_size: As the scheduler's :class:`BlockTables`.
-        dtype: As the model's.
-        device: As the model's.
+        num_blocks: The same as of the scheduler's :class:`BlockTables`.
+        block_size: The same as of the scheduler's :class:`BlockTables`.
+        dtype: The model's.
+        device: The model's.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class KVCache:
             layer: The layer's number.
             slots: [num_tokens] int64, where each row goes.
             key: [num_tokens, num_kv_heads, head_dim], rotated.
-            value: As ``key``.
+            value: Like ``key``.
 
         Returns:
             The layer's keys and values, each [num_slots, num_kv_heads, head_dim].

@@ -159,7 +159,7 @@ class RMSNorm(nn.Module):
     Args:
         weight: [hidden_size] fp32; or [heads, head_dim], for rows of heads that are normalised each by itself.
         eps: Added to the mean square.
-        dtype: What the next operator computes in.
+        dtype: Dtype in which the next operator computes.
     """
 
     weight: Tensor
@@ -185,7 +185,7 @@ class LayerNorm(nn.Module):
         bias: [hidden_size] fp32; None: no shift.
         hidden_size: Features of a row.
         eps: Added to the variance.
-        dtype: What the next operator computes in.
+        dtype: Dtype in which the next operator computes.
     """
 
     weight: Tensor | None

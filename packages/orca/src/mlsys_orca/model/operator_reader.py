@@ -1,4 +1,4 @@
-"""Reads a model's operators from a checkpoint by what they are for, whatever the layout calls their tensors.
+"""Read a model's operators from a checkpoint by what they are for, whatever the layout calls their tensors.
 
 Between :class:`~mlsys_orca.model.weights.reading.WeightReader`, which knows names and shapes, and the families, which
 say "the query, key and value projections of layer 3, as one product".
@@ -26,15 +26,15 @@ _AT_LEAST_8_BITS = {"embedding", "head", "q", "k", "v", "qkv"}
 
 
 class OperatorReader:
-    """Reads operators of one model.
+    """Reader of one model's operators.
 
     Args:
         reader: The open checkpoint.
         stems: Role -> tensor name without its ``.weight`` or ``.bias``; ``{}`` stands for the layer's number.
-        dtype: Of the weights that go into products.
+        dtype: Dtype of the weights that go into products.
         device: Where to put them.
-        eps: Of every norm.
-        weights: How matrices are kept that go into products. Norms, biases and learned positions stay floating.
+        eps: Epsilon of every norm.
+        weights: Storage form of matrices that go into products. Norms, biases and learned positions stay floating.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class OperatorReader:
 
         Args:
             role: A key of the stems.
-            shape: What the configuration implies.
+            shape: The shape that the configuration implies.
             at: The layer's number, and the expert's.
             dtype: None: that of products.
         """
@@ -128,9 +128,9 @@ class OperatorReader:
             rows: Role -> how many rows it has.
             columns: Features that go in.
             at: The layer's number, and the expert's.
-            bias: Whether each role has one.
+            bias: True if each role has one.
             arrange: Role -> how to bring its rows, weight and bias, into this model's order.
-            transposed: Whether the file has the weights as [in_features, out_features].
+            transposed: True if the file has the weights as [in_features, out_features].
         """
         if transposed:
             dtype = self._dtype_of(rows)
@@ -164,8 +164,8 @@ class OperatorReader:
             role: A key of the stems.
             size: Features of a row.
             at: The layer's number.
-            affine: Whether the file has a weight and a bias for it.
-            dtype: Of what it gives; None: that of products.
+            affine: True if the file has a weight and a bias for it.
+            dtype: Dtype of the result; None: that of products.
         """
         options: dict[str, Any] = {"hidden_size": size, "eps": self._eps, "dtype": dtype or self.dtype}
         if not affine:

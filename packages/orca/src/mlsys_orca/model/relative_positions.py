@@ -18,8 +18,8 @@ def bias_by_distance(table: Tensor, positions: RelativePositions, *, is_causal: 
 
     Args:
         table: [num_buckets, num_heads], as it was learned.
-        positions: How distances fall into buckets.
-        is_causal: Whether keys lie on one side of a row only, which has all buckets then.
+        positions: Rule by which distances fall into buckets.
+        is_causal: True if keys lie on one side of a row only, which has all buckets then.
 
     Returns:
         fp32 [num_heads, 2 * max_distance + 1], by the key's position less the row's, from ``-max_distance`` on.

@@ -159,7 +159,7 @@ def yarn_divisors(
         original_max_positions: The context of the first training, in tokens.
         beta_fast: Waves with more turns in that context are kept.
         beta_slow: Waves with fewer turns are slowed by all of ``factor``.
-        truncate: Whether the ramp begins and ends at whole numbers.
+        truncate: Begin and end the ramp at whole numbers.
 
     Example:
         >>> yarn_divisors(10000.0, 8, factor=4.0, original_max_positions=64)

@@ -205,14 +205,14 @@ class BatchBuilder:
         """Append one request's tokens of this iteration.
 
         Args:
-            request_id: Whose tokens they are; at most once per batch.
+            request_id: Owner of the tokens; at most once per batch.
             token_ids: The prompt or a chunk of it on prefill, the last token chosen on decode; at least one.
             num_computed_tokens: Tokens of the request that ran in earlier iterations.
             block_table: The request's K/V blocks; they must hold ``num_computed_tokens + len(token_ids)`` tokens.
-            sampling: How to choose the next token; None where the prompt has further chunks to come.
-            num_encoder_tokens: How many of the request's first tokens an encoder reads: all at once, and with at least
+            sampling: Sampling of the next token; None where the prompt has further chunks to come.
+            num_encoder_tokens: Number of first tokens that an encoder reads: all at once, and with at least
                 one token for the decoder.
-            details: Of a request that is not plain.
+            details: Details of a request that is not plain.
 
         Raises:
             InvalidInputError: there is no token, ``num_computed_tokens`` is negative, or an encoder's tokens are split.

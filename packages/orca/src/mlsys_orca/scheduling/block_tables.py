@@ -120,9 +120,9 @@ class BlockTables:
         a copy to write into (copy on write).
 
         Args:
-            request_id: Whose they are.
+            request_id: Owner of the tokens.
             num_tokens: Tokens to hold.
-            digests: Of the request's full blocks (:func:`~mlsys_orca.scheduling.prefix_cache.extend_digests`); empty:
+            digests: The request's full blocks' (:func:`~mlsys_orca.scheduling.prefix_cache.extend_digests`); empty:
                 share none.
             keep_free: Blocks that must stay free.
 
@@ -180,8 +180,8 @@ class BlockTables:
         """Let others share the request's blocks that are full of computed keys and values; it must not write to them.
 
         Args:
-            request_id: Whose blocks.
-            digests: Of all its full blocks at least.
+            request_id: Owner of the blocks.
+            digests: Digests of all its full blocks at least.
             num_computed_tokens: Tokens whose keys and values are in the blocks.
 
         Raises:

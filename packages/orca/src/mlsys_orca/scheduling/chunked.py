@@ -30,7 +30,7 @@ class ChunkedScheduler:
         max_model_len: Tokens a request may have in all, prompt and answer.
         max_batch_tokens: Tokens per iteration at most.
         watermark: Share of the blocks that stays free when a request is admitted, for those running to grow.
-        prefix_caching: Whether requests share blocks with the same contents.
+        prefix_caching: Let requests share blocks with the same contents.
 
     Raises:
         InvalidInputError: a limit is too low to serve anything, or ``watermark`` is not from 0 to below 1.

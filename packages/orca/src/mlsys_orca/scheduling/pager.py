@@ -18,15 +18,15 @@ from mlsys_orca.scheduling.request_pool import RequestPool, SequenceState, State
 
 
 class Pager:
-    """Gives the requests of its pool their blocks.
+    """Allocator of K/V blocks to the requests of its pool.
 
     Args:
         block_tables: The K/V blocks.
-        max_batch_size: As the pool's.
-        max_model_len: As the pool's.
+        max_batch_size: The pool's.
+        max_model_len: The pool's.
         watermark: Share of the blocks, below 1, that stays free when a request is admitted, so that those running can
             grow for a while; without others that hold blocks it does not apply.
-        prefix_caching: Whether requests share blocks with the same contents. Those with an encoder never do: what it
+        prefix_caching: Let requests share blocks with the same contents. Those with an encoder never do: what it
             makes of a token depends on the tokens after it as well.
 
     Raises:

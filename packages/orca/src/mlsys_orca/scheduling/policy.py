@@ -74,7 +74,7 @@ def make_scheduler(
     """Make a scheduler of the policy called ``name``.
 
     Args:
-        name: As registered.
+        name: Name in the registry.
         registry: Where it is looked up.
         block_tables: The K/V blocks; the scheduler is their only owner.
         max_batch_size: Requests per iteration at most.

@@ -40,7 +40,7 @@ def grammar_of(kind: GrammarKind, spec: Any) -> Grammar:
     """Return a grammar, not yet checked.
 
     Args:
-        kind: What ``spec`` is: a JSON schema (an object, or True for any object), a regular expression, a grammar in
+        kind: Form of ``spec``: a JSON schema (an object, or True for any object), a regular expression, a grammar in
             Lark's or llama.cpp's notation.
         spec: The thing itself.
 
@@ -74,11 +74,11 @@ def _one_line(text: str) -> str:
 
 
 class GuideMaker:
-    """Makes guides over one tokenizer; its tables take about a second, at the first.
+    """Maker of guides over one tokenizer; its tables take about a second, at the first.
 
     Args:
         tokenizer: The model's.
-        vocab_size: Of the model's logits.
+        vocab_size: Size of the model's logits.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:

@@ -105,11 +105,11 @@ class Tokenizer:
 
         Args:
             text: Any text.
-            allow_special: Whether the text of a control token (``<|im_end|>``) is that token. Leave False for text from
+            allow_special: Read the text of a control token (``<|im_end|>``) as that token. Leave False for text from
                 outside, which could otherwise forge turns; True for what a template rendered.
             add_bos: Add what the model's file says goes around a bare prompt, if anything: a mark before it, or one
                 after it (T5), or both (BERT). A rendered chat has it already.
-            max_tokens: What is longer, marks included, loses the end of the text.
+            max_tokens: Most token ids, marks included; a longer text loses its end.
 
         Raises:
             InvalidInputError: ``text`` holds a lone surrogate, so it is no Unicode text.
@@ -144,7 +144,7 @@ class Tokenizer:
         Args:
             first: Any text.
             second: Any text; what is too long in all loses the end of this one.
-            max_tokens: Of both and the marks.
+            max_tokens: Most tokens of both and the marks.
 
         Returns:
             Token ids, and each token's type: 0 in the first text, 1 in the second where the model tells them apart.

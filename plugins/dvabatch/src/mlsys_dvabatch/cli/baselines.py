@@ -64,9 +64,9 @@ def compare_baselines(
     """Compare ZeroBatch, DelayBatch and StaticBatch under Poisson arrivals.
 
     Args:
-        model: What a batch costs.
+        model: Stages, with the cost of a batch.
         loads: Parts of the peak throughput, that of full batches back to back; in (0, 1).
-        workload: How each is tried.
+        workload: Requests and limits of each trial.
         window_s: DelayBatch's window. None: of a half, a quarter, ... of a full batch's time, the one with the lowest
             average latency at the highest load, and it for all loads, as an operator tunes it once.
         progress: Called after each load.

@@ -1,4 +1,4 @@
-"""Runs tasks on tensors: fetches what earlier tasks left, runs the stage, keeps what it leaves. Below the executors."""
+"""Run tasks on tensors: fetch earlier tasks' outputs, run the stage, keep its output. Below the executors."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _CLOSE_TIMEOUT_S = 10.0
 
 
 class StageExecutor:
-    """Runs the tasks of one stage on a stream of the host: a thread of its own.
+    """Executor of one stage's tasks on a stream of the host: a thread of its own.
 
     Args:
         stage: which; its number as a worker.
@@ -88,7 +88,7 @@ class StageExecutor:
 
 
 class StreamExecutor(StageExecutor):
-    """Runs the tasks of one stage on a stream of its own.
+    """Executor of one stage's tasks on a stream of its own.
 
     A task waits, on the device, for the event of the pair it reads from and of the pair it overwrites, and records its
     own when it is launched. All but the last stage complete at the launch, so the host schedules while the device

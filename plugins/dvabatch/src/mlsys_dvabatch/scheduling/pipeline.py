@@ -88,7 +88,7 @@ class Pipeline:
         No other part may wait for that stage. A run is not to be stretched (``row.is_passing``) until it ends.
 
         Returns:
-            Whether there is anything to go on with: all may have been cancelled.
+            True if there is anything to go on with: all may have been cancelled.
         """
         pushed = self.finish(stage)
         part = self.start(stage + 1) if pushed else None
@@ -155,7 +155,7 @@ class Pipeline:
             foresee_split: the batch is not to be stretched any more.
 
         Returns:
-            What was pushed to the next queue.
+            The parts pushed to the next queue.
         """
         part = self.working[stage]
         assert part is not None

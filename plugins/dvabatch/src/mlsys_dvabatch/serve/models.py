@@ -43,7 +43,7 @@ _TYPES = {
 
 
 class _Listener(LoopClient[Any, Any, Any]):
-    """Hands results to coroutines and counts executions."""
+    """Listener that hands results to coroutines and counts executions."""
 
     def __init__(self, executions: Executions) -> None:
         super().__init__()

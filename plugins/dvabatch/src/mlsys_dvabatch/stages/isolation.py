@@ -38,7 +38,7 @@ class IsolationCheck:
     """The check of one model; what was tried is not tried again.
 
     Args:
-        name: Of the model, for messages.
+        name: Name of the model, for messages.
         model: In stages.
         num_inner: Leading arrays of its answers that lie between stages.
         is_short: It takes long.

@@ -46,7 +46,7 @@ class NativeKVCache:
 
     Args:
         config: The model's shape.
-        num_blocks: As the scheduler's.
+        num_blocks: The scheduler's number of blocks.
         dtype: fp32 or bf16.
     """
 
@@ -85,7 +85,7 @@ class _Program(c_void_p):
 class NativeDecoder:
     """A :class:`~mlsys_orca.model.decoder.DecoderModel` over the native program.
 
-    What a request gets does not depend on its neighbours: every sum runs in one order, whatever the batch.
+    A request's result does not depend on its neighbours: every sum runs in one order, whatever the batch.
 
     Args:
         decoder: Gives its weights away and can't run itself any more.

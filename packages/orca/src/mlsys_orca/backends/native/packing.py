@@ -50,7 +50,7 @@ def pack(linear: Linear, *, is_gated: bool, in_pairs: bool | None = None, takes_
         linear: Loses its weight.
         is_gated: Its columns are gates, then as many factors: panels of the two alternate.
         in_pairs: bf16 in pairs, for machines that multiply them so; None: where this machine does.
-        takes_bf16: Of codes: where the processor multiplies pairs of bf16, rows and decoded weights are rounded.
+        takes_bf16: For codes: where the processor multiplies pairs of bf16, rows and decoded weights are rounded.
 
     Raises:
         InvalidInputError: the weight was taken before.

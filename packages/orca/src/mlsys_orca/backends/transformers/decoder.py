@@ -34,9 +34,9 @@ class TransformersDecoder:
     Args:
         module: The model with its head, its attention set to :data:`~.attention.RAGGED`. Its linear
             layers are replaced by our prepacked ones.
-        config: What the engine needs to know of it.
-        options: What attention does in each layer.
-        dtype: Of weights, keys and values.
+        config: Its configuration, for the engine.
+        options: Options of each layer's attention.
+        dtype: Dtype of weights, keys and values.
         device: Where they are.
     """
 

@@ -187,12 +187,12 @@ def paged_attention(
 ) -> Tensor:
     """Return the attention of each request's rows over its keys and values, as ``models.attention.ragged_attention``.
 
-    What a row gets is bit for bit the same in every batch, and however its prompt was cut into chunks.
+    A row's result is bit for bit the same in every batch, and however its prompt was cut into chunks.
 
     Args:
         query: [num_tokens, num_heads, head_dim], rotated; rows may stand apart, a row's heads may not.
         keys: One layer's cache, [num_slots, num_kv_heads, head_dim], rotated; this iteration's keys already written.
-        values: As ``keys``.
+        values: Like ``keys``.
         batch: The requests, and how they are cut, which is for attention of this layer's causality.
         options: The layer's scale, soft cap and window, and whether it is causal. It has no bias.
 

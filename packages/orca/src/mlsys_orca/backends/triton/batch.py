@@ -42,7 +42,7 @@ def to_device(inputs: ForwardInputs, tile: TileShape) -> DeviceBatch:
 
     Args:
         inputs: The iteration.
-        tile: How the model's attention is cut.
+        tile: Tiles of the model's attention.
 
     Raises:
         MemoryPlanError: a request's block table is too short for its tokens.

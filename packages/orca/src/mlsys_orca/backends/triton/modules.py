@@ -44,7 +44,7 @@ class FusedNorm(nn.Module):
 
         Args:
             x: [num_tokens, hidden_size] fp32, overwritten with the sum.
-            branch: Of the same shape, any floating dtype; None: nothing is added.
+            branch: The same shape, any floating dtype; None: nothing is added.
         """
         return x, self._run(x, branch)
 

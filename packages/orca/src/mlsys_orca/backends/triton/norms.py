@@ -58,12 +58,12 @@ def add_norm(
 
     Args:
         x: [num_tokens, hidden_size] contiguous; fp32 and overwritten where there is a branch.
-        branch: Of the same shape, contiguous, of any floating dtype; None: nothing is added.
+        branch: The same shape, contiguous, any floating dtype; None: nothing is added.
         weight: [hidden_size] fp32 that scales; None: no scale.
         bias: [hidden_size] fp32 that shifts; None: no shift.
         eps: Added to the mean square, or to the variance.
         is_centred: LayerNorm; False: RMSNorm.
-        dtype: Of what comes out.
+        dtype: Dtype of the result.
 
     Returns:
         [num_tokens, hidden_size] in ``dtype``.

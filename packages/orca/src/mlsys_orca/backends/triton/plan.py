@@ -83,7 +83,7 @@ def plan_attention(
     Args:
         query_lens: [num_requests] rows of each request, at least one; requests stand one after the other.
         context_lens: [num_requests] keys of each request, those of its rows included.
-        tile: How to cut.
+        tile: Shape of the tiles.
         is_causal: A row sees the keys up to its own position; False: all of its request's.
 
     Example:

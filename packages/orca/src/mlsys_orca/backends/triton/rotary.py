@@ -95,7 +95,7 @@ def prepare_heads(
     Args:
         qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim] contiguous: queries, keys, values.
         keys: One layer's cache, [num_slots, num_kv_heads, head_dim], of the same dtype.
-        values: As ``keys``.
+        values: Like ``keys``.
         slots: [num_tokens] int64, where each row's key and value go.
         num_heads: Query heads.
         rotary: Factors of :class:`mlsys_orca.model.layers.Rotary`; None: nothing turns.

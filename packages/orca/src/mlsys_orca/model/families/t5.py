@@ -163,7 +163,7 @@ def _from_gguf(fields: GgufFields) -> ModelConfig:
 
 
 class _Reader:
-    """Reads one side's operators, their roles named with the side's name before a dot."""
+    """Reader of one side's operators, their roles named with the side's name before a dot."""
 
     def __init__(self, config: ModelConfig, read: OperatorReader, side: str) -> None:
         self._config = config

@@ -35,7 +35,7 @@ def dequantize_into(data: NDArray[np.uint8], kind: GGMLQuantizationType, out: Te
 
     Args:
         data: The tensor's bytes, [nbytes].
-        kind: How they are coded; one that :func:`check_types` accepts.
+        kind: Their quantisation type, one that :func:`check_types` accepts.
         out: Where the values go: contiguous, floating, with as many elements as ``data`` codes.
     """
     flat = out.view(-1)

@@ -1,4 +1,4 @@
-"""Reads a GGUF file: its metadata, its table of tensors, and the tensors' bytes on demand.
+"""Read a GGUF file: its metadata, its table of tensors, and the tensors' bytes on demand.
 
 First stage of loading a GGUF: bytes in, plain Python values and byte views out; :mod:`mlsys_orca.loading.gguf` gives
 them meaning. The header is parsed here and not by ``gguf.GGUFReader``, which makes two numpy arrays for each entry of

@@ -31,7 +31,7 @@ def quantize(matrix: Tensor, *, bits: Bits, group_size: int = 32) -> QuantizedMa
 
     Args:
         matrix: [out_features, in_features], floating.
-        bits: Of a code.
+        bits: Bits of a code.
         group_size: Neighbouring input features that share a scale: 16 or 32.
 
     Raises:

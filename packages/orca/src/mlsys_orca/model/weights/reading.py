@@ -1,4 +1,4 @@
-"""Reads a checkpoint's tensors into a model, and sees that the two agree.
+"""Read a checkpoint's tensors into a model, and see that the two agree.
 
 Used by every model family while loading: each tensor read must be there and have the shape the configuration implies,
 and when the model is complete no tensor may be left over, since a bias or a scale that nobody reads would change the
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class WeightReader:
-    """Counts what is read from ``checkpoint``.
+    """Reader of ``checkpoint`` that counts the tensors it has read.
 
     Args:
         checkpoint: The open file or directory.

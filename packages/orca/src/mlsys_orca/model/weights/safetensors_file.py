@@ -1,4 +1,4 @@
-"""Reads the weights of a Hugging Face directory: one safetensors file, or shards with their index.
+"""Read the weights of a Hugging Face directory: one safetensors file, or shards with their index.
 
 First stage of loading such a directory, as :mod:`mlsys_orca.model.weights.gguf_file` is of a GGUF.
 """

@@ -151,7 +151,7 @@ class LazyPolicy(LoadPolicy):
 class EarlyExitPolicy(LoadPolicy):
     """Requests whose intermediate result is good enough leave, or skip stages (section 9.2); the rest goes on.
 
-    What is good enough is the model's to say (``ExitingModel.inspect``); what leaves makes room for others to join.
+    The model says which answers are good enough (``ExitingModel.inspect``); those that leave make room for joiners.
     """
 
     wants_exits: ClassVar[bool] = True

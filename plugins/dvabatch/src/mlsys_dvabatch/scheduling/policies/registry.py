@@ -62,6 +62,6 @@ def choose(diversities: Diversities, *, can_pack: bool) -> str:
 def comp_wait_s(costs: StageCosts, qos_s: float, max_batch_size: int, length: int = 1) -> float:
     """Return T_comp_wait: the age at which a batch may still be stretched while requests stay within ``qos_s``.
 
-    What remains of the target after a full batch's own time, and the catch-up of one as large.
+    It is the target less a full batch's own time and the catch-up of one as large.
     """
     return max(0.0, qos_s - 2 * remaining_s(costs, 0, max_batch_size, length))

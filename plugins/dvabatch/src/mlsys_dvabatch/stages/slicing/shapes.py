@@ -22,10 +22,10 @@ def fixed_example(
     its example's, so the shape has to be said then.
 
     Args:
-        path: Of the file, for messages.
+        path: Path of the file, for messages.
         program: Exported for any batch size.
         args: Inputs that fit it; None: none are known.
-        given: Of the shape that was asked for; None: the program's own.
+        given: Input of the shape that was asked for; None: the program's own.
 
     Raises:
         InvalidInputError: It allows several shapes and none was asked for, or not the one that was.
