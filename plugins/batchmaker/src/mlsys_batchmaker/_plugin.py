@@ -10,7 +10,7 @@ from mlsys_core.plugins.specs import BenchmarkSpec, CommandSpec, DemoStepSpec, E
 
 @hookimpl
 def mlsys_register_commands() -> Iterable[CommandSpec]:
-    """``mlsys batchmaker``."""
+    """Register ``mlsys batchmaker``."""
     return [
         CommandSpec(
             name="batchmaker",
@@ -22,7 +22,7 @@ def mlsys_register_commands() -> Iterable[CommandSpec]:
 
 @hookimpl
 def mlsys_register_engines() -> Iterable[EngineSpec]:
-    """``mlsys serve batchmaker``: the cellular engine."""
+    """Register ``mlsys serve batchmaker``: the cellular engine."""
     return [
         EngineSpec(
             name="batchmaker",
@@ -34,7 +34,7 @@ def mlsys_register_engines() -> Iterable[EngineSpec]:
 
 @hookimpl
 def mlsys_register_model_loaders() -> Iterable[ModelLoaderSpec]:
-    """Model directories."""
+    """Register the loader of model directories."""
     return [
         ModelLoaderSpec(
             name="batchmaker",
@@ -48,7 +48,7 @@ def mlsys_register_model_loaders() -> Iterable[ModelLoaderSpec]:
 
 @hookimpl
 def mlsys_register_benchmarks() -> Iterable[BenchmarkSpec]:
-    """``mlsys bench batchmaker``; with options: ``mlsys batchmaker bench``."""
+    """Register ``mlsys bench batchmaker``; with options: ``mlsys batchmaker bench``."""
     return [
         BenchmarkSpec(
             name="batchmaker",
@@ -60,7 +60,7 @@ def mlsys_register_benchmarks() -> Iterable[BenchmarkSpec]:
 
 @hookimpl
 def mlsys_register_demo_steps() -> Iterable[DemoStepSpec]:
-    """300 words to phonemes under load."""
+    """Register the demo's step: 300 words to phonemes under load."""
     return [
         DemoStepSpec(
             name="batchmaker",

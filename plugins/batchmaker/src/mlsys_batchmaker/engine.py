@@ -114,7 +114,7 @@ def make_scheduler(model: Model, config: EngineConfig) -> tuple[CellularSchedule
 
 
 def make_workers(model: Model, pools: Sequence[StatePool], config: EngineConfig, clock: Clock) -> list[Worker]:
-    """Workers that share the state pool of their device; cells are made ready for every batch size."""
+    """Make workers that share the state pool of their device; cells are made ready for every batch size."""
     place = pools[0].device
     on_gpu = place.type == "cuda"
     compiler = cuda_graph if on_gpu and config.compiler == AUTO else find_compiler(config.compiler)

@@ -104,7 +104,7 @@ def seq2seq(model: Model) -> Callable[[], Compute]:
 
 
 def decode(decoder: Chains, size: int, steps: int, first: int) -> np.ndarray:
-    """Words [size, steps] from the states that are there; a row that says the word that stops it drops out."""
+    """Decode words [size, steps] from the states that are there; a row that says the stopping word drops out."""
     decoder.run(np.full((steps, size), first), None, is_fresh=False)
     at, rows = np.meshgrid(np.arange(steps), np.arange(size))
     return decoder.runner.results(0, at.reshape(-1), rows.reshape(-1)).reshape(size, steps)
@@ -135,12 +135,12 @@ class Trees:
         self._inner.run(np.stack([left, right, left, right], axis=1)[None], np.stack([rows, rows], axis=1), None)
 
     def roots(self, rows: Ints) -> Sequence[np.ndarray]:
-        """Hidden states."""
+        """Return the hidden states of the roots."""
         return list(self.hidden.numpy()[rows])
 
 
 def tree_per_height(model: Model) -> Callable[[], Compute]:
-    """Dynamic batching as TensorFlow Fold's: all nodes of one height of all trees of the batch at once."""
+    """Return a maker that batches as TensorFlow Fold does: all nodes of one height of all trees at once."""
 
     def make() -> Compute:
         trees = Trees(model)
@@ -159,7 +159,7 @@ def tree_per_height(model: Model) -> Callable[[], Compute]:
 
 
 def tree_ideal(model: Model) -> Callable[[], Compute]:
-    """For trees of one shape only: the graph is fixed, each node one batch over all trees (section 7.5)."""
+    """Return a maker for trees of one shape: the graph is fixed, each node one batch over all trees (section 7.5)."""
 
     def make() -> Compute:
         trees = Trees(model)
@@ -179,7 +179,7 @@ def tree_ideal(model: Model) -> Callable[[], Compute]:
 
 
 def _merge(requests: Sequence[Request]) -> tuple[Ints, Ints, list[list[tuple[int, int, int]]], Ints]:
-    """Rows and words of all leaves, (node, left, right) by height, and the roots."""
+    """Return rows and words of all leaves, (node, left, right) by height, and the roots."""
     rows: list[Ints] = []
     levels: list[list[tuple[int, int, int]]] = []
     roots: list[int] = []

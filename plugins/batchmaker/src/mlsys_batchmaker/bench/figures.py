@@ -58,7 +58,7 @@ class Shown:
 def sweep(
     contestants: Mapping[str, systems.Make], requests: Sequence[Request], rates: Sequence[float], *, seed: int = 0
 ) -> dict[str, list[Run]]:
-    """Every contestant at every rate, taking turns; outputs are compared first.
+    """Run every contestant at every rate, taking turns; outputs are compared first.
 
     Raises:
         MlsysError: outputs differ.
@@ -79,7 +79,7 @@ def peak(make: systems.Make, requests: Sequence[Request]) -> float:
 
 
 def lstm_contestants(scale: Scale, max_batch: int) -> dict[str, systems.Make]:
-    """BatchMaker in both forms, and the baselines of a sequence encoder."""
+    """Return BatchMaker in both forms, and the baselines of a sequence encoder."""
     model = lstm_model(num_words=workloads.NUM_WORDS, hidden_size=scale.hidden, batch_sizes=batch_sizes(max_batch))
     common: dict[str, Any] = {"max_batch": max_batch, "length": systems.num_words}
     return {
@@ -92,7 +92,7 @@ def lstm_contestants(scale: Scale, max_batch: int) -> dict[str, systems.Make]:
 
 
 def figure3(scale: Scale) -> Shown:
-    """Latency and throughput of one LSTM step over batch sizes."""
+    """Measure latency and throughput of one LSTM step over batch sizes."""
     table = profile_lstm_cell(scale.hidden, scale.knee_sizes, num_threads=1, repeats=3, warmup=1)
     knee = table.knee(UNIT)
     rows = [
@@ -108,7 +108,7 @@ def figure3(scale: Scale) -> Shown:
 
 
 def figure7(scale: Scale, max_batch: int) -> Shown:
-    """LSTM on WMT-like lengths: latency against load."""
+    """Measure latency against load for an LSTM on WMT-like lengths."""
     contestants = lstm_contestants(scale, max_batch)
     requests = workloads.sentences(scale.num_requests)
     return _compare(
@@ -130,7 +130,7 @@ def figure8(scale: Scale) -> Shown:
 
 
 def figure9(scale: Scale) -> Shown:
-    """Queueing and computing times at a quarter of the strong baseline's peak."""
+    """Measure queueing and computing times at a quarter of the strong baseline's peak."""
     from mlsys_core.plot import cdf
 
     contestants = lstm_contestants(scale, 64)
@@ -157,14 +157,14 @@ def figure9(scale: Scale) -> Shown:
 
 
 def figure11(scale: Scale, kind: str) -> Shown:
-    """Sentences of equal length, or of at most 50 or 100 words."""
+    """Compare on sentences of equal length, or of at most 50 or 100 words."""
     contestants = lstm_contestants(scale, 64)
     requests = workloads.sentences(scale.num_requests, kind=kind)
     return _compare(f"Figure 11: LSTM, {kind}", contestants, requests, scale, ("bucketed", "bucketed, nn.LSTM"))
 
 
 def figure13(scale: Scale) -> Shown:
-    """Sequence to sequence on two workers; encoder and decoder with batch sizes of their own."""
+    """Compare sequence to sequence on two workers; encoder and decoder have batch sizes of their own."""
     contestants: dict[str, systems.Make] = {}
     for encoder, decoder in ((64, 64), (128, 64)):
         model = seq2seq_model(
@@ -185,7 +185,7 @@ def figure13(scale: Scale) -> Shown:
 
 
 def figure14(scale: Scale, *, identical: bool) -> Shown:
-    """TreeLSTM on parse trees or random ones; or (figure 15) on trees of one shape, with the ideal graph for it."""
+    """Compare TreeLSTM on parse trees or random ones; or on trees of one shape, with the ideal graph (figure 15)."""
     model = tree_model(num_words=workloads.NUM_WORDS, hidden_size=scale.hidden)
     wide = tree_model(num_words=workloads.NUM_WORDS, hidden_size=scale.hidden, batch_sizes=batch_sizes(512))
     count = max(50, scale.num_requests // 2)
@@ -212,7 +212,7 @@ def _compare(
     scale: Scale,
     strong: Sequence[str],
 ) -> Shown:
-    """All contestants at once, and at parts of the peak of the best of ``strong``."""
+    """Run all contestants with all requests at once, and at parts of the peak of the best of ``strong``."""
     from mlsys_core.plot import latency_vs_load
 
     for make in contestants.values():  # first calls allocate and warm up

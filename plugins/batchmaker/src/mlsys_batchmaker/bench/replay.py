@@ -46,7 +46,7 @@ class Run:
         return summary
 
     def point(self) -> LoadPoint:
-        """For plots."""
+        """Return the point that plots show."""
         return LoadPoint(offered_rps=self.offered_rps, throughput_rps=self.throughput_rps, latency=self.latency)
 
 
@@ -162,7 +162,7 @@ def run(
 
 
 def require_equal(runs: Sequence[Run]) -> None:
-    """All contestants gave the same.
+    """Check that all contestants gave the same outputs.
 
     Raises:
         MlsysError: two differ; the message names them.
@@ -176,7 +176,7 @@ def require_equal(runs: Sequence[Run]) -> None:
 
 
 def poisson_arrivals(count: int, rate: float, seed: int) -> list[float]:
-    """Arrival times in seconds; all at once for an infinite rate."""
+    """Return arrival times in seconds; all at once for an infinite rate."""
     if rate == float("inf"):
         return [0.0] * count
     rng = np.random.default_rng(seed)

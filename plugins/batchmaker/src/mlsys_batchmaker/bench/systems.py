@@ -30,7 +30,7 @@ def cellular(
     workers: int = 1,
     output: str = "hidden",
 ) -> Make:
-    """BatchMaker itself."""
+    """Return a maker of BatchMaker itself."""
     config = EngineConfig(round_s=round_s, num_workers=workers, executor=executor, pool_bytes=_POOL_BYTES)
 
     def make(clock: VirtualClock) -> System:
@@ -62,7 +62,7 @@ def request_level(
     workers: int = 1,
     pads: bool = True,
 ) -> Make:
-    """Whole requests: bucketed and padded, or (``bucket_width=None``) whatever waits.
+    """Return a maker that batches whole requests: bucketed and padded, or (``bucket_width=None``) whatever waits.
 
     Args:
         compute: makes what runs a batch; each worker has its own.
@@ -108,7 +108,7 @@ def request_level(
 
 
 def num_words(request: Request) -> int:
-    """Cells of a sequence."""
+    """Return the cells of a sequence."""
     return len(request["words"])
 
 
@@ -132,7 +132,7 @@ def lstm_torch(model: Model) -> Callable[[], Compute]:
 
 
 def padded(requests: Sequence[Request], length: int) -> np.ndarray:
-    """Words [length, requests]."""
+    """Return words [length, requests], padded with word 0."""
     words = np.zeros((length, len(requests)), dtype=np.int64)
     for column, request in enumerate(requests):
         words[: len(request["words"]), column] = request["words"]
@@ -140,5 +140,5 @@ def padded(requests: Sequence[Request], length: int) -> np.ndarray:
 
 
 def _pick(outputs: torch.Tensor, requests: Sequence[Request]) -> list[np.ndarray]:
-    """Each request's state at its own last step, of [length, requests, hidden]."""
+    """Return each request's state at its own last step, out of [length, requests, hidden]."""
     return [outputs[num_words(request) - 1, row].numpy().copy() for row, request in enumerate(requests)]

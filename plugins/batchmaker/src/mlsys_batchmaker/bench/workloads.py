@@ -15,7 +15,7 @@ NUM_WORDS = 2000
 
 
 def lengths_of(kind: str) -> Lengths:
-    """``wmt`` (mean 24, p99 97, at most 330), ``fixed24``, ``clip50`` or ``clip100`` (section 7.3)."""
+    """Return lengths: ``wmt`` (mean 24, p99 97, at most 330), ``fixed24``, ``clip50`` or ``clip100`` (section 7.3)."""
     if kind == "wmt":
         return WMT_SENTENCES
     if kind == "fixed24":
@@ -38,14 +38,14 @@ class _Clipped:
 
 
 def sentences(count: int, *, kind: str = "wmt", num_words: int = NUM_WORDS, seed: int = 0) -> list[Request]:
-    """Random words."""
+    """Return sentences of random words."""
     rng = np.random.default_rng(seed)
     lengths = lengths_of(kind).sample(count, rng).tolist()
     return [{"words": rng.integers(0, num_words, length)} for length in lengths]
 
 
 def pairs(count: int, *, num_words: int, seed: int = 0) -> list[Request]:
-    """Sentences, and the number of steps to decode: the length of another sentence of about that length."""
+    """Return sentences with the number of steps to decode: the length of another sentence of about that length."""
     rng = np.random.default_rng(seed + 1)
     made: list[Request] = []
     for request in sentences(count, num_words=num_words, seed=seed):

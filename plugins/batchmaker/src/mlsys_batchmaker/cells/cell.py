@@ -121,12 +121,12 @@ class Cell:
         return packed if packed is not None and all(gives(packed, each) for each in self.spec.results) else None
 
     def example(self, size: int, *, seed: int = 0, device: torch.device | str = "cpu") -> tuple[Tensor, ...]:
-        """Random inputs of ``size`` rows."""
+        """Return random inputs of ``size`` rows."""
         rng = torch.Generator().manual_seed(seed)
         return tuple(random_rows(port, size, rng).to(device) for port in self.spec.inputs)
 
     def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """One step; always a tuple."""
+        """Run one step; the result is always a tuple."""
         outputs = self.module(*inputs)
         return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
 
@@ -248,7 +248,7 @@ class _Functional(nn.Module):
 
 
 def random_rows(port: Port, size: int, rng: torch.Generator) -> Tensor:
-    """``size`` rows that ``port`` takes."""
+    """Return ``size`` random rows that ``port`` takes."""
     dtype = torch_dtype(port.dtype)
     if dtype == torch.bool:
         return torch.randint(0, 2, (size, *port.shape), generator=rng).bool()
@@ -265,7 +265,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Its name in a port."""
+    """Return the dtype's name in a port."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -33,7 +33,7 @@ class GRUWeights(nn.Module):
             nn.init.uniform_(weight, -(hidden_size**-0.5), hidden_size**-0.5)
 
     def forward(self, inputs: Tensor, hidden: Tensor) -> Tensor:
-        """One step: inputs [b, input], hidden [b, h] -> hidden."""
+        """Run one step: inputs [b, input], hidden [b, h] -> hidden."""
         return self.step(functional.linear(inputs, self.weight_ih, self.bias_ih), hidden)
 
     def step(self, from_inputs: Tensor, hidden: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class GRUWeights(nn.Module):
         return (1 - update) * candidate + update * hidden
 
     def layer_form(self) -> LayerForm:
-        """Its weights for the compiled loops."""
+        """Return the weights for the compiled loops."""
         of_candidate = torch.arange(3 * self.hidden_size) >= 2 * self.hidden_size
         bias = self.bias_ih + torch.where(of_candidate, 0.0, self.bias_hh)
         return LayerForm(self.hidden_size, bias, self.weight_ih.t(), self.weight_hh.t(), hidden_bias=self.bias_hh)
@@ -72,7 +72,7 @@ class WordGRUCell(nn.Module):
         return [Port("word", "int64", high=self.embedding.num_embeddings), hidden], [hidden]
 
     def forward(self, word: Tensor, hidden: Tensor) -> Tensor:
-        """One step: word [b], hidden [b, h] -> hidden."""
+        """Run one step: word [b], hidden [b, h] -> hidden."""
         output: Tensor = self.gru(self.embedding(word), hidden)
         return output
 
@@ -120,7 +120,7 @@ class WordGRUDecoderCell(nn.Module):
         return [word, hidden], [word, hidden]
 
     def forward(self, word: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """One step: word [b], hidden [b, h] -> the next word, hidden."""
+        """Run one step: word [b], hidden [b, h] -> the next word, hidden."""
         hidden = self.gru(self.embedding(word), hidden)
         return self.projection(hidden).argmax(dim=1), hidden
 
@@ -156,7 +156,7 @@ class WordGRUBeamCell(nn.Module):
         return [word, hidden], [*best, hidden]
 
     def forward(self, word: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One step: word [b], hidden [b, h] -> log probabilities [b, width], falling, their words, hidden."""
+        """Run one step: word [b], hidden [b, h] -> log probabilities [b, width], falling, their words, hidden."""
         hidden = self.gru(self.embedding(word), hidden)
         scores, words = torch.log_softmax(self.projection(hidden), dim=1).topk(self.width, dim=1)
         return scores, words, hidden

@@ -81,7 +81,7 @@ def profile_lstm_cell(
 
 
 def knee_figure(table: ProfileTable, b_max: int, *, title: str) -> Figure:
-    """Latency of a batch against throughput, a marker for each batch size, as in the paper's figure 3."""
+    """Plot latency of a batch against throughput, a marker for each batch size, as in the paper's figure 3."""
     from matplotlib.figure import Figure
     from mlsys_core.plot import PALETTE
 

@@ -70,7 +70,7 @@ class LSTMCell(nn.Module):
         return inputs, inputs[1:]
 
     def forward(self, inputs: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One step for each row.
+        """Run one step for each row.
 
         Args:
             inputs: [b, input_size].
@@ -113,7 +113,7 @@ class LSTMCell(nn.Module):
         return outputs
 
     def layer_form(self) -> LayerForm:
-        """Its weights for the compiled loops."""
+        """Return the weights for the compiled loops."""
         from_input, from_hidden = self.weight[: self.input_size], self.weight[self.input_size :]
         return LayerForm(self.hidden_size, self.bias, from_input, from_hidden)
 
@@ -158,7 +158,7 @@ class WordLSTMCell(nn.Module):
         return [Port("word", "int64", high=self.embedding.num_embeddings), *states], states
 
     def forward(self, word: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One step: word [b], hidden and state [b, h] -> hidden and state."""
+        """Run one step: word [b], hidden and state [b, h] -> hidden and state."""
         outputs: tuple[Tensor, Tensor] = self.lstm(self.embedding(word), hidden, state)
         return outputs
 
@@ -198,7 +198,7 @@ class WordLSTMDecoderCell(nn.Module):
         return [word, *states], [word, *states]
 
     def forward(self, word: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One step: word [b], hidden and state [b, h] -> the next word, hidden, state."""
+        """Run one step: word [b], hidden and state [b, h] -> the next word, hidden, state."""
         hidden, state = self.lstm(self.embedding(word), hidden, state)
         return self.projection(hidden).argmax(dim=1), hidden, state
 
@@ -232,7 +232,7 @@ class StackedLSTMCell(nn.Module):
         return [Port("x", "float32", (self.input_size,)), *states], states
 
     def forward(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        """One step: x [b, input], states [b, h] each -> states."""
+        """Run one step: x [b, input], states [b, h] each -> states."""
         outputs: list[Tensor] = []
         for number, layer in enumerate(self.layers):
             x, state = layer(x, states[2 * number], states[2 * number + 1])
@@ -242,7 +242,7 @@ class StackedLSTMCell(nn.Module):
     def run_steps(
         self, first: dict[int, Tensor], each: dict[int, Tensor], carry: Sequence[int], sizes: Sequence[int]
     ) -> list[list[Tensor]] | None:
-        """Layer by layer, each over all steps; see :class:`mlsys_batchmaker.cells.cell.RunsSteps`."""
+        """Run layer by layer, each over all steps; see :class:`mlsys_batchmaker.cells.cell.RunsSteps`."""
         if tuple(carry) != (-1, *range(2 * len(self.layers))):
             return None
         inputs = each[0]

@@ -32,7 +32,7 @@ class TreeLeafCell(nn.Module):
         return [Port("word", "int64", high=self.embedding.num_embeddings)], states
 
     def forward(self, word: Tensor) -> tuple[Tensor, Tensor]:
-        """Word [b] -> hidden and state [b, h]."""
+        """Compute a leaf: word [b] -> hidden and state [b, h]."""
         keep_in, keep_out, candidate = self.gates(self.embedding(word)).chunk(3, dim=1)
         state = torch.sigmoid(keep_in) * torch.tanh(candidate)
         return torch.sigmoid(keep_out) * torch.tanh(state), state
@@ -63,7 +63,7 @@ class TreeInnerCell(nn.Module):
         return [Port(name, "float32", (self.hidden_size,)) for name in names], states
 
     def forward(self, h_left: Tensor, h_right: Tensor, c_left: Tensor, c_right: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden and cell states of both children, [b, h] each -> hidden and state."""
+        """Compute an inner node: hidden and cell states of both children, [b, h] each -> hidden and state."""
         gates = self.gates(torch.cat([h_left, h_right], dim=1))
         keep_in, keep_out, candidate, forget_left, forget_right = gates.chunk(5, dim=1)
         state = torch.sigmoid(keep_in) * torch.tanh(candidate)

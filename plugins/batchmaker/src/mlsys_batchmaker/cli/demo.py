@@ -106,7 +106,7 @@ def vars_of(run: replay.Run) -> dict[str, float]:
 
 
 def real_words(count: int) -> list[str]:
-    """Different English words out of the docstrings of Python's own library, in a fixed random order."""
+    """Return different English words out of the docstrings of Python's own library, in a fixed random order."""
     import argparse
     import asyncio
     import json
@@ -122,7 +122,9 @@ def real_words(count: int) -> list[str]:
 
 
 def bucketed(model: Model) -> Callable[[], systems.Compute]:
-    """Words of one bucket: the encoder, then the decoder until every word has ended; on the same compiled loops.
+    """Return a maker for words of one bucket: the encoder, then the decoder until every word has ended.
+
+    Both run on the same compiled loops.
 
     Rows drop out at the end of their letters and of their phonemes, so nothing is computed for padding.
     """
@@ -148,7 +150,7 @@ def bucketed(model: Model) -> Callable[[], systems.Compute]:
 
 
 def require_equal_phonemes(words: Sequence[str], ours: replay.Run, theirs: replay.Run) -> None:
-    """Both ways gave the same.
+    """Check that both ways gave the same.
 
     Raises:
         MlsysError: they differ.

@@ -187,7 +187,7 @@ def bench(
 
 
 def parse_sizes(text: str) -> list[int]:
-    """Batch sizes from "1,2,4"; that they rise is for the profiler to check.
+    """Parse batch sizes such as "1,2,4"; the profiler checks that they rise.
 
     Raises:
         InvalidInputError: a part is no whole number.

@@ -57,7 +57,7 @@ class BeamSearch:
         graph.result(graph.add("decoder", {"word": self.go, "h": encoder.last("h")}))
 
     def extend(self, request: Payload, parts: Sequence[Sequence[Values]], graph: CellGraph) -> bool:
-        """One decoder step for each hypothesis that is alive; see :class:`mlsys_batchmaker.models.model.Grows`."""
+        """Add one decoder step for each live hypothesis; see :class:`mlsys_batchmaker.models.model.Grows`."""
         alive, _ = self._search(parts)
         if not alive:
             return False
@@ -80,7 +80,7 @@ class BeamSearch:
         return {"words": np.array(best.words, dtype=np.int64), "score": np.array([best.score], dtype=np.float32)}
 
     def example(self) -> Payload:
-        """Two words."""
+        """Return a request of two words."""
         return {"words": np.zeros(2, dtype=np.int64)}
 
     def config(self) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ NAMES = ("g2p-en", "resemblyzer", "lstm", "seq2seq", "tree-lstm", "beam")
 
 
 def batch_sizes(max_batch: int) -> tuple[int, ...]:
-    """Powers of two below ``max_batch``, and ``max_batch``."""
+    """Return the powers of two below ``max_batch``, and ``max_batch``."""
     return (*(1 << power for power in range((max_batch - 1).bit_length())), max_batch)
 
 

@@ -49,12 +49,12 @@ class Graphemes:
         graph.result(graph.chain("decoder", MAX_PHONEMES, carry={"word": "word", "h": "h"}, first=first))
 
     def structure_key(self, request: Payload) -> tuple[Hashable, Sequence[ArrayLike]]:
-        """Words of one length unfold alike."""
+        """Return the length and the letters: words of one length unfold alike."""
         letters = encode(word_of(request))
         return len(letters), (letters,)
 
     def finish(self, request: Payload, values: Sequence[Values]) -> Payload:
-        """Their names, without the end's mark."""
+        """Return the names of the phonemes, without the end's mark."""
         numbers = [int(value[0]) for value in values]
         names = [PHONEMES[each].encode() for each in numbers if each != _END]
         return {"phonemes": np.array(names, dtype=object)}
@@ -86,7 +86,7 @@ def word_of(request: Payload) -> str:
 
 
 def encode(word: str) -> np.ndarray:
-    """Numbers of the letters and of the end of the word, [len(word) + 1] int64; what is no letter is unknown."""
+    """Return numbers of the letters and of the word's end, [len(word) + 1] int64; what is no letter is unknown."""
     letters = [ord(char) - ord("a") + 3 if "a" <= char <= "z" else _UNKNOWN for char in word]
     return np.array([*letters, _END_OF_WORD], dtype=np.int64)
 

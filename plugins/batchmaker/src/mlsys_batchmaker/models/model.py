@@ -205,13 +205,13 @@ class Model:
         return grow
 
     def forget_plans(self) -> None:
-        """Every structure is new again; benchmarks of structures that nobody sends twice ask for it."""
+        """Forget all structures, as benchmarks of structures that nobody sends twice ask for."""
         with self._planning:
             self._planner.forget()
             self._forms.clear()
 
     def _merge_equal_types(self) -> None:
-        """Names of equal types lead to one number, so that their nodes are batched together."""
+        """Map names of equal types to one number, so that their nodes are batched together."""
         seen: dict[str, list[int]] = {}
         for number, cell in enumerate(self.cells):
             spec = cell.spec

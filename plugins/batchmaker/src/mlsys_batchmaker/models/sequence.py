@@ -33,13 +33,13 @@ class SequenceEncoder:
         self.outputs: tuple[Tensor, ...] = (Tensor("hidden", "float32", (hidden_size,)),)
 
     def unfold(self, request: Payload, graph: CellGraph) -> None:
-        """One chain."""
+        """Add one chain."""
         words = sequence(request, "words")
         chain = graph.chain("lstm", len(words), each={"word": words}, carry={"h": "h", "c": "c"})
         graph.result(chain.last("h"))
 
     def structure_key(self, request: Payload) -> tuple[Hashable, Sequence[ArrayLike]]:
-        """Sentences of one length unfold alike."""
+        """Return the length and the words: sentences of one length unfold alike."""
         words = sequence(request, "words")
         return len(words), (words,)
 
@@ -48,7 +48,7 @@ class SequenceEncoder:
         return {"hidden": np.asarray(values[-1][0])}
 
     def example(self) -> Payload:
-        """Three words."""
+        """Return a request of three words."""
         return {"words": np.zeros(3, dtype=np.int64)}
 
     def config(self) -> Mapping[str, Any]:
@@ -77,14 +77,14 @@ class Seq2Seq:
         self.max_steps = max_steps
 
     def unfold(self, request: Payload, graph: CellGraph) -> None:
-        """Two chains; the decoder's is as long as it can become."""
+        """Add two chains; the decoder's is as long as it can become."""
         words, steps = self._sizes(request)
         encoder = graph.chain("encoder", len(words), each={"word": words}, carry={"h": "h", "c": "c"})
         first: dict[str, Wire | ArrayLike] = {"word": self.go, "h": encoder.last("h"), "c": encoder.last("c")}
         graph.result(graph.chain("decoder", steps, carry={"word": "word", "h": "h", "c": "c"}, first=first))
 
     def structure_key(self, request: Payload) -> tuple[Hashable, Sequence[ArrayLike]]:
-        """Sentences of one length, with as many steps to decode, unfold alike."""
+        """Return lengths and words: sentences of one length, with as many steps to decode, unfold alike."""
         words, steps = self._sizes(request)
         return (len(words), steps), (words,)
 
@@ -99,7 +99,7 @@ class Seq2Seq:
         return {"words": np.array([value[0] for value in values], dtype=np.int64)}
 
     def example(self) -> Payload:
-        """Two words."""
+        """Return a request of two words."""
         return {"words": np.zeros(2, dtype=np.int64)}
 
     def config(self) -> Mapping[str, Any]:

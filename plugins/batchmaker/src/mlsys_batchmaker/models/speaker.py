@@ -39,7 +39,7 @@ class EmbeddingHead(nn.Module):
         return [Port("h", "float32", (HIDDEN,))], [Port("embedding", "float32", (EMBEDDING,))]
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden [b, 256] -> embedding [b, 256]."""
+        """Compute the embedding [b, 256], of length 1, from hidden [b, 256]."""
         raw = torch.relu(self.linear(hidden))
         unit: torch.Tensor = raw / torch.norm(raw, dim=1, keepdim=True)
         return unit
@@ -64,7 +64,7 @@ class SpeakerEncoder:
         return {"embedding": np.asarray(values[0][0])}
 
     def example(self) -> Payload:
-        """Two silent frames."""
+        """Return a request of two silent frames."""
         return {"mels": np.zeros((2, NUM_MELS), dtype=np.float32)}
 
     def config(self) -> Mapping[str, Any]:

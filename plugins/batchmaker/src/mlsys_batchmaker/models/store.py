@@ -94,7 +94,7 @@ class ExportedCell(nn.Module):
         return self._ports
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """One step."""
+        """Run one step."""
         weights = {name: getattr(self, own) for own, name in self._names.items()}
         program: Any = self._program
         return tuple(program(weights, *inputs))

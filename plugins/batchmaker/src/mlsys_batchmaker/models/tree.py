@@ -63,7 +63,7 @@ class BinaryTree:
         graph.result(graph.add_many("inner", count - 1, wires=wires) + count - 2)
 
     def structure_key(self, request: Payload) -> tuple[Hashable, Sequence[ArrayLike]]:
-        """Trees of one shape unfold alike."""
+        """Return shape and words: trees of one shape unfold alike."""
         words = sequence(request, "words")
         children = np.asarray(request.get("children", ()))
         return (len(words), children.shape, children.dtype.char, children.tobytes()), (words,)
@@ -73,7 +73,7 @@ class BinaryTree:
         return {"hidden": np.asarray(values[0][0])}
 
     def example(self) -> Payload:
-        """Three leaves."""
+        """Return a tree of three leaves."""
         return {"words": np.zeros(3, dtype=np.int64), "children": np.array([[0, 1], [3, 2]])}
 
     def config(self) -> Mapping[str, Any]:

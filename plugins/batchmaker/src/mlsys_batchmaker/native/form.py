@@ -39,5 +39,5 @@ class HasForm(Protocol):
     """A cell that compiled loops can run."""
 
     def form(self) -> Form:
-        """Its kind and weights."""
+        """Return the cell's kind and weights."""
         ...

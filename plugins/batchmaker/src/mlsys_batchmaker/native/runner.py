@@ -80,7 +80,7 @@ class PackedCell:
         return library.Layer(kinds.index(form.kind), layer.hidden_size, *matrices, bias, hidden_bias)
 
     def _by_block(self, rows: Tensor, layer: LayerForm) -> Tensor:
-        """[n, gates * h] -> [n, blocks * gates * 16], zeros beyond the last unit."""
+        """Pack [n, gates * h] as [n, blocks * gates * 16], with zeros beyond the last unit."""
         blocks = -(-layer.hidden_size // self._units)
         split = rows.detach().view(len(rows), self._gates, layer.hidden_size)
         padded = torch.nn.functional.pad(split, (0, blocks * self._units - layer.hidden_size))

@@ -170,7 +170,7 @@ class CellGraph:
         self._results.append((first, stop))
 
     def structure(self) -> bytes:
-        """Equal for graphs of one structure; see :mod:`mlsys_batchmaker.plan.structure`.
+        """Return bytes that are equal for graphs of one structure; see :mod:`mlsys_batchmaker.plan.structure`.
 
         Raises:
             InvalidInputError: there is no node, or no result is asked for.
@@ -212,7 +212,7 @@ class CellGraph:
         return -1 - self._constants(number, place, np.asarray(value)[None], 1)
 
     def _wire_codes(self, nodes: NDArray[np.int64], output: str) -> Codes:
-        """Codes of wires; nodes that are added later are checked by the planner."""
+        """Return codes of wires; the planner checks nodes that are added later."""
         require_nodes(nodes, self.max_nodes)
         numbers = np.array([self._place_of_output(node, output) for node in nodes.tolist()], dtype=np.int64)
         return 1 + nodes * self.layout.num_outputs + numbers

@@ -69,7 +69,7 @@ class Layout:
             raise InvalidInputError(f"there is no cell {name!r}: this model has {', '.join(self.numbers)}") from None
 
     def input_place(self, cell: int, name: str) -> int:
-        """Position of the input called ``name``.
+        """Return the position of the input called ``name``.
 
         Raises:
             InvalidInputError: the cell has none.
@@ -78,7 +78,7 @@ class Layout:
         return self.cells[cell].input_index(name) if place is None else place
 
     def places_of_output(self, name: str) -> dict[int, int]:
-        """By cell that has an output of that name: its position there.
+        """Return the position of an output of that name in each cell that has one.
 
         Raises:
             InvalidInputError: no cell has one.
@@ -89,7 +89,7 @@ class Layout:
         return places
 
     def only_place_of_output(self, name: str) -> int | None:
-        """Its position, if it is the same in all cells that have it; None: it is not.
+        """Return the position of an output, if it is the same in all cells that have it; else None.
 
         Raises:
             InvalidInputError: no cell has one.

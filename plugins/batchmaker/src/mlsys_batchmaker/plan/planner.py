@@ -51,5 +51,5 @@ class Planner:
         return plan
 
     def forget(self) -> None:
-        """Every structure is new again."""
+        """Forget all plans; every structure is new again."""
         self._plans.clear()

@@ -108,7 +108,7 @@ def make_plan(layout: Layout, structure: bytes) -> Plan:
 
 
 def _sub_columns(groups: Groups, ends: Ints, cells: Ints) -> tuple[Ints, Ints]:
-    """``Plan.subs`` and ``Plan.sub_bases``."""
+    """Return ``Plan.subs`` and ``Plan.sub_bases``."""
     start, following = np.array(groups.sub_start), np.array(groups.sub_next)
     subs = np.zeros((len(ends), SUB_COLUMNS), dtype=np.int64)
     subs[:, PINNED], subs[:, STOP], subs[:, CELL], subs[:, READY] = UNPINNED, NEVER, cells, groups.sub_ready
@@ -122,7 +122,7 @@ def _sub_columns(groups: Groups, ends: Ints, cells: Ints) -> tuple[Ints, Ints]:
 
 
 def _check_wires(layout: Layout, cells: Ints, is_wire: NDArray[np.bool_], sources: Ints, outputs: Ints) -> None:
-    """Every wire leads from an output that exists to an input of its signature."""
+    """Check that every wire leads from an output that exists to an input of its signature."""
     nodes, inputs = np.nonzero(is_wire)
     src, out = sources[nodes, inputs], outputs[nodes, inputs]
     if src.size and src.max() >= len(cells):
@@ -138,7 +138,7 @@ def _check_wires(layout: Layout, cells: Ints, is_wire: NDArray[np.bool_], source
 
 
 def _place_outputs(layout: Layout, cells: Ints, owner: Ints, num_constants: list[int]) -> tuple[Ints, tuple[int, ...]]:
-    """Rows of the nodes' outputs [n, num_outputs], and how many rows each bank needs with the constants.
+    """Return rows of the nodes' outputs [n, num_outputs], and the rows that each bank needs with the constants.
 
     A node has the rows of its owner, an earlier node of its subgraph, or rows of its own.
     """

@@ -52,7 +52,7 @@ class Port:
         return self.dtype, self.shape
 
     def check(self, rows: np.ndarray, count: int | None = None) -> np.ndarray:
-        """``rows`` as [count, *shape] of this port's dtype; None: however many there are.
+        """Return ``rows`` as [count, *shape] of this port's dtype; None: however many there are.
 
         Raises:
             InvalidInputError: another shape, a dtype that does not convert, a number out of range or not finite.
@@ -133,7 +133,7 @@ class CellSpec:
         return next(supported for supported in self.batch_sizes if supported >= size)
 
     def input_index(self, name: str) -> int:
-        """Position of the input called ``name``.
+        """Return the position of the input called ``name``.
 
         Raises:
             InvalidInputError: there is none.
@@ -141,7 +141,7 @@ class CellSpec:
         return _index(self.inputs, name, f"cell {self.name!r} has no input")
 
     def output_index(self, name: str) -> int:
-        """Position of the output called ``name``.
+        """Return the position of the output called ``name``.
 
         Raises:
             InvalidInputError: there is none.

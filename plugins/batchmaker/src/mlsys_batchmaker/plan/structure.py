@@ -38,7 +38,7 @@ def pack_part(
     first: Sequence[Pair] = (),
     wired: Sequence[tuple[int, int, bytes]] = (),
 ) -> bytes:
-    """Nodes added at once; arguments in the order of the module's table, ``wired`` (input, output, nodes)."""
+    """Pack nodes added at once; arguments in the order of the module's table, ``wired`` (input, output, nodes)."""
     pairs = [number for pair in (*each, *carried, *first) for number in pair]
     head = pack(f"{6 + len(pairs)}q", cell, size, len(each), len(carried), len(first), len(wired), *pairs)
     if not wired:
@@ -62,13 +62,13 @@ def pack_structure(num_nodes: int, parts: Sequence[bytes], ranges: Sequence[Pair
 
 
 def sizes_of(structure: bytes) -> tuple[int, int, bool]:
-    """Nodes, results, and whether all must hang together."""
+    """Return the number of nodes and of results, and whether all must hang together."""
     num_nodes, num_results, must_connect = unpack_from("3q", structure)
     return num_nodes, num_results, bool(must_connect)
 
 
 def expand(layout: Layout, structure: bytes) -> tuple[NDArray[np.int64], Codes, NDArray[np.int64]]:
-    """Cells [n], codes [n, num_inputs], and the nodes that give results, in the order asked for.
+    """Return cells [n], codes [n, num_inputs], and the nodes that give results, in the order asked for.
 
     Raises:
         InvalidInputError: a wire comes from a node that there is not.
@@ -107,7 +107,7 @@ def expand(layout: Layout, structure: bytes) -> tuple[NDArray[np.int64], Codes, 
 
 
 def require_nodes(nodes: NDArray[np.int64], count: int) -> None:
-    """All ``nodes`` are numbers of nodes.
+    """Check that all ``nodes`` are numbers of nodes.
 
     Raises:
         InvalidInputError: there are ``count``, and some are others.

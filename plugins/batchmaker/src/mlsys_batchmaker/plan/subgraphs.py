@@ -69,7 +69,7 @@ def _topological(preds: list[list[int]]) -> list[int]:
 
 
 def _check_connected(preds: list[list[int]], results: set[int], *, must_connect: bool) -> None:
-    """All nodes hang together, and each leads to a result."""
+    """Check that all nodes hang together, and each leads to a result."""
     if must_connect and len(results) > 1:  # with a single result, all that lead to it hang together
         root = list(range(len(preds)))
         for node, before in enumerate(preds):
@@ -97,7 +97,7 @@ def _find(root: list[int], node: int) -> int:
 
 
 def _subgraphs(cells: Sequence[int], preds: list[list[int]], order: list[int]) -> list[tuple[int, int]]:
-    """For each node, (stage, root): equal for nodes of one subgraph."""
+    """Return (stage, root) for each node: equal for nodes of one subgraph."""
     stage = [0] * len(preds)
     root = list(range(len(preds)))
     for node in order:

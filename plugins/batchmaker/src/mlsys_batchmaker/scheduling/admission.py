@@ -66,7 +66,9 @@ class Admission:
             self._waiting.append((request, now))
 
     def go_on(self, live: Live, is_in_flight: bool, request: CellRequest) -> None:
-        """``live`` has computed a part and goes on as ``request``, its next one: before all that wait, if it must wait.
+        """Let ``live``, which has computed a part, go on as ``request``, its next one.
+
+        If that must wait for room, it goes before all others that wait.
 
         Raises:
             InvalidInputError: it can never have the rows it needs; ``live`` is as it was.
@@ -85,7 +87,7 @@ class Admission:
         return False
 
     def leave(self, live: Live, reason: FinishReason) -> None:
-        """``live`` is finished for its client; what it holds is freed as soon as nothing of it is in flight."""
+        """Finish ``live`` for its client; what it holds is freed as soon as nothing of it is in flight."""
         live.reason = reason
         del self.by_id[live.request.request_id]
         self._await_landing(live)
@@ -97,7 +99,10 @@ class Admission:
                 self._state.ready[cell].remove(tables.sub_rank[subs][cells == cell])
 
     def finish(self, live: Live, is_in_flight: bool) -> None:
-        """``live`` has its results; no node of it is ready, but some may run in vain if a chain of it has stopped."""
+        """Finish ``live`` with its results.
+
+        No node of it is ready, but some may run in vain if a chain of it has stopped.
+        """
         live.reason = FinishReason.DONE
         del self.by_id[live.request.request_id]
         if is_in_flight:
@@ -115,7 +120,7 @@ class Admission:
             self._waiting.popleft()
 
     def _await_landing(self, live: Live) -> None:
-        """Something of ``live`` may be in flight: its blocks are not free yet."""
+        """Keep the blocks of ``live`` for now, since something of it may be in flight."""
         self.leaving[live.index] = live
         self._state.tables.request_leaving[live.index] = 1
 

@@ -14,7 +14,7 @@ from mlsys_batchmaker.scheduling.tasks import Task
 
 
 def schedule(state: State, worker: WorkerId) -> list[Task]:
-    """``Schedule(worker)``: choose a cell type by the three criteria and form its tasks; [] if nothing can run."""
+    """Choose a cell type by the three criteria and form its tasks (``Schedule(worker)``); [] if nothing can run."""
     cells = state.layout.cells
     counts = [count_ready(state, cell, worker, spec.max_batch_size) for cell, spec in enumerate(cells)]
     candidates = [cell for cell, count in enumerate(counts) if count >= cells[cell].max_batch_size]
@@ -28,7 +28,10 @@ def schedule(state: State, worker: WorkerId) -> list[Task]:
 
 
 def _batch(state: State, cell: int, worker: WorkerId) -> list[Task]:
-    """``Batch(ct, worker)``: up to `State.max_steps`; the first task always goes, later ones from Bsizes.Min()."""
+    """Form tasks of up to `State.max_steps` steps together (``Batch(ct, worker)``).
+
+    The first task always goes, later ones from Bsizes.Min() rows on.
+    """
     spec = state.layout.cells[cell]
     tasks: list[Task] = []
     steps_left = state.max_steps(cell)
@@ -47,7 +50,7 @@ def _batch(state: State, cell: int, worker: WorkerId) -> list[Task]:
 
 
 def count_ready(state: State, cell: int, worker: WorkerId, limit: int) -> int:
-    """NumReadyNodes that ``worker`` may take, as far as ``limit``."""
+    """Count the ready nodes that ``worker`` may take, as far as ``limit`` (NumReadyNodes)."""
     ready = state.ready[cell]
     if len(state.devices) == 1 or not len(ready):
         return min(len(ready), limit)
@@ -57,7 +60,7 @@ def count_ready(state: State, cell: int, worker: WorkerId, limit: int) -> int:
 
 
 def form(state: State, cell: int, worker: WorkerId, max_steps: int) -> Task | None:
-    """``FormBatchedTask``, and what follows its submission: pinning and ``UpdateNodesDependency``."""
+    """Form a task (``FormBatchedTask``); pin its subgraphs and update dependencies (``UpdateNodesDependency``)."""
     if state.compiled is None:
         return reference.form(state, cell, worker, max_steps)
     is_blind = state.is_blind(cell)

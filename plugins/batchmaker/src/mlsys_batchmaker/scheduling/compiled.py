@@ -192,7 +192,7 @@ class Compiled:
         self._library.batchmaker_lose(self._former, worker)
 
     def settle(self, task: Task, stop: tuple[NDArray[np.generic], int] | None) -> Settled:
-        """``task``, formed here, is completed.
+        """Settle ``task``, which was formed here and is completed.
 
         Args:
             task: which.

@@ -74,7 +74,7 @@ def give_up(state: State, admission: Admission, batch: Round, error: BaseExcepti
 
 
 def _land(state: State, task: Task) -> Ints:
-    """Nothing of ``task`` is in flight any more; returns how many nodes each row's subgraph has left, [b].
+    """Note that nothing of ``task`` is in flight; return the nodes that each row's subgraph has left, [b].
 
     Subgraphs without other nodes in flight are unpinned.
     """
@@ -196,7 +196,7 @@ def _hand_out(
 
 
 def _end_subgraphs(state: State, admission: Admission, ended: Ints, now: float) -> list[Finished[CellResult]]:
-    """Subgraphs are finished: release those that waited for them, and let requests go that have no others."""
+    """End finished subgraphs: release those that waited for them, and let requests go that have no others."""
     tables = state.tables
     owners = tables.sub_request[ended]
     here = tables.request_leaving[owners] == 0
@@ -244,7 +244,7 @@ def _end_settled(state: State, admission: Admission, settled: Settled, now: floa
 def _end_request(
     admission: Admission, live: Live, values: list[Values], num_cells: int, is_in_flight: bool, now: float
 ) -> Finished[CellResult] | None:
-    """All cells of ``live`` are computed: it goes on with its next part (None), or is done.
+    """End a part of ``live``, whose cells are all computed: it goes on with its next part (None), or is done.
 
     Args:
         admission: where it is.
@@ -289,7 +289,7 @@ def _is_there(state: State, live: Live) -> NDArray[np.bool_] | None:
 
 
 def _num_cells(state: State, live: Live) -> int:
-    """Cells that count for ``live``: all of its nodes, but of a chain that stopped only those up to the stop."""
+    """Count the cells of ``live``: all of its nodes, but of a chain that stopped only those up to the stop."""
     if not live.is_cut:
         return live.request.plan.num_nodes
     subs = state.tables.subs[live.sub_start : live.sub_start + live.request.plan.num_subgraphs].tolist()

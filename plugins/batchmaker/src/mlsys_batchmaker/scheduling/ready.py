@@ -44,7 +44,7 @@ class ReadyNodes:
         return length
 
     def append(self, nodes: Ints, ranks: Ints | int) -> None:
-        """Nodes of subgraphs just released, ``ranks`` rising: behind all others."""
+        """Append nodes of subgraphs just released, ``ranks`` rising: behind all others."""
         if self._queue.tail + len(nodes) > self._queue.room:
             self.make_room(len(nodes))
         start = self._queue.tail
@@ -63,7 +63,7 @@ class ReadyNodes:
         self._queue.head += count
 
     def put_back(self, nodes: Ints, ranks: Ints) -> None:
-        """Nodes before the others, ``ranks`` rising; merged where others rank before them."""
+        """Put nodes before the others, ``ranks`` rising; merge them where others rank before them."""
         if not len(nodes):
             return
         others, their_ranks = self.peek(len(self))
@@ -93,7 +93,7 @@ class ReadyNodes:
         self._ranks[head : self._queue.tail] = own[keep]
 
     def make_room(self, count: int) -> None:
-        """At least ``count`` free places at both ends."""
+        """Make at least ``count`` free places at both ends."""
         nodes, ranks = self.peek(len(self))
         memory = np.empty((2, max(_LEAST_ROOM, 4 * (len(nodes) + count))), dtype=np.int64)
         head = (memory.shape[1] - len(nodes)) // 2
@@ -103,7 +103,7 @@ class ReadyNodes:
         self._take_memory(memory)
 
     def _take_memory(self, memory: Ints) -> None:
-        """``memory`` [2, room] is where nodes and ranks are from now on."""
+        """Use ``memory`` [2, room] for nodes and ranks from now on."""
         self._nodes, self._ranks = memory
         self._queue.nodes, self._queue.ranks = self._nodes.ctypes.data, self._ranks.ctypes.data
         self._queue.room = len(self._nodes)

@@ -17,7 +17,7 @@ _WINDOW = 4  # ready nodes looked at for each one wanted, where some are pinned 
 
 
 def count_ready(state: State, cell: int, worker: WorkerId, limit: int) -> int:
-    """Ready nodes of subgraphs that are pinned to no other worker, as far as ``limit``."""
+    """Count the ready nodes of subgraphs that are pinned to no other worker, as far as ``limit``."""
     count = 0
     for nodes in _windows(state, cell, limit):
         count += int(np.count_nonzero(_is_open(state, nodes, worker)))
@@ -114,7 +114,7 @@ def _single_step(
 
 
 def _chunk(state: State, cell: int, worker: WorkerId, nodes: Ints, ranks: Ints, subs: Ints, lengths: Ints) -> Task:
-    """All steps of a round as one task: each row goes on with its chain as far as it reaches."""
+    """Form all steps of a round as one task: each row goes on with its chain as far as it reaches."""
     tables = state.tables
     tables.sub_unsubmitted[subs] -= lengths
     last = nodes + lengths - 1
@@ -151,7 +151,7 @@ def _chunk(state: State, cell: int, worker: WorkerId, nodes: Ints, ranks: Ints, 
 
 
 def release_successors(state: State, cell: int, nodes: Ints, following: Ints, ranks: Ints) -> None:
-    """``UpdateNodesDependency``: what waits in the same subgraphs for nothing but ``nodes`` becomes ready.
+    """Release what waits in the same subgraphs for nothing but ``nodes`` (``UpdateNodesDependency``).
 
     Args:
         state: of the manager.
@@ -243,7 +243,7 @@ def _is_continued(state: State, cell: int, worker: WorkerId, nodes: Ints, ranks:
 
 
 def no_homes(spec: CellSpec) -> tuple[None, ...]:
-    """Everything is at hand."""
+    """Return no devices: every row is at hand."""
     return (None,) * len(spec.inputs)
 
 
@@ -256,7 +256,7 @@ def _homes(
     carry: tuple[int, ...] | None,
     kept: tuple[int, ...] | None,
 ) -> tuple[Ints | None, ...]:
-    """By input, where rows lie on another device: the device of each row; and note where the outputs will lie.
+    """Return by input, where rows lie on another device, the device of each row; note where the outputs will lie.
 
     After unpinning, a subgraph's state still lies where it was computed: a worker elsewhere copies it (section 4.3).
     Constants lie everywhere, so later steps of a chunk read nothing from elsewhere but what its first step reads too.

@@ -34,7 +34,7 @@ class Results:
         self._room = 0
 
     def reserve(self, count: int) -> None:
-        """Room for slots below ``count``, in each table from the next write on."""
+        """Reserve room for slots below ``count``, in each table from the next write on."""
         if count > self._room:
             self._room = max(count, 2 * self._room, 256)
 
@@ -83,5 +83,5 @@ class Results:
 
     @staticmethod
     def _rows(table: NDArray[np.generic], slots: Ints) -> Sequence[Any]:
-        """Rows of a table, each with memory of its own, which a client may keep."""
+        """Return rows of a table, each with memory of its own, which a client may keep."""
         return list(table[slots]) if table.ndim == 1 else [table[slot].copy() for slot in slots.tolist()]

@@ -71,7 +71,7 @@ class Counters:
         return 1.0 - self.cells / self.padded_cells if self.padded_cells else 0.0
 
     def to_dict(self) -> dict[str, float]:
-        """All of them by name."""
+        """Return all counters by name."""
         totals: dict[str, float] = {each.name: getattr(self, each.name) for each in fields(self)}
         return {**totals, "effective_batch_size": self.effective_batch_size, "padding_waste": self.padding_waste}
 

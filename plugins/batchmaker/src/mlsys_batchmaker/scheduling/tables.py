@@ -52,7 +52,7 @@ class Tables:
         self.reserve(1, 1, 1)
 
     def reserve(self, num_nodes: int, num_subs: int, num_requests: int) -> None:
-        """Room for that many rows."""
+        """Reserve room for that many rows."""
         if num_nodes > len(self.node_waiting):
             self.node_fixed, self.node_waiting = (
                 _grown(self.node_fixed, num_nodes),

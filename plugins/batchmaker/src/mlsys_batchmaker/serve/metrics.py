@@ -35,7 +35,7 @@ class EngineMetrics(Collector):
         self._models = models
 
     def collect(self) -> Iterable[Metric]:
-        """One family for each counter and gauge."""
+        """Yield one family for each counter and gauge."""
         totals = [((each.spec.name, each.spec.version), each.engine.counters.to_dict()) for each in self._models()]
         for name, help_ in _COUNTERS.items():
             counter = CounterMetricFamily(f"mlsys_batchmaker_{name}", help_, labels=_LABELS)

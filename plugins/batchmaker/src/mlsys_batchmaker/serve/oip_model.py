@@ -89,7 +89,7 @@ class OipModel:
         await asyncio.to_thread(self.engine.close)
 
     def _count(self, batch: Round, output: RoundOutput) -> None:
-        """One execution for each step of a task."""
+        """Count one execution for each step of a task."""
         num_steps = sum(task.steps for task in batch.tasks)
         seconds = (output.ended_s - output.started_s) / num_steps
         for task in batch.tasks:

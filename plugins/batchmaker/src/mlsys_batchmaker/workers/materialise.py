@@ -75,11 +75,14 @@ class MaterialisedCell:
             )
 
     def computed(self, size: int) -> int:
-        """Rows computed for a batch of ``size``."""
+        """Return the rows computed for a batch of ``size``."""
         return self.spec.padded(size) if self._compiled else size
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """One step of a batch of at most ``max_batch_size`` rows; padded with zeros to a supported size if compiled."""
+        """Run one step of a batch of at most ``max_batch_size`` rows.
+
+        A compiled cell's batch is padded with zeros to a supported size.
+        """
         if not self._compiled:
             outputs = self.module(*inputs)
             return [outputs] if isinstance(outputs, Tensor) else list(outputs)

@@ -20,7 +20,9 @@ _LINE = 64  # bytes: of a line of the caches, and of a vector
 
 
 def plan_rows(layout: Layout, pool_bytes: int = DEFAULT_POOL_BYTES) -> list[int]:
-    """Rows of each bank such that all together take at most ``pool_bytes``; equal shares, narrow banks up to a bound.
+    """Return rows of each bank such that all together take at most ``pool_bytes``.
+
+    Banks have equal shares, narrow ones up to a bound.
 
     Raises:
         InvalidInputError: that is too little for 64 rows each.
@@ -79,7 +81,7 @@ class StatePool:
 
 
 def host_rows(count: int, shape: tuple[int, ...], dtype: str) -> Tensor:
-    """Rows of zeros on the host, [count, *shape]: what loops that read rows where they lie want.
+    """Make rows of zeros on the host, [count, *shape], for loops that read rows where they lie.
 
     The system makes them page by page, when a row is first written: half a gigabyte would take 0.3 s. Rows of a whole
     kilobyte, or several, are a cache line farther apart: else those that are read together would all want the same few
@@ -94,7 +96,7 @@ def host_rows(count: int, shape: tuple[int, ...], dtype: str) -> Tensor:
 
 
 def row_stride(shape: tuple[int, ...], dtype: str) -> int:
-    """Numbers from a row of :func:`host_rows` to the next."""
+    """Return how many numbers lie from a row of :func:`host_rows` to the next."""
     size, itemsize = max(1, math.prod(shape)), np.dtype(dtype).itemsize
     return size + (0 if size * itemsize % 1024 else _LINE // itemsize)
 

@@ -226,7 +226,7 @@ def run_steps(
 
 
 def _sizes(task: Task) -> list[int]:
-    """Rows that have each step; rows are ordered by length, the longest first."""
+    """Count the rows that have each step; rows are ordered by length, the longest first."""
     if task.lengths is None:
         return [task.size] * task.steps
     return [int(np.count_nonzero(task.lengths > step)) for step in range(task.steps)]
