@@ -177,6 +177,6 @@ def test_leaving_a_stream_early_frees_a_request_that_is_not_streamed(loaded: Loa
 def test_an_unknown_policy_is_refused_before_the_model_is_loaded(capfd: pytest.CaptureFixture[str]):
     from mlsys_core.cli.main import run
 
-    assert run(["orca", "serve", "no-such-model", "--policy", "fifo"]) == 2
+    assert run(["orca", "serve", "no-such-model", "--policy", "fifo", "--port", "0"]) == 2
     error = " ".join(capfd.readouterr().err.split())
     assert "no scheduling policy is called 'fifo' (there are: chunked, orca, paged, request-level)" in error

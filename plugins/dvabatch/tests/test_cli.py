@@ -86,7 +86,7 @@ def test_serve_and_profile_refuse_in_one_line(
     monkeypatch.setenv("MLSYS_CACHE_DIR", str(tmp_path))
     settings.cache_clear()
     try:
-        assert run(["dvabatch", *options]) == 2
+        assert run(["dvabatch", *options, *(["--port", "0"] if options[0] == "serve" else [])]) == 2
     finally:
         settings.cache_clear()
     assert says in capsys.readouterr().err

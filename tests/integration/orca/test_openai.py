@@ -272,7 +272,7 @@ def test_chat_command_answers_one_prompt():
 def test_serve_refuses_bad_arguments_in_one_line(arguments, code, says, capfd):
     from mlsys_core.cli.main import run
 
-    assert run(["orca", "serve", *arguments]) == code
+    assert run(["orca", "serve", "--port", "0", *arguments]) == code
     assert says in " ".join(capfd.readouterr().err.split())
 
 

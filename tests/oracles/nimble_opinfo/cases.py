@@ -115,10 +115,10 @@ def _viewed(base_of: Function, view_of: Function) -> Callable[[OpInfo, SampleInp
 
     def make(info: OpInfo, sample: SampleInput) -> Made | None:
         function, tensors = _plain(info, sample)
-        likes = [torch.empty_like(tensor, device="meta") for tensor in tensors]
-        bases = tuple(base_of(tensor) for tensor in tensors)
         if not any(tensor.dim() for tensor in tensors) or not all(map(_is_dense, tensors)):
             return None
+        likes = [torch.empty_like(tensor, device="meta") for tensor in tensors]
+        bases = tuple(base_of(tensor) for tensor in tensors)
 
         def viewed(*given: torch.Tensor) -> Any:
             return function(*(view_of(base, like) for base, like in zip(given, likes, strict=True)))
