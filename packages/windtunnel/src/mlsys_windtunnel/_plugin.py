@@ -10,7 +10,7 @@ from mlsys_core.plugins.specs import BenchmarkSpec, CommandSpec, DemoStepSpec
 
 @hookimpl
 def mlsys_register_commands() -> Iterable[CommandSpec]:
-    """``mlsys windtunnel``."""
+    """Register ``mlsys windtunnel``."""
     return [
         CommandSpec(
             name="windtunnel",
@@ -41,7 +41,7 @@ def mlsys_register_demo_steps() -> Iterable[DemoStepSpec]:
 
 @hookimpl
 def mlsys_register_benchmarks() -> Iterable[BenchmarkSpec]:
-    """``mlsys bench windtunnel-infer``."""
+    """Register ``mlsys bench windtunnel-infer``."""
     return [
         BenchmarkSpec(
             name="windtunnel-infer",

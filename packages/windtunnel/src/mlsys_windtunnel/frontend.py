@@ -25,7 +25,7 @@ _FLOAT64 = np.dtype(np.float64)
 
 
 def host_operators(graph: PipelineGraph, foreign: set[str], lookups: set[str]) -> set[str]:
-    """Names of the operators that run on the host: the foreign ones, and all that these or look-ups depend on."""
+    """Return names of the operators that run on the host: foreign ones, and all that these or look-ups depend on."""
     producers = {operator.output.name: operator for operator in graph.operators}
     host: set[str] = set()
     pending = [producers[name] for name in foreign]
@@ -198,7 +198,7 @@ def pack(tables: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
 
 
 def _picked(source: Value, operators: Sequence[Operator]) -> dict[str, tuple[int, ...]]:
-    """Places in the input, for the values that only picked columns of it."""
+    """Return places in the input, for the values that only picked columns of it."""
     picked = {} if source.width is None else {source.name: tuple(range(source.width))}
     for operator in operators:
         if operator.kind is Kind.SELECT:
@@ -263,7 +263,7 @@ def _answer(estimator: Any, method: str, table: Table) -> npt.NDArray[np.float64
 
 
 def _combined(operator: Operator, inputs: list[Table]) -> npt.NDArray[np.float64]:
-    """Members' answers joined by the meta-estimator's module, in float64, for a foreign operator that reads them."""
+    """Join members' answers by the meta-estimator's module, in float64, for a foreign operator that reads them."""
     import torch
 
     module: Any = operator.estimator
@@ -283,7 +283,7 @@ def _side_by_side(tables: list[Table]) -> Table:
 
 
 def _array(table: Table) -> Table:
-    """Without names; what is sparse stays so."""
+    """Return the table without names; a sparse one stays sparse."""
     return table.to_numpy() if hasattr(table, "iloc") else table
 
 

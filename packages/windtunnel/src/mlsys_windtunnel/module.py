@@ -80,7 +80,7 @@ class WindTunnelModule(nn.Module):
         return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
     def encode(self, x: Table) -> npt.NDArray[np.float64]:
-        """Raw input (numpy, pandas, sparse) to the packed float64 table that :meth:`forward` takes.
+        """Encode raw input (numpy, pandas, sparse) to the packed float64 table that :meth:`forward` takes.
 
         Raises:
             InvalidInputError: other columns than the source was fitted on.

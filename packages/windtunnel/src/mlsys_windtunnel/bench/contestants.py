@@ -34,7 +34,7 @@ _OPSET = {"": 15, "ai.onnx.ml": 3}
 
 
 def source(bout: Bout) -> Runner:
-    """``predict_proba`` of the fitted estimator."""
+    """Prepare ``predict_proba`` of the fitted estimator."""
     return Runner(_as_is, bout.workload.source.predict_proba)
 
 
@@ -48,7 +48,7 @@ def source_on_one_thread(bout: Bout) -> Runner:
 
 
 def booster(bout: Bout) -> Runner:
-    """LightGBM without its scikit-learn wrapper."""
+    """Prepare LightGBM without its scikit-learn wrapper."""
     if not hasattr(bout.workload.source, "booster_"):
         raise DoesNotApply("the source is no single LightGBM model")
     model = bout.workload.source.booster_
@@ -72,7 +72,7 @@ def windtunnel_columns(bout: Bout) -> Runner:
 
 
 def windtunnel_network(bout: Bout) -> Runner:
-    """Only the tensor part, in torch: the packed table to the last operator's scores."""
+    """Prepare only the tensor part, in torch: the packed table to the last operator's scores."""
     import torch
 
     from mlsys_windtunnel.convert.translation import translate
@@ -93,7 +93,7 @@ def windtunnel_network(bout: Bout) -> Runner:
 
 
 def windtunnel_onnx(bout: Bout) -> Runner:
-    """WindTunnel's own ONNX file in float64, with its host part, run by onnxruntime."""
+    """Prepare WindTunnel's own ONNX file in float64, with its host part, run by onnxruntime."""
     from mlsys_windtunnel.convert.translation import translate
     from mlsys_windtunnel.export.onnx import export_onnx, load_onnx
 
@@ -102,7 +102,7 @@ def windtunnel_onnx(bout: Bout) -> Runner:
 
 
 def onnxruntime(bout: Bout) -> Runner:
-    """ONNX Runtime on what skl2onnx and onnxmltools make of the source; a pipeline takes an input for each column."""
+    """Prepare ONNX Runtime on the file of skl2onnx and onnxmltools; a pipeline takes an input for each column."""
     to_onnx = _package("skl2onnx").to_onnx
     types = _package("skl2onnx.common.data_types")
     if "lightgbm" in str(type(_last(bout.workload.source))):
@@ -127,7 +127,7 @@ def onnxruntime(bout: Bout) -> Runner:
 
 
 def hummingbird(backend: Literal["torch", "torch.jit"]) -> Maker:
-    """Hummingbird with one of its backends."""
+    """Return a maker of Hummingbird with one of its backends."""
 
     def make(bout: Bout) -> Runner:
         convert = _package("hummingbird.ml").convert
@@ -140,14 +140,14 @@ def hummingbird(backend: Literal["torch", "torch.jit"]) -> Maker:
 
 
 def treelite(bout: Bout) -> Runner:
-    """Treelite's general interpreter of trees (GTIL)."""
+    """Prepare Treelite's general interpreter of trees (GTIL)."""
     model = _treelite_model(bout.workload)
     predict = _package("treelite").gtil.predict
     return Runner(_as_is, lambda x: predict(model, x, nthread=bout.num_threads))
 
 
 def tl2cgen(bout: Bout) -> Runner:
-    """Trees compiled to C by tl2cgen; the table is wrapped in its DMatrix before the clock starts."""
+    """Prepare trees compiled to C by tl2cgen; the table is wrapped in its DMatrix before the clock starts."""
     package = _package("tl2cgen")
     model = _treelite_model(bout.workload)
     if sum(tree.tree_.node_count for tree in getattr(bout.workload.source, "estimators_", ())) > MOST_NODES_TO_COMPILE:

@@ -61,7 +61,7 @@ def run(context: BenchContext) -> Section:
 def race_on(
     workload: Workload, context: BenchContext, *, batches: tuple[int, ...], rounds: int, turn_s: float
 ) -> dict[str, Outcome]:
-    """All contestants on one model."""
+    """Run all contestants on one model."""
     from mlsys_windtunnel.bench.contestants import MAKERS, Bout
     from mlsys_windtunnel.bench.race import race
 

@@ -155,7 +155,7 @@ def _rows(batch: int) -> str:
 
 
 def _duration(seconds: float | None) -> str:
-    """Three digits and a unit.
+    """Format a duration with three digits and a unit.
 
     Example:
         >>> _duration(0.000123), _duration(0.0456)
@@ -182,7 +182,7 @@ def _figure(outcomes: Outcomes, batch: int) -> str:
 
 
 def _notes(outcomes: Outcomes) -> Iterator[str]:
-    """One line for each way in which a contestant was not timed."""
+    """Yield one line for each way in which a contestant was not timed."""
     models: dict[tuple[str, str], list[str]] = {}
     for model, of_model in outcomes.items():
         for name, outcome in of_model.items():

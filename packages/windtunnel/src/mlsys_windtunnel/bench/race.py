@@ -45,7 +45,7 @@ class Outcome:
     samples_s: Mapping[int, tuple[float, ...]] | None = None  # by batch size: seconds a call, one for each round
 
     def median_s(self, batch: int) -> float | None:
-        """Seconds a call; None if it was not timed."""
+        """Return the median seconds a call; None if it was not timed."""
         return None if self.samples_s is None else statistics.median(self.samples_s[batch])
 
 
@@ -96,7 +96,7 @@ def race(
 def _admit(
     build: Callable[[], Runner], table: Any, expected: npt.NDArray[np.float64], tolerance: float
 ) -> tuple[Outcome, Runner | None]:
-    """Its outcome so far, and the runner if it is to be timed."""
+    """Build a contestant and check its answers; return its outcome so far, and the runner if it is to be timed."""
     try:
         runner = build()
         got = np.asarray(runner.finish(runner.answer(runner.prepare(table))), np.float64)
@@ -127,7 +127,7 @@ def _calls(answer: Callable[[Any], Any], x: Any, turn_s: float, clock: Clock) ->
 
 
 def _turn(answer: Callable[[Any], Any], x: Any, calls: int, clock: Clock) -> float:
-    """Seconds a call."""
+    """Return the seconds a call takes in a turn of ``calls``, after one that is not timed."""
     answer(x)
     start = clock()
     for _ in range(calls):

@@ -115,7 +115,7 @@ def _pipeline(table: Any, words: tuple[str, ...], model: Any) -> Any:
 
 
 def _mixed_table(rows: int) -> tuple[Any, npt.NDArray[np.int64], tuple[str, ...]]:
-    """Ten columns of numbers and six of words."""
+    """Make a table with ten columns of numbers and six of words."""
     import pandas as pd
 
     rng = np.random.default_rng(1)

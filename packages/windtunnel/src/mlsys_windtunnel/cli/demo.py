@@ -226,7 +226,7 @@ def compare(source: Any, data: Dataset, held_out: np.ndarray[Any, Any], fit_s: f
 
 
 def timed(source: Any, module: Any, rows: Any, *, calls: int) -> tuple[float, float]:
-    """Median milliseconds of ``predict_proba`` of each, in turn, after one round that is not counted."""
+    """Return the median milliseconds of ``predict_proba`` of each, in turn, after one round that is not counted."""
     taken: tuple[list[float], list[float]] = ([], [])
     for turn in range(ROUNDS + 1):
         for contestant, times in zip((source, module), taken, strict=True):

@@ -144,7 +144,7 @@ def _module(path: Path, *, trust_code: bool) -> WindTunnelModule:
 
 
 def _split(frame: Any, target: str, path: Path, module: WindTunnelModule) -> tuple[Any, Any]:
-    """Rows as the module takes them, and the targets."""
+    """Split a table into rows as the module takes them, and the targets."""
     if target not in frame.columns:
         raise InvalidInputError(f"{path} has no column {target!r}; it has {list(frame.columns)}")
     rows, columns = frame.drop(columns=target), module.frontend.columns

@@ -93,7 +93,7 @@ def _boxes(boxes: Sequence[Box], places: Mapping[str, tuple[int, int]]) -> list[
 
 
 def _edges(boxes: Sequence[Box], places: Mapping[str, tuple[int, int]]) -> list[str]:
-    """Curves to the left of the boxes, wider where they skip some."""
+    """Draw curves to the left of the boxes, wider where they skip some."""
     drawn = []
     for box in boxes:
         for name in box.reads:

@@ -72,7 +72,7 @@ def translate(
 
 
 def _rows_for(module: WindTunnelModule, frame: pd.DataFrame) -> Any:
-    """Rows as the source was given them: by name, as texts, or as an array."""
+    """Return rows as the source was given them: by name, as texts, or as an array."""
     if module.frontend.columns is not None:
         return frame
     return frame.iloc[:, 0] if module.frontend.takes_rows and frame.shape[1] == 1 else frame.to_numpy()
@@ -122,7 +122,7 @@ def _write(
 
 
 def where_it_runs(graph: PipelineGraph, module: WindTunnelModule) -> dict[str, str]:
-    """For each operator "network", or "host: " and why."""
+    """Return for each operator "network", or "host: " and why."""
     from mlsys_windtunnel.convert.table import default_registry
     from mlsys_windtunnel.convert.translation import convert_operator
     from mlsys_windtunnel.parse.graph import Kind
@@ -154,7 +154,7 @@ def where_it_runs(graph: PipelineGraph, module: WindTunnelModule) -> dict[str, s
 
 
 def num_trainable(module: WindTunnelModule) -> dict[str, int]:
-    """Trainable parameters of each operator in the network, by name."""
+    """Return the number of trainable parameters of each operator in the network, by name."""
     return {
         wire.name: sum(parameter.numel() for parameter in part.parameters() if parameter.requires_grad)
         for wire, part in zip(module.network.wires, module.network.operators, strict=True)
@@ -194,7 +194,7 @@ def print_operators(graph: PipelineGraph, module: WindTunnelModule, console: Con
 
 
 def differences(source: Any, answering: Any, x: Any) -> dict[str, tuple[float, int]]:
-    """For each method that both have the maximum |difference| and the number of rows whose labels differ.
+    """Return for each method of both the maximum |difference| and the number of rows whose labels differ.
 
     Raises:
         InvalidInputError: the source itself refuses ``x``.

@@ -50,7 +50,7 @@ class _UnknownPartError(Exception):
 
 
 def catboost_classifier(estimator: Any) -> Converted | Unsupported:
-    """One label of two classes or more, or several labels."""
+    """Convert a classifier of two classes or more, or of several labels."""
     try:
         model = _Model(estimator)
         trees = model.trees()
@@ -72,7 +72,7 @@ def catboost_classifier(estimator: Any) -> Converted | Unsupported:
 
 
 def catboost_regressor(estimator: Any) -> Converted | Unsupported:
-    """One value or several a row; exponential for counts, and a variance beside the mean if that was fitted."""
+    """Convert a regressor of one value or several; exponential for counts, and a variance beside the mean if fitted."""
     try:
         model = _Model(estimator)
         trees = model.trees()
@@ -84,7 +84,7 @@ def catboost_regressor(estimator: Any) -> Converted | Unsupported:
 
 
 def catboost_values(estimator: Any) -> Converted | Unsupported:
-    """Raw values: rankers, and the class that all others extend."""
+    """Convert raw values: rankers, and the class that all others extend."""
     try:
         model = _Model(estimator)
         return model.converted(Regressor(model.trees()))
@@ -130,7 +130,7 @@ class _Model:
         return Trees(join_trees(trees, num_features=num_features, rounds_to_float32=True), bias=bias)
 
     def converted(self, module: PredictorModule) -> Converted:
-        """With the look-up of categories, if there are any."""
+        """Return the converted module, with the look-up of categories if there are any."""
         if self._lookup is None:
             return Converted(module)
         return Converted(module, self._lookup, num_codes=self._lookup.width)
@@ -148,7 +148,7 @@ class _Model:
         return _tree(conditions, np.concatenate([empty, *left]), np.concatenate([empty, *right]), values)
 
     def _free(self, tree: Any, scale: float) -> Tree:
-        """Nodes in any order; the root is the first split."""
+        """Make a tree of nodes in any order; the root is the first split."""
         conditions: list[_Condition] = []
         children: list[list[int]] = []
         values: list[Any] = []

@@ -31,7 +31,7 @@ class Combination:
     matches: tuple[tuple[int, int], ...]  # column, hash as int32; counts whether the column's is that
 
     def keys(self, columns: dict[int, npt.NDArray[Any]]) -> Hashes:
-        """``[rows]`` from hashes (int32) and numbers (float64) by column."""
+        """Return the keys ``[rows]`` from hashes (int32) and numbers (float64) by column."""
         parts: list[npt.NDArray[Any]] = [columns[column] for column in self.categories]
         for column, border, missing_is_above in self.borders:
             values = columns[column].astype(np.float32)
@@ -52,7 +52,7 @@ class Statistic:
     values: npt.NDArray[np.float64]  # [entries + 1]; the last is for a combination that was not seen
 
     def of(self, keys: Hashes) -> npt.NDArray[np.float64]:
-        """``[rows]``."""
+        """Look up the value of each key, ``[rows]``; unknown keys have the last value."""
         if not len(self.keys):
             return np.full(len(keys), self.values[-1])
         place = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
@@ -74,11 +74,11 @@ class CatBoostLookup:
         return len(self.numeric) + len(self.coded) + len(self.statistics)
 
     def text_places(self) -> Sequence[int]:
-        """Columns that may be given as text: all that hold categories, since CatBoost makes text of them."""
+        """Return the columns that may be given as text: all that hold categories, since CatBoost makes text of them."""
         return sorted({*(column for column, _ in self.coded), *self._of_combinations("categories")})
 
     def __call__(self, columns: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """``[rows, width]`` float64 from raw columns ``[rows, features]``.
+        """Return ``[rows, width]`` float64 from raw columns ``[rows, features]``.
 
         Raises:
             InvalidInputError: text in a column of numbers, or a category that is neither text nor a whole number.
@@ -95,7 +95,7 @@ class CatBoostLookup:
         return np.stack(table, axis=1).astype(np.float64)
 
     def _of_combinations(self, kind: str) -> set[int]:
-        """Columns that the combinations read as ``categories`` (``matches`` too) or as ``borders``."""
+        """Return the columns that the combinations read as ``categories`` (``matches`` too) or as ``borders``."""
         parts = [part.combination for part in self.statistics]
         if kind == "borders":
             return {column for part in parts for column, _, _ in part.borders}
@@ -104,7 +104,7 @@ class CatBoostLookup:
 
 
 def hashes(cells: npt.NDArray[Any], name: str) -> npt.NDArray[np.int64]:
-    """CatBoost's 32-bit hashes of a column of categories, as signed numbers.
+    """Return CatBoost's 32-bit hashes of a column of categories, as signed numbers.
 
     Raises:
         InvalidInputError: a cell is no text and no whole number.

@@ -15,12 +15,12 @@ from mlsys_windtunnel.modules.kernel.gaussians import DiagonalGaussians, FullGau
 
 
 def k_means(estimator: Any) -> OperatorModule:
-    """Labels by the nearest centre; transforms to distances."""
+    """Convert to labels by the nearest centre; it transforms to distances."""
     return NearestCenter(estimator.cluster_centers_)
 
 
 def nearest_center(estimator: Any) -> OperatorModule | None:
-    """Clusterers that only label; those without centres (precomputed affinities, no convergence) decline."""
+    """Convert a clusterer that only labels; those without centres decline (precomputed affinities, no convergence)."""
     centers = getattr(estimator, "cluster_centers_", None)
     if centers is None or len(centers) == 0:
         return None
@@ -29,7 +29,7 @@ def nearest_center(estimator: Any) -> OperatorModule | None:
 
 
 def birch(estimator: Any) -> OperatorModule:
-    """Labels by the nearest subcluster, several of which may be one cluster."""
+    """Convert to labels by the nearest subcluster, several of which may be one cluster."""
     return NearestCenter(estimator.subcluster_centers_, labels=estimator.subcluster_labels_)
 
 
@@ -83,7 +83,7 @@ def bayesian_gaussian_mixture(estimator: Any) -> OperatorModule:
 
 
 def _mixture(estimator: Any, bias: Any) -> OperatorModule:
-    """Precisions come as Cholesky factors, of which the diagonal is split off: it alone makes the volume."""
+    """Make a mixture of precisions' Cholesky factors, whose diagonal is split off: it alone makes the volume."""
     factors = np.asarray(estimator.precisions_cholesky_, np.float64)
     if estimator.covariance_type == "diag":
         return Mixture(DiagonalGaussians(estimator.means_, factors, bias))

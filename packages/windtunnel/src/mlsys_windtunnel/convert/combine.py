@@ -41,7 +41,7 @@ def _layout(member: Member) -> Layout:
 
 
 def _ballots(plan: Plan, classes: npt.NDArray[Any]) -> list[Ballot]:
-    """Members' ballots, whose labels are among ``classes``."""
+    """Return the members' ballots, whose labels are among ``classes``."""
     return [
         Ballot(
             _layout(member),
@@ -53,7 +53,7 @@ def _ballots(plan: Plan, classes: npt.NDArray[Any]) -> list[Ballot]:
 
 
 def voting_classifier(estimator: Any) -> OperatorModule:
-    """Soft: the mean of probabilities, column by column. Hard: the mode of labels."""
+    """Join members by vote: soft by the mean of probabilities, column by column; hard by the mode of labels."""
     plan, labels = _plan(estimator), class_labels(estimator.classes_)
     everything = range(len(labels))
     ballots = [Ballot(_layout(part), places=everything, num_classes=len(labels)) for part in plan.members]
@@ -88,7 +88,7 @@ def bagging_regressor(estimator: Any) -> OperatorModule:
 
 
 def ada_boost_classifier(estimator: Any) -> OperatorModule:
-    """Weighted votes; the members were fitted on the labels themselves."""
+    """Join members by weighted votes; they were fitted on the labels themselves."""
     plan = _plan(estimator)
     return BoostedVote(
         _ballots(plan, estimator.classes_),
@@ -179,7 +179,7 @@ def _binary_threshold(estimator: Any) -> float:
 
 
 def one_vs_rest(estimator: Any) -> OperatorModule:
-    """Classes, or with a table of labels as the target several labels at once."""
+    """Join members one-vs-rest: classes, or several labels at once where the target is a table of labels."""
     plan = _plan(estimator)
     return OneVsRest(
         _binary_members(estimator, plan),
@@ -190,7 +190,7 @@ def one_vs_rest(estimator: Any) -> OperatorModule:
 
 
 def one_vs_one(estimator: Any) -> OperatorModule:
-    """Votes between pairs."""
+    """Join members by votes between pairs."""
     plan = _plan(estimator)
     return OneVsOne(
         _binary_members(estimator, plan),
@@ -212,14 +212,14 @@ def output_code(estimator: Any) -> OperatorModule:
 
 
 def multi_output_classifier(estimator: Any) -> OperatorModule:
-    """Side by side."""
+    """Join members side by side."""
     plan = _plan(estimator)
     outputs = [class_labels(member.estimator.classes_) for member in plan.members]
     return Outputs([_layout(member) for member in plan.members], outputs=outputs, answers=plan.answers)
 
 
 def values_side_by_side(_estimator: Any) -> OperatorModule:
-    """Regressors of several targets, chained or not."""
+    """Join regressors of several targets, chained or not."""
     return Regressor(Concatenate(), is_flat=False)
 
 

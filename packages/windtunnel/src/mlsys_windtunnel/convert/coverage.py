@@ -89,7 +89,7 @@ def name_of(entry: Entry) -> str:
 
 
 def covered() -> list[Entry]:
-    """All lines: converters, what joins the members of meta-estimators, and those that need no joining of their own."""
+    """Return all lines: converters, joins of meta-estimators' members, and those that need no join of their own."""
     apart = [Entry(source, "", note="taken apart: its members are operators") for source in (*_RULES, *_WRAPPERS)]
     lines = {entry.source: entry for entry in (*apart, *COMBINERS, *ENTRIES)}
     return sorted(lines.values(), key=lambda entry: entry.source.lower())

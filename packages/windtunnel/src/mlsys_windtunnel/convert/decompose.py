@@ -32,7 +32,7 @@ def incremental_pca(estimator: Any) -> OperatorModule:
 
 
 def pca(estimator: Any) -> OperatorModule:
-    """With the density of probabilistic PCA, unless its covariance has no inverse: there the source raises too."""
+    """Convert with the density of probabilistic PCA, unless its covariance has no inverse (the source raises there)."""
     try:
         precision = np.asarray(estimator.get_precision())
     except np.linalg.LinAlgError:
@@ -48,7 +48,7 @@ def factor_analysis(estimator: Any) -> OperatorModule:
 
 
 def truncated_svd(estimator: Any) -> OperatorModule:
-    """Components without centring; the random projections too."""
+    """Convert components without centring; the random projections too."""
     components = _dense(estimator.components_)
     return Projection(np.zeros(components.shape[1]), components)
 
@@ -61,14 +61,14 @@ def fast_ica(estimator: Any) -> OperatorModule:
 
 
 def sparse_pca(estimator: Any) -> OperatorModule:
-    """Its transform is a ridge regression on the components, which is a linear map."""
+    """Convert to a linear map: the transform is a ridge regression on the components."""
     components = estimator.components_
     gram = components @ components.T + estimator.ridge_alpha * np.eye(len(components))
     return Projection(estimator.mean_, np.linalg.solve(gram, components))
 
 
 def kernel_pca(estimator: Any) -> OperatorModule | None:
-    """Kernels by name; functions and precomputed kernels decline."""
+    """Convert kernels by name; functions and precomputed kernels decline."""
     kernel = make_kernel(
         estimator.X_fit_, estimator.kernel, gamma=estimator.gamma_, degree=estimator.degree, coef0=estimator.coef0
     )
@@ -85,7 +85,7 @@ def kernel_pca(estimator: Any) -> OperatorModule | None:
 
 
 def nystroem(estimator: Any) -> OperatorModule | None:
-    """Kernels by name; functions and precomputed kernels decline."""
+    """Convert kernels by name; functions and precomputed kernels decline."""
     given = {name: getattr(estimator, name) for name in ("gamma", "coef0", "degree")}
     parameters = dict(estimator.kernel_params or {}) | {
         name: value for name, value in given.items() if value is not None
@@ -95,12 +95,12 @@ def nystroem(estimator: Any) -> OperatorModule | None:
 
 
 def rbf_sampler(estimator: Any) -> OperatorModule:
-    """Random Fourier features of the RBF kernel."""
+    """Convert random Fourier features of the RBF kernel."""
     return RandomFourier(estimator.random_weights_, estimator.random_offset_)
 
 
 def skewed_chi2_sampler(estimator: Any) -> OperatorModule:
-    """Random Fourier features of the skewed chi-squared kernel."""
+    """Convert random Fourier features of the skewed chi-squared kernel."""
     return RandomFourier(estimator.random_weights_, estimator.random_offset_, skewedness=float(estimator.skewedness))
 
 

@@ -15,7 +15,7 @@ from mlsys_windtunnel.modules.linear.discriminant import LinearDiscriminant, Pos
 
 
 def linear_discriminant_analysis(estimator: Any) -> OperatorModule | None:
-    """Margins with a logistic or softmax link; the ``lsqr`` solver has no transform."""
+    """Convert to margins with a logistic or softmax link; the ``lsqr`` solver has no transform."""
     num_classes = len(estimator.classes_)
     if num_classes < 2:  # the source's own methods fail there
         return None

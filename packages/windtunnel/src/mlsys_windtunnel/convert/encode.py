@@ -23,7 +23,7 @@ MAX_TABLE_NBYTES = 1 << 30  # a one-hot table is square: above about 11,000 cate
 
 
 def one_hot_encoder(estimator: Any) -> Converted | None:
-    """With infrequent categories, dropped ones, and any treatment of unknown ones."""
+    """Convert with infrequent categories, dropped ones, and any treatment of unknown ones."""
     if not _is_searchable(estimator):
         return None
     drops = [None] * estimator.n_features_in_ if estimator.drop_idx_ is None else estimator.drop_idx_
@@ -43,7 +43,7 @@ def one_hot_encoder(estimator: Any) -> Converted | None:
 
 
 def ordinal_encoder(estimator: Any) -> Converted | None:
-    """Codes as the encoder gives them, one column each; missing and unknown ones as it was told."""
+    """Convert to codes as the encoder gives them, one column each; missing and unknown ones as it was told."""
     if not _is_searchable(estimator):
         return None
     unknown = estimator.unknown_value if estimator.handle_unknown == "use_encoded_value" else 0.0
@@ -56,7 +56,7 @@ def ordinal_encoder(estimator: Any) -> Converted | None:
 
 
 def target_encoder(estimator: Any) -> Converted | None:
-    """Means of the target, per class if there are three or more; unknown categories have the mean of all."""
+    """Convert to means of the target, per class if there are three or more; unknown categories have the mean of all."""
     if not _is_searchable(estimator):
         return None
     num_outputs = len(estimator.classes_) if estimator.target_type_ == "multiclass" else 1
@@ -69,12 +69,12 @@ def target_encoder(estimator: Any) -> Converted | None:
 
 
 def table_encoder(estimator: Any) -> Converted | None:
-    """Our own binary and two-hot encoders."""
+    """Convert our own binary and two-hot encoders."""
     return _converted(estimator, estimator.tables_) if _is_searchable(estimator) else None
 
 
 def hash_encoder(estimator: Any) -> Converted | None:
-    """Our own hash encoder: a row for each category seen, and one for each bucket."""
+    """Convert our own hash encoder: a row for each category seen, and one for each bucket."""
     if not _is_searchable(estimator):
         return None
     vocabularies = [Vocabulary(categories) for categories in estimator.categories_]
@@ -83,7 +83,7 @@ def hash_encoder(estimator: Any) -> Converted | None:
 
 
 def k_bins_discretizer(estimator: Any) -> OperatorModule:
-    """Numbers to bins, in the network; the bins' rows are trainable."""
+    """Convert numbers to bins, in the network; the bins' rows are trainable."""
     if estimator.encode == "ordinal":
         tables: list[Rows] = [np.arange(num_bins)[:, None] for num_bins in estimator.n_bins_]
     else:
@@ -116,7 +116,7 @@ def _is_searchable(estimator: Any) -> bool:
 
 
 def _converted(estimator: Any, tables: list[Rows], *, warns: bool = False) -> Converted:
-    """Look-up and embedding for tables with a row per category and one for unknown ones."""
+    """Return look-up and embedding for tables with a row per category and one for unknown ones."""
     refuses = getattr(estimator, "handle_unknown", "ignore") == "error"
     lookup = CategoryLookup(
         [Vocabulary(categories) for categories in estimator.categories_],

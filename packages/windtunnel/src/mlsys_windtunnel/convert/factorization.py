@@ -11,7 +11,7 @@ from mlsys_windtunnel.modules.linear.factorization import FactorizationMachine, 
 
 
 def machine_classifier(estimator: Any) -> OperatorModule:
-    """Logistic for two classes, else a softmax."""
+    """Convert a classifier: logistic for two classes, else a softmax."""
     return Classifier(
         FactorizationMachine(estimator.coef_, estimator.intercept_, estimator.factors_),
         classes=estimator.classes_.tolist(),
@@ -21,12 +21,12 @@ def machine_classifier(estimator: Any) -> OperatorModule:
 
 
 def machine_regressor(estimator: Any) -> OperatorModule:
-    """One output."""
+    """Convert a regressor of one output."""
     return Regressor(FactorizationMachine(estimator.coef_, estimator.intercept_, estimator.factors_))
 
 
 def matrix_factorization(estimator: Any) -> Converted | None:
-    """Ids by a look-up on the host; biases and factors are trainable."""
+    """Convert ids to a look-up on the host; biases and factors are trainable."""
     if not all(categories.dtype.kind in SEARCHABLE for categories in estimator.categories_):
         return None
     lookup = CategoryLookup([Vocabulary(categories) for categories in estimator.categories_])

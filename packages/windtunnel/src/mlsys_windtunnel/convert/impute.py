@@ -17,7 +17,7 @@ from mlsys_windtunnel.modules.columns.impute import Given, Impute
 
 
 def simple_imputer(estimator: Any) -> OperatorModule | Unsupported:
-    """Any strategy, on numbers."""
+    """Convert any strategy, on numbers."""
     marker = estimator.missing_values
     if estimator._fit_dtype.kind == "O" or not (isinstance(marker, Real) or is_missing(marker)):
         return Unsupported("columns of text or other objects, which it answers as such")
@@ -37,7 +37,7 @@ def simple_imputer(estimator: Any) -> OperatorModule | Unsupported:
 
 
 def missing_indicator(estimator: Any) -> Converted | None:
-    """On the host: its columns may be text, and it may refuse columns that were complete when it was fitted."""
+    """Convert to a look-up on the host: columns may be text, and the source may refuse new missing values."""
     marker = estimator.missing_values
     if is_missing(marker) and not isinstance(marker, Real):  # pandas' NA, which takes None for missing as well
         return None

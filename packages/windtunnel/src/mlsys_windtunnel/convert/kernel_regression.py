@@ -23,7 +23,7 @@ MATERN: dict[float, Shape] = {0.5: "matern-1/2", 1.5: "matern-3/2", 2.5: "matern
 
 
 def kernel_ridge(estimator: Any) -> OperatorModule | None:
-    """Kernels by name; functions and precomputed kernels decline."""
+    """Convert kernels by name; functions and precomputed kernels decline."""
     parameters = {"gamma": estimator.gamma, "degree": estimator.degree, "coef0": estimator.coef0}
     kernel = make_kernel(estimator.X_fit_, estimator.kernel, **parameters)
     if kernel is None:
@@ -45,7 +45,7 @@ def gaussian_process_regressor(estimator: Any) -> OperatorModule | None:
 
 
 def _covariance(kernel: Any) -> nn.Module | None:
-    """By exact class, since a subclass may compute something else."""
+    """Convert a kernel by its exact class, since a subclass may compute something else."""
     name = type(kernel).__name__ if type(kernel).__module__ == "sklearn.gaussian_process.kernels" else None
     if name in ("Sum", "Product"):
         first, second = _covariance(kernel.k1), _covariance(kernel.k2)

@@ -53,7 +53,7 @@ class Model:
 
 
 def lgbm_regressor(estimator: Any) -> Converted | None:
-    """Regressors and rankers: one value a row."""
+    """Convert regressors and rankers: one value a row."""
     model = read_model(estimator.booster_)
     if model is None or model.num_groups > 1:
         return None
@@ -66,7 +66,7 @@ def lgbm_regressor(estimator: Any) -> Converted | None:
 
 
 def lgbm_classifier(estimator: Any) -> Converted | None:
-    """Classifiers with an objective of LightGBM's own; a user's objective is declined."""
+    """Convert classifiers with an objective of LightGBM's own; decline a user's objective."""
     model = read_model(estimator.booster_)
     if model is None or not model.objective:
         return None
@@ -86,7 +86,7 @@ def lgbm_classifier(estimator: Any) -> Converted | None:
 
 
 def leaf_encoder(estimator: Any) -> Converted | None:
-    """Leaves as features (our own estimator)."""
+    """Convert to leaves as features (our own estimator)."""
     model = read_model(estimator.estimator_.booster_)
     if model is None:
         return None
@@ -119,7 +119,7 @@ def read_model(booster: Any) -> Model | None:
 
 
 def _fields(section: str) -> dict[str, str]:
-    """Lines ``key=value``; a word alone is a key."""
+    """Parse lines ``key=value``; a word alone is a key."""
     return {key: value for key, _, value in (line.partition("=") for line in section.splitlines())}
 
 
@@ -129,7 +129,7 @@ def _categorical_features(parameters: str) -> tuple[int, ...]:
 
 
 def _tree(block: dict[str, str], zero_is_missing: dict[int, bool]) -> Tree:
-    """One tree; notes in ``zero_is_missing`` which features' zeros are missing."""
+    """Make one tree; note in ``zero_is_missing`` which features' zeros are missing."""
 
     def numbers(key: str, dtype: npt.DTypeLike = np.int64) -> npt.NDArray[Any]:
         return np.array(block.get(key, "").split(), np.float64).astype(dtype)
@@ -162,7 +162,10 @@ def _tree(block: dict[str, str], zero_is_missing: dict[int, bool]) -> Tree:
 
 
 def _converted(module: OperatorModule, model: Model, booster: Any) -> Converted:
-    """With a look-up if the model was fitted on pandas categories, whose codes are what the trees compare."""
+    """Return the converted module, with a look-up if the model was fitted on pandas categories.
+
+    Their codes are what the trees compare.
+    """
     lists = booster.pandas_categorical or []
     if not lists:
         return Converted(module)

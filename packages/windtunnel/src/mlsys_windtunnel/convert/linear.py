@@ -20,7 +20,7 @@ OUTLIERS = (*MARGINS, "score_samples")
 
 
 def class_labels(classes: npt.NDArray[Any]) -> list[object]:
-    """Labels as Python's own values, of which numpy makes the source's dtype again; dates stay numpy's."""
+    """Return labels as Python's own values, of which numpy makes the source's dtype again; dates stay numpy's."""
     return list(classes) if classes.dtype.kind in "mM" else classes.tolist()
 
 
@@ -31,17 +31,17 @@ def affine(estimator: Any, intercept: npt.ArrayLike | None = None) -> Affine:
 
 
 def linear_regressor(estimator: Any) -> OperatorModule:
-    """Any regressor with ``coef_`` and ``intercept_``; ``coef_`` of two dimensions answers a table."""
+    """Convert any regressor with ``coef_`` and ``intercept_``; ``coef_`` of two dimensions answers a table."""
     return Regressor(affine(estimator), is_flat=np.ndim(estimator.coef_) == 1)
 
 
 def log_link_regressor(estimator: Any) -> OperatorModule:
-    """Poisson and gamma regression: the exponential of an affine map."""
+    """Convert Poisson and gamma regression: the exponential of an affine map."""
     return Regressor(nn.Sequential(affine(estimator), Elementwise("exp")))
 
 
 def tweedie_regressor(estimator: Any) -> OperatorModule:
-    """With ``link="auto"`` the identity is for powers up to 0, the logarithm beyond."""
+    """Convert; with ``link="auto"`` the identity is for powers up to 0, the logarithm beyond."""
     is_log = estimator.link == "log" or (estimator.link == "auto" and estimator.power > 0)
     return log_link_regressor(estimator) if is_log else linear_regressor(estimator)
 
@@ -52,7 +52,7 @@ def margin_classifier(estimator: Any) -> OperatorModule:
 
 
 def logistic_regression(estimator: Any) -> OperatorModule:
-    """Multinomial for three classes and more.
+    """Convert to a logistic link for two classes, and to a multinomial one for three and more.
 
     ``multi_class`` is a parameter up to scikit-learn 1.7: there a fit may be one-vs-rest for many classes, and
     multinomial for two, whose single margin stands for two opposite ones.
@@ -68,7 +68,7 @@ def logistic_regression(estimator: Any) -> OperatorModule:
 
 
 def sgd_classifier(estimator: Any) -> OperatorModule:
-    """Probabilities for the logistic and the modified Huber loss only, one-vs-rest."""
+    """Convert; probabilities are for the logistic and the modified Huber loss only, one-vs-rest."""
     links: dict[str, Link] = {"log_loss": "one-vs-rest", "modified_huber": "modified-huber"}
     link = links.get(estimator.loss)
     return Classifier(
@@ -80,7 +80,7 @@ def sgd_classifier(estimator: Any) -> OperatorModule:
 
 
 def ridge_classifier(estimator: Any) -> OperatorModule | None:
-    """Binary and multiclass as other margins; a table of labels gives a margin for each."""
+    """Convert binary and multiclass as other margins; a table of labels gives a margin for each."""
     binarizer = estimator._label_binarizer  # the only place where the kind of target is kept
     if not binarizer.y_type_.startswith("multilabel"):
         return margin_classifier(estimator)
@@ -88,7 +88,7 @@ def ridge_classifier(estimator: Any) -> OperatorModule | None:
 
 
 def sgd_one_class_svm(estimator: Any) -> OperatorModule:
-    """Inlier where the margin reaches the offset."""
+    """Convert to inlier where the margin reaches the offset."""
     offset = float(np.ravel(estimator.offset_)[0])
     return OutlierDetector(affine(estimator, -offset), includes_zero=True, answers=OUTLIERS, offset=offset)
 

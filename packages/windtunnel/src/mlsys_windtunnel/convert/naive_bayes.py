@@ -25,18 +25,18 @@ def gaussian_nb(estimator: Any) -> OperatorModule:
 
 
 def multinomial_nb(estimator: Any) -> OperatorModule:
-    """Linear in the counts."""
+    """Convert to an affine map of the counts."""
     return _posterior(estimator, Affine(estimator.feature_log_prob_, estimator.class_log_prior_))
 
 
 def complement_nb(estimator: Any) -> OperatorModule:
-    """Linear in the counts; the prior counts only where there is one class."""
+    """Convert to an affine map of the counts; the prior counts only where there is one class."""
     bias = estimator.class_log_prior_ if len(estimator.classes_) == 1 else 0.0
     return _posterior(estimator, Affine(estimator.feature_log_prob_, bias))
 
 
 def bernoulli_nb(estimator: Any) -> OperatorModule:
-    """Linear in the bits."""
+    """Convert to an affine map of the bits."""
     with np.errstate(divide="ignore", invalid="ignore"):  # as the source, where a feature is certain
         negative = np.log(1 - np.exp(estimator.feature_log_prob_))
         body = Affine(estimator.feature_log_prob_ - negative, estimator.class_log_prior_ + negative.sum(axis=1))
@@ -46,7 +46,7 @@ def bernoulli_nb(estimator: Any) -> OperatorModule:
 
 
 def categorical_nb(estimator: Any) -> OperatorModule:
-    """Look-up of each feature's code."""
+    """Convert to a look-up of each feature's code."""
     return _posterior(estimator, CategoryLogLikelihood(estimator.feature_log_prob_, estimator.class_log_prior_))
 
 

@@ -20,7 +20,7 @@ POWERS = {"euclidean": 2.0, "l2": 2.0, "manhattan": 1.0, "l1": 1.0, "cityblock":
 
 
 def k_neighbors_classifier(estimator: Any) -> OperatorModule | None:
-    """Votes of the neighbours, for each output where there are several."""
+    """Convert to votes of the neighbours, for each output where there are several."""
     outputs = estimator.classes_ if estimator.outputs_2d_ else [estimator.classes_]
     codes = estimator._y.reshape(len(estimator._y), len(outputs)).T
     votes = [np.eye(len(labels))[places] for labels, places in zip(outputs, codes, strict=True)]
@@ -35,14 +35,14 @@ def k_neighbors_classifier(estimator: Any) -> OperatorModule | None:
 
 
 def k_neighbors_regressor(estimator: Any) -> OperatorModule | None:
-    """Averages of the neighbours' targets."""
+    """Convert to averages of the neighbours' targets."""
     targets = np.asarray(estimator._y, np.float64)
     body = _average(estimator, targets.reshape(len(targets), -1))
     return None if body is None else Regressor(body, is_flat=targets.ndim == 1)
 
 
 def nearest_centroid(estimator: Any) -> OperatorModule | None:
-    """Manhattan distances give labels alone."""
+    """Convert; Manhattan distances give labels alone."""
     deviations = estimator.within_class_std_dev_
     priors = estimator.class_prior_
     return NearestCentroid(
@@ -57,7 +57,7 @@ def nearest_centroid(estimator: Any) -> OperatorModule | None:
 
 
 def _average(estimator: Any, values: npt.NDArray[np.float64], *, votes: Sequence[int] = ()) -> NeighborAverage | None:
-    """None for metrics other than Minkowski's, and for weights by a function."""
+    """Make the average; None for metrics other than Minkowski's, and for weights by a function."""
     if estimator.weights not in ("uniform", "distance", None):
         return None
     p, scale = POWERS.get(estimator.effective_metric_), None

@@ -14,7 +14,7 @@ ANSWERS = ("predict", "predict_proba", "predict_log_proba")
 
 
 def mlp_classifier(estimator: Any) -> OperatorModule | None:
-    """One logistic output for two classes, a softmax for more, a logistic output for each of several labels."""
+    """Convert: a logistic output for two classes, a softmax for more, a logistic output for each of several labels."""
     layers = Layers(estimator.coefs_, estimator.intercepts_, hidden=estimator.activation)
     if estimator._label_binarizer.y_type_.startswith("multilabel"):
         return None if estimator._label_binarizer.sparse_input_ else MultilabelProbabilities(layers)

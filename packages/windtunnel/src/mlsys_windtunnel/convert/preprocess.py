@@ -25,7 +25,7 @@ def normalizer(estimator: Any) -> OperatorModule:
 
 
 def polynomial_features(estimator: Any) -> OperatorModule:
-    """``degree`` is the highest one, or the least and the highest."""
+    """Convert; ``degree`` is the highest one, or the least and the highest."""
     degree: Any = estimator.degree
     least, highest = degree if np.iterable(degree) else (0, degree)
     return Products(
@@ -38,9 +38,11 @@ def polynomial_features(estimator: Any) -> OperatorModule:
 
 
 def spline_transformer(estimator: Any) -> OperatorModule | None:
-    """Declines ``extrapolation="error"``, which a tensor cannot raise, coinciding knots, and scikit-learn's mistakes.
+    """Convert splines; decline what a tensor cannot follow, and scikit-learn's mistakes.
 
-    Those are, as of 1.9: steps (degree 0) beyond the knots, which fail; the range of the second column and on for
+    A tensor cannot raise (``extrapolation="error"``), and has no splines for coinciding knots.
+
+    Mistakes as of 1.9: steps (degree 0) beyond the knots, which fail; the range of the second column and on for
     linear extrapolation of degree 1; missing values of the second column and on of a sparse output.
     """
     knots = np.stack([spline.t for spline in estimator.bsplines_])
@@ -65,7 +67,7 @@ def spline_transformer(estimator: Any) -> OperatorModule | None:
 
 
 def function_transformer(estimator: Any) -> OperatorModule | Unsupported:
-    """Functions of numpy and scipy that torch has too; declines any other, and any further arguments."""
+    """Convert functions of numpy and scipy that torch has too; decline any other, and any further arguments."""
     if estimator.kw_args:
         return Unsupported("arguments of the function (kw_args)")
     return _elementwise(estimator.func) or Unsupported(f"the function {getattr(estimator.func, '__name__', 'given')}")
@@ -89,7 +91,7 @@ def _inverse(transformer: Any) -> OperatorModule | None:
 
 
 def _elementwise(function: object) -> OperatorModule | None:
-    """Found by identity: another function of the same name may compute something else."""
+    """Find a function by identity: another one of the same name may compute something else."""
     from scipy import special  # type: ignore[import-untyped]
 
     known = {

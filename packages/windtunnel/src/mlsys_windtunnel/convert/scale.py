@@ -21,35 +21,35 @@ from mlsys_windtunnel.modules.columns.scale import (
 
 
 def standard_scaler(estimator: Any) -> OperatorModule:
-    """Mean and scale, each of which may be off."""
+    """Convert mean and scale, each of which may be off."""
     return ElementwiseAffine(*_mean_and_scale(estimator))
 
 
 def min_max_scaler(estimator: Any) -> OperatorModule:
-    """Multiplied and shifted, then perhaps cut to the range."""
+    """Convert to a product and a shift, then perhaps a cut to the range."""
     scaled = Rescale(estimator.scale_, estimator.min_)
     return Chain(scaled, Clip(*map(float, estimator.feature_range))) if estimator.clip else scaled
 
 
 def max_abs_scaler(estimator: Any) -> OperatorModule:
-    """Divided; ``clip`` came with scikit-learn 1.8."""
+    """Convert to a division; ``clip`` came with scikit-learn 1.8."""
     scaled = ElementwiseAffine(np.zeros_like(estimator.scale_), estimator.scale_)
     return Chain(scaled, Clip(-1.0, 1.0)) if getattr(estimator, "clip", False) else scaled
 
 
 def robust_scaler(estimator: Any) -> OperatorModule:
-    """Median and range of quantiles, each of which may be off."""
+    """Convert median and range of quantiles, each of which may be off."""
     return ElementwiseAffine(*_center_and_scale(estimator))
 
 
 def power_transformer(estimator: Any) -> OperatorModule:
-    """Yeo-Johnson or Box-Cox, then perhaps standardized."""
+    """Convert Yeo-Johnson or Box-Cox, then perhaps a standardisation."""
     power = Power(estimator.method, estimator.lambdas_)
     return Chain(power, standard_scaler(estimator._scaler)) if estimator.standardize else power
 
 
 def quantile_transformer(estimator: Any) -> OperatorModule | None:
-    """On tables with every number given.
+    """Convert for tables with every number given.
 
     Of a sparse table scikit-learn transforms only what is stored. That differs from the same table written out when
     zeros were ignored in ``fit``, which declines, and when the output is normal, which no fitted attribute tells.

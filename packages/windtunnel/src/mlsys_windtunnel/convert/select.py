@@ -9,5 +9,5 @@ from mlsys_windtunnel.modules.columns.columns import Select
 
 
 def selector(estimator: Any) -> OperatorModule:
-    """Any selector with ``get_support``."""
+    """Convert any selector with ``get_support``."""
     return Select(estimator.get_support(indices=True).tolist())

@@ -19,7 +19,7 @@ KERNELS = ("linear", "poly", "rbf", "sigmoid")
 
 
 def support_vector_classifier(estimator: Any) -> OperatorModule | None:
-    """Declines kernels of the user's own or precomputed ones, and a choice of ties that its source refuses."""
+    """Convert; decline kernels of the user's own or precomputed ones, and ties that the source refuses to break."""
     is_one_vs_rest = estimator.decision_function_shape == "ovr"
     if not _has_own_kernel(estimator) or (estimator.break_ties and not is_one_vs_rest):
         return None
@@ -36,12 +36,12 @@ def support_vector_classifier(estimator: Any) -> OperatorModule | None:
 
 
 def support_vector_regressor(estimator: Any) -> OperatorModule | None:
-    """Epsilon and nu regression."""
+    """Convert epsilon and nu regression."""
     return Regressor(_expansion(estimator)) if _has_own_kernel(estimator) else None
 
 
 def one_class_svm(estimator: Any) -> OperatorModule | None:
-    """Inlier where the decision value is positive."""
+    """Convert to inlier where the decision value is positive."""
     if not _has_own_kernel(estimator):
         return None
     offset = float(np.ravel(estimator.offset_)[0])
@@ -68,7 +68,7 @@ def _kernel(estimator: Any) -> nn.Module:
 
 
 def _expansion(estimator: Any) -> nn.Module:
-    """One decision value; of a linear kernel, as the affine map that it is."""
+    """Make the map of one decision value; for a linear kernel, the affine map that it is."""
     dual = _dense(estimator.dual_coef_)
     if estimator.kernel == "linear":
         return Affine(dual @ _dense(estimator.support_vectors_), estimator.intercept_)
@@ -86,7 +86,9 @@ def _pairwise(estimator: Any) -> nn.Module:
 
 
 def _pair_layout(num_support: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """For pairs and support vectors, which come class by class: the row of dual coefficients, and who takes part.
+    """Return the row of dual coefficients, and a mask of those that take part, for pairs and support vectors.
+
+    Support vectors come class by class.
 
     A support vector of class c keeps its coefficient against class d in row d - 1 if c < d, else in row d.
     """

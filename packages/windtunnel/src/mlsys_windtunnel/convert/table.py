@@ -6,7 +6,7 @@ from mlsys_windtunnel.convert.registry import ConverterRegistry, Entry
 
 
 def _family(module: str, package: str, functions: dict[str, str]) -> list[Entry]:
-    """Lines for the classes of one package whose converters are in one file."""
+    """Return lines for the classes of one package whose converters are in one file."""
     return [
         Entry(f"{package}.{cls}", f"mlsys_windtunnel.convert.{module}:{function}")
         for cls, function in functions.items()

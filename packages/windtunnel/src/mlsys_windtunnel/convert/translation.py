@@ -76,7 +76,7 @@ def translate(
 def _convert(
     graph: PipelineGraph, registry: ConverterRegistry
 ) -> tuple[dict[str, OperatorModule], dict[str, Converted], dict[str, str]]:
-    """By operator name: modules, what has a look-up, and why the others are foreign."""
+    """Return by operator name: modules, look-ups, and the reasons why the others are foreign."""
     modules: dict[str, OperatorModule] = {}
     lookups: dict[str, Converted] = {}
     foreign: dict[str, str] = {}
@@ -92,7 +92,7 @@ def _convert(
 
 
 def convert_operator(operator: Operator, registry: ConverterRegistry) -> Converted | str:
-    """One operator, or why it stays as it is."""
+    """Convert one operator, or return why it stays as it is."""
     if operator.kind is Kind.SELECT:
         return Converted(Select(operator.columns or ()))
     if operator.kind is Kind.CONCATENATE:
@@ -169,7 +169,7 @@ def _checks(
 
 
 def _widths(frontend: Frontend, example: Table | None) -> list[tuple[str, int]]:
-    """Names and columns of the frontier: as the graph says, or as they come out for the example."""
+    """Return names and columns of the frontier: as the graph says, or as they come out for the example."""
     if example is not None:
         tables = frontend.tables(example)
         return [(value.name, table.shape[1]) for value, table in zip(frontend.frontier, tables, strict=True)]

@@ -42,7 +42,7 @@ def gradient_boosting_classifier(estimator: Any) -> OperatorModule | None:
 
 
 def gradient_boosting_regressor(estimator: Any) -> OperatorModule | None:
-    """All losses; an ``init`` that looks at its input is declined."""
+    """Convert all losses; decline an ``init`` that looks at its input."""
     trees = _boosted(estimator)
     return None if trees is None else Regressor(trees)
 
@@ -66,7 +66,7 @@ def _boosted(estimator: Any) -> Trees | None:
 
 
 def hist_gradient_boosting_classifier(estimator: Any) -> Converted:
-    """Two classes or more."""
+    """Convert a classifier of two classes or more."""
     trees = _histogram_boosted(estimator)
     body, lookup = _coded(estimator, trees)
     head = TreeClassifier(
@@ -79,7 +79,7 @@ def hist_gradient_boosting_classifier(estimator: Any) -> Converted:
 
 
 def hist_gradient_boosting_regressor(estimator: Any) -> Converted | None:
-    """All losses: the logarithm and the identity are the links that they have."""
+    """Convert all losses: the logarithm and the identity are the links that they have."""
     output = _OUTPUTS.get(type(estimator._loss.link).__name__)
     if output is None:
         return None

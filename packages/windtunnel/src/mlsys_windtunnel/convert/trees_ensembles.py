@@ -58,7 +58,7 @@ def bagging_regressor(estimator: Any) -> OperatorModule | None:
 
 
 def ada_boost_classifier(estimator: Any) -> OperatorModule | None:
-    """Weighted votes of trees (SAMME: Zhu, Zou, Rosset and Hastie, 2009)."""
+    """Convert to weighted votes of trees (SAMME: Zhu, Zou, Rosset and Hastie, 2009)."""
     num_classes = len(estimator.classes_)
     if not _are_trees(estimator, _CLASSIFIERS) or num_classes < 2:
         return None
@@ -95,7 +95,7 @@ def _are_trees(estimator: Any, kinds: tuple[str, ...]) -> bool:
 
 
 def _in_subsets(estimator: Any, values: list[npt.NDArray[np.float64]]) -> TreeEnsemble:
-    """Members over the features that each was fitted on."""
+    """Join members over the features that each was fitted on."""
     trees: list[Tree] = [
         with_features(tree_of(member, value), features)
         for member, value, features in zip(estimator.estimators_, values, estimator.estimators_features_, strict=True)

@@ -25,7 +25,7 @@ class MixedLookup:
         self.columns = tuple(columns)
 
     def __call__(self, columns: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """``[rows, len(columns)]`` float64 from raw columns ``[rows, features]``.
+        """Return ``[rows, len(columns)]`` float64 from raw columns ``[rows, features]``.
 
         Raises:
             InvalidInputError: text in a column of numbers.

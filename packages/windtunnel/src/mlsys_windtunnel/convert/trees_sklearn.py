@@ -42,7 +42,7 @@ def leaf_values(estimator: Any) -> npt.NDArray[np.float64]:
 
 
 def tree_regressor(estimator: Any) -> OperatorModule:
-    """One tree, one or several outputs."""
+    """Convert one tree, one or several outputs."""
     return _regressor([estimator], estimator)
 
 
@@ -52,7 +52,7 @@ def forest_regressor(estimator: Any) -> OperatorModule:
 
 
 def tree_classifier(estimator: Any) -> OperatorModule:
-    """One tree, one or several outputs."""
+    """Convert one tree, one or several outputs."""
     return _classifier([estimator], estimator)
 
 

@@ -42,7 +42,7 @@ _OUTPUTS: dict[str, Output] = {
 
 
 def xgb_regressor(estimator: Any) -> Converted | None:
-    """Regressors and rankers, of one or several targets in trees of their own."""
+    """Convert regressors and rankers, of one or several targets in trees of their own."""
     model = _read(estimator)
     output = _OUTPUTS.get(_objective(model))
     trees = None if output is None else _trees(model, output)
@@ -52,7 +52,7 @@ def xgb_regressor(estimator: Any) -> Converted | None:
 
 
 def xgb_classifier(estimator: Any) -> Converted | None:
-    """Objectives binary:logistic, multi:softmax and multi:softprob; several targets are declined."""
+    """Convert the objectives binary:logistic, multi:softmax and multi:softprob; decline several targets."""
     model = _read(estimator)
     objective = _objective(model)
     output: Output = "logistic" if objective == "binary:logistic" else "identity"
@@ -82,7 +82,7 @@ def _misses_nan_only(estimator: Any) -> bool:
 
 
 def _trees(model: Any, output: Output) -> Trees | None:
-    """Margins; None for a linear booster and for trees with several values a leaf."""
+    """Return the trees of margins; None for a linear booster and for trees with several values a leaf."""
     booster = model["gradient_booster"]
     weights: list[float] = booster.get("weight_drop", [])  # of dart
     content = booster.get("gbtree", booster).get("model")
@@ -144,7 +144,7 @@ def _tree(tree: Any, weight: float) -> Tree:
 
 
 def _converted(module: PredictorModule, model: Any) -> Converted:
-    """With a look-up if the model keeps categories of columns, as it does of data frames."""
+    """Return the converted module, with a look-up if the model keeps categories, as it does of data frames."""
     model_trees = model["gradient_booster"].get("gbtree", model["gradient_booster"])["model"]
     categories = {
         column: values
@@ -158,7 +158,7 @@ def _converted(module: PredictorModule, model: Any) -> Converted:
 
 
 def _categories(kept: Any) -> npt.NDArray[Any]:
-    """Numbers, or text as bytes with offsets."""
+    """Return categories: numbers, or text kept as bytes with offsets."""
     if "offsets" not in kept:
         return np.array(kept["values"])
     data = np.array(kept["values"], np.int64).astype(np.uint8).tobytes()

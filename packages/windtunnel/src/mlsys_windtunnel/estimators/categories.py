@@ -58,7 +58,7 @@ class TableEncoder(TransformerMixin, BaseEstimator, ABC):  # type: ignore[misc] 
         return self
 
     def transform(self, X: Any) -> Rows:  # noqa: N803
-        """``[rows, sum of the tables' widths]`` float64 for ``X`` ``[rows, columns]``."""
+        """Return ``[rows, sum of the tables' widths]`` float64 for ``X`` ``[rows, columns]``."""
         check_is_fitted(self)
         is_frame = hasattr(X, "iloc")  # whose columns have dtypes of their own, which the ordinal encoder looks at
         validate_data(self, X, reset=False, skip_check_array=is_frame, dtype=None, ensure_all_finite="allow-nan")
@@ -78,17 +78,17 @@ class TableEncoder(TransformerMixin, BaseEstimator, ABC):  # type: ignore[misc] 
         return np.array([f"{name}_{place}" for name, table in pairs for place in range(table.shape[1])], dtype=object)
 
     def _codes(self, x: Any) -> npt.NDArray[np.int64]:
-        """Places among the categories, ``UNSEEN`` where there is none."""
+        """Return places among the categories, ``UNSEEN`` where there is none."""
         codes: npt.NDArray[np.int64] = self.ordinal_.transform(x).astype(np.int64)
         sizes = np.array([len(categories) for categories in self.categories_])
         return np.where(codes == MISSING, sizes - 1, codes)
 
     @abstractmethod
     def _table(self, categories: npt.NDArray[Any], counts: npt.NDArray[np.int64]) -> Rows:
-        """Rows for the categories and for unseen ones; ``counts`` says how often each category came."""
+        """Return rows for the categories and for unseen ones; ``counts`` says how often each category came."""
 
     def _rows_of_unseen(self, num_categories: int, cells: npt.NDArray[Any]) -> int | npt.NDArray[np.int64]:
-        """Rows of a table for cells that hold no seen category."""
+        """Return rows of a table for cells that hold no seen category."""
         return num_categories
 
     def __sklearn_tags__(self) -> Tags:

@@ -80,7 +80,7 @@ class FactorizationMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         self.factors_ = by_feature.transpose(1, 0, 2).astype(np.float64)
 
     def _scores(self, x: Any) -> Values:
-        """``[rows, outputs]``."""
+        """Return scores ``[rows, outputs]``."""
         check_is_fitted(self)
         x = validate_data(self, x, accept_sparse="csr", dtype=np.float64, reset=False)
         squared = x.multiply(x).tocsr() if hasattr(x, "toarray") else x**2
@@ -144,7 +144,7 @@ class FactorizationMachineRegressor(RegressorMixin, FactorizationMachine):  # ty
         return self
 
     def predict(self, X: Any) -> Values:  # noqa: N803
-        """``[rows]`` for ``X`` ``[rows, features]``."""
+        """Return ``[rows]`` for ``X`` ``[rows, features]``."""
         return self._scores(X)[:, 0]
 
 
@@ -189,16 +189,16 @@ class FactorizationMachineClassifier(ClassifierMixin, FactorizationMachine):  # 
         return self
 
     def decision_function(self, X: Any) -> Values:  # noqa: N803
-        """Scores before the link: ``[rows]`` for two classes, else ``[rows, classes]``."""
+        """Return scores before the link: ``[rows]`` for two classes, else ``[rows, classes]``."""
         scores = self._scores(X)
         return scores[:, 0] if scores.shape[1] == 1 else scores
 
     def predict_proba(self, X: Any) -> Values:  # noqa: N803
-        """``[rows, classes]``."""
+        """Return probabilities ``[rows, classes]``."""
         return np.exp(self.predict_log_proba(X))
 
     def predict_log_proba(self, X: Any) -> Values:  # noqa: N803
-        """``[rows, classes]``."""
+        """Return logarithms of probabilities ``[rows, classes]``."""
         scores = self._scores(X)
         if scores.shape[1] == 1:
             scores = np.hstack([np.zeros_like(scores), scores])
@@ -206,7 +206,7 @@ class FactorizationMachineClassifier(ClassifierMixin, FactorizationMachine):  # 
         return logarithms
 
     def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
-        """Labels ``[rows]``."""
+        """Return labels ``[rows]``."""
         scores = self._scores(X)
         labels: npt.NDArray[Any] = self.classes_[
             (scores[:, 0] > 0).astype(int) if scores.shape[1] == 1 else scores.argmax(axis=1)
@@ -215,7 +215,7 @@ class FactorizationMachineClassifier(ClassifierMixin, FactorizationMachine):  # 
 
 
 def _dense_product(batch: Any, table: Tensor, power: int) -> Tensor:
-    """``batch ** power @ table``."""
+    """Compute ``batch ** power @ table``."""
     return torch.from_numpy(batch**power).float() @ table
 
 

@@ -45,7 +45,7 @@ class LeafEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # sci
         return self
 
     def transform(self, X: Any) -> Any:  # noqa: N803
-        """``[rows, leaves of all trees]``, a sparse float64 matrix (CSR) with a 1 for each tree."""
+        """Return ``[rows, leaves of all trees]``, a sparse float64 matrix (CSR) with a 1 for each tree."""
         from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
 
         check_is_fitted(self)
@@ -58,7 +58,7 @@ class LeafEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # sci
         )
 
     def get_feature_names_out(self, input_features: Any = None) -> Any:
-        """``tree0_leaf0``, ..."""
+        """Return ``tree0_leaf0``, ..."""
         check_is_fitted(self)
         names = [f"tree{tree}_leaf{leaf}" for tree, size in enumerate(self.num_leaves_) for leaf in range(size)]
         return np.array(names, dtype=object)

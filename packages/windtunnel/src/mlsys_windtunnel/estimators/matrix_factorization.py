@@ -109,7 +109,7 @@ class MatrixFactorizationRegressor(RegressorMixin, BaseEstimator):  # type: igno
         return self
 
     def predict(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
-        """Ratings ``[rows]`` of ids ``X`` ``[rows, columns]``."""
+        """Return ratings ``[rows]`` of ids ``X`` ``[rows, columns]``."""
         check_is_fitted(self)
         validate_data(self, X, reset=False, dtype=None, ensure_all_finite="allow-nan")
         chosen = np.stack([table[codes] for table, codes in zip(self.tables_, self._codes(X).T, strict=True)])
@@ -119,7 +119,7 @@ class MatrixFactorizationRegressor(RegressorMixin, BaseEstimator):  # type: igno
         return ratings
 
     def _codes(self, x: Any) -> npt.NDArray[np.int64]:
-        """Rows of the tables; the last of each for unseen ids."""
+        """Return rows of the tables; the last of each for unseen ids."""
         codes: npt.NDArray[np.int64] = self.ordinal_.transform(x).astype(np.int64)
         sizes = np.array([len(categories) for categories in self.categories_])
         return np.where(codes == UNSEEN, sizes, np.where(codes == MISSING, sizes - 1, codes))

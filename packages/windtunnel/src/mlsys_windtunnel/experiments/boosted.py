@@ -39,7 +39,7 @@ CATBOOST: tuple[Mapping[str, Any], ...] = (
 
 
 def lightgbm(task: CodedTask, options: Mapping[str, Any], *, seed: int, num_threads: int) -> tuple[Scores, Scores]:
-    """Scores of the validation and test rows; ``as_numbers`` gives codes as numbers in place of categories."""
+    """Return scores of the validation and test rows; ``as_numbers`` gives codes as numbers in place of categories."""
     package = importlib.import_module("lightgbm")
     options = {"n_estimators": 100, **options}
     kind = "int64" if options.pop("as_numbers", False) else "category"
@@ -67,7 +67,7 @@ def lightgbm(task: CodedTask, options: Mapping[str, Any], *, seed: int, num_thre
 
 
 def xgboost(task: CodedTask, options: Mapping[str, Any], *, seed: int, num_threads: int) -> tuple[Scores, Scores]:
-    """Scores of the validation and test rows."""
+    """Return scores of the validation and test rows."""
     train, valid, test = (frame_of(part, task, "category") for part in (task.train, task.valid, task.test))
     model = importlib.import_module("xgboost").XGBClassifier(
         subsample=0.8,
@@ -85,7 +85,7 @@ def xgboost(task: CodedTask, options: Mapping[str, Any], *, seed: int, num_threa
 
 
 def catboost(task: CodedTask, options: Mapping[str, Any], *, seed: int, num_threads: int) -> tuple[Scores, Scores]:
-    """Scores of the validation and test rows."""
+    """Return scores of the validation and test rows."""
     train, valid, test = (frame_of(part, task, "int64") for part in (task.train, task.valid, task.test))
     model = importlib.import_module("catboost").CatBoostClassifier(
         eval_metric="AUC",
@@ -103,7 +103,7 @@ def catboost(task: CodedTask, options: Mapping[str, Any], *, seed: int, num_thre
 
 
 def frame_of(part: Coded, task: CodedTask, kind: str) -> pd.DataFrame:
-    """Numbers ``number0``, ... and codes ``word0``, ...; codes as pandas categories or whole numbers."""
+    """Return numbers ``number0``, ... and codes ``word0``, ...; codes as pandas categories or whole numbers."""
     import pandas as pd
 
     columns: dict[str, Any] = {f"number{place}": column for place, column in enumerate(part.numbers.T)}

@@ -112,7 +112,10 @@ def _by_chance(rng: np.random.Generator, rows: int) -> tuple[Mask, Mask, Mask]:
 
 
 def _flights(path: Path) -> _Table:
-    """Flights within the US, January to June 2001. ``date`` is when a flight left: its delay is known at take-off."""
+    """Load flights within the US, January to June 2001.
+
+    ``date`` is when a flight left: its delay is known at take-off.
+    """
     import pandas as pd
 
     table = pd.read_parquet(path)
@@ -134,7 +137,7 @@ def _flights(path: Path) -> _Table:
 
 
 def _new_york(path: Path) -> _Table:
-    """Flights from New York in 2013, as scheduled: nothing of the day itself is known but its date."""
+    """Load flights from New York in 2013, as scheduled: nothing of the day itself is known but its date."""
     import pandas as pd
 
     table = pd.read_csv(path).dropna(subset=["arr_delay"]).reset_index(drop=True)
@@ -171,7 +174,7 @@ def _adult(path: Path) -> _Table:
 
 
 def _movielens(path: Path) -> _Table:
-    """Ratings, 1 to 5, of films by people."""
+    """Load ratings, 1 to 5, of films by people."""
     import pandas as pd
 
     table = pd.read_parquet(path)

@@ -58,7 +58,7 @@ class CellLookup(CategoryLookup):
         self._slots, self._low, self._width = slots, low, width
 
     def __call__(self, columns: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """Cells of ``[rows, 2]``, category and number; unknown categories have the one after the last."""
+        """Return cells of ``[rows, 2]``, category and number; unknown categories have the one after the last."""
         return self.of_columns([columns[:, 0], columns[:, 1]])
 
     def of_columns(self, columns: Sequence[Column]) -> npt.NDArray[np.float64]:
@@ -86,7 +86,7 @@ class CountTable(OperatorModule):
         self.own = own
 
     def forward(self, cells: Tensor) -> Tensor:
-        """``[rows, columns]`` from cells ``[rows, 1]``, whole numbers in any dtype."""
+        """Return ``[rows, columns]`` from cells ``[rows, 1]``, whole numbers in any dtype."""
         counts = self.table[cells.long()[:, 0]]
         if self.training:
             counts[:, self.own] = (counts[:, self.own].expm1() - 1).clamp(min=0).log1p()
@@ -150,14 +150,14 @@ class NearbyCounts(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # sc
         return rows
 
     def transform(self, X: Any) -> Rows:  # noqa: N803
-        """``[rows, before + 1 + after]`` float64, the lowest slot first, for ``X`` ``[rows, 2]``."""
+        """Return ``[rows, before + 1 + after]`` float64, the lowest slot first, for ``X`` ``[rows, 2]``."""
         check_is_fitted(self)
         validate_data(self, X, reset=False, skip_check_array=True)
         rows: Rows = self.table_[self.lookup_.of_columns(_columns(X))[:, 0].astype(np.int64)]
         return rows
 
     def get_feature_names_out(self, input_features: Any = None) -> npt.NDArray[Any]:
-        """Both columns' names and how many slots below or above: ``route_minute_-1``, ``route_minute_+0``, ..."""
+        """Return both columns' names with the slots below or above: ``route_minute_-1``, ``route_minute_+0``, ..."""
         check_is_fitted(self)
         word, number = _check_feature_names_in(self, input_features)
         return np.array([f"{word}_{number}_{at:+d}" for at in range(-self.before, self.after + 1)], dtype=object)

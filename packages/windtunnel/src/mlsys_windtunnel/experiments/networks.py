@@ -117,7 +117,7 @@ class SharedLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(members, after).uniform_(-bound, bound))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, members, after]`` from ``[rows, members, before]``."""
+        """Return ``[rows, members, after]`` from ``[rows, members, before]``."""
         return nn.functional.linear(x * self.scale_in, self.weight) * self.scale_out + self.bias
 
 
@@ -145,7 +145,7 @@ class TabM(nn.Module):
 
 
 def tensors(part: Coded) -> tuple[Tensor, Tensor]:
-    """Numbers in float32 and codes."""
+    """Return numbers in float32 and codes."""
     return torch.from_numpy(part.numbers.astype(np.float32)), torch.from_numpy(part.codes)
 
 

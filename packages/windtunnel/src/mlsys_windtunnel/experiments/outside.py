@@ -111,7 +111,7 @@ def train(
     rate: float,
     budget: Budget,
 ) -> tuple[Scores, Scores]:
-    """AdamW with OneCycle; the epoch with the best validation AUC answers."""
+    """Train by AdamW with OneCycle; the epoch with the best validation AUC answers."""
     import torch
     from sklearn.metrics import roc_auc_score
 
@@ -138,7 +138,7 @@ def train(
 
 
 def answer(model: nn.Module, part: Coded) -> Scores:
-    """Probabilities ``[rows]``, in evaluation mode."""
+    """Return probabilities ``[rows]``, in evaluation mode."""
     import torch
 
     from mlsys_windtunnel.experiments.networks import probabilities, tensors

@@ -129,7 +129,7 @@ def _rows(table: str, dataset: str) -> Iterator[Row]:
 def next_cells(
     rows: Sequence[Row], seeds: Sequence[int], finished: Mapping[str, Result], num_candidates: NumCandidates
 ) -> list[Cell]:
-    """Cells that can be run now, in order; empty when all is done.
+    """Return cells that can be run now, in order; empty when all is done.
 
     Args:
         rows: Of all tables asked for; those that come twice are run once.
@@ -162,7 +162,7 @@ def chosen(tried: Sequence[Cell], finished: Mapping[str, Result]) -> Cell:
 def results_of(
     row: Row, seeds: Sequence[int], finished: Mapping[str, Result], num_candidates: NumCandidates
 ) -> dict[int, Result]:
-    """By seed, the results of a row with the candidate that the first seed chose; missing ones are left out."""
+    """Return a row's results by seed, with the candidate that the first seed chose; missing ones are left out."""
     tried = [Cell(row, seeds[0], candidate) for candidate in range(num_candidates(row))]
     tried = [cell for cell in tried if cell.key in finished]
     if not tried:

@@ -92,7 +92,7 @@ class Journal:
 
 
 def missing_packages(rows: Sequence[Row]) -> dict[str, str]:
-    """Outside models among the rows whose package is not installed, with its name."""
+    """Return the outside models among the rows whose package is not installed, with its name."""
     wanted = {row.model: OUTSIDE[row.model].package for row in rows if row.model in OUTSIDE}
     return {
         model: package
@@ -210,7 +210,7 @@ def _translated(
 
 
 def answers(model: Any, part: Part, metric: str) -> Any:
-    """Probabilities of the second class, or ratings, ``[rows]``."""
+    """Return probabilities of the second class, or ratings, ``[rows]``."""
     blocks = (part.frame.iloc[at : at + BLOCK_ROWS] for at in range(0, len(part.frame), BLOCK_ROWS))
     if metric == "rmse":
         return np.concatenate([model.predict(block) for block in blocks])
@@ -218,7 +218,7 @@ def answers(model: Any, part: Part, metric: str) -> Any:
 
 
 def score(metric: str, part: Part, answer: Any) -> float:
-    """AUC, or the root of the mean squared error."""
+    """Return the AUC, or the root of the mean squared error."""
     from sklearn.metrics import roc_auc_score
 
     if metric == "rmse":
@@ -243,7 +243,7 @@ def _source(
 
 
 def best_of(results: Mapping[int, Result]) -> tuple[float, float | None]:
-    """Mean and standard error of the test scores over seeds; the latter needs two."""
+    """Return mean and standard error of the test scores over seeds; the latter needs two."""
     values = np.array([result.test for result in results.values()])
     error = float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
     return float(values.mean()), error

@@ -66,7 +66,7 @@ def make_source(task: Task, pre: str, pipe: str, *, seed: int, num_threads: int,
 
 
 def make_trees(*, seed: int, num_threads: int, num_trees: int = NUM_TREES) -> Any:
-    """LightGBM as Pipe2 has it."""
+    """Make LightGBM as Pipe2 has it."""
     from lightgbm import LGBMClassifier
 
     return LGBMClassifier(

@@ -35,7 +35,7 @@ def report(
     *,
     absent: Mapping[str, str],
 ) -> Section:
-    """All tables of the finished cells.
+    """Make all tables of the finished cells.
 
     Args:
         tables: See :func:`~.plan.rows_of`.
@@ -102,7 +102,7 @@ def _score(results: Mapping[int, Result]) -> list[str]:
 
 
 def _change(row: Row, rows: Sequence[Row], done: Mapping[Row, Mapping[int, Result]]) -> str:
-    """Mean difference from the source with the same seeds, and on how many of them the model was below it."""
+    """Return the mean difference from the source with the same seeds, and the number of seeds below it."""
     base = next(
         (done[other] for other in rows if other.model == "source" and _place(other) == _place(row) and other != row), {}
     )
@@ -120,7 +120,7 @@ def _place(row: Row) -> tuple[str, str, str, float]:
 
 
 def _figures(done: Mapping[Row, Mapping[int, Result]]) -> Iterator[tuple[str, str]]:
-    """For each data set, all rows with all training rows; and where there are shares, AUC against these."""
+    """Yield for each data set all rows with all training rows; and where there are shares, AUC against these."""
     from mlsys_core.plot import to_svg
 
     for name in CLASSIFIED:

@@ -38,7 +38,7 @@ class Translation:
     is_cold: bool = False
 
     def candidates(self, dataset: str, pre: str) -> tuple[Mapping[str, Any], ...]:
-        """Options to choose between by validation."""
+        """Return options to choose between by validation."""
         if self.is_cold:
             return COLD_RATES
         counted = "pre4" if pre == "pre5" else pre  # what was searched for with counts

@@ -127,7 +127,7 @@ def _require(package: str) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's notes on packages that are none of ours."""
+    """Silence torch's notes on packages that are none of ours."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

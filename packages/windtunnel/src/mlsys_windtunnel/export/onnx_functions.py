@@ -35,7 +35,7 @@ def searchsorted(
 
 
 def repeat_interleave(self: Any, repeats: Any, dim: int | None = None, output_size: Any = None) -> Any:  # noqa: ARG001
-    """Each element of a flat tensor, ``repeats`` times in turn."""
+    """Repeat each element of a flat tensor, ``repeats`` times in turn."""
     assert dim in (None, 0)
     times = op.Constant(value_ints=[repeats]) if isinstance(repeats, int) else op.Reshape(repeats, [1])
     shape = op.Concat(op.Constant(value_ints=[1]), times, axis=0)
@@ -44,13 +44,13 @@ def repeat_interleave(self: Any, repeats: Any, dim: int | None = None, output_si
 
 
 def sort_stable(self: Any, *, stable: bool = True, dim: int = -1, descending: bool = False) -> Any:  # noqa: ARG001
-    """Sorted values and their places; ONNX's TopK puts equals in their order, so it is stable."""
+    """Return sorted values and their places; ONNX's TopK puts equals in their order, so it is stable."""
     length = op.Gather(op.Shape(self), op.Constant(value_ints=[dim]))
     return op.TopK(self, length, axis=dim, largest=int(descending), sorted=1)
 
 
 def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: int | None = None) -> Any:  # noqa: ARG001
-    """Distances ``[..., rows of x1, rows of x2]`` of order ``p``."""
+    """Compute distances ``[..., rows of x1, rows of x2]`` of order ``p``."""
     apart = op.Abs(op.Sub(op.Unsqueeze(x1, [-2]), op.Unsqueeze(x2, [-3])))
     if p == 1:
         return op.ReduceSum(apart, [-1], keepdims=0)

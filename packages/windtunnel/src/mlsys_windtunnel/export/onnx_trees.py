@@ -99,7 +99,7 @@ def attributes(ensemble: TreeEnsemble, dtype: npt.DTypeLike) -> dict[str, Any]:
 
 
 def _rooted_in_splits(ensemble: TreeEnsemble) -> TreeEnsemble:
-    """With a split above each lone leaf, both ways of which lead to it: ONNX has no other root."""
+    """Put a split above each lone leaf, both ways of which lead to it: ONNX has no other root."""
     lone = np.flatnonzero(ensemble.root < 0)
     leaf, none = ensemble.root[lone], np.zeros(len(lone), np.int64)
     root = ensemble.root.copy()

@@ -285,7 +285,7 @@ class Reader:
 
 
 def class_path(cls: Any) -> str:
-    """``"package.module:Name"`` of a class or a function."""
+    """Return ``"package.module:Name"`` of a class or a function."""
     return f"{cls.__module__}:{cls.__qualname__}"
 
 

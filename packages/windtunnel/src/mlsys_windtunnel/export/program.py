@@ -85,7 +85,7 @@ def _decision(module: WindTunnelModule) -> list[str]:
 
 @contextmanager
 def tracing(module: nn.Module) -> Iterator[None]:
-    """Within the context the module is in evaluation mode and computes as for inference: in the sources' order."""
+    """Put the module in evaluation mode for the context; it computes as for inference, in the sources' order."""
     was_training = module.training
     module.eval()
     try:
@@ -96,7 +96,7 @@ def tracing(module: nn.Module) -> Iterator[None]:
 
 
 def example(module: WindTunnelModule, rows: int) -> Tensor:
-    """``[rows, width]`` of zeros, which every network takes.
+    """Return ``[rows, width]`` of zeros, which every network takes.
 
     Raises:
         InvalidInputError: fewer than two rows: a dimension of one is taken for a constant.
@@ -161,7 +161,7 @@ class ExportedPipeline:
         return np.asarray(self.classes)
 
     def encode(self, x: Table) -> npt.NDArray[np.float64]:
-        """Raw input to the packed table; errors as :meth:`Frontend.encode`."""
+        """Encode raw input to the packed table; errors as :meth:`Frontend.encode`."""
         return self.frontend.encode(x)
 
     def answer(self, method: str, x: Table) -> Any:
@@ -188,7 +188,7 @@ class ExportedPipeline:
         return result[:, 0] if method in self.flat else result
 
     def _of_outputs(self, method: str, result: npt.NDArray[Any]) -> Any:
-        """Labels side by side, or a list of probabilities."""
+        """Return labels side by side, or a list of probabilities."""
         if method == "predict":
             each = [np.asarray(labels)[result[:, place]] for place, labels in enumerate(self.outputs)]
             return np.stack(each, axis=1)
@@ -247,7 +247,7 @@ def _checks(inputs: list[Any], checks: list[Any]) -> tuple[tuple[slice, Contract
 
 
 def export_error(error: Exception, kind: str) -> MlsysError:
-    """One line for what torch's exporters raise."""
+    """Return an error with one line for what torch's exporters raise."""
     text = str(error).partition("## Exception summary")[2] or str(error)  # torch's ONNX exporter tells the cause there
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return MlsysError(f"the network cannot be exported to {kind}: {lines[0] if lines else type(error).__name__}")

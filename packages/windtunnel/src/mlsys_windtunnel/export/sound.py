@@ -100,7 +100,7 @@ def _check_vocabulary(vocabulary: Vocabulary) -> None:
 
 
 def _check_embedding(embedding: CategoryEmbedding, lookup: Any) -> None:
-    """Each code that the look-up gives is a row of the column's table; an unknown one is the last, or in a bucket."""
+    """Check that each code of the look-up is a row of the table; an unknown one is the last, or in a bucket."""
     _check(isinstance(lookup, CategoryLookup) and len(lookup.vocabularies) == len(embedding.tables), "categories")
     more = lookup.num_buckets if isinstance(lookup, HashLookup) else 1
     for vocabulary, table in zip(lookup.vocabularies, embedding.tables, strict=True):

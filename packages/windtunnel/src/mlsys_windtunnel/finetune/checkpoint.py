@@ -64,7 +64,7 @@ def load(directory: Path, fingerprint: str) -> Progress | None:
 
 
 def fingerprint_of(*parts: object) -> str:
-    """Tells runs apart: of options by what they print, of tensors by shape, sum and first row."""
+    """Return a digest that tells runs apart: of options by their text, of tensors by shape, sum and first row."""
     digest = hashlib.sha256()
     for part in parts:
         if isinstance(part, Tensor):

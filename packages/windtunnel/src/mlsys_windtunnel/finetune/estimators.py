@@ -149,7 +149,7 @@ class _FineTuned(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
         return self
 
     def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
-        """Labels or numbers ``[rows]``."""
+        """Return labels or numbers ``[rows]``."""
         result: npt.NDArray[Any] = self._fitted(X).predict(X)
         return result
 
@@ -161,7 +161,7 @@ class _FineTuned(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has 
         return self.module_
 
     def _checked(self, X: Any, y: Any) -> tuple[Any, Any]:  # noqa: N803
-        """Rows and targets that can be indexed, of right shapes; what rows hold is for the pipeline to check."""
+        """Return rows and targets that can be indexed, of right shapes; the pipeline checks what rows hold."""
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
         if not hasattr(X, "iloc") and not issparse(X):
@@ -275,19 +275,19 @@ class WindTunnelClassifier(ClassifierMixin, _FineTuned):  # type: ignore[misc]
 
     @_has("predict_proba")  # type: ignore[untyped-decorator]  # scikit-learn has no types
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
-        """``[rows, classes]``."""
+        """Return probabilities ``[rows, classes]``."""
         result: npt.NDArray[np.float64] = self._fitted(X).predict_proba(X)
         return result
 
     @_has("predict_proba")  # type: ignore[untyped-decorator]  # scikit-learn has no types
     def predict_log_proba(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
-        """``[rows, classes]``."""
+        """Return logarithms of probabilities ``[rows, classes]``."""
         result: npt.NDArray[np.float64] = np.log(self.predict_proba(X))
         return result
 
     @_has("decision_function")  # type: ignore[untyped-decorator]
     def decision_function(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
-        """``[rows]``, or ``[rows, classes]`` for more than two."""
+        """Return decision values ``[rows]``, or ``[rows, classes]`` for more than two."""
         result: npt.NDArray[np.float64] = self._fitted(X).decision_function(X)
         return result
 

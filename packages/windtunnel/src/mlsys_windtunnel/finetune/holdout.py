@@ -23,7 +23,9 @@ def hold_out(
     seed: int,
     is_classifier: bool,
 ) -> tuple[Any, Any, Any, HeldOut | None]:
-    """Training rows, targets and weights, then those held out, stratified by class where each has two rows.
+    """Split into training rows, targets and weights, then those held out.
+
+    The split is stratified by class where each has two rows.
 
     Raises:
         InvalidInputError: the fraction is below 0, or 1 or more.

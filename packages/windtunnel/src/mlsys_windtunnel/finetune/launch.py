@@ -45,7 +45,7 @@ def processes(job: Job) -> Iterator[None]:
 
 @contextmanager
 def _group(address: str, count: int, rank: int) -> Iterator[None]:
-    """torch.distributed's default group, for the time of the block.
+    """Open torch.distributed's default group for the time of the block.
 
     A module of torch has the default group as default arguments. Imported inside the block (the first optimiser of a
     process does so) it would keep the group for ever, and gloo's threads with it, which may abort a process that ends.

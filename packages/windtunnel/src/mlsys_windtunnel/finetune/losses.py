@@ -32,7 +32,7 @@ def is_classifier(head: PredictorModule) -> bool:
 
 
 def margins(head: PredictorModule, scores: Tensor) -> Tensor:
-    """Margins of a predictor's scores, in their dtype."""
+    """Return the margins of a predictor's scores, in their dtype."""
     if not is_classifier(head):
         answer = head.prediction(scores)
         return answer.unsqueeze(1) if answer.ndim == 1 else answer
@@ -65,7 +65,7 @@ def row_loss(loss: str | RowLoss, head: PredictorModule) -> RowLoss:
 
 
 def log_loss(margin: Tensor, target: Tensor) -> Tensor:
-    """``[rows]`` from margins and class indices."""
+    """Return the log loss of each row, ``[rows]``, from margins and class indices."""
     if margin.shape[1] == 1:
         label = target.to(margin.dtype)
         return functional.binary_cross_entropy_with_logits(margin[:, 0], label, reduction="none")

@@ -32,7 +32,7 @@ class Metric:
         return float(np.average(self.row_scores(margin, target, weight)[chosen], weights=_floats(weight)[chosen]))
 
     def gain(self, before: Tensor, after: Tensor, target: Tensor, weight: Tensor) -> tuple[float, float]:
-        """By how much ``after`` scores above ``before`` on the same rows, and the standard error of that.
+        """Return how far ``after`` scores above ``before`` on the same rows, and the standard error of that.
 
         Rows are paired: each has a difference of its own, and the error follows from how these scatter. For the AUC
         this is the estimate of DeLong, DeLong and Clarke-Pearson (1988).
@@ -48,7 +48,7 @@ class Metric:
         return mean, math.sqrt(variance)
 
     def _strata(self, target: Tensor) -> list[npt.NDArray[np.bool_]]:
-        """Rows over which means are taken, ``[rows]`` each."""
+        """Return masks ``[rows]`` of the rows over which means are taken."""
         if self.is_by_class:
             return [target.numpy() == label for label in (0, 1)]
         return [np.ones(len(target), bool)]

@@ -22,11 +22,14 @@ class Processes:
         return self.rank == 0
 
     def share(self, num_rows: int) -> tuple[int, int]:
-        """From which row to which is this process's part of a batch; parts differ by a row at most."""
+        """Return the first row of this process's part of a batch and one above its last.
+
+        Parts differ by a row at most.
+        """
         return num_rows * self.rank // self.count, num_rows * (self.rank + 1) // self.count
 
     def add_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Each parameter's gradient becomes the sum over all processes; what has none counts as 0."""
+        """Replace each parameter's gradient by the sum over all processes; a missing one counts as 0."""
         if self.is_alone:
             return
         for parameter in parameters:
@@ -40,7 +43,7 @@ class Processes:
                 gradient.copy_(total.view_as(gradient))
 
     def sum_of(self, value: float) -> float:
-        """Over all processes."""
+        """Sum a value over all processes."""
         if self.is_alone:
             return value
         total = torch.tensor(value, dtype=torch.float64)

@@ -34,7 +34,7 @@ class Residual(PredictorModule):
         self.has_probabilities = is_probability(head)
 
     def forward(self, exact: Tensor, soft: Tensor, start: Tensor) -> Tensor:
-        """Scores, as the head reads them."""
+        """Return scores, as the head reads them."""
         return self.joined(soft, self.offset(exact, start))
 
     def offset(self, exact: Tensor, start: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class Residual(PredictorModule):
         return self._spread(exact) - self._spread(start)
 
     def joined(self, soft: Tensor, offset: Tensor) -> Tensor:
-        """Scores from soft ones and :meth:`offset`."""
+        """Return scores from soft ones and :meth:`offset`."""
         together = self._spread(soft) + offset
         return together.softmax(dim=1) if self.has_probabilities else together
 
@@ -111,7 +111,7 @@ class Tunable:
         return head
 
     def module(self) -> WindTunnelModule:
-        """All as one module, in evaluation mode."""
+        """Return all as one module, in evaluation mode."""
         residual = self.residual
         if residual is None or self.exact is None or self.start is None:
             return WindTunnelModule(self.frontend, self.soft).eval()

@@ -49,11 +49,11 @@ class Rows(Protocol):
         ...
 
     def batches(self, batch_size: int, *, seed: int, epoch: int) -> Iterator[Batch]:
-        """Batches of ``batch_size`` rows, the last of an epoch smaller."""
+        """Yield batches of ``batch_size`` rows, the last of an epoch smaller."""
         ...
 
     def sample(self, most: int) -> Tensor:
-        """At most so many rows ``[rows, width]``, for statistics."""
+        """Return at most so many rows ``[rows, width]``, for statistics."""
         ...
 
 
@@ -81,7 +81,7 @@ class TableRows:
 
 
 def generator_of(seed: int, epoch: int) -> torch.Generator:
-    """For one epoch: a run that is resumed shuffles as one that was not interrupted."""
+    """Make the generator of one epoch: a run that is resumed shuffles as one that was not interrupted."""
     return torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
 
 
@@ -95,7 +95,7 @@ def encode_rows(
     classes: Mapping[Any, float] = {},
     checks: Sequence[ColumnCheck] = (),
 ) -> Batch:
-    """Raw rows as a batch without offset.
+    """Encode raw rows as a batch without offset.
 
     Args:
         frontend: Of the pipeline.
@@ -127,7 +127,7 @@ def encode_rows(
 
 
 def encode_target(head: PredictorModule, y: Any) -> Tensor:
-    """Class indices int64, or numbers ``[rows, outputs]`` float64; errors as :func:`encode_rows`."""
+    """Return class indices int64, or numbers ``[rows, outputs]`` float64; errors as :func:`encode_rows`."""
     values = np.asarray(y)
     if not is_classifier(head):
         try:
@@ -148,7 +148,7 @@ def encode_target(head: PredictorModule, y: Any) -> Tensor:
 
 
 def class_weights(option: ClassWeight, classes: Sequence[object], y: Any) -> dict[Any, float]:
-    """Weights by label; as in scikit-learn, ``balanced`` divides by how often a class comes.
+    """Return weights by label; as in scikit-learn, ``balanced`` divides by how often a class comes.
 
     Raises:
         InvalidInputError: a label is no class, or a weight is below 0.
@@ -186,7 +186,7 @@ def with_offset(tunable: Tunable, rows: Batch) -> Batch:
 
 
 def scores_of(tunable: Tunable, rows: Batch) -> Tensor:
-    """Scores of the whole, trained parts and untrained."""
+    """Return scores of the whole, trained parts and untrained."""
     scores: Tensor = tunable.soft(rows.x)
     if rows.offset is None:
         return scores

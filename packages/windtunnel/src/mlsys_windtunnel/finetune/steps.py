@@ -64,7 +64,7 @@ class Optimizer:
         self.adamw = torch.optim.AdamW(groups, lr=lr, weight_decay=weight_decay, fused=is_fused)
 
     def step(self, rate: float) -> None:
-        """One step at ``rate`` times the highest rates; gradients are cleared."""
+        """Take one step at ``rate`` times the highest rates; gradients are cleared."""
         for group, highest in zip(self.adamw.param_groups, self._rates, strict=True):
             group["lr"] = highest * rate
         before = [parameter.detach().clone() for parameter, _ in self._scaled]
@@ -76,21 +76,21 @@ class Optimizer:
 
 
 def embedding_tables(network: Network) -> Iterator[Tensor]:
-    """Tables that codes select rows of."""
+    """Yield tables that codes select rows of."""
     for part in network.modules():
         if isinstance(part, CategoryEmbedding | IdFactorization):
             yield from part.tables
 
 
 def leaf_values(network: Network) -> Iterator[Tensor]:
-    """Leaf values of soft trees, ``[trees, leaves, outputs]`` each."""
+    """Yield leaf values of soft trees, ``[trees, leaves, outputs]`` each."""
     for part in network.modules():
         if isinstance(part, SoftGroupParameters):
             yield part.leaf
 
 
 def step_units(network: Network, x: Tensor) -> dict[int, Tensor]:
-    """By id of the parameter, what its steps are multiplied with; a parameter that is not there steps as it is."""
+    """Return factors of parameters' steps, by id of the parameter; one that is not there steps as it is."""
     inputs = _inputs_of_linear_parts(network, x)
     units: dict[int, Tensor] = {}
     for path, part in network.named_modules():

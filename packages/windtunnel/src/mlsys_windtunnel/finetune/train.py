@@ -204,7 +204,7 @@ class Trainer:
         return self.metric(margin, rows.target, rows.weight), float(loss)
 
     def gain_over(self, start: Tunable) -> tuple[float, float]:
-        """By how much the networks, as they are now, score above others on the evaluation rows, and its standard error.
+        """Return the networks' present gain over others on the evaluation rows, and its standard error.
 
         Args:
             start: Answers alone, without offsets.
@@ -231,7 +231,7 @@ class Trainer:
 
     @contextmanager
     def _averaged(self, ema: list[Tensor] | None) -> Iterator[None]:
-        """With the moving averages in place of the parameters."""
+        """Put the moving averages in place of the parameters for the context."""
         if ema is None:
             yield
             return

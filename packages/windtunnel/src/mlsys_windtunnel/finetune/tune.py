@@ -123,7 +123,7 @@ def run(
 def with_changes(
     soft: SoftOptions, options: TrainingOptions, changes: dict[str, Any]
 ) -> tuple[SoftOptions, TrainingOptions]:
-    """Options with some fields replaced.
+    """Return options with some fields replaced.
 
     Raises:
         InvalidInputError: a name that neither has.
@@ -168,7 +168,7 @@ def _copied(frontend: Frontend) -> Frontend:
 
 @contextmanager
 def threads(count: int | None) -> Iterator[None]:
-    """With so many threads of torch."""
+    """Run the context with so many threads of torch."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:

@@ -26,7 +26,7 @@ class Lookup(Protocol):
     """The host part of an operator on text or object columns: raw columns to numbers (codes of categories)."""
 
     def __call__(self, columns: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """``[rows, width]`` float64 from raw columns ``[rows, features]`` of any dtype."""
+        """Return ``[rows, width]`` float64 from raw columns ``[rows, features]`` of any dtype."""
         ...
 
 
@@ -34,7 +34,7 @@ class Factorizable(Protocol):
     """A column as pandas keeps text and categories: an extension array."""
 
     def __len__(self) -> int:
-        """Rows."""
+        """Return the number of rows."""
         ...
 
     def factorize(self) -> tuple[Codes, Any]:
@@ -90,7 +90,7 @@ class Vocabulary:
             )
 
     def codes(self, column: Column) -> Codes:
-        """Codes ``[rows]`` of a column, ``UNKNOWN`` where a cell is no category.
+        """Return codes ``[rows]`` of a column, ``UNKNOWN`` where a cell is no category.
 
         Raises:
             InvalidInputError: a cell is a list or another thing that cannot be a category.
@@ -114,7 +114,7 @@ class Vocabulary:
         return codes
 
     def _codes_of_distinct(self, column: Factorizable) -> Codes:
-        """By way of the distinct values, which pandas finds without making an object of each cell."""
+        """Return codes by way of the distinct values, which pandas finds without making an object of each cell."""
         places, distinct = column.factorize()
         codes = self.codes(np.asarray(distinct))
         return np.append(codes, self._code_of_missing)[places]  # -1, the last, stands for missing values
@@ -150,11 +150,11 @@ class CategoryLookup:
         self.names = tuple(names) or tuple(str(place) for place in range(len(vocabularies)))
 
     def __call__(self, columns: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """Codes ``[rows, columns]``, float64, from raw columns ``[rows, columns]``; errors as :meth:`of_columns`."""
+        """Return float64 codes from raw columns, ``[rows, columns]`` both; errors as :meth:`of_columns`."""
         return self.of_columns(list(columns.T))
 
     def of_columns(self, columns: Sequence[Column]) -> npt.NDArray[np.float64]:
-        """Codes ``[rows, columns]``, float64, from raw columns ``[rows]`` each.
+        """Return codes ``[rows, columns]``, float64, from raw columns ``[rows]`` each.
 
         Raises:
             InvalidInputError: a category is unknown and ``unknown`` is ``refuse``, or a cell is no category.

@@ -74,7 +74,7 @@ class NamedTable:
         return self._x[name] if is_apart else column
 
     def column(self, name: str) -> Any:
-        """One of the pipeline's columns, a Series or an array ``[rows]``.
+        """Return one of the pipeline's columns, a Series or an array ``[rows]``.
 
         Raises:
             InvalidInputError: it is not there, is there twice, or is longer or shorter than others.
@@ -132,7 +132,7 @@ def array_of(rows: Any) -> npt.NDArray[Any]:
 
 
 def numbers(cells: Any, name: str, *, takes_na: bool = True) -> Floats:
-    """Cells of an array, a Series or a frame as float64.
+    """Return cells of an array, a Series or a frame as float64.
 
     Args:
         cells: ``[rows]`` or ``[rows, columns]``.

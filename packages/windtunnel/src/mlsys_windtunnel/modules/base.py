@@ -63,27 +63,30 @@ class PredictorModule(OperatorModule):
         self.answers = frozenset(answers)
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """``[rows, classes]`` from scores, as ``predict_proba``."""
+        """Return ``[rows, classes]`` from scores, as ``predict_proba``."""
         raise InvalidInputError(f"{type(self).__name__} has no probabilities")
 
     def decision(self, scores: Tensor) -> Tensor:
-        """``[rows]`` or ``[rows, k]`` from scores, as ``decision_function``."""
+        """Return ``[rows]`` or ``[rows, k]`` from scores, as ``decision_function``."""
         raise InvalidInputError(f"{type(self).__name__} has no decision function")
 
     def samples(self, scores: Tensor) -> Tensor:
-        """``[rows]`` from scores, as ``score_samples``: the decision values unless a subclass shifts them."""
+        """Return ``[rows]`` from scores, as ``score_samples``: the decision values unless a subclass shifts them."""
         return self.decision(scores)
 
     def log_probabilities(self, scores: Tensor) -> Tensor:
-        """``[rows, classes]`` from scores, as ``predict_log_proba``: overridden where the logarithm underflows."""
+        """Return ``[rows, classes]`` from scores, as ``predict_log_proba``.
+
+        Overridden where the logarithm underflows.
+        """
         return self.probabilities(scores).log()
 
     def features(self, scores: Tensor) -> Tensor:
-        """``[rows, k]`` from scores, as ``transform``: the scores themselves unless a subclass has both."""
+        """Return ``[rows, k]`` from scores, as ``transform``: the scores themselves unless a subclass has both."""
         return scores
 
     def prediction(self, scores: Tensor) -> Tensor:
-        """Values ``[rows]`` or ``[rows, outputs]`` for regressors; class *indices* ``[rows]`` int64 for classifiers."""
+        """Return class indices ``[rows]`` int64, or a regressor's values ``[rows]`` or ``[rows, outputs]``."""
         raise InvalidInputError(f"{type(self).__name__} has no prediction")
 
     def answer(self, scores: Tensor, method: str) -> Tensor:
@@ -105,7 +108,7 @@ class PredictorModule(OperatorModule):
         return result.unsqueeze(1) if result.ndim == 1 else result
 
     def side_by_side(self, scores: Tensor, methods: Sequence[str], *, dtype: torch.dtype) -> Tensor:
-        """Several answers as one table of floats, as they flow on within the graph."""
+        """Return several answers as one table of floats, as they flow on within the graph."""
         tables = [self.table(scores, method) for method in methods]
         tables = [table if table.is_floating_point() else table.to(dtype) for table in tables]
         return tables[0] if len(tables) == 1 else torch.cat(tables, dim=1)
@@ -120,7 +123,7 @@ class Regressor(PredictorModule):
         self.is_flat = is_flat  # the source answers [rows], not [rows, 1]
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """``[rows, outputs]``."""
+        """Return scores ``[rows, outputs]``."""
         scores: Tensor = self.body(*inputs)
         return scores
 
@@ -156,7 +159,7 @@ class Classifier(PredictorModule):
         self.link = link
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Scores, ``[rows, 1]`` or ``[rows, classes]``."""
+        """Return scores, ``[rows, 1]`` or ``[rows, classes]``."""
         scores: Tensor = self.body(*inputs)
         return scores
 
@@ -165,7 +168,7 @@ class Classifier(PredictorModule):
         return self.judged_by(self.body, inputs)
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """``[rows, classes]``."""
+        """Return probabilities ``[rows, classes]``."""
         if self.link == "identity":
             return scores
         if self.link == "softmax":
@@ -178,18 +181,18 @@ class Classifier(PredictorModule):
         return _normalised(each)
 
     def decision(self, scores: Tensor) -> Tensor:
-        """``[rows]`` for one margin, else ``[rows, classes]``."""
+        """Return decision values: ``[rows]`` for one margin, else ``[rows, classes]``."""
         return scores.squeeze(1) if scores.shape[1] == 1 else scores
 
     def prediction(self, scores: Tensor) -> Tensor:
-        """Class indices, ``[rows]``."""
+        """Return class indices, ``[rows]``."""
         if scores.shape[1] == 1 and self.link != "identity":
             return (scores.squeeze(1) > 0).long()
         return scores.argmax(dim=1)
 
 
 def _normalised(each: Tensor) -> Tensor:
-    """Rows divided by their sums; a row of zeros becomes uniform, as scikit-learn has it."""
+    """Divide rows by their sums; a row of zeros becomes uniform, as scikit-learn has it."""
     total = each.sum(dim=1, keepdim=True)
     is_zero = total == 0
     return torch.where(is_zero, 1 / each.shape[1], each / torch.where(is_zero, 1, total))
@@ -215,19 +218,19 @@ class OutlierDetector(PredictorModule):
         self.register_buffer("offset", torch.tensor(offset, dtype=torch.float64))
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Decision values, ``[rows, 1]``."""
+        """Return decision values, ``[rows, 1]``."""
         scores: Tensor = self.body(*inputs)
         return scores
 
     def decision(self, scores: Tensor) -> Tensor:
-        """``[rows]``."""
+        """Return decision values, ``[rows]``."""
         return scores.squeeze(1)
 
     def samples(self, scores: Tensor) -> Tensor:
-        """``[rows]``: before the offset is taken off."""
+        """Return decision values before the offset is taken off, ``[rows]``."""
         return scores.squeeze(1) + self.offset
 
     def prediction(self, scores: Tensor) -> Tensor:
-        """1 or -1, ``[rows]`` int64."""
+        """Return 1 or -1, ``[rows]`` int64."""
         decision = scores.squeeze(1)
         return (decision >= 0 if self.includes_zero else decision > 0).long() * 2 - 1

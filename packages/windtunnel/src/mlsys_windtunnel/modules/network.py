@@ -67,7 +67,7 @@ class Network(nn.Module):
         self.operators = nn.ModuleList(modules[wire.name] for wire in wires)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the direct form, which is kept here under a name of its own (see ``direct/program.py``)."""
+        """Return the state without the direct form, which is kept here by its own name (see ``direct/program.py``)."""
         return {name: value for name, value in vars(self).items() if name != DIRECT}
 
     @property
@@ -97,7 +97,7 @@ class Network(nn.Module):
     def forward(
         self, x: Tensor, *, checks: bool = False, methods: Sequence[str] = (), ties: list[Tensor] | None = None
     ) -> Tensor:
-        """From the packed frontier ``[rows, sum of widths]`` to the last operator's table (scores of a predictor).
+        """Compute the last operator's table (a predictor's scores) from the packed frontier ``[rows, sum of widths]``.
 
         Args:
             x: The packed frontier.

@@ -144,7 +144,7 @@ def _column_of(methods: tuple[str, ...], wanted: str) -> int:
 
 
 def concatenated(builder: Builder, values: list[Value], name: str) -> Value:
-    """Tables side by side; one stays as it is."""
+    """Put tables side by side; one stays as it is."""
     if len(values) == 1:
         return values[0]
     widths = [value.width for value in values]
@@ -153,7 +153,7 @@ def concatenated(builder: Builder, values: list[Value], name: str) -> Value:
 
 
 def width_of_answer(estimator: Any, method: str) -> int | None:
-    """Columns of one answer of a fitted predictor; None where it does not tell."""
+    """Return the columns of one answer of a fitted predictor; None where it does not tell."""
     classes = labels_of(estimator)
     if method in ("predict", "labels"):
         return 1 if classes is not None else num_outputs(estimator)
@@ -168,7 +168,7 @@ def width_of_answer(estimator: Any, method: str) -> int | None:
 
 
 def num_outputs(estimator: Any) -> int | None:
-    """Columns of a ``predict`` that gives no labels."""
+    """Return the columns of a ``predict`` that gives no labels."""
     if not estimator.__sklearn_tags__().target_tags.multi_output:
         return 1
     num_outputs = getattr(estimator, "n_outputs_", None)

@@ -98,7 +98,10 @@ def _size_of_value(value: Any, seen: set[int]) -> FittedSize:
 
 
 def _size_of_boosted(estimator: Any) -> FittedSize | None:
-    """Trees that LightGBM, XGBoost and CatBoost keep to themselves: one number a split and those of each leaf."""
+    """Count the trees that LightGBM, XGBoost and CatBoost keep to themselves.
+
+    A split counts one number; a leaf counts its own.
+    """
     package = type(estimator).__module__.partition(".")[0]
     if package == "lightgbm" and hasattr(estimator, "booster_"):
         lines = estimator.booster_.model_to_string().splitlines()

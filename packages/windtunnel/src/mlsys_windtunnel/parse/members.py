@@ -92,7 +92,7 @@ def as_fitted(estimator: Any) -> Any:
 
 
 def ordered(methods: Iterable[str]) -> tuple[str, ...]:
-    """Without repetition, in the order of METHODS."""
+    """Return the methods without repetition, in the order of METHODS."""
     wanted = set(methods)
     return tuple(method for method in METHODS if method in wanted)
 
@@ -103,7 +103,7 @@ def offered(estimator: Any, methods: Sequence[str] = ANSWERS) -> tuple[str, ...]
 
 
 def labels_of(estimator: Any) -> Any:
-    """``classes_`` of a classifier of one output, else None."""
+    """Return ``classes_`` of a classifier of one output, else None."""
     classes = getattr(estimator, "classes_", None)
     return classes if isinstance(classes, np.ndarray) and classes.ndim == 1 else None
 
@@ -152,7 +152,7 @@ def _alike(estimators: Iterable[Any], methods: Iterable[str]) -> tuple[Member, .
 
 
 def _named(estimator: Any) -> list[tuple[str, Any]]:
-    """Members of voting and stacking that were not dropped."""
+    """Return members of voting and stacking that were not dropped."""
     names = [name for name, part in estimator.estimators if not isinstance(part, str) or part != "drop"]
     return list(zip(names, estimator.estimators_, strict=True))
 

@@ -172,7 +172,7 @@ def _attribute(estimator: object, name: str) -> Any:
 
 
 def _width_of_input(estimator: Any) -> int | None:
-    """Columns; None where the first operators do not tell, as tokenisers, whose input is no table."""
+    """Return the columns of the input; None where the first operators do not tell, as tokenisers do not."""
     width = _attribute(estimator, "n_features_in_")
     if width is not None:
         return int(width)
@@ -216,7 +216,7 @@ def _width_of_features(estimator: Any) -> int | None:
 
 
 def _width_of_prediction(estimator: Any, methods: tuple[str, ...]) -> int | None:
-    """Columns of the answers wanted; if none are named, of ``predict_proba`` if it has that, else of ``predict``."""
+    """Return the columns of the wanted answers; if none, of ``predict_proba`` if present, else of ``predict``."""
     if methods:
         widths = [width_of_answer(estimator, method) for method in methods]
         return None if None in widths else sum(width for width in widths if width is not None)

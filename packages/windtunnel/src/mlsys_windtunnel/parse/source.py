@@ -129,7 +129,7 @@ def _bounds(estimator: Any, source: str) -> tuple[float | None, float | None]:
 
 
 def _farthest(estimator: Any, source: str) -> float | None:
-    """Beyond which distances are lost: the square of a number so large swallows what tells one point from another."""
+    """Return the size beyond which distances are lost: its square swallows what tells one point from another."""
     if not source.startswith(_BY_DISTANCE):
         return None
     names = ("cluster_centers_", "centroids_", "subcluster_centers_", "_fit_X", "X_train_")
@@ -255,7 +255,7 @@ def _is_zero(marker: object) -> bool:
 
 
 def _number_columns(source: Value, operators: list[Operator]) -> tuple[int, ...]:
-    """Columns of the input that a function reads as they are: of numpy's, it takes numbers alone."""
+    """Return columns of the input that a function reads as they are: of numpy's, it takes numbers alone."""
     picked: dict[str, tuple[int, ...]] = {} if source.width is None else {source.name: tuple(range(source.width))}
     found: set[int] = set()
     for operator in operators:
@@ -270,7 +270,7 @@ def _number_columns(source: Value, operators: list[Operator]) -> tuple[int, ...]
 
 
 def _tags(estimator: Any) -> Any:
-    """scikit-learn's tags of the input; None of an estimator that has none."""
+    """Return scikit-learn's tags of the input; None of an estimator that has none."""
     from sklearn.utils import get_tags
 
     try:

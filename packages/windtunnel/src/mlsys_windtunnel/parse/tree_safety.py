@@ -38,7 +38,7 @@ def check_trees(estimator: object) -> None:
 
 
 def _reachable(root: object) -> Iterator[Any]:
-    """Each object within ``root`` once."""
+    """Yield each object within ``root`` once."""
     pending: list[Any] = [root]
     seen: dict[int, Any] = {}
     while pending:
@@ -72,7 +72,7 @@ def _check_nodes(
     feature: npt.NDArray[Any],
     num_features: int,
 ) -> None:
-    """All arrays are ``[nodes]``; a fit puts children after their parent, so that no walk turns in circles."""
+    """Check nodes, ``[nodes]`` each: children come after their parent, as in a fit, so no walk turns in circles."""
     place = np.arange(len(is_split))
     _check(len(place) > 0)
     for child in (left, right):

@@ -35,7 +35,7 @@ def form(module: nn.Module) -> Form | None:
 
 
 def side_by_side(embeddings: Sequence[CategoryEmbedding | None]) -> Form:
-    """Tables side by side, after the embedding of those for which there is one."""
+    """Return the form that puts tables side by side, after the embedding of those for which there is one."""
     makers = [None if each is None else _rows_of(each) for each in embeddings]
 
     def join(*tables: Floats) -> Floats:
@@ -50,7 +50,7 @@ def side_by_side(embeddings: Sequence[CategoryEmbedding | None]) -> Form:
 def affine_of(
     affine: Affine, embeddings: Sequence[CategoryEmbedding | None], *, guard: Guard | None = None
 ) -> Form | None:
-    """``affine`` of tables side by side, without putting them so.
+    """Return the form of ``affine`` over tables side by side, without putting them so.
 
     Where the affine map reads rows of an embedding, it is done to the embedding's tables beforehand: a category then
     costs one addition for each output. None where it cannot be told which columns are which table's. ``guard`` looks at
@@ -111,7 +111,7 @@ def _rows_times(embedding: CategoryEmbedding, weight: Floats) -> tuple[Floats, n
 
 
 def _rows_of(embedding: CategoryEmbedding) -> Callable[[Floats], list[Floats]]:
-    """Codes to the rows of each column's table."""
+    """Return a function from codes to the rows of each column's table."""
     tables = [_array(table) for table in embedding.tables]
 
     def rows(codes: Floats) -> list[Floats]:

@@ -18,7 +18,7 @@ Answer = Callable[..., npt.NDArray[Any]]  # of the predictor's inputs, in the so
 
 
 def answers(predictor: PredictorModule, scores: Form) -> dict[str, Answer]:
-    """By method; one that is not there is for the module to make of the scores.
+    """Return answers by method; the module makes those that are not there of the scores.
 
     Args:
         predictor: The head.

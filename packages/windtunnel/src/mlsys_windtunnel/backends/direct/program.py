@@ -203,7 +203,7 @@ class _Watch:
 
 
 def _parts(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, object]]:
-    """Submodules and tensors with the dictionaries that hold them; of trees, not what follows from their parameters."""
+    """Yield submodules and tensors with the dictionaries that hold them; of trees, not what follows from parameters."""
     tensors = [module._parameters] if isinstance(module, Trees) else [module._parameters, module._buffers]
     for owner in (*tensors, module._modules):
         yield from ((owner, name, part) for name, part in owner.items() if part is not None)

@@ -59,7 +59,7 @@ def frontier_checks(network: Network) -> list[Check]:
 
 
 def column_checks(network: Network) -> list[ColumnCheck]:
-    """:func:`frontier_checks` by columns of the packed table."""
+    """Return :func:`frontier_checks` by columns of the packed table."""
     columns, start = {}, 0
     for name, width in network.frontier:
         columns[name] = slice(start, start + width)

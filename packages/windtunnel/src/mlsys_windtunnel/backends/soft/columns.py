@@ -58,7 +58,7 @@ class SoftColumns(nn.Module):
         return column
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """``[columns, rows]`` float32, missing values as 0, and where they are (``None``: nowhere)."""
+        """Return ``[columns, rows]`` float32, missing values as 0, and where they are (``None``: nowhere)."""
         if self.has_zero_missing:
             x = x.masked_fill((x.detach().abs() <= ZERO) & self.zero_is_missing, torch.nan)
         columns = ((x - self.mean) * self.inverse_deviation).float()
@@ -78,7 +78,7 @@ class SoftColumns(nn.Module):
 
     @staticmethod
     def _codes(column: Tensor, table: Tensor) -> Tensor:
-        """Rows of a table, as the exact form reads categories: whole parts, those below 0 and NaN missing."""
+        """Return rows of a table, as the exact form reads categories: whole parts, those below 0 and NaN missing."""
         code = column.detach().trunc()
         last = len(table) - 1
         return torch.where(code >= 0, code.clamp(max=last - 1), last).long()

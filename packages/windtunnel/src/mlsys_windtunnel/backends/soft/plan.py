@@ -30,7 +30,7 @@ class SoftGroup:
     right: Integers  # [T, S]
 
     def literals(self) -> npt.NDArray[np.float32]:
-        """``[T, L, S]``: -1, 0 or +1."""
+        """Return the literals ``[T, L, S]``: -1, 0 or +1."""
         table = np.zeros((*self.leaves.shape, self.splits.shape[1]), np.float32)
         for tree in range(len(self.trees)):
             paths: dict[int, list[tuple[int, float]]] = {0: []}
@@ -107,7 +107,7 @@ class ColumnStatistics:
 
 
 def recentred(ensemble: TreeEnsemble, statistics: ColumnStatistics) -> tuple[Floats, Floats]:
-    """Thresholds in the middle between the neighbouring training values, and half the distance of these; ``[splits]``.
+    """Return thresholds in the middle between neighbouring training values, and half their distance; ``[splits]``.
 
     No row of the sample changes sides. LightGBM writes 1e-35 for the threshold between 0 and 1. A threshold outside of
     all values stays, with distance 0.

@@ -52,12 +52,12 @@ def soften(network: Network, x: Tensor, options: SoftOptions, *, seed: int = 0) 
 
 
 def sample_rows(num_rows: int, most: int) -> slice:
-    """Every so many rows, ``most`` at most."""
+    """Return a slice that takes every so many rows, ``most`` at most."""
     return slice(None, None, max(1, math.ceil(num_rows / most)))
 
 
 def tree_inputs(network: Network, x: Tensor) -> dict[str, Tensor]:
-    """By the name of each :class:`Trees` in the network, the table that it reads for these rows."""
+    """Return the table that each :class:`Trees` in the network reads for these rows, by the trees' name."""
     reads: dict[str, Tensor] = {}
     parts = [(path, part) for path, part in network.named_modules() if isinstance(part, Trees)]
     handles = []

@@ -157,7 +157,7 @@ class SoftTrees(OperatorModule):
         return result
 
     def weights(self, x: Tensor) -> Iterator[tuple[SoftGroupParameters, Tensor]]:
-        """Each group with how much of its leaves each row gets, ``[trees, leaves, rows]``."""
+        """Yield each group with the weights of its leaves for each row, ``[trees, leaves, rows]``."""
         arguments = self.arguments(*self.columns(x))
         if self.sharpness != 1:
             arguments = arguments * self.sharpness
@@ -175,7 +175,7 @@ class SoftTrees(OperatorModule):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, outputs]`` in the dtype of ``x`` ``[rows, columns]``."""
+        """Return scores ``[rows, outputs]`` in the dtype of ``x`` ``[rows, columns]``."""
         outputs: list[Tensor | None] = [None] * (self.width if self._groups[0].output is not None else 1)
         for group, part in self._sums(x):
             known = outputs[group.output or 0]
@@ -184,7 +184,7 @@ class SoftTrees(OperatorModule):
         return scores.to(x.dtype)
 
     def _sums(self, x: Tensor) -> Iterator[tuple[SoftGroupParameters, Tensor]]:
-        """Each group with its part of the scores, ``[outputs, rows]``."""
+        """Yield each group with its part of the scores, ``[outputs, rows]``."""
         if not is_native(x, self):
             for group, weights in self.weights(x):
                 yield group, group.leaf.reshape(-1, group.leaf.shape[2]).t() @ weights.flatten(0, 1)
@@ -248,7 +248,7 @@ class SoftTrees(OperatorModule):
         return self.groups  # type: ignore[return-value]
 
     def extra_repr(self) -> str:
-        """Level, gate and sizes."""
+        """Return level, gate and sizes."""
         groups = " + ".join(f"{len(group.trees)} x {group.leaf.shape[1]}" for group in self._groups)
         trained = sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
         return (

@@ -19,7 +19,7 @@ class Select(OperatorModule):
         self.register_buffer("columns", torch.tensor(list(columns), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, len(columns)]``."""
+        """Return ``[rows, len(columns)]``."""
         return x.index_select(1, self.columns)
 
 
@@ -27,7 +27,7 @@ class Concatenate(OperatorModule):
     """Tables side by side."""
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """``[rows, sum of widths]``."""
+        """Return ``[rows, sum of widths]``."""
         return torch.cat(inputs, dim=1)
 
 

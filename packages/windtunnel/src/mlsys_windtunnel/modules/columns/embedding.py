@@ -28,7 +28,7 @@ class CategoryEmbedding(OperatorModule):
         self.tables = nn.ParameterList(torch.from_numpy(np.array(table, np.float64)) for table in tables)
 
     def forward(self, codes: Tensor) -> Tensor:
-        """``[rows, sum of widths]`` from codes ``[rows, columns]``, whole numbers in any dtype."""
+        """Return ``[rows, sum of widths]`` from codes ``[rows, columns]``, whole numbers in any dtype."""
         rows = codes.long()
         return torch.cat([table[rows[:, place]] for place, table in enumerate(self.tables)], dim=1)
 
@@ -60,7 +60,7 @@ class BinEmbedding(OperatorModule):
         self.rounds_to_float32 = rounds_to_float32
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, sum of widths]``."""
+        """Return ``[rows, sum of widths]``."""
         if self.rounds_to_float32:
             x = x.float().to(self.inner_edges.dtype)
         bins = (x.unsqueeze(2) >= self.inner_edges).sum(2)

@@ -36,7 +36,7 @@ class Impute(OperatorModule):
         self.is_marked_by_nan = bool(np.isnan(marker))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, kept columns + indicated columns]``."""
+        """Return ``[rows, kept columns + indicated columns]``."""
         is_missing = x.isnan() if self.is_marked_by_nan else x == self.marker
         filled = torch.where(is_missing.index_select(1, self.kept), self.fill, x.index_select(1, self.kept))
         return torch.cat([filled, is_missing.index_select(1, self.indicated).to(x.dtype)], dim=1)

@@ -100,7 +100,7 @@ class Products(OperatorModule):
         self.register_buffer(name, torch.tensor(places, dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, products]``."""
+        """Return ``[rows, products]``."""
         parts = [torch.ones_like(x[:, :1])] if self.include_bias else []
         monomials = x
         for degree in range(1, self.max_degree + 1):
@@ -142,7 +142,7 @@ class BSplines(OperatorModule):
         self.is_zero_for_nan = is_zero_for_nan
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, features * splines]``."""
+        """Return ``[rows, features * splines]``."""
         missing = torch.isnan(x)
         first, last = self.knots[:, self.degree], self.knots[:, -self.degree - 1]
         numbers = torch.where(missing, first, x)
@@ -164,7 +164,7 @@ class BSplines(OperatorModule):
         return torch.where(missing.unsqueeze(2), absent, splines).flatten(1)
 
     def _basis(self, x: Tensor, *, degree: int | None = None) -> Tensor:
-        """``[rows, features, knots - degree - 1]``; beyond the inner knots the outermost polynomials go on."""
+        """Return ``[rows, features, knots - degree - 1]``; beyond the inner knots the outermost polynomials go on."""
         knots, point = self.knots, x.unsqueeze(2)
         num_inner = knots.shape[1] - 2 * self.degree - 1
         starts = point >= knots[:, self.degree + 1 : self.degree + num_inner]

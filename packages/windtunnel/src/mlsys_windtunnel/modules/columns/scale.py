@@ -20,7 +20,7 @@ SERIES_BELOW = 1e-4  # below, four terms of expm1(z) / z are exact to 1e-18 and,
 
 
 def keeping_nan(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """``function(x)`` where ``x`` is a number, NaN where it is NaN.
+    """Return ``function(x)`` where ``x`` is a number, NaN where it is NaN.
 
     NaN never enters ``function``: its gradient would reach the parameters as 0 * NaN, which is NaN.
     """
@@ -109,7 +109,7 @@ class Power(OperatorModule):
 
 
 def _expm1_over(exponent: Tensor, u: Tensor) -> Tensor:
-    """``expm1(exponent * u) / exponent``, and its limit ``u`` at 0."""
+    """Return ``expm1(exponent * u) / exponent``, and its limit ``u`` at 0."""
     z = exponent * u
     is_small = z.abs() < SERIES_BELOW
     series = u * (1 + z / 2 * (1 + z / 3 * (1 + z / 4)))
@@ -138,7 +138,7 @@ class PowerInverse(OperatorModule):
 
 
 def _log1p_over(exponent: Tensor, v: Tensor) -> Tensor:
-    """``log1p(exponent * v) / exponent``, and its limit ``v`` at 0; NaN, without a gradient, where it has no value."""
+    """Return ``log1p(exponent * v) / exponent``, and its limit ``v`` at 0; NaN without a gradient where undefined."""
     is_defined = exponent * v >= -1
     v = torch.where(is_defined, v, 0.0)
     z = exponent * v

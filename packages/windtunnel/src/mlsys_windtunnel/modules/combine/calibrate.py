@@ -46,7 +46,7 @@ class PerClass(nn.Module):
         self.num_classes = num_classes
 
     def forward(self, table: Tensor) -> Tensor:
-        """``[rows, num_classes]``."""
+        """Return ``[rows, num_classes]``."""
         scores = _responses(self.layout, table)
         columns = [torch.zeros_like(scores[:, :1])] * self.num_classes
         for number, (place, calibrator) in enumerate(zip(self.places, self.calibrators, strict=True)):
@@ -73,7 +73,7 @@ class Temperature(nn.Module):
         self.inverse_temperature = nn.Parameter(torch.tensor(inverse_temperature, dtype=torch.float64))
 
     def forward(self, table: Tensor) -> Tensor:
-        """``[rows, classes]``."""
+        """Return probabilities ``[rows, classes]``."""
         if "predict_proba" in self.layout.methods:
             logits = (self.layout.take(table, "predict_proba") + LOG_OFFSET).log()
         else:
@@ -84,7 +84,7 @@ class Temperature(nn.Module):
 
 
 def _responses(layout: Layout, table: Tensor) -> Tensor:
-    """Decision values or probabilities; of two classes the second's alone."""
+    """Return decision values or probabilities; of two classes the second's alone."""
     if "decision_function" in layout.methods:
         return layout.take(table, "decision_function")
     shares = layout.take(table, "predict_proba")
@@ -107,7 +107,7 @@ class Calibrated(PredictorModule):
         self.calibrations = nn.ModuleList(calibrations)
 
     def forward(self, *tables: Tensor) -> Tensor:
-        """``[rows, classes]``."""
+        """Return probabilities ``[rows, classes]``."""
         total = torch.zeros_like(tables[0][:, :1])
         for calibration, table in zip(self.calibrations, tables, strict=True):
             shares = calibration(table)
@@ -119,5 +119,5 @@ class Calibrated(PredictorModule):
         return scores
 
     def prediction(self, scores: Tensor) -> Tensor:
-        """Class indices, ``[rows]``."""
+        """Return class indices, ``[rows]``."""
         return scores.argmax(dim=1)

@@ -24,7 +24,7 @@ class Layout:
     num_classes: int = 0  # of a classifier; 0: the member answers one value table
 
     def take(self, table: Tensor, method: str) -> Tensor:
-        """One answer, ``[rows, width]``."""
+        """Return one answer, ``[rows, width]``."""
         start = 0
         for earlier in self.methods[: self.methods.index(method)]:
             start += self._width(earlier)
@@ -61,7 +61,7 @@ class Ballot(OperatorModule):
         self.register_buffer("places", torch.tensor(list(places), dtype=torch.int64))
 
     def forward(self, table: Tensor) -> Tensor:
-        """``[rows, num_classes]``."""
+        """Return ``[rows, num_classes]``."""
         if "predict_proba" in self.layout.methods:
             shares = self.layout.take(table, "predict_proba")
             if self.is_complete:
@@ -92,7 +92,7 @@ class Vote(PredictorModule):
         self.layouts = [ballot.layout for ballot in ballots]
 
     def forward(self, *tables: Tensor) -> Tensor:
-        """``[rows, classes]``, and the decision values where the source has them."""
+        """Return ``[rows, classes]``, and the decision values where the source has them."""
         shares = self.mean(*(ballot(table) for ballot, table in zip(self.ballots, tables, strict=True)))
         if "decision_function" not in self.answers:
             return torch.as_tensor(shares)
@@ -102,16 +102,16 @@ class Vote(PredictorModule):
         return torch.cat([shares, self.mean(*decisions)], dim=1)
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """``[rows, classes]``."""
+        """Return probabilities ``[rows, classes]``."""
         return scores[:, : len(self.classes)]
 
     def decision(self, scores: Tensor) -> Tensor:
-        """``[rows]`` for two classes, else ``[rows, k]``."""
+        """Return decision values: ``[rows]`` for two classes, else ``[rows, k]``."""
         decisions = scores[:, len(self.classes) :]
         return decisions.squeeze(1) if decisions.shape[1] == 1 else decisions
 
     def prediction(self, scores: Tensor) -> Tensor:
-        """Class indices, ``[rows]``."""
+        """Return class indices, ``[rows]``."""
         return self.probabilities(scores).argmax(dim=1)
 
 
@@ -138,24 +138,24 @@ class BoostedVote(PredictorModule):
         self.mean = WeightedMean(weights)
 
     def forward(self, *tables: Tensor) -> Tensor:
-        """``[rows, classes]``; ``[rows, 1]`` for two classes."""
+        """Return scores ``[rows, classes]``; ``[rows, 1]`` for two classes."""
         against = -1 / (len(self.classes) - 1)
         votes = [ballot(table) for ballot, table in zip(self.ballots, tables, strict=True)]
         scores: Tensor = self.mean(*(torch.where(vote > 0, 1.0, against).to(vote.dtype) for vote in votes))
         return scores[:, 1:] - scores[:, :1] if len(self.classes) == 2 else scores
 
     def decision(self, scores: Tensor) -> Tensor:
-        """``[rows]`` for two classes, else ``[rows, classes]``."""
+        """Return decision values: ``[rows]`` for two classes, else ``[rows, classes]``."""
         return scores.squeeze(1) if len(self.classes) == 2 else scores
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """``[rows, classes]``."""
+        """Return probabilities ``[rows, classes]``."""
         if len(self.classes) == 2:
             return (torch.cat([-scores, scores], dim=1) / 2).softmax(dim=1)
         return (scores / (len(self.classes) - 1)).softmax(dim=1)
 
     def prediction(self, scores: Tensor) -> Tensor:
-        """Class indices, ``[rows]``."""
+        """Return class indices, ``[rows]``."""
         return (scores.squeeze(1) > 0).long() if len(self.classes) == 2 else scores.argmax(dim=1)
 
 
@@ -184,7 +184,7 @@ class WeightedMedian(OperatorModule):
         self.register_buffer("weights", torch.tensor(weights, dtype=torch.float64))
 
     def forward(self, *tables: Tensor) -> Tensor:
-        """``[rows, 1]`` of tables of one column."""
+        """Return the weighted median ``[rows, 1]`` of tables of one column."""
         values, order = torch.cat(tables, dim=1).sort(dim=1, stable=True)
         reached = self.weights[order].cumsum(dim=1)
         is_enough = reached >= 0.5 * reached[:, -1:]
@@ -211,20 +211,20 @@ class Passed(PredictorModule):
         return table
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """``[rows, classes]``."""
+        """Return probabilities ``[rows, classes]``."""
         return self.layout.take(scores, "predict_proba")
 
     def log_probabilities(self, scores: Tensor) -> Tensor:
-        """``[rows, classes]``."""
+        """Return logarithms of probabilities ``[rows, classes]``."""
         return self.layout.take(scores, "predict_log_proba")
 
     def decision(self, scores: Tensor) -> Tensor:
-        """``[rows]`` for one column, else ``[rows, k]``."""
+        """Return decision values: ``[rows]`` for one column, else ``[rows, k]``."""
         decisions = self.layout.take(scores, "decision_function")
         return decisions.squeeze(1) if decisions.shape[1] == 1 else decisions
 
     def prediction(self, scores: Tensor) -> Tensor:
-        """Class indices, ``[rows]``."""
+        """Return class indices, ``[rows]``."""
         return self.layout.take(scores, "predict")[:, 0].long()
 
 
@@ -261,7 +261,7 @@ class Threshold(Passed):
         self.register_buffer("threshold", torch.tensor(threshold, dtype=torch.float64))
 
     def prediction(self, scores: Tensor) -> Tensor:
-        """Class indices, ``[rows]``."""
+        """Return class indices, ``[rows]``."""
         score = self.layout.take(scores, self.method)
         if self.method == "predict_proba":
             score = score[:, self.positive]

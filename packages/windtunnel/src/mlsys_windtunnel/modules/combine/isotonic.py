@@ -13,7 +13,7 @@ Outside = Literal["clip", "nan"]
 
 
 def interp(x: Tensor, knots: Tensor, values: Tensor, *, outside: Outside = "clip") -> Tensor:
-    """Linear interpolation, as ``numpy.interp`` for ``clip`` and ``scipy.interpolate.interp1d`` for ``nan``.
+    """Interpolate linearly, as ``numpy.interp`` for ``clip`` and ``scipy.interpolate.interp1d`` for ``nan``.
 
     Args:
         x: Where to read the function, of any shape.

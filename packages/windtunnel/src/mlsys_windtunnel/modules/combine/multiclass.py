@@ -25,7 +25,7 @@ class BinaryMembers(nn.Module):
         self.members = list(members)
 
     def forward(self, tables: Sequence[Tensor], method: str) -> Tensor:
-        """``[rows, members]``: "score", "predict_proba" (of the second class) or "predict"."""
+        """Return ``[rows, members]``: "score", "predict_proba" (of the second class) or "predict"."""
         columns, remaining = [], iter(tables)
         for member in self.members:
             if isinstance(member, Layout):
@@ -61,7 +61,7 @@ class OneVsRest(PredictorModule):
         self.threshold = threshold
 
     def forward(self, *tables: Tensor) -> Tensor:
-        """``[rows, members]`` scores, then as many probabilities where the source has them."""
+        """Return ``[rows, members]`` scores, then as many probabilities where the source has them."""
         scores: Tensor = self.members(tables, "score")
         if "predict_proba" not in self.answers:
             return scores
@@ -71,7 +71,7 @@ class OneVsRest(PredictorModule):
         return scores[:, : len(self.members.members)]
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """``[rows, classes]``, summing to 1; for several labels at once each has its own."""
+        """Return probabilities ``[rows, classes]``, summing to 1; for several labels at once each has its own."""
         each = scores[:, len(self.members.members) :]
         if each.shape[1] == 1:
             each = torch.cat([1 - each, each], dim=1)
@@ -81,12 +81,12 @@ class OneVsRest(PredictorModule):
         return each / torch.where(total == 0, 1, total)
 
     def decision(self, scores: Tensor) -> Tensor:
-        """``[rows]`` for one member, else ``[rows, members]``."""
+        """Return decision values: ``[rows]`` for one member, else ``[rows, members]``."""
         each = self._scores(scores)
         return each.squeeze(1) if each.shape[1] == 1 else each
 
     def prediction(self, scores: Tensor) -> Tensor:
-        """Class indices ``[rows]``, or 0 and 1 for each label ``[rows, labels]``."""
+        """Return class indices ``[rows]``, or 0 and 1 for each label ``[rows, labels]``."""
         each = self._scores(scores)
         if self.task == "multilabel":
             return (each > self.threshold).long()
@@ -113,7 +113,7 @@ class OneVsOne(PredictorModule):
         self.threshold = threshold
 
     def forward(self, *tables: Tensor) -> Tensor:
-        """Decision values ``[rows, classes]``."""
+        """Return decision values ``[rows, classes]``."""
         named, confidences = self.members(tables, "predict"), self.members(tables, "score")
         zeros = torch.zeros_like(named[:, 0])
         votes = [zeros] * len(self.classes)
@@ -127,11 +127,11 @@ class OneVsOne(PredictorModule):
         return torch.stack(votes, dim=1) + total / (3 * (total.abs() + 1))
 
     def decision(self, scores: Tensor) -> Tensor:
-        """``[rows]`` for two classes, else ``[rows, classes]``."""
+        """Return decision values: ``[rows]`` for two classes, else ``[rows, classes]``."""
         return scores[:, 1] if len(self.classes) == 2 else scores
 
     def prediction(self, scores: Tensor) -> Tensor:
-        """Class indices, ``[rows]``."""
+        """Return class indices, ``[rows]``."""
         return (scores[:, 1] > self.threshold).long() if len(self.classes) == 2 else scores.argmax(dim=1)
 
 
@@ -157,14 +157,17 @@ class OutputCode(PredictorModule):
         self.register_buffer("code_book", torch.tensor(code_book, dtype=torch.float64))
 
     def forward(self, *tables: Tensor) -> Tensor:
-        """Squared distances ``[rows, classes]``, less each row's own square.
+        """Return squared distances ``[rows, classes]``, less each row's own square.
 
         Summed member by member as scikit-learn does: members without margins tie exactly, and rounding decides.
         """
         return self._distances(self.members(tables, "score"))
 
     def judged(self, inputs: Sequence[Tensor], methods: Sequence[str]) -> tuple[Tensor, Tensor | None]:
-        """Code words may tie; sums of whole numbers are exact, and then the first is the nearest."""
+        """Compute the table, and the rows where code words may tie.
+
+        Sums of whole numbers are exact, and then the first is the nearest.
+        """
         scores = self.members(inputs, "score")
         table = self._distances(scores)
         if table.shape[1] < 2:
@@ -182,5 +185,5 @@ class OutputCode(PredictorModule):
         return distances
 
     def prediction(self, scores: Tensor) -> Tensor:
-        """Class indices, ``[rows]``."""
+        """Return class indices, ``[rows]``."""
         return scores.argmin(dim=1)

@@ -29,7 +29,7 @@ class Outputs(PredictorModule):
         self.layouts = list(layouts)
 
     def forward(self, *tables: Tensor) -> Tensor:
-        """``[rows, outputs]`` class indices, then each member's probabilities where the source has them."""
+        """Return ``[rows, outputs]`` class indices, then each member's probabilities where the source has them."""
         methods = ["predict", *(method for method in self.answers if method == "predict_proba")]
         return torch.cat(
             [
@@ -41,11 +41,11 @@ class Outputs(PredictorModule):
         )
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """All members' side by side, ``[rows, sum of classes]``."""
+        """Return all members' probabilities side by side, ``[rows, sum of classes]``."""
         return scores[:, len(self.layouts) :]
 
     def prediction(self, scores: Tensor) -> Tensor:
-        """Class indices, ``[rows, outputs]`` int64."""
+        """Return class indices, ``[rows, outputs]`` int64."""
         return scores[:, : len(self.layouts)].long()
 
 
@@ -68,7 +68,10 @@ class Chain(PredictorModule):
         return method == "labels" or method in self.answers
 
     def forward(self, *tables: Tensor) -> Tensor:
-        """``[rows, outputs]`` for labels, probabilities of the second class and decision values, as the source has."""
+        """Return the answers that the source has, ``[rows, outputs]`` each.
+
+        These are labels, probabilities of the second class, and decision values.
+        """
         columns = []
         for method in self.methods:
             for layout, table in zip(self.layouts, tables, strict=True):
@@ -81,13 +84,13 @@ class Chain(PredictorModule):
         return scores[:, start : start + len(self.layouts)]
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """``[rows, outputs]``."""
+        """Return probabilities of the second class, ``[rows, outputs]``."""
         return self._part(scores, "predict_proba")
 
     def decision(self, scores: Tensor) -> Tensor:
-        """``[rows, outputs]``."""
+        """Return decision values ``[rows, outputs]``."""
         return self._part(scores, "decision_function")
 
     def prediction(self, scores: Tensor) -> Tensor:
-        """Labels themselves, ``[rows, outputs]``."""
+        """Return labels themselves, ``[rows, outputs]``."""
         return self._part(scores, "labels")

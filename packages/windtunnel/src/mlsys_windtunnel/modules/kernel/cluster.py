@@ -39,18 +39,18 @@ class NearestCenter(PredictorModule):
         self.register_buffer("labels", torch.from_numpy(numbers))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Distances, ``[rows, centers]``."""
+        """Return distances, ``[rows, centers]``."""
         return distances(x, self.centers)
 
     def judged(self, inputs: Sequence[Tensor], methods: Sequence[str]) -> tuple[Tensor, Tensor | None]:
-        """Labels may tie; distances do not."""
+        """Compute the table, and the rows where labels may tie; distances do not."""
         scores: Tensor = self(*inputs)
         if tuple(methods) == ("transform",):
             return scores, None
         return scores, nearest_is_unsure(scores, sizes(inputs[0], self.centers), self.labels, by_product=True)
 
     def prediction(self, scores: Tensor) -> Tensor:
-        """Cluster numbers, ``[rows]``."""
+        """Return cluster numbers, ``[rows]``."""
         return self.labels[scores.argmin(dim=1)]
 
 
@@ -76,7 +76,7 @@ class CenterTree(PredictorModule):
         self.register_buffer("paths", torch.from_numpy(np.array(paths, np.float64)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, leaves + nodes]``."""
+        """Return distances and margins, ``[rows, leaves + nodes]``."""
         margins = distances(x, self.pairs[:, 1]) - distances(x, self.pairs[:, 0])
         return torch.cat([distances(x, self.centers), margins], dim=1)
 
@@ -92,11 +92,11 @@ class CenterTree(PredictorModule):
         return scores, (is_level & (self.paths[self.prediction(scores)] != 0)).any(dim=1)
 
     def features(self, scores: Tensor) -> Tensor:
-        """Distances to the leaves' centres, ``[rows, leaves]``."""
+        """Return distances to the leaves' centres, ``[rows, leaves]``."""
         return scores[:, : len(self.centers)]
 
     def prediction(self, scores: Tensor) -> Tensor:
-        """Cluster numbers, ``[rows]``: of the one leaf with which all turns on its way agree."""
+        """Return cluster numbers, ``[rows]``: of the one leaf with which all turns on its way agree."""
         turns = torch.where(scores[:, len(self.centers) :] >= 0, 1.0, -1.0).to(self.paths.dtype)
         missed = self.paths.abs().sum(dim=1) - turns @ self.paths.T
         return missed.argmin(dim=1)
@@ -116,22 +116,22 @@ class Mixture(PredictorModule):
         self.body = body
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """``[rows, components]``."""
+        """Return log-densities ``[rows, components]``."""
         scores: Tensor = self.body(*inputs)
         return scores
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """Responsibilities, ``[rows, components]``."""
+        """Return responsibilities, ``[rows, components]``."""
         return scores.softmax(dim=1)
 
     def log_probabilities(self, scores: Tensor) -> Tensor:
-        """``[rows, components]``."""
+        """Return logarithms of responsibilities, ``[rows, components]``."""
         return scores.log_softmax(dim=1)
 
     def samples(self, scores: Tensor) -> Tensor:
-        """Log-densities, ``[rows]``."""
+        """Return log-densities, ``[rows]``."""
         return scores.logsumexp(dim=1)
 
     def prediction(self, scores: Tensor) -> Tensor:
-        """Component numbers, ``[rows]``."""
+        """Return component numbers, ``[rows]``."""
         return scores.argmax(dim=1)

@@ -31,7 +31,7 @@ class Stationary(nn.Module):
             self.extra = nn.Parameter(torch.tensor(float(extra), dtype=torch.float64))
 
     def forward(self, x: Tensor, anchors: Tensor) -> Tensor:
-        """``[rows, anchors]``."""
+        """Return covariances ``[rows, anchors]``."""
         if self.shape == "dot-product":
             return x @ anchors.T + self.length_scale**2
         if self.shape == "periodic":
@@ -60,7 +60,7 @@ class ConstantCovariance(nn.Module):
         self.value = nn.Parameter(torch.tensor(float(value), dtype=torch.float64), requires_grad=bool(value != 0))
 
     def forward(self, x: Tensor, anchors: Tensor) -> Tensor:
-        """``[rows, anchors]``."""
+        """Return covariances ``[rows, anchors]``."""
         return self.value.expand(x.shape[0], anchors.shape[0])
 
 
@@ -73,7 +73,7 @@ class Combined(nn.Module):
         self.multiplies = multiplies
 
     def forward(self, x: Tensor, anchors: Tensor) -> Tensor:
-        """``[rows, anchors]``."""
+        """Return covariances ``[rows, anchors]``."""
         first, second = self.first(x, anchors), self.second(x, anchors)
         result: Tensor = first * second if self.multiplies else first + second
         return result
@@ -88,7 +88,7 @@ class Powered(nn.Module):
         self.exponent = float(exponent)
 
     def forward(self, x: Tensor, anchors: Tensor) -> Tensor:
-        """``[rows, anchors]``."""
+        """Return covariances ``[rows, anchors]``."""
         result: Tensor = self.base(x, anchors) ** self.exponent
         return result
 
@@ -121,6 +121,6 @@ class PosteriorMean(nn.Module):
         self.scale = nn.Parameter(torch.from_numpy(np.array(scale, np.float64).reshape(-1)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, outputs]``."""
+        """Return means ``[rows, outputs]``."""
         values: Tensor = self.covariance(x, self.samples) @ self.weights
         return values * self.scale + self.mean

@@ -26,7 +26,7 @@ class Projection(OperatorModule):
         self.weight = parameter(weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, components]``."""
+        """Return ``[rows, components]``."""
         return (x - self.mean) @ self.weight.T
 
 
@@ -50,15 +50,15 @@ class FactorModel(PredictorModule):
         self.precision = parameter(precision)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Centred rows, ``[rows, features]``."""
+        """Return centred rows, ``[rows, features]``."""
         return x - self.mean
 
     def features(self, scores: Tensor) -> Tensor:
-        """``[rows, components]``."""
+        """Return ``[rows, components]``."""
         return scores @ self.weight.T
 
     def samples(self, scores: Tensor) -> Tensor:
-        """Log-densities, ``[rows]``; minus infinity where the precision is no covariance's inverse."""
+        """Return log-densities, ``[rows]``; minus infinity where the precision is no covariance's inverse."""
         sign, logarithm = torch.linalg.slogdet(self.precision)
         volume = torch.where(sign > 0, logarithm, -torch.inf)
         mahalanobis = (scores * (scores @ self.precision)).sum(dim=1)
@@ -92,7 +92,7 @@ class KernelProjection(OperatorModule):
             self.overall_mean = parameter(overall_mean)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, components]``."""
+        """Return ``[rows, components]``."""
         values: Tensor = self.kernel(x)
         if self.is_centred:
             values = values - self.column_means - values.mean(dim=1, keepdim=True) + self.overall_mean
@@ -115,6 +115,6 @@ class RandomFourier(OperatorModule):
         self.skewedness = skewedness
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, components]``."""
+        """Return ``[rows, components]``."""
         x = x if self.skewedness is None else (x + self.skewedness).log()
         return math.sqrt(2 / len(self.offset)) * torch.cos(x @ self.weight + self.offset)

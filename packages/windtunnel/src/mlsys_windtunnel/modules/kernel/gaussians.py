@@ -26,7 +26,7 @@ class DiagonalGaussians(nn.Module):
         self.bias = _parameter(bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, components]``."""
+        """Return log-densities ``[rows, components]``."""
         log_scales = self.log_scales.expand_as(self.means)
         scales = log_scales.exp()
         squares = [((x - mean) * scale).square().sum(dim=1) for mean, scale in zip(self.means, scales, strict=True)]
@@ -56,7 +56,7 @@ class FullGaussians(nn.Module):
         self.bias = _parameter(bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, components]``."""
+        """Return log-densities ``[rows, components]``."""
         factors = self.directions * self.log_scales.exp().unsqueeze(1)
         factors = factors.expand(len(self.means), -1, -1)
         squares = [((x - mean) @ factor).square().sum(dim=1) for mean, factor in zip(self.means, factors, strict=True)]
@@ -64,7 +64,7 @@ class FullGaussians(nn.Module):
 
 
 def _log_density(squares: list[Tensor], offset: Tensor, num_features: int) -> Tensor:
-    """From squared whitened distances, one ``[rows]`` per component."""
+    """Return log-densities from squared whitened distances, one ``[rows]`` per component."""
     return offset - 0.5 * (num_features * math.log(2 * math.pi) + torch.stack(squares, dim=1))
 
 

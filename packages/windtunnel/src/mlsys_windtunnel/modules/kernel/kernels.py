@@ -13,7 +13,7 @@ KernelKind = Literal["linear", "poly", "rbf", "sigmoid", "cosine", "laplacian"]
 
 
 def squared_distances(x: Tensor, anchors: Tensor) -> Tensor:
-    """``|x - a|^2`` for each row and anchor, ``[rows, anchors]``, by one matrix product.
+    """Compute ``|x - a|^2`` for each row and anchor, ``[rows, anchors]``, by one matrix product.
 
     Both are centred on the anchors' mean first, so that a common offset of the data costs no digits.
     """
@@ -24,7 +24,7 @@ def squared_distances(x: Tensor, anchors: Tensor) -> Tensor:
 
 
 def distances(x: Tensor, anchors: Tensor, p: float = 2.0) -> Tensor:
-    """Minkowski distances ``[rows, anchors]`` by differences: exact near zero, with a gradient of 0 there.
+    """Compute Minkowski distances ``[rows, anchors]`` by differences: exact near zero, with a gradient of 0 there.
 
     Example:
         >>> distances(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])).tolist()
@@ -68,7 +68,7 @@ class Kernel(nn.Module):
         self.degree = float(degree)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, anchors]``."""
+        """Return kernel values ``[rows, anchors]``."""
         if self.kind == "rbf":
             return torch.exp(-self.gamma * squared_distances(x, self.anchors))
         if self.kind == "laplacian":
@@ -83,6 +83,6 @@ class Kernel(nn.Module):
 
 
 def _unit(rows: Tensor) -> Tensor:
-    """Rows of length one; a row of zeros stays."""
+    """Scale rows to length one; a row of zeros stays."""
     norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     return rows / torch.where(norms == 0, 1, norms)

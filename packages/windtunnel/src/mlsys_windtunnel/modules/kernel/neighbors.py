@@ -88,7 +88,7 @@ class NeighborAverage(nn.Module):
         self.by_product, self.votes = by_product, tuple(votes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, outputs]``."""
+        """Return averages ``[rows, outputs]``."""
         x, samples = self._scaled(x)
         return self._average(x, samples, nearest(x, samples, self.k, p=self.p)[1])
 
@@ -160,7 +160,7 @@ class NeighborAverage(nn.Module):
         return (x, samples) if self.scale is None else (x * self.scale, samples * self.scale)
 
     def _average(self, x: Tensor, samples: Tensor, places: Tensor) -> Tensor:
-        """``[rows, outputs]`` from the neighbours' places."""
+        """Return averages ``[rows, outputs]`` from the neighbours' places."""
         values = self.values[places]
         if not self.by_distance:
             return values.sum(dim=1) / self.k
@@ -187,7 +187,7 @@ class OutputVotes(PredictorModule):
         self.outputs = tuple(tuple(labels) for labels in outputs)
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """``[rows, sum of classes]``."""
+        """Return ``[rows, sum of classes]``."""
         scores: Tensor = self.body(*inputs)
         return scores
 
@@ -196,11 +196,11 @@ class OutputVotes(PredictorModule):
         return self.judged_by(self.body, inputs)
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """``[rows, sum of classes]``."""
+        """Return probabilities ``[rows, sum of classes]``."""
         return scores
 
     def prediction(self, scores: Tensor) -> Tensor:
-        """Class indices, ``[rows, outputs]`` int64."""
+        """Return class indices, ``[rows, outputs]`` int64."""
         each = torch.split(scores, [len(labels) for labels in self.outputs], dim=1)
         return torch.stack([votes.argmax(dim=1) for votes in each], dim=1)
 
@@ -244,7 +244,7 @@ class NearestCentroid(PredictorModule):
         self.head = Posterior(nn.Identity(), classes=classes, answers=answers)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, classes]``, or twice as wide where distances decide."""
+        """Return scores ``[rows, classes]``, or twice as wide where distances decide."""
         far = distances(x / self.deviations, self.centroids / self.deviations, p=self.p)
         scores = 2 * self.log_priors - far.square()
         if not self.predicts_by_distance:
@@ -261,17 +261,17 @@ class NearestCentroid(PredictorModule):
         return scores, nearest_is_unsure(-scores[:, -len(self.classes) :], size, labels, by_product=True)
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """``[rows, classes]``."""
+        """Return probabilities ``[rows, classes]``."""
         return self.head.probabilities(scores[:, : len(self.classes)])
 
     def log_probabilities(self, scores: Tensor) -> Tensor:
-        """``[rows, classes]``."""
+        """Return logarithms of probabilities ``[rows, classes]``."""
         return self.head.log_probabilities(scores[:, : len(self.classes)])
 
     def decision(self, scores: Tensor) -> Tensor:
-        """``[rows]`` for two classes, else ``[rows, classes]``."""
+        """Return decision values: ``[rows]`` for two classes, else ``[rows, classes]``."""
         return self.head.decision(scores[:, : len(self.classes)])
 
     def prediction(self, scores: Tensor) -> Tensor:
-        """Class indices, ``[rows]``."""
+        """Return class indices, ``[rows]``."""
         return scores[:, -len(self.classes) :].argmax(dim=1)

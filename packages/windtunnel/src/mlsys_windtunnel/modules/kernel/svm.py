@@ -35,7 +35,7 @@ class KernelExpansion(nn.Module):
         self.intercept = nn.Parameter(torch.from_numpy(np.array(intercept, np.float64)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, outputs]``."""
+        """Return decision values ``[rows, outputs]``."""
         result: Tensor = self.kernel(x) @ self.weights.T + self.intercept
         return result
 
@@ -71,7 +71,7 @@ class PairwiseExpansion(nn.Module):
         self.register_buffer("takes_part", torch.from_numpy(takes_part))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, pairs]``."""
+        """Return decision values ``[rows, pairs]``."""
         weights = torch.where(self.takes_part, self.dual.gather(0, self.rows), 0.0)
         result: Tensor = self.kernel(x) @ weights.T + self.intercept
         return result
@@ -121,32 +121,32 @@ class SupportVectorClassifier(PredictorModule):
             self.slope, self.shift = (nn.Parameter(torch.from_numpy(np.array(part, np.float64))) for part in sigmoids)
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Decision values, ``[rows, pairs]``."""
+        """Return decision values, ``[rows, pairs]``."""
         scores: Tensor = self.body(*inputs)
         return scores
 
     def decision(self, scores: Tensor) -> Tensor:
-        """``[rows]`` for two classes, else ``[rows, classes]`` or ``[rows, pairs]``."""
+        """Return decision values: ``[rows]`` for two classes, else ``[rows, classes]`` or ``[rows, pairs]``."""
         if len(self.classes) == 2:
             return -scores.squeeze(1)
         return self._one_vs_rest(scores) if self.is_one_vs_rest else scores
 
     def prediction(self, scores: Tensor) -> Tensor:
-        """Class indices, ``[rows]``; equal values go to the second class of a pair, equal votes to the first class."""
+        """Return class indices, ``[rows]``; equal values go to a pair's second class, equal votes to the first."""
         if self.breaks_ties:
             return self._one_vs_rest(scores).argmax(dim=1)
         wins = (scores > 0).to(self.first.dtype)
         return (wins @ self.first + (1 - wins) @ self.second).argmax(dim=1)
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """``[rows, classes]``."""
+        """Return probabilities ``[rows, classes]``."""
         first = torch.sigmoid(-(scores * self.slope + self.shift))
         first = first.clamp(SMALLEST_PROBABILITY, 1 - SMALLEST_PROBABILITY)
         beside = torch.cat([first, 1 - first, torch.zeros_like(first[:, :1])], dim=1)
         return couple(beside.index_select(1, self.pairs).reshape(-1, len(self.classes), len(self.classes)))
 
     def _one_vs_rest(self, scores: Tensor) -> Tensor:
-        """Votes, of which sums of decision values, squeezed into a third of a vote, decide between equals."""
+        """Return votes; sums of decision values, squeezed into a third of a vote, decide between equals."""
         loses = (scores < 0).to(scores.dtype)
         votes = (1 - loses) @ self.first + loses @ self.second
         sums = scores @ (self.first - self.second)
@@ -154,7 +154,7 @@ class SupportVectorClassifier(PredictorModule):
 
 
 def couple(pairwise: Tensor) -> Tensor:
-    """Probabilities of classes from those within pairs (Wu, Lin and Weng, JMLR 5, 2004).
+    """Compute probabilities of classes from those within pairs (Wu, Lin and Weng, JMLR 5, 2004).
 
     The values are libsvm's. The gradient is that of the minimum which libsvm's rounds approach: they stop early, and
     where they stop before the first round the result does not depend on the pairs at all.
@@ -187,7 +187,7 @@ def _minimum(quadratic: Tensor) -> Tensor:
 
 
 def _libsvm_rounds(quadratic: Tensor) -> Tensor:
-    """Their algorithm 2, stopped where libsvm stops it, row by row: its tolerance is visible in the result.
+    """Run their algorithm 2, stopped where libsvm stops it, row by row: its tolerance is visible in the result.
 
     An exported graph holds all 100 rounds, as it cannot stop early.
     """

@@ -25,24 +25,24 @@ class Posterior(PredictorModule):
         self.body = body
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """``[rows, classes]``."""
+        """Return scores ``[rows, classes]``."""
         scores: Tensor = self.body(*inputs)
         return scores
 
     def log_probabilities(self, scores: Tensor) -> Tensor:
-        """``[rows, classes]``: finite where probabilities underflow."""
+        """Return logarithms of probabilities ``[rows, classes]``: finite where probabilities underflow."""
         return scores.log_softmax(dim=1)
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """``[rows, classes]``."""
+        """Return probabilities ``[rows, classes]``."""
         return scores.softmax(dim=1)
 
     def decision(self, scores: Tensor) -> Tensor:
-        """``[rows]`` for two classes, else ``[rows, classes]``."""
+        """Return decision values: ``[rows]`` for two classes, else ``[rows, classes]``."""
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def prediction(self, scores: Tensor) -> Tensor:
-        """Class indices, ``[rows]``."""
+        """Return class indices, ``[rows]``."""
         return scores.argmax(dim=1)
 
 
@@ -64,28 +64,28 @@ class LinearDiscriminant(PredictorModule):
         self.num_margins = 1 if len(head.classes) == 2 else len(head.classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, margins + k]``."""
+        """Return ``[rows, margins + k]``."""
         margins: Tensor = self.head(x)
         return margins if self.projection is None else torch.cat([margins, self.projection(x)], dim=1)
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """``[rows, classes]``."""
+        """Return probabilities ``[rows, classes]``."""
         return self.head.probabilities(scores[:, : self.num_margins])
 
     def log_probabilities(self, scores: Tensor) -> Tensor:
-        """``[rows, classes]``; of a probability of 0, the logarithm of the smallest normal number."""
+        """Return logarithms of probabilities ``[rows, classes]``; 0 counts as the smallest normal number."""
         probabilities = self.probabilities(scores)
         smallest = torch.finfo(probabilities.dtype).tiny
         return torch.where(probabilities == 0, smallest, probabilities).log()
 
     def decision(self, scores: Tensor) -> Tensor:
-        """``[rows]`` for two classes, else ``[rows, classes]``."""
+        """Return decision values: ``[rows]`` for two classes, else ``[rows, classes]``."""
         return self.head.decision(scores[:, : self.num_margins])
 
     def features(self, scores: Tensor) -> Tensor:
-        """``[rows, k]``."""
+        """Return projected rows ``[rows, k]``."""
         return scores[:, self.num_margins :]
 
     def prediction(self, scores: Tensor) -> Tensor:
-        """Class indices, ``[rows]``."""
+        """Return class indices, ``[rows]``."""
         return self.head.prediction(scores[:, : self.num_margins])

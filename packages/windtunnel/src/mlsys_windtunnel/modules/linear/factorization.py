@@ -27,7 +27,7 @@ class FactorizationMachine(OperatorModule):
         self.factors = nn.Parameter(torch.from_numpy(np.array(factors, np.float64)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, outputs]`` from ``[rows, features]``."""
+        """Return ``[rows, outputs]`` from ``[rows, features]``."""
         sums = torch.matmul(x, self.factors)  # [outputs, rows, n_factors]
         squares = torch.matmul(x.square(), self.factors.square())
         interactions = (sums.square() - squares).sum(2).T / 2
@@ -49,7 +49,7 @@ class IdFactorization(OperatorModule):
         self.tables = nn.ParameterList(torch.from_numpy(np.array(table, np.float64)) for table in tables)
 
     def forward(self, codes: Tensor) -> Tensor:
-        """``[rows, 1]`` from codes ``[rows, columns]``, whole numbers in any dtype."""
+        """Return ``[rows, 1]`` from codes ``[rows, columns]``, whole numbers in any dtype."""
         rows = codes.long()
         chosen = torch.stack([table[rows[:, place]] for place, table in enumerate(self.tables)])
         sums = chosen.sum(0)

@@ -21,7 +21,7 @@ class Affine(OperatorModule):
         self.bias = nn.Parameter(torch.from_numpy(np.broadcast_to(np.asarray(bias, np.float64), len(matrix)).copy()))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, outputs]``."""
+        """Return ``[rows, outputs]``."""
         return torch.nn.functional.linear(x, self.weight, self.bias)
 
 
@@ -40,14 +40,14 @@ class MultilabelMargins(PredictorModule):
         self.body = body
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Margins, ``[rows, labels]``."""
+        """Return margins, ``[rows, labels]``."""
         scores: Tensor = self.body(*inputs)
         return scores
 
     def decision(self, scores: Tensor) -> Tensor:
-        """``[rows, labels]``."""
+        """Return margins, ``[rows, labels]``."""
         return scores
 
     def prediction(self, scores: Tensor) -> Tensor:
-        """0 or 1 for each label, ``[rows, labels]`` int64."""
+        """Return 0 or 1 for each label, ``[rows, labels]`` int64."""
         return (scores > 0).long()

@@ -44,7 +44,7 @@ class CategoryLogLikelihood(nn.Module):
         self.register_buffer("num_categories", torch.from_numpy(counts))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, classes]``; codes are cut to whole numbers, as the source does.
+        """Return ``[rows, classes]``; codes are cut to whole numbers, as the source does.
 
         A code without a category gives NaN in an exported or compiled module, which cannot raise.
 

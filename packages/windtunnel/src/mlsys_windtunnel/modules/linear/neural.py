@@ -39,7 +39,7 @@ class Layers(nn.Module):
         self.last: Activation = last
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, outputs]``."""
+        """Return ``[rows, outputs]``."""
         for number, layer in enumerate(self.layers, start=1):
             x = _activate(layer(x), self.last if number == len(self.layers) else self.hidden)
         return x
@@ -59,16 +59,16 @@ class MultilabelProbabilities(PredictorModule):
         self.body = body
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Margins, ``[rows, labels]``."""
+        """Return margins, ``[rows, labels]``."""
         scores: Tensor = self.body(*inputs)
         return scores
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """``[rows, labels]``."""
+        """Return probabilities ``[rows, labels]``."""
         return scores.sigmoid()
 
     def prediction(self, scores: Tensor) -> Tensor:
-        """0 or 1 for each label, ``[rows, labels]`` int64."""
+        """Return 0 or 1 for each label, ``[rows, labels]`` int64."""
         return (scores > 0).long()
 
 
@@ -80,7 +80,7 @@ class Constant(nn.Module):
         self.values = nn.Parameter(torch.from_numpy(np.array(values, np.float64).ravel()))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, outputs]``."""
+        """Return the constant for each row, ``[rows, outputs]``."""
         return self.values.expand(x.shape[0], -1)
 
 

@@ -22,7 +22,7 @@ Masks = npt.NDArray[np.uint64]
 
 
 def mask_bits(ensemble: TreeEnsemble) -> int:
-    """Bits a tree's mask takes: 8, 16, 32, or a multiple of 64 (several words)."""
+    """Return the bits that a tree's mask takes: 8, 16, 32, or a multiple of 64 (several words)."""
     most = int(np.diff(ensemble.leaf_start).max())
     return next((bits for bits in (8, 16, 32) if most <= bits), -(-most // 64) * 64)
 
@@ -75,7 +75,7 @@ class BitTables(nn.Module):
         self.register_buffer("bit_to_leaf", torch.from_numpy(bit_to_leaf), persistent=False)
 
     def columns(self, x: Tensor) -> Tensor:
-        """Rows of the table, ``[features read, rows]`` int64, for clean inputs ``[rows, features]``."""
+        """Return rows of the table, ``[features read, rows]`` int64, for clean inputs ``[rows, features]``."""
         values = x.t().contiguous().index_select(0, self.features)
         bins = torch.searchsorted(self.edges, values)
         return torch.where(values.isnan(), self.row_of_missing, bins + self.row_start)
@@ -95,7 +95,7 @@ class BitTables(nn.Module):
 
 
 def _tables(ensemble: TreeEnsemble, features: Integers, edges: list[Floats]) -> npt.NDArray[np.generic]:
-    """``[bins of all features, trees * words]``: open leaves."""
+    """Return masks of open leaves, ``[bins of all features, trees * words]``."""
     bits = mask_bits(ensemble)
     left, right, everything = _leaf_masks(ensemble, max(1, bits // 64))
     tree = ensemble.tree_of_split()

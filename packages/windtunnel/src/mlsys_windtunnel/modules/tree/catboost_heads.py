@@ -19,14 +19,14 @@ class CatBoostClasses(TreeClassifier):
     cut = 0.0
 
     def log_probabilities(self, scores: Tensor) -> Tensor:
-        """``[rows, classes]``."""
+        """Return logarithms of probabilities ``[rows, classes]``."""
         if self.link == "softmax":
             return scores.log_softmax(dim=1)
         scores = scores if scores.shape[1] > 1 else torch.cat([-scores, scores], dim=1)
         return nn.functional.logsigmoid(scores)
 
     def prediction(self, scores: Tensor) -> Tensor:
-        """Class indices, ``[rows]``, or ``[rows, 1]`` for three classes or more."""
+        """Return class indices, ``[rows]``, or ``[rows, 1]`` for three classes or more."""
         return scores.argmax(dim=1, keepdim=True) if scores.shape[1] > 1 else (scores.squeeze(1) > self.cut).long()
 
 
@@ -44,20 +44,20 @@ class CatBoostLabels(PredictorModule):
         self.trees = trees
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, labels]``."""
+        """Return scores ``[rows, labels]``."""
         scores: Tensor = self.trees(x)
         return scores
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """``[rows, labels]``."""
+        """Return probabilities ``[rows, labels]``."""
         return scores.sigmoid()
 
     def log_probabilities(self, scores: Tensor) -> Tensor:
-        """``[rows, labels]``."""
+        """Return logarithms of probabilities ``[rows, labels]``."""
         return nn.functional.logsigmoid(scores)
 
     def prediction(self, scores: Tensor) -> Tensor:
-        """``[rows, labels]`` int64."""
+        """Return 0 or 1 for each label, ``[rows, labels]`` int64."""
         return (scores > 0).long()
 
 

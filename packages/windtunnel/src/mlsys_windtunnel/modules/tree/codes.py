@@ -37,7 +37,7 @@ class CategoryCodes(OperatorModule):
         self.register_buffer("others", torch.from_numpy(np.array(others, np.int64)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, coded + others]``."""
+        """Return ``[rows, coded + others]``."""
         values = x.detach().index_select(1, self.columns).t().contiguous()
         place = torch.searchsorted(self.categories, values).clamp(max=self.categories.shape[1] - 1)
         is_known = (self.categories.gather(1, place) == values) & values.isfinite()
@@ -54,6 +54,6 @@ class Coded(OperatorModule):
         self.trees = trees
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, outputs]``."""
+        """Return the trees' sums ``[rows, outputs]``."""
         sums: Tensor = self.trees(self.codes(x))
         return sums

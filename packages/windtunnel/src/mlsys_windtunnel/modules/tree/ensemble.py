@@ -45,7 +45,7 @@ class Tree:
         value: npt.ArrayLike,
         left_categories: dict[int, Integers] | None = None,
     ) -> Tree:
-        """From one list of nodes in which splits and leaves are mixed and the root is the first; ``[nodes]`` each.
+        """Make a tree from one list of nodes, splits and leaves mixed, the root first; ``[nodes]`` each.
 
         ``value`` is ``[nodes]`` or ``[nodes, outputs]`` and read at leaves only; the keys of ``left_categories`` are
         nodes.
@@ -120,7 +120,7 @@ class TreeEnsemble:
         return tree
 
     def depths(self) -> Integers:
-        """``[trees]``: splits on the longest way from the root to a leaf."""
+        """Return the splits on the longest way from the root to a leaf, ``[trees]``."""
         tree = self.tree_of_split()
         depths = np.zeros(self.num_trees, np.int64)
         for depth, level in enumerate(self.levels(), 1):

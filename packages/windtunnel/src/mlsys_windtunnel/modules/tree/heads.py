@@ -55,13 +55,13 @@ class TreeClassifier(Classifier):
         self.decides: Decision = decides
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """``[rows, classes]``."""
+        """Return probabilities ``[rows, classes]``."""
         if not self.is_normalised:
             return (scores * self.slope).sigmoid()
         return super().probabilities(scores * self.slope)
 
     def prediction(self, scores: Tensor) -> Tensor:
-        """Class indices, ``[rows]``."""
+        """Return class indices, ``[rows]``."""
         if len(self.classes) == 1:
             return torch.zeros_like(scores[:, 0], dtype=torch.int64)
         if self.decides == "likeliest":
@@ -97,7 +97,7 @@ class TreeOutputs(PredictorModule):
         return scores
 
     def prediction(self, scores: Tensor) -> Tensor:
-        """Class indices, ``[rows, outputs]`` int64."""
+        """Return class indices, ``[rows, outputs]`` int64."""
         each = torch.split(scores, [len(labels) for labels in self.outputs], dim=1)
         return torch.stack([part.argmax(dim=1) for part in each], dim=1)
 
@@ -118,7 +118,7 @@ class Mapped(OperatorModule):
         self.slope = slope
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """``[rows, outputs]``."""
+        """Return ``[rows, outputs]``."""
         return _OUTPUTS[self.output](self.body(*inputs) * self.slope)
 
 
@@ -169,7 +169,7 @@ class IsolationScores(OperatorModule):
         self.register_buffer("offset", torch.tensor(offset, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, 1]``."""
+        """Return scores ``[rows, 1]``."""
         length = self.trees(x)
         share = length / self.longest if self.longest else torch.ones_like(length)
         return -torch.exp2(-share) - self.offset
@@ -191,7 +191,7 @@ class WeightedMedianOfTrees(OperatorModule):
         self.register_buffer("weights", torch.from_numpy(np.array(weights, np.float64)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, 1]``."""
+        """Return medians ``[rows, 1]``."""
         values, order = self.trees.tree_values(x).squeeze(2).sort(dim=1, stable=True)
         reached = self.weights[order].cumsum(dim=1)
         median = (reached >= 0.5 * reached[:, -1:]).long().argmax(dim=1, keepdim=True)

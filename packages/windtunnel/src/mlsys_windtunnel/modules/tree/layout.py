@@ -90,7 +90,7 @@ def _columns(features: npt.NDArray[np.void], feature: Integers, wants_left: Bool
 def _edges(
     ensemble: TreeEnsemble, features: npt.NDArray[np.void], feature: Integers, is_category: Booleans
 ) -> tuple[Floats, Integers]:
-    """All edges, feature by feature, and the bin of each split's threshold; tells ``features`` of theirs."""
+    """Return all edges, feature by feature, and the bin of each split's threshold; tell ``features`` of theirs."""
     bins = np.zeros(len(feature), np.int64)
     numeric = np.flatnonzero(~is_category)
     order = numeric[np.lexsort((ensemble.threshold[numeric], feature[numeric]))]

@@ -107,7 +107,7 @@ class NativeTrees:
         self._sum_trees = library.mlsys_sum_trees
 
     def __call__(self, x: npt.NDArray[np.float64], *, slope: float = 0.0) -> npt.NDArray[np.float64]:
-        """``[rows, outputs]`` from inputs ``[rows, features]``.
+        """Return ``[rows, outputs]`` from inputs ``[rows, features]``.
 
         Args:
             x: The inputs.

@@ -122,7 +122,7 @@ class Trees(OperatorModule):
         return leaves if self.finder.tree_dim == 1 else leaves.t()
 
     def leaf_weights(self, x: Tensor) -> Tensor:
-        """1 for each leaf that a row reaches, 0 for others: ``[rows, leaves]``."""
+        """Return 1 for each leaf that a row reaches, 0 for others: ``[rows, leaves]``."""
         return x.new_zeros(x.shape[0], len(self.leaf_value)).scatter(1, self.leaves(x), 1.0)
 
     def tree_values(self, x: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class Trees(OperatorModule):
         return self._values(self.leaves(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[rows, outputs]``."""
+        """Return sums ``[rows, outputs]``."""
         if (sums := native_sums(self, x)) is not None:
             return sums
         clean = self._clean(x)

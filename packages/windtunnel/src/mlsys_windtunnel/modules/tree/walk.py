@@ -99,7 +99,7 @@ class Walk(nn.Module):
 
 
 def _category_buffers(ensemble: TreeEnsemble) -> dict[str, npt.NDArray[np.int64] | npt.NDArray[np.bool_]]:
-    """Per split where its set starts and how many entries it has: missing, the codes, codes beyond. 0: numeric."""
+    """Return for each split the start of its set and its entries: missing, the codes, codes beyond. 0: numeric."""
     start, size = np.zeros((2, len(ensemble.feature)), np.int64)
     members = [np.zeros(1, bool)]  # read, and not used, where a split is numeric
     for split in np.flatnonzero(ensemble.category_set >= 0):
