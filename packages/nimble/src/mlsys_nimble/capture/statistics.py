@@ -29,17 +29,23 @@ def _batch_norm(
     return [y, saved_mean, saved_rstd]
 
 
-def declared(func: Any, args: Sequence[Any]) -> Callable[..., Any] | None:
+def declared(func: Any, args: Sequence[Any], kwargs: dict[str, Any], source: str) -> Callable[..., Any] | None:
     """Return a function that does what ``func`` does with these arguments, and whose writes are operators of their own.
 
     None: ``func`` writes nothing that its schema does not tell of.
+
+    Raises:
+        CaptureError: the statistics are expanded, so that many numbers would be written to one place.
     """
     name = func._schema.name
-    if name not in ("aten::batch_norm", "aten::native_batch_norm", "aten::instance_norm"):
+    if name not in ("aten::batch_norm", "aten::native_batch_norm", "aten::instance_norm") or kwargs:
         return None
     mean, updates = args[3], args[5]
-    if mean is None or not updates or any(0 in statistic.stride() for statistic in args[3:5]):
-        return None  # or it writes many numbers to one place: refused when it is run
+    if mean is None or not updates:
+        return None
+    if any(0 in statistic.stride() for statistic in args[3:5]):
+        what = f"{func} writes running statistics whose elements share memory"
+        raise refuse(what, source, "Give it statistics of their own: expand(...).clone().")
     if name == "aten::instance_norm":  # torch takes it apart into a batch norm, and a write
         return func.decompose  # type: ignore[no-any-return]
     is_one = name == "aten::batch_norm"

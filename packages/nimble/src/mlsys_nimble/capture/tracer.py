@@ -138,7 +138,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         self.builder.site = self._site()
         name = str(func)
-        function = declared(func, args)
+        function = declared(func, args, kwargs, self.builder.site.source)
         if function is not None:
             with self:
                 return function(*args, **kwargs)
