@@ -161,3 +161,13 @@ def test_memory_reached_by_dlpack_is_refused():
 def test_the_shape_of_an_argument_is_not_changed_in_place():
     with pytest.raises(CaptureError, match="changes the shape of an argument"):
         Nimble(Call(lambda self, x: x.t_())).prepare(torch.ones(2, 3), executor="reference")
+
+
+@pytest.mark.parametrize("executor", ["reference", "native"])
+def test_statistics_whose_elements_share_memory_are_refused(executor: str):
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.batch_norm(x, mean.expand(4), var.expand(4), training=True)
+
+    with pytest.raises(CaptureError, match="running statistics whose elements share memory"):
+        Nimble(Net()).prepare((torch.randn(3, 4), torch.zeros(1), torch.ones(1)), executor=executor)
