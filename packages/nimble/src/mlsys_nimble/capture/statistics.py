@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ def _batch_norm(
     return [y, saved_mean, saved_rstd]
 
 
-def declared(func: Any, args: Sequence[Any], kwargs: dict[str, Any], source: str) -> Callable[..., Any] | None:
+def declared(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], source: str) -> Callable[..., Any] | None:
     """Return a function that does what ``func`` does with these arguments, and whose writes are operators of their own.
 
     None: ``func`` writes nothing that its schema does not tell of.
