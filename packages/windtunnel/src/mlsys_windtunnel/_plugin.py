@@ -1,4 +1,4 @@
-"""Registers this package with mlsys; imports nothing heavy."""
+"""Registration of this package with mlsys; imports nothing heavy."""
 
 from __future__ import annotations
 

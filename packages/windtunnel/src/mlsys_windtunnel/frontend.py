@@ -81,7 +81,7 @@ class Frontend:
     Args:
         graph: The whole pipeline.
         operators: The host's operators, in an order in which they can run.
-        frontier: What :meth:`encode` packs, in order.
+        frontier: Values that :meth:`encode` packs, in order.
     """
 
     def __init__(

@@ -85,12 +85,12 @@ class Answer:
 
     @property
     def queue_s(self) -> float:
-        """From admission to the start of its first task."""
+        """Seconds from admission to the start of its first task."""
         return self.result.started_s - self.result.added_s
 
     @property
     def compute_s(self) -> float:
-        """From there to its end."""
+        """Seconds from the start of its first task to its end."""
         return self.result.ended_s - self.result.started_s
 
 
@@ -144,11 +144,11 @@ def make_executor(worker: Worker, config: EngineConfig, clock: Clock, number: in
 
 
 class Engine:
-    """Serves one model; close it, or use it as a context manager.
+    """Server of one model; close it, or use it as a context manager.
 
     Args:
-        model: what to serve.
-        config: how.
+        model: model to serve.
+        config: settings of the engine.
         recorder: gets a span per round.
         on_round: called with every round that is done, in the loop's thread.
 
@@ -198,7 +198,7 @@ class Engine:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests accepted that have not left."""
+        """Number of requests accepted that have not left."""
         return self._loop.num_unfinished
 
     def submit(

@@ -33,7 +33,7 @@ Outcomes = Mapping[str, Mapping[str, "Outcome"]]  # by model, then by contestant
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Under which a race was run."""
+    """Conditions under which a race was run."""
 
     num_threads: int  # of each contestant
     rounds: int

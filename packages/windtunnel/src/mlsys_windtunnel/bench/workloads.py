@@ -42,10 +42,10 @@ def workloads(rows: int, *, num_threads: int, adult: Path | None = None, num_tre
     """Make the suite's models, each with ``rows`` fresh rows.
 
     Args:
-        rows: Of each table.
-        num_threads: What the sources may use to answer; they are fitted on one.
+        rows: Fresh rows of each table.
+        num_threads: Threads that the sources may use to answer; they are fitted on one.
         adult: The census table; None leaves its pipeline out.
-        num_trees: Of each ensemble.
+        num_trees: Trees of each ensemble.
     """
     # OpenMP's threads wait for each other actively: beside other work, fitting on several takes many times longer
     with importlib.import_module("threadpoolctl").threadpool_limits(1):

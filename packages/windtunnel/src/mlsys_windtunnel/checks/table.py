@@ -61,7 +61,7 @@ def check_names(labels: Sequence[str], names: Sequence[str], rules: InputRules) 
     Args:
         labels: The frame's.
         names: Those that the source was fitted on.
-        rules: Of the source.
+        rules: Rules of the source.
 
     Raises:
         InvalidInputError: the labels are not just the names in their order, unless columns are looked up by name.
@@ -113,7 +113,7 @@ def check_kind(x: Any, rules: InputRules, names: Sequence[str] | None = None) ->
 
     Args:
         x: The table.
-        rules: Of the source.
+        rules: Rules of the source.
         names: Those that it was fitted on, where ``x`` is read by them.
 
     Raises:

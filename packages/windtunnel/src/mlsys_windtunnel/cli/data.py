@@ -50,7 +50,7 @@ def read_table(path: Path, frontend: Frontend | None = None) -> pd.DataFrame:
 
     Args:
         path: The file.
-        frontend: Of the pipeline that is to take them: its columns must be there, others are left unread, and a column
+        frontend: Host part of the pipeline for them: its columns must be there, others are left unread, and a column
             whose categories are text is read as text ("01" stays "01").
 
     Raises:

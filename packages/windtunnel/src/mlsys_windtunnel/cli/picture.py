@@ -36,7 +36,7 @@ def picture(graph: PipelineGraph, module: WindTunnelModule) -> str:
     """Draw a page of its own, without scripts or links.
 
     Args:
-        graph: Of the source.
+        graph: Graph of the source.
         module: Its translation, trained or not.
     """
     source = [Box(graph.input.name, "input", _columns(graph.input.width), "", ())]

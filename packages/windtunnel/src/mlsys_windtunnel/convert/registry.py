@@ -48,7 +48,7 @@ class Entry:
 
 
 class ConverterRegistry:
-    """Finds converters by the class of a fitted estimator.
+    """Look-up of converters by the class of a fitted estimator.
 
     Args:
         entries: Built-in and plugins' lines, by ``source``.

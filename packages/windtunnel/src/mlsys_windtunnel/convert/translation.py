@@ -39,7 +39,7 @@ def translate(
     Args:
         fitted: The pipeline or estimator.
         X_example: A few rows of its input; needed only where a foreign operator does not tell how wide its output is.
-        dtype: What to compute in; float64 answers within 1e-6 of the source, float32 rounds inputs and thresholds.
+        dtype: Dtype to compute in; float64 answers within 1e-6 of the source, float32 rounds inputs and thresholds.
         registry: Converters to use instead of the built-in and installed ones.
 
     Raises:

@@ -13,11 +13,11 @@ from mlsys_windtunnel.host.lookup import UNKNOWN, Vocabulary, is_missing
 
 
 class MixedLookup:
-    """Some columns to codes, NaN for what is no category; the others to numbers, NaN for what is missing.
+    """Map of some columns to codes, NaN for what is no category; of the others to numbers, NaN for what is missing.
 
     Args:
         categories: By column, ``[categories]`` each: a category's code is its place.
-        columns: Which columns to give, in which order.
+        columns: Columns to give, in this order.
     """
 
     def __init__(self, categories: Mapping[int, npt.NDArray[Any]], columns: Sequence[int]) -> None:

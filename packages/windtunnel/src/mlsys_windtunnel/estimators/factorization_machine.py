@@ -103,7 +103,7 @@ class FactorizationMachineRegressor(RegressorMixin, FactorizationMachine):  # ty
 
     Args:
         n_factors: Length of a feature's factor; 0 leaves a linear model.
-        learning_rate: Of Adam.
+        learning_rate: Learning rate of Adam.
         max_iter: Epochs at most.
         batch_size: Rows per step.
         alpha: L2 penalty on all parameters.

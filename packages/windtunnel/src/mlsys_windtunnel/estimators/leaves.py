@@ -18,7 +18,7 @@ class LeafEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # sci
 
     Attributes:
         estimator_: Fitted.
-        num_leaves_: Of each tree, ``[trees]``.
+        num_leaves_: Leaves of each tree, ``[trees]``.
         n_features_in_: Columns.
 
     Example:

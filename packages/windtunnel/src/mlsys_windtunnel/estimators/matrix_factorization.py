@@ -26,7 +26,7 @@ class MatrixFactorizationRegressor(RegressorMixin, BaseEstimator):  # type: igno
 
     Args:
         n_factors: Length of an id's factor.
-        learning_rate: Of Adam.
+        learning_rate: Learning rate of Adam.
         max_iter: Epochs at most.
         batch_size: Ratings per step.
         alpha: L2 penalty on biases and factors.

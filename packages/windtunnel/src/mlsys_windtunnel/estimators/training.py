@@ -54,7 +54,7 @@ def minimise(
             and ``verbose`` (shows a progress bar on the error stream).
         parameters: Leaves that require gradients.
         loss: The mean loss of the rows whose places, ``[batch]`` int64, it is given.
-        num_rows: Of the data.
+        num_rows: Rows of the data.
         generator: Shuffles.
 
     Returns:

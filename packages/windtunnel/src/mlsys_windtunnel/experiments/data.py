@@ -37,7 +37,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows and what is asked of them."""
+    """Rows and their targets."""
 
     frame: pd.DataFrame  # [rows, numbers and words]
     target: npt.NDArray[np.float64]  # [rows]: 0 or 1, or a rating
@@ -72,10 +72,10 @@ def load_task(name: str, *, seed: int, sizes: Sizes | None = None, fraction: flo
 
     Args:
         name: One of :data:`DATASETS`.
-        seed: Which rows are taken where ``sizes`` asks for fewer than there are, and which part each row is of in a
+        seed: Seed of the rows taken where ``sizes`` asks for fewer than there are, and of each row's part in a
             split by chance.
         sizes: Rows of each part at most; None takes all.
-        fraction: Of the training rows, 0 to 1, after ``sizes``.
+        fraction: Share of the training rows, 0 to 1, after ``sizes``.
 
     Raises:
         InvalidInputError: no such data set.

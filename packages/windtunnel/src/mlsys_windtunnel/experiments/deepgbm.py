@@ -32,7 +32,7 @@ class DeepGbm(nn.Module):
     Args:
         task: Its training rows scale the numbers.
         trees: A fitted LightGBM classifier on :func:`~.boosted.frame_of` codes as numbers.
-        num_features: How many of the features that the trees gain most by GBDT2NN reads.
+        num_features: Number of features that GBDT2NN reads: those that the trees gain most by.
     """
 
     mean: Tensor

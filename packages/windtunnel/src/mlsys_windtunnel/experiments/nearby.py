@@ -50,7 +50,7 @@ class CellLookup(CategoryLookup):
         categories: Sorted.
         slots: Numbers ``low`` to ``high`` by this many slots a category; others are in the first or the last one.
         low: Least number.
-        width: Of a slot.
+        width: Width of a slot.
     """
 
     def __init__(self, categories: npt.NDArray[Any], *, slots: int, low: float, width: float) -> None:
@@ -94,10 +94,10 @@ class CountTable(OperatorModule):
 
 
 class NearbyCounts(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """For a category and a number, log(1 + fitted rows) of the same category with numbers in slots nearby.
+    """Counts for a category and a number: log(1 + fitted rows) of the same category with numbers in slots nearby.
 
     Args:
-        width: Of a slot of numbers, from the least that was fitted on.
+        width: Width of a slot of numbers, from the least that was fitted on.
         before: Slots below the number's own that are counted, each in a column.
         after: Slots above.
         min_frequency: Categories that come less often in the fitted rows have zeros throughout, as unseen ones.

@@ -27,7 +27,7 @@ class Columns(nn.Module):
 
     Args:
         train: Rows that numbers are scaled by.
-        cardinalities: Of the codes.
+        cardinalities: Number of codes of each column.
         num_bins: Quantile bins that each number is written in; None standardises numbers instead.
     """
 
@@ -104,7 +104,7 @@ class SharedLinear(nn.Module):
         before: Width of the input.
         after: Width of the output.
         members: ``k``.
-        has_signs: Whether input scales start as random signs, which sets the members apart; else all start at 1.
+        has_signs: True starts input scales as random signs, which sets the members apart; else all start at 1.
     """
 
     def __init__(self, before: int, after: int, members: int, *, has_signs: bool = False) -> None:

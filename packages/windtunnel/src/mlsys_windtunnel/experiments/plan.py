@@ -43,7 +43,7 @@ class Row:
 
     @property
     def key(self) -> str:
-        """Names it in the journal."""
+        """Name in the journal."""
         return f"{self.dataset}/{self.pre}/{self.pipe}/{self.model}/{self.fraction:g}"
 
 
@@ -57,7 +57,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Names it in the journal."""
+        """Name in the journal."""
         return f"{self.row.key}/candidate{self.candidate}/seed{self.seed}"
 
 
@@ -132,10 +132,10 @@ def next_cells(
     """Return cells that can be run now, in order; empty when all is done.
 
     Args:
-        rows: Of all tables asked for; those that come twice are run once.
+        rows: Rows of all tables asked for; those that come twice are run once.
         seeds: The first one chooses between candidates.
         finished: The journal, by cell.
-        num_candidates: How many sets of options a row's model chooses between.
+        num_candidates: Number of sets of options that a row's model chooses between.
     """
     cells: list[Cell] = []
     for seed in seeds:

@@ -1,4 +1,4 @@
-"""Runs cells, one after another, and keeps a journal: a JSON line for each finished one, so that a restart goes on."""
+"""Cells run one after another, with a journal: a JSON line for each finished one, so that a restart goes on."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Journal:
 
     Args:
         path: Made, with its folder, by :meth:`begin` where it is not there.
-        setting: Of all cells.
+        setting: Setting of all cells.
 
     Raises:
         InvalidInputError: the file was written with another setting, or is no journal.
@@ -117,7 +117,7 @@ def run_cells(
         seeds: Likewise.
         journal: Is added to.
         setting: See :class:`Setting`.
-        num_threads: Of each fit.
+        num_threads: Threads of each fit.
         on_cell: Called with a cell before it runs, and how many are known to be left after it.
     """
     import torch

@@ -33,14 +33,14 @@ def make_source(task: Task, pre: str, pipe: str, *, seed: int, num_threads: int,
     """Make an unfitted scikit-learn pipeline.
 
     Args:
-        task: Whose columns it takes; Pre3 looks at the training rows to tell which categories are rare.
-        pre: How columns are prepared; films' raters (``mf``, ``fm``) have nothing to prepare and ignore it.
+        task: Task with the columns; Pre3 looks at the training rows to tell which categories are rare.
+        pre: Preparation of columns; films' raters (``mf``, ``fm``) have nothing to prepare and ignore it.
         pipe: ``pipe1`` logistic regression; ``pipe2`` LightGBM, 100 trees of 64 leaves at rate 0.25; ``pipe3`` a
             factorisation machine of the leaves of such trees, 20 factors; ``mf`` matrix factorisation and ``fm`` a
             factorisation machine of one-hot ids, both for ratings.
-        seed: Of the models.
-        num_threads: Of LightGBM.
-        num_trees: Of LightGBM.
+        seed: Seed of the models.
+        num_threads: Threads of LightGBM.
+        num_trees: Trees of LightGBM.
 
     Raises:
         InvalidInputError: no such preparation or model.

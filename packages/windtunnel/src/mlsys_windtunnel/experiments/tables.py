@@ -42,7 +42,7 @@ def report(
         datasets: Likewise.
         seeds: Over which means and standard errors are taken; those not yet run are left out, and counted.
         finished: The journal.
-        setting: Of the run.
+        setting: Setting of the run.
         absent: Models whose package is not installed.
     """
     body: list[str | Table | Figure] = [*_method(setting, seeds)]

@@ -35,7 +35,7 @@ def save(module: WindTunnelModule, directory: Path | str, *, packages: Sequence[
 
     Args:
         module: Without foreign operators.
-        directory: Where to.
+        directory: Folder to write to.
         packages: Packages beside WindTunnel's own whose classes the module holds; ``load`` must name them too.
 
     Returns:

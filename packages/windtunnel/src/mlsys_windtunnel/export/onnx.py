@@ -28,9 +28,9 @@ def export_onnx(
     """Write the network of ``module`` as an ONNX file: input ``x`` ``[rows, width]``, an output for each answer.
 
     Args:
-        module: What ``translate`` gave; its dtype becomes the file's (float64 unless asked otherwise).
+        module: Result of ``translate``; its dtype becomes the file's (float64 unless asked otherwise).
         path: Ends in ``.onnx``.
-        example_rows: How many rows to trace with, at least 2.
+        example_rows: Number of rows to trace with, at least 2.
         methods: None: one output, ``main``, as ``forward`` answers. Names of the source's methods: outputs of these
             names; labels are class indices.
 
@@ -82,7 +82,7 @@ def load_onnx(path: Path | str, *, num_threads: int | None = None) -> program.Ex
 
     Args:
         path: The file.
-        num_threads: Of onnxruntime; None leaves it the choice.
+        num_threads: Threads of onnxruntime; None leaves it the choice.
 
     Raises:
         MissingDependencyError: onnxruntime is not installed.

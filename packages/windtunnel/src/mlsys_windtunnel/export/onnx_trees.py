@@ -27,7 +27,7 @@ SUM, NONE = 1, 0  # of its ways to join trees, and of its transformations of sum
 
 
 class OnnxLeaves(nn.Module):
-    """Stands for a form of :class:`Trees` that finds leaves, as an operator that only an exporter can translate.
+    """Stand-in for a form of :class:`Trees` that finds leaves: an operator that only an exporter can translate.
 
     Args:
         ensemble: The trees.

@@ -53,14 +53,14 @@ _TAG = "$"  # the key that tells a tagged value from a plain dictionary
 
 
 class Writer:
-    """Makes JSON values of objects.
+    """Writer of objects as JSON values.
 
     Args:
         packages: Packages beside WindTunnel's own whose classes may be written.
         keep_arrays: Write arrays as JSON, however long; else they go to :attr:`tensors` as tensors do.
 
     Attributes:
-        tensors: What the JSON refers to, by name; names of a module's tensors are those of its state dict.
+        tensors: Tensors that the JSON refers to, by name; names of a module's tensors are those of its state dict.
     """
 
     def __init__(self, *, packages: tuple[str, ...] = (), keep_arrays: bool = False) -> None:
@@ -164,10 +164,10 @@ class Writer:
 
 
 class Reader:
-    """Makes objects of what :class:`Writer` wrote.
+    """Reader of objects that :class:`Writer` wrote.
 
     Args:
-        tensors: What the JSON refers to.
+        tensors: Tensors that the JSON refers to.
         packages: Packages beside WindTunnel's own whose classes may be made; they are imported.
     """
 

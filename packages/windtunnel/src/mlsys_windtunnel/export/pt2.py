@@ -27,9 +27,9 @@ def export_pt2(
     """Write the network of ``module`` as a ``.pt2`` file, for any number of rows.
 
     Args:
-        module: What ``translate`` gave.
+        module: Result of ``translate``.
         path: Ends in ``.pt2``.
-        example_rows: How many rows to trace with, at least 2.
+        example_rows: Number of rows to trace with, at least 2.
         methods: None: the program answers as ``forward`` does, one table. Names of the source's methods: a tuple of
             tables, in that order; labels are class indices.
 

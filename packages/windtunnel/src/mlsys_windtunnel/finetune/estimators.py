@@ -211,7 +211,7 @@ class WindTunnelClassifier(ClassifierMixin, _FineTuned):  # type: ignore[misc]
     Args:
         pipeline: A classifier or pipeline; its clone is fitted. One in ``FrozenEstimator`` is taken as it was fitted,
             for data that it has not seen. None: ``HistGradientBoostingClassifier``.
-        level: What of trees is trained, "L1" to "L4": see :class:`~mlsys_windtunnel.backends.soft.options.SoftOptions`.
+        level: Trained parts of trees, "L1" to "L4": see :class:`~mlsys_windtunnel.backends.soft.options.SoftOptions`.
         gate, init, scope, temperature, leaf_temperature, final_sharpness, dropout, rank: See there.
         epochs, lr, batch_size, schedule, loss, metric, patience, min_gain_se, ema, weight_decay, leaf_decay,
             embedding_rate: See :class:`~mlsys_windtunnel.finetune.options.TrainingOptions`.
@@ -219,14 +219,14 @@ class WindTunnelClassifier(ClassifierMixin, _FineTuned):  # type: ignore[misc]
             ``eval_set``; 0 keeps the last epoch.
         checkpoint_dir, n_threads, n_processes, launcher, verbose: See there too.
         random_state: Seed of the hold-out, shuffling, dropout and the random start.
-        class_weight: As in scikit-learn; multiplies sample weights, of the pipeline's fit as well if it takes any.
+        class_weight: Class weights as in scikit-learn; multiply sample weights, the pipeline's too if it takes any.
 
     Attributes:
         source_: The fitted pipeline.
         module_: The fine-tuned :class:`~mlsys_windtunnel.WindTunnelModule`.
         history_: A dictionary for each epoch, the first before training: epoch, train_loss, valid_loss, valid_score,
             lr, seconds.
-        best_epoch_: Which of them was kept; 0 is the start, where none was surely better.
+        best_epoch_: Number of the kept epoch; 0 is the start, where none was surely better.
         best_score_, metric_: Its score, larger is better, and what that is.
         classes_, n_features_in_, feature_names_in_: As in scikit-learn.
 

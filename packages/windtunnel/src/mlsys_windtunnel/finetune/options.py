@@ -23,26 +23,26 @@ class TrainingOptions:
         epochs: Passes over the training rows.
         lr: AdamW's highest rate; embeddings learn at ``embedding_rate`` times it.
         batch_size: Rows a step, over all processes together.
-        schedule: How the rate changes over the steps: see :func:`~.schedules.rate`.
+        schedule: Change of the rate over the steps: see :func:`~.schedules.rate`.
         loss: A name (see :mod:`.losses`), "auto", or a function of margins ``[rows, k]`` and targets to ``[rows]``.
-        metric: What the best epoch is chosen by: a name (see :mod:`.metrics`) or "auto".
-        class_weight: As in scikit-learn.
+        metric: Score that the best epoch is chosen by: a name (see :mod:`.metrics`) or "auto".
+        class_weight: Weights of classes, as in scikit-learn.
         patience: Epochs without a better score after which training stops; None never stops early. The best epoch is
             kept in either case.
         min_gain_se: By how many standard errors of its gain, on the evaluation rows, the best epoch must be above what
             was given; else that is kept. 0 asks for any gain. A cold start is kept in any case.
         ema: Decay a step of a moving average of the parameters, which is then what is scored and kept; None: none.
-        weight_decay: Of AdamW.
+        weight_decay: Weight decay of AdamW.
         leaf_decay: Likewise of the leaf values of trees, whose source may have learnt its training rows by heart; the
             answers' scale shrinks with them. None: ``weight_decay``.
         embedding_rate: See ``lr``.
         chunk_rows: Rows that go through the network at once; a batch's gradients are their sum. Smaller chunks stay in
             caches. None: 1,024.
         random_state: Seed of shuffling, dropout and the random start.
-        n_threads: Of each process; None leaves torch's.
+        n_threads: Threads of each process; None leaves torch's.
         n_processes: Data-parallel processes on this machine.
-        launcher: What starts them: ``local`` or ``ray``.
-        checkpoint_dir: Where the state is kept after each epoch, and resumed from if it is there.
+        launcher: Starter of the processes: ``local`` or ``ray``.
+        checkpoint_dir: Folder in which the state is kept after each epoch; a state that is there is resumed.
         verbose: Shows a progress bar on the error stream.
     """
 

@@ -21,7 +21,7 @@ EXACT, SOFT, START = "exact/", "soft/", "start/"  # before the names of wires of
 
 
 class Residual(PredictorModule):
-    """Joins the scores of the exact network, of the soft one, and of the soft one as it was to begin with.
+    """Sum of the scores of the exact network and of the soft one, less those of the soft one at the start.
 
     Args:
         head: The exact network's last operator, which makes answers of scores; its body is not kept.

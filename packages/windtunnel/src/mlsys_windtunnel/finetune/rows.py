@@ -24,7 +24,7 @@ ROWS_PER_CHUNK = 4_096  # of what is computed without gradients
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows with what is asked of them."""
+    """Rows with their targets and weights."""
 
     x: Tensor  # [rows, width], as the network reads them
     target: Tensor  # [rows] class indices int64, or [rows, outputs] numbers
@@ -45,7 +45,7 @@ class Rows(Protocol):
 
     @property
     def num_rows(self) -> int:
-        """Rows of an epoch."""
+        """Number of rows of an epoch."""
         ...
 
     def batches(self, batch_size: int, *, seed: int, epoch: int) -> Iterator[Batch]:
@@ -65,7 +65,7 @@ class TableRows:
 
     @property
     def num_rows(self) -> int:
-        """All of them."""
+        """Number of rows."""
         return len(self.rows)
 
     def batches(self, batch_size: int, *, seed: int, epoch: int) -> Iterator[Batch]:
@@ -98,7 +98,7 @@ def encode_rows(
     """Encode raw rows as a batch without offset.
 
     Args:
-        frontend: Of the pipeline.
+        frontend: Host part of the pipeline.
         head: Its last operator.
         x: Raw input.
         y: Labels or numbers, ``[rows]`` or ``[rows, outputs]``.

@@ -25,11 +25,11 @@ class Optimizer:
     """AdamW over the trained parameters of a network.
 
     Args:
-        network: What is trained.
+        network: Network to train.
         x: Rows ``[rows, width]``, for the deviations of what linear models read.
         lr: The highest rate.
-        embedding_rate: What it is multiplied with for embeddings.
-        weight_decay: As of AdamW.
+        embedding_rate: Factor of the rate for embeddings.
+        weight_decay: Weight decay of AdamW.
         leaf_decay: Likewise, of leaf values; None: ``weight_decay``.
     """
 

@@ -28,7 +28,7 @@ class ParquetRows:
         paths: Files of the same columns.
         target: The column of labels or numbers.
         weight: The column of row weights, if there is one.
-        buffer_rows: How many rows are in memory at once, about; rows are shuffled within as many.
+        buffer_rows: Approximate number of rows in memory at once; rows are shuffled within as many.
     """
 
     paths: Sequence[Path | str]
@@ -42,7 +42,7 @@ class StreamedRows:
 
     Args:
         source: The files.
-        module: Whose columns are read.
+        module: Module that names the columns to read.
 
     Raises:
         InvalidInputError: a file is missing or no parquet file, or lacks a column.

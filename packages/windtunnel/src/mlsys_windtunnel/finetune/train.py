@@ -45,12 +45,12 @@ class Trainer:
     """One process's part of a run.
 
     Args:
-        tunable: What is trained; its soft network is changed.
+        tunable: Networks to train; the soft one is changed.
         rows: To train on; all processes give the same.
         evaluation: To choose the best epoch by; None keeps the last.
         options: See :class:`TrainingOptions`.
-        final_sharpness: What inverse temperatures of soft trees are multiplied with in the end.
-        processes: Who else trains.
+        final_sharpness: Factor of soft trees' inverse temperatures in the end.
+        processes: Processes that train together.
     """
 
     def __init__(

@@ -61,15 +61,15 @@ def fine_tune(
     """Train a translated pipeline further, on its own training data, on new data, or towards another objective.
 
     Args:
-        module: What :func:`~mlsys_windtunnel.translate` gave, or an earlier run; it is left as it is.
+        module: Result of :func:`~mlsys_windtunnel.translate`, or of an earlier run; it is left as it is.
         X: Raw training rows, as the source takes them.
         y: Labels that the source knows, or numbers.
         eval_set: Rows by which the best epoch is chosen; where its gain on the module itself is not above
             ``min_gain_se`` standard errors, that is kept. Without these rows, the last epoch is kept.
-        sample_weight: Of the training rows.
-        eval_sample_weight: Of the evaluation rows.
-        soft: How the trees become smooth; of an earlier run's module they stay as they are.
-        options: How to train.
+        sample_weight: Weights of the training rows.
+        eval_sample_weight: Weights of the evaluation rows.
+        soft: Options that make the trees smooth; those of an earlier run's module stay as they are.
+        options: Options of training.
         changes: Fields of either options by name, in place of what ``soft`` and ``options`` hold: ``level="L4"``,
             ``epochs=3``, ``loss=my_loss``.
 

@@ -201,7 +201,7 @@ class HashLookup(CategoryLookup):
 
     Args:
         vocabularies: One per column.
-        num_buckets: Of each column.
+        num_buckets: Buckets of each column.
     """
 
     def __init__(self, vocabularies: Sequence[Vocabulary], *, num_buckets: int) -> None:
@@ -218,9 +218,9 @@ class MissingLookup:
     """Flags of missing cells, 1.0 and 0.0.
 
     Args:
-        marker: What a missing cell holds: NaN, or a number, a text or None, compared by ``==``.
+        marker: Content of a missing cell: NaN, or a number, a text or None, compared by ``==``.
         places: The columns that are flagged.
-        refuses_new: Whether missing cells in any other column are refused.
+        refuses_new: True refuses missing cells in any other column.
         names: The names of all columns.
     """
 

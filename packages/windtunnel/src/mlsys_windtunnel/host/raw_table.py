@@ -136,8 +136,8 @@ def numbers(cells: Any, name: str, *, takes_na: bool = True) -> Floats:
 
     Args:
         cells: ``[rows]`` or ``[rows, columns]``.
-        name: What a message calls them.
-        takes_na: Whether pandas' NA among an array's objects becomes NaN, as that of a nullable column does.
+        name: Name of the cells in messages.
+        takes_na: True makes pandas' NA among an array's objects NaN, as that of a nullable column.
 
     Raises:
         InvalidInputError: there is text among them, or what is no number.

@@ -48,7 +48,7 @@ class PredictorModule(OperatorModule):
     is not offered (``answers`` says which are).
 
     Attributes:
-        task: what is predicted.
+        task: kind of the prediction.
         classes: the labels of a classifier, in the order of columns; empty otherwise.
         outputs: the labels of each output of a classifier of several outputs; its ``probabilities`` are side by side.
         answers: the methods of the source that this module has: "predict", "predict_proba", ...
@@ -203,9 +203,9 @@ class OutlierDetector(PredictorModule):
 
     Args:
         body: Tables in, ``[rows, 1]`` decision values out.
-        includes_zero: Whether a decision value of exactly 0 is an inlier.
+        includes_zero: True makes a decision value of exactly 0 an inlier.
         answers: The methods of the source.
-        offset: What ``score_samples`` adds to the decision value.
+        offset: Difference of ``score_samples`` from the decision value.
     """
 
     task: Task = "outlier"

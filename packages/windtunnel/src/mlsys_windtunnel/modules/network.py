@@ -27,7 +27,7 @@ class Wire:
 
     @property
     def names(self) -> set[str]:
-        """All values that it names."""
+        """Names of all its values: its own, its inputs, and those that it checks."""
         return {self.name, *self.inputs, *(name for name, _ in self.checks)}
 
     def renamed(self, names: Mapping[str, str]) -> Wire:
@@ -44,7 +44,7 @@ def _within(module: nn.Module) -> list[Network]:
 
 
 class Network(nn.Module):
-    """Runs operators in order.
+    """Operators that run in order.
 
     Args:
         frontier: Names and widths of the inputs, in the order in which ``forward``'s table packs them.
@@ -101,7 +101,7 @@ class Network(nn.Module):
 
         Args:
             x: The packed frontier.
-            checks: Whether numbers and ties are refused that the operators' sources refuse or decide.
+            checks: True refuses numbers, and ties, that the operators' sources refuse or decide.
             methods: The answers that are asked of the last operator; none: any.
             ties: Takes ``[rows]`` bool of each operator that can tell rows whose answer rounding decides.
 

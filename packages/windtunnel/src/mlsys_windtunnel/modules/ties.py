@@ -44,7 +44,7 @@ def uncertainty(far: Tensor, size: Tensor, *, by_product: bool) -> Tensor:
     Args:
         far: Distances, ``[rows, ...]``.
         size: Length of each row and the longest point together, ``[rows, 1, ...]``.
-        by_product: Whether the source expands squares of distances into a matrix product, which loses digits where
+        by_product: True if the source expands squares of distances into a matrix product, which loses digits where
             points are long and near to each other.
     """
     eps = torch.finfo(far.dtype).eps
@@ -67,8 +67,8 @@ def nearest_is_unsure(far: Tensor, size: Tensor, labels: Tensor, *, by_product: 
 
     Args:
         far: Distances, ``[rows, points]``.
-        size: As :func:`sizes` gives it, ``[rows]``.
-        labels: Of the points, ``[points]`` int64.
+        size: Output of :func:`sizes`, ``[rows]``.
+        labels: Labels of the points, ``[points]`` int64.
         by_product: See :func:`uncertainty`.
 
     Example:

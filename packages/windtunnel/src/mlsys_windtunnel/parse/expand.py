@@ -34,10 +34,10 @@ def expand(builder: Builder, estimator: Any, source: Value, path: str, methods: 
     """Add a meta-estimator's members and their join.
 
     Args:
-        builder: Where to add them.
+        builder: Collector to add them to.
         estimator: Any fitted estimator.
-        source: What it reads.
-        path: Where it stands in the pipeline.
+        source: Value that it reads.
+        path: Place in the pipeline.
         methods: The answers wanted of it; none if it is the last operator, which offers all it has.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Counts what fitting has left in an estimator: parameters, trees and leaves.
+"""Counts of what fitting has left in an estimator: parameters, trees and leaves.
 
 One rule for all estimators (numbers in fitted attributes, those whose names end in "_", through nested estimators too)
 and one case for each kind of tree. Used by :mod:`mlsys_windtunnel.parse.pipeline`.

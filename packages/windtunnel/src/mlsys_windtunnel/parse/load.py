@@ -1,4 +1,4 @@
-"""Loads a fitted estimator from a file, safely by default.
+"""Safe loading of a fitted estimator from a file.
 
 skops files are loaded without running foreign code, and refused where they name types that neither skops nor
 :data:`KNOWN_TYPES` vouches for. joblib and pickle files can run any code while they load, so they need the user's word.

@@ -55,7 +55,7 @@ def parse_pipeline(estimator: object) -> PipelineGraph:
 
 
 class _Parser:
-    """Walks an estimator and collects operators in the order in which they can run."""
+    """Walk of an estimator that collects operators in the order in which they can run."""
 
     def __init__(self) -> None:
         self.operators: list[Operator] = []
@@ -67,9 +67,9 @@ class _Parser:
 
         Args:
             estimator: Fitted, or None or "passthrough".
-            source: What it reads.
-            path: Where it stands in the pipeline.
-            is_last: Whether it predicts if it can: it is the last operator, or a member of a meta-estimator.
+            source: Value that it reads.
+            path: Place in the pipeline.
+            is_last: True if it predicts when it can: the last operator, or a member of a meta-estimator.
             methods: For a member, the answers wanted of it.
         """
         known = (id(estimator), source.name, methods)  # one fitted estimator may be a member several times

@@ -1,4 +1,4 @@
-"""Check that scikit-learn's trees, as a file from a stranger holds them, stay within their tables.
+"""Checks that scikit-learn's trees, as a file from a stranger holds them, stay within their tables.
 
 scikit-learn walks trees in native code that trusts each index. A forged child or feature would make it read memory that
 is not the tree's, so skops leaves trees to the reader's judgement; here it is: every index is looked at once.

@@ -40,7 +40,7 @@ class Run:
 
     @property
     def latency(self) -> LatencySummary:
-        """Their distribution."""
+        """Distribution of the latencies."""
         summary = LatencySummary.of(self.latencies_s)
         assert summary is not None
         return summary

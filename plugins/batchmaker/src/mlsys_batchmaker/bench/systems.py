@@ -67,10 +67,10 @@ def request_level(
     Args:
         compute: makes what runs a batch; each worker has its own.
         max_batch: most requests in a batch.
-        bucket_width: of the buckets.
-        length: of a request, in cells.
-        workers: how many.
-        pads: whether rows are computed to the padded length.
+        bucket_width: width of the buckets.
+        length: returns the length of a request, in cells.
+        workers: number of workers.
+        pads: True computes rows to the padded length.
     """
 
     def make(clock: VirtualClock) -> System:

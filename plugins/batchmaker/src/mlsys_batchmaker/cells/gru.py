@@ -56,9 +56,9 @@ class WordGRUCell(nn.Module):
     """An embedding and a GRU.
 
     Args:
-        num_words: of the vocabulary.
-        embedding_size: of a word.
-        hidden_size: of the state.
+        num_words: size of the vocabulary.
+        embedding_size: width of a word's embedding.
+        hidden_size: width of the state.
     """
 
     def __init__(self, num_words: int, embedding_size: int, hidden_size: int) -> None:
@@ -102,9 +102,9 @@ class WordGRUDecoderCell(nn.Module):
     """A "feed previous" decoder step with a GRU.
 
     Args:
-        num_words: of the vocabulary.
-        embedding_size: of a word.
-        hidden_size: of the state.
+        num_words: size of the vocabulary.
+        embedding_size: width of a word's embedding.
+        hidden_size: width of the state.
     """
 
     def __init__(self, num_words: int, embedding_size: int, hidden_size: int) -> None:
@@ -135,10 +135,10 @@ class WordGRUBeamCell(nn.Module):
     """A decoder step of a beam search: the best next words and their log probabilities, for one hypothesis a row.
 
     Args:
-        num_words: of the vocabulary.
-        embedding_size: of a word.
-        hidden_size: of the state.
-        width: how many words.
+        num_words: size of the vocabulary.
+        embedding_size: width of a word's embedding.
+        hidden_size: width of the state.
+        width: number of words that it gives.
     """
 
     def __init__(self, num_words: int, embedding_size: int, hidden_size: int, width: int) -> None:

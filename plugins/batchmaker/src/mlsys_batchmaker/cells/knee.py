@@ -41,9 +41,9 @@ def profile_lstm_cell(
         num_threads: Threads of torch while measuring; set back after it.
         warmup: Untimed passes over all batch sizes.
         repeats: Timed passes; the median is kept.
-        seed: Of the weights and inputs.
+        seed: Seed of the weights and inputs.
         progress: Called as ``progress(done, total)`` after each run.
-        device: Where it runs; None: the CPU.
+        device: Device to run on; None: the CPU.
 
     Returns:
         A table with the one unit ``UNIT``.

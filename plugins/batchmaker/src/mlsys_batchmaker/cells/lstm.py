@@ -143,8 +143,8 @@ class WordLSTMCell(nn.Module):
     """An embedding and an LSTM: a step of a sequence encoder.
 
     Args:
-        num_words: of the vocabulary.
-        hidden_size: of embedding and states.
+        num_words: size of the vocabulary.
+        hidden_size: width of embedding and states.
     """
 
     def __init__(self, num_words: int, hidden_size: int) -> None:
@@ -181,8 +181,8 @@ class WordLSTMDecoderCell(nn.Module):
     """A "feed previous" decoder step: embedding, LSTM, projection to the vocabulary and argmax (section 7.4).
 
     Args:
-        num_words: of the vocabulary.
-        hidden_size: of embedding and states.
+        num_words: size of the vocabulary.
+        hidden_size: width of embedding and states.
     """
 
     def __init__(self, num_words: int, hidden_size: int) -> None:
@@ -213,9 +213,9 @@ class StackedLSTMCell(nn.Module):
     """One step through several LSTM layers; a frame in, the states of all layers out.
 
     Args:
-        input_size: of a frame.
-        hidden_size: of each layer's states.
-        num_layers: how many.
+        input_size: width of a frame.
+        hidden_size: width of each layer's states.
+        num_layers: number of layers.
     """
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int) -> None:

@@ -16,8 +16,8 @@ class TreeLeafCell(nn.Module):
     """A leaf of a binary TreeLSTM (Tai et al. 2015): a word to hidden and cell state.
 
     Args:
-        num_words: of the vocabulary.
-        hidden_size: of embedding and states.
+        num_words: size of the vocabulary.
+        hidden_size: width of embedding and states.
     """
 
     def __init__(self, num_words: int, hidden_size: int) -> None:
@@ -48,7 +48,7 @@ class TreeInnerCell(nn.Module):
     """An inner node of a binary TreeLSTM: two children's states to its own, with a forget gate for each.
 
     Args:
-        hidden_size: of the states.
+        hidden_size: width of the states.
     """
 
     def __init__(self, hidden_size: int) -> None:

@@ -123,10 +123,10 @@ class Model:
     """Cells and an architecture.
 
     Args:
-        name: of the model.
+        name: name of the model.
         cells: types by name; two of equal identity are one type, whatever they are called.
         architecture: unfolds and finishes.
-        max_cells: of a request; larger ones are refused.
+        max_cells: most cells of a request; larger ones are refused.
 
     Raises:
         InvalidInputError: cell names are not unique, a cell mixes rows, or the architecture's example does not unfold.

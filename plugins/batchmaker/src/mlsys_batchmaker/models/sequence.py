@@ -22,7 +22,7 @@ class SequenceEncoder:
     """words [n] -> the last hidden state [hidden].
 
     Args:
-        hidden_size: of the state.
+        hidden_size: width of the state.
     """
 
     name = "lstm"

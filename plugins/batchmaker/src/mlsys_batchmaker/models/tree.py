@@ -27,7 +27,7 @@ class BinaryTree:
     Nodes 0 to n - 1 are the leaves, n + i is inner node i, joining the nodes ``children[i]``; the last is the root.
 
     Args:
-        hidden_size: of the states.
+        hidden_size: width of the states.
     """
 
     name = "tree-lstm"

@@ -28,7 +28,7 @@ class PackedCell:
     """Weights in the loops' order; shared by all workers, read only.
 
     Args:
-        form: of the cell; its tensors are float32.
+        form: form of the cell; its tensors are float32.
         stop: a row that says this word drops out.
         max_table_bytes: a larger table of words is not made.
 
@@ -100,7 +100,7 @@ class PackedCell:
 
 
 class Runner:
-    """Computes tasks of one cell, one after another, in one thread; each worker has its own.
+    """Runner of one cell's tasks, one after another, in one thread; each worker has its own.
 
     Args:
         cell: packed.

@@ -33,10 +33,10 @@ class _Layout(ctypes.Structure):
 
 
 class CompiledPlans:
-    """Plans structures of one model.
+    """Planner of one model's structures.
 
     Args:
-        layout: of the model.
+        layout: layout of the model.
 
     Raises:
         MissingDependencyError: there is no C++ compiler.

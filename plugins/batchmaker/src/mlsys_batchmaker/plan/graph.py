@@ -45,7 +45,7 @@ class CellGraph:
     """A cell graph under construction.
 
     Args:
-        layout: of the model's cells.
+        layout: layout of the model's cells.
         max_nodes: more are refused.
         must_connect: all nodes must hang together; those that a request grows by later need not.
 
@@ -76,7 +76,7 @@ class CellGraph:
         """Add one node; an input that is not named reads zeros.
 
         Args:
-            cell: which.
+            cell: name of the cell.
             inputs: a wire from any node, or one row of numbers.
 
         Returns:
@@ -99,8 +99,8 @@ class CellGraph:
         """Add ``count`` nodes at once.
 
         Args:
-            cell: which.
-            count: how many.
+            cell: name of the cell.
+            count: number of nodes.
             each: by input, rows [count, ...], one for each node.
             wires: by input, the nodes [count] that feed it, and which output of theirs. They may come later.
 
@@ -140,11 +140,11 @@ class CellGraph:
         at the step that gives the stop's value.
 
         Args:
-            cell: which.
+            cell: name of the cell.
             length: number of nodes.
             each: by input, rows [length, ...], one for each node.
             carry: input -> output of the node before.
-            first: what the first node's carried inputs read instead; zeros if not named.
+            first: values that the first node's carried inputs read instead; zeros if not named.
 
         Raises:
             InvalidInputError: as :meth:`add`.

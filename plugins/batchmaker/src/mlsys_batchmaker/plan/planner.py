@@ -17,10 +17,10 @@ from mlsys_batchmaker.plan.reference import make_plan
 
 
 class Planner:
-    """Plans structures of one model: compiled, or in Python where there is no compiler.
+    """Planner of one model's structures: compiled, or in Python where there is no compiler.
 
     Args:
-        layout: of the model's cells.
+        layout: layout of the model's cells.
         max_plans: kept; the least recently used is forgotten first.
     """
 

@@ -39,7 +39,7 @@ def make_plan(layout: Layout, structure: bytes) -> Plan:
     """Check a structure and plan it.
 
     Args:
-        layout: of the model.
+        layout: layout of the model.
         structure: see :mod:`mlsys_batchmaker.plan.structure`.
 
     Raises:

@@ -48,7 +48,7 @@ class Port:
 
     @property
     def signature(self) -> Signature:
-        """Values of equal signature can stand for each other."""
+        """Dtype and shape; values of equal signature can stand for each other."""
         return self.dtype, self.shape
 
     def check(self, rows: np.ndarray, count: int | None = None) -> np.ndarray:
@@ -120,12 +120,12 @@ class CellSpec:
 
     @property
     def max_batch_size(self) -> int:
-        """Bsizes.Max()."""
+        """Largest supported batch size (Bsizes.Max())."""
         return self.batch_sizes[-1]
 
     @property
     def min_batch_size(self) -> int:
-        """Bsizes.Min()."""
+        """Smallest supported batch size (Bsizes.Min())."""
         return self.batch_sizes[0]
 
     def padded(self, size: int) -> int:

@@ -50,8 +50,8 @@ def pack_structure(num_nodes: int, parts: Sequence[bytes], ranges: Sequence[Pair
     """Pack a whole graph into bytes.
 
     Args:
-        num_nodes: of all parts.
-        parts: of :func:`pack_part`.
+        num_nodes: nodes of all parts.
+        parts: results of :func:`pack_part`.
         ranges: (first node, one above the last) of nodes that give results, in the order asked for.
         must_connect: all nodes hang together.
     """

@@ -43,12 +43,12 @@ class Admission:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests added that have not left."""
+        """Number of requests added that have not left."""
         return len(self.by_id) + len(self._waiting)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for room."""
+        """Number of requests that wait for room."""
         return len(self._waiting)
 
     def add(self, request: CellRequest, now: float) -> None:
@@ -188,8 +188,8 @@ def write_request(state: State, plan: Plan, bases: Sequence[int]) -> None:
     """Write a request's rows of the tables, and release the subgraphs that wait for nothing.
 
     Args:
-        state: of the manager.
-        plan: of the request.
+        state: state of the manager.
+        plan: plan of the request.
         bases: starts of its rows by bank, 0, starts of its nodes, subgraphs and slots, its index.
     """
     tables, (n, s, _, index) = state.tables, bases[-4:]

@@ -61,11 +61,11 @@ class Compiled:
     """The calls, for workers of one device.
 
     Args:
-        columns: of the tables.
+        columns: columns of the tables.
         cells: by number.
         ready: their queues.
-        num_banks: of the state pool.
-        num_workers: how many.
+        num_banks: banks of the state pool.
+        num_workers: number of workers.
         max_batch: most rows of a task.
 
     Raises:
@@ -103,7 +103,7 @@ class Compiled:
         """Write a request's rows of the tables and release what waits for nothing.
 
         Args:
-            plan: of the request.
+            plan: plan of the request.
             bases: starts of its rows by bank, 0, starts of its nodes, subgraphs and slots, its index.
         """
         self._bases[:] = bases  # type: ignore[call-overload]
@@ -195,7 +195,7 @@ class Compiled:
         """Settle ``task``, which was formed here and is completed.
 
         Args:
-            task: which.
+            task: the completed task.
             stop: the results that may stop its chains, and the value that does.
 
         Raises:

@@ -247,9 +247,9 @@ def _end_request(
     """End a part of ``live``, whose cells are all computed: it goes on with its next part (None), or is done.
 
     Args:
-        admission: where it is.
-        live: which.
-        values: what it gets of them.
+        admission: holder of the request.
+        live: the request.
+        values: results of these cells.
         num_cells: that count.
         is_in_flight: some of its cells run in vain.
         now: seconds of the loop's clock.

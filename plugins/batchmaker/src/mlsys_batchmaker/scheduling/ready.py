@@ -30,7 +30,7 @@ class ReadyNodes:
     many wait behind them.
 
     Args:
-        queue: where its ends and its memory are noted.
+        queue: record of its ends and its memory.
         room: places to begin with.
     """
 

@@ -154,11 +154,11 @@ def release_successors(state: State, cell: int, nodes: Ints, following: Ints, ra
     """Release what waits in the same subgraphs for nothing but ``nodes`` (``UpdateNodesDependency``).
 
     Args:
-        state: of the manager.
-        cell: of all of them.
+        state: state of the manager.
+        cell: cell type of all nodes.
         nodes: just submitted, ``ranks`` of their subgraphs rising.
         following: their first successors, or -1.
-        ranks: of the subgraphs.
+        ranks: ranks of the subgraphs.
     """
     tables = state.tables
     exists = following >= 0

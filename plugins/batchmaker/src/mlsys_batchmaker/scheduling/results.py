@@ -20,7 +20,7 @@ class Results:
     """A table for each result that cells give: by its place among ``CellSpec.results``, dtype and shape.
 
     Args:
-        layout: of the model's cells.
+        layout: layout of the model's cells.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -62,7 +62,7 @@ class Results:
         """Return the results of a request, in the order it asked for; its slots begin with ``first``.
 
         Args:
-            plan: of the request.
+            plan: plan of the request.
             first: its first slot.
             is_there: by result asked for; None: all are.
         """

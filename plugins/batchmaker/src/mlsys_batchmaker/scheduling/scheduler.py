@@ -26,11 +26,11 @@ DEFAULT_ROWS = 1 << 16
 
 
 class CellularScheduler:
-    """Batches single cells of unfolded requests (BatchMaker, sections 3 and 4).
+    """Scheduler that batches single cells of unfolded requests (BatchMaker, sections 3 and 4).
 
     Args:
-        layout: of the model's cells.
-        config: how tasks are formed.
+        layout: layout of the model's cells.
+        config: settings for forming tasks.
         devices: by worker, the device it runs on; one worker on one device by default.
         num_rows: rows of each bank; None: 65,536 each, for simulations.
         store: gets the constants of admitted requests; None: nobody does.

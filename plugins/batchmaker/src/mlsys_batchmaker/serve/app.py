@@ -33,9 +33,9 @@ def make_app(
 
     Args:
         roots: model directories, or directories that hold some.
-        engine: how each model is run.
+        engine: settings for running each model.
         http: limits and keys; None: the front's own.
-        grpc: where gRPC listens; None: REST alone.
+        grpc: settings of gRPC; None: REST alone.
         model_control: let clients load and unload models.
         trust_code: see :func:`mlsys_batchmaker.models.store.load_model`.
         logger: see ``create_oip_app``.

@@ -25,7 +25,7 @@ _GAUGES = {
 
 
 class EngineMetrics(Collector):
-    """Reads the engines' counters when asked.
+    """Collector that reads the engines' counters when asked.
 
     Args:
         models: those served now.

@@ -32,9 +32,9 @@ class OipModel:
     A request is one sequence or tree: there is no batch dimension, the engine batches cells.
 
     Args:
-        model: what to serve.
-        config: how.
-        version: of the model.
+        model: model to serve.
+        config: settings of its engine.
+        version: version of the model.
     """
 
     def __init__(self, model: Model, config: EngineConfig, *, version: str = "1") -> None:

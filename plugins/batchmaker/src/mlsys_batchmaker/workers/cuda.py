@@ -25,7 +25,7 @@ class CounterSignal:
 
     Args:
         device: a CUDA device.
-        stream: of it, which the signals are for.
+        stream: stream of the device that the signals are for.
 
     Raises:
         RuntimeError: host memory cannot be pinned.
@@ -62,7 +62,7 @@ def counter_or_events(device: Device, stream: Stream) -> Signal:
 
 
 class RoundTimes:
-    """Notes when rounds that were issued ahead began and ended: one begins when the one before ends."""
+    """Times when rounds that were issued ahead began and ended: one begins when the one before ends."""
 
     def __init__(self) -> None:
         self._last_end_s = 0.0

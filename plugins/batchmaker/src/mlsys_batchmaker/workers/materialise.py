@@ -31,8 +31,8 @@ class MaterialisedCell:
     """A cell ready to run on one device.
 
     Args:
-        cell: what to run.
-        device: where; the module's weights are moved there.
+        cell: cell to run.
+        device: device to run on; the module's weights are moved there.
         compiler: makes a callable of the module and example inputs of one batch size; None runs the module itself.
         in_place: run as compiled loops over the pool's rows where the cell can; ``compiler`` is for those that cannot.
         falls_back: run the module itself where the compiler cannot take it, and log why.

@@ -44,9 +44,9 @@ class StatePool:
     """Rows of values on one device. Rows of different requests are apart, so several threads may use it at once.
 
     Args:
-        layout: of the model.
-        num_rows: of each bank; memory is taken up as rows are first written.
-        device: where.
+        layout: layout of the model.
+        num_rows: rows of each bank; memory is taken up as rows are first written.
+        device: device that holds the rows.
     """
 
     def __init__(self, layout: Layout, num_rows: Sequence[int], device: torch.device | str = "cpu") -> None:

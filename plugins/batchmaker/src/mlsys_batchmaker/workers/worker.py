@@ -25,15 +25,15 @@ from torch import Tensor
 
 
 class Worker:
-    """Computes rounds on one device; calls must come one after another, from one thread.
+    """Worker that computes rounds on one device; calls must come one after another, from one thread.
 
     Args:
-        layout: of the model.
+        layout: layout of the model.
         cells: by number, materialised for this device.
-        pools: of all devices, by number; rows that another device has are fetched from its pool.
+        pools: pools of all devices, by number; rows that another device has are fetched from its pool.
         device: number of this worker's.
         clock: the loop's.
-        num_threads: of torch, in the thread that calls; None leaves them as they are.
+        num_threads: threads of torch, in the thread that calls; None leaves them as they are.
         to_host: copies results; where it does not wait, they are valid only when the device gets there.
     """
 

@@ -93,7 +93,7 @@ def plan(network: Network) -> Program | None:
 
 
 class _Planner:
-    """Steps so far, and of which pieces each value consists.
+    """Steps so far, and the pieces that each value consists of.
 
     Embeddings and tables side by side that one operator reads are not computed before it: it may do without.
     """
@@ -180,7 +180,7 @@ def _guard(checks: Sequence[Check], embeddings: Sequence[CategoryEmbedding | Non
 
 
 class _Watch:
-    """Tells whether a module has the parts and the parameters that it had."""
+    """Record of a module's parts and parameters, to see whether they are still the same."""
 
     def __init__(self, module: nn.Module) -> None:
         parts = list(_parts(module))

@@ -13,15 +13,15 @@ CATEGORY = 2.0  # how sure a split by categories is to begin with: tanh(2) = .96
 
 
 class SoftColumns(nn.Module):
-    """From the table that trees read, ``[rows, columns]``, to what their splits read.
+    """Map from the table that trees read, ``[rows, columns]``, to what their splits read.
 
     A split by categories has a column of its own after the others: a number for each category, below zero for
     those that go left.
 
     Args:
         ensemble: The trees.
-        statistics: Of the columns.
-        trains_categories: Whether these numbers are parameters.
+        statistics: Statistics of the columns.
+        trains_categories: True makes these numbers parameters.
     """
 
     mean: Tensor  # [columns] float64, as the next

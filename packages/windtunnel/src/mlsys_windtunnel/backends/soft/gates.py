@@ -19,7 +19,7 @@ def leaf_weights(
     Args:
         splits: Before tanh, ``[trees, splits, rows]``.
         path: Literals, ``[trees, leaves, splits]``.
-        count: How many literals each leaf has, ``[trees, leaves]``; huge for a leaf that is not there.
+        count: Number of literals of each leaf, ``[trees, leaves]``; huge for a leaf that is not there.
         gate: See :class:`~.options.SoftOptions`.
         scale: The inverse temperature of leaves.
         dropout: Share of outputs dropped; 0 outside of training.

@@ -71,11 +71,11 @@ def sums(
     """Compute the group's part of the scores, ``[outputs, rows]``.
 
     Args:
-        trees: Whose group it is.
+        trees: Owner of the group.
         group: Trees of one size.
         inputs: ``arguments`` ``[splits, rows]``; or ``columns`` ``[columns, rows]`` and, of the group's splits,
             ``feature``, ``scale``, ``threshold``, ``missing_value``, with ``missing`` ``[columns, rows]`` or None.
-        trains_columns: Whether gradients of columns are wanted.
+        trains_columns: True if gradients of columns are wanted.
     """
     options = (trees.gate == "tanh", trees.sharpness, trees.leaf_scale * trees.sharpness)
     path = group.path if trees.level == 4 else None

@@ -20,17 +20,17 @@ class SoftOptions:
     """Choice of the parts of a pipeline that are trained, and the smoothness of its trees.
 
     Attributes:
-        level: What of a tree is trained (section 5.2.2): L1 leaves, L2 thresholds too, L3 which features a split reads
+        level: Trained parts of a tree (section 5.2.2): L1 leaves, L2 thresholds too, L3 the features that a split reads
             too, L4 which splits a leaf reads too.
-        gate: How a leaf is chosen: by ``tanh`` of its path's sum, as in the paper, or by ``softmax`` over the sums of
+        gate: Choice of a leaf: by ``tanh`` of its path's sum, as in the paper, or by ``softmax`` over the sums of
             all leaves of the tree, whose weights add up to one.
         init: ``residual``: answers are the source's plus what training changed, so they start as the source's own;
             ``source``: soft trees that start at the source's parameters; ``random``: the paper's cold start.
         scope: ``pipeline`` trains all that was translated; ``trees`` the trees alone (the paper's GBDT2NN).
-        temperature: Of splits, in standard deviations of the feature that a split reads; the paper's is 1. A split
+        temperature: Temperature of splits, in standard deviations of the feature read; the paper's is 1. A split
             between values that lie further apart takes half their distance to the threshold.
-        leaf_temperature: Of leaves, in path literals; None: .25 for softmax, .5 for tanh. The paper's is 1.
-        final_sharpness: What inverse temperatures are multiplied with in the end; they are annealed geometrically from
+        leaf_temperature: Temperature of leaves, in path literals; None: .25 for softmax, .5 for tanh. The paper's is 1.
+        final_sharpness: Factor of inverse temperatures in the end; they are annealed geometrically from
             1. 1 leaves them as they are.
         dropout: Share of split and leaf outputs that are dropped in training; the paper's is .1.
         rank: At L3 and L4, train a correction of this rank to the features that splits read in place of a weight for

@@ -28,7 +28,7 @@ def soften(network: Network, x: Tensor, options: SoftOptions, *, seed: int = 0) 
         x: Training rows, ``[rows, width]`` as the network reads them, for standardisation and thresholds.
         options: See :class:`SoftOptions`. With ``source``, leaf values are scaled and shifted so that each ensemble's
             soft answers fit its exact ones best (least squares).
-        seed: Of the random start.
+        seed: Seed of the random start.
     """
     x = x[sample_rows(len(x), MOST_ROWS)]
     reads = tree_inputs(network, x)

@@ -34,8 +34,8 @@ class SoftGroupParameters(nn.Module):
 
     Args:
         group: The trees.
-        leaf_value: Of the ensemble, ``[leaves, outputs]``.
-        trains_paths: Whether literals and their counts are parameters (L4).
+        leaf_value: Leaf values of the ensemble, ``[leaves, outputs]``.
+        trains_paths: True makes literals and their counts parameters (L4).
     """
 
     path: Tensor  # [trees, leaves, splits]
@@ -70,11 +70,11 @@ class SoftTrees(OperatorModule):
 
     Args:
         trees: The exact form.
-        statistics: Of the columns that the trees read.
+        statistics: Statistics of the columns that the trees read.
         options: Level, gate, temperatures, dropout, rank.
 
     Attributes:
-        sharpness: What inverse temperatures are multiplied with; training may anneal it.
+        sharpness: Factor of inverse temperatures; training may anneal it.
 
     Raises:
         InvalidInputError: the trees are too large for tables of leaves by splits.

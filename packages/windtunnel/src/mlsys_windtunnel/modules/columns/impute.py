@@ -17,7 +17,7 @@ class Impute(OperatorModule):
     Args:
         fill: ``[kept columns]``, what missing cells become.
         kept: Places of the columns that go on; the source drops those that were empty when it was fitted.
-        marker: What a missing cell holds; NaN or a number.
+        marker: Content of a missing cell; NaN or a number.
         indicated: Places of the columns whose missingness is told, as 1.0 and 0.0.
     """
 

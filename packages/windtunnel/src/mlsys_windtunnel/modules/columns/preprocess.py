@@ -117,8 +117,8 @@ class BSplines(OperatorModule):
 
     Args:
         knots: ``[features, knots]``, each row strictly ascending, ``degree`` of them beyond the data on both sides.
-        degree: Of the polynomials.
-        extrapolation: What the basis is beyond the inner knots; "linear" takes a degree of 1 or more.
+        degree: Degree of the polynomials.
+        extrapolation: Basis beyond the inner knots; "linear" takes a degree of 1 or more.
         include_bias: Keep each column's last spline, which the others determine.
         is_zero_for_nan: NaN gives zeros; otherwise NaN.
     """

@@ -188,7 +188,7 @@ class Quantile(OperatorModule):
     Args:
         quantiles: ``[features, quantiles]``, each row ascending.
         references: ``[quantiles]``, from 0 to 1.
-        is_normal: Whether the output is normal; else it is uniform on [0, 1].
+        is_normal: True makes the output normal; else it is uniform on [0, 1].
     """
 
     def __init__(self, quantiles: npt.NDArray[np.float64], references: npt.ArrayLike, *, is_normal: bool) -> None:

@@ -30,9 +30,9 @@ class PerClass(nn.Module):
     """A calibrator for each class, then normalisation; for two classes one, and its complement.
 
     Args:
-        layout: Of the member's table.
+        layout: Layout of the member's table.
         calibrators: ``[rows, 1]`` to ``[rows, 1]``, one for each column of scores.
-        places: Which class each column is, of all.
+        places: Class that each column is, of all.
         num_classes: All classes.
     """
 
@@ -63,7 +63,7 @@ class Temperature(nn.Module):
     """Softmax of logits times an inverse temperature (Guo et al., ICML 2017).
 
     Args:
-        layout: Of the member's table.
+        layout: Layout of the member's table.
         inverse_temperature: The factor.
     """
 

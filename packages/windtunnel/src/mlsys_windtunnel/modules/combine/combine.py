@@ -46,8 +46,8 @@ class Ballot(OperatorModule):
     """A member's answer as shares of all classes: its probabilities, or 1 for the class it names.
 
     Args:
-        layout: Of the member's table.
-        places: Where each of the member's classes is among all.
+        layout: Layout of the member's table.
+        places: Place of each of the member's classes among all.
         num_classes: All classes.
     """
 
@@ -195,7 +195,7 @@ class Passed(PredictorModule):
     """One member's answers under the labels of the whole.
 
     Args:
-        layout: Of the member's table.
+        layout: Layout of the member's table.
         classes: The labels of the whole.
         answers: The methods of the whole.
     """
@@ -232,8 +232,8 @@ class Threshold(Passed):
     """A binary classifier whose second thoughts are a threshold: the positive class where the score reaches it.
 
     Args:
-        layout: Of the member's table.
-        method: What is compared.
+        layout: Layout of the member's table.
+        method: Answer that is compared.
         threshold: With what.
         positive: The place of the positive class, which the score is for: 0 or 1.
         pair: Places of the classes named below the threshold, and from it on.

@@ -16,10 +16,10 @@ def interp(x: Tensor, knots: Tensor, values: Tensor, *, outside: Outside = "clip
     """Interpolate linearly, as ``numpy.interp`` for ``clip`` and ``scipy.interpolate.interp1d`` for ``nan``.
 
     Args:
-        x: Where to read the function, of any shape.
+        x: Points at which the function is read, of any shape.
         knots: Strictly increasing, ``[k]``, at least one. A single knot is a constant function.
         values: The function at the knots, ``[k]``.
-        outside: What is answered beyond the first and last knot: their values, or NaN. NaN always gives NaN.
+        outside: Answer beyond the first and last knot: their values, or NaN. NaN always gives NaN.
 
     Example:
         >>> knots, values = torch.tensor([0.0, 1.0, 3.0]), torch.tensor([5.0, 6.0, 10.0])
@@ -43,8 +43,8 @@ class Isotonic(nn.Module):
     Args:
         knots: Strictly increasing, ``[k]``.
         values: ``[k]``.
-        outside: As in :func:`interp`.
-        rounds: Whether the source rounds its input to float32 first, as one that was fitted on float32 does.
+        outside: See :func:`interp`.
+        rounds: True rounds the input to float32 first, as a source that was fitted on float32 does.
     """
 
     knots: Tensor

@@ -14,7 +14,7 @@ class Outputs(PredictorModule):
     """Classifiers of several targets side by side.
 
     Args:
-        layouts: Of each member's table.
+        layouts: Layout of each member's table.
         outputs: The labels of each member.
         answers: The methods of the source.
     """
@@ -53,7 +53,7 @@ class Chain(PredictorModule):
     """Binary classifiers of several targets; each has read the answers of those before it.
 
     Args:
-        layouts: Of each member's table, in the order of targets.
+        layouts: Layout of each member's table, in the order of targets.
         answers: The methods of the source.
     """
 

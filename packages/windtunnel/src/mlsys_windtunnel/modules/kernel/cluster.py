@@ -60,7 +60,7 @@ class CenterTree(PredictorModule):
     The scores are the distances to the leaves' centres, and by how much each node's right centre is farther.
 
     Args:
-        centers: Of the leaves, ``[leaves, features]``.
+        centers: Centres of the leaves, ``[leaves, features]``.
         pairs: The two centres of each node, ``[nodes, 2, features]``.
         paths: For each leaf and node 1 or -1 if the leaf is below the node's left or right, else 0.
     """

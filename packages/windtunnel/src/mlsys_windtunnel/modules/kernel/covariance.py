@@ -18,8 +18,8 @@ class Stationary(nn.Module):
     """One shape over scaled features (Rasmussen and Williams, Gaussian Processes, section 4.2).
 
     Args:
-        shape: Which.
-        length_scale: Of all features or of each; for ``dot-product`` the constant that is added, squared.
+        shape: Name of the function.
+        length_scale: Scale of all features or of each; for ``dot-product`` the constant that is added, squared.
         extra: ``alpha`` of the rational quadratic; the period of the periodic shape.
     """
 
@@ -100,8 +100,8 @@ class PosteriorMean(nn.Module):
         covariance: Rows and samples in, ``[rows, samples]`` out.
         samples: ``[samples, features]``.
         weights: ``[samples, outputs]``.
-        mean: Of the targets, ``[outputs]``.
-        scale: Of the targets, ``[outputs]``.
+        mean: Mean of the targets, ``[outputs]``.
+        scale: Scale of the targets, ``[outputs]``.
     """
 
     def __init__(

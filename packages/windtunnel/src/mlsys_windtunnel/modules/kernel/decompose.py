@@ -105,7 +105,7 @@ class RandomFourier(OperatorModule):
     Args:
         weight: ``[features, components]``.
         offset: ``[components]``.
-        skewedness: Where given, ``log(x + skewedness)`` is projected; NaN below it, where the source raises.
+        skewedness: If given, ``log(x + skewedness)`` is projected; NaN below it, where the source raises.
     """
 
     def __init__(self, weight: npt.ArrayLike, offset: npt.ArrayLike, *, skewedness: float | None = None) -> None:

@@ -38,7 +38,7 @@ class Kernel(nn.Module):
 
     Args:
         anchors: ``[anchors, features]``.
-        kind: As scikit-learn's ``pairwise_kernels`` names them.
+        kind: Name of the kernel in scikit-learn's ``pairwise_kernels``.
         gamma: For all but ``linear`` and ``cosine``; one over the number of features by default.
         coef0: For ``poly`` and ``sigmoid``.
         degree: For ``poly``.

@@ -27,8 +27,8 @@ def nearest(x: Tensor, samples: Tensor, k: int, *, p: float = 2.0) -> tuple[Tens
     Args:
         x: ``[rows, features]``.
         samples: ``[samples, features]``, at least ``k``.
-        k: How many.
-        p: Of the Minkowski distance; infinity is the largest difference.
+        k: Number of neighbours.
+        p: Order of the Minkowski distance; infinity is the largest difference.
 
     Example:
         >>> nearest(torch.tensor([[0.9]]), torch.tensor([[0.0], [1.0], [5.0]]), 2)[1].tolist()
@@ -54,12 +54,12 @@ class NeighborAverage(nn.Module):
 
     Args:
         samples: ``[samples, features]``.
-        values: What is averaged, ``[samples, outputs]``: targets, or one-hot classes.
+        values: Values to average, ``[samples, outputs]``: targets, or one-hot classes.
         k: Number of neighbours.
-        p: Of the Minkowski distance.
+        p: Order of the Minkowski distance.
         scale: Factor of each feature, ``[features]``; None: one.
-        by_distance: Whether to weight by inverse distance. Samples at distance zero then outweigh all others.
-        by_product: Whether the source computes distances by a matrix product.
+        by_distance: True weights by inverse distance. Samples at distance zero then outweigh all others.
+        by_product: True if the source computes distances by a matrix product.
         votes: Number of classes of each output; none: the values are no votes.
     """
 
@@ -216,8 +216,8 @@ class NearestCentroid(PredictorModule):
         deviations: Within-class standard deviations, ``[features]``, none of them zero.
         log_priors: ``[classes]``.
         classes: The labels.
-        p: Of the Minkowski distance.
-        predicts_by_distance: Whether all classes are as frequent.
+        p: Order of the Minkowski distance.
+        predicts_by_distance: True if all classes are as frequent.
         answers: The methods of the source.
     """
 

@@ -50,7 +50,7 @@ class LinearDiscriminant(PredictorModule):
     """A linear classifier that also projects: its scores are margins and projected rows side by side.
 
     Args:
-        head: What answers from the margins.
+        head: Head that answers from the margins.
         projection: Tables in, ``[rows, k]`` out; None where the source cannot transform.
     """
 

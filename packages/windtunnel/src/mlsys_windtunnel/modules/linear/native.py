@@ -34,8 +34,8 @@ class NativeLinear:
 
     Args:
         library: The kernel.
-        weights: Of each table.
-        bias: Of the output.
+        weights: Weights of each table.
+        bias: Bias of the output.
         guard: Looks at the tables and may refuse them; called where a value of the map is not finite, or very large.
     """
 

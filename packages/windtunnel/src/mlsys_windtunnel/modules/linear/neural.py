@@ -19,7 +19,7 @@ class Layers(nn.Module):
     """Affine maps with an activation between them.
 
     Args:
-        weights: Of each layer, ``[inputs, outputs]``.
+        weights: Weights of each layer, ``[inputs, outputs]``.
         biases: ``[outputs]`` each.
         hidden: Activation after every layer but the last.
         last: Activation after the last.

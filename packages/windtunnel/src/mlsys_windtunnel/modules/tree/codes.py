@@ -16,7 +16,7 @@ class CategoryCodes(OperatorModule):
     """Codes of some columns, then other columns as they are.
 
     Args:
-        categories: Of each coded column, ascending and finite; the code is the place, NaN for any other number.
+        categories: Categories of each coded column, ascending and finite; the code is the place, NaN for any other.
         columns: The coded columns.
         others: The other columns.
     """

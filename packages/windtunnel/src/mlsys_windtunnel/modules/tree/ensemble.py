@@ -86,12 +86,12 @@ class TreeEnsemble:
 
     @property
     def num_trees(self) -> int:
-        """Trees."""
+        """Number of trees."""
         return len(self.root)
 
     @property
     def num_outputs(self) -> int:
-        """Values a leaf."""
+        """Number of values of a leaf."""
         return int(self.leaf_value.shape[1])
 
     @property

@@ -33,7 +33,7 @@ class TreeClassifier(Classifier):
         link: See :class:`Classifier`.
         answers: The methods of the source.
         slope: Multiplies scores before the link.
-        is_normalised: Whether probabilities of several classes are divided by their sum (one-vs-rest).
+        is_normalised: True divides probabilities of several classes by their sum (one-vs-rest).
         decides: For one margin: whether it must be ``positive`` or ``non-negative`` for the second class, or the class
             with the highest probability is answered (``likeliest``), so that rounding in the link decides as well.
     """
@@ -107,7 +107,7 @@ class Mapped(OperatorModule):
 
     Args:
         body: Tables in, ``[rows, outputs]`` out.
-        output: What to make of its scores.
+        output: Function applied to the scores.
         slope: Multiplies scores before.
     """
 
@@ -156,7 +156,7 @@ class IsolationScores(OperatorModule):
 
     Args:
         trees: The sums of path lengths, ``[rows, 1]``.
-        longest: What they are measured by; 0 after a fit on one row, by which all rows are 1.
+        longest: Unit of the lengths; 0 after a fit on one row, by which all rows are 1.
         offset: The score at which outliers begin.
     """
 

@@ -43,8 +43,8 @@ class Trees(OperatorModule):
         bias: Added to the sums, ``[outputs]``; None adds nothing.
         num_groups: Boosting for k outputs grows one tree of one value for each output in turn: trees t, t + k, ... are
             summed to output t.
-        divisor: How many trees the sum is the mean of.
-        layout: How to find leaves; None chooses what costs less.
+        divisor: Number of trees that the sum is the mean of.
+        layout: Method of finding leaves; None chooses what costs less.
 
     Attributes:
         leaf_value: ``[leaves, outputs]``, trainable.
