@@ -11,7 +11,7 @@ from enum import Enum
 from mlsys_windtunnel.checks.table import InputRules
 
 METHODS = ("predict", "labels", "predict_proba", "predict_log_proba", "decision_function")
-"""What may flow on from a predictor within the graph, in the order in which several answers are put side by side.
+"""Answers that may flow on from a predictor within the graph, in the order in which several stand side by side.
 
 Each is a method of the estimator, but for classifiers ``predict`` gives the places of the labels in ``classes_`` and
 ``labels`` the labels themselves, which must be numbers. ``decision_function`` is last: its width is not always known.
