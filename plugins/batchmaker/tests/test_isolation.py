@@ -145,6 +145,7 @@ def no_compiler(*_: Any, **__: Any) -> Any:
 
 def test_auto_serves_what_nimble_refuses(caplog: pytest.LogCaptureFixture):
     """A cell that looks at its values as it runs has no schedule; its module answers all the same."""
+    pytest.importorskip("mlsys_nimble")  # alone, this plugin has no compiler to be refused by
     x = np.ones((9, 3), np.float32)
     with Engine(chains(picky), EngineConfig(compiler="auto")) as engine:
         assert engine.submit({"x": x}).result(timeout=600).outputs["h"].tolist() == [9, 9, 9]
