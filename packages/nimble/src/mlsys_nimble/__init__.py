@@ -25,7 +25,7 @@ __all__ = [
     "read_graph",
 ]
 
-_LAZY = {  # what imports torch
+_LAZY = {  # by name, modules that import torch
     "CaptureError": "mlsys_nimble.errors",
     "Nimble": "mlsys_nimble.module",
     "compile": "mlsys_nimble.module",

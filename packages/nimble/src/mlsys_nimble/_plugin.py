@@ -1,4 +1,4 @@
-"""Registers this package with mlsys; imports nothing heavy."""
+"""Registration of this package with mlsys; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mlsys_core.plugins.specs import BenchmarkSpec, CommandSpec, CompilerSpec, D
 
 @hookimpl
 def mlsys_register_commands() -> Iterable[CommandSpec]:
-    """``mlsys nimble``."""
+    """Register ``mlsys nimble``."""
     return [
         CommandSpec(
             name="nimble",
@@ -22,7 +22,7 @@ def mlsys_register_commands() -> Iterable[CommandSpec]:
 
 @hookimpl
 def mlsys_register_compilers() -> Iterable[CompilerSpec]:
-    """Nimble as a compiler of modules."""
+    """Register Nimble as a compiler of modules."""
     return [
         CompilerSpec(
             name="nimble",
@@ -34,7 +34,7 @@ def mlsys_register_compilers() -> Iterable[CompilerSpec]:
 
 @hookimpl
 def mlsys_register_benchmarks() -> Iterable[BenchmarkSpec]:
-    """``mlsys bench nimble``."""
+    """Register ``mlsys bench nimble``."""
     return [
         BenchmarkSpec(
             name="nimble",
@@ -47,7 +47,7 @@ def mlsys_register_benchmarks() -> Iterable[BenchmarkSpec]:
 
 @hookimpl
 def mlsys_register_demo_steps() -> Iterable[DemoStepSpec]:
-    """Two nets, prepared."""
+    """Register the demo of two prepared nets."""
     return [
         DemoStepSpec(
             name="nimble",

@@ -1,4 +1,4 @@
-"""What Nimble refuses, and how it says so."""
+"""Errors for models that Nimble refuses."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from mlsys_core.errors import MlsysError
 
 
 class CaptureError(MlsysError):
-    """A model asks for what no ahead-of-time schedule can hold; the message names the operator and the source line."""
+    """Error for a model that no ahead-of-time schedule can hold; names the operator and the source line."""
 
 
 class UnrepeatableError(CaptureError):
-    """A model's Python code does something else at each call: no schedule can follow."""
+    """Error for a model whose Python code does something different at each call."""
 
 
 def refuse(what: str, source: str, advice: str) -> CaptureError:
-    """The error for ``what``, asked for at ``source``; ``advice`` is the next step.
+    """Build the error for ``what``, asked for at ``source``; ``advice`` is the next step.
 
     Example:
         >>> str(refuse("aten.nonzero: its shape depends on data", "net.py:3, in forward: x.nonzero()", "Use a mask."))

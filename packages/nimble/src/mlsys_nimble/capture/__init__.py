@@ -21,13 +21,13 @@ from mlsys_nimble.ir.program import Program
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A program, and how a call's arguments and results are laid out around it."""
+    """Program, with the mapping of a call's arguments and results to its inputs and outputs."""
 
     program: Program
-    tensor_places: tuple[int, ...]  # which leaves of (args, kwargs) are the program's inputs, in order
+    tensor_places: tuple[int, ...]  # leaves of (args, kwargs) that are the program's inputs, in order
     results: Results
     device: torch.device
-    reads_values: bool  # the model's Python code has looked at the values of constants
+    reads_values: bool  # the model's Python code read values of constants
 
 
 def capture(
@@ -38,21 +38,21 @@ def capture(
     fixed_places: Collection[int] = (),
     separates: bool = True,
 ) -> Captured:
-    """The program of ``model(*args, **kwargs)``, found by running it once on copies of the example inputs.
+    """Capture the program of ``model(*args, **kwargs)`` by running it once on copies of the example inputs.
 
     Tensors among the arguments, in any pytree, become the program's inputs, in flattened order; everything else is
-    fixed. Parameters, buffers and tensors that the model holds become constants, by reference. What the model changes
-    in place is as it was when this returns, and among :attr:`Program.mutations`.
+    fixed. Parameters, buffers and tensors that the model holds become constants, by reference. Changes in place
+    are undone before this returns, and listed in :attr:`Program.mutations`.
 
     Args:
-        model: Any function of tensors.
-        args: The example's positional arguments.
-        kwargs: Its keyword arguments.
-        fixed_places: Leaves of the arguments whose tensors are the model's own.
-        separates: Whether every result is an output of the program, though in eager it shares memory with others.
+        model: Function of tensors, or a module.
+        args: Positional arguments of the example.
+        kwargs: Keyword arguments of the example.
+        fixed_places: Indices of argument leaves whose tensors belong to the model.
+        separates: True makes every result an output of its own, even one that shares memory with others in eager.
 
     Raises:
-        CaptureError: the model does what cannot be fixed ahead of time; the message names the operator and the line.
+        CaptureError: the model cannot be scheduled ahead of time; the message names the operator and the line.
 
     Example:
         >>> print(capture(torch.nn.ReLU(), (torch.zeros(2, 3),)).program)
@@ -75,12 +75,13 @@ def capture(
     ]
     tracer = Tracer(device, site, own)
     run: Callable[..., Any] = node_site.run if node_site else model
-    # The generators go back to where they were: the first replay draws what eager draws.
+    # Generators are restored afterwards, so that the first replay draws what eager draws.
     generators = torch.random.fork_rng([device] if device.type == "cuda" else [])
     with generators, torch.inference_mode(), traceable(), _attributes_restored(modules) as before:
         for place in places:
             leaves[place] = leaves[place].detach().clone()
-        leaves = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]  # known by what they hold
+        # The run must not write to the caller's arrays.
+        leaves = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
         inputs = [tracer.add_input(leaves[place]) for place in places]
         objects: list[Any] = []
         call = trees.unflatten(leaves, flat.spec, objects)
@@ -110,7 +111,7 @@ def capture(
 
 
 class _Given:
-    """The arguments as forward is given them."""
+    """Arguments of forward, and their state before the run."""
 
     def __init__(self, call: Any, objects: Sequence[Any]) -> None:
         self._call, self._objects = call, objects
@@ -118,10 +119,10 @@ class _Given:
         self._before = self._states()
 
     def changed(self) -> list[int]:
-        """Which of the objects forward has changed.
+        """Return the numbers of the objects that forward has changed.
 
         Raises:
-            CaptureError: it has changed a list or dictionary.
+            CaptureError: forward has changed a list or dictionary.
         """
         (call, *objects), (call_before, *before) = self._states(), self._before
         if not _is_same(call, call_before):
@@ -143,7 +144,7 @@ def _is_same(one: trees.Flat, other: trees.Flat) -> bool:
 
 
 def _single_device(model: Any, tensors: Sequence[torch.Tensor]) -> torch.device:
-    """The one device of a model and its inputs."""
+    """Return the one device of a model and its inputs."""
     named = list(tensors)
     if isinstance(model, nn.Module):
         named += [*model.parameters(), *model.buffers()]
@@ -156,7 +157,7 @@ def _single_device(model: Any, tensors: Sequence[torch.Tensor]) -> torch.device:
 
 @contextmanager
 def traceable() -> Iterator[None]:
-    """Model code that asks whether it is being compiled hears yes, and fused encoder layers are taken apart."""
+    """Tell model code that it is being compiled, and turn off torch's fused encoder layers."""
     compiler: Any = torch.compiler
     flags = compiler._is_compiling_flag, compiler._is_exporting_flag
     fastpath = torch.backends.mha.get_fastpath_enabled()
@@ -173,7 +174,7 @@ _Places = dict[tuple[str, str], tuple[dict[str, Any], Any]]
 
 
 def _tensor_attributes(modules: Mapping[str, nn.Module]) -> _Places:
-    """Where modules hold tensors: (module path, attribute) -> (the dictionary it is in, the tensor)."""
+    """Map (module path, attribute) to (the dictionary that holds it, the tensor)."""
     return {
         (path, name): (held, value)
         for path, module in modules.items()
@@ -185,7 +186,7 @@ def _tensor_attributes(modules: Mapping[str, nn.Module]) -> _Places:
 
 @contextmanager
 def _attributes_restored(modules: Mapping[str, nn.Module]) -> Iterator[_Places]:
-    """Undo what forward assigns to tensor attributes; gives what they held before."""
+    """Undo what forward assigns to tensor attributes; yield what they held before."""
     before = _tensor_attributes(modules)
     try:
         yield before
@@ -198,7 +199,7 @@ def _attributes_restored(modules: Mapping[str, nn.Module]) -> Iterator[_Places]:
 
 
 def _note_reassigned(before: _Places, modules: Mapping[str, nn.Module], tracer: Tracer) -> None:
-    """``self.state = f(self.state)`` is a mutation of the tensor that was there; a state from nothing is refused."""
+    """Record ``self.state = f(self.state)`` as a mutation of the old tensor; refuse a computed state without one."""
     for key, (_, tensor) in _tensor_attributes(modules).items():
         old = before.get(key, (None, None))[1]
         if tensor is old:
@@ -212,7 +213,7 @@ def _note_reassigned(before: _Places, modules: Mapping[str, nn.Module], tracer: 
 
 
 class _NodeSites(torch.fx.Interpreter):
-    """Runs a graph module node by node, so that operators are named by the code it was made from."""
+    """Interpreter of a graph module that knows the source line of the node that runs."""
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
         super().__init__(module, garbage_collect_values=True)
@@ -220,12 +221,12 @@ class _NodeSites(torch.fx.Interpreter):
         self._sites: dict[torch.fx.Node, Site] = {}
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        """Note the node, run it."""
+        """Remember the node and run it."""
         self._node = n
         return super().run_node(n)
 
     def site(self) -> Site:
-        """The site of the node being run."""
+        """Return the site of the node that runs."""
         if self._node is None:
             return Site()
         if self._node not in self._sites:

@@ -1,4 +1,4 @@
-"""Memory shared between tensors, kept in a program whose values are never written twice.
+"""Tensors that share memory, expressed in a program whose values are never written twice.
 
 Tensors that share memory form a group with one *base*. A view remembers the steps that lead to it from the base; a
 write to any member makes a new base value, and members read later are made from it anew.
@@ -18,32 +18,32 @@ from mlsys_nimble.ir.program import ValueType
 
 @dataclass(frozen=True, slots=True)
 class ViewStep:
-    """One operator between a base and its view."""
+    """Operator between a base and its view."""
 
     kind: Kind
-    type: ValueType  # of its result
+    type: ValueType  # of the operator's result
 
 
 @dataclass(slots=True, eq=False)
 class Group:
     """Tensors that share memory."""
 
-    base: Ref  # its value now
+    base: Ref  # the current value
     version: int = 0  # writes so far
 
 
 @dataclass(slots=True)
 class Member:
-    """A tensor of a group."""
+    """Tensor of a group, with its value when last read."""
 
     group: Group
-    steps: tuple[ViewStep, ...]  # from the base to it
-    ref: Ref  # its value when the group had `version`
+    steps: tuple[ViewStep, ...]  # from the base to this tensor
+    ref: Ref  # its value at `version` of the group
     version: int = 0
 
 
 def read(member: Member, builder: Builder) -> Ref:
-    """The member's value now."""
+    """Return the member's current value."""
     if member.version != member.group.version:
         member.ref = _replay(member.group.base, member.steps, builder)[-1]
         member.version = member.group.version
@@ -51,7 +51,7 @@ def read(member: Member, builder: Builder) -> Ref:
 
 
 def write(member: Member, new: Ref, builder: Builder) -> None:
-    """``new``, of the member's shape and dtype, becomes its value, and the memory it shares changes with it."""
+    """Set the member's value to ``new``, of its shape and dtype, and change the shared memory with it."""
     parents = _replay(member.group.base, member.steps, builder)
     child = new
     for parent, step in zip(reversed(parents[:-1]), reversed(member.steps), strict=True):
@@ -62,7 +62,7 @@ def write(member: Member, new: Ref, builder: Builder) -> None:
 
 
 def steps_between(parent: Ref, child: Ref, builder: Builder) -> tuple[ViewStep, ...]:
-    """The operators that lead from one value to the other, each with one input."""
+    """Return the operators that lead from one value to another, each with one input."""
     steps: list[ViewStep] = []
     value = child.value
     while value != parent.value:
@@ -84,7 +84,7 @@ def _replay(base: Ref, steps: tuple[ViewStep, ...], builder: Builder) -> list[Re
 
 
 def _scatter(parent: Ref, step: ViewStep, child: Ref, builder: Builder) -> Ref:
-    """``parent`` with the part that the step shows replaced by ``child``."""
+    """Return ``parent`` with the part that the step shows replaced by ``child``."""
     match step.kind:
         case Reshape():
             return builder.reshape(child, parent.shape)
@@ -108,12 +108,12 @@ _ADVICE = "Write the operation out of place (y = torch.where(...), not x[...] = 
 
 
 def is_known(step: ViewStep) -> bool:
-    """Say whether it is known what leads to the view."""
+    """Return whether the operator of a view step is known."""
     return not (isinstance(step.kind, Aten) and step.kind.target == "aten.unknown_view")
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Say whether two tensors may have a byte in common, whatever storages they have."""
+    """Return whether two tensors may have a byte in common, whatever their storages."""
     if one.device != other.device or not one.numel() or not other.numel():
         return False
     return one.data_ptr() < _end(other) and other.data_ptr() < _end(one)
@@ -125,5 +125,5 @@ def _end(tensor: torch.Tensor) -> int:
 
 
 def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether they lie in one storage."""
+    """Return whether two tensors lie in one storage."""
     return one.untyped_storage()._cdata == other.untyped_storage()._cdata and one.untyped_storage().nbytes() > 0

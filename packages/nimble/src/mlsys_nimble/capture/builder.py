@@ -1,4 +1,4 @@
-"""Builds a program operator by operator; what the rules write to."""
+"""The program under construction, to which the rules append operators."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ from mlsys_nimble.ir.program import ITEMSIZE, Operator, ValueId, ValueType
 
 
 class NoKindError(Exception):
-    """No kind of operator means what a rule asks for: torch runs the operator whole. Never leaves capture."""
+    """Error in a rule that no kind of operator can express; torch then runs the operator. Never leaves capture."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A value of the program under construction."""
+    """Value of the program under construction."""
 
     value: ValueId
     type: ValueType
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its logical shape."""
+        """Return the logical shape."""
         return self.type.shape
 
     @property
     def dtype(self) -> str:
-        """Its dtype, torch's name."""
+        """Return the dtype by torch's name."""
         return self.type.dtype
 
     @property
     def rank(self) -> int:
-        """Its number of dimensions."""
+        """Return the number of dimensions."""
         return len(self.type.shape)
 
 
@@ -63,20 +63,20 @@ def _types(refs: Sequence[Ref]) -> list[ValueType]:
 
 
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
-    """The shape that all of these broadcast to."""
+    """Return the shape that all of these broadcast to."""
     return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """``torch.float32`` -> ``"float32"``."""
+    """Return the short name: ``torch.float32`` -> ``"float32"``."""
     return str(dtype).removeprefix("torch.")
 
 
 def type_of(tensor: torch.Tensor, source: str = "") -> ValueType:
-    """A tensor's type.
+    """Return a tensor's type.
 
     Raises:
-        CaptureError: a tensor that no program can hold: sparse, quantised, or of a subclass with a life of its own.
+        CaptureError: a program cannot hold the tensor: it is sparse, quantised or of an unusual dtype.
     """
     name = dtype_name(tensor.dtype)
     if name not in ITEMSIZE or tensor.layout is not torch.strided:
@@ -86,36 +86,36 @@ def type_of(tensor: torch.Tensor, source: str = "") -> ValueType:
 
 
 class Builder:
-    """A program under construction: its values, operators and constants."""
+    """Program under construction: its values, operators and constants."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.values: list[ValueType] = []
         self.operators: list[Operator] = []
         self.constants: dict[ValueId, torch.Tensor] = {}
-        self.site = Site()  # where the operators now being emitted come from
+        self.site = Site()  # of the operators being emitted
         self._fixed: set[ValueId] = set()
         self._num_named: dict[str, int] = {}
         self._producer: dict[ValueId, Operator] = {}
 
     def new_value(self, type_: ValueType) -> Ref:
-        """A value that nothing makes: an input of the program."""
+        """Add a value that no operator makes yet."""
         self.values.append(type_)
         return Ref(len(self.values) - 1, type_)
 
     def constant(self, tensor: torch.Tensor) -> Ref:
-        """A value that is ``tensor`` itself, not a copy."""
+        """Add a constant that is ``tensor`` itself, not a copy."""
         ref = self.new_value(type_of(tensor, self.site.source))
         self.constants[ref.value] = tensor
         self._fixed.add(ref.value)
         return ref
 
     def is_fixed(self, ref: Ref) -> bool:
-        """Whether it depends on constants alone, so that constant folding may make it one."""
+        """Return whether a value depends on constants alone, so that constant folding may make it one."""
         return ref.value in self._fixed
 
     def producer(self, ref: Ref) -> Operator | None:
-        """The operator that makes it; None for inputs and constants."""
+        """Return the operator that makes a value; None for inputs and constants."""
         return self._producer.get(ref.value)
 
     def emit_many(
@@ -144,45 +144,45 @@ class Builder:
         return self.emit_many(kind, inputs, [type_])[0]
 
     def full(self, type_: ValueType, value: float | int | bool) -> Ref:
-        """A tensor of one value; folded later."""
+        """Fill a tensor with one value; folded later."""
         keywords = (("dtype", getattr(torch, type_.dtype)), ("device", self.device))
         return self.emit(Aten("aten.full.default", (type_.shape, value), keywords), [], type_)
 
     def reshape(self, x: Ref, shape: Sequence[int]) -> Ref:
-        """The same elements in another shape; ``x`` itself where it has that shape."""
+        """Reshape ``x``; return ``x`` itself where it has that shape."""
         if tuple(shape) == x.shape:
             return x
         assert prod(shape) == x.type.numel, (shape, x)
         return self.emit(Reshape(), [x], ValueType(tuple(shape), x.dtype))
 
     def permute(self, x: Ref, dims: Sequence[int]) -> Ref:
-        """Dimensions in another order; ``x`` itself where it is the same."""
+        """Reorder the dimensions; return ``x`` itself where the order is the same."""
         dims = tuple(dim % x.rank for dim in dims)
         if dims == tuple(range(x.rank)):
             return x
         return self.emit(Permute(dims), [x], ValueType(tuple(x.shape[dim] for dim in dims), x.dtype))
 
     def transpose(self, x: Ref) -> Ref:
-        """The last two dimensions exchanged."""
+        """Exchange the last two dimensions."""
         return self.permute(x, [*range(x.rank - 2), x.rank - 1, x.rank - 2])
 
     def slice(self, x: Ref, dim: int, start: int, length: int, step: int = 1) -> Ref:
-        """``length`` elements of ``dim``; ``x`` itself where that is all of them."""
+        """Take ``length`` elements of ``dim``; return ``x`` itself where that is all of them."""
         if start == 0 and step == 1 and length == x.shape[dim]:
             return x
         shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
         return self.emit(Slice(dim, start, step), [x], ValueType(shape, x.dtype))
 
     def select(self, x: Ref, dim: int, index: int) -> Ref:
-        """One element of ``dim``, which is dropped."""
+        """Take one element of ``dim``, and drop that dimension."""
         return self.reshape(self.slice(x, dim, index, 1), x.shape[:dim] + x.shape[dim + 1 :])
 
     def expand(self, x: Ref, shape: Sequence[int]) -> Ref:
-        """Broadcast to ``shape``; ``x`` itself where it has that shape."""
+        """Broadcast to ``shape``; return ``x`` itself where it has that shape."""
         return x if tuple(shape) == x.shape else self.emit(Expand(), [x], ValueType(tuple(shape), x.dtype))
 
     def concat(self, parts: Sequence[Ref], dim: int) -> Ref:
-        """One after another along ``dim``; a single part is returned as it is."""
+        """Concatenate along ``dim``; return a single part as it is."""
         if len(parts) == 1:
             return parts[0]
         shape = list(parts[0].shape)
@@ -190,14 +190,14 @@ class Builder:
         return self.emit(Concat(dim), parts, ValueType(tuple(shape), parts[0].dtype))
 
     def cast(self, x: Ref, dtype: str) -> Ref:
-        """In another dtype; ``x`` itself where it has that dtype."""
+        """Cast to a dtype; return ``x`` itself where it has that dtype."""
         return x if x.dtype == dtype else self.emit(Cast(), [x], ValueType(x.shape, dtype))
 
     def pointwise(self, op: str, *arguments: Ref | float, dtype: str | None = None, result: str | None = None) -> Ref:
-        """One elementwise operation over tensors and numbers, computed in ``dtype`` (default: the first tensor's).
+        """Emit one elementwise operation over tensors and numbers, computed in ``dtype`` (default: the first tensor's).
 
         Raises:
-            NoKindError: complex numbers, or a number that a step's constant, a float, cannot hold.
+            NoKindError: numbers are complex, or a step's float constant cannot hold them.
         """
         if any(not isinstance(a, Ref) and (isinstance(a, complex) or float(a) != a == a) for a in arguments):
             raise NoKindError(f"{op} with {arguments}")
@@ -217,7 +217,7 @@ class Builder:
         return name if count == 1 else self._unique(f"{name}_{count - 1}")
 
     def _unique(self, name: str) -> str:
-        """``name`` is made of another: see that no module path already made it."""
+        """Return ``name``, with underscores appended until it is new."""
         while name in self._num_named:
             name += "_"
         self._num_named[name] = 1

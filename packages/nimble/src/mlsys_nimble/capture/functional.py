@@ -1,4 +1,4 @@
-"""The operator without side effects for one that writes: ``add`` for ``add_``, and for ``add`` with ``out=``."""
+"""Operators without side effects in place of those that write: ``add`` for ``add_`` and for ``add`` with ``out=``."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ _SPECIAL = {"__ior__": "bitwise_or", "__iand__": "bitwise_and", "__ixor__": "bit
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A call that writes, told as one that does not."""
+    """Call that writes, expressed by an operator that does not."""
 
     function: Any  # an overload without side effects
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    targets: tuple[torch.Tensor, ...]  # take the function's results, in this order
+    targets: tuple[torch.Tensor, ...]  # receive the function's results, in this order
 
 
 def as_functional(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Written | None:
-    """The call without its side effects; None where torch has no such operator, or more than results are written."""
+    """Return the call without its side effects, or None.
+
+    None: torch has no such operator, or the call writes more than the operator's results.
+    """
     function = _counterpart(func)
     if function is None:
         return None
@@ -45,7 +48,7 @@ def as_functional(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 @cache
 def _counterpart(func: Any) -> Any:
-    """The overload of the same arguments that writes none of them."""
+    """Return the overload with the same arguments that writes none of them; None if there is none."""
     arguments = func._schema.arguments
     written = [argument for argument in arguments if is_write(argument)]
     is_out = all(argument.is_out for argument in written)
@@ -66,7 +69,7 @@ def _counterpart(func: Any) -> Any:
 
 
 def _signature(arguments: Any) -> list[tuple[str, str]]:
-    """Names and types, in no order: ``polygamma_`` takes its tensor first, ``polygamma`` its number."""
+    """Return names and types, sorted: ``polygamma_`` takes its tensor first, ``polygamma`` its number."""
     return sorted((argument.name, str(argument.type)) for argument in arguments)
 
 

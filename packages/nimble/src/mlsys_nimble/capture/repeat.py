@@ -1,7 +1,7 @@
-"""Watches a model a second time, on other values: what differs was not computed from its inputs by torch.
+"""Repeated captures of a model on different values: where they differ, torch did not compute it from the inputs.
 
 So random numbers of NumPy and Python, clocks, counters, and values that left torch and came back as constants are
-refused, whichever way they took.
+refused.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _ADVICE = "Use torch's random operators, pass what changes as an argument of for
 
 
 def capture_checked(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
-    """Capture a model whose program is the same each time.
+    """Capture a model, and verify that its program is the same at each call.
 
-    A model that keeps something from its first call, such as a table of positions, is watched once more.
+    A model that keeps something from its first call, such as a table of positions, is captured a third time.
 
     Raises:
-        CaptureError: see :func:`~mlsys_nimble.capture.capture`; or the program is another each time.
+        CaptureError: see :func:`~mlsys_nimble.capture.capture`; or the program differs between calls.
     """
     other_args, other_kwargs = varied((tuple(args), dict(kwargs)))
     before = _random_states()
@@ -37,7 +37,7 @@ def capture_checked(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapp
         second = capture(model, other_args, other_kwargs, separates=False)
     except CaptureError:
         raise
-    except Exception:  # noqa: BLE001 - values that the model cannot take
+    except Exception:  # noqa: BLE001 - the model cannot take such values
         other_args, other_kwargs = args, kwargs
         second = capture(model, args, kwargs, separates=False)
     if drawn and between != _random_states():
@@ -52,16 +52,16 @@ def capture_checked(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapp
 
 
 def refuse_unrepeatable(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse a model that does not do the same each time, and nothing else that a watched run refuses.
+    """Refuse a model that differs between calls, and let other refusals of capture pass.
 
     Raises:
-        UnrepeatableError: it does not.
+        UnrepeatableError: the program differs between calls.
     """
     try:
         capture_checked(model, args, kwargs)
     except UnrepeatableError:
         raise
-    except Exception:  # noqa: BLE001 - whoever runs the model next meets it, if it matters
+    except Exception:  # noqa: BLE001 - the next run of the model raises it again, if it matters
         return
 
 
@@ -83,7 +83,7 @@ def varied(tree: Any) -> Any:
 
 def _other(tensor: Tensor) -> Tensor:
     if tensor.layout is not torch.strided:
-        return tensor  # the capture refuses it
+        return tensor  # capture refuses it
     with torch.no_grad():
         made = torch.empty_like(tensor)
         rolled = tensor.reshape(-1).roll(1).reshape(tensor.shape)
@@ -95,7 +95,7 @@ def _other(tensor: Tensor) -> Tensor:
 
 
 def difference(one: Captured, other: Captured) -> str | None:
-    """Say what differs first between two captures of a model; None: nothing does."""
+    """Describe the first difference between two captures of a model; None if they agree."""
     a, b = one.program, other.program
     for first, second in zip(a.operators, b.operators, strict=False):
         if str(first) != str(second):

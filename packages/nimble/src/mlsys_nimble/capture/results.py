@@ -1,4 +1,4 @@
-"""Where a call's results come from: made by the program, or views of its results, of arguments, of constants."""
+"""Origins of a call's results: outputs of the program, or views of outputs, arguments and constants."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _ADVICE = "Return a tensor of its own, y.clone(), or prepare with fallback='eage
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """One tensor of the results."""
+    """Origin of one tensor of the results."""
 
     kind: Literal["output", "input", "constant"]
-    number: int  # which of the program's outputs or inputs, or the constant's value
+    number: int  # index among the program's outputs or inputs, or the constant's value id
     steps: tuple[Run, ...] = ()  # views between that tensor and the result
 
 
@@ -33,21 +33,21 @@ class Origin:
 class Results:
     """Recipe for a call's results from a program's outputs."""
 
-    spec: trees.Spec  # of (what forward returns, what each of the changed arguments holds then)
+    spec: trees.Spec  # of (what forward returns, attributes of each changed argument)
     leaves: tuple[Any, ...]  # None where tensors go ...
-    places: tuple[int, ...]  # ... which are these
-    origins: tuple[Origin, ...]  # of each of those
-    changed: tuple[int, ...]  # which of the objects among the arguments forward has changed
-    is_plain: bool  # one after another, the tensors are the program's outputs
+    places: tuple[int, ...]  # ... and their indices
+    origins: tuple[Origin, ...]  # of each of these tensors
+    changed: tuple[int, ...]  # numbers of the objects among the arguments that forward has changed
+    is_plain: bool  # the tensors are the program's outputs, in order
 
     def build(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], program: Program, objects: list[Any]) -> Any:
-        """Return what forward would, and change the objects among the arguments as it would.
+        """Return what forward returns, and change the objects among the arguments as forward does.
 
         Args:
-            outputs: Of the program.
-            inputs: Of the program, with what it has written to them.
-            program: For its constants.
-            objects: Those among the arguments, as :func:`~mlsys_nimble.ir.trees.flatten` lists them.
+            outputs: Outputs of the program.
+            inputs: Inputs of the program, after its writes to them.
+            program: Program that holds the constants.
+            objects: Objects among the arguments, in the order of :func:`~mlsys_nimble.ir.trees.flatten`.
         """
         leaves = list(self.leaves)
         if self.is_plain:
@@ -76,10 +76,10 @@ def find_results(
     *,
     separates: bool,
 ) -> tuple[Results, list[Ref]]:
-    """Find where the tensors of a watched run's result come from; also returns the outputs that a program must have.
+    """Find the origin of each tensor in a captured run's result, and the outputs that the program needs.
 
     Raises:
-        CaptureError: a result that no replay can make.
+        CaptureError: no replay can make a result.
     """
     known = {id(item): number for number, item in enumerate(objects)}
     states = [trees.attributes_of(objects[number]) for number in changed]
@@ -104,17 +104,17 @@ class _Finder:
         self._inputs = {ref.value: number for number, ref in enumerate(inputs)}
         self._results = results
         self._known: dict[int, Origin] = {}
-        self._bases: dict[int, int] = {}  # by id of the group, the output that is its base
+        self._bases: dict[int, int] = {}  # index of the output that is a group's base, by id of the group
         self.outputs: list[Ref] = []
 
     def origin(self, tensor: Tensor) -> Origin:
-        """Where a tensor of the results comes from; the same tensor, the same origin."""
+        """Return the origin of a tensor of the results; a tensor that appears twice has one origin."""
         if id(tensor) not in self._known:
             self._known[id(tensor)] = self._find(tensor)
         return self._known[id(tensor)]
 
     def separate(self, tensor: Tensor) -> Origin:
-        """An output for itself: an input or constant, written to or not, is that very tensor."""
+        """Add an output for this tensor alone; an input or constant, written to or not, stays that very tensor."""
         root = next((ref for root, ref in self._tracer.roots() if root is tensor), None)
         return self._output(root or self._tracer.ref(tensor))
 

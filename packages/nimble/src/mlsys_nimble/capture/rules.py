@@ -64,7 +64,7 @@ def apply_rule(rule: Rule, builder: Builder, result: Any, args: Sequence[Any], k
         return NotImplemented
     try:
         return rule(builder, result, *args, **kwargs)
-    except NoKindError:  # what it has emitted so far is read by nobody
+    except NoKindError:  # nothing reads what it has emitted so far
         return NotImplemented
 
 
@@ -74,6 +74,6 @@ def _signature(rule: Rule) -> Signature:
 
 
 def find_rule(name: str) -> Rule | None:
-    """The rule for ``"aten.relu.default"``: for that overload, else for all of ``aten.relu``."""
+    """Return the rule for ``"aten.relu.default"``: the overload's own, or else that of all ``aten.relu``."""
     rules = _rules()
     return rules.get(name) or rules.get(name.rpartition(".")[0])

@@ -53,6 +53,6 @@ def _repeat_heads(b: Builder, x: Ref, times: int) -> Ref:
 
 
 def _as_four(b: Builder, x: Ref, batch: tuple[int, ...]) -> Ref:
-    """Any batch dimensions as two."""
+    """Reshape any batch dimensions to two."""
     x = b.expand(x, (*batch, *x.shape[-2:]))
     return b.reshape(x, (math.prod(batch[:-1]), batch[-1], *x.shape[-2:]))

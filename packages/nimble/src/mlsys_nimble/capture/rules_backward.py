@@ -1,4 +1,4 @@
-"""Gradients of elementwise operators, elementwise too, and of parts of a tensor: zeros around."""
+"""Gradients of elementwise operators (elementwise too), and of selects and slices (padded with zeros)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _gelu(b: Builder, result: ValueType, dy: Ref, x: Ref, *, approximate: str = 
         Step("mul", (1, math.sqrt(0.5))),
         Step("erf", (-1,)),
         Step("add", (-2, 1.0)),
-        Step("mul", (-3, 0.5)),  # -4: the normal distribution's function of x
+        Step("mul", (-3, 0.5)),  # -4: cumulative distribution of the normal at x
         Step("square", (1,)),
         Step("mul", (-5, -0.5)),
         Step("exp", (-6,)),

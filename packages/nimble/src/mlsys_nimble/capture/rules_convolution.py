@@ -1,4 +1,4 @@
-"""Convolutions. Transposed ones are torch's to run."""
+"""Convolutions; torch runs the transposed ones."""
 
 from __future__ import annotations
 
@@ -61,6 +61,6 @@ def _convolution(
 
 
 def spread(amount: int | Sequence[int], num_dims: int) -> tuple[int, ...]:
-    """One number for every dimension of space, where torch takes a number or one for each."""
+    """Return one number for each dimension of space, from one for all or one for each."""
     amounts = (amount,) if isinstance(amount, int) else tuple(amount)
     return amounts * num_dims if len(amounts) == 1 else amounts

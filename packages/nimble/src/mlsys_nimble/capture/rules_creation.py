@@ -1,4 +1,4 @@
-"""Tensors made of nothing: their values depend on shapes alone, so they fold."""
+"""Tensors filled with a value; those that depend on shapes alone fold."""
 
 from __future__ import annotations
 

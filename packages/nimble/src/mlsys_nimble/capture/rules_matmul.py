@@ -21,7 +21,7 @@ def _linear(b: Builder, result: ValueType, x: Ref, weight: Ref, bias: Ref | None
 
 
 def linear(b: Builder, x: Ref, weight: Ref, bias: Ref | None = None) -> Ref:
-    """Multiply x [*, K] by weight [O, K]; a computed weight makes it a product of two computed matrices."""
+    """Multiply x [*, K] by weight [O, K]; a computed weight gives a MatMul."""
     shape = (*x.shape[:-1], weight.shape[0])
     if not b.is_fixed(weight):
         y = matmul(b, x, b.permute(weight, (1, 0)))
@@ -34,7 +34,7 @@ def linear(b: Builder, x: Ref, weight: Ref, bias: Ref | None = None) -> Ref:
 
 
 def matmul(b: Builder, x: Ref, y: Ref) -> Ref:
-    """torch.matmul, for floating dtypes."""
+    """Multiply as torch.matmul does, for floating dtypes."""
     if x.rank == 1:
         z = matmul(b, b.reshape(x, (1, *x.shape)), y)
         return b.reshape(z, z.shape[:-2] + z.shape[-1:]) if y.rank > 1 else b.reshape(z, z.shape[1:])

@@ -99,7 +99,7 @@ def _instance_norm(
 ) -> Any:
     if not use_input_stats:
         return _batch_norm(b, result, x, weight, bias, mean, var, False, momentum, eps, cudnn)
-    if mean is not None:  # they would be updated
+    if mean is not None:  # the running statistics would be updated
         return NotImplemented
     return _group_norm(b, result, x, x.shape[1], weight, bias, eps)
 

@@ -1,4 +1,4 @@
-"""Elementwise operators: steps of a Pointwise. Copies and casts."""
+"""Elementwise operators, as steps of a Pointwise; copies and casts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BINARY |= {"logical_and": "logical_and", "logical_or": "logical_or", "multiply"
 
 
 def compute_dtype(result: ValueType, operands: tuple[Operand, ...]) -> str:
-    """The dtype torch computes in: the result's, or, where that is bool, the one its operands are promoted to."""
+    """Return the dtype that torch computes in: the result's or, where that is bool, the operands' promoted dtype."""
     if result.dtype != "bool":
         return result.dtype
     metas = [
@@ -38,7 +38,7 @@ def compute_dtype(result: ValueType, operands: tuple[Operand, ...]) -> str:
 
 
 def elementwise(b: Builder, result: ValueType, op: str, *operands: Operand) -> Any:
-    """One step over tensors and numbers, promoted as torch does."""
+    """Emit one step over tensors and numbers, promoted as torch does."""
     made = b.pointwise(op, *operands, dtype=compute_dtype(result, operands), result=result.dtype)
     return b.expand(made, result.shape)
 

@@ -1,4 +1,4 @@
-"""Pools: windows, and whole images."""
+"""Pooling over windows and over whole images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FLOATS = ("float32", "float64", "float16", "bfloat16")
 
 
 def _windows(x: Ref, result: ValueType, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Any:
-    """Kernel, stride, padding, dilation for every dimension of space; the end is padded as far as windows reach."""
+    """Return kernel, stride, padding and dilation for each dimension of space; pad the end as far as windows reach."""
     num_dims = len(kernel)
     stride = spread(stride, num_dims) if stride else kernel
     padding, dilation = spread(padding, num_dims), spread(dilation, num_dims)
@@ -69,7 +69,7 @@ def _avg_pool(num_dims: int) -> Any:
     ) -> Any:
         kernel, stride, pairs, dilation = _windows(x, result, spread(kernel, num_dims), stride, padding, 1)
         reaches_past = any(after > before for before, after in pairs)
-        if divisor is not None or (reaches_past and counts_padding):  # what lies past the padding is not counted
+        if divisor is not None or (reaches_past and counts_padding):  # torch does not count what lies past the padding
             return NotImplemented
         return _pool(b, result, x, Pool("average", kernel, stride, pairs, dilation, counts_padding))
 

@@ -1,6 +1,6 @@
-"""Recurrent layers, step by step: one product for the inputs of all steps, then a small one and a few gates for each.
+"""Recurrent layers, step by step: one GEMM for the inputs of all steps, then a small GEMM and the gates of each step.
 
-So a short sequence is replayed natively, and layers and directions overlap; a long one is torch's to run.
+So a short sequence is replayed natively, and layers and directions overlap; torch runs a long one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from mlsys_nimble.ir.program import ValueType
 
 MAX_STEPS = 256  # of all layers and directions together
 
-State = tuple[Ref, ...]  # hidden, and the LSTM's cell, [B, H] each
-Cell = Callable[[Builder, Ref, Ref, State], State]  # gates of the input and of the hidden state, the state -> the next
+State = tuple[Ref, ...]  # the hidden state and, for an LSTM, the cell state; [B, H] each
+Cell = Callable[[Builder, Ref, Ref, State], State]  # builder, gates of input, of hidden, state -> next state
 
 
 def _lstm_cell(b: Builder, of_input: Ref, of_hidden: Ref, state: State) -> State:
@@ -34,7 +34,7 @@ def _lstm_cell(b: Builder, of_input: Ref, of_hidden: Ref, state: State) -> State
 
 def _gru_cell(b: Builder, of_input: Ref, of_hidden: Ref, state: State) -> State:
     (hidden,) = state
-    inputs = [*_parts(b, of_input, 3), *_parts(b, of_hidden, 3), hidden]  # reset, update, new; the same; hidden
+    inputs = [*_parts(b, of_input, 3), *_parts(b, of_hidden, 3), hidden]  # reset, update, new of each; hidden
     steps = (
         *(Step("add", (0, 3)), Step("sigmoid", (-1,)), Step("mul", (-2, 5)), Step("add", (2, -3)), Step("tanh", (-4,))),
         *(Step("add", (1, 4)), Step("sigmoid", (-6,))),
@@ -55,7 +55,10 @@ def _parts(b: Builder, gates: Ref, count: int) -> list[Ref]:
 def _layers(
     b: Builder, cell: Cell, x: Ref, initial: Sequence[Ref], params: Sequence[Ref], settings: Sequence[Any]
 ) -> tuple[Ref, list[Ref]] | None:
-    """All layers: the last one's output, and for each part of the state the last, [layers * directions, B, H]."""
+    """Emit all layers; None where torch must run them.
+
+    Returns the last layer's output and, for each part of the state, its last value [layers * directions, B, H].
+    """
     has_biases, num_layers, dropout, train, bidirectional, batch_first = settings
     directions = 2 if bidirectional else 1
     length = x.shape[1 if batch_first else 0]
@@ -82,7 +85,7 @@ def _layers(
 def _run(
     b: Builder, cell: Cell, x: Ref, state: State, weights: Sequence[Ref], time: int, *, is_reversed: bool
 ) -> tuple[Ref, State]:
-    """One layer in one direction: its hidden states along ``time``, and the last state."""
+    """Emit one layer in one direction; return its hidden states along ``time`` and the last state."""
     w_input, w_hidden, *biases = weights
     b_input, b_hidden = biases or (None, None)
     gates = linear(b, x, w_input, b_input)
@@ -115,7 +118,7 @@ rule("aten.rnn_relu.input")(_one_state(_simple_cell("relu")))
 
 
 def _single(cell: Cell) -> Any:
-    """One step of one layer, as nn.GRUCell and the like have it."""
+    """Return the rule for one step of one layer, such as nn.GRUCell."""
 
     def step(b: Builder, result: Any, x: Ref, state: Any, w_input: Ref, w_hidden: Ref, *biases: Ref | None) -> Any:
         b_input, b_hidden = biases or (None, None)

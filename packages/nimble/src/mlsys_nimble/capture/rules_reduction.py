@@ -11,7 +11,7 @@ from mlsys_nimble.ir.program import ValueType
 
 
 def reduce(b: Builder, result: ValueType, op: Any, x: Ref, dims: Any = None, keeps_dims: bool = False) -> Any:
-    """One reduction, in the result's dtype; all dimensions where ``dims`` names none."""
+    """Emit one reduction in the result's dtype, over all dimensions where ``dims`` names none."""
     if isinstance(dims, int):
         dims = (dims,)
     chosen = tuple(sorted({dim % x.rank for dim in dims} if dims else range(x.rank))) if x.rank else ()

@@ -1,4 +1,4 @@
-"""Operators that only move elements: views, joins, padding."""
+"""Operators that only move elements: views, concatenations, padding."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _split(b: Builder, results: list[ValueType], x: Ref, sizes: Any, dim: int = 
 def _as_strided(
     b: Builder, result: ValueType, x: Ref, size: Sequence[int], stride: Sequence[int], offset: int | None = None
 ) -> Ref:
-    """Elements by number: where ``x`` itself will lie is not known yet. The tracer has seen that it lies row by row."""
+    """Gather elements by index: the strides of ``x`` are planned later. The tracer checked that it is row-major."""
     numbers = torch.arange(x.type.numel, device=b.device).as_strided(size, stride, offset or 0).contiguous()
     return b.emit(Aten("aten.take.default", (Input(0), Input(1))), [x, b.constant(numbers)], result)
 

@@ -1,4 +1,4 @@
-"""Where in a model an operator comes from: the source line, and the path of the module that asks for it."""
+"""Source of an operator in the model: the line, and the path of the module that calls it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ _OWN = str(Path(__file__).parent.parent)
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where an operator comes from."""
+    """Source of an operator in the model."""
 
     path: str = ""  # of the innermost module, "layer1.0.conv1"; "" for the model itself
     source: str = ""  # "net.py:12, in forward: x = self.conv(x)"
 
 
 def current_site(paths: Mapping[int, str]) -> Site:
-    """The site of the operator now being dispatched, from the Python frames above; ``paths``: by id of the module.
+    """Return the site of the operator being dispatched, from the Python frames above.
 
-    The line is the innermost outside torch, or, where the whole model is torch's modules, the innermost of torch.
+    The line is the innermost outside torch or, where the whole model is torch's modules, the innermost of torch.
+
+    Args:
+        paths: Module paths by ``id`` of the module.
     """
     path, line, torch_line = None, "", ""
     frame = sys._getframe(1)
@@ -50,12 +53,12 @@ def current_site(paths: Mapping[int, str]) -> Site:
 
 
 def module_is_root(module: object, paths: Mapping[int, str]) -> bool:
-    """Whether a frame's ``self`` is the captured model: what is above it is the caller."""
+    """Return whether a frame's ``self`` is the captured model; the frames above it are the caller's."""
     return paths.get(id(module)) == ""
 
 
 def site_of_node(node: torch.fx.Node) -> Site:
-    """The site of a node of a traced graph, from what the tracer noted."""
+    """Return the site of a node of a traced graph, from its metadata."""
     stack = node.meta.get("nn_module_stack") or {}
     path = next(iter(reversed(stack.values())))[0] if stack else ""
     path = re.sub(r"^L\['self'\]\.?|^self\.?|\[['\"]?|['\"]?\]|_modules", "", str(path)).strip(".")

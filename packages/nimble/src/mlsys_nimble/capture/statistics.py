@@ -1,4 +1,4 @@
-"""Writes that operators' schemas do not declare: running statistics, told as writes that a program can hold."""
+"""Writes that operators' schemas do not declare: running statistics, as writes that a program can hold."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _batch_norm(
     momentum: float,
     eps: float,
 ) -> list[Tensor]:
-    """The normalised images, and what was saved of them; new statistics are written by ``copy_``."""
+    """Return the normalised images and the saved statistics; write the new running statistics by ``copy_``."""
     functional = torch.ops.aten._native_batch_norm_legit_functional.default
     y, saved_mean, saved_rstd, new_mean, new_var = functional(x, weight, bias, mean, var, True, momentum, eps)
     mean.copy_(new_mean)
@@ -30,12 +30,12 @@ def _batch_norm(
 
 
 def declared(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], source: str) -> Callable[..., Any] | None:
-    """Return a function that does what ``func`` does with these arguments, and whose writes are operators of their own.
+    """Return a function equal to ``func`` for these arguments, with each write an operator of its own.
 
-    None: ``func`` writes nothing that its schema does not tell of.
+    None: the schema of ``func`` declares all that it writes.
 
     Raises:
-        CaptureError: the statistics are expanded, so that many numbers would be written to one place.
+        CaptureError: the statistics are expanded, so that many numbers would be written to one address.
     """
     name = func._schema.name
     if name not in ("aten::batch_norm", "aten::native_batch_norm", "aten::instance_norm") or kwargs:
@@ -46,7 +46,7 @@ def declared(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], source: 
     if any(0 in statistic.stride() for statistic in args[3:5]):
         what = f"{func} writes running statistics whose elements share memory"
         raise refuse(what, source, "Give it statistics of their own: expand(...).clone().")
-    if name == "aten::instance_norm":  # torch takes it apart into a batch norm, and a write
+    if name == "aten::instance_norm":  # torch decomposes it into a batch norm and a write
         return func.decompose  # type: ignore[no-any-return]
     is_one = name == "aten::batch_norm"
 
@@ -58,10 +58,10 @@ def declared(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], source: 
 
 
 def checked(func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Iterable[Tensor], source: str) -> Any:
-    """Run an operator whose schema declares no write, and see that it does not write.
+    """Run an operator whose schema declares no write, and verify that it does not write.
 
     Raises:
-        CaptureError: it has changed one of ``tensors``; those of operators outside of torch are put back.
+        CaptureError: it has changed one of ``tensors``; operators outside torch have their writes undone.
     """
     known = [tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.layout is torch.strided]
     saved = [] if func.namespace in ("aten", "prims") else [tensor.clone() for tensor in known]

@@ -1,8 +1,8 @@
-"""Watches a model run once on example inputs and writes down what it dispatches: the paper's pre-run (section 3.3.1).
+"""Recorder of what a model dispatches in one run on example inputs: the paper's pre-run (section 3.3.1).
 
 A dispatch mode sees every operator with real tensors, below autograd and, in inference mode, before composite operators
-are taken apart: ``linear`` arrives whole. Each is executed, so that shapes, dtypes and who shares memory with whom are
-facts, and handed to a rule. What the model changes in place is put back when the trace ends.
+are decomposed: ``linear`` arrives whole. Each is executed, so that shapes, dtypes and shared memory are facts, and
+handed to a rule. What the model changes in place is restored when the trace ends.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SHAPE = "Use a mask of fixed shape in its place, or prepare with fallback='eage
 _WHOLE = frozenset(
     {
         *("lstm", "gru", "rnn_tanh", "rnn_relu", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
-        # These raise for values that they cannot take, which a replay is to do too.
+        # These raise for invalid values, and a replay must raise too.
         *("linalg_cholesky", "linalg_inv", "linalg_solve", "linalg_lu_factor", "linalg_ldl_factor", "one_hot"),
     }
 )
@@ -67,25 +67,25 @@ _VIEWS_IN_PLACE = {
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records operators into :attr:`builder` while active."""
+    """Dispatch mode that records operators into :attr:`builder`."""
 
     def __init__(self, device: torch.device, site: Callable[[], Site], own: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._own = {id(tensor) for tensor in own}  # of the model, or of the caller: there before the run and after it
+        self._own = {id(tensor) for tensor in own}  # tensors of the model or the caller, which outlive the run
         self.builder = Builder(device)
         self._device = device
         self._site = site
         self._members = WeakIdKeyDictionary()
         self._roots: list[tuple[torch.Tensor, Group, Ref]] = []  # inputs and constants
-        self.reads_values = False  # of constants; what the program is then depends on them
-        self._saved: list[tuple[torch.Tensor, torch.Tensor]] = []  # constants written in place, and what they held
+        self.reads_values = False  # Python code read a constant's value, so the program depends on it
+        self._saved: list[tuple[torch.Tensor, torch.Tensor]] = []  # constants written in place, with their old content
 
     def add_input(self, tensor: torch.Tensor) -> Ref:
         """Make ``tensor`` an input of the program."""
         return self._add_root(tensor, self.builder.new_value(type_of(tensor)))
 
     def ref(self, tensor: torch.Tensor) -> Ref:
-        """The value that ``tensor`` holds now; a tensor never seen before is a constant."""
+        """Return the value that ``tensor`` holds now; a tensor never seen before becomes a constant."""
         member: Member | None = self._members.get(tensor)  # type: ignore[no-untyped-call]
         if member is None:
             if type(tensor) not in (torch.Tensor, nn.Parameter):
@@ -98,28 +98,28 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return read(member, self.builder)
 
     def member(self, tensor: torch.Tensor) -> Member:
-        """The group of a tensor that was seen, and its way from the base."""
+        """Return the group of a known tensor, and its steps from the base."""
         found: Member = self._members[tensor]
         return found
 
     def roots(self) -> list[tuple[torch.Tensor, Ref]]:
-        """Inputs and constants, and the values that they were."""
+        """Return inputs and constants, each with its initial value."""
         return [(tensor, ref) for tensor, _, ref in self._roots]
 
     def root_of(self, member: Member) -> Ref | None:
-        """The input or constant that it shares memory with; None: its memory was made by an operator."""
+        """Return the input or constant that a member shares memory with; None if an operator made the memory."""
         return next((ref for _, group, ref in self._roots if group is member.group), None)
 
     def is_fixed(self, tensor: torch.Tensor) -> bool:
-        """Whether it depends on constants alone."""
+        """Return whether a tensor depends on constants alone."""
         return self.builder.is_fixed(self.ref(tensor))
 
     def mutations(self) -> list[tuple[Ref, Ref]]:
-        """Inputs and constants that were written in place, and what they hold now."""
+        """Return inputs and constants that were written in place, each with the value that it holds now."""
         return [(ref, group.base) for _, group, ref in self._roots if group.version]
 
     def reassign(self, old: torch.Tensor, new: torch.Tensor) -> None:
-        """The model now holds ``new`` where it held ``old``."""
+        """Record that the model now holds ``new`` in place of ``old``."""
         ref = self.ref(new)
         self.ref(old)
         write(self._members[old], ref, self.builder)
@@ -167,7 +167,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _record(self, func: Any, name: str, result: Any, refs: tuple[Any, Any], tensors: list[torch.Tensor]) -> None:
         single = isinstance(result, torch.Tensor)
-        results = [result] if single else [part for part in result if part is not None]  # a gradient nobody asked for
+        results = [result] if single else [part for part in result if part is not None]  # a gradient not asked for
         if not all(isinstance(tensor, torch.Tensor) for tensor in results):
             raise refuse(f"{name} returns more than tensors", self.builder.site.source, "Keep it out of the model.")
         types = [type_of(tensor, self.builder.site.source) for tensor in results]
@@ -178,7 +178,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _emit(
         self, func: Any, types: list[Any], refs: tuple[Any, Any], tensors: list[torch.Tensor], *, single: bool
     ) -> list[Ref]:
-        """Operators for one dispatched operator: by its rule, else one that torch runs."""
+        """Emit one dispatched operator by its rule, or else as one that torch runs."""
         name = str(func)
         rule = find_rule(name)
         if rule is not None:
@@ -201,7 +201,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.builder.emit_many(Aten(name, arguments, keywords, tuple(even)), inputs, types, is_pure=is_pure)
 
     def _run_written(self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """``x.add_(y)`` and ``add(x, y, out=x)`` are ``add(x, y)``, written to x and to what shares its memory."""
+        """Run ``x.add_(y)`` or ``add(x, y, out=x)`` as ``add(x, y)``, written to x and to what shares its memory."""
         site = self.builder.site.source
         call = as_functional(func, args, kwargs)
         if call is None:
@@ -223,7 +223,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return returned
 
     def _run_view_in_place(self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """``x.transpose_(0, 1)``: from now on x is the view ``x.transpose(0, 1)``."""
+        """Run ``x.transpose_(0, 1)``: from now on x is the view ``x.transpose(0, 1)``."""
         target, *rest = args
         view = getattr(torch.ops.aten, _VIEWS_IN_PLACE.get(func._schema.name.removeprefix("aten::"), ""), None)
         self.ref(target)
@@ -238,7 +238,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return returned
 
     def _run_functional(self, call: Written) -> list[Ref]:
-        """The values that a call writes, of the dtypes that it computes in."""
+        """Return the values that a call writes, in the dtypes that it computes in."""
         function = call.function
         if find_rule(str(function)) is None and function._can_decompose() and not _is_whole(function):
             with self:
@@ -252,14 +252,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._emit(function, types, refs, tensors, single=_is_tensor(made))
 
     def _track(self, tensor: torch.Tensor, ref: Ref, arguments: list[torch.Tensor]) -> None:
-        """Note which value a result is, and which argument's memory it shares."""
+        """Record which value a result is, and which argument's memory it shares."""
         if tensor in self._members:  # an argument itself
             return
         parent = next((argument for argument in arguments if shares_memory(argument, tensor)), None)
         if parent is None:
             if any(
                 self._members[argument].ref == ref for argument in arguments
-            ):  # a copy, which the rule saw as nothing
+            ):  # a copy for which the rule emitted nothing
                 ref = self.builder.emit(Copy(), [ref], ref.type)
             self._members[tensor] = Member(Group(ref), (), ref)
             return
@@ -268,7 +268,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._members[tensor] = Member(member.group, steps, ref, member.group.version)
 
     def _add_constant(self, tensor: torch.Tensor) -> Ref:
-        """A tensor of the model's own; or one that each call makes of numbers, as ``torch.tensor([1.0])`` does."""
+        """Add a tensor of the model, or one that each call makes from numbers, such as ``torch.tensor([1.0])``."""
         if any(group.version and shares_memory(root, tensor) for root, group, _ in self._roots):
             what = "a read of memory that was written to in place through another parameter or buffer"
             raise refuse(what, self.builder.site.source, "Give each a tensor of its own: buffer.clone().")
@@ -277,7 +277,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(overlap(tensor, other) for other in list(self._members.keys())):  # type: ignore[no-untyped-call]
             what = "memory of a tensor that was reached behind torch's back, as by DLPack"
             raise refuse(what, self.builder.site.source, "Keep to torch's operators between inputs and results.")
-        if not tensor.untyped_storage().resizable():  # NumPy's memory, say: forward may write to what others hold
+        if not tensor.untyped_storage().resizable():  # memory of NumPy, say: writes must reach its owner
             return self._add_root(tensor, self.builder.constant(tensor))
         fixed = self.builder.constant(tensor.clone())
         ref = self.builder.emit(Copy(), [fixed], fixed.type)
@@ -291,7 +291,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return ref
 
     def _save(self, target: torch.Tensor) -> None:
-        """Before the first write to a tensor of the model's own: keep what it holds."""
+        """Keep the content of a tensor that the model owns, before the first write to it."""
         group = self._members[target].group
         if group.version:
             return
@@ -305,7 +305,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tree_map_only(torch.Tensor, self.ref, tree)
 
     def _refuse_data_dependence(self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Refuse what makes the program depend on the values of its inputs."""
+        """Refuse an operator that makes the program depend on the values of its inputs."""
         if torch.Tag.data_dependent_output not in func.tags and torch.Tag.dynamic_output_shape not in func.tags:
             return
         if _is_sized(name, args, kwargs):
@@ -324,7 +324,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         raise refuse(f"{name}: the shape of its result depends on values", site, _SHAPE)
 
     def _refuse_strides(self, tensor: torch.Tensor) -> None:
-        """Refuse a view by strides of what does not lie row by row from the start of its memory."""
+        """Refuse a view by strides of a tensor that is not row-major from the start of its memory."""
         if tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size():
             return
         what = "as_strided of a tensor that is itself a view, or does not lie row by row"
@@ -332,7 +332,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class LeakGuard(TorchFunctionMode):
-    """Refuses the ways by which values leave torch without an operator being dispatched."""
+    """Function mode that refuses calls by which values leave torch without a dispatched operator."""
 
     _LEAKS = frozenset({"tolist", "numpy", "__array__", "__dlpack__"})
 
@@ -344,7 +344,7 @@ class LeakGuard(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run ``func`` unless it is such a way."""
+        """Run ``func`` unless it is such a call."""
         name = getattr(func, "__name__", "")
         if name in self._LEAKS and isinstance(args[0], torch.Tensor):
             if not self._tracer.is_fixed(args[0]):
@@ -366,10 +366,10 @@ def _is_sized(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool
 
 
 def _takes_any_strides(name: str) -> bool:
-    """Return whether torch runs an operator well on images that lie channels last, whatever eager had."""
+    """Return whether torch runs an operator well on channels-last images, whatever strides eager had."""
     return name.removeprefix("aten.").startswith(_ANY_STRIDES)
 
 
 def _is_whole(func: Any) -> bool:
-    """Return whether a composite operator is recorded as it is: torch is faster with the whole."""
+    """Return whether a composite operator is recorded whole: torch runs it faster, or it checks values."""
     return func._schema.name.removeprefix("aten::") in _WHOLE

@@ -18,13 +18,13 @@ Edge = tuple[int, int]  # (producer, consumer), by index
 
 @dataclass(frozen=True, slots=True)
 class OperatorGraph:
-    """A DAG of operators; make one with :func:`build_graph`, which checks it."""
+    """Directed acyclic graph of operators; built and checked by :func:`build_graph`."""
 
-    names: tuple[str, ...]  # unique, in a topological order; an operator's index is its place here
+    names: tuple[str, ...]  # unique, in a topological order; an operator's index is its position here
     edges: tuple[Edge, ...]  # unique, producer < consumer, sorted
 
     def successors(self) -> list[list[int]]:
-        """The consumers of each operator, in ascending order."""
+        """Return the consumers of each operator, in ascending order."""
         consumers: list[list[int]] = [[] for _ in self.names]
         for producer, consumer in self.edges:
             consumers[producer].append(consumer)
@@ -32,7 +32,7 @@ class OperatorGraph:
 
 
 def build_graph(nodes: Sequence[str], edges: Iterable[tuple[str, str]]) -> OperatorGraph:
-    """The operator graph of named nodes; of several ready operators the one named first comes first.
+    """Build the operator graph of named nodes; of several ready operators the one named first comes first.
 
     Raises:
         InvalidInputError: no nodes, a name twice, an edge to an unknown node, an edge twice, or a cycle (it is shown).
@@ -65,7 +65,7 @@ def build_graph(nodes: Sequence[str], edges: Iterable[tuple[str, str]]) -> Opera
 
 
 def read_graph(path: Path) -> OperatorGraph:
-    """The operator graph in a JSON file ``{"nodes": ["a", "b"], "edges": [["a", "b"]]}``.
+    """Read the operator graph from a JSON file ``{"nodes": ["a", "b"], "edges": [["a", "b"]]}``.
 
     Raises:
         InvalidInputError: the file cannot be read, is not such JSON, or :func:`build_graph` refuses the graph.
@@ -92,7 +92,7 @@ def read_graph(path: Path) -> OperatorGraph:
 
 
 def _topological_order(nodes: Sequence[str], pairs: set[Edge]) -> list[int]:
-    """Kahn's algorithm with a heap of the ready operators, so that the order depends on the input alone."""
+    """Sort by Kahn's algorithm with a heap of ready operators, so that the order depends on the input alone."""
     consumers: list[list[int]] = [[] for _ in nodes]
     num_missing = [0] * len(nodes)
     for producer, consumer in pairs:
@@ -115,7 +115,10 @@ def _topological_order(nodes: Sequence[str], pairs: set[Edge]) -> list[int]:
 
 
 def _find_cycle(pairs: set[Edge], ordered: set[int]) -> list[int]:
-    """One cycle, its first node repeated at the end: each node left has a producer left, so walking back must recur."""
+    """Return one cycle, its first node repeated at the end.
+
+    Each node left has a producer left, so a walk back must meet a node twice.
+    """
     producer_of = {consumer: producer for producer, consumer in sorted(pairs) if producer not in ordered}
     walk: dict[int, None] = {}  # an ordered set
     node = min(producer_of)

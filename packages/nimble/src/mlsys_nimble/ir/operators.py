@@ -1,9 +1,8 @@
-"""The kinds of operators a program is made of: plain frozen data, torch's semantics, no torch.
+"""Kinds of operators that make up a program: plain frozen data with torch's semantics, without torch.
 
 Each docstring gives the operator's inputs in order (``?``: may be absent) and its result. A kind that takes an
 :class:`Epilogue` applies it to every element of its result before it is stored; a residual is then the last input.
-Adding a kind: its class here, its meaning in ``reference.py``, its kernel in ``native/`` (without one it cannot be
-planned natively, so capture only makes kinds that have one), a rule in ``capture``.
+``docs/adding.md`` lists the files of a new kind.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Activation: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """What is done to ``y`` before it is stored: ``activation(y + residual)``."""
+    """Operation on a result ``y`` before it is stored: ``activation(y + residual)``."""
 
     activation: Activation | None = None
     slope: float = 0.0  # of leaky_relu; alpha of elu
@@ -31,9 +30,9 @@ NOTHING = Epilogue()
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """x [N, C, *space], weight [O, C/groups, *kernel] (constant), bias? [O]; -> [N, O, *space'].
+    """Convolution over one to three dims of space.
 
-    Space has one to three dims.
+    x [N, C, *space], weight [O, C/groups, *kernel] (constant), bias? [O]; -> [N, O, *space'].
     """
 
     stride: tuple[int, ...]
@@ -46,9 +45,9 @@ class Convolution:
 
 @dataclass(frozen=True, slots=True)
 class Separable:
-    """x [N, C, H, W], weight [C, 1, *kernel], bias? [C], weight [O, C, 1, 1], bias? [O], constants; -> [N, O, H', W'].
+    """Separable convolution: depthwise, then 1x1; the result of the first is never stored whole.
 
-    Two convolutions, one filter a channel and then 1x1; what the first gives is never stored whole.
+    x [N, C, H, W], weight [C, 1, *kernel], bias? [C], weight [O, C, 1, 1], bias? [O], constants; -> [N, O, H', W'].
     """
 
     depthwise: Convolution  # without a residual
@@ -56,18 +55,18 @@ class Separable:
 
     @property
     def epilogue(self) -> Epilogue:
-        """Of the whole."""
+        """Return the epilogue of the whole."""
         return self.pointwise.epilogue
 
     @property
     def num_weights(self) -> int:
-        """How many constants follow x."""
+        """Return the number of constants that follow x."""
         return 2 + self.depthwise.has_bias + self.pointwise.has_bias
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """x [*, K], weight [O, K] (constant), bias? [O]; -> [*, O]."""
+    """Affine map: x [*, K], weight [O, K] (constant), bias? [O]; -> [*, O]."""
 
     has_bias: bool
     epilogue: Epilogue = NOTHING
@@ -75,7 +74,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class MatMul:
-    """a [*batch, M, K], b [*batch, K, N], both computed, batch dims equal; -> [*batch, M, N] times ``scale``."""
+    """Batched product: a [*batch, M, K], b [*batch, K, N], both computed; -> [*batch, M, N] times ``scale``."""
 
     scale: float = 1.0
 
@@ -85,20 +84,23 @@ class Product:
     """a [*rows, K], b [K, N], bias? [N], mask? [*rows, N], residual?; -> a b + bias [*rows, N], 0 where mask <= 0."""
 
     has_bias: bool = False
-    has_mask: bool = False  # what a relu gave: its gradient; applied after the epilogue
+    has_mask: bool = False  # a relu's result, to form its gradient; applied after the epilogue
     epilogue: Epilogue = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
 class WeightGradient:
-    """dy [*rows, N], x [*rows, K]; -> the sum of their outer products over the rows [N, K], and dy's sum? [N]."""
+    """Gradient of a Linear: dy [*rows, N], x [*rows, K]; -> dweight [N, K], dbias? [N], sums over the rows."""
 
     has_bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """q [B, H, L, D], k [B, H, S, D], v [B, H, S, E], mask? broadcastable to [B, H, L, S] (added); -> [B, H, L, E]."""
+    """Scaled dot product attention.
+
+    q [B, H, L, D], k [B, H, S, D], v [B, H, S, E], mask? broadcastable to [B, H, L, S] (added); -> [B, H, L, E].
+    """
 
     scale: float
     is_causal: bool
@@ -116,7 +118,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Pointwise:
-    """Inputs that broadcast to the result's shape; -> the last step, computed in ``dtype`` and cast to the result's."""
+    """Elementwise steps; -> the last one's result, computed in ``dtype`` and cast. Inputs broadcast to its shape."""
 
     steps: tuple[Step, ...]
     dtype: str = "float32"  # inputs are cast to it first; float32 also where all are bool
@@ -124,7 +126,7 @@ class Pointwise:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """x [N, C, *space]; -> [N, C, *space']: maximum or average over windows."""
+    """Maximum or average over windows: x [N, C, *space]; -> [N, C, *space']."""
 
     op: Literal["max", "average"]
     kernel: tuple[int, ...]
@@ -137,7 +139,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """x; -> x reduced over ``dims`` (non-negative, ascending), kept as ones or dropped."""
+    """Reduction: x; -> x reduced over ``dims`` (non-negative, ascending), kept as ones or dropped."""
 
     op: Literal["sum", "mean", "max", "min"]
     dims: tuple[int, ...]
@@ -146,7 +148,7 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """x; -> softmax over ``dim`` (non-negative)."""
+    """Softmax or its logarithm: x; -> over ``dim`` (non-negative)."""
 
     dim: int
     is_log: bool = False
@@ -154,9 +156,10 @@ class Softmax:
 
 @dataclass(frozen=True, slots=True)
 class BatchNormTraining:
-    """x [N, C, *space], weight [C], bias [C], running mean [C], running var [C], residual?; -> y and its statistics.
+    """Batch norm that computes the batch's statistics.
 
-    These are the batch's mean [C], 1 / its standard deviation [C], the new running mean [C] and variance [C].
+    x [N, C, *space], weight [C], bias [C], running mean [C], running var [C], residual?; -> y, the batch's mean [C],
+    1 / its standard deviation [C], the new running mean [C] and variance [C].
     """
 
     momentum: float
@@ -166,12 +169,12 @@ class BatchNormTraining:
 
 @dataclass(frozen=True, slots=True)
 class BatchNormGradient:
-    """dy, x, weight [C], mean [C], 1 / standard deviation [C]; -> dx, dweight [C], dbias [C]."""
+    """Gradient of batch norm: dy, x, weight [C], mean [C], 1 / std [C]; -> dx, dweight [C], dbias [C]."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
-    """x, weight?, bias? (constants over the last ``num_dims`` dims); -> x normalised over those dims."""
+    """Layer norm: x, weight?, bias? (constants over the last ``num_dims`` dims); -> x normalised over those dims."""
 
     num_dims: int
     eps: float
@@ -181,19 +184,19 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class Reshape:
-    """x; -> the same elements in row-major order of the logical dims, in the result's shape."""
+    """Reshape: x; -> the same elements in row-major order of the logical dims, in the result's shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class Permute:
-    """x; -> dimension ``dims[i]`` of x as dimension i."""
+    """Permutation: x; -> dimension ``dims[i]`` of x as dimension i."""
 
     dims: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """x; -> every ``step``-th element of ``dim`` from ``start``, as many as the result has."""
+    """Slice: x; -> every ``step``-th element of ``dim`` from ``start``, as many as the result has."""
 
     dim: int
     start: int
@@ -202,19 +205,19 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Expand:
-    """x; -> broadcast to the result's shape (leading dims are added)."""
+    """Broadcast: x; -> x in the result's shape (leading dims are added)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Concat:
-    """Any number of inputs; -> one after another along ``dim``."""
+    """Concatenation: any number of inputs; -> one after another along ``dim``."""
 
     dim: int
 
 
 @dataclass(frozen=True, slots=True)
 class Pad:
-    """x; -> ``value`` around it; negative amounts crop."""
+    """Padding: x; -> x with ``value`` around it; negative amounts crop."""
 
     amounts: tuple[tuple[int, int], ...]  # before and after, for every dim
     value: float = 0.0
@@ -222,34 +225,34 @@ class Pad:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """table [V, D] (constant), indices [*] (integers); -> [*, D]."""
+    """Gather of rows: table [V, D] (constant), indices [*] (integers); -> [*, D]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """x; -> in the result's dtype."""
+    """Cast: x; -> x in the result's dtype."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """x; -> a value of its own (a result that must not share memory with an input or another result)."""
+    """Copy: x; -> a value of its own (a result that must not share memory with an input or another result)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """Stands in :attr:`Aten.arguments` for the operator's k-th input."""
+    """Placeholder in :attr:`Aten.arguments` for the operator's input number ``index``."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Aten:
-    """Whatever torch has: run by torch. Inputs are the tensors among its arguments, in order."""
+    """Operator that torch runs. Inputs are the tensors among its arguments, in order."""
 
     target: str  # "aten.topk.default"
     arguments: tuple[Any, ...]  # tensors are Input(k); nested tuples allowed; dtypes and the like as torch's objects
     keywords: tuple[tuple[str, Any], ...] = ()
-    contiguous: tuple[int, ...] = ()  # inputs that must lie row by row: so they lay in eager, and it may matter
+    contiguous: tuple[int, ...] = ()  # inputs that must be row-major, as in eager: results may depend on it
 
     def __str__(self) -> str:
         return self.target

@@ -37,24 +37,24 @@ ITEMSIZE = {
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """What is known of a value ahead of time."""
+    """Shape and dtype of a value, known ahead of time."""
 
     shape: tuple[int, ...]  # logical; () for a scalar tensor, 0 allowed
     dtype: str  # torch's name: a key of ITEMSIZE
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """Return the number of elements."""
         return prod(self.shape)
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
+        """Return the size of an element in bytes."""
         return ITEMSIZE[self.dtype]
 
     @property
     def nbytes(self) -> int:
-        """Bytes, without padding."""
+        """Return the size in bytes, without padding."""
         return self.numel * self.itemsize
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class ValueType:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One step: what it does, on which values."""
+    """One step of a program: its kind, the values that it reads and those that it makes."""
 
     name: str  # unique in its program; a fused operator has the name of its main part
     kind: Kind
@@ -74,21 +74,21 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A whole model for one set of input shapes."""
+    """Whole model for one set of input shapes."""
 
     values: tuple[ValueType, ...]  # by ValueId
-    operators: tuple[Operator, ...]  # in an order that may be run
+    operators: tuple[Operator, ...]  # in a valid order of execution
     inputs: tuple[ValueId, ...]  # tensors of a call, in flattened order
     outputs: tuple[ValueId, ...]  # an input or constant (as a call leaves it), or one value twice, may be among them
     constants: Mapping[ValueId, Any] = field(default_factory=dict)  # torch tensors: parameters, buffers, folded results
     mutations: tuple[tuple[ValueId, ValueId], ...] = ()  # (constant or input, the value it holds after a call)
 
     def producers(self) -> dict[ValueId, int]:
-        """The index of the operator that makes each value; inputs and constants have none."""
+        """Return the index of the operator that makes each value; inputs and constants have none."""
         return {value: index for index, operator in enumerate(self.operators) for value in operator.outputs}
 
     def consumers(self) -> dict[ValueId, list[int]]:
-        """The indices of the operators that read each value, ascending, each once."""
+        """Return the indices of the operators that read each value, ascending, each once."""
         readers: dict[ValueId, list[int]] = {}
         for index, operator in enumerate(self.operators):
             for value in dict.fromkeys(operator.inputs):
@@ -96,11 +96,11 @@ class Program:
         return readers
 
     def kept(self) -> frozenset[ValueId]:
-        """Values that must outlive the last operator: results, and what goes back to buffers."""
+        """Return the values that must outlive the last operator: results, and what goes back to buffers."""
         return frozenset(self.outputs) | {new for _, new in self.mutations}
 
     def graph(self) -> OperatorGraph:
-        """Its operators and their dependencies, for the stream assignment."""
+        """Return the graph of operators and their dependencies, for the stream assignment."""
         producers = self.producers()
         pairs = {
             (producers[value], index)
@@ -111,7 +111,7 @@ class Program:
         return OperatorGraph(names=tuple(operator.name for operator in self.operators), edges=tuple(sorted(pairs)))
 
     def lines(self) -> Iterator[str]:
-        """The program as text, an operator a line."""
+        """Yield the program as text, one operator a line."""
         for value in self.inputs:
             yield f"%{value}: {self.values[value]} = input"
         for operator in self.operators:
@@ -125,7 +125,7 @@ class Program:
 
 
 def check_program(program: Program) -> None:
-    """Assert what every program holds to; capture and each pass are tested with it."""
+    """Assert the invariants of every program; the tests of capture and of each pass call it."""
     known = set(program.inputs) | set(program.constants)
     assert len(known) == len(program.inputs) + len(program.constants), "a value is an input twice, or also a constant"
     names: set[str] = set()

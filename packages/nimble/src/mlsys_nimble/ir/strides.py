@@ -1,4 +1,4 @@
-"""Arithmetic of strides, in elements: the pure part of what a tensor library knows of views."""
+"""Arithmetic of strides, in elements: the pure part of a tensor library's views."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ Order: TypeAlias = tuple[int, ...]  # dimensions from the outermost in memory to
 
 
 def row_major(rank: int) -> Order:
-    """The last dimension innermost."""
+    """Return the order with the last dimension innermost."""
     return tuple(range(rank))
 
 
 def channels_last(rank: int) -> Order:
-    """Dimension 1 innermost: N, *space, C."""
+    """Return the order with dimension 1 innermost: N, *space, C."""
     return (0, *range(2, rank), 1) if rank > 2 else row_major(rank)
 
 
 def dense(shape: Shape, order: Order) -> Strides:
-    """Strides without gaps.
+    """Return strides without gaps for dimensions in this order.
 
     Example:
         >>> dense((1, 8, 4, 4), channels_last(4))
@@ -36,7 +36,7 @@ def dense(shape: Shape, order: Order) -> Strides:
 
 
 def order_of(shape: Shape, strides: Strides) -> Order:
-    """The order that the strides stand for; dimensions of size 1 go where they are in row-major order."""
+    """Return the order that the strides imply; dimensions of size 1 go where they are in row-major order."""
     order = [dim for dim in range(len(shape)) if shape[dim] != 1]
     order.sort(key=lambda dim: -strides[dim])  # stable: expanded dimensions keep their order
     for dim in range(len(shape)):
@@ -46,7 +46,7 @@ def order_of(shape: Shape, strides: Strides) -> Order:
 
 
 def reshaped(shape: Shape, strides: Strides, wanted: Shape) -> Strides | None:
-    """The strides that show the same elements, row by row of the logical dimensions, as ``wanted``; None: none do.
+    """Return strides that view the same elements, in row-major order, as shape ``wanted``; None if none can.
 
     Example:
         >>> reshaped((2, 3, 4), (12, 4, 1), (6, 4)), reshaped((2, 3), (1, 2), (6,))
@@ -63,7 +63,7 @@ def reshaped(shape: Shape, strides: Strides, wanted: Shape) -> Strides | None:
         else:
             blocks.append((size, stride))
     found = [1] * len(wanted)
-    left, step = 1, 1  # of the block at hand: elements not shown yet, and their stride
+    left, step = 1, 1  # elements of the current block not yet covered, and their stride
     for dim in reversed(range(len(wanted))):
         if wanted[dim] == 1:
             continue
@@ -78,16 +78,16 @@ def reshaped(shape: Shape, strides: Strides, wanted: Shape) -> Strides | None:
 
 
 def is_inner(dim: int, shape: Shape, strides: Strides) -> bool:
-    """Whether the elements of ``dim`` lie side by side."""
+    """Return whether the elements of ``dim`` lie side by side."""
     return shape[dim] == 1 or strides[dim] == 1
 
 
 def has_even_rows(shape: Shape, strides: Strides) -> bool:
-    """Whether the last dimension lies side by side, and all before it are rows at one distance."""
+    """Return whether the last dimension is contiguous and the rows before it are equally far apart."""
     rows = reshaped(shape[:-1], strides[:-1], (prod(shape[:-1]),))
     return is_inner(len(shape) - 1, shape, strides) and rows is not None
 
 
 def has_no_overlap(shape: Shape, strides: Strides) -> bool:
-    """Whether no two elements share memory (no expanded dimension)."""
+    """Return whether no two elements share memory (no expanded dimension)."""
     return all(stride or size <= 1 for size, stride in zip(shape, strides, strict=True))

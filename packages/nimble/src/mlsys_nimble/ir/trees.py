@@ -1,7 +1,7 @@
-"""Arguments and results as leaves: pytrees, and in them objects of any class, taken apart into their attributes.
+"""Arguments and results flattened to leaves: pytrees, and objects of any class by their attributes.
 
-So a cache of keys and values, or a configuration, is an argument like any other: what it holds decides whether a
-schedule fits, its tensors are inputs, and what a call does to it is done by a replay.
+So a K/V cache or a configuration is an argument like any other: its content decides whether a schedule fits, its
+tensors are inputs, and a replay changes it as the call does.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ MAX_ARRAY_NBYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Stands for an object that is known already: the n-th of a call's arguments."""
+    """Leaf in place of an object that was met before: its number in order of appearance."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Spec:
-    """The structure around leaves; hashable."""
+    """Hashable structure around leaves."""
 
     tree: TreeSpec  # of registered containers
-    objects: tuple[tuple[int, type, Spec], ...]  # (which of the tree's leaves, its class, what it holds)
-    num_leaves: int  # in all
+    objects: tuple[tuple[int, type, Spec], ...]  # (index of the tree's leaf, its class, the spec of its attributes)
+    num_leaves: int  # in all, those inside objects included
 
 
 @dataclass(slots=True)
 class Flat:
-    """A tree taken apart."""
+    """Flattened tree."""
 
     leaves: list[Any]
     spec: Spec
-    objects: list[Any] = field(default_factory=list)  # those that were taken apart, outer ones first
+    objects: list[Any] = field(default_factory=list)  # flattened to their attributes, outer ones first
 
 
 def flatten(tree: Any, known: Mapping[int, int] | None = None) -> Flat:
-    """Take a tree apart.
+    """Flatten a tree into leaves.
 
     Args:
-        tree: Any nesting of containers and objects.
-        known: By ``id``, objects that are left whole: a :class:`Reference` of that number stands for them.
+        tree: Nested containers and objects.
+        known: Numbers by ``id`` of objects to leave whole; a :class:`Reference` of its number replaces each.
 
     Example:
         >>> from types import SimpleNamespace
@@ -93,12 +93,12 @@ def _flatten(tree: Any, known: dict[int, int], found: list[Any]) -> Flat:
 
 
 def unflatten(leaves: Sequence[Any], spec: Spec, known: list[Any] | None = None) -> Any:
-    """Put a tree together again.
+    """Rebuild a tree from its leaves.
 
     Args:
-        leaves: As :func:`flatten` gave them, or others.
-        spec: What was around them.
-        known: The objects that references stand for; new ones are added to it.
+        leaves: Leaves in the order of :func:`flatten`.
+        spec: Structure around them.
+        known: Objects that references point to; rebuilt ones are appended.
     """
     return _unflatten(iter(leaves), spec, [] if known is None else known)
 
@@ -120,7 +120,7 @@ def _unflatten(rest: Iterator[Any], spec: Spec, known: list[Any]) -> Any:
 
 
 def _attributes(item: Any) -> dict[str, Any] | None:
-    """Return the content of an object; None: it cannot be known."""
+    """Return an object's attributes; None if it may hold more than these."""
     if isinstance(getattr(item, "__dict__", None), dict) and not _has_slots(item):
         return dict(vars(item)) if _is_made_by_object(type(item)) else None
     if dataclasses.is_dataclass(item):
@@ -129,7 +129,7 @@ def _attributes(item: Any) -> dict[str, Any] | None:
 
 
 def _is_made_by_object(cls: Any) -> bool:
-    """Return whether its instances are no more than their attributes; those of a subclass of ``dict`` are not, say."""
+    """Return whether instances are no more than their attributes; those of a subclass of ``dict`` are more."""
     try:
         _new(cls)
     except TypeError:
@@ -146,7 +146,7 @@ def _has_slots(item: Any) -> bool:
 
 
 def set_attributes(item: Any, attributes: Mapping[str, Any]) -> None:
-    """Make an object hold these, and nothing else."""
+    """Replace an object's attributes by these."""
     if hasattr(item, "__dict__"):
         vars(item).clear()
         vars(item).update(attributes)
@@ -156,20 +156,20 @@ def set_attributes(item: Any, attributes: Mapping[str, Any]) -> None:
 
 
 def is_plain(leaf: Any) -> bool:
-    """Say whether a leaf holds no tensors that :func:`flatten` does not show."""
+    """Return whether a leaf hides no tensors from :func:`flatten`."""
     return isinstance(leaf, (*_LEAVES, Reference))
 
 
 def attributes_of(item: Any) -> dict[str, Any]:
-    """Return the present content of an object that was taken apart."""
+    """Return the current attributes of an object that :func:`flatten` can open."""
     return _attributes(item) or {}
 
 
 def key_of(leaf: Any, tensor_key: Callable[[torch.Tensor], Any]) -> Any:
-    """Return what decides whether a schedule fits an argument, by value.
+    """Return a leaf's key by value; a schedule fits arguments with equal keys.
 
     Raises:
-        CaptureError: nothing tells when the argument changes.
+        CaptureError: a change of the argument cannot be detected.
     """
     if isinstance(leaf, torch.Tensor):
         return tensor_key(leaf)
