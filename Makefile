@@ -81,7 +81,7 @@ soak: setup  ## Run 200 clients against Orca's server for a minute, half of whom
 soak-dvabatch: setup  ## Ten minutes of DVABatch at 120 % load with cancellations; each answer checked
 	$(PY) benchmarks/dvabatch/soak.py --seconds 600
 
-oracles: setup  ## Run each foreign oracle whole, and print the tallies (ORACLES="nimble_opinfo ..." for some)
+oracles: setup  ## Run each oracle whole, and print the tallies (ORACLES="nimble_opinfo ..." for some)
 	$(PY) tests/oracles $(ORACLES)
 
 mutants: setup  ## Change the pure modules one expression at a time; print how many changes a test notices (AREAS="..." for some)

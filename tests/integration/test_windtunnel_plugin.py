@@ -1,4 +1,4 @@
-"""A third party's converter, really installed: ``translate`` finds it, and without it the estimator stays foreign."""
+"""A third party's converter, installed: ``translate`` finds it; without it the estimator stays a fallback."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ source = VotingClassifier([("clipped", clipped), ("plain", LogisticRegression())
 module = translate(source, x)
 print(json.dumps({
     "difference": abs(module.predict_proba(x) - source.predict_proba(x)).max(),
-    "foreign": module.frontend.foreign,
+    "fallbacks": module.frontend.fallbacks,
     "modules": [type(part).__name__ for part in module.network.operators],
     "parameters": len(list(module.network.parameters())),
 }))
@@ -64,12 +64,12 @@ def run(python: Path, folder: Path, **variables: str) -> dict[str, object]:
 def test_translate_uses_the_plugin(python: Path, tmp_path: Path):
     report = run(python, tmp_path)
     assert report["difference"] < 1e-9
-    assert report["foreign"] == []
+    assert report["fallbacks"] == []
     assert report["modules"] == ["Clip", "Classifier", "Classifier", "Vote"]
 
 
 def test_without_it_the_estimator_stays_on_the_host(python: Path, tmp_path: Path):
     report = run(python, tmp_path, MLSYS_PLUGINS_BLOCK="mini-converter")
     assert report["difference"] < 1e-9
-    assert report["foreign"] == ["mlsys_mini_converter.SoftClipper"]
+    assert report["fallbacks"] == ["mlsys_mini_converter.SoftClipper"]
     assert report["modules"] == ["Classifier", "Classifier", "Vote"]

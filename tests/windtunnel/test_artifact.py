@@ -121,7 +121,7 @@ def test_trees_are_saved_and_their_tables_follow_a_state_dict(tmp_path: Path):
     assert abs(module.predict_proba(x) - source.predict_proba(x)).max() > 0.01, "the tables were built anew"
 
 
-def test_foreign_operators_are_refused_by_name(tmp_path: Path):
+def test_fallback_operators_are_refused_by_name(tmp_path: Path):
     x = rng.normal(size=(30, 2))
     source = make_pipeline(FunctionTransformer(np.sinh), LinearRegression()).fit(x, x[:, 0])
     with pytest.raises(InvalidInputError, match=r"FunctionTransformer.* cannot be saved as plain data"):
@@ -129,7 +129,7 @@ def test_foreign_operators_are_refused_by_name(tmp_path: Path):
     assert not (tmp_path / "artifact").exists(), "refused before anything is written"
 
 
-class Foreign(OperatorModule):
+class Theirs(OperatorModule):
     """A module of a third party."""
 
     def __init__(self) -> None:
@@ -144,15 +144,15 @@ class Foreign(OperatorModule):
 
 def test_classes_of_others_only_where_their_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     package = types.ModuleType("their_package")
-    package.Foreign = Foreign
+    package.Theirs = Theirs
     monkeypatch.setitem(sys.modules, "their_package", package)
-    monkeypatch.setattr(Foreign, "__module__", "their_package")
+    monkeypatch.setattr(Theirs, "__module__", "their_package")
     module = translate(LinearRegression().fit([[0.0], [1]], [0.0, 1]))
-    module.network = Network([("input", 1)], [Wire("theirs", ("input",))], {"theirs": Foreign()})
-    with pytest.raises(InvalidInputError, match="their_package:Foreign"):
+    module.network = Network([("input", 1)], [Wire("theirs", ("input",))], {"theirs": Theirs()})
+    with pytest.raises(InvalidInputError, match="their_package:Theirs"):
         save(module, tmp_path)
     save(module, tmp_path, packages=("their_package",))
-    with pytest.raises(InvalidInputError, match=r"their_package:Foreign.*no class of WindTunnel"):
+    with pytest.raises(InvalidInputError, match=r"their_package:Theirs.*no class of WindTunnel"):
         load(tmp_path)
     again = load(tmp_path, packages=("their_package",))
     assert again.transform([[3.0]]).tolist() == [[6.0]]

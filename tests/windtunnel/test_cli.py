@@ -163,7 +163,7 @@ def test_a_transformer_gives_features(tmp_path: Path):
     np.testing.assert_allclose(pd.read_csv(tmp_path / "out.csv.gz"), StandardScaler().fit_transform(X), atol=1e-12)
 
 
-def test_foreign_parts_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_fallback_parts_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     source = Pipeline([("f", FunctionTransformer(np.sinh)), ("m", LogisticRegression())]).fit(X, y)
     joblib.dump(source, tmp_path / "pipe.joblib")
     pd.DataFrame(X).to_csv(tmp_path / "rows.csv", index=False)

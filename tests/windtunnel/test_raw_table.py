@@ -82,9 +82,9 @@ def test_a_mapping_of_columns_is_a_table(rows: int):
     np.testing.assert_array_equal(MODULE.encode(columns), MODULE.encode(FRAME[:rows]))
 
 
-def test_a_mapping_reaches_foreign_operators_as_a_frame():
-    foreign = FunctionTransformer(lambda frame: frame.assign(n=frame.n.abs())[["n"]])
-    source = make_pipeline(make_column_transformer((foreign, ["n", "i"])), LogisticRegression()).fit(FRAME, Y)
+def test_a_mapping_reaches_fallback_operators_as_a_frame():
+    fallback = FunctionTransformer(lambda frame: frame.assign(n=frame.n.abs())[["n"]])
+    source = make_pipeline(make_column_transformer((fallback, ["n", "i"])), LogisticRegression()).fit(FRAME, Y)
     module = translate(source, FRAME)
     np.testing.assert_allclose(module.predict_proba(columns_of(FRAME)), source.predict_proba(FRAME), rtol=0, atol=1e-12)
 

@@ -58,22 +58,22 @@ def test_a_nested_pipeline_of_arithmetic_operators(same_answers, frame, target):
     assert len(list(module.parameters())) == 7
 
 
-def test_a_foreign_operator_runs_on_the_host_before_the_translated_part(same_answers, frame, target):
+def test_a_fallback_operator_runs_on_the_host_before_the_translated_part(same_answers, frame, target):
     columns = ColumnTransformer([("n", StandardScaler(), ["a", "b"]), ("t", Shout(), ["c"])])
     source = Pipeline([("columns", columns), ("model", LogisticRegression())]).fit(frame, target)
     module = same_answers(source, frame, with_example=True)
-    assert module.frontend.foreign == (f"{Shout.__module__}.Shout",)
+    assert module.frontend.fallbacks == (f"{Shout.__module__}.Shout",)
     assert any(type(part).__name__ == "ElementwiseAffine" for part in module.modules()), "the scaler is translated"
 
 
-def test_what_is_upstream_of_a_foreign_operator_stays_on_the_host(same_answers, frame, target):
+def test_what_is_upstream_of_a_fallback_operator_stays_on_the_host(same_answers, frame, target):
     x = frame[["a", "b"]].to_numpy()
     source = make_pipeline(StandardScaler(), FunctionTransformer(np.rint), LogisticRegression()).fit(x, target)
     module = same_answers(source, x, with_example=True)
     assert [type(part).__name__ for part in module.network.operators] == ["Classifier"]
 
 
-def test_a_foreign_width_that_is_unknown_asks_for_an_example(frame, target):
+def test_a_fallback_width_that_is_unknown_asks_for_an_example(frame, target):
     columns = ColumnTransformer([("t", Shout(), ["c"]), ("n", StandardScaler(), ["a"])])
     source = make_pipeline(columns, LogisticRegression()).fit(frame, target)
     with pytest.raises(InvalidInputError, match="pass X_example"):
@@ -89,7 +89,7 @@ def test_a_tokeniser_of_one_column_runs_on_the_host(same_answers, frame, target,
     columns = ColumnTransformer([("t", tokeniser, "text"), ("n", StandardScaler(), ["a", "b"])])
     source = make_pipeline(columns, LogisticRegression()).fit(frame, target)
     module = same_answers(source, frame)
-    assert module.frontend.foreign == (f"sklearn.feature_extraction.text.{type(tokeniser).__name__}",)
+    assert module.frontend.fallbacks == (f"sklearn.feature_extraction.text.{type(tokeniser).__name__}",)
     columns = {name: frame[name].to_numpy() for name in frame}
     np.testing.assert_allclose(module.predict_proba(columns), source.predict_proba(frame), atol=1e-12)
 
@@ -115,7 +115,7 @@ def test_the_width_of_a_pipeline_that_begins_with_nothing_is_known(same_answers,
     same_answers(Pipeline([("none", None), ("union", union), ("model", LogisticRegression())]).fit(x, target), x)
 
 
-def test_a_foreign_last_operator_is_refused_by_name(frame):
+def test_a_fallback_last_operator_is_refused_by_name(frame):
     with pytest.raises(InvalidInputError, match=r"no converter for .*Shout"):
         translate(make_pipeline(StandardScaler(), Shout()).fit(frame[["a"]]))
 

@@ -271,7 +271,7 @@ def test_the_error_of_the_with_block_goes_first(device: Device) -> None:
 
 
 def test_events_of_another_kind_are_refused(device: Device) -> None:
-    class Foreign:
+    class Stray:
         timing = False
 
         def query(self) -> bool:
@@ -284,8 +284,8 @@ def test_events_of_another_kind_are_refused(device: Device) -> None:
 
     with device.stream() as stream:
         for use in (stream.record, stream.wait, device.event(timing=True).elapsed_ms):
-            with pytest.raises(InvalidInputError, match="got a Foreign"):
-                use(Foreign())
+            with pytest.raises(InvalidInputError, match="got a Stray"):
+                use(Stray())
 
 
 def test_arguments_are_let_go_when_the_work_is_done(device: Device) -> None:

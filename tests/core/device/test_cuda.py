@@ -72,9 +72,9 @@ def test_a_stream_of_another_device_is_refused(cuda: CudaDevice) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
     other = CudaDevice(1)
-    with other.stream() as foreign, cuda.stream() as stream:
+    with other.stream() as other_stream, cuda.stream() as stream:
         with pytest.raises(InvalidInputError, match="cuda:1 was given to cuda:0"):
-            cuda.stream(torch_stream=foreign.torch_stream)
+            cuda.stream(torch_stream=other_stream.torch_stream)
         with pytest.raises(InvalidInputError, match="cannot be recorded"):
             stream.record(other.event())
 

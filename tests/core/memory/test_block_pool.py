@@ -76,15 +76,15 @@ def test_retaining_a_free_block_is_refused_and_changes_nothing() -> None:
     assert pool.ref_count(a) == 1
 
 
-@pytest.mark.parametrize("foreign", [-1, 3, 1000])
-def test_a_foreign_block_is_refused(foreign: int) -> None:
+@pytest.mark.parametrize("block", [-1, 3, 1000])
+def test_a_block_of_another_pool_is_refused(block: int) -> None:
     pool = BlockPool(3)
     held = pool.allocate(3)  # so that -1, read as an index from the end, would be a held block
     for use in (pool.release, pool.retain):
-        with pytest.raises(MemoryPlanError, match=f"block {foreign} .*not of this pool: its ids are 0 to 2"):
-            use([held[0], BlockId(foreign)])
+        with pytest.raises(MemoryPlanError, match=f"block {block} .*not of this pool: its ids are 0 to 2"):
+            use([held[0], BlockId(block)])
     with pytest.raises(MemoryPlanError, match="not of this pool"):
-        pool.ref_count(BlockId(foreign))
+        pool.ref_count(BlockId(block))
     assert [pool.ref_count(block) for block in held] == [1, 1, 1]
 
 

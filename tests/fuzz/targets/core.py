@@ -43,7 +43,7 @@ def chrome_trace(folder: Path) -> Case:
 
     write_trace(_recording().recording(), folder / "trace.json")
     seed = (folder / "trace.json").read_bytes()
-    foreign = json.dumps(
+    other = json.dumps(
         [
             {"ph": "B", "name": "a", "ts": 1, "pid": 1, "tid": 2},
             {"ph": "X", "name": "b", "ts": 1.5, "dur": 2, "pid": "one", "tid": 2, "args": {"x": 1}},
@@ -57,7 +57,7 @@ def chrome_trace(folder: Path) -> Case:
         assert isinstance(made, bytes)
         parse_trace(made, "fuzz")
 
-    return Case([seed, foreign], parse, ("ph", "ts", "dur", "X", "B", "E", "M", "i", "C", "s", "f", "process_name"))
+    return Case([seed, other], parse, ("ph", "ts", "dur", "X", "B", "E", "M", "i", "C", "s", "f", "process_name"))
 
 
 def recording_payload(folder: Path) -> Case:

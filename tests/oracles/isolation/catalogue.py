@@ -1,4 +1,4 @@
-"""torch's own modules as foreign models: every class of torch's module tests, with the arguments tried there."""
+"""torch's own modules as models: every class of torch's module tests, with the arguments tried there."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def served(module: nn.Module) -> Iterator[tuple[str, str]]:
     program = program_of(module.eval(), (torch.randn(1, 3, WIDTH),))
     model = SlicedModel(program, program.allowed_cuts[:: max(1, len(program.allowed_cuts) // 3)][:3])
     costs = parse_stages(",".join(["1+1"] * model.num_stages))
-    front = ServedModel(Loaded("foreign", model), costs, LoadPolicy(), num_threads=1)
+    front = ServedModel(Loaded("module", model), costs, LoadPolicy(), num_threads=1)
     logger = make_logger("json", stream=io.StringIO())
     app = create_oip_app(ModelRepository([front]), grpc=GrpcConfig(), logger=logger)
     with BackgroundServer(app) as server:
@@ -71,7 +71,7 @@ def many_clients(tally: Tally, *, requests: int, at_once: int = 12) -> None:
                 tensor = client.InferInput("x", [1, 3, WIDTH], "FP32")
                 tensor.set_data_from_numpy(given[number : number + 1])
                 try:
-                    return number, connection.infer("foreign", [tensor]).as_numpy("output_0")[0]
+                    return number, connection.infer("module", [tensor]).as_numpy("output_0")[0]
                 except client.InferenceServerException as error:
                     return number, error
 

@@ -1,4 +1,4 @@
-"""Foreign models through DVABatch's and BatchMaker's executors: ``make oracles``.
+"""torch's own modules through DVABatch's and BatchMaker's executors: ``make oracles``.
 
 Every class of torch's own module tests, three argument lists each, in evaluation and in training, among 24 requests;
 then 400 requests of Triton's clients, REST and gRPC, every ninth at fault.

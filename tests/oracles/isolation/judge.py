@@ -1,4 +1,4 @@
-"""Serve a foreign module with DVABatch and BatchMaker; an answer must be what the module gives that request."""
+"""Serve a module with DVABatch and BatchMaker; an answer must be what the module gives that request."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def by_cells(case: Case) -> list[Any]:
     except (IndexError, RuntimeError, ValueError) as error:
         raise InvalidInputError(f"torch refuses three requests: {error}") from error
     cell = make_cell("cell", held, results=[port.name for port in held._outputs])
-    with CellEngine(Model("foreign", [cell], _One(cell)), EngineConfig(compiler="eager")) as engine:
+    with CellEngine(Model("module", [cell], _One(cell)), EngineConfig(compiler="eager")) as engine:
         futures = []
         for request in case.requests(NUM_REQUESTS):
             inputs = {port.name: value[0].numpy() for port, value in zip(cell.spec.inputs, request, strict=True)}

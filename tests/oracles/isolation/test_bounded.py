@@ -27,7 +27,7 @@ def _quiet() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_foreign_modules(name: str):
+def test_modules_of_torch(name: str):
     """Each answer equals what the module gives that request alone, or the module is refused at load."""
     tally = Tally()
     for case in cases(1, names=(name,)):

@@ -238,7 +238,7 @@ def test_objects_are_changed_as_forward_changes_them(executor: str):
 # What does not come from torch
 
 
-FOREIGN: dict[str, Callable[..., Any]] = {
+REFUSED: dict[str, Callable[..., Any]] = {
     "NumPy": lambda self, x: x * float(np.random.rand()),
     "NumPy, an own generator": lambda self, x: x * float(np.random.default_rng().random()),
     "NumPy, as a tensor": lambda self, x: x + torch.from_numpy(np.random.default_rng().random(3)),
@@ -270,16 +270,16 @@ def values_at(x: Tensor) -> Tensor:
     return torch.tensor(list((ctypes.c_float * x.numel()).from_address(x.data_ptr())))
 
 
-@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("name", REFUSED)
 def test_values_from_elsewhere_are_refused(name: str):
     with pytest.raises(CaptureError, match=r"random numbers|not do the same each time|DLPack"):
-        prepared(FOREIGN[name], torch.ones(3))
+        prepared(REFUSED[name], torch.ones(3))
 
 
 @pytest.mark.parametrize("name", ["NumPy", "Python", "the clock", "NumPy, an own generator"])
 def test_values_from_elsewhere_are_refused_in_training(name: str):
     with torch.enable_grad(), pytest.raises(CaptureError, match=r"random numbers|not do the same each time"):
-        Nimble(Call(FOREIGN[name])).prepare(torch.ones(3, requires_grad=True), training=True, executor="reference")
+        Nimble(Call(REFUSED[name])).prepare(torch.ones(3, requires_grad=True), training=True, executor="reference")
 
 
 def test_a_counter_that_changes_the_result_is_refused():

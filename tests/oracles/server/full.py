@@ -1,4 +1,4 @@
-"""Foreign and hostile clients against ``mlsys orca|batchmaker|dvabatch serve`` with TLS and keys: ``make oracles``."""
+"""Clients of others, and hostile ones, against ``mlsys orca|batchmaker|dvabatch serve``: ``make oracles``."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def main() -> int:
         print(tally.line(f"up to {kind}"), flush=True)
     for line in tally.bad[:50]:
         print(line)
-    print(tally.line("server-foreign-clients"))
+    print(tally.line("server-clients"))
     return int(bool(tally.bad))
 
 

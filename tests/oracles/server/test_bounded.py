@@ -15,7 +15,7 @@ pytest.importorskip("tritonclient.grpc")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_foreign_and_hostile_clients_are_served_or_refused(kind: str, tmp_path: Path) -> None:
+def test_clients_of_others_and_hostile_ones_are_served_or_refused(kind: str, tmp_path: Path) -> None:
     tally = Tally()
     run(kind, tmp_path, tally, examples=3, connections=30)
     assert not tally.bad

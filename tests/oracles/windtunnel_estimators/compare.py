@@ -44,7 +44,7 @@ def answer(function: Any, x: Any) -> tuple[Any, Exception | None]:
         warnings.simplefilter("ignore")
         try:
             return function(x), None
-        except Exception as error:  # noqa: BLE001  foreign code
+        except Exception as error:  # noqa: BLE001  third-party code
             return None, error
 
 

@@ -1,4 +1,4 @@
-"""All estimators, translated or refused with a reason, and compared on foreign inputs."""
+"""All estimators, translated or refused with a reason, and compared on inputs of others."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(sources: Iterable[Source], tally: Tally, refusals: dict[str, str], *, ev
         except InvalidInputError as error:
             refusals[source.name] = str(error)
             continue
-        except Exception as error:  # noqa: BLE001  foreign code
+        except Exception as error:  # noqa: BLE001  third-party code
             tally.add("raw", source.name, f"translate: {type(error).__name__}: {error}")
             continue
         methods = [name for name in METHODS if hasattr(module, name)]

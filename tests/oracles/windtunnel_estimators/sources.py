@@ -66,7 +66,7 @@ def fitted(estimator: Any, *, with_names: bool = False) -> Source:
                 if "random_state" in given.get_params():
                     given.set_params(random_state=0)
                 given.fit(x if names is None else pd.DataFrame(x, columns=names), y)
-            except Exception as error:  # noqa: BLE001  foreign code
+            except Exception as error:  # noqa: BLE001  third-party code
                 errors.append(" ".join(str(error).split())[:80])
                 continue
         if x.ndim == 2:

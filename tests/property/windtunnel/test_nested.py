@@ -29,7 +29,7 @@ RNG = np.random.default_rng(11)
 
 
 class Ranks(TransformerMixin, BaseEstimator):
-    """Foreign: how many numbers of a row are smaller."""
+    """Fallback: how many numbers of a row are smaller."""
 
     def fit(self, x, y=None):
         self.n_features_in_ = np.shape(x)[1]
@@ -44,7 +44,7 @@ class Ranks(TransformerMixin, BaseEstimator):
 
 
 class Lengths(TransformerMixin, BaseEstimator):
-    """Foreign: lengths of texts."""
+    """Fallback: lengths of texts."""
 
     def fit(self, x, y=None):
         self.n_features_in_ = np.shape(x)[1]
@@ -58,7 +58,7 @@ class Lengths(TransformerMixin, BaseEstimator):
 
 
 class Nearest(ClassifierMixin, BaseEstimator):
-    """Foreign: the class whose mean is nearest."""
+    """Fallback: the class whose mean is nearest."""
 
     def fit(self, x, y):
         self.classes_ = np.unique(y)
@@ -216,7 +216,7 @@ def test_a_nested_pipeline_answers_as_its_source(model: Any, classes: int):
 
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[PipelineGraph, set[str], set[str]]:
-    """A graph, the names of foreign operators and of those with a look-up."""
+    """A graph, the names of fallback operators and of those with a look-up."""
     width = draw(st.integers(1, 4))
     values = [Value("input", width)]
     operators: list[Operator] = []
@@ -235,17 +235,17 @@ def graphs(draw: st.DrawFn) -> tuple[PipelineGraph, set[str], set[str]]:
     graph = PipelineGraph(values[0], None, tuple(operators), values[-1])
     free = [operator.name for operator in operators if operator.kind in (Kind.TRANSFORM, Kind.PREDICT)]
     subsets = st.sets(st.sampled_from(free), max_size=3) if free else st.just(set())
-    foreign = draw(subsets)
-    return graph, foreign, draw(subsets) - foreign
+    fallbacks = draw(subsets)
+    return graph, fallbacks, draw(subsets) - fallbacks
 
 
 @settings(max_examples=300, derandomize=True)
 @given(graphs())
-def test_the_host_is_what_foreign_operators_and_look_ups_need(case: tuple[PipelineGraph, set[str], set[str]]):
-    graph, foreign, lookups = case
-    host = host_operators(graph, foreign, lookups)
+def test_the_host_is_what_fallback_operators_and_look_ups_need(case: tuple[PipelineGraph, set[str], set[str]]):
+    graph, fallbacks, lookups = case
+    host = host_operators(graph, fallbacks, lookups)
     made_by = {operator.output.name: operator for operator in graph.operators}
-    assert foreign <= host
+    assert fallbacks <= host
     for name in host:
         producers = {value.name for value in made_by[name].inputs} - {"input"}
         assert producers <= host, "the host reads nothing that the network makes"
@@ -256,7 +256,7 @@ def test_the_host_is_what_foreign_operators_and_look_ups_need(case: tuple[Pipeli
     for operator in network:
         assert {value.name for value in operator.inputs} <= available, "made in the network before, or at the frontier"
         available.add(operator.output.name)
-    needed = foreign | {value.name for name in lookups for value in made_by[name].inputs}
+    needed = fallbacks | {value.name for name in lookups for value in made_by[name].inputs}
     for name in host:  # and no more than is needed, but for the selection of columns of what the host has
         readers = {operator.name for operator in graph.operators if name in {v.name for v in operator.inputs}}
         assert name in needed or made_by[name].kind is Kind.SELECT or readers & host
@@ -265,8 +265,8 @@ def test_the_host_is_what_foreign_operators_and_look_ups_need(case: tuple[Pipeli
 @settings(max_examples=100, derandomize=True)
 @given(graphs())
 def test_numbers_are_picked_out_of_a_table_that_may_hold_text(case: tuple[PipelineGraph, set[str], set[str]]):
-    graph, foreign, lookups = case
-    host = host_operators(graph, foreign, lookups)
+    graph, fallbacks, lookups = case
+    host = host_operators(graph, fallbacks, lookups)
     if host or lookups:
         on_host = {"input", *host}
         for operator in graph.operators:

@@ -244,7 +244,7 @@ def test_infinite_cells_of_number_columns_are_no_unknown_categories():
             module.predict(np.full((rows, 1), np.inf))
 
 
-def test_a_foreign_operators_refusal_is_one_line():
+def test_a_fallback_operators_refusal_is_one_line():
     source = make_pipeline(StandardScaler(), FunctionTransformer(np.rint, validate=True), LogisticRegression())
     module = translate(source.fit(X, Y), X[:2])
     with pytest.raises(InvalidInputError) as caught:

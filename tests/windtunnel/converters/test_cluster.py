@@ -92,7 +92,7 @@ def test_labels_alone(same_answers, source):
     assert not hasattr(module, "transform")
 
 
-def test_without_centres_it_stays_foreign():
+def test_without_centres_it_stays_a_fallback():
     source = cluster.AffinityPropagation(max_iter=1, random_state=0).fit(X)
     assert len(source.cluster_centers_) == 0
     with pytest.raises(InvalidInputError, match="AffinityPropagation"):

@@ -270,8 +270,8 @@ def test_several_classifiers_side_by_side(same_answers):
     for ours, theirs in zip(got, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-9)
     same_answers(MultiOutputClassifier(RidgeClassifier()).fit(X, LABELS), FRESH, trained=False)
-    foreign = MultiOutputClassifier(Mean()).fit(X, targets)
-    assert (translate(foreign).predict(FRESH) == foreign.predict(FRESH)).all(), "labels of the host are places too"
+    fallback = MultiOutputClassifier(Mean()).fit(X, targets)
+    assert (translate(fallback).predict(FRESH) == fallback.predict(FRESH)).all(), "labels of the host are places too"
 
 
 def test_several_regressors_side_by_side(same_answers):
@@ -387,14 +387,14 @@ def with_text(model):
 
 
 @pytest.mark.parametrize("classes", CLASSES)
-def test_members_on_text_and_foreign_members(same_answers, frame, classes):
-    foreign = make_pipeline(ColumnTransformer([("n", StandardScaler(), ["a"])]), Mean())
-    parts = [("text", with_text(LogisticRegression())), ("foreign", foreign)]
+def test_members_on_text_and_fallback_members(same_answers, frame, classes):
+    fallback = make_pipeline(ColumnTransformer([("n", StandardScaler(), ["a"])]), Mean())
+    parts = [("text", with_text(LogisticRegression())), ("fallback", fallback)]
     for source in (VotingClassifier(parts, voting="soft"), StackingClassifier(parts, cv=2), VotingClassifier(parts)):
         module = same_answers(
             source.fit(frame, CLASSES[classes]), frame, trained=getattr(source, "voting", "") != "hard"
         )
-        assert [name.rpartition(".")[2] for name in module.frontend.foreign] == ["StandardScaler", "Mean"]
+        assert [name.rpartition(".")[2] for name in module.frontend.fallbacks] == ["StandardScaler", "Mean"]
         assert any(type(part).__name__ == "ElementwiseAffine" for part in module.modules()), "the text member's scaler"
 
 
@@ -418,7 +418,7 @@ def test_bagging_hands_its_members_an_array(same_answers, frame):
     same_answers(BaggingClassifier(by_place, n_estimators=2).fit(frame, CLASSES[2]), frame)
 
 
-def test_a_join_that_a_foreign_estimator_reads_runs_on_the_host(same_answers):
+def test_a_join_that_a_fallback_estimator_reads_runs_on_the_host(same_answers):
     inner = VotingClassifier([("a", LogisticRegression()), ("b", RidgeClassifier())])
     stack = StackingClassifier([("v", inner), ("l", LogisticRegression())], final_estimator=Mean(), cv=2)
     source = VotingClassifier([("stack", stack), ("line", LogisticRegression())], voting="soft").fit(X, CLASSES[3])

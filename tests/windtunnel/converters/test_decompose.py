@@ -1,4 +1,4 @@
-"""Decompositions and kernel maps project as their sources do; what optimises when it transforms stays foreign."""
+"""Decompositions and kernel maps project as their sources do; what optimises when it transforms stays a fallback."""
 
 from __future__ import annotations
 
@@ -202,11 +202,11 @@ def _own_kernel(a, b):
         kernel_approximation.Nystroem(kernel=_own_kernel, n_components=5),
     ],
 )
-def test_what_is_not_known_stays_foreign(same_answers, source):
+def test_what_is_not_known_stays_a_fallback(same_answers, source):
     with pytest.raises(InvalidInputError, match=type(source).__name__):
         translate(source.fit(abs(X)))
     whole = make_pipeline(source, LogisticRegression()).fit(abs(X), LABELS)
-    assert same_answers(whole, abs(FRESH)).frontend.foreign
+    assert same_answers(whole, abs(FRESH)).frontend.fallbacks
 
 
 @pytest.mark.parametrize("source", [decomposition.PCA(2), decomposition.KernelPCA(2, kernel="rbf")], ids=repr)

@@ -190,7 +190,7 @@ def test_dates_stay_with_their_encoder(same_answers):
     x = np.array([["2020-01-01"], ["2021-01-01"]], dtype="datetime64[ns]")
     source = make_pipeline(OneHotEncoder(), LogisticRegression()).fit(x, [0, 1])
     module = same_answers(source, x)
-    assert module.frontend.foreign == ("sklearn.preprocessing.OneHotEncoder",)
+    assert module.frontend.fallbacks == ("sklearn.preprocessing.OneHotEncoder",)
 
 
 def test_given_categories_keep_their_order(same_answers):

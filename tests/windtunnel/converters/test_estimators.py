@@ -292,7 +292,7 @@ def test_a_machine_over_one_hot_categories_is_translated_whole(same_answers, rat
     machine = FactorizationMachineRegressor(2, max_iter=3, random_state=0)
     source = make_pipeline(OneHotEncoder(handle_unknown="ignore"), machine).fit(ids, values)
     module = same_answers(source, ids)
-    assert module.frontend.foreign == ()
+    assert module.frontend.fallbacks == ()
     same_answers(source, pd.DataFrame({"user": ["nobody", "u1"], "item": [3, -4]}))
 
 

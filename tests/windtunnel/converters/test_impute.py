@@ -100,7 +100,7 @@ def test_text_is_imputed_on_the_host_before_its_encoder(same_answers):
     columns = ColumnTransformer([("t", text, ["t"]), ("n", SimpleImputer(), ["n"])])
     source = make_pipeline(columns, LogisticRegression()).fit(frame, [0, 1, 1, 0])
     module = same_answers(source, frame)
-    assert module.frontend.foreign == ("sklearn.impute.SimpleImputer",)
+    assert module.frontend.fallbacks == ("sklearn.impute.SimpleImputer",)
     assert [type(part).__name__ for part in module.network.operators][:2] == ["CategoryEmbedding", "Impute"]
 
 
@@ -111,7 +111,7 @@ def test_text_alone_is_refused():
 
 def test_an_imputer_that_looks_at_neighbours_stays_as_it_is(same_answers):
     source = make_pipeline(KNNImputer(n_neighbors=2), LogisticRegression()).fit(X, [0, 1, 0, 1, 1])
-    assert same_answers(source, X).frontend.foreign == ("sklearn.impute.KNNImputer",)
+    assert same_answers(source, X).frontend.fallbacks == ("sklearn.impute.KNNImputer",)
 
 
 @pytest.mark.parametrize("options", [{}, {"features": "all"}, {"error_on_new": False}, {"sparse": True}], ids=str)

@@ -192,7 +192,7 @@ def _threefold(y):
         TransformedTargetRegressor(Ridge(), transformer=make_pipeline(StandardScaler())),
         TransformedTargetRegressor(make_pipeline(FunctionTransformer(_thirds), Ridge())),
     ],
-    ids=["functions of ones own", "a pipeline for the target", "a foreign step for the input"],
+    ids=["functions of ones own", "a pipeline for the target", "a fallback step for the input"],
 )
 def test_targets_that_cannot_be_taken_back_are_refused(source):
     with pytest.raises(InvalidInputError, match="TransformedTargetRegressor"):

@@ -43,7 +43,7 @@ def test_selectors(same_answers, source):
     np.testing.assert_array_equal(answer, source.transform(FRESH))
     pipeline = make_pipeline(StandardScaler(), source, LogisticRegression()).fit(X, LABELS)
     module = same_answers(pipeline, FRESH)
-    assert not module.frontend.foreign
+    assert not module.frontend.fallbacks
     same_answers(pipeline, FRESH[:1])
 
 

@@ -76,7 +76,7 @@ def test_it_is_translated_and_trained(towns: Task):
     source.fit(towns.train.frame, towns.train.target.astype(int))
     expected = source.predict_proba(towns.test.frame)
     module = translate(source, registry=registry())
-    assert module.frontend.foreign == ()
+    assert module.frontend.fallbacks == ()
     assert np.abs(module.predict_proba(towns.test.frame) - expected).max() < 1e-9
     evaluation = towns.valid.frame, towns.valid.target.astype(int)
     options = {"eval_set": evaluation, "min_gain_se": 0.0, "init": "source", "lr": 0.01, "epochs": 3}

@@ -1,4 +1,4 @@
-"""Work on the host before any tensor exists: columns of text, look-ups of categories, foreign operators.
+"""Work on the host before any tensor exists: columns of text, look-ups of categories, fallback operators.
 
 The graph is cut in two. An operator without a converter needs its inputs as its author made them, so it and all it
 depends on stay on the host; so does all that a look-up of categories depends on. The rest is the network. Host values
@@ -24,11 +24,11 @@ from mlsys_windtunnel.parse.graph import Kind, Operator, PipelineGraph, Value
 _FLOAT64 = np.dtype(np.float64)
 
 
-def host_operators(graph: PipelineGraph, foreign: set[str], lookups: set[str]) -> set[str]:
-    """Return names of the operators that run on the host: foreign ones, and all that these or look-ups depend on."""
+def host_operators(graph: PipelineGraph, fallbacks: set[str], lookups: set[str]) -> set[str]:
+    """Return names of the operators that run on the host: fallbacks, and all that these or look-ups depend on."""
     producers = {operator.output.name: operator for operator in graph.operators}
     host: set[str] = set()
-    pending = [producers[name] for name in foreign]
+    pending = [producers[name] for name in fallbacks]
     pending += [
         producers[value.name] for name in lookups for value in producers[name].inputs if value.name in producers
     ]
@@ -105,7 +105,7 @@ class Frontend:
         return not self._operators and all(value.lookup is None for value in self.frontier)
 
     @property
-    def foreign(self) -> tuple[str, ...]:
+    def fallbacks(self) -> tuple[str, ...]:
         """Classes of the estimators that run here as they are."""
         return tuple(
             operator.source for operator in self._operators if operator.source and operator.kind is not Kind.COMBINE
@@ -163,7 +163,7 @@ class Frontend:
 
     @property
     def takes_rows(self) -> bool:
-        """True where the input may be one text, or another object, a row: only foreign operators read it as it is."""
+        """True where the input may be one text, or another object, a row: only fallback operators read it as it is."""
         return self.width is None and all(self._input not in value.reads for value in self.frontier)
 
     def _checked(self, x: Table) -> Table:
@@ -234,20 +234,20 @@ def _run(operator: Operator, inputs: list[Table]) -> Table:
     table = _side_by_side(inputs)
     if operator.methods:
         return np.concatenate(
-            [_foreign(operator, partial(_answer, operator.estimator, method), table) for method in operator.methods],
+            [_source(operator, partial(_answer, operator.estimator, method), table) for method in operator.methods],
             axis=1,
         )
-    result = _foreign(operator, operator.estimator.transform, table)  # type: ignore[attr-defined]
+    result = _source(operator, operator.estimator.transform, table)  # type: ignore[attr-defined]
     return result.reshape(-1, 1) if getattr(result, "ndim", 2) == 1 else result
 
 
-def _foreign(operator: Operator, function: Callable[[Table], Any], table: Table) -> Any:
+def _source(operator: Operator, function: Callable[[Table], Any], table: Table) -> Any:
     """Run a source's own code on a table; its refusal becomes one line."""
     try:
         return function(table)
     except InvalidInputError:
         raise
-    except Exception as error:  # foreign code
+    except Exception as error:  # third-party code
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InvalidInputError(f"{operator.name} refuses its input: {reason}") from error
 
@@ -263,7 +263,7 @@ def _answer(estimator: Any, method: str, table: Table) -> npt.NDArray[np.float64
 
 
 def _combined(operator: Operator, inputs: list[Table]) -> npt.NDArray[np.float64]:
-    """Join members' answers by the meta-estimator's module, in float64, for a foreign operator that reads them."""
+    """Join members' answers by the meta-estimator's module, in float64, for a fallback operator that reads them."""
     import torch
 
     module: Any = operator.estimator

@@ -41,7 +41,7 @@ class Store:
         library = self.folder / name
         try:
             said = json.loads(_manifest(library).read_text())["sha256"]
-            is_safe = not any(_is_foreign(path.stat()) for path in (library, _manifest(library)))
+            is_safe = not any(_is_writable_by_others(path.stat()) for path in (library, _manifest(library)))
             with library.open("rb") as file:
                 is_whole = hashlib.file_digest(file, "sha256").hexdigest() == said
         except FileNotFoundError:
@@ -124,7 +124,7 @@ def problem_of(folder: Path) -> str | None:
     return None
 
 
-def _is_foreign(status: os.stat_result) -> bool:
+def _is_writable_by_others(status: os.stat_result) -> bool:
     return status.st_uid not in (0, os.geteuid()) or _is_open(status)
 
 

@@ -170,16 +170,16 @@ class Recorder:
         """
         if not self.enabled:
             return
-        foreign = decode_recording(payload)
-        sender = foreign.processes[0]
-        if sender.host != self._process.host and foreign.anchor is not None:
+        received = decode_recording(payload)
+        sender = received.processes[0]
+        if sender.host != self._process.host and received.anchor is not None:
             here = self._anchor()
-            foreign = foreign.shifted(
-                (here.clock_ns - here.wall_ns) - (foreign.anchor.clock_ns - foreign.anchor.wall_ns)
+            received = received.shifted(
+                (here.clock_ns - here.wall_ns) - (received.anchor.clock_ns - received.anchor.wall_ns)
             )
         with self._lock:
             parts = self._absorbed.setdefault(sender, [])
-            parts.append(foreign)
+            parts.append(received)
             while len(parts) > 1 and sum(part.num_events for part in parts) > self._max_events:
                 oldest = parts.pop(0)
                 self._evicted += oldest.num_events + oldest.dropped

@@ -84,7 +84,7 @@ def fine_tune(
     """
     from mlsys_windtunnel.backends.soft.options import SoftOptions
     from mlsys_windtunnel.cli.data import check_table_path, read_table
-    from mlsys_windtunnel.export.artifact import refuse_foreign, save
+    from mlsys_windtunnel.export.artifact import refuse_fallbacks, save
     from mlsys_windtunnel.finetune.holdout import hold_out
     from mlsys_windtunnel.finetune.losses import is_classifier, row_loss
     from mlsys_windtunnel.finetune.options import TrainingOptions
@@ -111,7 +111,7 @@ def fine_tune(
         verbose=True,
     )
     module = _module(pipeline_file, trust_code=trust_code)
-    refuse_foreign(module.frontend, "train with fine_tune() and pickle its result")
+    refuse_fallbacks(module.frontend, "train with fine_tune() and pickle its result")
     head = head_of(module)
     row_loss(loss, head)
     x, y = _split(read_table(data), target, data, module)

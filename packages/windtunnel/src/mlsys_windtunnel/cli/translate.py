@@ -113,12 +113,12 @@ def _write(
         from mlsys_windtunnel.export.pt2 import export_pt2, load_pt2
 
         export_pt2(module, pt2, methods=methods)
-        yield pt2, None if module.frontend.foreign else load_pt2(pt2)
+        yield pt2, None if module.frontend.fallbacks else load_pt2(pt2)
     if onnx is not None:
         from mlsys_windtunnel.export.onnx import export_onnx, load_onnx
 
         export_onnx(module, onnx, methods=methods)
-        yield onnx, None if module.frontend.foreign else load_onnx(onnx)
+        yield onnx, None if module.frontend.fallbacks else load_onnx(onnx)
 
 
 def where_it_runs(graph: PipelineGraph, module: WindTunnelModule) -> dict[str, str]:
@@ -209,7 +209,7 @@ def differences(source: Any, answering: Any, x: Any) -> dict[str, tuple[float, i
             continue
         try:
             expected = getattr(source, method)(x)
-        except Exception as error:  # foreign code
+        except Exception as error:  # third-party code
             reason = " ".join(str(error).split()) or type(error).__name__
             raise InvalidInputError(
                 f"the source itself does not answer {method} for these rows: {reason:.200}"

@@ -1,7 +1,7 @@
 """Decompositions, random projections and kernel approximations.
 
 Those whose ``transform`` is itself an optimisation (NMF, dictionary learning, latent Dirichlet allocation) have no
-converter and stay foreign.
+converter and stay fallbacks.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Categories that an encoder groups (infrequent ones, those of one bucket) have equal rows of their own, so that training
 can tell them apart (dissertation, section 5.2.3). ``FeatureHasher`` and ``HashingVectorizer`` are not here: they take
-free text, of which there is no list of categories to embed, so they stay foreign.
+free text, of which there is no list of categories to embed, so they stay fallbacks.
 """
 
 from __future__ import annotations

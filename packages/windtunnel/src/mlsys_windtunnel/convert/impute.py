@@ -1,6 +1,6 @@
 """Imputers: values for missing cells in the network, flags of missing cells on the host.
 
-``KNNImputer`` and ``IterativeImputer`` are not here: they stay foreign, as does a ``SimpleImputer`` of text or objects.
+``KNNImputer`` and ``IterativeImputer`` are not here: fallbacks, as is a ``SimpleImputer`` of text or objects.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class ConverterRegistry:
         self._combiners = combiners or {}
 
     def find(self, source: str | None) -> Converter | None:
-        """Return the converter for a class name of the graph, or None: the operator stays foreign."""
+        """Return the converter for a class name of the graph, or None: the operator stays a fallback."""
         return _resolved(self._entries.get(source or ""))
 
     def find_combiner(self, source: str | None) -> Converter | None:

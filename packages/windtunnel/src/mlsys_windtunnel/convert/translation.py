@@ -38,7 +38,7 @@ def translate(
 
     Args:
         fitted: The pipeline or estimator.
-        X_example: A few rows of its input; needed only where a foreign operator does not tell how wide its output is.
+        X_example: A few rows of its input; needed only where a fallback operator does not tell how wide its output is.
         dtype: Dtype to compute in; float64 answers within 1e-6 of the source, float32 rounds inputs and thresholds.
         registry: Converters to use instead of the built-in and installed ones.
 
@@ -53,11 +53,11 @@ def translate(
         True
     """
     graph = parse_pipeline(fitted)
-    modules, lookups, foreign = _convert(graph, registry or default_registry())
-    host = host_operators(graph, set(foreign), set(lookups))
+    modules, lookups, fallbacks = _convert(graph, registry or default_registry())
+    host = host_operators(graph, set(fallbacks), set(lookups))
     translated = [operator for operator in graph.operators if operator.name not in host]
     if graph.output.name not in {operator.output.name for operator in translated}:
-        reasons = "; ".join(sorted(set(foreign.values()))) or "no converter for an empty pipeline"
+        reasons = "; ".join(sorted(set(fallbacks.values()))) or "no converter for an empty pipeline"
         raise InvalidInputError(
             f"the last operator cannot be translated: {reasons}; "
             "register one with mlsys_register_converters, or see the coverage page for what is supported"
@@ -76,19 +76,19 @@ def translate(
 def _convert(
     graph: PipelineGraph, registry: ConverterRegistry
 ) -> tuple[dict[str, OperatorModule], dict[str, Converted], dict[str, str]]:
-    """Return by operator name: modules, look-ups, and the reasons why the others are foreign."""
+    """Return by operator name: modules, look-ups, and the reasons why the others are fallbacks."""
     modules: dict[str, OperatorModule] = {}
     lookups: dict[str, Converted] = {}
-    foreign: dict[str, str] = {}
+    fallbacks: dict[str, str] = {}
     for operator in graph.operators:
         converted = convert_operator(operator, registry)
         if isinstance(converted, str):
-            foreign[operator.name] = converted
+            fallbacks[operator.name] = converted
             continue
         modules[operator.name] = converted.module
         if converted.lookup is not None:
             lookups[operator.name] = converted
-    return modules, lookups, foreign
+    return modules, lookups, fallbacks
 
 
 def convert_operator(operator: Operator, registry: ConverterRegistry) -> Converted | str:

@@ -34,7 +34,7 @@ def save(module: WindTunnelModule, directory: Path | str, *, packages: Sequence[
     """Write ``module`` into ``directory``, which is made if need be; earlier files of an artifact are replaced.
 
     Args:
-        module: Without foreign operators.
+        module: Without fallback operators.
         directory: Folder to write to.
         packages: Packages beside WindTunnel's own whose classes the module holds; ``load`` must name them too.
 
@@ -42,7 +42,7 @@ def save(module: WindTunnelModule, directory: Path | str, *, packages: Sequence[
         The directory.
 
     Raises:
-        InvalidInputError: the module has foreign operators or holds what is no plain data, or the folder cannot be
+        InvalidInputError: the module has fallback operators or holds what is no plain data, or the folder cannot be
             written.
 
     Example:
@@ -51,7 +51,7 @@ def save(module: WindTunnelModule, directory: Path | str, *, packages: Sequence[
     """
     from safetensors.torch import save as to_bytes
 
-    refuse_foreign(module.frontend, "pickle it, or train the pipeline with operators that are covered")
+    refuse_fallbacks(module.frontend, "pickle it, or train the pipeline with operators that are covered")
     writer = Writer(packages=tuple(packages))
     graph = {
         "format": FORMAT,
@@ -105,11 +105,11 @@ def load(directory: Path | str, *, packages: Sequence[str] = ()) -> WindTunnelMo
     return module
 
 
-def refuse_foreign(frontend: Frontend, advice: str) -> None:
+def refuse_fallbacks(frontend: Frontend, advice: str) -> None:
     """Raise InvalidInputError if operators run on the host as they are, naming them and what to do instead."""
-    if frontend.foreign:
+    if frontend.fallbacks:
         raise InvalidInputError(
-            f"{', '.join(dict.fromkeys(frontend.foreign))} cannot be saved as plain data, since it runs on the host "
+            f"{', '.join(dict.fromkeys(frontend.fallbacks))} cannot be saved as plain data, since it runs on the host "
             f"as it is; {advice}"
         )
 

@@ -86,7 +86,7 @@ def load_onnx(path: Path | str, *, num_threads: int | None = None) -> program.Ex
 
     Raises:
         MissingDependencyError: onnxruntime is not installed.
-        InvalidInputError: no such file, damaged, not of WindTunnel's making, or with foreign operators.
+        InvalidInputError: no such file, damaged, not of WindTunnel's making, or with fallback operators.
     """
     runtime = _require("onnxruntime")
     path = Path(path)

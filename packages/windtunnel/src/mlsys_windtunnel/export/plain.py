@@ -2,7 +2,7 @@
 
 What pickles as plain state (modules, look-ups, the front's records) is written as the path of its class and that state;
 no module class does anything for it. Reading makes an empty object of a class from an allow-list and fills it: no
-constructor and no foreign code runs. ``artifact.py`` puts this in a folder, ``pt2.py`` beside an exported program.
+constructor and no untrusted code runs. ``artifact.py`` puts this in a folder, ``pt2.py`` beside an exported program.
 """
 
 from __future__ import annotations

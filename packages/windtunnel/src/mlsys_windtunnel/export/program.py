@@ -107,8 +107,8 @@ def example(module: WindTunnelModule, rows: int) -> Tensor:
 
 
 def describe(module: WindTunnelModule, names: Sequence[str]) -> str:
-    """Describe a program with the answers ``names``, as JSON text. Foreign operators are named in it."""
-    foreign = list(dict.fromkeys(module.frontend.foreign))
+    """Describe a program with the answers ``names``, as JSON text. Fallback operators are named in it."""
+    fallbacks = list(dict.fromkeys(module.frontend.fallbacks))
     writer = Writer(keep_arrays=True)
     predictor = module.predictor
     return json.dumps(
@@ -122,8 +122,8 @@ def describe(module: WindTunnelModule, names: Sequence[str]) -> str:
             "dtype": str(module.dtype).removeprefix("torch."),
             "inputs": [[name, width] for name, width in module.network.frontier],
             "checks": writer.write(frontier_checks(module.network), "checks"),
-            "foreign": foreign,
-            "frontend": None if foreign else writer.write(module.frontend, "frontend"),
+            "foreign": fallbacks,
+            "frontend": None if fallbacks else writer.write(module.frontend, "frontend"),
         },
         allow_nan=False,
     )
@@ -206,7 +206,7 @@ def restore(description: str, program: Program, path: Path) -> ExportedPipeline:
     """Join a program and its description.
 
     Raises:
-        InvalidInputError: the description is damaged, of another version, or tells of foreign operators.
+        InvalidInputError: the description is damaged, of another version, or names fallback operators.
     """
     try:
         fields = json.loads(description)

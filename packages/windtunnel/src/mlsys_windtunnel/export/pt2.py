@@ -82,7 +82,7 @@ def load_pt2(path: Path | str, *, trust_code: bool = False) -> program.ExportedP
         trust_code: Let ``torch.export.load`` read the program, which runs code that it holds.
 
     Raises:
-        InvalidInputError: no such file, damaged, not of WindTunnel's making, or with foreign operators.
+        InvalidInputError: no such file, damaged, not of WindTunnel's making, or with fallback operators.
     """
     path = Path(path)
     saved = load_program(path, trust_code=trust_code)

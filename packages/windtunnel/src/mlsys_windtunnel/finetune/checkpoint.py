@@ -41,7 +41,7 @@ def save(progress: Progress, directory: Path, fingerprint: str) -> None:
 
 
 def load(directory: Path, fingerprint: str) -> Progress | None:
-    """Load the checkpoint in a folder; None if there is none. No foreign code is run.
+    """Load the checkpoint in a folder; None if there is none. No untrusted code is run.
 
     Raises:
         InvalidInputError: it is damaged, or of a run with other options, data or network.

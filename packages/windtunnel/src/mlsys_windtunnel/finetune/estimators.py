@@ -24,7 +24,7 @@ from mlsys_windtunnel.finetune.holdout import hold_out
 from mlsys_windtunnel.finetune.options import TrainingOptions
 from mlsys_windtunnel.finetune.tune import fine_tune
 
-FEW_ROWS = 100  # with which foreign operators tell how wide they are
+FEW_ROWS = 100  # with which fallback operators tell how wide they are
 
 
 def _has(method: str) -> Any:

@@ -1,6 +1,6 @@
 """Safe loading of a fitted estimator from a file.
 
-skops files are loaded without running foreign code, and refused where they name types that neither skops nor
+skops files are loaded without running untrusted code, and refused where they name types that neither skops nor
 :data:`KNOWN_TYPES` vouches for. joblib and pickle files can run any code while they load, so they need the user's word.
 """
 
@@ -49,7 +49,7 @@ def load_estimator(path: Path, *, trust_code: bool = False, trust: bool = False)
 
     Args:
         path: The file.
-        trust_code: Load what could run foreign code or crash the process. Only for files whose maker is trusted.
+        trust_code: Load what could run untrusted code or crash the process. Only for files whose maker is trusted.
         trust: The option's old name.
 
     Raises:
@@ -86,7 +86,7 @@ def _load_skops(path: Path, *, trust_code: bool) -> Any:
     unknown = [name for name in untrusted if name not in KNOWN_TYPES]
     if unknown and not trust_code:
         raise InvalidInputError(
-            f"{path} holds types that are not trusted, since they could run foreign or unchecked native code: "
+            f"{path} holds types that are not trusted, since they could run untrusted or unchecked native code: "
             f"{', '.join(unknown)}; if you know them and trust the file's maker, pass --trust-code (trust_code=True)"
         )
     with _damage_as_error(path), checked_trees():
@@ -104,7 +104,7 @@ def _damage_as_error(path: Path) -> Iterator[None]:
         raise InvalidInputError(f"{path} is not loaded: {error}") from error
     except ModuleNotFoundError as error:
         raise InvalidInputError(f"{path} needs a package that is not installed: {error}") from error
-    except Exception as error:  # a damaged or foreign file can raise anything
+    except Exception as error:  # a damaged file can raise anything
         reason = str(error).strip().splitlines()
         detail = f"{type(error).__name__}: {reason[0]}" if reason else type(error).__name__
         raise InvalidInputError(f"{path} cannot be loaded; it is damaged or of another format ({detail})") from error

@@ -167,7 +167,7 @@ def _attribute(estimator: object, name: str) -> Any:
     """Return a fitted attribute, or None; some are properties that raise whatever the first step raises."""
     try:
         return getattr(estimator, name, None)
-    except Exception:  # noqa: BLE001  foreign code
+    except Exception:  # noqa: BLE001  third-party code
         return None
 
 
@@ -211,7 +211,7 @@ def _check_fitted(estimator: object, name: str) -> None:
 def _width_of_features(estimator: Any) -> int | None:
     try:
         return len(estimator.get_feature_names_out())
-    except Exception:  # noqa: BLE001  foreign code, and many transformers cannot tell
+    except Exception:  # noqa: BLE001  third-party code, and many transformers cannot tell
         return None
 
 

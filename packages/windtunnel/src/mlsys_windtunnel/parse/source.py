@@ -275,7 +275,7 @@ def _tags(estimator: Any) -> Any:
 
     try:
         return get_tags(estimator).input_tags
-    except Exception:  # noqa: BLE001  foreign code
+    except Exception:  # noqa: BLE001  third-party code
         return None
 
 
