@@ -18,6 +18,8 @@ import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
+from mlsys_core.serving.http import ErrorInfo
+from mlsys_orca.api.errors import error_body
 from mlsys_orca.engine.engine import Engine
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import status_code_conformance
@@ -82,10 +84,24 @@ def test_every_operation_answers_whatever_comes_in_a_documented_way(serve) -> No
     ],
     ids=["cut", "encoding", "list", "nan", "surrogate", "deep", "types", "unknown", "huge"],
 )
-def test_bodies_that_are_none_get_a_4xx_in_openais_shape(bounded: str, path: str, body: bytes, status: int) -> None:
+def test_bodies_that_are_none_get_a_4xx_in_its_shape(bounded: str, path: str, body: bytes, status: int) -> None:
     response = httpx.post(f"{bounded}{path}", content=body, headers={"content-type": "application/json"})
     assert response.status_code == status, response.text
-    assert set(response.json()["error"]) >= {"message", "type", "code", "param"}
+    if path == "/v1/messages":
+        kind = {400: "invalid_request_error", 413: "request_too_large"}[status]
+        assert_anthropics(response, kind)
+    else:
+        assert set(response.json()["error"]) >= {"message", "type", "code", "param"}
+
+
+def assert_anthropics(response: httpx.Response, kind: str) -> None:
+    body = response.json()
+    assert body == {
+        "type": "error",
+        "error": {"type": kind, "message": body["error"]["message"]},
+        "request_id": response.headers["x-request-id"],
+    }
+    assert body["error"]["message"]
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +135,38 @@ def test_many_clients_who_leave_leak_nothing_and_spoil_nothing(serve, soak: Modu
     with serve(max_waiting=16, batch_invariant=True, num_kv_tokens=256) as (url, _):
         tally = asyncio.run(soak.soak(url, "tiny", num_clients=40, seconds=3, questions=("a", "bc", "hello", "x y z")))
     assert tally.is_good, (tally.outcomes, tally.wrong[:3], tally.requests_left, tally.blocks_left)
+
+
+def ask_messages(url: str, headers: dict[str, str] | None = None, **options: Any) -> httpx.Response:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "ab"}], "max_tokens": 60} | options
+    return httpx.post(f"{url}/v1/messages", json=body, headers=headers, timeout=None)
+
+
+def test_errors_of_messages_have_anthropics_shape(serve) -> None:
+    with serve(http={"api_keys": ("secret",)}) as (url, engine):
+        key = {"x-api-key": "secret"}
+        assert_anthropics(ask_messages(url), "authentication_error")
+        assert_anthropics(ask_messages(url, key, model="none"), "not_found_error")
+        assert_anthropics(ask_messages(url, key, max_tokens=0), "invalid_request_error")
+        assert_anthropics(ask_messages(url, key, max_tokens=500), "invalid_request_error")  # the context is shorter
+        with held(engine):
+            in_time = key | {"x-request-timeout-s": "0.3"}
+            assert_anthropics(ask_messages(url, in_time), "timeout_error")
+            streamed = ask_messages(url, in_time, stream=True).text
+        name, data = streamed.removesuffix("\n\n").split("\n")[-2:]
+        assert name == "event: error"
+        assert json.loads(data.removeprefix("data: "))["error"]["type"] == "timeout_error"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, "invalid_request_error"), (405, "invalid_request_error"), (403, "permission_error"),
+     (413, "request_too_large"), (429, "rate_limit_error"), (500, "api_error"), (501, "api_error"),
+     (503, "overloaded_error")],
+)  # fmt: skip
+def test_classes_of_anthropics_errors_by_status(status: int, kind: str) -> None:
+    info = ErrorInfo(status=status, type="t", code="c", message="m", path="/v1/messages", request_id="r")
+    assert error_body(info) == {"type": "error", "error": {"type": kind, "message": "m"}, "request_id": "r"}
 
 
 def completion(url: str, **options: Any) -> httpx.Response:

@@ -7,7 +7,7 @@ import math
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from mlsys_core.serving.http import ClosingStreamingResponse
 from pydantic import BaseModel
@@ -20,7 +20,7 @@ from mlsys_orca.text.tokenizer import Tokenizer
 DONE = b"data: [DONE]\n\n"
 _YIELDS_EVERY = 4  # pieces given between two turns of the event loop
 LEAST_LOGPROB = -9999.0  # for minus infinity, which JSON has not; the protocol's own stand-in
-STREAMED = {
+STREAMED: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "The answer, or its stream"}
 }
 

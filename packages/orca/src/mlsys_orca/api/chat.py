@@ -275,7 +275,7 @@ def add_routes(router: Router, service: ModelService) -> None:
     """Add the route ``/v1/chat/completions``."""
     tokenizer = service.loaded.tokenizer
 
-    @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAMED)  # type: ignore[arg-type]
+    @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAMED)
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Answer a conversation, whole or as a stream of server-sent events."""
         service.check_counts(body.model, num_choices=body.n or 1)

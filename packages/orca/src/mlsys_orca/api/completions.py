@@ -222,7 +222,7 @@ def add_routes(router: Router, service: ModelService) -> None:
     """Add the route ``/v1/completions``."""
     tokenizer = service.loaded.tokenizer
 
-    @router.post("/v1/completions", response_model=Completion, responses=STREAMED)  # type: ignore[arg-type]
+    @router.post("/v1/completions", response_model=Completion, responses=STREAMED)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue a text, whole or as a stream of server-sent events."""
         num_choices = body.best_of or body.n or 1

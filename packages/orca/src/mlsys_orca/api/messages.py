@@ -10,6 +10,7 @@ from mlsys_core.serving.http import Router, cancel_on_disconnect
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mlsys_orca.api.answers import STREAMED, Whole, collect, merged, named_event, streamed
+from mlsys_orca.api.errors import MESSAGES_ERRORS, MESSAGES_PATH
 from mlsys_orca.api.fields import MAX_MESSAGES, Body, Neutral, Sampled, StopStrings
 from mlsys_orca.api.front import body_size
 from mlsys_orca.api.service import Generation, GenerationParameters, ModelService
@@ -176,7 +177,7 @@ async def message_events(generation: Generation) -> AsyncGenerator[bytes, None]:
 def add_routes(router: Router, service: ModelService) -> None:
     """Add the route ``/v1/messages``."""
 
-    @router.post("/v1/messages", response_model=MessagesAnswer, responses=STREAMED)  # type: ignore[arg-type]
+    @router.post(MESSAGES_PATH, response_model=MessagesAnswer, responses=STREAMED | MESSAGES_ERRORS)
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation, whole or as a stream of named events."""
         user = None if body.metadata is None else body.metadata.user_id

@@ -275,7 +275,7 @@ async def response_events(generation: Generation, body: ResponsesRequest) -> Asy
 def add_routes(router: Router, service: ModelService) -> None:
     """Add the route ``/v1/responses``."""
 
-    @router.post("/v1/responses", response_model=ResponsesAnswer, responses=STREAMED)  # type: ignore[arg-type]
+    @router.post("/v1/responses", response_model=ResponsesAnswer, responses=STREAMED)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer a text or a conversation, whole or as a stream of named events."""
         service.check_counts(body.model)

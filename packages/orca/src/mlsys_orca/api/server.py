@@ -12,6 +12,7 @@ from mlsys_core.device import get_device
 from mlsys_core.serving.http import HttpConfig, Readiness, create_app
 from prometheus_client import CollectorRegistry
 
+from mlsys_orca.api.errors import ERROR_FORMAT
 from mlsys_orca.api.metrics import EngineMetrics
 from mlsys_orca.api.routes import make_router
 from mlsys_orca.api.service import ModelService
@@ -67,6 +68,7 @@ def make_app(service: ModelService, http: HttpConfig, *, logger: FilteringBoundL
         http,
         routers=[make_router(service)],
         lifespan=lifespan,
+        error_format=ERROR_FORMAT,
         readiness=readiness,
         registry=registry,
         logger=logger,

@@ -76,6 +76,7 @@ def serve(
     """
     from mlsys_core.plugins import installed_plugins
     from mlsys_core.serving.http import serve as serve_http
+    from mlsys_orca.api.errors import ERROR_FORMAT
     from mlsys_orca.scheduling.policy import find_policy
 
     find_policy(policy, installed_plugins().registry)  # before the model is loaded
@@ -84,7 +85,7 @@ def serve(
         open_paths=("/health", "/health/*", "/metrics"),
         validation_status=400,  # as the protocol's own server answers
     )
-    with server.bind(http) as bound:
+    with server.bind(http, error_format=ERROR_FORMAT) as bound:
         loaded = load(
             model,
             dtype,
