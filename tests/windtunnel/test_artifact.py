@@ -225,6 +225,22 @@ def test_a_file_from_before_modules_moved_is_read(artifact: Path):
     np.testing.assert_array_equal(load(artifact).predict_proba(FRAME), today)
 
 
+@pytest.mark.parametrize("takes_categories", [True, False])
+def test_a_file_with_the_former_rule_for_categories_is_read(tmp_path: Path, takes_categories: bool):
+    frame = FRAME[["a", "b"]]
+    path = save(translate(LGBMClassifier(n_estimators=3, verbose=-1).fit(frame, LABELS)), tmp_path / "artifact")
+    today = load(path).predict_proba(frame)
+    graph = json.loads((path / GRAPH_FILE).read_text())
+    rules = graph["frontend"]["state"]["rules"]["state"]
+    del rules["category_columns"], rules["labels_are_names"]
+    rules["takes_categories"] = takes_categories
+    (path / GRAPH_FILE).write_text(json.dumps(graph))
+    np.testing.assert_array_equal(load(path).predict_proba(frame), today)
+    if not takes_categories:
+        with pytest.raises(InvalidInputError, match="categorical features do not match"):
+            load(path).predict_proba(frame.assign(b=frame.b.astype("category")))
+
+
 @pytest.mark.parametrize("module", RENAMED.values())
 def test_where_modules_moved_to_there_is_a_module(module: str):
     assert importlib.util.find_spec(module)

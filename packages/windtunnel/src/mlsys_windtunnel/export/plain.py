@@ -23,7 +23,7 @@ from mlsys_core.plugins import installed_plugins
 from mlsys_core.plugins.specs import ConverterSpec
 from torch import Tensor, nn
 
-from mlsys_windtunnel.export.renamed import current_path
+from mlsys_windtunnel.export.renamed import current_path, current_state
 
 OWN_MODULES = tuple(
     f"mlsys_windtunnel.{name}"
@@ -225,7 +225,7 @@ class Reader:
     def _object(self, written: dict[str, Any]) -> Any:
         cls = self._class(written["class"], object)
         made = cls.__new__(cls)
-        _fill(made, self.read(written["state"]))
+        _fill(made, current_state(class_path(cls), self.read(written["state"])))
         return made
 
     def _tensor(self, written: dict[str, Any]) -> Tensor:

@@ -1,6 +1,8 @@
-"""Modules that have moved: files name classes by their modules, and old files stay readable."""
+"""Modules and fields that have changed their names: files name both, and old files stay readable."""
 
 from __future__ import annotations
+
+from typing import Any
 
 _MOVED = {
     "backends.soft": {f"soft.{name}": name for name in ("columns", "gates", "native", "options", "plan", "trees")},
@@ -46,3 +48,18 @@ def current_path(path: str) -> str:
     """
     module, colon, name = path.partition(":")
     return f"{RENAMED.get(module, module)}{colon}{name}"
+
+
+def current_state(path: str, state: Any) -> Any:
+    """Return the fields that a record of the class ``path``, of today, has by its ``state`` in a file.
+
+    ``takes_categories`` became ``category_columns``: all columns of a frame may be of pandas' category, or none.
+
+    Example:
+        >>> current_state("mlsys_windtunnel.checks.table:InputRules", {"takes_categories": False})
+        {'category_columns': (), 'labels_are_names': False}
+    """
+    if path != "mlsys_windtunnel.checks.table:InputRules" or "takes_categories" not in state:
+        return state
+    kept = {name: value for name, value in state.items() if name != "takes_categories"}
+    return kept | {"category_columns": None if state["takes_categories"] else (), "labels_are_names": False}
