@@ -19,7 +19,7 @@ from mlsys_nimble.passes.views import simplify_views
 
 Pass = Callable[[Program], Program]
 
-PASSES: tuple[Pass, ...] = (  # in order; some make room for others and so appear twice
+PASSES: tuple[Pass, ...] = (  # in order; a pass that others give new work appears twice
     fold_constants,
     remove_dead_code,
     simplify_views,
@@ -38,7 +38,7 @@ PASSES: tuple[Pass, ...] = (  # in order; some make room for others and so appea
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """What one pass did."""
+    """Number of operators before and after one pass."""
 
     name: str
     num_operators_before: int
@@ -49,7 +49,7 @@ class PassReport:
 
 
 def optimise(program: Program, passes: tuple[Pass, ...] = PASSES) -> tuple[Program, tuple[PassReport, ...]]:
-    """The program after all passes, and what each did, in order."""
+    """Return the program after all passes, and a report of each in order."""
     reports = []
     for function in passes:
         before = len(program.operators)

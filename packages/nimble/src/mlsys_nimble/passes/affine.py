@@ -1,4 +1,4 @@
-"""Scales and shifts by constants (batch norm, biases, divisors) fold into the weights beside them."""
+"""Folding of scales and shifts by constants (batch norm, biases, divisors) into the weights beside them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FLOATS = ("float32", "float64")
 
 
 class Affine(NamedTuple):
-    """``scale * x + shift``, in float64; both broadcast to x's shape."""
+    """Scale and shift of ``scale * x + shift``, in float64; both broadcast to x's shape."""
 
     value: ValueId  # x
     scale: torch.Tensor
@@ -25,7 +25,7 @@ class Affine(NamedTuple):
 def fold_affine(program: Program) -> Program:
     """Fold scales and shifts into the convolution, linear or product before them, through concatenations too.
 
-    Those before a convolution fold into it where no padding would show the shift.
+    Scales and shifts before a convolution or linear fold into it, unless padding would then miss the shift.
     """
     rewriter = Rewriter(program)
     for place, operator in rewriter:
@@ -40,7 +40,7 @@ def fold_affine(program: Program) -> Program:
 
 
 def _affine_form(rewriter: Rewriter, operator: Operator) -> Affine | None:
-    """What the steps amount to, where that is a scale and a shift of the one input that is computed."""
+    """Return the scale and shift that the steps apply to their one computed input; None if they do anything else."""
     kind = operator.kind
     assert isinstance(kind, Pointwise)
     type_ = rewriter.type(operator.outputs[0])
@@ -63,12 +63,12 @@ def _affine_form(rewriter: Rewriter, operator: Operator) -> Affine | None:
         if results[-1] is None:
             return None
     if not isinstance(results[-1], tuple) or not all(bool(amount.isfinite().all()) for amount in results[-1]):
-        return None  # infinity times a weight of either sign would be no number, where y / 0 is infinite
+        return None  # y / 0 is infinite, but infinity folded into weights of both signs gives NaN
     return Affine(x, *results[-1])
 
 
 def _applied(op: str, arguments: list[Any]) -> Any:
-    """One step over numbers and (scale, shift) pairs; None where the result is neither."""
+    """Apply one step to numbers and (scale, shift) pairs; None where the result is no such pair."""
     if op == "neg" and isinstance(arguments[0], tuple):
         return -arguments[0][0], -arguments[0][1]
     if op not in ("add", "sub", "mul", "div") or sum(isinstance(a, tuple) for a in arguments) != 1:
@@ -88,7 +88,7 @@ def _applied(op: str, arguments: list[Any]) -> Any:
 
 
 def _along(amount: torch.Tensor, rank: int, dim: int, size: int) -> torch.Tensor | None:
-    """A number for every index of ``dim``, where ``amount`` varies along no other dimension."""
+    """Return one number for every index of ``dim``; None if ``amount`` varies along another dimension."""
     shape = (1,) * (rank - amount.dim()) + tuple(amount.shape)
     if any(n != 1 for index, n in enumerate(shape) if index != dim):
         return None
@@ -128,7 +128,7 @@ def _output_dim(operator: Operator, type_: ValueType) -> int:
 
 
 def _is_foldable(rewriter: Rewriter, operator: Operator | None) -> bool:
-    """A convolution or linear whose weights may be changed."""
+    """Return whether an operator is a convolution or linear whose weights may be changed."""
     if operator is None or not isinstance(operator.kind, Convolution | Linear) or operator.kind.epilogue != NOTHING:
         return False
     return all(rewriter.constant(value) is not None for value in operator.inputs[1:])
@@ -137,7 +137,7 @@ def _is_foldable(rewriter: Rewriter, operator: Operator | None) -> bool:
 def _scaled_output(
     rewriter: Rewriter, main: Operator, scale: torch.Tensor, shift: torch.Tensor
 ) -> tuple[Convolution | Linear, tuple[ValueId, ...]]:
-    """The operator that gives ``scale * y + shift`` per output channel, where ``main`` gives y."""
+    """Return kind and inputs that give ``scale * y + shift`` per output channel, where ``main`` gives y."""
     assert isinstance(main.kind, Convolution | Linear)
     weight = rewriter.constant(main.inputs[1])
     scaled = (weight.double() * scale.reshape(-1, *(1,) * (weight.dim() - 1))).to(weight.dtype)
@@ -149,7 +149,7 @@ def _scaled_output(
 def _fold_into_parts(
     rewriter: Rewriter, place: int, operator: Operator, concat: Operator, scale: torch.Tensor, shift: torch.Tensor
 ) -> None:
-    """``affine(concat(parts))`` as ``concat(affine(part), ...)``, if some part takes it into its weights."""
+    """Rewrite ``affine(concat(parts))`` as ``concat(affine(part), ...)``, if some part folds it into its weights."""
     assert isinstance(concat.kind, Concat)
     dim, producers = concat.kind.dim, [rewriter.sole_producer(part) for part in concat.inputs]
     folds = [
@@ -185,7 +185,7 @@ def _insert_affine(
 
 
 def _fold_forward(rewriter: Rewriter, place: int, operator: Operator) -> bool:
-    """``conv(scale * x + shift)`` as another convolution of x; whether it was one."""
+    """Rewrite ``conv(scale * x + shift)`` as another convolution of x; return whether it was possible."""
     kind = operator.kind
     assert isinstance(kind, Convolution | Linear)
     before = rewriter.sole_producer(operator.inputs[0])
@@ -207,7 +207,7 @@ def _fold_forward(rewriter: Rewriter, place: int, operator: Operator) -> bool:
     groups = kind.groups if isinstance(kind, Convolution) else 1
 
     def per_weight(amount: torch.Tensor) -> torch.Tensor:
-        """[C] as [O, C/groups, 1, ...]: for each output the input channels of its group."""
+        """Reshape [C] to [O, C/groups, 1, ...]: for each output the input channels of its group."""
         by_group = amount.reshape(groups, 1, -1).expand(groups, weight.shape[0] // groups, -1)
         return by_group.reshape(weight.shape[0], -1, *(1,) * (weight.dim() - 2))
 

@@ -1,4 +1,4 @@
-"""Attention written by hand, softmax(q @ k.T * scale + mask) @ v, becomes one operator."""
+"""Detection of attention written by hand: softmax(q @ k.T * scale + mask) @ v becomes one operator."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mlsys_nimble.passes.rewrite import Rewriter
 
 @dataclass(slots=True)
 class _Scores:
-    """``scale * product + mask``."""
+    """Operators that compute ``scale * product + mask``, the softmax's input."""
 
     product: Operator
     scale: float
     mask: ValueId | None
-    between: list[Operator]  # what is read by nobody else, the last first
+    between: list[Operator]  # scales and mask addition with no other reader, last first
 
 
 def find_attention(program: Program) -> Program:
@@ -48,7 +48,7 @@ def find_attention(program: Program) -> Program:
 
 
 def _scores(rewriter: Rewriter, value: ValueId) -> _Scores | None:
-    """Walk back from the softmax's input to the product of queries and keys."""
+    """Walk back from the softmax's input to the product of queries and keys; None if something else is between."""
     scale, mask = 1.0, None
     between: list[Operator] = []
     shape = rewriter.type(value).shape
@@ -75,7 +75,7 @@ def _scores(rewriter: Rewriter, value: ValueId) -> _Scores | None:
 
 
 def _is_product(rewriter: Rewriter, value: ValueId, shape: tuple[int, ...]) -> bool:
-    """Whether ``value`` leads back to a product, by scales at most."""
+    """Return whether ``value`` is a product, but for scales."""
     operator = rewriter.sole_producer(value)
     while operator is not None and isinstance(operator.kind, Pointwise) and len(operator.inputs) == 1:
         operator = rewriter.sole_producer(operator.inputs[0])

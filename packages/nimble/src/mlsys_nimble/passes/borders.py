@@ -1,7 +1,7 @@
-"""Zeros put around an image and rows cut off a result become the padding of the convolution or pool between them.
+"""Folding of borders around an image, and of crops of a result, into the padding of the operator between them.
 
-Nets that pad, convolve with a stride and cut the first row off again, as NASNet's reductions do, then compute only
-what they need.
+Nets that pad, convolve with a stride and crop the first row, as NASNet's reductions do, then compute only what they
+need.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def fold_borders(program: Program) -> Program:
 
 
 def _kernel_of(rewriter: Rewriter, operator: Operator) -> Sequence[int]:
-    """Its window, per dimension of space."""
+    """Return the window's size per dimension of space."""
     if isinstance(operator.kind, Pool):
         return operator.kind.kernel
     return rewriter.type(operator.inputs[1]).shape[2:]
 
 
 def _cropped(rewriter: Rewriter, operator: Operator) -> Operator | None:
-    """The convolution or pool before a slice, giving just the slice; it is dropped where it stood."""
+    """Drop the convolution or pool before a slice, and return it with the padding that gives just the slice."""
     cut = operator.kind
     main = rewriter.sole_producer(operator.inputs[0])
     assert isinstance(cut, Slice)
@@ -52,7 +52,7 @@ def _cropped(rewriter: Rewriter, operator: Operator) -> Operator | None:
 
 
 def _padded(rewriter: Rewriter, operator: Operator) -> Operator:
-    """The operator with the border before it taken into its padding, where that means the same."""
+    """Return the operator with the border before it merged into its padding, where the result is the same."""
     kind = operator.kind
     border = rewriter.producer(operator.inputs[0]) if isinstance(kind, Convolution | Pool) else None
     if border is None or not isinstance(border.kind, Pad) or not isinstance(kind, Convolution | Pool):
@@ -65,7 +65,10 @@ def _padded(rewriter: Rewriter, operator: Operator) -> Operator:
 
 
 def _may_merge(kind: Convolution | Pool, border: Pad) -> bool:
-    """Zeros before a convolution's zeros are its zeros; what a window never sees may be anything."""
+    """Return whether a border and a padding add up.
+
+    They do if the convolution pads with the border's zeros, or if the padding crops the border, so no window sees it.
+    """
     pairs = zip(kind.padding, border.amounts[2:], strict=True)
     sides = [side for own, added in pairs for side in zip(own, added, strict=True)]
     if isinstance(kind, Convolution) and border.value == 0:

@@ -1,4 +1,4 @@
-"""Constant folding: what depends on constants alone is computed once."""
+"""Constant folding: operators of constants alone run once, ahead of time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_GROWN_NBYTES = 1 << 20  # a result larger than its inputs is kept only up to
 
 
 def fold_constants(program: Program) -> Program:
-    """Compute operators of constants, unless the result is much larger than what it is made from.
+    """Compute operators of constants, unless the result is much larger than their inputs.
 
     Constants that a call changes, and operators that draw random numbers, are left alone.
     """
@@ -33,7 +33,7 @@ def fold_constants(program: Program) -> Program:
         with torch.no_grad():
             made = compile_operator(operator, rewriter.values)(*tensors)
         results = [made] if isinstance(made, torch.Tensor) else list(made)
-        if is_result:  # every call returns a tensor of its own
+        if is_result:  # every call must return a new tensor
             folded = rewriter.add_constant(results[0].detach().contiguous())
             rewriter.replace(place, replace(operator, kind=Copy(), inputs=(folded,)))
             continue

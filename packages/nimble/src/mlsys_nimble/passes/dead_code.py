@@ -1,4 +1,4 @@
-"""Drops operators whose results nobody reads."""
+"""Removal of operators whose results nothing reads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from mlsys_nimble.ir.program import Program
 
 
 def remove_dead_code(program: Program) -> Program:
-    """The program without operators that contribute to no output and no mutation, and without unread constants."""
+    """Remove operators that contribute to no output and no mutation, and unread constants."""
     needed = set(program.kept())
     operators = []
     for operator in reversed(program.operators):

@@ -1,4 +1,4 @@
-"""Chains of elementwise operators become one, and idioms in them one step."""
+"""Fusion of chains of elementwise operators into one; ``x * sigmoid(x)`` becomes one step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_INPUTS = 8
 
 
 def fuse_elementwise(program: Program) -> Program:
-    """Each elementwise operator takes in those whose only reader it is, where shapes agree: no work is done twice."""
+    """Fuse into each elementwise operator those that it alone reads, where shapes agree: nothing is computed twice."""
     rewriter = Rewriter(program)
     for place in reversed(range(len(rewriter.operators))):
         current = rewriter.at(place)
@@ -28,7 +28,7 @@ def fuse_elementwise(program: Program) -> Program:
 
 
 def _take_one(rewriter: Rewriter, place: int, consumer: Operator) -> Operator | None:
-    """The consumer with one of its producers taken in."""
+    """Fuse one producer into the consumer and return it; None if no producer fits."""
     if not isinstance(consumer.kind, Pointwise):
         return None
     shape = rewriter.type(consumer.outputs[0]).shape
@@ -55,7 +55,7 @@ _TRUTHS = ("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "log
 
 
 def _joined(inner: Operator, outer: Operator, value: ValueId) -> tuple[Pointwise, tuple[ValueId, ...]]:
-    """The steps of ``inner``, then those of ``outer`` with ``value`` being the last of them."""
+    """Return the steps of ``inner``, then those of ``outer``, which read ``value`` from the last step of ``inner``."""
     assert isinstance(inner.kind, Pointwise)
     assert isinstance(outer.kind, Pointwise)
     inputs = tuple(dict.fromkeys((*inner.inputs, *(v for v in outer.inputs if v != value))))
@@ -77,7 +77,7 @@ def _joined(inner: Operator, outer: Operator, value: ValueId) -> tuple[Pointwise
 
 
 def _shorten(operator: Operator) -> Operator:
-    """``x * sigmoid(x)`` is silu, where that is all there is."""
+    """Replace ``x * sigmoid(x)`` by silu, where these are the only steps."""
     if isinstance(operator.kind, Pointwise) and len(operator.inputs) == 1:
         first, *rest = operator.kind.steps
         if first == Step("sigmoid", (0,)) and rest in ([Step("mul", (0, -1))], [Step("mul", (-1, 0))]):

@@ -1,4 +1,4 @@
-"""Residual additions and activations move into the operator that makes what they are applied to."""
+"""Fusion of residual additions and activations into the operator before them, as its epilogue."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def fuse_epilogues(program: Program) -> Program:
 
 
 def _latest_first(operator: Operator) -> list[ValueId]:
-    """Of two that are added, the one made later becomes the main operator: the other is then there."""
+    """Return the inputs, last made first: that operator can add the other, which is there by then."""
     return sorted(operator.inputs, reverse=True)
 
 
 def _extended(epilogue: Epilogue, operator: Operator) -> Epilogue | None:
-    """The epilogue with one more elementwise step; None where it can hold no such step."""
+    """Return the epilogue with one more elementwise step; None where it cannot hold the step."""
     assert isinstance(operator.kind, Pointwise)
     step = operator.kind.steps[0]
     if step.op == "add" and len(operator.inputs) == 2 and not epilogue.has_residual:

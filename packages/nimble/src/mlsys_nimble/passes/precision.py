@@ -1,4 +1,4 @@
-"""The explicit loss of precision: weights of linears and convolutions as bf16 holds them."""
+"""Loss of precision on request: weights of linears and convolutions rounded to bf16."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from mlsys_nimble.passes.dead_code import remove_dead_code
 def round_weights(program: Program) -> Program:
     """Round the constant weights of linears and convolutions to bf16, to the nearest, ties to even; they stay float32.
 
-    Sums, biases and all that lies between operators keep their precision. An executor may then keep the weights in
+    Sums, biases and values between operators keep their precision. An executor may then keep the weights in
     half the memory without a further loss.
     """
     changed = {buffer for buffer, _ in program.mutations}
     values, constants, operators = list(program.values), dict(program.constants), list(program.operators)
-    number: dict[ValueId, ValueId] = {}  # of the rounded weight; others may still read the weight as it is
+    number: dict[ValueId, ValueId] = {}  # the rounded value of a weight; others may still read the weight itself
     for index, operator in enumerate(operators):
         inputs = list(operator.inputs)
         for place in _weights(operator.kind):
@@ -35,7 +35,7 @@ def round_weights(program: Program) -> Program:
 
 
 def _weights(kind: Kind) -> tuple[int, ...]:
-    """Which inputs are weights of linears and convolutions."""
+    """Return the indices of inputs that are weights of linears and convolutions."""
     if isinstance(kind, Separable):
         return 1, 2 + kind.depthwise.has_bias
     return (1,) if isinstance(kind, Convolution | Linear) else ()

@@ -1,4 +1,4 @@
-"""What passes share: a program that can be changed in place, and is a program again when they are done."""
+"""The program in a form that passes change in place."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from mlsys_nimble.ir.program import Operator, Program, ValueId, ValueType
 
 
 class Rewriter:
-    """A program under change: operators may be replaced or dropped, values stand for others, constants are added.
+    """Program under change: operators are replaced or dropped, values substituted, constants added.
 
-    Operators keep their places, so a replacement stands where the last of the operators it replaces stood.
+    Operators keep their positions: a replacement takes the position of the last operator that it replaces.
     """
 
     def __init__(self, program: Program) -> None:
@@ -23,7 +23,7 @@ class Rewriter:
         self.values = list(program.values)
         self.operators: list[list[Operator]] = [
             [operator] for operator in program.operators
-        ]  # by place; empty: dropped
+        ]  # by position; empty: dropped
         self.constants = dict(program.constants)
         self.kept = program.kept()
         self.lasting = _seen_by_the_caller(program)
@@ -33,28 +33,28 @@ class Rewriter:
         self._num_uses = _count_uses(program)
 
     def __iter__(self) -> Iterator[tuple[int, Operator]]:
-        """Places and operators in order, with inputs as they are now; what is added to a place being visited is not."""
+        """Yield positions and current operators in order, without those inserted at the position being visited."""
         for place in range(len(self.operators)):
             for operator in tuple(self.operators[place]):
                 yield place, self._current(operator)
 
     def at(self, place: int) -> Operator | None:
-        """What stands at ``place`` now; None where it was dropped."""
+        """Return the operator at ``place`` now; None if it was dropped."""
         return self._current(self.operators[place][-1]) if self.operators[place] else None
 
     def resolve(self, value: ValueId) -> ValueId:
-        """The value that now stands for ``value``."""
+        """Return the value that now replaces ``value``, or ``value`` itself."""
         while value in self._stands_for:
             value = self._stands_for[value]
         return value
 
     def constant(self, value: ValueId) -> Any:
-        """The tensor of a constant that no call changes, else None."""
+        """Return the tensor of a constant that no call changes, or None."""
         value = self.resolve(value)
         return None if value in self._mutated else self.constants.get(value)
 
     def producer(self, value: ValueId) -> Operator | None:
-        """The operator that makes ``value`` now."""
+        """Return the operator that makes ``value`` now; None for inputs and constants."""
         value = self.resolve(value)
         for operator in self.operators[self._place[value]] if value in self._place else ():
             if value in operator.outputs:
@@ -62,24 +62,24 @@ class Rewriter:
         return None
 
     def sole_producer(self, value: ValueId) -> Operator | None:
-        """The operator that makes ``value`` for one reader only; None where others, or the caller, read it too."""
+        """Return the operator that makes ``value`` for one reader; None if others, or the caller, read it too."""
         value = self.resolve(value)
         operator = self.producer(value)
         is_shared = self._num_uses.get(value, 0) != 1 or value in self.kept
         return None if operator is None or is_shared or len(operator.outputs) != 1 else operator
 
     def type(self, value: ValueId) -> ValueType:
-        """A value's type."""
+        """Return a value's type."""
         return self.values[self.resolve(value)]
 
     def add_constant(self, tensor: torch.Tensor) -> ValueId:
-        """A new constant."""
+        """Add a constant."""
         self.values.append(ValueType(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")))
         self.constants[len(self.values) - 1] = tensor
         return len(self.values) - 1
 
     def insert(self, place: int, name: str, kind: Kind, inputs: Sequence[ValueId], type_: ValueType) -> ValueId:
-        """A new operator just before what stands at ``place``; its result."""
+        """Insert an operator just before the one at ``place``; return its result."""
         self.values.append(type_)
         value = len(self.values) - 1
         operator = Operator(name, kind, tuple(inputs), (value,), self.operators[place][-1].source)
@@ -89,19 +89,19 @@ class Rewriter:
         return value
 
     def replace(self, place: int, operator: Operator) -> None:
-        """What stands at ``place`` becomes ``operator``, of the same results."""
+        """Replace the operator at ``place`` by ``operator``, which has the same results."""
         self._use(self._current(self.operators[place][-1]).inputs, -1)
         self.operators[place][-1] = operator
         self._use(operator.inputs, 1)
 
     def drop(self, operator: Operator) -> None:
-        """Remove an operator whose result nobody reads any more."""
+        """Remove an operator whose result nothing reads any more."""
         for place in {self._place[value] for value in operator.outputs}:
             self.operators[place] = [one for one in self.operators[place] if one.outputs != operator.outputs]
         self._use(operator.inputs, -1)
 
     def substitute(self, operator: Operator, by: ValueId) -> None:
-        """Drop ``operator``: ``by`` stands for its result."""
+        """Drop ``operator``, and let ``by`` replace its result."""
         value, by = operator.outputs[0], self.resolve(by)
         self.drop(operator)
         self._stands_for[value] = by
@@ -110,7 +110,7 @@ class Rewriter:
             self.kept |= {by}
 
     def build(self) -> Program:
-        """The program as it is now."""
+        """Return the changed program."""
         operators = tuple(operator for _, operator in self)
         outputs = tuple(map(self.resolve, self.program.outputs))
         mutations = tuple((old, self.resolve(new)) for old, new in self.program.mutations)
@@ -135,7 +135,7 @@ def _count_uses(program: Program) -> dict[ValueId, int]:
 
 
 def _seen_by_the_caller(program: Program) -> frozenset[ValueId]:
-    """Values whose memory may be that of a result, or of a buffer's new value: they must not come to share it."""
+    """Return the values that may share memory with a result or a buffer's new value: views must not be merged there."""
     lasting = set(program.kept())
     for operator in reversed(program.operators):
         if isinstance(operator.kind, (*VIEWS, Copy)) and lasting.intersection(operator.outputs):
@@ -144,5 +144,5 @@ def _seen_by_the_caller(program: Program) -> frozenset[ValueId]:
 
 
 def is_random(kind: Kind) -> bool:
-    """Whether two runs may give different results."""
+    """Return whether two runs may give different results."""
     return isinstance(kind, Aten) and torch.Tag.nondeterministic_seeded in aten_function(kind.target).tags

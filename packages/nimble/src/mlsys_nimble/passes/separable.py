@@ -1,4 +1,4 @@
-"""A depthwise convolution and the 1x1 convolution after it become one where the caches cannot hold what is between."""
+"""Fusion of depthwise and 1x1 convolutions whose intermediate result the caches cannot hold."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from mlsys_nimble.ir.operators import Convolution, Separable
 from mlsys_nimble.ir.program import Operator, Program
 from mlsys_nimble.passes.rewrite import Rewriter
 
-LEAST_NBYTES = 384 << 10  # of the tensor between the two: below, it stays in a second-level cache anyway
+LEAST_NBYTES = 384 << 10  # of the intermediate result; a smaller one stays in the second-level cache
 MOST_WEIGHTS_NBYTES = 128 << 10  # of the 1x1 convolution, which are read once for every row of pixels
 
 
 def fuse_separables(program: Program) -> Program:
-    """Join the pairs that gain by it: their weights are small, and the tensor between them is not."""
+    """Fuse the pairs that gain by it: small weights, a large intermediate result."""
     rewriter = Rewriter(program)
     for place, operator in rewriter:
         first = rewriter.sole_producer(operator.inputs[0]) if operator.inputs else None
@@ -52,7 +52,7 @@ def _is_depthwise(rewriter: Rewriter, operator: Operator) -> bool:
 
 
 def _is_plain(rewriter: Rewriter, operator: Operator) -> bool:
-    """A float convolution in a plane whose parameters are constants."""
+    """Return whether it is a float32 convolution over planes whose parameters are constants."""
     assert isinstance(operator.kind, Convolution)
     parameters = operator.inputs[1 : 2 + operator.kind.has_bias]
     return (

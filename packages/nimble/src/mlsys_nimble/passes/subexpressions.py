@@ -1,4 +1,4 @@
-"""Common subexpressions: what is computed twice from the same values is computed once."""
+"""Common subexpression elimination: equal operators on the same values run once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mlsys_nimble.passes.rewrite import Rewriter, is_random
 
 
 def share_subexpressions(program: Program) -> Program:
-    """One operator for all that do the same to the same values. Results stay tensors of their own, as copies do."""
+    """Keep one of the operators that do the same to the same values. Results and copies stay tensors of their own."""
     rewriter = Rewriter(program)
     seen: dict[tuple[object, ...], tuple[ValueId, ...]] = {}
     for _, operator in rewriter:

@@ -1,4 +1,4 @@
-"""Simplifies operators that only move elements: chains of views, copies nobody can tell apart, parts of a whole."""
+"""Simplification of operators that only move elements: chains of views, needless copies, slices of concatenations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mlsys_nimble.passes.rewrite import Rewriter
 
 
 def simplify_views(program: Program) -> Program:
-    """Merge views of views, drop those that change nothing, and read parts of concatenations where they come from."""
+    """Merge views of views, drop those that change nothing, and read slices of concatenations from their parts."""
     rewriter = Rewriter(program)
     for place, operator in rewriter:
         rule = _RULES.get(type(operator.kind))
@@ -99,7 +99,7 @@ def _expand(rewriter: Rewriter, place: int, operator: Operator) -> None:
 
 
 def _pass_through(rewriter: Rewriter, place: int, operator: Operator) -> None:
-    """Drop an operator that changes nothing but where its result lies; what the caller gets stays a tensor apart."""
+    """Drop an operator that only moves its input; where the caller gets the result, make it a copy."""
     if operator.outputs[0] in rewriter.lasting:
         rewriter.replace(place, replace(operator, kind=Copy()))
     else:
@@ -132,7 +132,7 @@ def _concat(rewriter: Rewriter, place: int, operator: Operator) -> None:
 
 
 def _pointwise(rewriter: Rewriter, place: int, operator: Operator) -> None:
-    """Elementwise operators broadcast by themselves."""
+    """Drop expansions before elementwise operators, which broadcast their inputs."""
     inputs = list(operator.inputs)
     shape = rewriter.type(operator.outputs[0]).shape
     for index, value in enumerate(inputs):

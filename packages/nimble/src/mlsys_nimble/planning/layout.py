@@ -1,9 +1,9 @@
-"""Where each value lies: the order of its dimensions in memory, and which values share memory.
+"""Layout of values: the order of their dimensions in memory, and which of them share memory.
 
-After the passes, before the memory plan. Images lie channels last, all else row by row. What only looks at another
-value differently (a reshape, a permutation, a slice) shares its memory where strides can say so, and the parts of a
-concatenation are written straight into it. Where an operator needs another order than its input has, :func:`lay_out`
-adds a :class:`~mlsys_nimble.ir.operators.Copy`.
+After the passes, before the memory plan. Images are channels last, all else is row-major. A view (a reshape, a
+permutation, a slice) shares its input's memory where strides can express it, and the parts of a concatenation are
+written straight into it. Where an operator needs another order than its input has, :func:`lay_out` adds a
+:class:`~mlsys_nimble.ir.operators.Copy`.
 
 Pure: no torch, no addresses. Strides and offsets count elements.
 """
@@ -51,26 +51,26 @@ Test: TypeAlias = Callable[[Shape, Strides], bool]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value lies within the memory of its root."""
+    """Offset and strides of a value within the memory of its root."""
 
-    root: ValueId  # the value whose memory this is; itself, if it has memory of its own
+    root: ValueId  # the value that owns the memory; the value itself, if it owns any
     offset: int  # elements
     strides: Strides  # elements; 0 along expanded dimensions
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A program whose operators get their inputs as they need them, and the place of each value."""
+    """Program whose operators get their inputs in the order that they need, and the place of each value."""
 
-    program: Program  # its inputs and outputs are the caller's tensors: they are copied by operators of their own
-    places: tuple[Place, ...]  # by ValueId; constants and the caller's tensors lie row by row
+    program: Program  # its inputs and outputs are the caller's tensors; operators copy them
+    places: tuple[Place, ...]  # by ValueId; constants and the caller's tensors are row-major
     in_place: frozenset[
         int
-    ]  # operators (by index) that need not run: views, and concatenations (of copies, if need be)
+    ]  # indices of operators that need not run: views, and concatenations (parts may be copied by others)
 
 
 def lay_out(program: Program) -> Layout:
-    """Decide where all values lie.
+    """Decide the place of every value.
 
     Example:
         >>> lay_out(program).places[value].strides  # doctest: +SKIP
@@ -94,7 +94,7 @@ def lay_out(program: Program) -> Layout:
 
 
 def view_place(operator: Operator, place: Place, shape: Shape, wanted: Shape) -> Place | None:
-    """What a view operator makes of its input's place; None: strides can't say it, so it must be copied."""
+    """Return the place of a view's result within its input's memory; None if no strides express it: it is copied."""
     kind, strides = operator.kind, place.strides
     if isinstance(kind, Permute):
         return replace(place, strides=tuple(strides[dim] for dim in kind.dims))
@@ -113,7 +113,7 @@ def view_place(operator: Operator, place: Place, shape: Shape, wanted: Shape) ->
 
 
 class _Walk:
-    """The forward walk: orders of dimensions, views, and the copies that operators need."""
+    """Forward walk that decides orders of dimensions, views, and the copies that operators need."""
 
     def __init__(self, program: Program) -> None:
         self.values: list[ValueType] = list(program.values)
@@ -121,7 +121,7 @@ class _Walk:
         self.operators: list[Operator] = []
         self.in_place: set[int] = set()
         self.copies: dict[tuple[ValueId, Order], ValueId] = {}
-        self.stands_for: dict[ValueId, ValueId] = {}  # the caller's tensors: their copies
+        self.stands_for: dict[ValueId, ValueId] = {}  # for each of the caller's tensors its copy
 
     def own(self, value: ValueId, order: Order) -> None:
         """Give a value memory of its own."""
@@ -131,7 +131,7 @@ class _Walk:
         return order_of(self.values[value].shape, self.places[value].strides)
 
     def copy(self, value: ValueId, order: Order, name: str) -> ValueId:
-        """A copy of a value in an order of dimensions, by an operator of its own."""
+        """Add an operator that copies a value into an order of dimensions; return the copy."""
         copied = len(self.values)
         self.values.append(self.values[value])
         self.own(copied, order)
@@ -158,7 +158,7 @@ class _Walk:
         self.operators.append(operator)
 
     def _met(self, operator: Operator, index: int) -> ValueId:
-        """The input as the operator needs it: itself, or a copy in another order."""
+        """Return the input in an order that the operator takes: itself, or a copy."""
         value = operator.inputs[index]
         shape = self.values[value].shape
         need = _need(operator, index, shape)
@@ -174,11 +174,11 @@ class _Walk:
         match operator.kind:
             case Convolution() | Separable() | Pool():
                 return channels_last(rank)
-            case Attention():  # heads are put side by side next
+            case Attention():  # heads are concatenated next
                 return (0, 2, 1, 3)
             case Linear() | MatMul() | Embedding() | Aten() | LayerNorm():
                 return row_major(rank)
-        for source in operator.inputs:  # the rest works in any order: that of the first input that is as large
+        for source in operator.inputs:  # the rest takes any order: that of the first input that is as large
             kept = self.values[source].shape
             if len(kept) == rank and self.values[source].numel >= self.values[value].numel > 0:
                 return self.order(source)
@@ -189,7 +189,7 @@ class _Walk:
 
 
 def _input_order(program: Program, value: ValueId) -> Order:
-    """Channels last where a convolution or a pool reads it, at once or after what works in any order."""
+    """Return channels last if a convolution or pool reads the value, directly or through operators of any order."""
     rank, seen, front = len(program.values[value].shape), {value}, [value]
     consumers = program.consumers()
     while front:
@@ -206,7 +206,7 @@ def _input_order(program: Program, value: ValueId) -> Order:
 
 
 def _need(operator: Operator, index: int, shape: Shape) -> tuple[Test, Order] | None:
-    """How an operator's input must lie, and the order to copy it into if it doesn't; None: any way will do."""
+    """Return the test that an input's strides must pass and the order to copy it into if not; None: any strides do."""
     kind, rank = operator.kind, len(shape)
     match kind:
         case Convolution() if index == 0 or index > 1 + kind.has_bias:
@@ -223,21 +223,21 @@ def _need(operator: Operator, index: int, shape: Shape) -> tuple[Test, Order] | 
 
 
 class _Joining:
-    """Writes the parts of concatenations straight into them."""
+    """Second walk, which places the parts of concatenations inside them."""
 
     def __init__(self, program: Program, places: dict[ValueId, Place], in_place: frozenset[int]) -> None:
         self.program = program
         self.places = dict(places)
         self.in_place = set(in_place)
-        self.apart: dict[int, list[tuple[int, Place]]] = {}  # of a concatenation: parts to be copied, and where to
+        self.apart: dict[int, list[tuple[int, Place]]] = {}  # by concatenation: parts that must be copied, and where to
         self.producers = program.producers()
         self.consumers = program.consumers()
-        self.views: dict[ValueId, list[int]] = {}  # operators that look at a value
+        self.views: dict[ValueId, list[int]] = {}  # view operators by the value that they read
         for index in sorted(in_place):
             self.views.setdefault(program.operators[index].inputs[0], []).append(index)
 
     def layout(self) -> Layout:
-        # From the last to the first: a concatenation's own place is settled before its parts'.
+        # Backwards: a concatenation's own place is final before its parts'.
         for index in reversed(range(len(self.program.operators))):
             operator = self.program.operators[index]
             if isinstance(operator.kind, Concat):
@@ -271,7 +271,7 @@ class _Joining:
                 self.apart.setdefault(index, []).append((position, place))
 
     def _is_movable(self, value: ValueId, concat: Operator, place: Place) -> bool:
-        """Return whether a part is a result of its own, in order, there once, and can be made in place."""
+        """Return whether a part owns its memory, in the whole's order, appears once, and can be made in place."""
         if value not in self.producers or self.places[value].root != value or concat.inputs.count(value) > 1:
             return False
         if not self._can_be_made(value, place):
@@ -288,14 +288,14 @@ class _Joining:
         match operator.kind:
             case Aten():
                 return False
-            case Reshape():  # a copy, which tells the result's elements as its input's
+            case Reshape():  # a copy, which views the result in its input's shape
                 return reshaped(shape, place.strides, self.program.values[operator.inputs[0]].shape) is not None
             case Linear():
                 return has_even_rows(shape, place.strides)
         return True
 
     def _moves(self, value: ValueId, place: Place) -> bool:
-        """Move a value with all that look at it, if every operator that reads them still can."""
+        """Move a value with its views, if every operator that reads them takes the new strides."""
         moved: dict[ValueId, Place] = {}
         front = [(value, place)]
         while front:

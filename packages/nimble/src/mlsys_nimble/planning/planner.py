@@ -1,11 +1,11 @@
-"""Which worker runs what, and when: list scheduling over measured times (the CPU's stand-in for Algorithm 1).
+"""Assignment of operators to workers: list scheduling over measured times (on a CPU, in place of Algorithm 1).
 
-An operator's work can be cut in as many pieces as there are workers, or run whole on one of them while others run its
-neighbours. On a chain the first is right, on branches the second (no operator then waits for the slowest of its
-pieces). Operators are taken by the length of the longest path that hangs on them, as in Kwok and Ahmad's survey
-(1999) of list scheduling, and cut if there is not enough independent work to keep the other workers busy meanwhile.
+An operator is cut into as many pieces as there are workers, or runs whole on one worker while others run other
+operators. On a chain the first is faster; on branches the second, since no operator waits for its slowest piece.
+Operators are taken by the length of the longest path that depends on them, as in Kwok and Ahmad's survey (1999) of list
+scheduling, and cut if there is too little independent work to keep the other workers busy.
 
-Pure: seconds in, lists out. The executor measures the few best of :func:`candidates` and keeps the fastest.
+Pure: seconds in, lists out. The executor measures the best few of :func:`candidates` and keeps the fastest.
 """
 
 from __future__ import annotations
@@ -17,47 +17,47 @@ from heapq import heapify, heappop, heappush
 from mlsys_nimble.planning.storage import ancestors
 from mlsys_nimble.planning.streams import Bits
 
-SYNC_S = 0.5e-6  # what waiting for another worker costs
+SYNC_S = 0.5e-6  # cost of waiting for another worker
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An operator to be scheduled."""
+    """Operator to be scheduled."""
 
     seconds: float  # on one worker
-    units: int  # that it can be cut in
+    units: int  # number of parts that it can be cut into at most
     dependencies: tuple[int, ...]  # jobs, all with smaller numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a job on one worker's list, and what must have run elsewhere."""
+    """Part of a job on one worker's list, and the pieces of other workers that must be done before."""
 
     job: int
     part: int
     num_parts: int
-    waits: tuple[tuple[int, int], ...] = ()  # (worker, how many pieces of its list must be done), at most one a worker
+    waits: tuple[tuple[int, int], ...] = ()  # (worker, number of its pieces that must be done), one a worker
 
     def units(self, units: int) -> tuple[int, int]:
-        """Its range of the job's units, begin and end."""
+        """Return the piece's range of the job's units: begin, end."""
         return units * self.part // self.num_parts, units * (self.part + 1) // self.num_parts
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A list of pieces for each worker."""
+    """List of pieces for each worker."""
 
     lists: tuple[tuple[Piece, ...], ...]
     seconds: float  # predicted
 
     @property
     def num_waits(self) -> int:
-        """Synchronisations."""
+        """Return the number of synchronisations."""
         return sum(len(piece.waits) for pieces in self.lists for piece in pieces)
 
 
 def candidates(jobs: Sequence[Job], num_workers: int, *, use_multi_stream: bool = True) -> list[Assignment]:
-    """Assignments worth measuring, the most promising first; no two alike."""
+    """Return distinct assignments worth measuring, the shortest predicted time first."""
     everything_cut = assign(jobs, num_workers, slack=float("inf"))
     if num_workers == 1 or not use_multi_stream:
         return [everything_cut]
@@ -71,15 +71,15 @@ def candidates(jobs: Sequence[Job], num_workers: int, *, use_multi_stream: bool 
 def assign(
     jobs: Sequence[Job], num_workers: int, *, slack: float, longest_s: float = float("inf"), sync_s: float = SYNC_S
 ) -> Assignment:
-    """One pass of list scheduling.
+    """Assign jobs to workers in one pass of list scheduling.
 
     Args:
-        jobs: In an order that may be run.
-        num_workers: 1 or more.
-        slack: A job runs whole if the independent work left is at least this many times what the others could do
-            meanwhile.
-        longest_s: Longer jobs are always cut.
-        sync_s: Added where a worker waits for another.
+        jobs: Jobs in a valid order of execution.
+        num_workers: Number of workers, 1 or more.
+        slack: Factor of the work that the other workers could do during a job; the job runs whole if at least that much
+            independent work is left. Infinity cuts every job.
+        longest_s: Seconds above which a job is always cut.
+        sync_s: Seconds added where a worker waits for another.
     """
     state = _State(jobs, num_workers, sync_s)
     for job in state.by_urgency():
@@ -95,16 +95,16 @@ def assign(
 
 
 class _State:
-    """A schedule as it grows."""
+    """Schedule under construction."""
 
     def __init__(self, jobs: Sequence[Job], num_workers: int, sync_s: float) -> None:
         self.jobs = jobs
         self.sync_s = sync_s
         self.free = [0.0] * num_workers
         self.lists: list[list[Piece]] = [[] for _ in range(num_workers)]
-        self.spots: list[dict[int, int]] = [{} for _ in jobs]  # worker: how many of its pieces are done with the job
+        self.spots: list[dict[int, int]] = [{} for _ in jobs]  # by worker: number of its pieces done when the job is
         self.ends = [0.0] * len(jobs)
-        self.waited = [[0] * num_workers for _ in range(num_workers)]  # [worker][other]: what it has waited for
+        self.waited = [[0] * num_workers for _ in range(num_workers)]  # [worker][other]: pieces already waited for
         before = ancestors([job.dependencies for job in jobs])
         after: list[Bits] = [0] * len(jobs)
         for index in reversed(range(len(jobs))):
@@ -115,7 +115,7 @@ class _State:
         self.seconds_left = sum(job.seconds for job in jobs)
 
     def by_urgency(self) -> list[int]:
-        """Jobs in the order they are taken: of those whose dependencies are taken, the one with the longest tail."""
+        """Return the order in which jobs are taken: among the ready ones, the one with the longest path after it."""
         tail = [job.seconds for job in self.jobs]
         consumers: list[list[int]] = [[] for _ in self.jobs]
         for index in reversed(range(len(self.jobs))):
@@ -138,7 +138,7 @@ class _State:
         return order
 
     def independent_seconds(self, job: int) -> float:
-        """Work not yet placed that neither needs the job nor is needed by it."""
+        """Return the seconds of jobs not yet placed that neither depend on the job nor are needed by it."""
         bits = self.left & ~self.related[job]
         total = 0.0
         while bits:

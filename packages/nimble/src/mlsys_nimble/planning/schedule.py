@@ -1,4 +1,4 @@
-"""The schedule: all that was decided ahead of time, frozen, to be replayed, printed or written down."""
+"""The schedule: all that was decided ahead of time, frozen, for replay, print and JSON."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ NOTHING = Assignment((), 0.0)
 class Segment:
     """Operators that run natively in one go, and those that torch runs after them."""
 
-    operators: tuple[int, ...]  # by index in the layout's program; a job of the assignment is a place in this tuple
+    operators: tuple[int, ...]  # by index in the layout's program; a job of the assignment is an index of this tuple
     then_torch: tuple[int, ...]  # in order
     assignment: Assignment = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What the executor replays."""
+    """Schedule that the executor replays."""
 
     layout: Layout
     storage: Storage
     segments: tuple[Segment, ...]
-    seconds: dict[int, float]  # of each native operator on one worker, as measured
+    seconds: dict[int, float]  # measured, of each native operator on one worker
 
     @property
     def num_tasks(self) -> int:
-        """Native tasks of a replay."""
+        """Return the number of native tasks of a replay."""
         return sum(len(pieces) for segment in self.segments for pieces in segment.assignment.lists)
 
     @property
     def num_waits(self) -> int:
-        """Synchronisations between workers."""
+        """Return the number of synchronisations between workers."""
         return sum(segment.assignment.num_waits for segment in self.segments)
 
     def record(self) -> dict[str, Any]:
-        """All of it as plain data, for JSON: operators by name, places in bytes, each worker's list in order."""
+        """Return the schedule as plain data for JSON: operators by name, offsets and strides in bytes, worker lists."""
         program, places = self.layout.program, self.layout.places
         outside = {*program.inputs, *program.outputs, *program.constants}
         values = {}
@@ -93,16 +93,16 @@ class Schedule:
 def segments_of(
     dependencies: Sequence[Sequence[int]], in_torch: frozenset[int], in_place: frozenset[int]
 ) -> list[Segment]:
-    """Cut a program into segments: every operator in the first that has all it needs.
+    """Cut a program into segments: every operator goes into the first that has all its inputs.
 
     Args:
-        dependencies: For each operator, those it reads from; see :func:`mlsys_nimble.planning.storage.dependencies`.
-        in_torch: Operators without a kernel.
+        dependencies: Operators that each operator reads from; see :func:`mlsys_nimble.planning.storage.dependencies`.
+        in_torch: Operators without a native kernel.
         in_place: Operators that need not run.
     """
     level: list[int] = []
     for index, needed in enumerate(dependencies):
-        # What torch makes after segment n is there for segment n + 1, and for torch right away.
+        # Native operators read torch's results of segment n from segment n + 1 on, torch's own at once.
         after = max((level[other] + (other in in_torch and index not in in_torch) for other in needed), default=0)
         level.append(after)
     count = 1 + max((level[index] for index in range(len(level)) if index not in in_place), default=0)

@@ -1,7 +1,7 @@
-"""The memory plan: an offset in one arena for every value that has memory of its own.
+"""The memory plan: an offset in one arena for every value that owns memory.
 
-Follows :mod:`mlsys_nimble.planning.layout`. Two values may share bytes only if one is done with before the other
-begins in every order that the dependencies allow, or, given a schedule, in the orders that its workers may run it in.
+Follows :mod:`mlsys_nimble.planning.layout`. Two values may share bytes only if the last use of one precedes the first
+of the other, in every order that the dependencies allow or, given a schedule, in every order of its workers.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ ALIGNMENT = 64  # bytes; a cache line
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where the values' roots lie in the arena."""
+    """Offsets of the values' roots in the arena."""
 
     plan: MemoryPlan
-    offsets: dict[ValueId, int]  # bytes, by root; constants and the caller's tensors are not among them
+    offsets: dict[ValueId, int]  # bytes, by root; without constants and the caller's tensors
 
 
 def dependencies(layout: Layout) -> list[tuple[int, ...]]:
-    """For each operator, the operators whose results it reads, ascending; what runs in place is looked through."""
+    """Return for each operator those whose results it reads, ascending, through operators that run in place."""
     program = layout.program
     made_by: dict[ValueId, frozenset[int]] = {}
     found: list[tuple[int, ...]] = []
@@ -39,7 +39,7 @@ def dependencies(layout: Layout) -> list[tuple[int, ...]]:
 
 
 def ancestors(dependencies: Sequence[Sequence[int]]) -> list[Bits]:
-    """For each operator all that must have run before it, as a bitset."""
+    """Return for each operator all that must have run before it, as a bitset."""
     before: list[Bits] = []
     for needed in dependencies:
         bits = 0
@@ -50,11 +50,11 @@ def ancestors(dependencies: Sequence[Sequence[int]]) -> list[Bits]:
 
 
 def plan_storage(layout: Layout, before: Sequence[Bits]) -> Storage:
-    """Place every root in one arena.
+    """Assign every root an offset in one arena.
 
     Args:
-        layout: What lies where within its root.
-        before: For each operator those that have surely run before it, such as :func:`ancestors` says.
+        layout: Places of values within their roots.
+        before: For each operator those that have surely run before it, such as its :func:`ancestors`.
     """
     program = layout.program
     outside = {*program.inputs, *program.outputs, *program.constants}

@@ -1,9 +1,8 @@
 """Stream assignment: Algorithm 1 of the Nimble paper (dissertation, section 3.3.2 and appendix A.1).
 
-Pure: an operator graph in, a stream for each operator out; :mod:`mlsys_nimble.planning.sync` then says where streams
-    must wait.
-The assignment reaches maximum logical concurrency (independent operators never share a stream) with the fewest
-synchronisations that allows.
+Pure: an operator graph in, a stream for each operator out; :mod:`mlsys_nimble.planning.sync` then plans where streams
+wait. The assignment reaches maximum logical concurrency (independent operators never share a stream) with the fewest
+synchronisations possible.
 
 Sets of operators are Python integers, one bit an operator: reachability takes n²/8 bytes, and an edge one OR of rows.
 The minimum equivalent graph of 10,000 operators and 100,000 edges takes 0.1 s so; ``networkx.transitive_reduction``
@@ -26,7 +25,7 @@ Bits = int  # a set of operators: bit i stands for operator i
 
 @dataclass(frozen=True, slots=True)
 class MinimumEquivalentGraph:
-    """The fewest edges with the reachability of the original graph; unique for a DAG."""
+    """Smallest set of edges with the reachability of the original graph; unique for a DAG."""
 
     edges: tuple[Edge, ...]  # E', sorted
     reachable: tuple[Bits, ...]  # for each operator, all that depend on it, itself not included
@@ -34,21 +33,21 @@ class MinimumEquivalentGraph:
 
 @dataclass(frozen=True, slots=True)
 class StreamAssignment:
-    """A stream for each operator, and what the assignment was derived from."""
+    """Stream of each operator, and the graph and matching that it was derived from."""
 
     graph: OperatorGraph
     meg_edges: tuple[Edge, ...]  # E' of the minimum equivalent graph, sorted
     matching: tuple[Edge, ...]  # M, a maximum matching: the edges of E' that stay within a stream, sorted
     stream_of: tuple[int, ...]  # stream of each operator, by index; streams are numbered by their first operator
-    degree: int  # degree of logical concurrency: the most operators of which none depends on another
+    degree: int  # degree of logical concurrency: size of the largest set of independent operators
 
     @property
     def num_streams(self) -> int:
-        """Streams in use: |V| - |M|. At least ``degree``, more where a chain cover would have to skip an operator."""
+        """Return |V| - |M|: at least ``degree``, more where a chain cover would have to skip an operator."""
         return len(self.graph.names) - len(self.matching)
 
     def streams(self) -> list[list[int]]:
-        """The operators of each stream, in the order it runs them."""
+        """Return the operators of each stream, in the order in which it runs them."""
         members: list[list[int]] = [[] for _ in range(self.num_streams)]
         for operator, stream in enumerate(self.stream_of):
             members[stream].append(operator)
@@ -94,7 +93,7 @@ def assign_streams(graph: OperatorGraph) -> StreamAssignment:
 
 
 def minimum_equivalent_graph(graph: OperatorGraph) -> MinimumEquivalentGraph:
-    """Step 1: drop each edge that a longer path makes redundant.
+    """Drop each edge that a longer path makes redundant: step 1 of Algorithm 1.
 
     Raises:
         InvalidInputError: more than ``MAX_OPERATORS`` operators.
@@ -109,7 +108,7 @@ def minimum_equivalent_graph(graph: OperatorGraph) -> MinimumEquivalentGraph:
     kept: list[Edge] = []
     for operator in reversed(range(num_operators)):
         reached = 0
-        for consumer in successors[operator]:  # ascending: whatever leads to a consumer is seen before it
+        for consumer in successors[operator]:  # ascending: operators that lead to a consumer come before it
             if not reached >> consumer & 1:
                 kept.append((operator, consumer))
                 reached |= reachable[consumer] | 1 << consumer
@@ -118,11 +117,11 @@ def minimum_equivalent_graph(graph: OperatorGraph) -> MinimumEquivalentGraph:
 
 
 def maximum_matching(adjacent: Sequence[Bits], *, start: Sequence[int | None] | None = None) -> list[int | None]:
-    """A maximum matching of a bipartite graph by augmenting paths (Ford-Fulkerson, as appendix A.1.4 names it).
+    """Find a maximum matching of a bipartite graph by augmenting paths (Ford-Fulkerson in appendix A.1.4).
 
     Args:
-        adjacent: For each left vertex the set of right vertices it may be matched to; as many right as left vertices.
-        start: A matching to begin from, in the form of the result.
+        adjacent: Right vertices that each left vertex may be matched to; as many right as left vertices.
+        start: Matching to begin from, in the form of the result.
 
     Returns:
         For each right vertex the left vertex matched to it, or None.
@@ -149,7 +148,7 @@ def maximum_matching(adjacent: Sequence[Bits], *, start: Sequence[int | None] | 
             for right in _members(fresh):
                 reached_from[right] = left
                 matched = left_of[right]
-                assert matched is not None  # else it were free
+                assert matched is not None  # a vertex without a match is in `free`
                 frontier.append(matched)
         if end is None:
             exhausted = visited

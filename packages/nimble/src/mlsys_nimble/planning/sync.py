@@ -13,16 +13,16 @@ from mlsys_nimble.planning.streams import StreamAssignment
 
 @dataclass(frozen=True, slots=True)
 class SyncEvent:
-    """The consumer's stream waits until the producer has run."""
+    """Event for which the consumer's stream waits until the producer has run."""
 
     producer: int  # operator after which the event is recorded
-    consumer: int  # operator before which it is waited for
+    consumer: int  # operator before which the stream waits
     producer_stream: int
     consumer_stream: int  # never the producer's
 
 
 def plan_events(assignment: StreamAssignment) -> tuple[SyncEvent, ...]:
-    """One event for each edge of the minimum equivalent graph that crosses streams, sorted by producer and consumer.
+    """Plan one event for each edge of the minimum equivalent graph that crosses streams, by producer and consumer.
 
     This is a safe synchronisation plan, and no assignment of maximum logical concurrency has a smaller one (Theorem 4).
 
