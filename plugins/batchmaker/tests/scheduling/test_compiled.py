@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlsys_batchmaker.scheduling import compiled
+from mlsys_batchmaker.scheduling.reference import Interpreted
 from mlsys_batchmaker.scheduling.scheduler import CellularScheduler
 from mlsys_batchmaker.scheduling.state import SchedulerConfig
 from mlsys_batchmaker.scheduling.tasks import Round, Task
@@ -32,15 +33,15 @@ STOP = 7
 class Both:
     """Two schedulers, compiled and not, that must do the same."""
 
-    def __init__(self, config: SchedulerConfig, num_workers: int) -> None:
+    def __init__(self, config: SchedulerConfig, num_workers: int, *, several_devices: bool) -> None:
         self.of = layout(stop=STOP)
-        devices = [0] * num_workers
+        devices = range(num_workers) if several_devices else [0] * num_workers
         self.each = [
             CellularScheduler(self.of, config=config, devices=devices, num_rows=[64, 64], compiled=is_compiled)
             for is_compiled in (True, False)
         ]
-        assert self.each[0]._state.compiled is not None
-        assert self.each[1]._state.compiled is None
+        assert isinstance(self.each[0]._state.calls, compiled.Compiled)
+        assert isinstance(self.each[1]._state.calls, Interpreted)
         self.in_flight: list[list[tuple[Round, Round]]] = [[] for _ in devices]
         self.heard: tuple[list[object], list[object]] = ([], [])
 
@@ -81,8 +82,8 @@ class Both:
         assert ours.counters == theirs.counters
         assert ours.running == theirs.running
         np.testing.assert_array_equal(ours.tables.subs, theirs.tables.subs)
-        waiting = [np.maximum(state.tables.node_waiting, 0) for state in (ours, theirs)]  # below 0 are marks
-        np.testing.assert_array_equal(*waiting)
+        np.testing.assert_equal(ours.homes, theirs.homes)
+        np.testing.assert_array_equal(ours.tables.node_waiting, theirs.tables.node_waiting)
         for one, other in zip(ours.ready, theirs.ready, strict=True):
             np.testing.assert_array_equal(one.peek(len(one)), other.peek(len(other)))
         assert self.heard[0] == self.heard[1]
@@ -101,10 +102,12 @@ def require_equal(ours: Task, theirs: Task) -> None:
     lookahead=st.sampled_from(["speculative", "one"]),
     max_tasks=st.integers(1, 5),
     streams=st.booleans(),
+    several_devices=st.booleans(),
     data=st.data(),
 )
-def test_as_in_python(requests, num_workers, forming, lookahead, max_tasks, streams, data):
-    both = Both(SchedulerConfig(max_tasks_to_submit=max_tasks, forming=forming, lookahead=lookahead), num_workers)
+def test_as_in_python(requests, num_workers, forming, lookahead, max_tasks, streams, several_devices, data):
+    config = SchedulerConfig(max_tasks_to_submit=max_tasks, forming=forming, lookahead=lookahead)
+    both = Both(config, num_workers, several_devices=several_devices)
     acts = data.draw(st.lists(st.integers(0, 10 * num_workers + 4), max_size=60), label="acts")
     waiting = [(f"r{number}", kind, sizes) for number, (kind, *sizes) in enumerate(requests)]
     added: list[str] = []
@@ -156,4 +159,4 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch):
         raise KernelUnavailableError("no C++ compiler")
 
     monkeypatch.setattr(compiled, "_load", missing)
-    assert CellularScheduler(layout())._state.compiled is None
+    assert isinstance(CellularScheduler(layout())._state.calls, Interpreted)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-import numpy as np
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.memory import RunPool, Runs
 from mlsys_core.serving import FinishReason, QueueFullError
 
-from mlsys_batchmaker.plan.plan import CELL, UNFINISHED, UNSUBMITTED, WAITING, Plan
+from mlsys_batchmaker.plan.plan import CELL, UNFINISHED, UNSUBMITTED, Plan
 from mlsys_batchmaker.scheduling.requests import CellRequest, Live, ValueStore
 from mlsys_batchmaker.scheduling.room import Room
 from mlsys_batchmaker.scheduling.state import State
@@ -160,11 +159,7 @@ class Admission:
     def _write(self, live: Live) -> None:
         """Write the request's rows of the tables; nodes that wait for nothing become ready."""
         plan, state = live.request.plan, self._state
-        bases = [*live.starts[:-4], 0, *live.starts[-4:]]
-        if state.compiled is not None:
-            state.compiled.admit(plan, bases)
-        else:
-            write_request(state, plan, bases)
+        state.calls.admit(plan, [*live.starts[:-4], 0, *live.starts[-4:]])
         state.note_subgraphs(plan.kinds)
         if state.homes is not None:
             for homes, start, count in zip(state.homes, live.starts, plan.num_rows, strict=False):
@@ -173,33 +168,7 @@ class Admission:
     def _free(self, live: Live) -> None:
         plan, state = live.request.plan, self._state
         if plan.more or plan.sub_more:
-            if state.compiled is not None:
-                state.compiled.forget(plan, live.node_start, live.sub_start)
-            for node, _ in plan.more:
-                state.more.pop(live.node_start + node, None)
-            for sub, _ in plan.sub_more:
-                state.sub_more.pop(live.sub_start + sub, None)
+            state.calls.forget(plan, live.node_start, live.sub_start)
         state.num_streaming -= live.request.on_values is not None
         self.room.give_back(plan.blocks, live.starts)
         del self.by_index[live.index]
-
-
-def write_request(state: State, plan: Plan, bases: Sequence[int]) -> None:
-    """Write a request's rows of the tables, and release the subgraphs that wait for nothing.
-
-    Args:
-        state: state of the manager.
-        plan: plan of the request.
-        bases: starts of its rows by bank, 0, starts of its nodes, subgraphs and slots, its index.
-    """
-    tables, (n, s, _, index) = state.tables, bases[-4:]
-    tables.node_fixed[n : n + plan.num_nodes] = plan.nodes + np.array(bases)[plan.node_bases]
-    tables.node_waiting[n : n + plan.num_nodes] = plan.waiting
-    tables.subs[s : s + plan.num_subgraphs] = plan.subs + np.array([0, n, s, index])[plan.sub_bases]
-    tables.request_unfinished[index], tables.request_leaving[index] = plan.num_subgraphs, 0
-    for node, successor in plan.more:
-        state.more.setdefault(n + node, []).append(n + successor)
-    for sub, successor in plan.sub_more:
-        state.sub_more.setdefault(s + sub, []).append(s + successor)
-    for sub in np.flatnonzero(plan.subs[:, WAITING] == 0).tolist():
-        state.release(s + sub)

@@ -6,9 +6,10 @@ as ready, an empty batch is never submitted, and ``>=`` stands where the prose s
 
 from __future__ import annotations
 
+import numpy as np
 from mlsys_core.serving import WorkerId
+from numpy.typing import NDArray
 
-from mlsys_batchmaker.scheduling import reference
 from mlsys_batchmaker.scheduling.state import State
 from mlsys_batchmaker.scheduling.tasks import Task
 
@@ -54,18 +55,14 @@ def count_ready(state: State, cell: int, worker: WorkerId, limit: int) -> int:
     ready = state.ready[cell]
     if len(state.devices) == 1 or not len(ready):
         return min(len(ready), limit)
-    if state.compiled is not None:
-        return state.compiled.count_ready(cell, worker, limit)
-    return reference.count_ready(state, cell, worker, limit)
+    return state.calls.count_ready(cell, worker, limit)
 
 
 def form(state: State, cell: int, worker: WorkerId, max_steps: int) -> Task | None:
     """Form a task (``FormBatchedTask``); pin its subgraphs and update dependencies (``UpdateNodesDependency``)."""
-    if state.compiled is None:
-        return reference.form(state, cell, worker, max_steps)
     is_blind = state.is_blind(cell)
     is_chunk = state.config.forming == "chunk" and state.cells[cell].is_chain and not is_blind
-    task = state.compiled.form(
+    task = state.calls.form(
         cell,
         state.layout.cells[cell],
         worker,
@@ -75,4 +72,27 @@ def form(state: State, cell: int, worker: WorkerId, max_steps: int) -> Task | No
     )
     if task is not None:
         state.counters.gathers += task.kept is None
+        if state.homes is not None:
+            task.homes = _homes(state, state.homes, task, state.devices[worker])
     return task
+
+
+def _homes(state: State, lie: list[NDArray[np.int8]], task: Task, device: int) -> tuple[NDArray[np.int64] | None, ...]:
+    """Return by input, where rows lie on another device, the device of each row; note where the outputs will lie.
+
+    After unpinning, a subgraph's state still lies where it was computed: a worker elsewhere copies it (section 4.3).
+    Constants lie everywhere, so later steps of a chunk read nothing from elsewhere but what its first step reads too.
+    """
+    found: list[NDArray[np.int64] | None] = []
+    for index in range(task.in_rows.shape[2]):
+        if task.kept is not None and task.kept[index] >= 0:
+            found.append(None)
+            continue
+        rows = task.in_rows[0, :, index] if task.carry[index] >= 0 else task.in_rows[:, :, index]
+        homes = lie[state.layout.input_banks[task.cell, index]][rows].astype(np.int64)
+        is_away = (homes >= 0) & (homes != device)
+        state.counters.copied_rows += int(np.count_nonzero(is_away))
+        found.append(np.where(is_away, homes, device) if is_away.any() else None)
+    for index in range(task.out_rows.shape[1]):
+        lie[state.layout.output_banks[task.cell, index]][task.out_rows[:, index]] = device
+    return tuple(found)

@@ -10,13 +10,12 @@ from mlsys_core.errors import ServingError
 from mlsys_core.serving import Finished, FinishReason
 from numpy.typing import NDArray
 
-from mlsys_batchmaker.plan.plan import END, NEVER, NEXT, START, STOP, UNPINNED
 from mlsys_batchmaker.scheduling.admission import Admission
-from mlsys_batchmaker.scheduling.compiled import Compiled, Settled
-from mlsys_batchmaker.scheduling.reference import release_successors
+from mlsys_batchmaker.scheduling.compiled import Settled
+from mlsys_batchmaker.scheduling.reference import land
 from mlsys_batchmaker.scheduling.requests import CellResult, Earlier, Live, Values
-from mlsys_batchmaker.scheduling.state import Ints, State
-from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput, Task
+from mlsys_batchmaker.scheduling.state import State
+from mlsys_batchmaker.scheduling.tasks import Ints, Round, RoundOutput, Task
 
 
 def settle(
@@ -57,12 +56,11 @@ def _fail_rows(
 
 def give_up(state: State, admission: Admission, batch: Round, error: BaseException) -> list[Finished[CellResult]]:
     """Let every request leave with ``error`` that had a cell in this failed round."""
-    state.last_nodes[batch.worker] = None
-    if state.compiled is not None:
-        state.compiled.lose(batch.worker)
+    state.calls.lose(batch.worker)
     lost: dict[int, Live] = {}
     for task in batch.tasks:
-        _land(state, task)
+        land(state.tables, task)
+        state.running[task.cell] -= 1
         for index in set(state.tables.sub_request[task.subs].tolist()):
             live = admission.by_index[index]
             if live.reason is None:
@@ -71,25 +69,6 @@ def give_up(state: State, admission: Admission, batch: Round, error: BaseExcepti
         admission.leave(live, FinishReason.FAILED)
     admission.free_what_left()
     return [Finished(live.request.request_id, FinishReason.FAILED, error=error) for live in lost.values()]
-
-
-def _land(state: State, task: Task) -> Ints:
-    """Note that nothing of ``task`` is in flight; return the nodes that each row's subgraph has left, [b].
-
-    Subgraphs without other nodes in flight are unpinned.
-    """
-    tables, subs = state.tables, task.subs
-    counts = task.steps if task.lengths is None else task.lengths
-    if state.cells[task.cell].is_chain:  # each row is of another subgraph
-        left: Ints = tables.sub_unfinished[subs] - counts
-        tables.sub_unfinished[subs] = left
-    else:
-        np.subtract.at(tables.sub_unfinished, subs, counts)
-        left = tables.sub_unfinished[subs]
-    if len(state.devices) > 1:
-        tables.sub_pinned[subs[left == tables.sub_unsubmitted[subs]]] = UNPINNED
-    state.running[task.cell] -= 1
-    return left
 
 
 def _settle_task(
@@ -102,34 +81,9 @@ def _settle_task(
 ) -> list[Finished[CellResult]]:
     state.counters.tasks += task.steps
     state.counters.cells += task.num_cells
-    if state.compiled is not None:
-        return _settle_compiled(state, state.compiled, admission, task, results, started_s, now)
-    left = _land(state, task)
-    if task.fresh is not None:
-        _note_started(admission, state.tables.sub_request[task.subs[task.fresh]].tolist(), started_s)
-    if state.layout.cells[task.cell].stop is not None:
-        ended = _settle_stopping(state, admission, task, results, left)
-    else:
-        _hand_out(state, admission, task, results, None)
-        ended = task.subs[left == 0]
-        if len(ended) > 1 and not state.cells[task.cell].is_chain:
-            ended = np.unique(ended)
-    return _end_subgraphs(state, admission, ended, now) if len(ended) else []
-
-
-def _settle_compiled(
-    state: State,
-    compiled: Compiled,
-    admission: Admission,
-    task: Task,
-    results: tuple[NDArray[np.generic], ...],
-    started_s: float,
-    now: float,
-) -> list[Finished[CellResult]]:
-    """Settle the task in one compiled call, to the effect of the other functions of this file."""
     spec = state.layout.cells[task.cell]
     stop = None if spec.stop is None else (results[spec.results.index(spec.stop.output)], spec.stop.value)
-    settled = compiled.settle(task, stop)
+    settled = state.calls.settle(task, stop)
     state.running[task.cell] -= 1
     state.counters.discarded_cells += settled.num_discarded
     _note_started(admission, settled.started, started_s)
@@ -145,37 +99,6 @@ def _note_started(admission: Admission, requests: Iterable[int], started_s: floa
         live = admission.by_index[index]
         if live.started_s is None:
             live.started_s = started_s
-
-
-def _settle_stopping(
-    state: State, admission: Admission, task: Task, results: tuple[NDArray[np.generic], ...], left: Ints
-) -> Ints:
-    """Settle a task of a cell whose chains may stop; return the subgraphs that ended now."""
-    spec, tables, subs = state.layout.cells[task.cell], state.tables, task.subs
-    assert spec.stop is not None
-    counts = np.full(task.size, task.steps) if task.lengths is None else task.lengths
-    was_over = tables.sub_stop[subs] != NEVER
-    hits = np.flatnonzero(results[spec.results.index(spec.stop.output)] == spec.stop.value)
-    rows = task.result_rows[hits]
-    fresh = ~was_over[rows]
-    hits, rows = hits[fresh], rows[fresh]
-    np.minimum.at(tables.sub_stop, subs[rows], task.nodes[rows] + task.result_steps[hits])
-    _hand_out(state, admission, task, results, tables.sub_stop)
-    is_over = tables.sub_stop[subs] != NEVER
-    stopped = np.flatnonzero(is_over & ~was_over)
-    in_vain = task.nodes[stopped] + counts[stopped] - 1 - tables.sub_stop[subs[stopped]]
-    state.counters.discarded_cells += int(counts[was_over].sum() + in_vain.sum())
-    if len(stopped):
-        for index in tables.sub_request[subs[stopped]].tolist():
-            admission.by_index[index].is_cut = True
-        state.ready[task.cell].remove(tables.sub_rank[subs[stopped]])
-    if task.releases:
-        goes_on = ~is_over & (left > 0)
-        goes_on &= tables.request_leaving[tables.sub_request[subs]] == 0
-        nodes = task.nodes[goes_on]
-        release_successors(state, task.cell, nodes, tables.node_fixed[nodes, NEXT], tables.sub_rank[subs[goes_on]])
-    ended: Ints = subs[~was_over & (is_over | (left == 0))]
-    return ended
 
 
 def _hand_out(
@@ -195,37 +118,8 @@ def _hand_out(
             live.request.on_values(tuple(column[place] for column in results))
 
 
-def _end_subgraphs(state: State, admission: Admission, ended: Ints, now: float) -> list[Finished[CellResult]]:
-    """End finished subgraphs: release those that waited for them, and let requests go that have no others."""
-    tables = state.tables
-    owners = tables.sub_request[ended]
-    here = tables.request_leaving[owners] == 0
-    ended, owners = ended[here], owners[here]
-    following = tables.sub_next[ended]
-    following = following[following >= 0]
-    if state.sub_more:
-        more = [other for sub in ended.tolist() for other in state.sub_more.get(sub, ())]
-        following = np.concatenate([following, np.array(more, dtype=np.int64)])
-    if len(following):
-        np.subtract.at(tables.sub_waiting, following, 1)
-        for sub in sorted(set(following[tables.sub_waiting[following] == 0].tolist())):
-            state.release(sub)
-    np.subtract.at(tables.request_unfinished, owners, 1)
-    return _end_requests(state, admission, sorted(set(owners[tables.request_unfinished[owners] == 0].tolist())), now)
-
-
-def _end_requests(state: State, admission: Admission, indices: list[int], now: float) -> list[Finished[CellResult]]:
-    lives = [admission.by_index[index] for index in indices]
-    done = []
-    for live in lives:
-        values = state.results.read(live.request.plan, live.first_slot, _is_there(state, live))
-        is_in_flight = live.is_cut and admission.is_in_flight(live)
-        done.append(_end_request(admission, live, values, _num_cells(state, live), is_in_flight, now))
-    return [each for each in done if each is not None]
-
-
 def _end_settled(state: State, admission: Admission, settled: Settled, now: float) -> list[Finished[CellResult]]:
-    """End the requests that compiled code found finished, as :func:`_end_requests` does."""
+    """End the requests whose subgraphs are all finished."""
     lives = [admission.by_index[index] for index, *_ in settled.finished]
     cells = {live.request.plan.result_cell for live in lives}
     if len(cells) == 1 and None not in cells:
@@ -286,11 +180,3 @@ def _is_there(state: State, live: Live) -> NDArray[np.bool_] | None:
     stops = state.tables.sub_stop[live.sub_start + asked[2]]
     is_there: NDArray[np.bool_] = live.node_start + asked[0] <= stops
     return is_there
-
-
-def _num_cells(state: State, live: Live) -> int:
-    """Count the cells of ``live``: all of its nodes, but of a chain that stopped only those up to the stop."""
-    if not live.is_cut:
-        return live.request.plan.num_nodes
-    subs = state.tables.subs[live.sub_start : live.sub_start + live.request.plan.num_subgraphs].tolist()
-    return sum(min(sub[END], sub[STOP] + 1) - sub[START] for sub in subs)

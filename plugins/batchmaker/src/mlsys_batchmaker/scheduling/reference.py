@@ -1,278 +1,275 @@
-"""Forming a task in NumPy: without a compiler or with several devices, and to compare ``scheduler.cpp`` with."""
+"""Forming and settling in NumPy, as the paper says it: without a compiler, and to compare ``scheduler.cpp`` with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from mlsys_core.serving import WorkerId
 from numpy.typing import NDArray
 
-from mlsys_batchmaker.plan.plan import COLUMNS, NEXT, SLOT, SUB, UNPINNED
+from mlsys_batchmaker.plan.plan import (
+    COLUMNS,
+    END,
+    NEVER,
+    NEXT,
+    SLOT,
+    START,
+    STOP,
+    SUB,
+    UNFINISHED,
+    UNPINNED,
+    UNSUBMITTED,
+    WAITING,
+    Plan,
+)
 from mlsys_batchmaker.plan.spec import CellSpec
-from mlsys_batchmaker.scheduling.state import Ints, State
+from mlsys_batchmaker.scheduling.compiled import Settled
+from mlsys_batchmaker.scheduling.ready import Ints, ReadyNodes
+from mlsys_batchmaker.scheduling.tables import Tables
 from mlsys_batchmaker.scheduling.tasks import Task
 
-_WINDOW = 4  # ready nodes looked at for each one wanted, where some are pinned to other workers
 
-
-def count_ready(state: State, cell: int, worker: WorkerId, limit: int) -> int:
-    """Count the ready nodes of subgraphs that are pinned to no other worker, as far as ``limit``."""
-    count = 0
-    for nodes in _windows(state, cell, limit):
-        count += int(np.count_nonzero(_is_open(state, nodes, worker)))
-        if count >= limit:
-            return limit
-    return count
-
-
-def _windows(state: State, cell: int, limit: int) -> Iterator[Ints]:
-    """Yield the ready nodes of a cell type, window by window."""
-    start = 0
-    size = _WINDOW * limit
-    while start < len(state.ready[cell]):
-        nodes, _ = state.ready[cell].peek(start + size)
-        yield nodes[start:]
-        start += size
-
-
-def _is_open(state: State, nodes: Ints, worker: WorkerId) -> NDArray[np.bool_]:
-    """Return a mask of the nodes whose subgraph is pinned to no worker or to this one."""
-    pinned = state.tables.sub_pinned[state.tables.node_fixed[nodes, SUB]]
-    is_open: NDArray[np.bool_] = (pinned == UNPINNED) | (pinned == worker)
-    return is_open
-
-
-def _take(state: State, cell: int, worker: WorkerId, limit: int) -> tuple[Ints, Ints]:
-    """Pop the first ``limit`` ready nodes that ``worker`` may take; return them and their subgraphs' ranks."""
-    ready = state.ready[cell]
-    if len(state.devices) == 1:
-        nodes, ranks = ready.peek(limit)
-        nodes, ranks = nodes.copy(), ranks.copy()
-        ready.drop(len(nodes))
-        return nodes, ranks
-    looked, found = 0, 0
-    for window in _windows(state, cell, limit):
-        looked += len(window)
-        found += int(np.count_nonzero(_is_open(state, window, worker)))
-        if found >= limit:
-            break
-    nodes, ranks = ready.peek(looked)
-    nodes, ranks = nodes.copy(), ranks.copy()
-    is_open = _is_open(state, nodes, worker)
-    taken = np.flatnonzero(is_open)[:limit]
-    if not len(taken):
-        return nodes[:0], ranks[:0]
-    is_skipped = np.ones(int(taken[-1]) + 1, dtype=np.bool_)
-    is_skipped[taken] = False
-    ready.drop(len(is_skipped))
-    skipped = np.flatnonzero(is_skipped)
-    ready.put_back(nodes[skipped], ranks[skipped])
-    return nodes[taken], ranks[taken]
-
-
-def form(state: State, cell: int, worker: WorkerId, max_steps: int) -> Task | None:
-    """See :func:`mlsys_batchmaker.scheduling.batching.form`."""
-    tables = state.tables
-    nodes, ranks = _take(state, cell, worker, state.layout.cells[cell].max_batch_size)
-    if not len(nodes):
-        return None
-    rows = tables.node_fixed.take(nodes, axis=0)
-    subs = rows[:, SUB]
-    if len(state.devices) > 1:
-        tables.sub_pinned[subs] = worker
-    is_blind = state.is_blind(cell)
-    lengths = None
-    if state.config.forming == "chunk" and state.cells[cell].is_chain and not is_blind and max_steps > 1:
-        lengths = np.minimum(tables.sub_end[subs] - nodes, max_steps)
-    if lengths is None or lengths.max() == 1:
-        task = _single_step(state, cell, worker, nodes, ranks, rows, releases=is_blind)
-    else:
-        task = _chunk(state, cell, worker, nodes, ranks, subs, lengths)
-    state.cells[cell].last_rank = max(state.cells[cell].last_rank, int(ranks[-1]))
-    return task
-
-
-def _single_step(
-    state: State, cell: int, worker: WorkerId, nodes: Ints, ranks: Ints, rows: Ints, *, releases: bool
-) -> Task:
-    subs, following = rows[:, SUB], rows[:, NEXT]
-    if state.cells[cell].is_chain:  # each row is of another subgraph
-        state.tables.sub_unsubmitted[subs] -= 1
-    else:
-        np.subtract.at(state.tables.sub_unsubmitted, subs, 1)
-    if not releases:
-        release_successors(state, cell, nodes, following, ranks)
-    num_inputs = len(state.layout.cells[cell].inputs)
-    slots = rows[:, SLOT]
-    gives = (slots >= 0).nonzero()[0]
-    in_rows = rows[None, :, COLUMNS : COLUMNS + num_inputs]
-    steps = np.zeros(len(gives), dtype=np.int64)
-    return _task(
-        state, cell, worker, nodes, ranks, rows, in_rows, None, nodes, steps, gives, slots[gives], releases=releases
-    )
-
-
-def _chunk(state: State, cell: int, worker: WorkerId, nodes: Ints, ranks: Ints, subs: Ints, lengths: Ints) -> Task:
-    """Form all steps of a round as one task: each row goes on with its chain as far as it reaches."""
-    tables = state.tables
-    tables.sub_unsubmitted[subs] -= lengths
-    last = nodes + lengths - 1
-    release_successors(state, cell, last, tables.node_fixed[last, NEXT], ranks)
-    steps = int(lengths.max())
-    by_length: Ints | None = None
-    if int(lengths.min()) < steps:
-        by_length = np.argsort(-lengths, kind="stable")
-        nodes, ranks, last, by_length = nodes[by_length], ranks[by_length], last[by_length], lengths[by_length]
-    grid = np.minimum(nodes + np.arange(steps)[:, None], last)  # [steps, b] nodes; beyond a row's end its last one
-    fixed = tables.node_fixed[grid]
-    num_inputs = len(state.layout.cells[cell].inputs)
-    slots = fixed[:, :, SLOT]
-    gives = slots >= 0
-    if by_length is not None:
-        gives &= np.arange(steps)[:, None] < by_length
-    result_steps, result_rows = gives.nonzero()
-    in_rows = fixed[:, :, COLUMNS : COLUMNS + num_inputs]
-    return _task(
-        state,
-        cell,
-        worker,
-        nodes,
-        ranks,
-        fixed[-1],
-        in_rows,
-        by_length,
-        last,
-        result_steps,
-        result_rows,
-        slots[gives],
-        releases=False,
-    )
-
-
-def release_successors(state: State, cell: int, nodes: Ints, following: Ints, ranks: Ints) -> None:
-    """Release what waits in the same subgraphs for nothing but ``nodes`` (``UpdateNodesDependency``).
+class Interpreted:
+    """The calls of :class:`~mlsys_batchmaker.scheduling.compiled.Compiled`, to the same effect on the same memory.
 
     Args:
-        state: state of the manager.
-        cell: cell type of all nodes.
-        nodes: just submitted, ``ranks`` of their subgraphs rising.
-        following: their first successors, or -1.
-        ranks: ranks of the subgraphs.
+        tables: nodes and subgraphs of all live requests.
+        cells: by number, each a :class:`~mlsys_batchmaker.scheduling.compiled.Cell`.
+        ready: their queues.
+        num_inputs: most inputs of a cell.
+        num_workers: number of workers.
     """
-    tables = state.tables
-    exists = following >= 0
-    if not exists.all():
-        following, ranks = following[exists], ranks[exists]
-    if state.more:
-        extra = [more for node in nodes.tolist() for more in state.more.get(node, ())]
-        if extra:
-            added = np.array(extra, dtype=np.int64)
-            following = np.concatenate([following, added])
-            ranks = np.concatenate([ranks, tables.sub_rank[tables.node_fixed[added, SUB]]])
-            order = np.argsort(ranks, kind="stable")
-            following, ranks = following[order], ranks[order]
-    if state.cells[cell].has_joins:
-        np.subtract.at(tables.node_waiting, following, 1)
-        is_ready = tables.node_waiting[following] == 0
-        following, ranks = following[is_ready], ranks[is_ready]
-        if len(following) > 1:  # both predecessors in one task: keep the node once
-            marks = -1 - np.arange(len(following))
-            tables.node_waiting[following] = marks
-            is_last = tables.node_waiting[following] == marks
-            following, ranks = following[is_last], ranks[is_last]
-    state.ready[cell].put_back(following, ranks)
+
+    def __init__(
+        self, tables: Tables, cells: Any, ready: Sequence[ReadyNodes], *, num_inputs: int, num_workers: int
+    ) -> None:
+        self._tables, self._cells, self._ready = tables, cells, ready
+        self._first_output = COLUMNS + num_inputs
+        self._pins = num_workers > 1
+        self.more: dict[int, list[int]] = {}  # further successors of a node in its subgraph
+        self.sub_more: dict[int, list[int]] = {}  # further subgraphs that wait for one
+        self._admitted: dict[int, tuple[Plan, int, int, int]] = {}  # by index: starts of its nodes, subgraphs, slots
+        self._last: list[tuple[int, Ints, Ints] | None] = [None] * num_workers  # by worker: of its latest task the
+        # cell, and by row the last node and the rank of its subgraph; None if nothing of it can be kept
+
+    def admit(self, plan: Plan, bases: Sequence[int]) -> None:
+        """See :meth:`.compiled.Compiled.admit`."""
+        tables, (n, s, slot, index) = self._tables, bases[-4:]
+        tables.node_fixed[n : n + plan.num_nodes] = plan.nodes + np.array(bases)[plan.node_bases]
+        tables.node_waiting[n : n + plan.num_nodes] = plan.waiting
+        tables.subs[s : s + plan.num_subgraphs] = plan.subs + np.array([0, n, s, index])[plan.sub_bases]
+        tables.request_unfinished[index], tables.request_leaving[index] = plan.num_subgraphs, 0
+        self._admitted[index] = plan, n, s, slot
+        for node, successor in plan.more:
+            self.more.setdefault(n + node, []).append(n + successor)
+        for sub, successor in plan.sub_more:
+            self.sub_more.setdefault(s + sub, []).append(s + successor)
+        for sub in np.flatnonzero(plan.subs[:, WAITING] == 0).tolist():
+            self._release(s + sub)
+
+    def forget(self, plan: Plan, node_start: int, sub_start: int) -> None:
+        """Forget the edges of a request that has left."""
+        for node, _ in plan.more:
+            self.more.pop(node_start + node, None)
+        for sub, _ in plan.sub_more:
+            self.sub_more.pop(sub_start + sub, None)
+
+    def _release(self, sub: int) -> None:
+        """Pass a subgraph whose dependencies are satisfied to the queue of its cell type."""
+        tables = self._tables
+        rank, start = tables.shared.num_released, int(tables.sub_start[sub])
+        tables.sub_rank[sub] = rank
+        self._ready[tables.sub_cell[sub]].append(np.arange(start, start + int(tables.sub_ready[sub])), rank)
+        tables.shared.num_released += 1
+
+    def _open(self, cell: int, worker: WorkerId) -> Ints:
+        """Return the places of the ready nodes whose subgraph is pinned to no worker or to this one."""
+        nodes, _ = self._ready[cell].peek(len(self._ready[cell]))
+        pinned = self._tables.sub_pinned[self._tables.node_fixed[nodes, SUB]]
+        return np.flatnonzero((pinned == UNPINNED) | (pinned == worker))
+
+    def count_ready(self, cell: int, worker: WorkerId, limit: int) -> int:
+        """See :func:`mlsys_batchmaker.scheduling.batching.count_ready`."""
+        return min(limit, len(self._open(cell, worker)))
+
+    def _take(self, cell: int, worker: WorkerId, limit: int) -> tuple[Ints, Ints]:
+        """Pop the first ``limit`` ready nodes that ``worker`` may take; return them and their subgraphs' ranks."""
+        ready, taken = self._ready[cell], self._open(cell, worker)[:limit]
+        nodes, ranks = (each.copy() for each in ready.peek(int(taken.max(initial=-1)) + 1))
+        ready.drop(len(nodes))
+        ready.put_back(np.delete(nodes, taken), np.delete(ranks, taken))
+        return nodes[taken], ranks[taken]
+
+    def form(
+        self,
+        cell: int,
+        spec: CellSpec,
+        worker: WorkerId,
+        *,
+        max_steps: int,
+        is_blind: bool,
+        carry: tuple[int, ...] | None,
+    ) -> Task | None:
+        """Form a task as :func:`.batching.form` does: each row goes on with its chain for up to ``max_steps``."""
+        tables = self._tables
+        nodes, ranks = self._take(cell, worker, spec.max_batch_size)
+        if not len(nodes):
+            return None
+        subs = tables.node_fixed[nodes, SUB]
+        if self._pins:
+            tables.sub_pinned[subs] = worker
+        lengths = np.minimum(tables.sub_end[subs] - nodes, max_steps)
+        np.subtract.at(tables.sub_unsubmitted, subs, lengths)
+        if not is_blind:
+            self._release_successors(cell, nodes + lengths - 1)
+        steps, is_even = int(lengths.max()), lengths.min() == lengths.max()
+        if not is_even:
+            order = np.argsort(-lengths, kind="stable")
+            nodes, ranks, subs, lengths = nodes[order], ranks[order], subs[order], lengths[order]
+        last = nodes + lengths - 1
+        grid = np.minimum(nodes + np.arange(steps)[:, None], last)  # [steps, b] nodes; beyond a row's end its last one
+        fixed = tables.node_fixed[grid]
+        slots = fixed[:, :, SLOT]
+        gives = (slots >= 0) & (np.arange(steps)[:, None] < lengths)
+        result_steps, result_rows = gives.nonzero()
+        fresh = np.flatnonzero(ranks > self._cells[cell].last_rank)
+        self._cells[cell].last_rank = max(self._cells[cell].last_rank, int(ranks.max()))
+        is_continued = self._continues(cell, worker, nodes, last, ranks)
+        return Task(
+            cell=cell,
+            nodes=nodes,
+            subs=subs,
+            fresh=fresh if len(fresh) else None,
+            steps=steps,
+            lengths=None if is_even else lengths,
+            in_rows=fixed[:, :, COLUMNS : COLUMNS + len(spec.inputs)],
+            carry=(-1,) * len(spec.inputs) if carry is None else carry,
+            kept=carry if is_continued else None,
+            homes=(None,) * len(spec.inputs),
+            out_rows=fixed[-1, :, self._first_output : self._first_output + len(spec.outputs)],
+            is_stored=True,
+            releases=is_blind,
+            result_steps=result_steps,
+            result_rows=result_rows,
+            slots=slots[gives],
+        )
+
+    def _continues(self, cell: int, worker: WorkerId, nodes: Ints, last: Ints, ranks: Ints) -> bool:
+        """Return whether each row goes on where the same row of the worker's task before ended; note this one's."""
+        before = self._last[worker]
+        self._last[worker] = (cell, last, ranks) if self._cells[cell].is_chain else None
+        if before is None or before[0] != cell:
+            return False
+        # Equal ranks: the same requests, not others that were given the same numbers.
+        return np.array_equal(before[1] + 1, nodes) and np.array_equal(before[2], ranks)
+
+    def lose(self, worker: WorkerId) -> None:
+        """Drop the latest task of ``worker``, which failed: no task continues it."""
+        self._last[worker] = None
+
+    def _release_successors(self, cell: int, nodes: Ints) -> None:
+        """Release what waits in the same subgraphs for nothing but ``nodes`` (``UpdateNodesDependency``).
+
+        Args:
+            cell: cell type of all nodes.
+            nodes: just submitted, in the order of their subgraphs' release.
+        """
+        tables = self._tables
+        following = [node for node in tables.node_fixed[nodes, NEXT].tolist() if node >= 0]
+        if self.more:
+            following += [other for node in nodes.tolist() for other in self.more.get(node, ())]
+        if self._cells[cell].has_joins:
+            following = [node for node in following if self._is_last(node)]
+        released = np.array(following, dtype=np.int64)
+        ranks = tables.sub_rank[tables.node_fixed[released, SUB]]
+        order = np.argsort(ranks, kind="stable")
+        self._ready[cell].put_back(released[order], ranks[order])
+
+    def _is_last(self, node: int) -> bool:
+        """Note that a predecessor of ``node`` was submitted; return whether there are no others."""
+        self._tables.node_waiting[node] -= 1
+        return not self._tables.node_waiting[node]
+
+    def settle(self, task: Task, stop: tuple[NDArray[np.generic], int] | None) -> Settled:
+        """See :meth:`.compiled.Compiled.settle`."""
+        tables, subs = self._tables, task.subs
+        left = land(tables, task)
+        started = [] if task.fresh is None else tables.sub_request[subs[task.fresh]].tolist()
+        if stop is None:
+            cut: list[int] = []
+            ended, num_discarded = np.unique(subs[left == 0]), 0
+        else:
+            ended, cut, num_discarded = self._stop(task, left, *stop)
+        finished = [(self._there(index), index, *self._count_cells(index)) for index in self._end(ended)]
+        slots = np.concatenate([there for there, *_ in finished]) if finished else ended[:0]
+        of_finished = [[index, len(there), num_cells, flying] for there, index, num_cells, flying in finished]
+        return Settled(started, cut, of_finished, slots, num_discarded)
+
+    def _stop(self, task: Task, left: Ints, values: NDArray[np.generic], stop: int) -> tuple[Ints, list[int], int]:
+        """Cut the chains that gave ``stop``, and let the others go on that waited for it.
+
+        Returns:
+            The subgraphs that ended now, the requests of chains that stopped, the cells computed in vain.
+        """
+        tables, subs = self._tables, task.subs
+        counts = np.full(task.size, task.steps) if task.lengths is None else task.lengths
+        was_over = tables.sub_stop[subs] != NEVER
+        hits = np.flatnonzero((values == stop) & ~was_over[task.result_rows])
+        rows = task.result_rows[hits]
+        np.minimum.at(tables.sub_stop, subs[rows], task.nodes[rows] + task.result_steps[hits])
+        is_over = tables.sub_stop[subs] != NEVER
+        stopped = np.flatnonzero(is_over & ~was_over)
+        in_vain = task.nodes[stopped] + counts[stopped] - 1 - tables.sub_stop[subs[stopped]]
+        self._ready[task.cell].remove(tables.sub_rank[subs[stopped]])
+        if task.releases:
+            is_leaving = tables.request_leaving[tables.sub_request[subs]] != 0
+            self._release_successors(task.cell, task.nodes[~is_over & (left > 0) & ~is_leaving])
+        ended: Ints = subs[~was_over & (is_over | (left == 0))]
+        cut: list[int] = tables.sub_request[subs[stopped]].tolist()
+        return ended, cut, int(counts[was_over].sum() + in_vain.sum())
+
+    def _end(self, ended: Ints) -> list[int]:
+        """End finished subgraphs and release those that waited for them; return the requests that have no others."""
+        tables = self._tables
+        released, finished = [], []
+        for sub in ended.tolist():
+            request = int(tables.sub_request[sub])
+            if tables.request_leaving[request]:
+                continue
+            for other in [int(tables.sub_next[sub]), *self.sub_more.get(sub, ())]:
+                if other >= 0:
+                    tables.sub_waiting[other] -= 1
+                    released += [other] if not tables.sub_waiting[other] else []
+            tables.request_unfinished[request] -= 1
+            finished += [request] if not tables.request_unfinished[request] else []
+        for sub in sorted(released):
+            self._release(sub)
+        return sorted(finished)
+
+    def _there(self, index: int) -> Ints:
+        """Return the slots of a request's results; those of a chain end with its stop."""
+        plan, node_start, sub_start, first_slot = self._admitted[index]
+        nodes, slots, subs, _ = plan.asked
+        there: Ints = first_slot + slots[node_start + nodes <= self._tables.sub_stop[sub_start + subs]]
+        return there
+
+    def _count_cells(self, index: int) -> tuple[int, int]:
+        """Return the cells of a request, of a chain up to its stop, and whether some beyond it are in flight."""
+        plan, _, sub_start, _ = self._admitted[index]
+        subs = self._tables.subs[sub_start : sub_start + plan.num_subgraphs]
+        cells = np.minimum(subs[:, END], subs[:, STOP] + 1) - subs[:, START]
+        return int(cells.sum()), int((subs[:, UNSUBMITTED] != subs[:, UNFINISHED]).any())
 
 
-def _task(
-    state: State,
-    cell: int,
-    worker: WorkerId,
-    nodes: Ints,
-    ranks: Ints,
-    last_rows: Ints,
-    in_rows: Ints,
-    lengths: Ints | None,
-    last: Ints,
-    result_steps: Ints,
-    result_rows: Ints,
-    slots: Ints,
-    *,
-    releases: bool,
-) -> Task:
-    spec = state.layout.cells[cell]
-    first_output = COLUMNS + state.layout.num_inputs
-    out_rows = last_rows[:, first_output : first_output + len(spec.outputs)]
-    carry = state.carry[cell]
-    kept = carry if carry is not None and _is_continued(state, cell, worker, nodes, ranks) else None
-    if kept is None:
-        state.counters.gathers += 1
-    state.last_nodes[worker] = (cell, last, ranks) if state.cells[cell].is_chain else None
-    no_carry = (-1,) * len(spec.inputs)
-    fresh = None
-    last_rank = state.cells[cell].last_rank
-    if (ranks[-1] if lengths is None else ranks.max()) > last_rank:
-        fresh = (ranks > last_rank).nonzero()[0]
-    return Task(
-        cell=cell,
-        nodes=nodes,
-        subs=last_rows[:, SUB],
-        fresh=fresh,
-        steps=len(in_rows),
-        lengths=lengths,
-        in_rows=in_rows,
-        carry=no_carry if carry is None else carry,
-        kept=kept,
-        homes=no_homes(spec) if state.homes is None else _homes(state, cell, worker, in_rows, out_rows, carry, kept),
-        out_rows=out_rows,
-        is_stored=True,
-        releases=releases,
-        result_steps=result_steps,
-        result_rows=result_rows,
-        slots=slots,
-    )
+def land(tables: Tables, task: Task) -> Ints:
+    """Note that nothing of ``task`` is in flight; return the nodes that each row's subgraph has left, [b].
 
-
-def _is_continued(state: State, cell: int, worker: WorkerId, nodes: Ints, ranks: Ints) -> bool:
-    """Return whether each row goes on where the same row of the worker's task before ended."""
-    before = state.last_nodes[worker]
-    if before is None or before[0] != cell or len(before[1]) != len(nodes):
-        return False
-    # Equal ranks: the same requests, not others that were given the same numbers.
-    return bool((before[1] + 1 == nodes).all() and (before[2] == ranks).all())
-
-
-def no_homes(spec: CellSpec) -> tuple[None, ...]:
-    """Return no devices: every row is at hand."""
-    return (None,) * len(spec.inputs)
-
-
-def _homes(
-    state: State,
-    cell: int,
-    worker: WorkerId,
-    in_rows: Ints,
-    out_rows: Ints,
-    carry: tuple[int, ...] | None,
-    kept: tuple[int, ...] | None,
-) -> tuple[Ints | None, ...]:
-    """Return by input, where rows lie on another device, the device of each row; note where the outputs will lie.
-
-    After unpinning, a subgraph's state still lies where it was computed: a worker elsewhere copies it (section 4.3).
-    Constants lie everywhere, so later steps of a chunk read nothing from elsewhere but what its first step reads too.
+    Subgraphs without other nodes in flight are unpinned.
     """
-    assert state.homes is not None
-    device = state.devices[worker]
-    found: list[Ints | None] = []
-    for index in range(in_rows.shape[2]):
-        if kept is not None and kept[index] >= 0:
-            found.append(None)
-            continue
-        rows = in_rows[0, :, index] if carry and carry[index] >= 0 else in_rows[:, :, index]
-        homes = state.homes[state.layout.input_banks[cell, index]][rows].astype(np.int64)
-        is_away = (homes >= 0) & (homes != device)
-        state.counters.copied_rows += int(np.count_nonzero(is_away))
-        found.append(np.where(is_away, homes, device) if is_away.any() else None)
-    for index in range(out_rows.shape[1]):
-        state.homes[state.layout.output_banks[cell, index]][out_rows[:, index]] = device
-    return tuple(found)
+    subs = task.subs
+    np.subtract.at(tables.sub_unfinished, subs, task.steps if task.lengths is None else task.lengths)
+    left: Ints = tables.sub_unfinished[subs]
+    tables.sub_pinned[subs[left == tables.sub_unsubmitted[subs]]] = UNPINNED
+    return left

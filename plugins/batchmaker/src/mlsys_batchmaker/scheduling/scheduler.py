@@ -1,7 +1,7 @@
 """The cellular scheduler behind core's :class:`~mlsys_core.serving.protocols.Scheduler` protocol.
 
-``next_batch`` answers with what Algorithm 1 formed when the worker became idle (:mod:`forming`), ``complete`` with the
-requests that are done (:mod:`settling`); :mod:`admission` keeps who is here. No torch, no clock, no threads.
+``next_batch`` answers with what Algorithm 1 formed when the worker became idle (:mod:`batching`), ``complete`` with the
+requests that are done (:mod:`completion`); :mod:`admission` keeps who is here. No torch, no clock, no threads.
 """
 
 from __future__ import annotations

@@ -12,13 +12,13 @@ from mlsys_core.native import warn_without_kernels
 from numpy.typing import NDArray
 
 from mlsys_batchmaker.plan.layout import Layout
-from mlsys_batchmaker.plan.plan import CELL, READY, START, Kind
+from mlsys_batchmaker.plan.plan import Kind
 from mlsys_batchmaker.scheduling.compiled import Cell, Compiled
 from mlsys_batchmaker.scheduling.ready import Queue, ReadyNodes
+from mlsys_batchmaker.scheduling.reference import Interpreted
 from mlsys_batchmaker.scheduling.results import Results
 from mlsys_batchmaker.scheduling.tables import Tables
 
-Ints = NDArray[np.int64]
 _MAX_STEPS = 64
 
 
@@ -86,18 +86,14 @@ class State:
     tables: Tables
     cells: Any  # by cell: a :class:`mlsys_batchmaker.scheduling.compiled.Cell`
     ready: list[ReadyNodes]  # by cell
-    compiled: Compiled | None  # None: there is no compiler, several devices, or it is not wanted
+    calls: Compiled | Interpreted  # interpreted: there is no compiler, or it is not wanted
     running: list[int]  # by cell: NumRunningTasks, over all workers
     carry: list[tuple[int, ...] | None]  # by cell: what its chains carry; None: not known yet
     is_awaited: list[bool]  # by cell: other subgraphs wait for one of its subgraphs
     homes: list[NDArray[np.int8]] | None  # by bank: the device of each row, -1: all devices; None: there is one device
-    last_nodes: list[tuple[int, Ints, Ints] | None]  # by worker: of its latest task formed in Python the cell, and by
-    # row the last node and the rank of its subgraph; None if nothing of it can be kept
     step_s: list[float]  # by cell: how long a step of the latest chunk took, with what surrounds it; inf: not known
     results: Results
     num_streaming: int = 0  # requests here that hear of values as they come
-    more: dict[int, list[int]] = field(default_factory=dict)  # further successors of a node in its subgraph
-    sub_more: dict[int, list[int]] = field(default_factory=dict)  # further subgraphs that wait for one
     counters: Counters = field(default_factory=Counters)
     known: set[tuple[Kind, ...]] = field(default_factory=set)  # of the plans admitted so far
     latest: tuple[Kind, ...] = ()  # of them
@@ -114,14 +110,15 @@ class State:
     ) -> State:
         """Make an empty state."""
         count = len(layout.cells)
-        several = len(set(devices)) > 1
         tables, cells = Tables(layout.num_inputs, layout.num_outputs), (Cell * count)()
         for number, spec in enumerate(layout.cells):
             ports = len(spec.inputs), len(spec.outputs)
             cells[number] = Cell(Queue(), number, *ports, spec.max_batch_size, True, False, -1)
         ready = [ReadyNodes(cell.ready) for cell in cells]
-        calls = None
-        if compiled and not several:
+        calls: Compiled | Interpreted = Interpreted(
+            tables, cells, ready, num_inputs=layout.num_inputs, num_workers=len(devices)
+        )
+        if compiled:
             most = max(spec.max_batch_size for spec in layout.cells)
             try:
                 calls = Compiled(
@@ -136,23 +133,14 @@ class State:
             tables=tables,
             cells=cells,
             ready=ready,
-            compiled=calls,
+            calls=calls,
             running=[0] * count,
             carry=[None] * count,
             is_awaited=[False] * count,
-            homes=[np.full(rows, -1, dtype=np.int8) for rows in num_rows] if several else None,
-            last_nodes=[None] * len(devices),
+            homes=[np.full(rows, -1, dtype=np.int8) for rows in num_rows] if len(set(devices)) > 1 else None,
             step_s=[float("inf")] * count,
             results=Results(layout),
         )
-
-    def release(self, sub: int) -> None:
-        """Pass a subgraph whose dependencies are satisfied to the queue of its cell type."""
-        row, shared = self.tables.subs[sub], self.tables.shared
-        self.tables.sub_rank[sub] = shared.num_released
-        start = int(row[START])
-        self.ready[int(row[CELL])].append(np.arange(start, start + int(row[READY])), shared.num_released)
-        shared.num_released += 1
 
     def max_steps(self, cell: int) -> int:
         """Return the steps of a round: MaxTasksToSubmit, or for cheap cells as many as fill ``round_s``."""
