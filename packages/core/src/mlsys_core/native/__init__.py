@@ -5,11 +5,12 @@ through ctypes. So a package needs no compiler to install, and a kernel uses all
 :func:`load_kernel` keep a path in torch for machines without a compiler, and say so with :func:`warn_without_kernels`.
 
 ``levels`` names the instruction sets, ``compiler`` runs the compiler, ``store`` keeps libraries that can be trusted,
-``loader`` ties them together.
+``loader`` ties them together. ``structs`` reads what a library declares of its structs and functions.
 """
 
 from mlsys_core.native.levels import LEVELS, NATIVE, Level, builds, executable_levels
 from mlsys_core.native.loader import FLAGS, INCLUDE, load_kernel, warn_without_kernels
+from mlsys_core.native.structs import Struct, bind, expect, new
 
 __all__ = [
     "FLAGS",
@@ -17,8 +18,12 @@ __all__ = [
     "LEVELS",
     "NATIVE",
     "Level",
+    "Struct",
+    "bind",
     "builds",
     "executable_levels",
+    "expect",
     "load_kernel",
+    "new",
     "warn_without_kernels",
 ]

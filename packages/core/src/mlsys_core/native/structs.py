@@ -1,0 +1,167 @@
+"""Structs, enums, constants and functions of a library, from what its C++ declares: nothing is written twice.
+
+A source includes ``<mlsys/layout.h>`` and names what it shares with Python. :func:`bind` reads that from the loaded
+library, builds the ctypes side and compares each size and offset; :func:`new` fills a struct, every field by name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from mlsys_core.errors import KernelUnavailableError
+
+_NUMBERS: dict[str, Any] = {
+    **{f"i{size}": getattr(ctypes, f"c_int{8 * size}") for size in (1, 2, 4, 8)},
+    **{f"u{size}": getattr(ctypes, f"c_uint{8 * size}") for size in (1, 2, 4, 8)},
+    "f4": ctypes.c_float,
+    "f8": ctypes.c_double,
+    "p": ctypes.c_void_p,
+    "v": None,
+}
+
+
+class Struct(ctypes.Structure):
+    """Base of all structs that libraries declare; :func:`new` makes one."""
+
+    names: ClassVar[frozenset[str]]
+    converters: ClassVar[Mapping[str, Callable[[Any], Any]]]  # by field: from what `new` takes to what ctypes takes
+
+
+S = TypeVar("S", bound=Struct)
+
+
+def new(struct: type[S], **fields: Any) -> S:
+    """Make a struct.
+
+    Args:
+        struct: One of ``library.structs``.
+        fields: All of its fields. An enumerator is given by its name in lower case, an array by any sequence (zeros
+            fill it up), a struct within this one by a mapping of its fields, or None for zeros.
+
+    Raises:
+        TypeError: a field is missing, or there is none of that name.
+        ValueError: an enum has no such enumerator.
+    """
+    if fields.keys() != struct.names:
+        missing, unknown = sorted(struct.names - fields.keys()), sorted(fields.keys() - struct.names)
+        raise TypeError(f"{struct.__name__}: missing fields {missing}, unknown fields {unknown}")
+    for name, convert in struct.converters.items():
+        fields[name] = convert(fields[name])
+    return struct(**fields)
+
+
+def bind(library: Any) -> Any:
+    """Give ``library`` what it declares, and return it.
+
+    It gets ``structs`` (classes by name), ``enums`` (by name: values by enumerator, in lower case) and ``constants``;
+    its declared functions get their argument and result types.
+
+    Raises:
+        KernelUnavailableError: ctypes lays a struct out in another way than the library's compiler did.
+    """
+    library.mlsys_declarations.restype = ctypes.c_char_p
+    library.structs, library.enums, library.constants = {}, {}, {}
+    for line in library.mlsys_declarations().decode().splitlines():
+        kind, *parts = line.split("|")
+        _READERS[kind](library, *parts)
+    return library
+
+
+def expect(library: Any, **expected: int | tuple[str, ...]) -> None:
+    """Compare numbers and names that Python needs before the library is loaded with the library's own.
+
+    Args:
+        library: One that :func:`bind` returned.
+        expected: Constants, and enumerators of an enum in their order, in lower case.
+
+    Raises:
+        KernelUnavailableError: they differ.
+    """
+    for name, value in expected.items():
+        found = tuple(library.enums[name]) if isinstance(value, tuple) else library.constants[name]
+        if found != value:
+            raise KernelUnavailableError(
+                f"{_name(library)} has {name} = {found}, its caller {value}: both must be equal"
+            )
+
+
+def _read_struct(library: Any, name: str, names: str, size: str, *places: str) -> None:
+    fields: list[tuple[str, Any]] = []
+    offsets: list[int] = []
+    converters: dict[str, Callable[[Any], Any]] = {}
+    for field, place in zip(names.split(", "), places, strict=True):
+        code, _, offset = place.partition("@")
+        fields.append((field, _type_of(library, code)))
+        offsets.append(int(offset))
+        if (convert := _converter_of(library, code)) is not None:
+            converters[field] = convert
+    body = {"_fields_": fields, "names": frozenset(names.split(", ")), "converters": converters}
+    struct: Any = type(name, (Struct,), body)
+    found = [getattr(struct, field).offset for field, _ in fields]
+    if found != offsets or ctypes.sizeof(struct) != int(size):
+        raise KernelUnavailableError(
+            f"{_name(library)} was compiled with {name} of {size} bytes and fields at {offsets}; Python has it of "
+            f"{ctypes.sizeof(struct)} bytes and fields at {found}. Set CXX to this platform's own compiler"
+        )
+    library.structs[name] = struct
+
+
+def _read_enum(library: Any, name: str, names: str) -> None:
+    library.enums[name] = {each: value for value, each in enumerate(names.lower().split(", "))}
+
+
+def _read_constants(library: Any, names: str, *values: str) -> None:
+    library.constants.update(zip(names.split(", "), map(int, values), strict=True))
+
+
+def _read_functions(library: Any, names: str, *signatures: str) -> None:
+    for name, signature in zip(names.split(", "), signatures, strict=True):
+        result, *arguments = [_type_of(library, code, in_call=True) for code in signature.split()]
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+
+
+_READERS: dict[str, Callable[..., None]] = {
+    "struct": _read_struct,
+    "enum": _read_enum,
+    "constants": _read_constants,
+    "functions": _read_functions,
+}
+
+
+def _type_of(library: Any, code: str, *, in_call: bool = False) -> Any:
+    element, _, count = code.removesuffix("]").partition("[")
+    if element.startswith("*"):  # in a struct only the address counts
+        return ctypes.POINTER(library.structs[element[1:]]) if in_call else ctypes.c_void_p
+    if element in _NUMBERS:
+        kind = _NUMBERS[element]
+    else:
+        kind = ctypes.c_int32 if element in library.enums else library.structs[element]
+    return kind * int(count) if count else kind
+
+
+def _converter_of(library: Any, code: str) -> Callable[[Any], Any] | None:
+    if code.endswith("]"):
+        return tuple
+    if code in library.enums:
+        return _enumerator(code, library.enums[code])
+    if code in library.structs:
+        struct = library.structs[code]
+        return lambda fields: new(struct, **fields) if isinstance(fields, Mapping) else fields or struct()
+    return None
+
+
+def _enumerator(enum: str, values: Mapping[str, int]) -> Callable[[str], int]:
+    def value_of(name: str) -> int:
+        if name not in values:
+            raise ValueError(f"{enum} has {', '.join(values)}; not {name!r}")
+        return values[name]
+
+    return value_of
+
+
+def _name(library: Any) -> str:
+    return Path(library._name).name
