@@ -1,4 +1,4 @@
-"""Executors: what runs a program. Small, so that each machine can bring its own."""
+"""Protocol of executors, which run a program, and their table; a backend brings its own."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ ExecutorName = Literal["auto", "native", "reference"]
 
 
 class Executor(Protocol):
-    """Runs one program, one call at a time; :class:`~mlsys_nimble.module.Nimble` sees to that."""
+    """Executor of one program, one call at a time; :class:`~mlsys_nimble.module.Nimble` makes calls wait."""
 
     @property
     def copies(self) -> Collection[ValueId]:
-        """Constants that were copied when the executor was made; it reads the others where they are."""
+        """Return the constants that were copied when the executor was made; it reads the others in place."""
         ...
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The program's outputs for its inputs, both in the program's order, of the dtypes and shapes it was made for.
+        """Return the program's outputs for inputs of its dtypes and shapes, both in the program's order.
 
-        Mutations are written to their buffers and inputs before it returns. Results belong to the caller: a later call
-        leaves them alone. An output that is an input or a constant is that very tensor,
-        with what the call wrote to it.
+        Mutations are written to their buffers and inputs before it returns. Results belong to the caller: no later
+        call writes to them. An output that is an input or a constant is that very tensor, after the call's writes.
         """
         ...
 
@@ -41,7 +40,7 @@ _FACTORIES = {
 
 
 def make_executor(name: str, program: Program, **options: Any) -> Executor:
-    """The executor called ``name`` for a program; ``auto`` is the native one where it can be built, else the reference.
+    """Make the executor called ``name``; ``auto`` is the native one where it can be built, else the reference.
 
     Raises:
         InvalidInputError: no executor has that name.

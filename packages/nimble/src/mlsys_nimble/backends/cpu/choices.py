@@ -1,4 +1,4 @@
-"""Which of an operator's kernels was the fastest on this machine, kept on disk: the paper's kernel selection."""
+"""Fastest kernel of each operator on this machine, kept on disk: the paper's kernel selection."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from mlsys_nimble.ir.program import Operator, ValueId
 
 
 class Choices:
-    """What has been measured, one file for each build of the kernels (and so for each kind of processor).
+    """Measured choices, in one file for each build of the kernels (and so for each kind of processor).
 
     Args:
-        cache_dir: The file is below ``nimble/``. Several processes may write it: the last one's findings stay.
+        cache_dir: Folder with the file below ``nimble/``. If several processes write it, the last one's choices stay.
     """
 
     def __init__(self, cache_dir: Path) -> None:
         self._path = cache_dir / "nimble" / f"{Path(library.load()._name).stem}.json"
         try:
             known = json.loads(self._path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # none yet, or damaged: measured again
+        except (OSError, ValueError):  # missing or damaged: kernels are measured again
             known = {}
         self.known: dict[str, str] = known if isinstance(known, dict) else {}
 
     @staticmethod
     def text(operator: Operator, views: Mapping[ValueId, View]) -> str:
-        """What the choice depends on: the operator's kind, and its tensors' shapes and strides."""
+        """Return the key of a choice: the operator's kind, and its tensors' shapes and strides."""
         tensors = (views[value] for value in (*operator.inputs, *operator.outputs))
         return f"{operator.kind} {[(view.shape, view.strides) for view in tensors]}"
 
     def learn(self, found: Mapping[str, str]) -> None:
-        """Add what was found; a folder that cannot be written to only means that it is measured again."""
+        """Add choices, and save them; if the folder cannot be written to, later processes measure again."""
         self.known.update(found)
         if found:
             try:

@@ -1,8 +1,8 @@
-"""The kernels of convolutions and linears, one function for each way of computing them; kernels.py has the rest.
+"""Kernels of convolutions and linears, one function for each way of computing them; kernels.py has the rest.
 
-What lies where is settled by the caller, who passes a :class:`View` for each tensor; results are written where ``out``
-says. ``residual`` may be the same view as ``out``. A handle keeps its packed weights alive, and nothing else. Those of
-:func:`convolution` and :func:`linear` are kept in bf16 by the library that :func:`~.library.load_bf16` gives.
+The caller decides where tensors lie and passes a :class:`View` of each; results are written to ``out``, which may be
+the same view as ``residual``. A handle keeps only its packed weights alive. :func:`convolution` and :func:`linear` keep
+them in bf16 if ``library`` is that of :func:`~.library.load_bf16`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ def convolution(
     residual: View | None = None,
     library: Any = None,
 ) -> Kernel:
-    """X [N, C, *space], weight [O, C/groups, *kernel], residual and out [N, O, *space'].
+    """Bind the usual kernel of a convolution.
 
-    ``out`` and ``residual`` have their channels side by side (stride 1); ``x`` too, but for an ungrouped convolution.
+    Shapes: x [N, C, *space], weight [O, C/groups, *kernel], residual and out [N, O, *space']. Channels of ``out`` and
+    ``residual`` are side by side (stride 1); those of ``x`` too, unless the convolution is ungrouped.
     """
     library = library or load()
     if prod(weight.shape[2:]) == 1 and kind.groups == 1 and _is_pixel(x) and _is_pixel(out):
@@ -67,7 +68,7 @@ def convolution(
 
 
 def _is_pixel(view: View) -> bool:
-    """Whether it is one pixel whose channels are side by side."""
+    """Return whether a view is one pixel whose channels are side by side."""
     return prod(view.shape) == view.shape[1] and (view.strides[1] == 1 or view.shape[1] == 1)
 
 
@@ -81,7 +82,7 @@ def gemv(
     residual: View | None = None,
     library: Any = None,
 ) -> Kernel:
-    """A linear of one row: weight [O, K]; x has K elements, residual and out have O, side by side in any dimensions."""
+    """Bind a linear of one row: weight [O, K]; x has K elements, residual and out O, side by side in any dimension."""
     library = library or load()
     packed = pack_gemv(weight, library.kernel_lanes(), library.weight_dtype)
     shift = pack_bias(bias, weight.shape[0], 1, library.kernel_lanes())
@@ -108,7 +109,7 @@ def linear(
     residual: View | None = None,
     library: Any = None,
 ) -> Kernel:
-    """X [*, K], weight [O, K], residual and out [*, O]; features side by side, at most four dims before them."""
+    """Bind a linear: x [*, K], weight [O, K], residual and out [*, O], features side by side, * at most four dims."""
     as_convolution = operators.Convolution(
         (1,) * SPACE, ((0, 0),) * SPACE, (1,) * SPACE, 1, kind.has_bias, kind.epilogue
     )
@@ -124,7 +125,7 @@ def linear(
 
 
 def _pixels(view: View) -> View:
-    """[*, K] as an image whose channels are K."""
+    """View [*, K] as an image whose channels are K."""
     missing = SPACE + 2 - len(view.shape)
     assert missing >= 0, f"a linear over {len(view.shape)} dims; fold some"
     padded = view.reshaped((*(1,) * missing, *view.shape), (*(0,) * missing, *view.strides))
@@ -132,7 +133,7 @@ def _pixels(view: View) -> View:
 
 
 def is_depthwise(kind: operators.Convolution, weight: Tensor) -> bool:
-    """Whether :func:`depthwise` takes it: one filter a channel, over a line or a plane."""
+    """Return whether :func:`depthwise` takes a convolution: one filter a channel, over a line or a plane."""
     return kind.groups == weight.shape[0] and weight.shape[1] == 1 and weight.dim() <= 4
 
 
@@ -146,7 +147,7 @@ def depthwise(
     residual: View | None = None,
     library: Any = None,
 ) -> Kernel:
-    """As :func:`convolution` where :func:`is_depthwise`; channels of all tensors are side by side."""
+    """Bind a depthwise convolution (:func:`is_depthwise`); channels of all tensors are side by side."""
     library = library or load()
     struct, *packed = _depthwise_struct(kind, x, weight, bias, out, residual, library)
     return Kernel(library, "depthwise", struct, *packed)
@@ -191,9 +192,9 @@ def separable(
     residual: View | None = None,
     library: Any = None,
 ) -> Kernel:
-    """X [N, C, H, W]; weights and biases of the depthwise and of the 1x1 convolution; residual and out [N, O, H', W'].
+    """Bind a separable convolution: x [N, C, H, W], residual and out [N, O, H', W'], channels side by side.
 
-    Channels of all tensors are side by side.
+    ``weights`` and ``biases`` are those of the depthwise and of the 1x1 convolution.
     """
     library = library or load()
     assert all(view is None or view.shape[1] == 1 or view.strides[1] == 1 for view in (x, out, residual))
@@ -213,7 +214,7 @@ def separable(
 
 
 def _plane(view: View | None) -> View | None:
-    """[N, C, *space] as [N, C, H, W]."""
+    """View [N, C, *space] as [N, C, H, W]."""
     found = image(view)
     if found is None:
         return None
@@ -222,7 +223,7 @@ def _plane(view: View | None) -> View | None:
 
 
 def is_winograd(kind: operators.Convolution, weight: Tensor, *, library: Any = None) -> bool:
-    """Whether :func:`winograd` takes it: 3x3, stride 1, channels that fill whole vectors."""
+    """Return whether :func:`winograd` takes a convolution: 3x3, stride 1, channels that fill whole vectors."""
     lanes = (library or load()).kernel_lanes()
     whole = weight.shape[0] % lanes == 0 and weight.shape[1] % lanes == 0
     return kind.groups == 1 and weight.shape[2:] == (3, 3) and {*kind.stride, *kind.dilation} == {1} and whole
@@ -239,10 +240,10 @@ def winograd(
     residual: View | None = None,
     library: Any = None,
 ) -> Kernel:
-    """As :func:`convolution` where :func:`is_winograd`, by tiles of ``size`` x ``size`` results.
+    """Bind a convolution by Winograd's tiles of ``size`` x ``size`` results (:func:`is_winograd`).
 
-    It multiplies 2.25 (4: 4) times less, rounds more (4: some 4e-6 of the result's scale), and reads larger weights, so
-    that measurement decides. Channels of all tensors are side by side.
+    It needs 2.25 (size 4: 4) times fewer multiplications, rounds more (size 4: about 4e-6 of the result's scale) and
+    reads larger weights, so measurement decides. Channels of all tensors are side by side.
     """
     library = library or load()
     assert is_winograd(kind, weight, library=library)

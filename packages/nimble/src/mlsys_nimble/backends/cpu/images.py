@@ -1,4 +1,4 @@
-"""Images of any number of dimensions as the kernels take them."""
+"""Images of one to three dimensions of space in the form that kernels take."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ SPACE = 3  # convolution.h
 
 
 def in_space(values: Sequence[int], filler: int) -> tuple[int, ...]:
-    """Per dimension of space, with leading ones added where there are fewer than three."""
+    """Return a value for each of three dimensions of space, with fillers for leading ones that are missing."""
     return (*(filler,) * (SPACE - len(values)), *values)
 
 
 def image(view: View | None) -> View | None:
-    """[N, C, *space] as [N, C, D, H, W]."""
+    """View [N, C, *space] as [N, C, D, H, W]."""
     if view is None:
         return None
     missing = (0,) * (SPACE + 2 - len(view.shape))

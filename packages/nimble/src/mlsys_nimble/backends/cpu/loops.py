@@ -1,4 +1,4 @@
-"""Loops over strided windows, made as few and as long as the strides allow. Pure."""
+"""Loops over strided views, merged into as few and as long ones as the strides allow. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from mlsys_nimble.backends.cpu.library import View
 
 
 def merged(views: Sequence[View]) -> list[View]:
-    """Views of one shape with their dimensions in the order of the last one's strides, and merged where all allow it.
+    """Order the dimensions of views of one shape by the last view's strides, and merge neighbours where all allow it.
 
     Returns:
-        The same elements in the same pairing, at least one dimension; dimensions of size 1 are gone.
+        Views that pair the same elements, of at least one dimension; dimensions of size 1 are dropped.
     """
     out = views[-1]
     order = sorted(range(len(out.shape)), key=lambda dim: -out.strides[dim])
@@ -19,7 +19,7 @@ def merged(views: Sequence[View]) -> list[View]:
 
 
 def folded(views: Sequence[View]) -> list[View]:
-    """Views of one shape with neighbouring dimensions merged where all allow it; their order stays."""
+    """Merge neighbouring dimensions of views of one shape where all allow it, in the given order."""
     out = views[-1]
     kept = [dim for dim in range(len(out.shape)) if out.shape[dim] != 1]
     shape: list[int] = []
@@ -40,7 +40,7 @@ def folded(views: Sequence[View]) -> list[View]:
 
 
 def broadcast(view: View, shape: Sequence[int]) -> View:
-    """``view`` repeated to ``shape``, by torch's rules."""
+    """Broadcast ``view`` to ``shape`` by torch's rules."""
     missing = len(shape) - len(view.shape)
     strides = [
         0 if size == 1 and wanted != 1 else stride
@@ -50,7 +50,7 @@ def broadcast(view: View, shape: Sequence[int]) -> View:
 
 
 def with_transposed_last(x: View, out: View) -> tuple[View, View]:
-    """``x`` and ``out``, merged, with x's closest dimension just before the last: tiles can be transposed."""
+    """Move the dimension in which ``x`` is contiguous just before the last, so that tiles can be transposed."""
     rank = len(out.shape)
     if x.strides[-1] == 1 or rank < 2 or 1 not in x.strides:
         return x, out

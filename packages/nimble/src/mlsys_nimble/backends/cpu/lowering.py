@@ -1,6 +1,6 @@
-"""From operators to kernels: what each kind needs bound, and which operators have no kernel.
+"""Lowering of operators to kernels: one function a kind, which binds its tensors.
 
-One function a kind; an operator without a kernel for its dtypes or shapes runs in torch.
+An operator without a kernel for its dtypes or shapes runs in torch.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from torch import Tensor
 class _Call:
     kind: Any
     inputs: Sequence[View]
-    weights: Sequence[Tensor | None]  # per input: the constant, if it is one
+    weights: Sequence[Tensor | None]  # by input; None for those that are not constants
     out: View
-    library: Any = None  # None: the usual one
+    library: Any = None  # None: the default library
 
 
 def kernel_for(operator: Operator, views: Mapping[ValueId, View], constants: Mapping[ValueId, Tensor]) -> Kernel | None:
-    """The operator's usual kernel with everything bound; None: it has none.
+    """Bind the operator's usual kernel; return None if it has none.
 
     Args:
-        operator: Any, but those that the layout has in place.
-        views: Where its inputs and outputs lie.
-        constants: Tensors that never change, which kernels may pack.
+        operator: Operator that the layout does not run in place.
+        views: Memory of its inputs and outputs.
+        constants: Tensors that never change, so that kernels may pack them.
     """
     call = _Call(
         operator.kind,
@@ -56,7 +56,7 @@ def kernel_for(operator: Operator, views: Mapping[ValueId, View], constants: Map
 
 
 def _is_exact(kind: kinds.Pointwise) -> bool:
-    """Return whether the kernel, which computes integers in double, gives what integers that wrap around give."""
+    """Return whether the kernel, which computes integers in double, equals arithmetic that wraps around."""
     if kind.dtype in ("float32", "bool"):
         return True
     return all(step.op in _NEVER_WRAP for step in kind.steps)
@@ -65,9 +65,9 @@ def _is_exact(kind: kinds.Pointwise) -> bool:
 def other_kernels(
     operator: Operator, views: Mapping[ValueId, View], constants: Mapping[ValueId, Tensor], *, winograd: int
 ) -> dict[str, Callable[[], Kernel]]:
-    """Kernels that may be faster than the usual one, by name; the paper's kernel selection measures them (section 3.3).
+    """Return kernels that may be faster than the usual one, by name, for the paper's kernel selection (section 3.3).
 
-    Only for an operator that :func:`kernel_for` has a kernel for. ``winograd`` is the largest tile allowed.
+    The operator must have a kernel by :func:`kernel_for`. ``winograd`` is the largest tile allowed.
     """
     kind, weight = operator.kind, constants.get(operator.inputs[1]) if len(operator.inputs) > 1 else None
     if not isinstance(kind, kinds.Convolution | kinds.Linear) or weight is None:
@@ -90,7 +90,7 @@ def other_kernels(
 
 
 def packed_inputs(operator: Operator, values: Sequence[ValueType]) -> tuple[ValueId, ...]:
-    """The inputs of an operator with a kernel that the kernel packs where they are constants."""
+    """Return the inputs that an operator's kernel packs if they are constants."""
     if isinstance(operator.kind, kinds.Embedding):
         table = operator.inputs[0]
         return () if values[table].dtype == "float32" else (table,)
@@ -98,7 +98,7 @@ def packed_inputs(operator: Operator, values: Sequence[ValueType]) -> tuple[Valu
 
 
 def _is_bf16(weight: Tensor) -> bool:
-    """Whether bf16 holds it exactly, and it is no depthwise convolution's (those are small)."""
+    """Return whether bf16 holds a weight exactly; False for depthwise convolutions, whose weights are small."""
     return weight.shape[1] > 1 and bool((weight.bfloat16() == weight).all())
 
 
@@ -149,7 +149,7 @@ def _copy(call: _Call) -> Kernel:
 
 
 def _reshape(call: _Call) -> Kernel:
-    """Where the layout found no strides: a copy, with the result's elements told as the input's."""
+    """Copy, with the result viewed in the input's shape, where the layout found no strides for a view."""
     shape = call.inputs[0].shape
     strides = reshaped(call.out.shape, call.out.strides, shape)
     assert strides is not None, "the layout puts such a result where it can be told so"
@@ -208,7 +208,7 @@ def _embedding(call: _Call) -> Kernel | None:
 
 
 def _rows(view: View) -> View:
-    """[*, K] as [rows, K]; the layout has seen to it that rows are at one distance."""
+    """View [*, K] as [rows, K]; the layout ensures that rows are equally far apart."""
     rows = 1
     for size in view.shape[:-1]:
         rows *= size

@@ -1,4 +1,4 @@
-"""Weights in the order in which the kernels read them: panels of a few vectors of output columns (matmul.h)."""
+"""Weights packed in the order in which kernels read them: panels of a few vectors of output columns (matmul.h)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ P = ParamSpec("P")
 
 @dataclass(slots=True)
 class _Packed:
-    """What a prepared net's kernels share."""
+    """Packed weights that the kernels of one net share."""
 
     known: dict[Hashable, tuple[Tensor, Any]] = field(default_factory=dict)
     pages: LargePages = field(default_factory=LargePages)
@@ -30,10 +30,10 @@ _SHARED: ContextVar[_Packed | None] = ContextVar("shared", default=None)
 
 @contextmanager
 def shared_weights() -> Iterator[None]:
-    """In it, one weight is packed once: the steps of a recurrent layer read the same memory, which stays in the cache.
+    """Pack each weight only once within the context: the steps of a recurrent layer then read the same cached memory.
 
-    Weights of linears, and of 1x1 windows, come to lie side by side in large pages. (Others have several kernels, of
-    which the slower are thrown away.) Nobody may write to a weight meanwhile, or free it.
+    Weights of linears and of 1x1 convolutions are placed side by side in large pages. (Others have several kernels, of
+    which the slower are discarded.) Weights must not be written to or freed within the context.
     """
     token = _SHARED.set(_Packed())
     try:
@@ -51,7 +51,7 @@ def _shared(pack: Callable[P, Tensor]) -> Callable[P, Tensor]:
         known = shared.known
         key = (pack.__name__, *map(_place, args), *kwargs.items())
         if key not in known:
-            known[key] = pack(*args, **kwargs), args  # these, too: nothing else shall come to lie where they do
+            known[key] = pack(*args, **kwargs), args  # args are kept alive: their addresses are part of the key
         return known[key][0]
 
     return packed_once
@@ -64,9 +64,9 @@ def _place(argument: Any) -> Any:
 
 
 def pack_columns(weight: Tensor, lanes: int) -> Tensor:
-    """A matrix [depth, columns] as panels, each [depth, width], one after another, flat.
+    """Pack a matrix [depth, columns] as flat panels, each [depth, width], one after another.
 
-    Panels are two vectors wide; the last takes a third where their number is odd, and is filled up with zeros.
+    Panels are two vectors wide. The last has three where the number of vectors is odd, and is padded with zeros.
     """
     depth, columns = weight.shape
     vecs = -(-columns // lanes)
@@ -83,7 +83,7 @@ ROW_VECS = 8  # gemv.h
 
 @_shared
 def pack_gemv(weight: Tensor, lanes: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A linear's weight [O, K] for a single row: panels of 8 vectors of columns, each [K, width], flat."""
+    """Pack a linear's weight [O, K] for a single row: flat panels of 8 vectors of columns, each [K, width]."""
     columns, depth = weight.shape
     padded = torch.zeros(depth, -(-columns // lanes) * lanes)
     padded[:, :columns] = weight.detach().float().T
@@ -93,7 +93,7 @@ def pack_gemv(weight: Tensor, lanes: int, dtype: torch.dtype = torch.float32) ->
 
 @_shared
 def pack_convolution(weight: Tensor, groups: int, lanes: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A weight [O, C/groups, *kernel] as [groups][panels][taps * C/groups][width], flat."""
+    """Pack a weight [O, C/groups, *kernel] as flat [groups][panels][taps * C/groups][width]."""
     rows = weight.detach().float().reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
     matrices = rows.permute(0, 3, 2, 1).reshape(groups, -1, rows.shape[1])  # [groups, taps * C/groups, columns]
     packed = torch.cat([pack_columns(matrix, lanes) for matrix in matrices]).to(dtype)
@@ -103,7 +103,7 @@ def pack_convolution(weight: Tensor, groups: int, lanes: int, dtype: torch.dtype
 
 @_shared
 def pack_bias(bias: Tensor | None, num_columns: int, groups: int, lanes: int) -> Tensor:
-    """A bias [O] (None: zeros) as [groups][columns, filled up with zeros to whole vectors]."""
+    """Pack a bias [O] (None: zeros) as [groups][columns, padded with zeros to whole vectors]."""
     columns = num_columns // groups
     padded = torch.zeros(groups, -(-columns // lanes) * lanes)
     if bias is not None:
@@ -113,38 +113,38 @@ def pack_bias(bias: Tensor | None, num_columns: int, groups: int, lanes: int) ->
 
 @_shared
 def pack_depthwise(weight: Tensor, lanes: int) -> Tensor:
-    """A weight [C, 1, *kernel] as [taps][C], with zeros where there are fewer channels than lanes."""
+    """Pack a weight [C, 1, *kernel] as [taps][C], with zeros where there are fewer channels than lanes."""
     channels = weight.shape[0]
     packed = torch.zeros(weight[0].numel(), max(channels, lanes))
     packed[:, :channels] = weight.detach().float().reshape(channels, -1).T
     return packed
 
 
-_POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 0.625, -0.625, 1.5, -1.5)}  # of tiles of that size, and infinity; winograd.h
+_POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 0.625, -0.625, 1.5, -1.5)}  # finite points by tile size (winograd.h)
 
 
 def _filter_points(size: int) -> Tensor:
-    """The matrix that takes three taps to the points of a tile (Lavin and Gray 2015, section 4), [size + 2, 3]."""
+    """Return the matrix [size + 2, 3] from three taps to a tile's points (Lavin and Gray 2015, section 4)."""
     points = _POINTS[size]
     rows = [
         [power / prod(point - other for other in points if other != point) for power in (1.0, point, point * point)]
         for point in points
     ]
-    if size == 2:  # winograd.h has the sign of its first point's pixels the other way round
+    if size == 2:  # winograd.h negates the pixels of the first point
         rows[0] = [-value for value in rows[0]]
     return torch.tensor([*rows, [0.0, 0.0, 1.0]], dtype=torch.float64)
 
 
 @_shared
 def pack_winograd(weight: Tensor, size: int, lanes: int) -> Tensor:
-    """A weight [O, C, 3, 3] transformed for tiles of size x size, as [points][panels][C][width], flat."""
+    """Transform a weight [O, C, 3, 3] for tiles of size x size; pack it as flat [points][panels][C][width]."""
     points = _filter_points(size)
     transformed = torch.einsum("ik,ockl,jl->ijco", points, weight.detach().double(), points).float()
     return torch.cat([pack_columns(matrix, lanes) for matrix in transformed.flatten(0, 1)])
 
 
 def pack_row(values: Tensor | None, lanes: int) -> Tensor | None:
-    """A parameter of a layer norm, flat, filled up with zeros to whole vectors."""
+    """Pack a parameter of a layer norm, flat and padded with zeros to whole vectors."""
     if values is None:
         return None
     packed = torch.zeros(-(-values.numel() // lanes) * lanes)

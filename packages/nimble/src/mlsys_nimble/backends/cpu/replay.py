@@ -1,4 +1,4 @@
-"""Teams and plans as Python sees them: the bindings of ``executor.cpp``."""
+"""Worker teams and replay plans: the bindings of ``executor.cpp``."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def _load() -> Any:
 
 
 class ReplayPlan:
-    """Lists of bound kernels, one for each worker; keeps the kernels alive.
+    """Lists of bound kernels, one for each worker; it keeps the kernels alive.
 
     Args:
-        assignment: Which worker runs which pieces.
-        kernels: By job of the assignment.
-        num_workers: Of the team that is to run it, as many as the assignment has lists, or more.
+        assignment: Pieces of each worker.
+        kernels: Kernels by job of the assignment.
+        num_workers: Number of workers of the team that will run it, at least the number of lists.
     """
 
     def __init__(self, assignment: Assignment, kernels: Mapping[int, Kernel], num_workers: int) -> None:
@@ -72,7 +72,7 @@ class ReplayPlan:
 class Team:
     """Workers that replay plans, one plan at a time: the caller's thread, and threads that sleep in between.
 
-    A process that was forked has no threads but the one that forked: there a team is made anew when it is next wanted.
+    A forked process has only the thread that forked: there the team starts its threads again at the next run.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -84,17 +84,17 @@ class Team:
         self._start()
 
     def run(self, plan: ReplayPlan) -> None:
-        """Replay; returns when all tasks are done. The interpreter's lock is released meanwhile."""
+        """Replay, and return when all tasks are done. The interpreter's lock is released meanwhile."""
         self._run(self._handle or self._start(), plan.handle)
 
     def run_timed(self, plan: ReplayPlan) -> Sequence[tuple[int, int]]:
-        """Replay; when each task began and ended, in nanoseconds of the steady clock, worker after worker."""
+        """Replay, and return each task's begin and end in nanoseconds of the steady clock, worker after worker."""
         times = (_Times * plan.num_tasks)()
         self._native.nimble_run_timed(self._handle or self._start(), plan.handle, times)
         return [(time.begin, time.end) for time in times]
 
     def renew(self) -> None:
-        """After a fork, in the child: the workers are not here, and nobody may wait for them."""
+        """Forget the workers in a forked child, where they do not exist and must not be waited for."""
         self._handle = None
         self._stop.detach()
 

@@ -1,4 +1,4 @@
-"""The caller's tensors: pointers that a replay finds its inputs and outputs by, set anew for each call."""
+"""Pointers to the caller's tensors, set at each call, by which a replay finds its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor
 
 
 class Slots:
-    """One pointer for each input and each output that is copied out.
+    """Table of one pointer for each input and each copied output.
 
     Args:
-        program: After the layout: what is returned is an input, a constant, or a copy made for the caller.
+        program: Program after the layout; each output is an input, a constant, or a copy made for the caller.
     """
 
     def __init__(self, program: Program) -> None:
         self.inputs = {value: number for number, value in enumerate(program.inputs)}
-        self._results = [  # each with a tensor like it: torch makes one like another thrice as fast as one by its shape
+        self._results = [  # each with a template: empty_like is three times as fast as empty
             (value, torch.empty(program.values[value].shape, dtype=getattr(torch, program.values[value].dtype)))
             for value in dict.fromkeys(program.outputs)
             if value not in self.inputs and value not in program.constants
@@ -32,7 +32,7 @@ class Slots:
         self.addresses = {value: base + 8 * number for number, value in enumerate(owners)}
 
     def bind(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Point at a call's inputs; returns what must be kept alive until it is over."""
+        """Point at a call's inputs; return the tensors that must be kept alive until it is over."""
         pointers = self._pointers
         kept: list[Tensor] = []
         for tensor in inputs:
@@ -45,7 +45,7 @@ class Slots:
         return kept
 
     def results(self) -> dict[ValueId, Tensor]:
-        """New memory for a call's outputs, and point at it."""
+        """Allocate a call's outputs, and point at them."""
         made: dict[ValueId, Tensor] = {}
         for number, (value, like) in enumerate(self._results, len(self.inputs)):
             made[value] = tensor = torch.empty_like(like)

@@ -1,4 +1,4 @@
-"""One captured schedule: the pre-run on the assigned streams, the capture, and what a replay reads and writes."""
+"""One captured schedule: the pre-run on the assigned streams, the capture, and the memory of a replay."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ Place = tuple[int, tuple[int, ...]]  # an address and strides
 
 
 def place_of(tensor: Tensor) -> Place:
-    """Where a tensor lies."""
+    """Return a tensor's address and strides."""
     return tensor.data_ptr(), tensor.stride()
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class CapturedSchedule:
-    """A graph, and the memory it is bound to."""
+    """CUDA graph, and the memory that it is bound to."""
 
     graph: Handle
-    places: list[Place]  # where it reads each input
-    copies: dict[int, Tensor]  # inputs that calls copy: memory of its own
-    results: dict[ValueId, Tensor]  # what a replay writes for the caller, and for what the call changes
-    held: list[Tensor]  # memory that no operator may take over
-    counts: list[tuple[int, int]] = field(default_factory=list)  # storages of results: handle, holders when free
+    places: list[Place]  # addresses and strides at which it reads each input
+    copies: dict[int, Tensor]  # own memory for inputs that calls copy, by input number
+    results: dict[ValueId, Tensor]  # results for the caller, and new values of tensors that the call changes
+    held: list[Tensor]  # memory that no operator may reuse
+    counts: list[tuple[int, int]] = field(default_factory=list)  # result storages: handle, count when free
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody but this schedule holds what a replay writes."""
+        """Return whether only this schedule holds the results of its replays."""
         return not any(is_held(handle, free) for handle, free in self.counts)
 
     def owns(self, tensor: Tensor) -> bool:
-        """Whether the tensor lies in memory that a replay writes results to."""
+        """Return whether the tensor lies in memory that a replay writes results to."""
         handle = tensor.untyped_storage()._cdata
         return any(handle == own for own, _ in self.counts)
 
     def fits(self, places: Sequence[Place]) -> bool:
-        """Whether inputs that lie so are read where they are, or copied."""
+        """Return whether inputs at these places can be read in place or are copied."""
         return all(
             number in self.copies or own == place
             for number, (own, place) in enumerate(zip(self.places, places, strict=True))
@@ -58,21 +58,20 @@ _LIVE: WeakSet[CapturedSchedule] = WeakSet()
 
 
 def is_result(tensor: Tensor) -> bool:
-    """Whether some schedule writes the tensor's memory, as a forward pass does what it saves for the backward pass."""
+    """Return whether some schedule writes the tensor's memory, such as what a forward pass saves for the backward."""
     return any(captured.owns(tensor) for captured in _LIVE)
 
 
 class Recorder:
-    """Carries out a plan with a driver: once to warm up and look, then to capture.
+    """Recorder that runs a plan on a driver: once to warm up and observe memory, then to capture.
 
     Args:
-        program: Any.
+        program: Program after the passes.
         plan: Commands for its operators.
-        functions: What runs each operator.
-        driver: Of the device.
-        copies_results: Whether results are copied, within the graph, to memory outside of the pool that it is captured
-            in. They must be where schedules share a pool: what one of them writes for the caller may else lie where
-            another, captured before, has its temporaries.
+        functions: Functions that run its operators.
+        driver: Driver of the device.
+        copies_results: True copies results, within the graph, to memory outside the pool that it is captured in.
+            Schedules that share a pool need this: results of one may otherwise lie in the temporaries of another.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Recorder:
         self._kept = sorted(program.kept() & own)
 
     def record(self, inputs: Sequence[Tensor], copied: Sequence[int], pool: Handle) -> CapturedSchedule:
-        """Pre-run and capture, reading inputs where they are; those at ``copied`` in memory of the schedule's own."""
+        """Pre-run and capture, reading inputs in place, those numbered in ``copied`` from own memory."""
         driver, origin = self._driver, self._streams[ORIGIN]
         copies = {number: torch.empty_like(inputs[number]) for number in copied}
         for number, own in copies.items():
@@ -124,11 +123,11 @@ class Recorder:
         return captured
 
     def _look(self, inputs: Sequence[Tensor]) -> dict[ValueId, Tensor]:
-        """The pre-run, on the assigned streams: kernels are compiled, libraries choose, and all values are kept."""
+        """Pre-run on the assigned streams, where kernels compile and libraries choose; return all values."""
         return self._run(inputs, Released(((),) * len(self._program.operators), ()))[0]
 
     def _select(self, looked: dict[ValueId, Tensor]) -> None:
-        """Measure the ways to compute each convolution; equal ones on tensors that lie alike share the choice."""
+        """Measure the implementations of each convolution; equal ones on tensors of equal strides share the choice."""
         known: dict[Any, str] = {}
         for operator, function in zip(self._program.operators, self._functions, strict=True):
             if isinstance(function, SelectedConvolution):
@@ -139,7 +138,7 @@ class Recorder:
                 function.way = known.setdefault(key, function.way)
 
     def run_now(self, inputs: Sequence[Tensor]) -> dict[ValueId, Tensor]:
-        """The results without a graph: one operator after another on the caller's stream, in fresh memory."""
+        """Return the results without a graph: run operators in order on the caller's stream, in fresh memory."""
         values: dict[ValueId, Tensor] = dict(self._program.constants)
         values.update(zip(self._program.inputs, inputs, strict=True))
         for operator, function in zip(self._program.operators, self._functions, strict=True):
@@ -148,7 +147,7 @@ class Recorder:
         return {value: values[value] for value in self._kept}
 
     def _plan_releases(self, looked: dict[ValueId, Tensor]) -> Released:
-        """When memory is given back, from which values were seen to share it."""
+        """Plan when memory is released, from the values that the pre-run saw share it."""
         program = self._program
         owner: dict[int, ValueId] = {}
         root = {}
@@ -158,7 +157,7 @@ class Recorder:
         return plan_releases(program, self._plan, root, held)
 
     def _run(self, inputs: Sequence[Tensor], released: Released) -> tuple[dict[ValueId, Tensor], list[Tensor]]:
-        """All commands in their order; the values that are left, and those that must be held."""
+        """Run all commands in order; return the values that are left, and the tensors that must be held."""
         program, driver = self._program, self._driver
         values: dict[ValueId, Tensor] = dict(program.constants)
         values.update(zip(program.inputs, inputs, strict=True))

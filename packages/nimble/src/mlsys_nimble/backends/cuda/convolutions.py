@@ -1,7 +1,8 @@
-"""Convolutions on a GPU: who computes each, and how images lie, by measurement (the paper's kernel selection, 3.4).
+"""Convolutions on a GPU: library and image layout by measurement (the paper's kernel selection, 3.4).
 
-Who: cuDNN, which tries its own algorithms in the pre-run, or torch's native kernels, each convolution by itself. How:
-row by row or channels last, for a whole schedule, since a layout that changes between two operators costs a copy.
+The library is chosen for each convolution: cuDNN, which tries its own algorithms in the pre-run, or torch's native
+kernels. The layout, row by row or channels last, is chosen for a whole schedule, since a change of layout between two
+operators costs a copy.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from mlsys_nimble.ir.program import Program
 from torch import Tensor
 
 LAYOUTS = ("row by row", "channels last")
-WORTH = 0.98  # another than the first choice is taken if it takes at most this part of its time
+WORTH = 0.98  # another choice than the first must take at most this part of its time
 
 
 def fastest(seconds: Mapping[str, float]) -> str:
-    """The first name, or the one that is faster by more than measurements wander.
+    """Return the first name, or the fastest if it wins by more than the measurement noise.
 
     Example:
         >>> fastest({"cudnn": 1.0, "native": 0.99}), fastest({"cudnn": 1.0, "native": 0.5})
@@ -34,12 +35,12 @@ def fastest(seconds: Mapping[str, float]) -> str:
 
 
 class SelectedConvolution:
-    """A convolution with several ways to compute it, the first of them until :meth:`select` has measured.
+    """Convolution with several implementations; it uses the first until :meth:`select` has measured them.
 
     Args:
-        run: By its meaning in ``reference.py``.
-        has_constant_weight: Whether the weight never changes, so that it need be laid out only once.
-        layout: One of :data:`LAYOUTS`.
+        run: Reference implementation.
+        has_constant_weight: True if the weight never changes, so that it is converted to the layout only once.
+        layout: Layout of images, one of :data:`LAYOUTS`.
     """
 
     def __init__(self, run: Run, *, has_constant_weight: bool, layout: str) -> None:
@@ -48,16 +49,16 @@ class SelectedConvolution:
         self.way = "cudnn"
 
     def __call__(self, *tensors: Tensor) -> Any:
-        """The convolution, in the way chosen."""
+        """Run the convolution by the chosen implementation."""
         return self.ways[self.way](*tensors)
 
     def select(self, measure: Callable[[Callable[[], Any]], float], tensors: Sequence[Tensor]) -> None:
-        """Choose by ``measure``, which gives seconds of a call."""
+        """Choose the fastest implementation by ``measure``, which returns the seconds of a call."""
         self.way = fastest({name: measure(partial(run, *tensors)) for name, run in self.ways.items()})
 
 
 def layouts_of(program: Program) -> tuple[str, ...]:
-    """The layouts worth measuring: one where there is no convolution over images."""
+    """Return the layouts worth measuring: one where there is no convolution over images."""
     has_images = any(
         isinstance(operator.kind, Convolution) and len(program.values[operator.inputs[0]].shape) == 4
         for operator in program.operators
@@ -66,7 +67,7 @@ def layouts_of(program: Program) -> tuple[str, ...]:
 
 
 def _channels_last(run: Run, has_constant_weight: bool) -> Run:
-    kept: list[Tensor] = []  # the weight, laid out by the first call, which is no captured one
+    kept: list[Tensor] = []  # the weight in the layout, made by the first call, which is not captured
 
     def run_laid_out(x: Tensor, weight: Tensor, *rest: Tensor) -> Any:
         if x.dim() != 4:

@@ -1,6 +1,6 @@
-"""The few calls to core's CUDA device that carry out a plan, in one place; tests put a recorder in its place.
+"""Calls to core's CUDA device that carry out a plan; tests replace the driver by one that records.
 
-A driver owns no decisions. Streams, events, graphs and pools are whatever it hands out.
+A driver makes no decisions. Its streams, events, graphs and pools are opaque handles.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from mlsys_core.device.cuda_graphs import active, capturing, new_graph_pool, res
 from torch import Tensor
 
 Handle = Any  # a stream, an event, a graph or a pool
-WARM_UPS, TIMED = 3, 10  # calls of what is measured
+WARM_UPS, TIMED = 3, 10  # calls of the measured work
 
 
 class Driver(Protocol):
-    """What the CUDA executor asks for."""
+    """Device calls that the CUDA executor needs."""
 
     device: torch.device
 
     def current_stream(self) -> Handle:
-        """The stream that the caller's work goes to."""
+        """Return the stream that the caller's work goes to."""
         ...
 
     def new_stream(self) -> Handle:
-        """A stream beside the caller's."""
+        """Return a stream beside the caller's."""
         ...
 
     def new_event(self) -> Handle:
-        """An event, not recorded."""
+        """Return an event that is not recorded yet."""
         ...
 
     def new_pool(self) -> Handle:
-        """Memory that graphs may share which never run at once."""
+        """Return a pool of memory that graphs may share if they never run at once."""
         ...
 
     def record(self, event: Handle, stream: Handle) -> None:
-        """Let the event stand for all that was put on the stream so far."""
+        """Record the event after all work put on the stream so far."""
         ...
 
     def wait(self, event: Handle, stream: Handle) -> None:
-        """Hold what is put on the stream from now on until the event has passed."""
+        """Hold work put on the stream from now on until the event has passed."""
         ...
 
     def run(self, stream: Handle, function: Callable[..., Any], arguments: Sequence[Tensor]) -> Any:
@@ -52,7 +52,7 @@ class Driver(Protocol):
         ...
 
     def capturing(self, pool: Handle, stream: Handle) -> AbstractContextManager[Handle]:
-        """A graph of what is put on the stream, and on those that are forked from it, within the context."""
+        """Capture a graph of the work put, within the context, on the stream and on those forked from it."""
         ...
 
     def replay(self, graph: Handle) -> None:
@@ -68,27 +68,27 @@ class Driver(Protocol):
         ...
 
     def random_kept(self) -> AbstractContextManager[None]:
-        """The device's random generator is afterwards as it was before."""
+        """Restore the device's random generator at the end of the context."""
         ...
 
     def tuned(self) -> AbstractContextManager[None]:
-        """Libraries try their algorithms on what they have not met before, and keep the fastest."""
+        """Let libraries try their algorithms on new problems and keep the fastest, within the context."""
         ...
 
     def seconds(self, work: Callable[[], Any]) -> float:
-        """Of what ``work`` puts on the caller's stream; it is called several times."""
+        """Return the seconds of the work that ``work`` puts on the caller's stream; it is called several times."""
         ...
 
     def reserved_nbytes(self) -> int:
-        """Bytes that the allocator holds on the device."""
+        """Return the bytes that the allocator holds on the device."""
         ...
 
 
 class CoreDriver:
-    """The driver over :mod:`mlsys_core.device`: its streams and events, and the graphs that CUDA alone has.
+    """Driver over :mod:`mlsys_core.device`: its streams and events, and the graphs that only CUDA has.
 
     Args:
-        cuda: The device.
+        cuda: CUDA device.
     """
 
     def __init__(self, cuda: CudaDevice) -> None:
@@ -120,7 +120,7 @@ class CoreDriver:
         stream.wait(event)
 
     def run(self, stream: Handle, function: Callable[..., Any], arguments: Sequence[Tensor]) -> Any:
-        """See :class:`Driver`. What the function raises is raised here, so it is not submitted as work."""
+        """See :class:`Driver`. Errors of the function are raised here, so it is not submitted as work."""
         with active(stream):
             return function(*arguments)
 

@@ -1,8 +1,8 @@
 """The CUDA executor: replays captured schedules on the caller's stream (sections 3.3.1 and 3.3.2).
 
-A schedule reads its inputs where they lay when it was captured. One that comes from another address later is from then
-on copied to memory of the schedule's own: a batch is copied, parameters are not. Results are read where a replay leaves
-them; while somebody holds one, another capture takes the turn.
+A schedule reads its inputs at their addresses of the capture. An input that later comes from another address is from
+then on copied to memory of the schedule: a batch is copied, parameters are not. Results are returned in place; while
+the caller holds one, another capture runs.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ MAX_CAPTURES = 4  # of one program; when the results of all are held, a call run
 
 
 class CudaExecutor:
-    """See :class:`mlsys_nimble.backends.executor.Executor`.
+    """Executor of CUDA graphs; see :class:`mlsys_nimble.backends.executor.Executor`.
 
     Args:
-        program: After the passes.
-        use_multi_stream: Whether independent operators run side by side.
-        device: Where its tensors are; None: the current CUDA device.
+        program: Program after the passes.
+        use_multi_stream: True runs independent operators concurrently.
+        device: Device of its tensors; None: the current CUDA device.
         kernels: ``"triton"`` (our own for elementwise chains), ``"inductor"`` or ``"aten"``.
-        shares_pool: Whether temporaries lie in memory that other schedules use too, and results are copied out of it.
-            For what is copied at a price, such as all that a forward pass saves, a pool of its own is better.
-        driver: What carries out the plan; None: core's CUDA device.
+        shares_pool: True puts temporaries in memory shared with other schedules, and copies results out of it. If
+            results are large, such as all that a forward pass saves, a pool of its own is better.
+        driver: Driver that carries out the plan; None: core's CUDA device.
 
     Raises:
         InvalidInputError: torch sees no GPU, or ``kernels`` is none of these.
@@ -64,7 +64,7 @@ class CudaExecutor:
         self._pool = shared_pool(self._driver) if shares_pool else Pool(self._driver)
         self._shares_pool = shares_pool
         self._program = program
-        self.copies = frozenset(program.constants)  # convolutions may lay theirs out anew
+        self.copies = frozenset(program.constants)  # convolutions may keep theirs in another layout
         self.plan = plan_streams(program.graph(), use_multi_stream=use_multi_stream)
         self._recorders = {
             layout: Recorder(
@@ -79,11 +79,11 @@ class CudaExecutor:
         self.layout = next(iter(self._recorders))  # of images between convolutions; measured by the first call
         self._copied: set[int] = set()  # inputs that came from several addresses
         self._captures: list[CapturedSchedule] = []
-        self.reserved_nbytes = 0  # what the allocator had to add for all captures
+        self.reserved_nbytes = 0  # bytes that the allocator added for all captures
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Run as an :class:`~mlsys_nimble.backends.executor.Executor`; return when all is on the caller's stream."""
-        # Memory made in inference mode could not be written to outside of it.
+        # Memory made in inference mode cannot be written to outside it.
         with torch.inference_mode(False), torch.no_grad(), self._pool.turn():
             capture = self._capture_for(inputs)
             if capture is None:
@@ -98,7 +98,7 @@ class CudaExecutor:
             return self._outputs(inputs, results)
 
     def _capture_for(self, inputs: Sequence[Tensor]) -> CapturedSchedule | None:
-        """A capture that reads these inputs and whose results nobody holds; None: no more can be made."""
+        """Return a capture that reads these inputs and whose results are free; None if no more can be made."""
         places = [place_of(tensor) for tensor in inputs]
         fitting = [capture for capture in self._captures if capture.fits(places)]
         free = next((capture for capture in fitting if capture.is_free), None)
@@ -117,7 +117,7 @@ class CudaExecutor:
         return capture
 
     def _record(self, inputs: Sequence[Tensor]) -> CapturedSchedule:
-        """A capture; the first time one for each layout, of which the fastest is kept."""
+        """Make a capture; the first time, make one for each layout and keep the fastest."""
         copied, driver = sorted(self._copied), self._driver
         if len(self._recorders) == 1:
             return self._recorders[self.layout].record(inputs, copied, self._pool.handle)
@@ -131,7 +131,7 @@ class CudaExecutor:
         return found[self.layout]
 
     def _learn(self, places: Sequence[Place], inputs: Sequence[Tensor]) -> None:
-        """Inputs that moved are copied from now on, but for what other schedules write: that has few addresses."""
+        """Copy inputs that moved from now on, except those that other schedules write: they have few addresses."""
         seen = [capture.places for capture in self._captures]
         moved = {
             number
@@ -142,7 +142,7 @@ class CudaExecutor:
         self._captures = [capture for capture in self._captures if self._copied <= set(capture.copies)]
 
     def _write_back(self, inputs: Sequence[Tensor], results: dict[ValueId, Tensor]) -> None:
-        """What the call changes, after the replay: the caller's own tensors, wherever they are."""
+        """Write new values back, after the replay, to the caller's tensors that the call changes."""
         pairs = [
             (self._known(inputs, old), results[new] if new in results else self._known(inputs, new).clone())
             for old, new in self._program.mutations
@@ -161,7 +161,7 @@ class CudaExecutor:
         return outputs
 
     def _known(self, inputs: Sequence[Tensor], value: ValueId) -> Tensor:
-        """An input or a constant."""
+        """Return the tensor of an input or a constant."""
         program = self._program
         if value in program.inputs:
             return inputs[program.inputs.index(value)]

@@ -1,4 +1,4 @@
-"""What runs each operator on a GPU: ATen by its meaning in ``reference.py``, and kernels for elementwise chains."""
+"""Functions that run operators on a GPU: ATen as in ``backends/reference``, and kernels for elementwise chains."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _FUSABLE = (Pointwise, Reduce, Softmax, LayerNorm, BatchNormTraining, BatchNormG
 
 
 def make_functions(program: Program, kernels: str, *, layout: str = LAYOUTS[0]) -> list[Run]:
-    """A function for each operator of a program.
+    """Make a function for each operator of a program.
 
     Args:
-        program: Any.
-        kernels: ``"triton"``: elementwise chains are kernels of ours; ``"inductor"``: chains, reductions and norms are
-            what Inductor makes of them; ``"aten"``: neither.
-        layout: Of images between convolutions, one of :data:`~mlsys_nimble.backends.cuda.convolutions.LAYOUTS`.
+        program: Program after the passes.
+        kernels: Compiler of fused kernels: ``"triton"`` for elementwise chains by our own printer; ``"inductor"`` for
+            chains, reductions and norms; ``"aten"`` for none.
+        layout: Layout of images between convolutions, one of :data:`~mlsys_nimble.backends.cuda.convolutions.LAYOUTS`.
 
     Raises:
         InvalidInputError: ``kernels`` is none of these.
     """
     if kernels not in KERNELS:
         raise InvalidInputError(f"kernels is {kernels!r}; there are {', '.join(KERNELS)}")
-    compiled: dict[tuple[Any, ...], Run] = {}  # equal operators share what was compiled for them
+    compiled: dict[tuple[Any, ...], Run] = {}  # equal operators share a kernel
     functions: list[Run] = []
     fixed = set(program.constants) - {old for old, _ in program.mutations}
     for operator in program.operators:
@@ -62,6 +62,6 @@ def make_functions(program: Program, kernels: str, *, layout: str = LAYOUTS[0]) 
 
 
 def _by_inductor(run: Run) -> Run:
-    """One operator compiled by Inductor at its first call, which is the pre-run's; its own graphs are left off."""
+    """Compile one operator by Inductor at its first call, in the pre-run, without CUDA graphs of its own."""
     compiled: Callable[..., Any] = torch.compile(run, dynamic=False, options={"triton.cudagraphs": False})
     return compiled

@@ -1,8 +1,8 @@
-"""When memory may be given back while a schedule is captured: by happens-before, not by program order.
+"""Release of memory while a schedule is captured: by happens-before, not by program order.
 
-torch's allocator gives a freed block to whoever asks next on the stream that it was allocated on. In program order
-another stream may still read it then. So a value is let go just before the first operator on its own stream that all
-its readers have surely run before; whoever takes the block after that runs later still.
+torch's allocator gives a freed block to the next allocation on the stream that it was allocated on. In program order
+another stream may still read it then. So a value is released just before the first operator on its own stream that all
+its readers surely precede; the next owner of the block runs later still.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from mlsys_nimble.backends.cuda.plan import Run, StreamPlan, happens_before
 from mlsys_nimble.ir.program import Program, ValueId
 from mlsys_nimble.planning.streams import Bits
 
-ALIGNMENT = 512  # bytes; what torch rounds its blocks to
+ALIGNMENT = 512  # bytes; torch rounds its blocks up to it
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Values to let go, all that share one piece of memory at once."""
+    """Values to release; all that share a block are released at once."""
 
-    before: tuple[tuple[ValueId, ...], ...]  # for each operator: what is let go before it runs
-    never: tuple[ValueId, ...]  # roots that are held until the schedule is thrown away
+    before: tuple[tuple[ValueId, ...], ...]  # by operator: values released before it runs
+    never: tuple[ValueId, ...]  # roots that are held as long as the schedule
 
 
 def plan_releases(
     program: Program, plan: StreamPlan, root: Mapping[ValueId, ValueId], held: AbstractSet[ValueId]
 ) -> Released:
-    """When each value that operators make is let go.
+    """Plan when each value that operators make is released.
 
     Args:
-        program: Any.
+        program: Program after the passes.
         plan: Commands for its operators.
-        root: For each value the one whose memory it lies in; a pre-run has found it.
+        root: Owner of each value's memory, found by a pre-run.
         held: Roots that outlive a replay: results, constants, the caller's tensors.
     """
     before = happens_before(plan, len(program.operators))
@@ -48,7 +48,7 @@ def plan_releases(
             made_on.setdefault(root[value], stream_of[index])
         for value in (*operator.inputs, *operator.outputs):
             uses[root[value]] = uses.get(root[value], 0) | 1 << index
-    waiting: dict[int, list[ValueId]] = {}  # by stream: roots that it may let go later
+    waiting: dict[int, list[ValueId]] = {}  # by stream: roots not released yet
     for made, stream in made_on.items():
         if made not in held:
             waiting.setdefault(stream, []).append(made)
@@ -63,10 +63,9 @@ def plan_releases(
 
 
 def peak_nbytes(program: Program, plan: StreamPlan, released: Released, root: Mapping[ValueId, ValueId]) -> int:
-    """Bytes that a capture has to reserve at least: what is held at one time, stream by stream.
+    """Return the least bytes that a capture must reserve: the sum over streams of the most held at one time.
 
-    A block stays with its stream, so it is the sum of each stream's own peak. What operators allocate inside
-    themselves is not in it.
+    A block stays with its stream, so each stream has its own peak. Allocations inside operators are not counted.
     """
     held: dict[int, int] = {}
     peaks: dict[int, int] = {}

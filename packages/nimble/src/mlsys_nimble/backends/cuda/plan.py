@@ -1,8 +1,8 @@
-"""What is asked of CUDA, decided ahead of time: operators on streams, events between them (sections 3.3.1 and 3.3.2).
+"""Commands for CUDA, planned ahead of time: operators on streams, events between them (sections 3.3.1 and 3.3.2).
 
 Follows :mod:`mlsys_nimble.planning.streams` and :mod:`mlsys_nimble.planning.sync`, before the executor. Pure. The
-streams of Algorithm 1 are put on few of CUDA's: one takes over another's queue where everything in it has run anyway,
-so that no two independent operators come to wait for each other as long as there are queues enough.
+streams of Algorithm 1 are folded onto few queues of CUDA: a stream takes a queue in which everything has run before,
+so no two independent operators wait for each other while there are enough queues.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from mlsys_nimble.planning.streams import Bits, StreamAssignment, assign_streams
 from mlsys_nimble.planning.sync import plan_events
 
 ORIGIN = 0  # the stream that a capture begins and ends on
-MAX_STREAMS = 32  # torch hands out as many before it begins again
+MAX_STREAMS = 32  # size of torch's pool of streams
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run an operator on a stream."""
+    """Command to run an operator on a stream."""
 
     operator: int
     stream: int
@@ -29,7 +29,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Let an event stand for all that was put on a stream so far; each event is recorded once."""
+    """Command to record an event after all work on a stream so far; each event is recorded once."""
 
     event: int
     stream: int
@@ -37,7 +37,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Hold what is put on a stream from now on until an event has passed."""
+    """Command to hold later work on a stream until an event has passed."""
 
     event: int
     stream: int
@@ -48,7 +48,7 @@ Command: TypeAlias = Run | Record | Wait
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """All commands of a replay, in an order in which they can be given."""
+    """Commands of a replay, in a valid order of submission."""
 
     commands: tuple[Command, ...]
     num_streams: int
@@ -56,15 +56,15 @@ class StreamPlan:
 
     @property
     def num_waits(self) -> int:
-        """Synchronisations between operators, and those that fork from the origin and join it."""
+        """Return the number of waits: between operators, and those that fork from the origin and join it."""
         return sum(isinstance(command, Wait) for command in self.commands)
 
 
 def plan_streams(graph: OperatorGraph, *, use_multi_stream: bool = True, max_streams: int = MAX_STREAMS) -> StreamPlan:
-    """Commands that run a graph: each operator once, after all it depends on.
+    """Plan commands that run each operator of a graph once, after all that it depends on.
 
-    Every stream but the origin is forked from it before its first operator, and what nobody waits for joins it again,
-    as stream capture asks.
+    Stream capture demands that every other stream forks from the origin before its first operator and joins it at the
+    end.
 
     Example:
         >>> from mlsys_nimble.ir.graph import build_graph
@@ -98,7 +98,7 @@ def plan_streams(graph: OperatorGraph, *, use_multi_stream: bool = True, max_str
 
 
 class _Writer:
-    """Commands under construction."""
+    """Writer of the commands, in order of submission."""
 
     def __init__(self, stream_of: Sequence[int]) -> None:
         self.commands: list[Command] = []
@@ -113,7 +113,7 @@ class _Writer:
         stream = self._stream_of[operator]
         if stream not in self._begun:
             self._begun.add(stream)
-            if not producers:  # else it joins the capture by what it waits for
+            if not producers:  # otherwise its waits make it part of the capture
                 self.commands.append(Wait(self._fork, stream))
         self.commands += [Wait(self._event_after[producer], stream) for producer in producers]
         self.commands.append(Run(operator, stream))
@@ -121,7 +121,7 @@ class _Writer:
             self._event_after[operator] = self._record(stream)
 
     def join(self, last: Sequence[int]) -> None:
-        """Let the origin wait for operators that no other operator waits for."""
+        """Make the origin wait for operators that no other operator waits for."""
         streams = dict.fromkeys(self._stream_of[operator] for operator in last)
         for stream in streams:
             if stream != ORIGIN:
@@ -134,10 +134,10 @@ class _Writer:
 
 
 def fold_streams(assignment: StreamAssignment, *, max_streams: int) -> tuple[int, ...]:
-    """A queue for each operator: those of Algorithm 1's streams, on as few queues as independence allows.
+    """Return a queue for each operator: Algorithm 1's streams on as few queues as independence allows.
 
-    A stream goes onto a queue whose operators have all run before its first one may; where there is none and no queue
-    is left to open, onto the queue that was last used longest ago, which costs concurrency but no correctness.
+    A stream takes a queue whose operators all run before its first one, or opens a new queue. If neither is possible,
+    it takes the queue whose last operator is earliest, which costs concurrency but no correctness.
     """
     before = ancestors(assignment)
     queue_of: dict[int, int] = {}  # by stream
@@ -155,7 +155,7 @@ def fold_streams(assignment: StreamAssignment, *, max_streams: int) -> tuple[int
 
 
 def ancestors(assignment: StreamAssignment) -> list[Bits]:
-    """For each operator all that it depends on, at once or through others."""
+    """Return for each operator all that it depends on, directly or through others."""
     before: list[Bits] = [0] * len(assignment.graph.names)
     for producer, consumer in assignment.meg_edges:  # sorted by producer, which is complete by then
         before[consumer] |= before[producer] | 1 << producer
@@ -163,10 +163,10 @@ def ancestors(assignment: StreamAssignment) -> list[Bits]:
 
 
 def happens_before(plan: StreamPlan, num_operators: int) -> list[Bits]:
-    """For each operator those that have surely run when it begins: by stream order and events alone.
+    """Return for each operator those that have surely run when it begins, by stream order and events alone.
 
-    This is what the commands promise, whatever they were made from: memory is planned by it, and tests compare it with
-    the graph's dependencies.
+    It depends on the commands alone, not on the graph: memory is planned by it, and tests compare it with the graph's
+    dependencies.
     """
     on_stream: list[Bits] = [0] * plan.num_streams
     at_event: list[Bits] = [0] * plan.num_events

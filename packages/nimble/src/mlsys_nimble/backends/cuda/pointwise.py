@@ -1,4 +1,4 @@
-"""Elementwise chains by the kernels that :mod:`.triton_printer` prints."""
+"""Elementwise chains compiled from the kernels that :mod:`.triton_printer` prints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 
 def make_pointwise(kind: Pointwise, inputs: tuple[ValueType, ...], result: ValueType) -> Run | None:
-    """A function of the input tensors; None: torch runs the steps."""
+    """Return a function from the input tensors to the result; None if torch must run the steps."""
     types = (*inputs, result)
     if not can_print(kind) or result.numel == 0 or any(type_.dtype not in (*_FLOATS, "bool") for type_ in types):
         return None
@@ -44,7 +44,7 @@ def make_pointwise(kind: Pointwise, inputs: tuple[ValueType, ...], result: Value
 
 
 def _compile(kind: Pointwise, tensors: tuple[Tensor, ...], result: ValueType) -> tuple[Any, tuple[int, ...]]:
-    """The kernel for tensors that lie so, and how its result does: as the first input of its shape without gaps."""
+    """Return the kernel for tensors of these strides, and the result's: those of the first dense input of its shape."""
     views = [View.of(tensor) for tensor in tensors]
     strides = dense(result.shape, row_major(len(result.shape)))
     for view in views:
@@ -61,7 +61,7 @@ def _compile(kind: Pointwise, tensors: tuple[Tensor, ...], result: ValueType) ->
 
 @cache
 def _load(source: str) -> Any:
-    """The kernel of a printed module; triton reads its source again, from where Python keeps it."""
+    """Load the kernel of a printed module; triton reads its source from ``linecache``."""
     name = f"<nimble {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     namespace: dict[str, Any] = {"__name__": name}

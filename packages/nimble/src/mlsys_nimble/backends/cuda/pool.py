@@ -1,4 +1,4 @@
-"""Graph memory that schedules share, and the order of replays that makes it safe."""
+"""Graph memory that schedules share, and the order of replays that makes sharing safe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlsys_nimble.backends.cuda.driver import Driver, Handle
 
 
 class Pool:
-    """Memory of schedules that never run at once: a replay begins when the last one of the pool is over.
+    """Memory of schedules that never run at once: a replay begins when the pool's previous one is over.
 
     Results are not in it (see :class:`~mlsys_nimble.backends.cuda.captured.Recorder`), so it is as large as the largest
     schedule's temporaries, not as their sum.
@@ -26,7 +26,7 @@ class Pool:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """What is put on the caller's stream within runs after the last turn, on whatever stream that was."""
+        """Order the caller's stream after the previous turn, whatever stream that was on, within the context."""
         with self._lock:
             stream = self._driver.current_stream()
             if self._stream is not None and self._stream != stream:
@@ -40,7 +40,7 @@ _SHARED: dict[torch.device, Pool] = {}
 
 
 def shared_pool(driver: Driver) -> Pool:
-    """The pool of the driver's device."""
+    """Return the pool of the driver's device."""
     if driver.device not in _SHARED:
         _SHARED[driver.device] = Pool(driver)
     return _SHARED[driver.device]

@@ -1,4 +1,4 @@
-"""Triton kernels for chains of elementwise steps: the source, printed. Pure; :mod:`.pointwise` compiles and calls it.
+"""Printer of Triton source for chains of elementwise steps. Pure; :mod:`.pointwise` compiles and calls the kernels.
 
 A kernel reads each input once and writes its result once. Sizes and strides are part of the source, so a tensor that is
 repeated along a dimension, or lies channels last, costs the index arithmetic that it needs and no more.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from mlsys_nimble.ir.operators import Pointwise
 
-_EXPRESSIONS: dict[str, str] = {  # {0}, {1}, {2}: the arguments, of the type that is computed in
+_EXPRESSIONS: dict[str, str] = {  # {0}, {1}, {2}: the arguments, in the dtype of the computation
     "add": "{0} + {1}",
     "sub": "{0} - {1}",
     "mul": "{0} * {1}",
@@ -59,7 +59,7 @@ _COMPUTED_IN = {"float32": "tl.float32", "float16": "tl.float32", "bfloat16": "t
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A tensor as a kernel reads it: the result's shape, merged, and this tensor's strides along it (0: repeated)."""
+    """View of a tensor in a kernel: the result's merged shape, and the tensor's strides along it (0: repeated)."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -67,12 +67,12 @@ class Window:
 
 
 def can_print(kind: Pointwise) -> bool:
-    """Whether there is a kernel for every step, in the type they are computed in."""
+    """Return whether every step, and the dtype of the computation, can be printed."""
     return kind.dtype in _COMPUTED_IN and all(step.op in _EXPRESSIONS for step in kind.steps)
 
 
 def print_kernel(kind: Pointwise, inputs: Sequence[Window], out: Window) -> str:
-    """The source of a module with one function ``kernel(x0, ..., out, BLOCK)``, over ``prod(out.shape)`` elements.
+    """Print a module with one function ``kernel(x0, ..., out, BLOCK)``, over ``prod(out.shape)`` elements.
 
     Example:
         >>> from mlsys_nimble.ir.operators import Step
@@ -112,7 +112,7 @@ def print_kernel(kind: Pointwise, inputs: Sequence[Window], out: Window) -> str:
 
 
 def _indices(shape: Sequence[int]) -> list[str]:
-    """An index for each dimension, where there are several."""
+    """Return lines that compute an index for each dimension, where there are several."""
     if len(shape) == 1:
         return []
     lines, rest = [], "i"
@@ -124,7 +124,7 @@ def _indices(shape: Sequence[int]) -> list[str]:
 
 
 def _offset(window: Window) -> str:
-    """What is added to a pointer."""
+    """Return the offset that is added to a pointer."""
     if len(window.shape) == 1:
         return " + i" if window.strides == (1,) else f" + i * {window.strides[0]}"
     terms = [f"i{dim} * {stride}" for dim, stride in enumerate(window.strides) if stride]

@@ -1,7 +1,7 @@
-"""Runs any program in torch: the meaning of every kind, and the executor where there is no compiler.
+"""Reference backend: the meaning of every kind in torch, and the executor where there is no compiler.
 
-:func:`compile_operator` makes an operator a function of tensors; the native executor runs through it what it has no
-kernel for. Arithmetic is torch's own, operator by operator, so a captured program gives what the model gave.
+:func:`compile_operator` makes an operator a function of tensors; the native executor runs operators without a kernel
+by it. Arithmetic is torch's own, operator by operator, so a captured program gives the model's results.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Run: TypeAlias = Callable[..., Any]  # inputs -> the result (a sequence of them,
 
 
 class ReferenceExecutor:
-    """Replays a program in torch; see :class:`~mlsys_nimble.backends.executor.Executor`."""
+    """Executor that replays a program in torch; see :class:`~mlsys_nimble.backends.executor.Executor`."""
 
     copies: frozenset[ValueId] = frozenset()
 
@@ -52,14 +52,14 @@ class ReferenceExecutor:
 
 
 def _write_back(pairs: list[tuple[Tensor, Tensor]]) -> None:
-    """Every new value to its tensor. All are read before any is written: one may be a view of another's tensor."""
+    """Copy each new value to its tensor. All are read before any is written: one may be a view of another's tensor."""
     news = [new if len(pairs) == 1 else new.clone() for _, new in pairs]
     for (old, _), new in zip(pairs, news, strict=True):
         old.copy_(new)
 
 
 def compile_operator(operator: Operator, values: Sequence[ValueType]) -> Run:
-    """A function of the operator's input tensors that returns its result."""
+    """Return a function from the operator's input tensors to its result."""
     return _compile(operator.kind, tuple(values[v] for v in operator.inputs), values[operator.outputs[0]])
 
 
@@ -89,7 +89,7 @@ ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
 
 
 def _with_epilogue(epilogue: kinds.Epilogue, main: Run) -> Run:
-    """``main``, and what the epilogue does to its result."""
+    """Return ``main`` followed by the epilogue."""
     if epilogue == kinds.NOTHING:
         return main
     activation = ACTIVATIONS[epilogue.activation] if epilogue.activation else None
@@ -195,8 +195,8 @@ def _pool(kind: kinds.Pool, inputs: tuple[ValueType, ...], result: ValueType) ->
     shares = None
     if kind.op == "average" and not symmetric and not kind.counts_padding:
         ones = torch.ones((1, 1, *inputs[0].shape[2:]), dtype=_dtype(result))
-        shares = average(F.pad(ones, around), kind.kernel, kind.stride)  # of each window, what is not padding
-    shares_on: dict[torch.device, Tensor] = {}  # copied to a device by its first call: none may be while captured
+        shares = average(F.pad(ones, around), kind.kernel, kind.stride)  # share of each window that is not padding
+    shares_on: dict[torch.device, Tensor] = {}  # by device; filled by its first call, as a capture allows no copy
 
     def run_max(x: Tensor) -> Tensor:
         x = x if symmetric else F.pad(x, around, value=float("-inf"))
@@ -337,14 +337,14 @@ def _aten(kind: kinds.Aten, inputs: tuple[ValueType, ...], result: ValueType) ->
 
 
 def as_needed(kind: kinds.Aten, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The inputs, those that must lie row by row copied where they do not: torch may misread them without a word."""
+    """Return the inputs, copying those that must be row-major and are not: torch might misread them silently."""
     if all(tensors[index].is_contiguous() for index in kind.contiguous):
         return tensors
     return tuple([t.contiguous() if index in kind.contiguous else t for index, t in enumerate(tensors)])
 
 
 def aten_function(target: str) -> Any:
-    """What ``"aten.topk.default"`` names; custom operators too."""
+    """Return the overload that a name such as ``"aten.topk.default"`` stands for; custom operators too."""
     function: Any = torch.ops
     for part in target.split("."):
         function = getattr(function, part)

@@ -1,4 +1,4 @@
-"""The meaning of every step of a Pointwise, in torch."""
+"""Meaning of every step of a Pointwise in torch."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ FUNCTIONS: dict[str, _Function] = {
 
 
 def compile_pointwise(kind: Pointwise, inputs: tuple[ValueType, ...], result: ValueType) -> Callable[..., Tensor]:
-    """A function of the input tensors that computes the steps one after another."""
+    """Return a function from the input tensors to the result that computes the steps in order."""
     dtype: torch.dtype = getattr(torch, kind.dtype)
     result_dtype: torch.dtype = getattr(torch, result.dtype)
     num_inputs = len(inputs)
     first_step = num_inputs + sum(isinstance(a, float) for step in kind.steps for a in step.arguments)
     constants: list[Tensor] = []
-    program: list[tuple[_Function, tuple[int, ...]]] = []  # places: inputs, constants, results of steps
+    program: list[tuple[_Function, tuple[int, ...]]] = []  # indices: inputs, constants, results of steps
     for step in kind.steps:
         places = []
         for argument in step.arguments:
