@@ -16,7 +16,7 @@ PEER_TESTS := tests/windtunnel/converters/test_xgboost.py tests/windtunnel/conve
 VISION_TESTS := tests/nimble/nets/test_timm.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all fuzz test-peers oracles mutants lint types fmt bench soak soak-dvabatch docs browser test-gpu sanitize bench-gpu lock lock-models clean
+.PHONY: help setup demo test test-all fuzz test-peers oracles mutants lint types fmt bench soak soak-dvabatch docs browser test-gpu sanitize bench-gpu proto lock lock-models clean
 
 help:  ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -128,6 +128,11 @@ sanitize: setup  ## Run the kernels' tests under the address, undefined-behaviou
 
 bench-gpu:  ## Run the benchmarks on a CUDA device; fails where there is none
 	$(PY) scripts/bench_gpu.py
+
+GRPC := packages/core/src/mlsys_core/serving/oip/grpc
+
+proto: setup  ## Compile the gRPC messages from their .proto
+	$(PY) -m grpc_tools.protoc -I $(GRPC) --descriptor_set_out=$(GRPC)/open_inference.binpb open_inference.proto
 
 lock: setup  ## Resolve requirements/dev.lock anew
 	$(PY) scripts/lock.py

@@ -1,18 +1,30 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from mlsys_core.serving import WallClock
 from mlsys_core.serving.http import Readiness
 from mlsys_core.serving.oip import ModelRepository
 from mlsys_core.serving.oip.engine import Engine
-from mlsys_core.serving.oip.grpc.schema import SERVICE, messages
+from mlsys_core.serving.oip.grpc.schema import COMPILED, SERVICE, messages
 from mlsys_core.serving.oip.grpc.server import _UNSUPPORTED
 from mlsys_core.serving.oip.grpc.servicer import Servicer
 
 triton_messages = pytest.importorskip("tritonclient.grpc.service_pb2")
 triton_config = pytest.importorskip("tritonclient.grpc.model_config_pb2")
+
+
+def test_what_is_read_is_what_the_proto_says(tmp_path: Path) -> None:
+    pytest.importorskip("grpc_tools")
+    command = [sys.executable, "-m", "grpc_tools.protoc", "-I", str(COMPILED.parent), "open_inference.proto"]
+    subprocess.run([*command, f"--descriptor_set_out={tmp_path / 'compiled'}"], check=True)
+    ours, fresh = (FileDescriptorSet.FromString(path.read_bytes()) for path in (COMPILED, tmp_path / "compiled"))
+    assert ours == fresh, "run make proto"
 
 
 def fields_of(descriptor: Any) -> dict[str, tuple[Any, ...]]:
@@ -57,3 +69,5 @@ def test_every_method_of_the_service_is_answered() -> None:
     ours = {*servicer.methods, "ModelStreamInfer", *_UNSUPPORTED}
     assert service.full_name == SERVICE
     assert ours == set(service.methods_by_name)
+    [declared] = FileDescriptorSet.FromString(COMPILED.read_bytes()).file[0].service
+    assert ours - set(_UNSUPPORTED) == {method.name for method in declared.method}
