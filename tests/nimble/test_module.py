@@ -12,7 +12,7 @@ import mlsys_nimble
 import pytest
 import torch
 from mlsys_core.errors import InvalidInputError
-from mlsys_nimble import CaptureError, Nimble
+from mlsys_nimble import CaptureError, InternalError, Nimble
 from torch import nn
 
 
@@ -140,6 +140,58 @@ def test_what_cannot_be_scheduled_is_refused_or_runs_eagerly(caplog: pytest.LogC
         x = torch.randn(2, 4)
         torch.testing.assert_close(nimble(x), model(x).detach())
     torch.testing.assert_close(nimble(x + 1e7), model(x + 1e7).detach())
+
+
+class NoticesTheRun(nn.Module):
+    """A model that fails only while it is compiled or captured."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            raise LookupError("no plan for compilers")
+        return x * 2
+
+
+class Wrapped(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.forward = function
+
+
+def fails(*_: Any, **__: Any) -> Any:
+    raise IndexError("tuple index out of range")
+
+
+@pytest.mark.parametrize(
+    "place", ["mlsys_nimble.capture.tracer.find_rule", "mlsys_nimble.prepared.optimise"], ids=["capture", "passes"]
+)
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_a_fault_of_nimbles_own_is_no_refusal(place: str, training: bool, monkeypatch: pytest.MonkeyPatch):
+    model, x = Net(), torch.randn(2, 4)
+    monkeypatch.setattr(place.replace("prepared", "training.graphs") if training else place, fails)
+    with pytest.raises(InternalError, match=r"fault of Nimble's own.* line \d+ \(IndexError: tuple") as caught:
+        prepared(model, x, training=training)
+    assert isinstance(caught.value.__cause__, IndexError)
+    assert "Please report it" in str(caught.value)
+
+
+def test_a_model_that_fails_only_in_a_captured_run_is_refused():
+    with pytest.raises(CaptureError, match="not when it is watched \\(LookupError: no plan for compilers") as caught:
+        prepared(NoticesTheRun(), torch.randn(2))
+    assert not isinstance(caught.value, InternalError)
+
+
+def test_an_operator_that_fails_only_in_a_captured_run_is_refused():
+    @torch.library.custom_op("mlsys_test::picky", mutates_args=())
+    def picky(x: torch.Tensor) -> torch.Tensor:
+        if x.is_inference():
+            raise LookupError("no inference tensors")
+        return x * 2
+
+    with pytest.raises(CaptureError, match=r"not when it is watched \(LookupError: no inference tensors") as caught:
+        prepared(nn.Sequential(nn.ReLU(), Wrapped(picky)), torch.randn(2))
+    assert not isinstance(caught.value, InternalError)
 
 
 def test_misuse_is_explained():

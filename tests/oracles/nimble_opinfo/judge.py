@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from mlsys_core.errors import MlsysError
+from mlsys_nimble.errors import InternalError
 from mlsys_nimble.module import Nimble
 from torch.utils._pytree import tree_leaves
 
@@ -78,6 +79,8 @@ def judge(case: Case, path: str) -> Judgement:
                 difference = difference or compare(ours, theirs)
                 if difference:
                     return Judgement(case.name, path, "wrong", difference)
+        except InternalError as error:
+            return Judgement(case.name, path, "raw", str(error)[:300])
         except MlsysError as error:
             return Judgement(case.name, path, "refused", f"{type(error).__name__}: {error}")
         except Exception as error:  # noqa: BLE001 what the oracle looks for

@@ -12,6 +12,7 @@ import torch
 from mlsys_core.errors import MlsysError
 from mlsys_nimble import Nimble
 from mlsys_nimble.dynamo import nimble
+from mlsys_nimble.errors import InternalError
 from mlsys_nimble.ir.trees import flatten
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
@@ -67,6 +68,9 @@ def check(tally: Tally, name: str, model: nn.Module, calls: list[dict[str, Any]]
         with torch.no_grad():
             runner = prepared(ours, our_calls[0], way, options)
             got = [flat_tensors(run(runner, call)) for call in our_calls]
+    except InternalError as error:
+        tally.note(name, "raw", " ".join(str(error).split())[:300])
+        return
     except MlsysError as error:
         tally.note(name, "refused", " ".join(str(error).split())[:300])
         return
@@ -180,6 +184,9 @@ def check_training(tally: Tally, name: str, model: nn.Module, call: dict[str, An
         keywords = {key: value for key, value in call.items() if key != "args"}
         prepared = Nimble(model).prepare(call.get("args", ()), example_kwargs=keywords, training=True)
         got = _step(model, prepared, call)
+    except InternalError as error:
+        tally.note(name, "raw", " ".join(str(error).split())[:300])
+        return
     except MlsysError as error:
         tally.note(name, "refused", " ".join(str(error).split())[:300])
         return

@@ -7,13 +7,14 @@ from mlsys_nimble.planning.streams import StreamAssignment, assign_streams
 from mlsys_nimble.planning.sync import SyncEvent, plan_events
 
 if TYPE_CHECKING:
-    from mlsys_nimble.errors import CaptureError
+    from mlsys_nimble.errors import CaptureError, InternalError
     from mlsys_nimble.module import Nimble, compile  # noqa: A004
 
 __version__ = "0.1.0"
 
 __all__ = [
     "CaptureError",
+    "InternalError",
     "Nimble",
     "OperatorGraph",
     "StreamAssignment",
@@ -27,6 +28,7 @@ __all__ = [
 
 _LAZY = {  # by name, modules that import torch
     "CaptureError": "mlsys_nimble.errors",
+    "InternalError": "mlsys_nimble.errors",
     "Nimble": "mlsys_nimble.module",
     "compile": "mlsys_nimble.module",
 }

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from mlsys_nimble.errors import CaptureError
-from mlsys_nimble.prepared import Options, PreparedCalls, first_line, make_options
+from mlsys_nimble.errors import CaptureError, first_line
+from mlsys_nimble.prepared import Options, PreparedCalls, make_options
 
 _LOG = logging.getLogger("mlsys_nimble")
 

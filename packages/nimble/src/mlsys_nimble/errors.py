@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from traceback import walk_tb
+from typing import Any
+
 from mlsys_core.errors import MlsysError
 
 
@@ -13,6 +17,10 @@ class UnrepeatableError(CaptureError):
     """Error for a model whose Python code does something different at each call."""
 
 
+class InternalError(CaptureError):
+    """A fault of Nimble's own, not of the model; its cause is attached."""
+
+
 def refuse(what: str, source: str, advice: str) -> CaptureError:
     """Build the error for ``what``, asked for at ``source``; ``advice`` is the next step.
 
@@ -22,3 +30,42 @@ def refuse(what: str, source: str, advice: str) -> CaptureError:
     """
     where = f" ({source})" if source else ""
     return CaptureError(f"{what}{where}. {advice}")
+
+
+def call_foreign(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call code of the model or of torch: errors that it raises are not faults of Nimble's."""
+    return function(*args, **kwargs)
+
+
+def refuse_or_blame(error: Exception, what: str, advice: str) -> CaptureError:
+    """Return the error to raise for an unexpected ``error``: a refusal of the model, or a fault of Nimble's.
+
+    It is Nimble's if of its frames the innermost is another than :func:`call_foreign`.
+
+    Args:
+        error: The exception, with its traceback.
+        what: What to say of a model that is refused.
+        advice: The next step for such a model.
+    """
+    said = f"({type(error).__name__}: {first_line(error)})"
+    frames = [(frame, line) for frame, line in walk_tb(error.__traceback__) if _is_own(frame.f_globals["__name__"])]
+    if not frames or frames[-1][0].f_code is call_foreign.__code__ or _is_out_of_memory(error):
+        return refuse(f"{what} {said}", "", advice)
+    frame, line = frames[-1]
+    return InternalError(
+        f"a fault of Nimble's own, not of the model, in {frame.f_globals['__name__']}, line {line} {said}. "
+        "Please report it with its cause; prepare with fallback='eager' meanwhile."
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """Return an error's message in one line of at most 200 characters."""
+    return (str(error).strip().splitlines() or [""])[0][:200]
+
+
+def _is_own(module: str) -> bool:
+    return module.startswith("mlsys_nimble.") and not module.startswith("mlsys_nimble.nets.")
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"

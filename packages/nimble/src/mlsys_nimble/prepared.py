@@ -19,7 +19,7 @@ from mlsys_nimble.backends.executor import Executor, make_executor
 from mlsys_nimble.capture import Captured, capture
 from mlsys_nimble.capture.aliases import overlap
 from mlsys_nimble.capture.repeat import capture_checked
-from mlsys_nimble.errors import CaptureError, refuse
+from mlsys_nimble.errors import CaptureError, refuse, refuse_or_blame
 from mlsys_nimble.ir import trees
 from mlsys_nimble.ir.program import Program
 from mlsys_nimble.passes import PassReport, optimise
@@ -291,8 +291,8 @@ class PreparedCalls:
         except Exception as error:  # the model's own, or one that only a watched run meets
             with torch.no_grad():
                 run_on_copies(self._model, args, kwargs)
-            what = f"the model runs, but not when it is watched ({type(error).__name__}: {first_line(error)})"
-            raise refuse(what, "", "Prepare with fallback='eager'.") from error
+            what = "the model runs, but not when it is watched"
+            raise refuse_or_blame(error, what, "Prepare with fallback='eager'.") from error
 
     def _prepare(self, signature: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
         with self._lock:
@@ -346,8 +346,8 @@ def faults_refused() -> Iterator[None]:
     except MlsysError:
         raise
     except Exception as error:
-        what = f"Nimble fails to make a schedule ({type(error).__name__}: {first_line(error)})"
-        raise refuse(what, "", "Please report it; prepare with fallback='eager' meanwhile.") from error
+        what = "no schedule can be made"
+        raise refuse_or_blame(error, what, "Prepare with fallback='eager'.") from error
 
 
 def run_on_copies(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -364,8 +364,3 @@ def _looks(tensor: torch.Tensor) -> Any:
 
 
 _ONE_TENSOR = trees.flatten((0, [])).spec
-
-
-def first_line(error: BaseException) -> str:
-    """Return an error's message in one line of at most 200 characters."""
-    return (str(error).strip().splitlines() or [""])[0][:200]

@@ -24,10 +24,10 @@ from torch.utils._pytree import tree_leaves
 
 from mlsys_nimble.backends.executor import Executor, make_executor
 from mlsys_nimble.capture.repeat import refuse_unrepeatable
-from mlsys_nimble.errors import refuse
+from mlsys_nimble.errors import call_foreign, refuse, refuse_or_blame
 from mlsys_nimble.ir import trees
 from mlsys_nimble.ir.program import Program
-from mlsys_nimble.prepared import Options, autocast_state, first_line, run_on_copies
+from mlsys_nimble.prepared import Options, autocast_state, run_on_copies
 from mlsys_nimble.state.forks import CAPTURE_LOCK, renew_in_forks
 from mlsys_nimble.state.weights import Watch
 from mlsys_nimble.training.graphs import Partition, ReplayedGraph
@@ -133,7 +133,7 @@ class TrainingCalls:
             self._models.move_to_end(signature)
             self.latest = found
         try:
-            result = found.call(*args, **kwargs)
+            result = call_foreign(found.call, *args, **kwargs)
         except _REFUSED as error:
             self._models.pop(signature, None)
             raise refuse(f"the model asks for what depends on values: {error}", "", _ADVICE) from error
@@ -145,8 +145,7 @@ class TrainingCalls:
                 raise
             self._models.pop(signature, None)
             run_on_copies(self._model, args, kwargs)  # the model's own error, if it is one
-            what = f"AOTAutograd cannot trace the model ({type(error).__name__}: {first_line(error)})"
-            raise refuse(what, "", _ADVICE) from error
+            raise refuse_or_blame(error, "AOTAutograd cannot trace the model", _ADVICE) from error
         if is_new:
             self._watch = Watch(self._model, (), ())  # tensors are read at every call
         return result
