@@ -1,7 +1,7 @@
 """``torch.compile(model, backend="nimble")``: Nimble schedules each graph that dynamo finds.
 
-Dynamo hands over parameters and buffers as arguments; they are taken as the model's own, and looked at before every
-call: when one has been replaced or changed, its graph is prepared again.
+Dynamo passes parameters and buffers as arguments. They count as the model's own and are checked before every call: when
+one has been replaced or changed, its graph is prepared again.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _LOG = logging.getLogger("mlsys_nimble")
 def nimble(
     graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None, **_: Any
 ) -> Callable[..., Any]:
-    """The backend; ``torch.compile(..., options={...})`` takes the fields of :class:`~mlsys_nimble.prepared.Options`.
+    """Compile a graph of dynamo: the backend ``"nimble"`` of torch.compile.
 
-    A graph whose gradients are wanted is replayed forward and backward; one that Nimble cannot take runs as it is, with
-    a warning.
+    A graph that needs gradients is replayed forward and backward; one that Nimble refuses runs eagerly, with a warning.
+    ``torch.compile(..., options={...})`` takes the fields of :class:`~mlsys_nimble.prepared.Options`.
     """
     compiled: Callable[..., Any] = backend(make_options(options or {}))(graph, example_inputs)
     return compiled
 
 
 def backend(options: Options) -> Callable[..., Any]:
-    """A backend with these options."""
+    """Return a backend with these options."""
 
     def compile_graph(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
         tensors = [item for item in example_inputs if isinstance(item, torch.Tensor)]
@@ -46,7 +46,7 @@ def backend(options: Options) -> Callable[..., Any]:
 
 
 def _trained(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
-    """The graph as a forward and a backward graph, both replayed."""
+    """Return a function that replays the graph's forward and backward graphs."""
     from torch._dynamo.backends.common import aot_autograd
 
     from mlsys_nimble.training.calls import executor_maker
@@ -74,12 +74,12 @@ def _trained(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], options
 
 
 def _is_owned(item: Any) -> bool:
-    """Whether an argument is a parameter or buffer of the compiled model."""
+    """Return whether an argument is a parameter or buffer of the compiled model."""
     return isinstance(item, nn.Parameter) or getattr(item, "_dynamo_static_input_type", None) is not None
 
 
 class _ScheduledGraph:
-    """One graph, prepared when first called: its arguments are real tensors only then."""
+    """Graph that is prepared when first called: only then are its arguments real tensors."""
 
     def __init__(self, graph: torch.fx.GraphModule, owned_places: list[int], options: Options) -> None:
         self._graph = graph

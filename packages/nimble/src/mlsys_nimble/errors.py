@@ -18,7 +18,7 @@ class UnrepeatableError(CaptureError):
 
 
 class InternalError(CaptureError):
-    """A fault of Nimble's own, not of the model; its cause is attached."""
+    """Error for a fault of Nimble itself, not of the model; its cause is attached."""
 
 
 def refuse(what: str, source: str, advice: str) -> CaptureError:
@@ -33,19 +33,19 @@ def refuse(what: str, source: str, advice: str) -> CaptureError:
 
 
 def call_foreign(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call code of the model or of torch: errors that it raises are not faults of Nimble's."""
+    """Call code of the model or of torch, whose errors are not faults of Nimble."""
     return function(*args, **kwargs)
 
 
 def refuse_or_blame(error: Exception, what: str, advice: str) -> CaptureError:
-    """Return the error to raise for an unexpected ``error``: a refusal of the model, or a fault of Nimble's.
+    """Return the error to raise for an unexpected ``error``: a refusal of the model, or a fault of Nimble.
 
-    It is Nimble's if of its frames the innermost is another than :func:`call_foreign`.
+    It is a fault of Nimble unless Nimble's innermost frame is :func:`call_foreign`.
 
     Args:
-        error: The exception, with its traceback.
-        what: What to say of a model that is refused.
-        advice: The next step for such a model.
+        error: Exception with its traceback.
+        what: Message for a model that is refused.
+        advice: Next step for such a model.
     """
     said = f"({type(error).__name__}: {first_line(error)})"
     frames = [(frame, line) for frame, line in walk_tb(error.__traceback__) if _is_own(frame.f_globals["__name__"])]

@@ -1,6 +1,6 @@
-"""What would be decided about a model: its graph, streams, passes and memory, as data to print or draw.
+"""Explanation of a model's schedule: its graph, streams, passes and memory, as data to print or draw.
 
-Nothing here runs the model but for the one call of :func:`mlsys_nimble.capture.capture`.
+The model runs only once, in :func:`mlsys_nimble.capture.capture`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GraphFacts:
-    """A program's operators on streams, by Algorithm 1."""
+    """Streams of a program's operators, by Algorithm 1."""
 
     assignment: StreamAssignment
     events: tuple[SyncEvent, ...]
 
     def counts(self) -> dict[str, int]:
-        """The numbers of section 3.3, by name."""
+        """Return the numbers of section 3.3, by name."""
         return {
             "operators": len(self.assignment.graph.names),
             "edges": len(self.assignment.graph.edges),
@@ -42,16 +42,16 @@ class GraphFacts:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """All that is decided ahead of time on any machine; measured times come later."""
+    """Decisions about a model that need no measured times."""
 
-    captured: GraphFacts  # operators as the model asks for them: what the paper's table 3.1 counts
-    optimised: GraphFacts  # after the passes: what is run
+    captured: GraphFacts  # the model's own operators, which the paper's table 3.1 counts
+    optimised: GraphFacts  # after the passes
     passes: tuple[PassReport, ...]
     program: Program  # after the passes
     memory: MemoryPlan  # of the native executor's arena
 
     def record(self) -> dict[str, Any]:
-        """Everything as JSON-able values: counts, passes, memory, and each operator with its stream."""
+        """Return everything as JSON-able values: counts, passes, memory, and each operator with its stream."""
         assignment = self.optimised.assignment
         names = assignment.graph.names
         stream_of = dict(zip(names, assignment.stream_of, strict=True))
@@ -83,9 +83,9 @@ class Explanation:
 
 
 def graph_of_inputs(program: Program) -> OperatorGraph:
-    """The operators whose results depend on the call's inputs: what is computed from constants alone runs once."""
+    """Return the graph of operators that depend on the call's inputs; those of constants alone run once."""
     known = set(program.inputs)
-    place: dict[int, int] = {}  # of an operator: its index among those kept
+    place: dict[int, int] = {}  # by operator: its index among those kept
     for index, operator in enumerate(program.operators):
         if not known.isdisjoint(operator.inputs):
             known.update(operator.outputs)
@@ -98,7 +98,7 @@ def graph_of_inputs(program: Program) -> OperatorGraph:
 
 
 def assign(program: Program) -> GraphFacts:
-    """Streams and synchronisations of a program."""
+    """Assign streams and synchronisations to a program."""
     assignment = assign_streams(graph_of_inputs(program))
     return GraphFacts(assignment, plan_events(assignment))
 
@@ -106,12 +106,12 @@ def assign(program: Program) -> GraphFacts:
 def explain(
     model: Callable[..., Any], inputs: Sequence[Any], *, progress: Callable[[str], object] = str
 ) -> Explanation:
-    """Capture a model and decide all that needs no clock.
+    """Capture a model and make all decisions that need no measured times.
 
     Args:
-        model: What ``model(*inputs)`` calls.
-        inputs: Example inputs; their shapes and dtypes are what it is explained for.
-        progress: Called with the name of each step as it begins.
+        model: Module or function, called as ``model(*inputs)``.
+        inputs: Example inputs, of the shapes and dtypes to explain.
+        progress: Function that is called with the name of each step as it begins.
 
     Raises:
         CaptureError: the model cannot be scheduled; the message names the operator and the line.

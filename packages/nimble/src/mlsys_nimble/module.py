@@ -21,9 +21,9 @@ _LOG = logging.getLogger("mlsys_nimble")
 
 
 class Nimble(nn.Module):
-    """A model with schedules made ahead of time.
+    """Model with schedules made ahead of time.
 
-    A model whose weights, parts or plain attributes have changed is prepared again by its next call. Results carry no
+    If its weights, submodules or plain attributes have changed, the next call prepares it again. Results carry no
     gradients, unless it was prepared with ``training=True``. Calls from several threads take turns, unless
     ``max_concurrency`` was raised. Copies, pickled ones too, make schedules of their own when they are first called.
 
@@ -48,21 +48,21 @@ class Nimble(nn.Module):
         fallback: Literal["error", "eager"] = "error",
         **options: Any,
     ) -> Self:
-        """Make the schedule for inputs of these shapes; others are prepared when they are first met.
+        """Make the schedule for inputs of these shapes; others are prepared on first use.
 
         Args:
-            example_inputs: The positional arguments of a call, in a tuple or list; or its only one.
-            example_kwargs: Its keyword arguments.
-            training: Schedule forward and backward passes: results carry gradients, parameters and buffers are read at
-                every call, and the model's own modes (``train()``, ``eval()``) decide what is computed.
-            fallback: What happens to a model that no schedule can hold: ``"error"`` says which operator and line;
-                ``"eager"`` runs just that part eagerly, through the graph breaks of torch.compile.
-            **options: See :class:`~mlsys_nimble.prepared.Options`: ``executor``, ``use_multi_stream``, ``num_threads``,
-                ``max_schedules``, ``max_concurrency``.
+            example_inputs: Positional arguments of a call, in a tuple or list; or its only one.
+            example_kwargs: Keyword arguments of the call.
+            training: True schedules forward and backward passes: results carry gradients, parameters and buffers are
+                read at every call, and the model's own modes (``train()``, ``eval()``) decide what is computed.
+            fallback: Treatment of a model that no schedule can hold: ``"error"`` names the operator and the line;
+                ``"eager"`` runs only that part eagerly, through graph breaks of torch.compile.
+            **options: Fields of :class:`~mlsys_nimble.prepared.Options`, such as ``executor``, ``num_threads``,
+                ``max_schedules`` and ``max_concurrency``.
 
         Raises:
-            CaptureError: the model cannot be fixed ahead of time, and ``fallback`` is ``"error"``.
-            InvalidInputError: an option that does not exist or has no such value.
+            CaptureError: the model cannot be scheduled ahead of time, and ``fallback`` is ``"error"``.
+            InvalidInputError: an option does not exist, or not with this value.
         """
         if fallback not in ("error", "eager"):
             raise InvalidInputError(f"fallback is {fallback!r}; it must be 'error' or 'eager'")
@@ -79,16 +79,16 @@ class Nimble(nn.Module):
 
     @property
     def trained(self) -> TrainedModel | None:
-        """The training graphs used last, and their executors."""
+        """Return the training graphs used last, with their executors."""
         return self._calls.latest if self._calls and not isinstance(self._calls, PreparedCalls) else None
 
     @property
     def prepared(self) -> Prepared | None:
-        """The schedule used last: its program, what the passes did, its executor."""
+        """Return the schedule used last: its program, reports of the passes, its executor."""
         return self._calls.latest if isinstance(self._calls, PreparedCalls) else None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's result, in its own structure."""
+        """Return the model's result, in the model's own structure."""
         if self._eager is None:
             if self._calls is None:
                 raise InvalidInputError("this model is not prepared: call prepare(example_inputs) first")
@@ -104,7 +104,7 @@ class Nimble(nn.Module):
             return self._eager(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the schedules: they hold threads, and memory of this process."""
+        """Return all but the schedules, which hold threads and memory of this process."""
         return {**self.__dict__, "_calls": None, "_eager": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -117,7 +117,7 @@ class Nimble(nn.Module):
         self._eager: Callable[..., Any] | None = None
 
     def _arm(self, how: How) -> None:
-        """Be ready for calls, each of which is prepared when its like is first met."""
+        """Get ready for calls, each of which is prepared on first use."""
         self._disarm()
         if how.training:
             from mlsys_nimble.training.calls import TrainingCalls  # autograd's tracer takes a second to import
@@ -135,7 +135,7 @@ class Nimble(nn.Module):
 
         _LOG.warning("parts of the model run eagerly: %s", error)
         compiled: Any = torch.compile(self.model, backend=backend(self._how.options), dynamic=False)
-        self.__dict__["_eager"] = compiled  # no part of this module: its weights are in `model` already
+        self.__dict__["_eager"] = compiled  # not a submodule: its weights are in `model` already
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class How:
 
 
 def compile(model: nn.Module, example_inputs: Any, **options: Any) -> Nimble:  # noqa: A001
-    """``Nimble(model).prepare(example_inputs, **options)``; the compiler that Nimble registers with core.
+    """Return ``Nimble(model).prepare(example_inputs, **options)``: the compiler that Nimble registers with core.
 
     Example:
         >>> compile(nn.ReLU(), torch.zeros(2), executor="reference")(torch.tensor([-1.0, 1.0]))

@@ -1,4 +1,4 @@
-"""Prepared calls: one for each set of input shapes, made when first met, a bounded number of them kept."""
+"""Prepared calls: one for each set of input shapes, made on first use; a bounded number is kept."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ _CHANGED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How models are prepared."""
+    """Options by which models are prepared."""
 
-    executor: str = "auto"  # "native", "cuda", "reference", or "auto": what the device has
-    use_multi_stream: bool = True  # independent operators side by side
+    executor: str = "auto"  # "native", "cuda", "reference", or "auto": by device
+    use_multi_stream: bool = True  # run independent operators concurrently
     num_threads: int | None = None  # workers of the native executor; None: as many as torch uses
-    max_schedules: int = 8  # sets of input shapes kept; the one unused for longest makes room
+    max_schedules: int = 8  # sets of input shapes kept; the least recently used one is dropped
     max_concurrency: int = 1  # calls of one schedule that may run at once, each with memory of its own
     winograd: int = 4  # the largest tile for 3x3 convolutions in the native executor: 0, 2 or 4 (docs/nimble-cpu.md)
     kernels: str = "triton"  # of the CUDA executor: "triton", "inductor" or "aten" (docs/nimble-cuda.md)
-    rematerialises: bool = True  # training: what is cheap is computed again in the backward pass, not saved (min-cut)
+    rematerialises: bool = True  # training: recompute cheap values in the backward pass (min-cut)
     precision: str = "fp32"  # "bf16" rounds the weights of linears and convolutions to it (docs/nimble-cpu.md)
-    weights: str = "bytes"  # what tells that they changed: their "bytes", or their "versions" (docs/nimble.md)
-    optimises: bool = True  # run the passes; without them the program is the model, operator by operator
+    weights: str = "bytes"  # how a change is detected: by "bytes" or by "versions" (docs/nimble.md)
+    optimises: bool = True  # run the passes; without them the program has the model's operators
 
     def __post_init__(self) -> None:
         for name in ("max_schedules", "max_concurrency"):
@@ -64,14 +64,14 @@ class Options:
             raise InvalidInputError(f"kernels is {self.kernels!r}; it may be 'triton', 'inductor' or 'aten'")
 
 
-_BY_DEVICE = {"cpu": "auto", "cuda": "cuda"}  # other devices' operators are torch's own
+_BY_DEVICE = {"cpu": "auto", "cuda": "cuda"}  # on other devices torch runs the operators
 
 
 def make_options(options: Mapping[str, Any]) -> Options:
-    """Options by name.
+    """Make options from names and values.
 
     Raises:
-        InvalidInputError: a name that does not exist, or a value out of range.
+        InvalidInputError: a name does not exist, or a value is out of range.
 
     Example:
         >>> make_options({"num_threads": 2}).num_threads
@@ -85,7 +85,7 @@ def make_options(options: Mapping[str, Any]) -> Options:
 
 
 class Prepared:
-    """A call of fixed shapes, ready to be replayed from any thread."""
+    """Call of fixed shapes, ready to be replayed from any thread."""
 
     def __init__(self, captured: Captured, options: Options, model: Any) -> None:
         self.captured = captured
@@ -107,19 +107,19 @@ class Prepared:
         self._is_one_tensor = captured.results.is_plain and captured.results.spec == _ONE_TENSOR
         self._writes = Writes(captured)
         views = any(origin.kind == "input" for origin in captured.results.origins)
-        self.is_bound_to_strides = views or bool(self._writes.inputs)  # reshape and contiguous copy, or do not
+        self.is_bound_to_strides = views or bool(self._writes.inputs)  # whether they copy depends on strides
 
     def renew(self) -> None:
-        """Begin with nobody in a call."""
+        """Make new locks: no call is running."""
         self._turn = threading.Lock()
-        self._free: SimpleQueue[Executor | None] | None = None  # executors that nobody uses; None: to be made
+        self._free: SimpleQueue[Executor | None] | None = None  # idle executors; None: to be made
         if self._options.max_concurrency > 1 and not self.program.mutations:  # buffers are shared: one call at a time
             self._free = SimpleQueue()
             for executor in (*[None] * (self._options.max_concurrency - 1), self.executor):
                 self._free.put(executor)
 
     def check(self, inputs: Sequence[torch.Tensor]) -> None:
-        """See that the model can be replayed on these inputs.
+        """Check that the model can be replayed on these inputs.
 
         Raises:
             CaptureError: tensors share memory, and the model writes to it.
@@ -141,11 +141,11 @@ class Prepared:
         )
 
     def run(self, inputs: Sequence[torch.Tensor], objects: Sequence[Any] = ()) -> Any:
-        """The model's result.
+        """Replay the call and return the model's result.
 
         Args:
-            inputs: The tensors of a call, in flattened order.
-            objects: The objects among its arguments that are changed as forward would change them.
+            inputs: Tensors of the call, in flattened order.
+            objects: Objects among its arguments, which are changed as forward changes them.
 
         Raises:
             CaptureError: tensors share memory, and the model writes to it.
@@ -180,10 +180,10 @@ class Writes:
         return bool(self.inputs or self._written)
 
     def check(self, inputs: Sequence[torch.Tensor]) -> None:
-        """See that no other tensor of the call shares memory with one that is written to.
+        """Check that no other tensor of the call shares memory with one that is written to.
 
         Raises:
-            CaptureError: one does: a program knows each tensor by itself.
+            CaptureError: one does, which a program cannot express.
         """
         for number in self.inputs:
             others = (*inputs[:number], *inputs[number + 1 :], *self._constants)
@@ -199,7 +199,7 @@ def _shared() -> CaptureError:
 
 
 class PreparedCalls:
-    """The prepared calls of one model, by what their arguments look like."""
+    """Prepared calls of one model, by the signature of their arguments."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class PreparedCalls:
         renew_in_forks(self)
 
     def renew(self) -> None:
-        """Begin with nobody in a call."""
+        """Make new locks: no call is running."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -232,7 +232,7 @@ class PreparedCalls:
             self.latest = None
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Replay the call, preparing it first if its like has not been met."""
+        """Replay the call; prepare it first if its signature is new."""
         signature, inputs, objects = self._read(args, kwargs)
         for tensor in inputs:
             if tensor.requires_grad and torch.is_grad_enabled():
@@ -256,13 +256,13 @@ class PreparedCalls:
                 if signature in self._by_signature:
                     self._by_signature.move_to_end(signature)
                 self.latest = prepared
-        if is_autocast:  # what it casts is in the schedule
+        if is_autocast:  # the schedule holds its casts
             with torch._C._DisableAutocast():
                 return prepared.run(inputs, objects)
         return prepared.run(inputs, objects)
 
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
-        """Prepare calls that look like this one, without running it."""
+        """Prepare calls of this one's signature, without running it."""
         signature, inputs, _ = self._read(args, kwargs)
         prepared = self._prepare(signature, args, kwargs)
         prepared.check(inputs)
@@ -271,7 +271,7 @@ class PreparedCalls:
     def _read(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any, Sequence[torch.Tensor], Sequence[Any]]:
-        """Return the form of the call, the tensors a replay takes, and the objects among the arguments."""
+        """Return the call's signature, the tensors that a replay takes, and the objects among the arguments."""
         if not kwargs and not self._fixed_places and {*map(type, args)} == {torch.Tensor}:
             return tuple([(tensor.shape, tensor.dtype, tensor.device) for tensor in args]), args, ()
         flat = trees.flatten((args, dict(kwargs)))
@@ -288,7 +288,7 @@ class PreparedCalls:
             return capture_checked(self._model, args, kwargs)
         except MlsysError:
             raise
-        except Exception as error:  # the model's own, or one that only a watched run meets
+        except Exception as error:  # the model's own, or one of the capture
             with torch.no_grad():
                 run_on_copies(self._model, args, kwargs)
             what = "the model runs, but not when it is watched"
@@ -321,13 +321,13 @@ class PreparedCalls:
 
 
 def autocast_state() -> tuple[tuple[bool, torch.dtype], ...]:
-    """For CPU and CUDA: whether autocast is on, and what it casts to."""
+    """Return for CPU and CUDA whether autocast is on, and the dtype that it casts to."""
     return tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
 
 
 @contextmanager
 def eval_mode(model: Any) -> Iterator[None]:
-    """The module as inference sees it, whatever mode it is in."""
+    """Put all modules in eval mode within the context."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -340,7 +340,7 @@ def eval_mode(model: Any) -> Iterator[None]:
 
 @contextmanager
 def faults_refused() -> Iterator[None]:
-    """Refuse a model that passes or executors fail on, so that ``fallback="eager"`` and torch.compile go on without."""
+    """Refuse a model on which passes or executors fail, so that ``fallback="eager"`` and torch.compile can go on."""
     try:
         yield
     except MlsysError:
@@ -351,7 +351,7 @@ def faults_refused() -> Iterator[None]:
 
 
 def run_on_copies(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Run a model as it is, on copies of the tensors."""
+    """Run a model eagerly on copies of the tensors."""
     flat = trees.flatten((args, dict(kwargs)))
     leaves = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in flat.leaves]
     copied_args, copied_kwargs = trees.unflatten(leaves, flat.spec)

@@ -1,4 +1,4 @@
-"""Nimble's step of ``mlsys demo``: two nets prepared, the same results as eager PyTorch's, and in what time."""
+"""Nimble's step of ``mlsys demo``: two nets prepared, compared with eager PyTorch, and timed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BUDGET_S = 2.0  # of turns for each net
 
 
 def run(context: DemoContext) -> Section:
-    """Prepare, compare, time in turns, draw the streams of the first."""
+    """Prepare two nets, compare and time them in turns, and draw the streams of the first."""
     import torch
 
     before = torch.get_num_threads()
@@ -30,7 +30,7 @@ def run(context: DemoContext) -> Section:
 
 
 def _calling(model: Callable[..., object], inputs: Sequence[Tensor], num_threads: int) -> Callable[[], None]:
-    """A call with so many of torch's threads."""
+    """Return a call with this number of torch's threads."""
     import torch
 
     def call() -> None:

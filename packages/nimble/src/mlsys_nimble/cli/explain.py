@@ -122,7 +122,7 @@ def _tensors(net: Net) -> list[Tensor]:
 
 
 def _executor(found: Explanation, net: Net, threads: int) -> NativeExecutor:
-    """The native executor, its caches warm and its workers awake."""
+    """Make the native executor, and warm up its caches and workers."""
     from mlsys_nimble.backends.cpu.executor import NativeExecutor
 
     executor = NativeExecutor(found.program, num_threads=threads)
@@ -132,7 +132,7 @@ def _executor(found: Explanation, net: Net, threads: int) -> NativeExecutor:
 
 
 def _write_trace(executor: NativeExecutor, net: Net, path: Path) -> None:
-    """One replay as a trace, a track for each worker."""
+    """Write one replay as a trace, with a track for each worker."""
     from mlsys_core.errors import InvalidInputError
     from mlsys_core.profiling import Recorder, write_trace
 

@@ -1,4 +1,4 @@
-"""``mlsys nimble``: what the planners decide about a model, printed, drawn or as JSON."""
+"""``mlsys nimble``: a model's schedule, printed, drawn or as JSON."""
 
 from __future__ import annotations
 

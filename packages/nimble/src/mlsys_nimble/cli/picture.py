@@ -1,4 +1,4 @@
-"""Draws a stream assignment as SVG: one column and colour a stream, one row a level of dependency."""
+"""Picture of a stream assignment as SVG: one column and colour a stream, one row a level of dependency."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from html import escape
 from mlsys_core.errors import InvalidInputError
 from mlsys_nimble.planning.streams import StreamAssignment
 
-MAX_DRAWN = 1000  # operators; beyond that a picture shows nothing
+MAX_DRAWN = 1000  # operators; a picture of more is unreadable
 
 _COLUMN, _ROW, _WIDTH, _HEIGHT, _MARGIN = 150, 64, 118, 30, 24  # pixels
 _MAX_LABEL = 15  # characters that fit a box
 
 
 def stream_svg(assignment: StreamAssignment) -> str:
-    """An SVG of the minimum equivalent graph: solid edges stay within a stream, dashed ones are synchronisations.
+    """Draw an SVG of the minimum equivalent graph: solid edges stay within a stream, dashed ones are synchronisations.
 
     Raises:
         InvalidInputError: more than ``MAX_DRAWN`` operators.
@@ -65,5 +65,5 @@ def _boxes(operators: Iterable[tuple[str, int, int, int]]) -> Iterable[str]:
 
 
 def _colour(stream: int) -> str:
-    """A hue for each stream, by the golden angle so that neighbours differ; dark enough for white text."""
+    """Return a hue for a stream, by the golden angle so that neighbours differ; dark enough for white text."""
     return f"hsl({stream * 137.5 % 360:.0f},55%,38%)"

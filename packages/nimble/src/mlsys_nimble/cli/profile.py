@@ -1,4 +1,4 @@
-"""Where the time of a replay goes: from when its tasks ran to a table of operators. Pure."""
+"""Profile of a replay: from the times of its tasks to a table of operators. Pure."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ from typing import Protocol
 
 
 class Task(Protocol):
-    """When one task of a replay ran; :class:`mlsys_nimble.backends.cpu.executor.TaskTime` is one."""
+    """Times of one task of a replay, such as :class:`mlsys_nimble.backends.cpu.executor.TaskTime`."""
 
     @property
     def operator(self) -> str:
-        """Its operator's name."""
+        """Return the name of its operator."""
         ...
 
     @property
     def begin_ns(self) -> int:
-        """On a steady clock."""
+        """Return the begin on a steady clock, in nanoseconds."""
         ...
 
     @property
     def end_ns(self) -> int:
-        """On the same clock."""
+        """Return the end on the same clock."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorTime:
-    """One operator's share of a replay."""
+    """Time of one operator in a replay."""
 
     name: str
-    seconds: float  # of all its tasks together, the median of the replays
+    seconds: float  # sum of all its tasks, median over replays
     num_tasks: int
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A replay's time, by operator."""
+    """Time of a replay, by operator."""
 
-    operators: tuple[OperatorTime, ...]  # the longest first
-    elapsed_s: float  # from the first task's begin to the last one's end, the median of the replays
+    operators: tuple[OperatorTime, ...]  # longest first
+    elapsed_s: float  # from the first task's begin to the last one's end, median over replays
 
     @property
     def busy_s(self) -> float:
-        """Of all workers together."""
+        """Return the busy seconds of all workers together."""
         return sum(operator.seconds for operator in self.operators)
 
     def by_kind(self, kind_of: Mapping[str, str]) -> dict[str, float]:
-        """Seconds of each kind of operator, the most first; operators that ``kind_of`` lacks are ``other``."""
+        """Return the seconds of each kind of operator, longest first; those that ``kind_of`` lacks are ``other``."""
         totals: dict[str, float] = {}
         for operator in self.operators:
             kind = kind_of.get(operator.name, "other")
@@ -58,7 +58,7 @@ class Profile:
 
 
 def profile(replays: Iterable[Sequence[Task]]) -> Profile:
-    """Medians over replays of the same schedule.
+    """Return medians over replays of the same schedule.
 
     Raises:
         ValueError: there is no replay.

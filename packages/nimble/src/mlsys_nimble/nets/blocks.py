@@ -1,4 +1,4 @@
-"""What the nets are put together from, and what makes their random weights fit to be measured with."""
+"""Building blocks of the nets, and batch norm statistics that suit random weights."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from torch.utils._pytree import tree_map_only
 
 
 class Net(NamedTuple):
-    """A module and tensors to call it with: ``module(*inputs)``."""
+    """Module, and tensors to call it with: ``module(*inputs)``."""
 
     module: nn.Module
     inputs: tuple[Tensor, ...]
 
     def on(self, place: str) -> Net:
-        """Return the same on the device that torch calls ``place``."""
+        """Return the net and its inputs on the device that torch calls ``place``."""
         return Net(self.module.to(place), tree_map_only(Tensor, lambda tensor: tensor.to(place), self.inputs))
 
 
 class Concat(nn.ModuleList):
-    """Branches that read the same input; -> their results one after another along the channels."""
+    """Branches that read the same input, with their results concatenated along the channels."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x [N, C, H, W]`` -> ``[N, sum of the branches' channels, H', W']``."""
+        """Map ``x [N, C, H, W]`` to ``[N, sum of the branches' channels, H', W']``."""
         return torch.cat([branch(x) for branch in self], dim=1)
 
 
 def image(batch: int, size: int) -> Tensor:
-    """Float32 ``[batch, 3, size, size]``, normal."""
+    """Return a normal float32 ``[batch, 3, size, size]``."""
     return torch.randn(batch, 3, size, size)
 
 
@@ -45,7 +45,7 @@ def conv_bn(
     eps: float = 1e-5,
     activation: Callable[[], nn.Module] | None = nn.ReLU,
 ) -> nn.Sequential:
-    """Convolution without bias, batch norm, and an activation unless None; ``padding`` None keeps the size."""
+    """Build a convolution without bias, batch norm and, unless None, an activation; ``padding`` None keeps the size."""
     if padding is None:
         padding = kernel // 2 if isinstance(kernel, int) else (kernel[0] // 2, kernel[1] // 2)
     convolution = nn.Conv2d(in_channels, out_channels, kernel, stride, padding, groups=groups, bias=False)
@@ -54,24 +54,24 @@ def conv_bn(
 
 
 class Classifier(nn.Sequential):
-    """``[N, C, H, W]`` -> mean over the pixels -> ``[N, num_classes]``."""
+    """Classifier head: the mean over pixels of ``[N, C, H, W]``, then a linear to ``[N, num_classes]``."""
 
     def __init__(self, in_channels: int, num_classes: int = 1000):
         super().__init__(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(in_channels, num_classes))
 
 
 def settle(net: Net) -> Net:
-    """Give batch norms the statistics of the example, and everything else its mode for inference.
+    """Give batch norms the statistics of the example, and put the net in eval mode.
 
-    With the statistics that modules start with, the activations of a deep net of random weights vanish or explode, and
-    a wrong result hides in either. So each batch norm measures what it is given while the example passes.
+    With initial statistics, the activations of a deep net of random weights vanish or explode, and either hides a wrong
+    result. So each batch norm measures its input in one run of the example.
     """
     norms = [module for module in net.module.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     net.module.eval().requires_grad_(False)
     for norm in norms:
         nn.init.uniform_(norm.weight, 0.5, 1.5)
         nn.init.normal_(norm.bias, std=0.1)
-        norm.momentum = None  # the mean of all it has seen: of this one call
+        norm.momentum = None  # statistics become those of the one call below
         norm.train()
     if norms:
         with torch.no_grad():

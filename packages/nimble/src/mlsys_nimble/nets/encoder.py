@@ -24,7 +24,7 @@ class Layer(nn.Module):
         self.attention_norm, self.norm = nn.LayerNorm(width, eps=_EPS), nn.LayerNorm(width, eps=_EPS)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """``x [N, T, width]``, ``mask [N, 1, 1, T]`` (added to the scores) -> ``[N, T, width]``."""
+        """Map ``x [N, T, width]`` and ``mask [N, 1, 1, T]`` (added to the scores) to ``[N, T, width]``."""
         query, key, value = (self._heads(linear(x)) for linear in (self.query, self.key, self.value))
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         x = self.attention_norm(x + self.mixed(attended.transpose(1, 2).flatten(2)))
@@ -48,7 +48,7 @@ class Encoder(nn.Module):
         self.pooler = nn.Linear(width, width)
 
     def forward(self, token_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Two of int64 ``[N, T]`` -> every token's state ``[N, T, width]``, the pooled first ``[N, width]``."""
+        """Map int64 ids and mask ``[N, T]`` to token states ``[N, T, width]`` and the pooled first ``[N, width]``."""
         num_tokens = token_ids.shape[1]
         x = self.words(token_ids) + self.positions.weight[:num_tokens] + self.segments.weight[0]
         x = self.norm(x)
@@ -64,10 +64,10 @@ def _encoder(batch: int, width: int, num_layers: int, num_heads: int) -> Net:
 
 
 def bert_base(batch: int = 1) -> Net:
-    """BERT-base, 128 tokens."""
+    """Build BERT-base with 128 tokens."""
     return _encoder(batch, width=768, num_layers=12, num_heads=12)
 
 
 def minilm_l6(batch: int = 1) -> Net:
-    """The shape of all-MiniLM-L6-v2, 128 tokens."""
+    """Build the shape of all-MiniLM-L6-v2 with 128 tokens."""
     return _encoder(batch, width=384, num_layers=6, num_heads=12)

@@ -13,10 +13,10 @@ from mlsys_nimble.nets.blocks import Classifier, Net, conv_bn, image
 
 @dataclass(frozen=True, slots=True)
 class CellPlan:
-    """A cell: two edges make a node, their sum; nodes 0 and 1 are the results of the two cells before."""
+    """Edges and results of a cell: two edges sum to a node; nodes 0 and 1 are the results of the two cells before."""
 
     edges: tuple[tuple[str, int], ...]  # (operation, the node it reads), two for each node from 2 on
-    results: tuple[int, ...]  # the nodes whose concatenation the cell gives
+    results: tuple[int, ...]  # nodes that are concatenated to the cell's result
 
 
 _DARTS_NORMAL = CellPlan(
@@ -67,7 +67,7 @@ class ReluConv(nn.Sequential):
 
 
 class FactorizedReduce(nn.Module):
-    """Half the size without losing pixels: two convolutions of stride 2, one of them shifted by a pixel."""
+    """Half-size reduction without losing pixels: two convolutions of stride 2, one of them shifted by a pixel."""
 
     def __init__(self, in_channels: int, out_channels: int):
         super().__init__()
@@ -76,7 +76,7 @@ class FactorizedReduce(nn.Module):
         self.norm = nn.BatchNorm2d(out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[N, C, H, W]``, H and W even -> ``[N, C', H / 2, W / 2]``."""
+        """Map ``[N, C, H, W]``, H and W even, to ``[N, C', H / 2, W / 2]``."""
         x = functional.relu(x)
         result: Tensor = self.norm(torch.cat([self.even(x), self.odd(x[:, :, 1:, 1:])], dim=1))
         return result
@@ -105,7 +105,7 @@ def _separable(channels: int, kernel: int, stride: int, dilation: int = 1) -> tu
 
 
 class Cell(nn.Module):
-    """One cell after a plan; a cell after a reduction halves its older input first."""
+    """Cell built by a plan; after a reduction it halves its older input first."""
 
     def __init__(
         self, plan: CellPlan, older: int, newer: int, channels: int, *, is_reduction: bool, follows_reduction: bool
@@ -123,7 +123,7 @@ class Cell(nn.Module):
         )
 
     def forward(self, older: Tensor, newer: Tensor) -> Tensor:
-        """Two of ``[N, C, H, W]`` -> ``[N, channels * len(plan.results), H', W']``."""
+        """Map two of ``[N, C, H, W]`` to ``[N, channels * len(plan.results), H', W']``."""
         nodes = [self.older(older), self.newer(newer)]
         edges = [(operation, node) for operation, (_, node) in zip(self.operations, self.plan.edges, strict=True)]
         for (left, left_node), (right, right_node) in zip(edges[::2], edges[1::2], strict=True):
@@ -132,7 +132,7 @@ class Cell(nn.Module):
 
 
 class CellNet(nn.Module):
-    """The ImageNet net of DARTS: 14 cells, two of them reductions."""
+    """ImageNet net of DARTS: 14 cells, two of them reductions."""
 
     def __init__(self, normal: CellPlan, reduction: CellPlan, channels: int = 48, num_cells: int = 14):
         super().__init__()
@@ -153,7 +153,7 @@ class CellNet(nn.Module):
         self.head = Classifier(newer)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[N, 3, 224, 224]`` -> ``[N, 1000]``."""
+        """Map ``[N, 3, 224, 224]`` to ``[N, 1000]``."""
         older = self.stem(x)
         newer = self.stem2(older)
         for cell in self.cells:
@@ -163,10 +163,10 @@ class CellNet(nn.Module):
 
 
 def darts(batch: int = 1) -> Net:
-    """DARTS, the second-order CIFAR genotype (figures 4 and 5 of its paper) at ImageNet's size, 224 x 224."""
+    """Build DARTS, the second-order CIFAR genotype (figures 4 and 5 of its paper) at ImageNet's size, 224 x 224."""
     return Net(CellNet(_DARTS_NORMAL, _DARTS_REDUCTION), (image(batch, 224),))
 
 
 def amoebanet(batch: int = 1) -> Net:
-    """AmoebaNet-A's cells in the same net, 224 x 224."""
+    """Build AmoebaNet-A's cells in the same net, 224 x 224."""
     return Net(CellNet(_AMOEBANET_NORMAL, _AMOEBANET_REDUCTION), (image(batch, 224),))

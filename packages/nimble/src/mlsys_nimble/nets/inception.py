@@ -16,7 +16,7 @@ def _pooled(in_channels: int, out_channels: int) -> nn.Sequential:
 
 
 def _figure5(channels: int, pooled: int) -> Concat:
-    """Figure 5 of the paper: 5 x 5, and two 3 x 3 in its place."""
+    """Build figure 5 of the paper: 5 x 5, and two 3 x 3 in its place."""
     return Concat(
         [
             _conv(channels, 64),
@@ -28,7 +28,7 @@ def _figure5(channels: int, pooled: int) -> Concat:
 
 
 def _figure6(channels: int, width: int) -> Concat:
-    """Figure 6: 7 x 7 as rows and columns."""
+    """Build figure 6: 7 x 7 as rows and columns."""
     row, column = (1, 7), (7, 1)
     return Concat(
         [
@@ -47,7 +47,7 @@ def _figure6(channels: int, width: int) -> Concat:
 
 
 def _figure7(channels: int) -> Concat:
-    """Figure 7: rows and columns side by side; six branches at its widest."""
+    """Build figure 7: rows and columns side by side; six branches at its widest."""
 
     def fork() -> Concat:
         return Concat([_conv(384, 384, (1, 3)), _conv(384, 384, (3, 1))])
@@ -88,7 +88,7 @@ def _to_8_pixels(channels: int) -> Concat:
 
 
 def inception_v3(batch: int = 1) -> Net:
-    """Inception-v3, 299 x 299."""
+    """Build Inception-v3, 299 x 299."""
     module = nn.Sequential(
         _conv(3, 32, 3, 2, padding=0),
         _conv(32, 32, 3, padding=0),

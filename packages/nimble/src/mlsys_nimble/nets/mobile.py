@@ -32,7 +32,7 @@ _EFFICIENTNET = (
 
 
 class SqueezeExcite(nn.Module):
-    """Scales each channel by a gate computed from the means of all channels."""
+    """Gate of each channel, computed from the means of all channels."""
 
     def __init__(self, channels: int, squeezed: int):
         super().__init__()
@@ -45,13 +45,13 @@ class SqueezeExcite(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[N, C, H, W]`` -> the same."""
+        """Map ``[N, C, H, W]`` to the same shape."""
         result: Tensor = x * self.gate(x)
         return result
 
 
 class InvertedResidual(nn.Module):
-    """Expand, convolve each channel alone, (gate,) project; plus the input where the shape stays."""
+    """Block that expands, convolves each channel alone, gates (if asked) and projects; residual if the shape stays."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class InvertedResidual(nn.Module):
         self.is_residual = stride == 1 and in_channels == out_channels
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[N, C, H, W]`` -> ``[N, C', H', W']``."""
+        """Map ``[N, C, H, W]`` to ``[N, C', H', W']``."""
         y: Tensor = self.body(x)
         return x + y if self.is_residual else y
 
@@ -103,24 +103,24 @@ def _inverted(
 
 
 def _round_channels(channels: float) -> int:
-    """To a multiple of eight, never losing more than a tenth."""
+    """Round to a multiple of eight, never down by more than a tenth."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * channels else rounded
 
 
 def mobilenet_v2(batch: int = 1) -> Net:
-    """MobileNetV2, 224 x 224."""
+    """Build MobileNetV2, 224 x 224."""
     module = _inverted(_MOBILENET_V2, width=1.0, depth=1.0, head=1280, activation=nn.ReLU6, squeezes=False)
     return Net(module, (image(batch, 224),))
 
 
 def efficientnet_b0(batch: int = 1) -> Net:
-    """EfficientNet-B0, 224 x 224."""
+    """Build EfficientNet-B0, 224 x 224."""
     module = _inverted(_EFFICIENTNET, width=1.0, depth=1.0, head=1280, activation=nn.SiLU, squeezes=True)
     return Net(module, (image(batch, 224),))
 
 
 def efficientnet_b5(batch: int = 1) -> Net:
-    """EfficientNet-B5, 456 x 456."""
+    """Build EfficientNet-B5, 456 x 456."""
     module = _inverted(_EFFICIENTNET, width=1.6, depth=2.2, head=1280, activation=nn.SiLU, squeezes=True)
     return Net(module, (image(batch, 456),))

@@ -14,7 +14,7 @@ _EPS = 1e-3
 
 
 class Squeeze(nn.Sequential):
-    """Activation, 1 x 1 convolution, batch norm: what a cell does to each of its inputs."""
+    """Activation, 1 x 1 convolution and batch norm: the first step on each input of a cell."""
 
     def __init__(self, in_channels: int, out_channels: int):
         super().__init__(
@@ -41,7 +41,7 @@ class Separable(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[N, C, H, W]`` -> ``[N, C', H', W']``, H' = ceil(H / stride)."""
+        """Map ``[N, C, H, W]`` to ``[N, C', H', W']``, H' = ceil(H / stride)."""
         x = functional.relu(x)
         if self.stride == 2:
             after = self.kernel // 2
@@ -52,14 +52,14 @@ class Separable(nn.Module):
 
 
 class Pool(nn.Module):
-    """3 x 3 windows; of an even size halved, the first begins at the first pixel."""
+    """Pool over 3 x 3 windows; where an even size is halved, the first window begins at the first pixel."""
 
     def __init__(self, op: Literal["max", "average"], stride: int):
         super().__init__()
         self.op, self.stride = op, stride
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[N, C, H, W]`` -> ``[N, C, H', W']``, H' = ceil(H / stride)."""
+        """Map ``[N, C, H, W]`` to ``[N, C, H', W']``, H' = ceil(H / stride)."""
         is_centred = self.stride == 1 or x.shape[-1] % 2 == 1
         padding, ceils = (1, False) if is_centred else (0, True)
         if self.op == "max":
@@ -68,7 +68,7 @@ class Pool(nn.Module):
 
 
 class Halve(nn.Module):
-    """The input of the cell before last where a reduction lies between: every second pixel, and the ones between."""
+    """Older input of a cell across a reduction: every second pixel, and the pixels between, convolved."""
 
     def __init__(self, in_channels: int, out_channels: int):
         super().__init__()
@@ -77,7 +77,7 @@ class Halve(nn.Module):
         self.norm = nn.BatchNorm2d(out_channels, eps=_EPS)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[N, C, H, W]`` -> ``[N, C', ceil(H / 2), ceil(W / 2)]``."""
+        """Map ``[N, C, H, W]`` to ``[N, C', ceil(H / 2), ceil(W / 2)]``."""
         x = functional.relu(x)
         shifted = functional.pad(x, (-1, 1, -1, 1))
         result: Tensor = self.norm(torch.cat([self.even(x), self.odd(shifted)], dim=1))
@@ -85,7 +85,7 @@ class Halve(nn.Module):
 
 
 class NormalCell(nn.Module):
-    """Figure 4, left: five sums and the older input, six times ``channels``."""
+    """Cell of figure 4, left: five sums and the older input, six times ``channels``."""
 
     def __init__(self, newer: int, older: int, channels: int, *, halves_older: bool):
         super().__init__()
@@ -95,7 +95,7 @@ class NormalCell(nn.Module):
         self.pools = nn.ModuleList(Pool("average", 1) for _ in range(3))
 
     def forward(self, newer: Tensor, older: Tensor) -> Tensor:
-        """Two of ``[N, C, H, W]`` -> ``[N, 6 * channels, H, W]``."""
+        """Map two of ``[N, C, H, W]`` to ``[N, 6 * channels, H, W]``."""
         g, h = self.older(older), self.newer(newer)
         sums = [
             self.separables[0](h) + self.separables[1](g),
@@ -108,7 +108,7 @@ class NormalCell(nn.Module):
 
 
 class ReductionCell(nn.Module):
-    """Figure 4, right: five sums, four of them the result. A stem's older input may have another number of channels."""
+    """Cell of figure 4, right: five sums, four of them the result. A stem's older input may have other channels."""
 
     def __init__(self, newer: int, older: nn.Module, older_channels: int, channels: int):
         super().__init__()
@@ -123,7 +123,7 @@ class ReductionCell(nn.Module):
         self.pools = nn.ModuleList([Pool("max", 2), Pool("average", 2), Pool("average", 1), Pool("max", 2)])
 
     def forward(self, newer: Tensor, older: Tensor) -> Tensor:
-        """Two of ``[N, C, H, W]`` -> ``[N, 4 * channels, ceil(H / 2), ceil(W / 2)]``."""
+        """Map two of ``[N, C, H, W]`` to ``[N, 4 * channels, ceil(H / 2), ceil(W / 2)]``."""
         g, h = self.older(older), self.newer(newer)
         first = self.separables[0](h) + self.separables[1](g)
         second = self.pools[0](h) + self.separables[2](g)
@@ -164,7 +164,7 @@ class NasNet(nn.Module):
         self.head = nn.Sequential(nn.ReLU(), Classifier(newer))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[N, 3, H, W]`` -> ``[N, 1000]``."""
+        """Map ``[N, 3, H, W]`` to ``[N, 1000]``."""
         x = self.first(x)
         older = self.stem(x, x)
         newer = self.stem2(older, x)
@@ -176,10 +176,10 @@ class NasNet(nn.Module):
 
 
 def nasnet_mobile(batch: int = 1) -> Net:
-    """NASNet-A mobile, 4 @ 1056, 224 x 224."""
+    """Build NASNet-A mobile, 4 @ 1056, 224 x 224."""
     return Net(NasNet(stem_channels=32, channels=44, num_normal=4, skips_reduction=False), (image(batch, 224),))
 
 
 def nasnet_large(batch: int = 1) -> Net:
-    """NASNet-A large, 6 @ 4032, 331 x 331."""
+    """Build NASNet-A large, 6 @ 4032, 331 x 331."""
     return Net(NasNet(stem_channels=96, channels=168, num_normal=6, skips_reduction=True), (image(batch, 331),))

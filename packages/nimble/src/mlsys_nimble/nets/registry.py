@@ -1,4 +1,4 @@
-"""The table of nets. No torch until one is made."""
+"""Table of nets; torch is imported when one is made."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NetEntry:
-    """A net that can be had by name."""
+    """Net with a name."""
 
     name: str
     factory: str  # -> Callable[[int], Net]; the argument is the batch size
-    help: str  # what it is, and on what input
+    help: str  # description with its input's size
     num_parameters: int
     published_degree: int | None = None  # "Deg." of table 3.1
 
@@ -48,10 +48,10 @@ NETS: tuple[NetEntry, ...] = (
 
 
 def find_net(name: str) -> NetEntry:
-    """The entry called ``name``; underscores stand for dashes.
+    """Return the entry called ``name``; underscores stand for dashes.
 
     Raises:
-        InvalidInputError: there is none; the message has the nearest.
+        InvalidInputError: there is none; the message gives the closest name.
     """
     wanted = name.replace("_", "-").lower()
     names = [entry.name for entry in NETS]
@@ -63,7 +63,7 @@ def find_net(name: str) -> NetEntry:
 
 
 def net(name: str, *, batch: int = 1, seed: int = 0) -> Net:
-    """The module called ``name``, in eval mode, and example inputs; equal arguments give equal weights and inputs.
+    """Build the module called ``name`` in eval mode, with example inputs; equal arguments give equal tensors.
 
     Batch norms hold the statistics of the example, so that activations neither vanish nor explode.
 

@@ -8,14 +8,14 @@ from mlsys_nimble.nets.blocks import Classifier, Net, conv_bn, image
 
 
 class Residual(nn.Module):
-    """``relu(body(x) + shortcut(x))``; the shortcut is a convolution where the shape changes."""
+    """Residual block ``relu(body(x) + shortcut(x))``; the shortcut is a convolution where the shape changes."""
 
     def __init__(self, body: nn.Module, shortcut: nn.Module):
         super().__init__()
         self.body, self.shortcut, self.activation = body, shortcut, nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[N, C, H, W]`` -> ``[N, C', H', W']``."""
+        """Map ``[N, C, H, W]`` to ``[N, C', H', W']``."""
         result: Tensor = self.activation(self.body(x) + self.shortcut(x))
         return result
 
@@ -50,17 +50,17 @@ def _imagenet(depths: tuple[int, int, int, int]) -> nn.Module:
 
 
 def resnet50(batch: int = 1) -> Net:
-    """ResNet-50, 224 x 224."""
+    """Build ResNet-50, 224 x 224."""
     return Net(_imagenet((3, 4, 6, 3)), (image(batch, 224),))
 
 
 def resnet101(batch: int = 1) -> Net:
-    """ResNet-101, 224 x 224."""
+    """Build ResNet-101, 224 x 224."""
     return Net(_imagenet((3, 4, 23, 3)), (image(batch, 224),))
 
 
 def resnet20_cifar(batch: int = 1) -> Net:
-    """ResNet-20 for 32 x 32 images, its shortcuts convolutions (option B)."""
+    """Build ResNet-20 for 32 x 32 images, its shortcuts convolutions (option B)."""
     parts: list[nn.Module] = [conv_bn(3, 16, 3)]
     channels = 16
     for stage, width in enumerate((16, 32, 64)):

@@ -1,4 +1,4 @@
-"""What a command's MODEL may be: a net's name, another library's net, an exported program, a function of the user's."""
+"""Values of a command's MODEL: a net's name, another library's net, an exported program, a user's function."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _NUM_TOKENS = 128
 
 
 def check_model(model: str) -> None:
-    """Refuse what :func:`load_model` would, as far as that can be seen without loading anything.
+    """Refuse what :func:`load_model` refuses, as far as possible without loading anything.
 
     Raises:
-        InvalidInputError: no net is called so, or there is no such file.
+        InvalidInputError: no net has this name, or there is no such file.
     """
     if model.endswith(".pt2"):
         _check_file(Path(model))
@@ -34,15 +34,15 @@ def check_model(model: str) -> None:
 
 
 def load_model(model: str, *, batch: int = 1, trust_code: bool = False) -> Net:
-    """The module and example inputs that ``model`` names (:data:`FORMS`); in eval mode.
+    """Load the module and example inputs that ``model`` names (:data:`FORMS`), in eval mode.
 
     Args:
-        model: See :data:`FORMS`.
-        batch: Examples in a call; files and functions bring their own.
-        trust_code: Let ``torch.export.load`` read a file, which runs code that it holds.
+        model: Name in one of :data:`FORMS`.
+        batch: Number of examples in a call; files and functions bring their own.
+        trust_code: True lets ``torch.export.load`` read a file, which may run code in it.
 
     Raises:
-        InvalidInputError: nothing is called so, or the function gives something else.
+        InvalidInputError: nothing has this name, or the function returns something else.
         MissingDependencyError: the library it names is not installed.
     """
     if model.endswith(".pt2"):
@@ -75,7 +75,7 @@ def _exported(path: Path, trust_code: bool) -> Net:
 
 
 def _function(module: str, name: str) -> Net:
-    sys.path.insert(0, "")  # as python -m does: modules beside the user
+    sys.path.insert(0, "")  # as python -m does: modules of the current folder
     try:
         function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
@@ -119,25 +119,25 @@ def _transformers(name: str, batch: int) -> Net:
 
 
 def _pretrained(package: Any, folder: Path) -> Any:
-    """Load a folder's model: from safetensors alone, and with none of the folder's code."""
+    """Load a folder's model from safetensors alone, without running the folder's code."""
     try:
         return package.AutoModel.from_pretrained(
             folder, use_safetensors=True, local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:  # transformers and safetensors raise of many kinds
+    except Exception as error:  # transformers and safetensors raise errors of many classes
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         raise InvalidInputError(f"transformers cannot load {folder}: {reason}") from error
 
 
 class _TensorsOnly(nn.Module):
-    """A model of transformers: ids and mask by position, its outputs as a plain tuple."""
+    """Model of transformers that takes ids and mask by position and returns a plain tuple."""
 
     def __init__(self, model: Any):
         super().__init__()
         self.model = model
 
     def forward(self, token_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Two of int64 ``[N, T]`` -> the model's tensors."""
+        """Map int64 ids and mask ``[N, T]`` to the model's tensors."""
         found: tuple[torch.Tensor, ...] = self.model(token_ids, attention_mask=attention_mask).to_tuple()
         return found
 
@@ -149,7 +149,7 @@ def _package(name: str) -> Any:
         if error.name == name:
             raise MissingDependencyError(f"{name} is not installed: pip install 'mlsys-nimble[nets]'") from error
         raise _broken(name, error) from error
-    except Exception as error:  # compiled operators of torchvision that are made for another torch
+    except Exception as error:  # operators of torchvision compiled for another torch
         raise _broken(name, error) from error
 
 

@@ -21,7 +21,7 @@ class SixBranch(nn.Module):
         self.head = nn.Linear(width * num_branches, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[N, width]`` -> ``[N, 10]``."""
+        """Map ``[N, width]`` to ``[N, 10]``."""
         states = [x] * len(self.branches)
         for row in range(self.depth):
             states = [
@@ -43,19 +43,19 @@ class Recurrent(nn.Module):
         self.layers, self.head = layers, nn.Linear(layers.hidden_size, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[N, T, width]`` -> ``[N, 10]``."""
+        """Map ``[N, T, width]`` to ``[N, 10]``."""
         states, _ = self.layers(x)
         result: Tensor = self.head(states[:, -1])
         return result
 
 
 def six_branch(batch: int = 1) -> Net:
-    """Six branches of twelve 64 x 64 linears."""
+    """Build six branches of twelve 64 x 64 linears."""
     return Net(SixBranch(), (torch.randn(batch, 64),))
 
 
 def mlp(batch: int = 1) -> Net:
-    """Sixteen 128 x 128 linears in a row."""
+    """Build sixteen 128 x 128 linears in a row."""
     rows = [part for _ in range(16) for part in (nn.Linear(128, 128), nn.ReLU())]
     for linear in rows[::2]:
         nn.init.kaiming_uniform_(linear.weight, nonlinearity="relu")  # type: ignore[arg-type]  # so that signals last
@@ -63,10 +63,10 @@ def mlp(batch: int = 1) -> Net:
 
 
 def gru(batch: int = 1) -> Net:
-    """Two GRU layers of 64, 16 steps."""
+    """Build two GRU layers of 64, 16 steps."""
     return Net(Recurrent(nn.GRU(64, 64, num_layers=2, batch_first=True)), (torch.randn(batch, 16, 64),))
 
 
 def lstm(batch: int = 1) -> Net:
-    """Two LSTM layers of 64, 16 steps."""
+    """Build two LSTM layers of 64, 16 steps."""
     return Net(Recurrent(nn.LSTM(64, 64, num_layers=2, batch_first=True)), (torch.randn(batch, 16, 64),))

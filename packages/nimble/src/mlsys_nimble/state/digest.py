@@ -1,4 +1,4 @@
-"""Digests of tensors' memory, for noticing writes that torch does not tell of."""
+"""Digests of tensors' memory, which detect writes that torch does not record."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def _load() -> Any:
 
 
 class Digest:
-    """Pieces of memory, and what their bytes come to.
+    """Digest of the bytes of some tensors.
 
     Args:
-        tensors: In the processor's memory. Each piece is all that lies between a tensor's first and last element. The
-            caller sees to it that the memory is still there when it is read.
+        tensors: Tensors on the CPU. The bytes from a tensor's first to its last element are read. The caller keeps the
+            memory alive.
 
     Example:
         >>> import torch
@@ -52,11 +52,11 @@ class Digest:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are read."""
+        """Return the number of bytes that a digest reads."""
         return sum(nbytes for _, nbytes in self._pieces)
 
     def read(self) -> int:
-        """Return a number that changes when any byte does, but for one chance in some billions."""
+        """Return a number that changes with any byte, except with a chance of one in billions."""
         if not self._pieces:
             return 0
         if self._native is not None:

@@ -1,4 +1,4 @@
-"""What a forked process must make anew: it has one thread, and locks that others held stay locked."""
+"""Renewal of locks and threads in forked processes, which have one thread and may inherit held locks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Protocol
 
 import torch
 
-CAPTURE_LOCK = threading.RLock()  # a trace sets flags of the whole process; so no fork may happen within one
+CAPTURE_LOCK = threading.RLock()  # a capture sets flags of the whole process, so no fork may happen within one
 
 
 class Renewable(Protocol):
-    """An object with locks or threads of its own."""
+    """Object with locks or threads of its own."""
 
     def renew(self) -> None:
-        """Begin again with free locks and without threads."""
+        """Make new free locks, and forget threads."""
         ...
 
 
@@ -38,7 +38,7 @@ def renew_in_forks(owner: Renewable) -> None:
 def _renew_all() -> None:
     CAPTURE_LOCK.release()
     if _OBJECTS:
-        torch.set_num_threads(1)  # OpenMP would wait for threads that are not here
+        torch.set_num_threads(1)  # OpenMP would wait for threads that do not exist here
     for owner in list(_OBJECTS):
         owner.renew()
 

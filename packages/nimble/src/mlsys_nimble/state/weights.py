@@ -1,9 +1,9 @@
-"""Notices that a model is no longer what its schedule was made from.
+"""Detection of changes to a model after its schedule was made.
 
 Kernels read packed copies of weights, and passes fold several into one. A write through torch raises a tensor's
-version; one through ``.data``, NumPy or another process leaves no trace but the bytes. So before each replay three
-things are looked at: that modules hold the same tensors, parts and numbers; that tensors lie where they lay; and, of
-those that a schedule has copies of, every byte (ADR 15 has what that costs).
+version; one through ``.data``, NumPy or another process changes only the bytes. So each replay first checks that
+modules hold the same tensors, submodules and numbers, that tensors have the same addresses, and that tensors which the
+schedule copied have the same bytes (ADR 15 gives the cost).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from torch import nn
 
 _WATCHED = (torch.Tensor, nn.Module, bool, int, float, complex, str, type(None))
 _PLAIN = frozenset({bool, int, float, complex, str})
-_NOT_WATCHED = frozenset(vars(nn.Module())) | {"training"}  # its dictionaries are watched by what is in them
+_NOT_WATCHED = frozenset(vars(nn.Module())) | {"training"}  # the entries of its dictionaries are watched instead
 
 
 class Watch:
-    """Record of what a schedule was made from; :meth:`has_changed` compares it with the present.
+    """Record of the model that a schedule was made from; :meth:`has_changed` compares it with the present one.
 
     Args:
-        model: Its modules' parameters, buffers, parts and plain attributes must stay the same objects.
-        constants: Tensors that the schedule took from the model. They must stay where they are in memory.
-        copied: Those that it has copies of. Their content must stay as it is.
-        reads_content: Whether every byte is read; if not, versions are, which only writes through torch raise.
+        model: Model whose parameters, buffers, submodules and plain attributes must stay the same objects.
+        constants: Tensors that the schedule took from the model. Their addresses must stay the same.
+        copied: Tensors that the schedule copied. Their content must stay the same.
+        reads_content: True compares every byte; False compares versions, which only writes through torch raise.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class Watch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that each look reads."""
+        """Return the number of bytes that each check reads."""
         return self._digest.nbytes
 
     def has_changed(self) -> bool:
-        """Say whether the model is another than the one that the schedule was made from."""
+        """Return whether the model has changed since the schedule was made."""
         for get, key, held in zip(self._gets, self._keys, self._held, strict=True):
             found = get(key)
             if found is not held and not (type(found) is type(held) and type(held) in _PLAIN and found == held):
@@ -72,7 +72,7 @@ class Watch:
 
 
 def _places(model: Any) -> Iterable[tuple[dict[str, Any], str, Any]]:
-    """List where modules hold what decides their results: (the dictionary, the key, the value)."""
+    """Yield the attributes that decide modules' results: (the dictionary, the key, the value)."""
     for module in model.modules() if isinstance(model, nn.Module) else ():
         for held in (module._parameters, module._buffers, module._modules):
             yield from ((held, key, value) for key, value in held.items())
@@ -86,11 +86,11 @@ def copied_constants(captured: Program, final: Program, copies: Collection[Value
     """Return the constants whose bytes a schedule has copied: those that a pass folded, and those that kernels packed.
 
     A constant is read in place if each operator that read it when the model was captured still does, and no kernel has
-    packed it. What a call itself writes to is read in place, too.
+    packed it. Constants that a call writes to are read in place, too.
 
     Args:
-        captured: The program before the passes.
-        final: The program that the executor was given; names of operators are those of the captured one.
+        captured: Program before the passes.
+        final: Program of the executor; its operators have the names of the captured ones.
         copies: Constants of the final program that the executor has copied.
     """
     readers = {

@@ -1,1 +1,1 @@
-"""Training: forward and backward graphs made ahead of time and replayed (docs/nimble-training.md)."""
+"""Training: forward and backward graphs, scheduled ahead of time and replayed (docs/nimble-training.md)."""

@@ -1,4 +1,4 @@
-"""Attention of training and its gradients by kernels, for short sequences (native/attention.h); else torch has them."""
+"""Kernels of attention and its gradients in training, for short sequences (native/attention.h)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mlsys_nimble.training.kernels import load
 
 _FORWARD = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 _BACKWARD = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
-MOST_SCORES = 128 * 1024  # of one head: beyond that they leave the second-level cache, and torch's blocks do better
+MOST_SCORES = 128 * 1024  # of one head: more do not fit the second-level cache, and torch's blocks are faster
 
 
 class AttentionStruct(Structure):
@@ -31,7 +31,10 @@ class AttentionStruct(Structure):
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Inputs are q, k, v; of the gradients dout, q, k, v, out, logsumexp. Results: out and logsumexp; or dq, dk, dv."""
+    """Attention or its gradients.
+
+    Inputs are q, k, v; of the gradients dout, q, k, v, out, logsumexp. Results: out and logsumexp; or dq, dk, dv.
+    """
 
     is_gradient: bool
     is_causal: bool
@@ -39,7 +42,7 @@ class Attention:
 
 
 def attention_of(operator: Operator, inputs: Sequence[View]) -> Attention | None:
-    """What is asked for, if kernels do it: float32 without mask and dropout, with scores that stay in the cache."""
+    """Return the attention that kernels can compute: float32, no mask, no dropout, few scores; or None."""
     kind = operator.kind
     if not isinstance(kind, Aten) or kind.target not in (_FORWARD, _BACKWARD):
         return None
@@ -60,7 +63,7 @@ def attention_of(operator: Operator, inputs: Sequence[View]) -> Attention | None
 
 
 def strides_of_results(asked: Attention, inputs: Sequence[View]) -> list[Strides]:
-    """Results lie as q does, without gaps, so that heads that come apart from one row go back there without a copy."""
+    """Return dense strides in the order of q's, so that heads split from one row are joined without a copy."""
     q, k, v = inputs[1:4] if asked.is_gradient else inputs
     if asked.is_gradient:
         return [dense(view.shape, order_of(q.shape, q.strides)) for view in (q, k, v)]
@@ -68,7 +71,7 @@ def strides_of_results(asked: Attention, inputs: Sequence[View]) -> list[Strides
 
 
 def make_kernels(asked: Attention, inputs: Sequence[View], outputs: Sequence[View]) -> list[Kernel]:
-    """The kernel; see :class:`Attention` for what inputs and outputs are."""
+    """Bind the kernel; :class:`Attention` lists inputs and outputs."""
     names: tuple[str, ...] = ("q", "k", "v", "out", "logsumexp")
     views = dict(zip(names, (*inputs, *outputs), strict=True)) if not asked.is_gradient else {}
     if asked.is_gradient:

@@ -1,4 +1,4 @@
-"""Which operators of a training graph have kernels here, how their results lie, and what torch runs the others by."""
+"""Kernels of a training graph's operators, the strides of their results, and torch's functions for the others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LINEAR = (kinds.Product, kinds.WeightGradient)
 
 
 def torch_run(operator: Operator, values: Sequence[ValueType]) -> Run:
-    """What torch does for an operator. Convolutions take their images channels last, as oneDNN is fastest with."""
+    """Return torch's function for an operator. Convolutions get channels-last images, which are fastest in oneDNN."""
     kind = operator.kind
     work = work_of(operator, *([values[value] for value in group] for group in (operator.inputs, operator.outputs)))
     if work is not None and way_of(work, 1) == "product":
@@ -43,7 +43,7 @@ def torch_run(operator: Operator, values: Sequence[ValueType]) -> Run:
 
 
 def _aten_run(kind: kinds.Aten) -> Run | None:
-    """A call with the tensors' places found ahead of time; None where tensors lie deeper in the arguments."""
+    """Return a call with the tensors' positions found ahead of time; None where tensors are nested in arguments."""
     places = [index for index, argument in enumerate(kind.arguments) if isinstance(argument, kinds.Input)]
     if kind.keywords or [kind.arguments[index].index for index in places] != list(range(len(places))):
         return None
@@ -81,12 +81,12 @@ def _with_channels_last(run: Run, num_images: int, first: int = 0) -> Run:
 def strides_by_kernel(
     operator: Operator, values: Sequence[ValueType], inputs: Sequence[Tensor]
 ) -> list[Strides] | None:
-    """How the results of an operator lie if kernels make them; None: torch runs it.
+    """Return the strides of an operator's results if kernels make them; None: torch runs it.
 
     Args:
-        operator: Any.
+        operator: Operator of the program.
         values: Types of the program's values.
-        inputs: Its inputs as the pre-run has them.
+        inputs: Inputs of the operator in the pre-run.
     """
     results = [values[value] for value in operator.outputs]
     views = [View.of(tensor) for tensor in inputs]
@@ -122,7 +122,7 @@ def _has_kernel(operator: Operator, inputs: Sequence[View], outputs: Sequence[Vi
 
 
 def _like_the_largest(result: ValueType, inputs: Sequence[View]) -> Strides:
-    """The strides of the first input of the result's shape that has no gaps, else row by row."""
+    """Return the strides of the first dense input of the result's shape, or else row-major ones."""
     for view in inputs:
         if view.shape == result.shape and view.strides == dense(view.shape, order_of(view.shape, view.strides)):
             return view.strides
@@ -130,7 +130,7 @@ def _like_the_largest(result: ValueType, inputs: Sequence[View]) -> Strides:
 
 
 def image_inputs(operator: Operator, values: Sequence[ValueType], inputs: Sequence[Tensor]) -> list[int]:
-    """Which images lie otherwise than an operator's kernels take them; of a batch norm only if ``x`` lies well."""
+    """Return the indices of images that must be copied to channels last; of a batch norm only if ``x`` need not be."""
     images = [index for index, tensor in enumerate(inputs) if tensor.dim() == 4]
     if isinstance(operator.kind, _NORMS):
         if not kernels.takes(View.of(inputs[isinstance(operator.kind, BatchNormGradient)])):
@@ -144,7 +144,7 @@ def image_inputs(operator: Operator, values: Sequence[ValueType], inputs: Sequen
 
 
 def make_kernels(operator: Operator, inputs: Sequence[View], outputs: Sequence[View]) -> list[Kernel]:
-    """The kernels that make an operator's results; none: it has none."""
+    """Bind the kernels that make an operator's results; return none if it has none."""
     if isinstance(operator.kind, BatchNormTraining):
         return kernels.batch_norm(operator.kind, inputs, outputs)
     if isinstance(operator.kind, BatchNormGradient):

@@ -1,4 +1,4 @@
-"""Training calls of one model: forward and backward graphs for each set of shapes and modes, made when first met."""
+"""Training calls of one model: forward and backward graphs for each set of shapes and modes, made on first use."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ADVICE = "A schedule is fixed ahead of time; prepare with fallback='eager' to r
 
 
 class TrainedModel:
-    """A model for arguments of one kind: a module whose forward and backward graphs are replayed."""
+    """Model for one signature of arguments, whose forward and backward graphs are replayed."""
 
     def __init__(self, model: nn.Module, options: Options) -> None:
         self._options = options
@@ -67,11 +67,11 @@ class TrainedModel:
 
 
 def executor_maker(options: Options, *, saves: bool) -> Callable[[Program, torch.device], Executor]:
-    """What makes the executor of a training graph on a device.
+    """Return a function that makes the executor of a training graph on a device.
 
     Args:
-        options: As given to ``prepare``.
-        saves: Whether among its results is what a backward pass needs, which had better not be copied.
+        options: Options given to ``prepare``.
+        saves: True if results include tensors saved for a backward pass, which should not be copied.
     """
 
     def make(program: Program, device: torch.device) -> Executor:
@@ -92,11 +92,11 @@ def executor_maker(options: Options, *, saves: bool) -> Callable[[Program, torch
 
 
 class TrainingCalls:
-    """The training calls of one model; the counterpart of :class:`~mlsys_nimble.prepared.PreparedCalls`.
+    """Training calls of one model; the counterpart of :class:`~mlsys_nimble.prepared.PreparedCalls`.
 
     Args:
-        model: Its parameters and buffers are read, and buffers written, at every call.
-        options: ``max_schedules`` bounds the kinds of arguments that are kept.
+        model: Module whose parameters and buffers are read, and whose buffers are written, at every call.
+        options: Options, of which ``max_schedules`` bounds the number of signatures kept.
     """
 
     def __init__(self, model: nn.Module, options: Options) -> None:
@@ -109,14 +109,14 @@ class TrainingCalls:
         renew_in_forks(self)
 
     def renew(self) -> None:
-        """Begin with nobody in a call."""
+        """Make a new lock: no call is running."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._models)
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The model's result, with its place in autograd's graph."""
+        """Return the model's result, connected to autograd's graph."""
         signature = self._signature(args, kwargs)
         with self._lock:
             if self._watch is not None and self._watch.has_changed():
@@ -144,14 +144,14 @@ class TrainingCalls:
             if not is_new:
                 raise
             self._models.pop(signature, None)
-            run_on_copies(self._model, args, kwargs)  # the model's own error, if it is one
+            run_on_copies(self._model, args, kwargs)  # raises the model's own error, if it has one
             raise refuse_or_blame(error, "AOTAutograd cannot trace the model", _ADVICE) from error
         if is_new:
             self._watch = Watch(self._model, (), ())  # tensors are read at every call
         return result
 
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TrainedModel:
-        """One step on the example, forward and backward; buffers, gradients and random generators stay as they were."""
+        """Run one step on the example, forward and backward; restore buffers, gradients and random generators."""
         begin = time.perf_counter()
         devices = sorted({leaf.device for leaf in tree_leaves((args, kwargs)) if _is_cuda(leaf)}, key=str)
         with torch.random.fork_rng(devices), _buffers_restored(self._model):
@@ -171,7 +171,7 @@ class TrainingCalls:
         return self.latest
 
     def _signature(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """What decides whether graphs fit: the arguments, what wants gradients, and the modes that change operators."""
+        """Return the key by which graphs are kept: arguments, gradients required, and modes that change operators."""
         flat = trees.flatten((args, dict(kwargs)))
         if any(isinstance(leaf, torch.Tensor) for item in flat.objects for leaf in trees.flatten(item).leaves):
             what = f"an argument of class {type(flat.objects[0]).__qualname__} that holds tensors"

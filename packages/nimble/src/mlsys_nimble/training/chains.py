@@ -1,4 +1,4 @@
-"""Chains of reshapes and permutations of a training graph, seen as one view of their root."""
+"""Chains of reshapes and permutations of a training graph, each as one view of its root."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from mlsys_nimble.passes.rewrite import Rewriter
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """A value as a view of another: the root's elements as ``sizes``, of which each dimension here takes some."""
+    """View of a root: its elements split into ``sizes``, and the sizes that make up each dimension."""
 
     root: ValueId
     sizes: tuple[int, ...]  # in the root's order
-    dims: tuple[tuple[int, ...], ...]  # of the view: places in sizes
+    dims: tuple[tuple[int, ...], ...]  # of the view: indices into sizes
 
 
 def straighten(program: Program) -> Program:
-    """Chains of reshapes and permutations become one split, one permutation and one merger, or less.
+    """Replace each chain of reshapes and permutations by at most one split, one permutation and one merge.
 
-    What is merged in between and split again would be copied for nothing.
+    Dimensions that are merged in between and split again would be copied for nothing.
     """
     rewriter = Rewriter(program)
     chains: dict[ValueId, _Chain] = {}
@@ -39,7 +39,7 @@ def straighten(program: Program) -> Program:
 
 
 def _extended(chains: dict[ValueId, _Chain], operator: Operator, values: Sequence[ValueType]) -> _Chain | None:
-    """What a reshape or permutation shows, also noted among ``chains``; None: no chain can tell."""
+    """Add the chain of a reshape's or permutation's result to ``chains`` and return it; None if none expresses it."""
     source, value = operator.inputs[0], operator.outputs[0]
     inner = chains.get(source) or _whole(source, values[source].shape)
     if isinstance(operator.kind, Permute):
@@ -56,8 +56,8 @@ def _whole(value: ValueId, shape: tuple[int, ...]) -> _Chain:
 
 
 def _reshaped(chain: _Chain, shape: tuple[int, ...]) -> _Chain | None:
-    """The chain with dimensions regrouped; None: a boundary falls where none of the sizes can be split."""
-    sizes = {place: (size,) for place, size in enumerate(chain.sizes)}  # each with the parts it is split in
+    """Regroup the dimensions of a chain; None if a boundary falls where no size can be split."""
+    sizes = {place: (size,) for place, size in enumerate(chain.sizes)}  # by index, the parts of each size
     left = [place for dim in chain.dims for place in dim if chain.sizes[place] != 1]
     flat = [(place, chain.sizes[place]) for place in left]
     dims: list[list[tuple[int, int]]] = []  # (place, part)
@@ -89,7 +89,7 @@ def _reshaped(chain: _Chain, shape: tuple[int, ...]) -> _Chain | None:
 
 
 def _coalesced(chain: _Chain) -> _Chain:
-    """Sizes that stay side by side in one dimension become one; those of 1 go."""
+    """Merge sizes that stay side by side in one dimension, and drop those of 1."""
     dims = [[place for place in dim if chain.sizes[place] != 1] for dim in chain.dims]
     follows = {a: b for dim in dims for a, b in pairwise(dim)}
     kept = [place for place in range(len(chain.sizes)) if chain.sizes[place] != 1]
@@ -105,7 +105,7 @@ def _coalesced(chain: _Chain) -> _Chain:
 
 
 def _put(rewriter: Rewriter, place: int, operator: Operator, chain: _Chain) -> None:
-    """The chain, at most three views, in the place of an operator."""
+    """Replace an operator by the chain, at most three views."""
     value, dtype = chain.root, rewriter.type(chain.root).dtype
     order = tuple([place for dim in chain.dims for place in dim])
     wanted = rewriter.type(operator.outputs[0]).shape
@@ -129,12 +129,12 @@ def _put(rewriter: Rewriter, place: int, operator: Operator, chain: _Chain) -> N
 def insert_before(
     rewriter: Rewriter, place: int, operator: Operator, kind: Kind, inputs: tuple[ValueId, ...], type_: ValueType
 ) -> ValueId:
-    """A new operator before that at a place, named after it and numbered."""
+    """Insert an operator before another, named after it and numbered."""
     return rewriter.insert(place, f"{operator.name}_{len(rewriter.values)}", kind, inputs, type_)
 
 
 def columns_of(program: Program) -> Callable[[ValueId], object]:
-    """Tells of a value what two views share if one's last dimension is the other's."""
+    """Return a key function of values: equal for views whose last dimension shows the same elements of one root."""
     chains: dict[ValueId, _Chain] = {}
     for operator in program.operators:
         if isinstance(operator.kind, Reshape | Permute):
@@ -143,7 +143,7 @@ def columns_of(program: Program) -> Callable[[ValueId], object]:
 
 
 def _columns(chains: dict[ValueId, _Chain], program: Program, value: ValueId) -> object:
-    """The root of a view, and where in its order the columns lie."""
+    """Return the root of a view, and the sizes and strides of its columns in the root."""
     chain = chains.get(value) or _whole(value, program.values[value].shape)
     strides = [prod(chain.sizes[place + 1 :]) for place in range(len(chain.sizes))]
     last: list[tuple[int, int]] = []  # (size, stride), neighbours merged

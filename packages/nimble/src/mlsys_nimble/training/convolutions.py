@@ -1,6 +1,6 @@
-"""Convolutions of training and their gradients, in two dimensions: who computes which, and the kernels that do.
+"""Two-dimensional convolutions of training and their gradients: choice of the algorithm, and kernels.
 
-Weights change at each step, so nothing of them is prepared ahead of time: kernels transform them as part of the step.
+Weights change at each step, so none are packed ahead of time: kernels transform them within the step.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from mlsys_nimble.ir.strides import Shape, Strides, channels_last, dense, row_ma
 from mlsys_nimble.training.kernels import Of, lies_channels_last, load
 from mlsys_nimble.training.passes import GRADIENT
 
-FEW_PIXELS = 16  # of a depthwise convolution's result: below, oneDNN takes up to 300 times as long as it should
-MANY_TAPS = 25  # of a depthwise window: then oneDNN's gradient of the weights is the slower one
-LEAST_TILES = 16  # of Winograd's
+FEW_PIXELS = 16  # of a depthwise result: up to here oneDNN takes up to 300 times as long
+MANY_TAPS = 25  # of a depthwise window: from here on oneDNN's weight gradient is slower
+LEAST_TILES = 16  # of Winograd's algorithm
 
 Looks: TypeAlias = ValueType | View
 Role = Literal["forward", "input gradient", "weight gradient"]
@@ -32,9 +32,9 @@ Way = Literal["winograd2", "winograd4", "depthwise", "product"]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A convolution of float32 images, or one of its gradients.
+    """Convolution of float32 images, or one of its gradients.
 
-    Inputs are x and weight (and a bias); of a gradient dy, x and weight, as ``aten::convolution_backward`` has them.
+    Inputs are x, weight and perhaps a bias; of a gradient dy, x and weight, as in ``aten::convolution_backward``.
     """
 
     role: Role
@@ -49,7 +49,7 @@ class Work:
 
 
 def work_of(operator: Operator, inputs: Sequence[Looks], outputs: Sequence[Looks]) -> Work | None:
-    """What a convolution or one gradient of it asks for; None: it is something else, or not of this kind."""
+    """Return the work of an operator; None if it is no float32 2-d convolution nor one gradient of it."""
     kind = operator.kind
     if any(tensor.dtype != "float32" for tensor in inputs) or len(outputs) != 1:
         return None
@@ -78,15 +78,15 @@ def _pair(sizes: Sequence[int]) -> tuple[int, int]:
 
 
 def way_of(work: Work, lanes: int) -> Way | None:
-    """How it is computed; None: as torch does.
+    """Choose the algorithm of a convolution or gradient; None: torch's.
 
-    A convolution of single pixels is a product. 3x3 convolutions and both their gradients go by Winograd's minimal
-    filtering, in the tiles that multiply least. Depthwise convolutions of small images, and the gradients of large
-    depthwise windows, have kernels of their own.
+    A convolution of single pixels is a product. 3x3 convolutions and both their gradients use Winograd's minimal
+    filtering, with the tiles that need the fewest multiplications. Depthwise convolutions of small images, and the
+    gradients of large depthwise windows, have kernels of their own.
 
     Args:
-        work: What is asked for.
-        lanes: Channels in a vector.
+        work: Convolution or gradient.
+        lanes: Number of channels in a vector.
     """
     window = work.weight[2:]
     is_dense = work.stride == work.dilation == (1, 1) and work.groups == 1
@@ -100,7 +100,7 @@ def way_of(work: Work, lanes: int) -> Way | None:
         size: Literal[2, 4] = 4 if 36 * tiles[4] <= 16 * tiles[2] else 2
         weights_per_tile = 256 if work.role == "weight gradient" else 1024
         if tiles[size] < max(LEAST_TILES, prod(work.weight[:2]) // weights_per_tile):
-            return None  # transforms of the weights would take longer than what they save
+            return None  # transforms of the weights would take longer than they save
         return "winograd2" if size == 2 else "winograd4"
     is_depthwise = work.groups == work.x[1] == work.y[1] > 1
     is_ours = prod(work.y[2:]) <= FEW_PIXELS and not work.has_bias
@@ -109,14 +109,14 @@ def way_of(work: Work, lanes: int) -> Way | None:
 
 
 def strides_of_result(work: Work) -> Strides:
-    """Images lie channels last, the gradients of weights row by row."""
+    """Return channels-last strides for images, row-major ones for gradients of weights."""
     if work.role == "weight gradient":
         return dense(work.weight, row_major(4))
     return dense(work.y if work.role == "forward" else work.x, channels_last(4))
 
 
 def images_of(work: Work) -> int:
-    """How many of its inputs, the first ones, are images."""
+    """Return the number of images among the inputs; they come first."""
     return 1 if work.role == "forward" else 2
 
 
@@ -148,7 +148,7 @@ class WinogradGradientStruct(Structure):
 
 
 def make_kernels(work: Work, inputs: Sequence[View], out: View) -> list[Kernel]:
-    """The kernels of a convolution or gradient; none: torch computes it, or the images do not lie channels last."""
+    """Bind the kernels of a convolution or gradient; none if torch computes it or images are not channels last."""
     way = way_of(work, load().training_lanes())
     if way is None or way == "product" or not all(map(lies_channels_last, inputs[: images_of(work)])):
         return []
@@ -171,9 +171,9 @@ def _depthwise(work: Work, inputs: Sequence[View], out: View) -> list[Kernel]:
 
 
 def _winograd(work: Work, way: Way, inputs: Sequence[View], out: View) -> list[Kernel]:
-    """The convolution of inference, behind a transform of the weights into memory that both hold.
+    """Bind a transform of the weights, and the convolution of inference that reads them.
 
-    The gradient of the input is the convolution of dy with the weights turned by half a circle.
+    The gradient of the input is the convolution of dy with the weights rotated by 180 degrees.
     """
     is_turned = work.role == "input gradient"
     x, weight = inputs[0], inputs[2 if is_turned else 1]
@@ -198,5 +198,5 @@ def _winograd(work: Work, way: Way, inputs: Sequence[View], out: View) -> list[K
 
 
 def _exact(image: View) -> View:
-    """With the strides that dimensions of size 1 would have."""
+    """Return the image with dense strides for dimensions of size 1 too."""
     return image.reshaped(image.shape, dense(image.shape, channels_last(4)))

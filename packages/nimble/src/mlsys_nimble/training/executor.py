@@ -1,8 +1,8 @@
-"""Replays a training graph on the CPU: kernels of ours on memory of ours, torch's operators between them.
+"""Executor of training graphs on the CPU: own kernels on planned memory, torch's operators between them.
 
-Unlike the native executor of inference it copies neither inputs nor results: weights and saved activations are read
-where they are, which kernels find through a pointer that each call sets. Temporaries lie in one arena by a plan; what
-outlives the call is recycled (recycle.py); what torch makes is torch's.
+Unlike the native executor of inference it copies neither inputs nor results: kernels read weights and saved activations
+in place, through pointers that each call sets. Temporaries lie in one planned arena, values that outlive the call in
+recycled buffers (recycle.py), and results of torch's operators in torch's memory.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from mlsys_nimble.training.prerun import Prerun, prerun
 from mlsys_nimble.training.products import Into
 from mlsys_nimble.training.rows import join_rows
 
-MAX_REPLAYS = 4  # ways in which the inputs may lie that are kept
+MAX_REPLAYS = 4  # sets of input strides that are kept
 
 
 class TensorExecutor:
-    """See :class:`mlsys_nimble.backends.executor.Executor`.
+    """Executor of training graphs; see :class:`mlsys_nimble.backends.executor.Executor`.
 
     Args:
-        program: After the passes of training.
-        num_threads: Of the kernels; None: as many as torch uses.
+        program: Program after the passes of training.
+        num_threads: Number of threads of the kernels; None: as many as torch uses.
 
     Raises:
         MissingDependencyError: there is no C++ compiler.
@@ -50,12 +50,12 @@ class TensorExecutor:
         self._replays: OrderedDict[Any, _Replay] = OrderedDict()
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Run as an :class:`~mlsys_nimble.backends.executor.Executor`; each layout of the inputs is bound once."""
-        with torch.inference_mode(False), torch.no_grad():  # what is made here serves later calls outside of it too
+        """Run as an :class:`~mlsys_nimble.backends.executor.Executor`; each set of input strides is bound once."""
+        with torch.inference_mode(False), torch.no_grad():  # memory made here also serves calls outside inference mode
             key = tuple([tensor.stride() for tensor in inputs])
             replay = self._replays.get(key)
             if replay is None:
-                with torch.random.fork_rng([]):  # the run below draws the numbers that are eager's
+                with torch.random.fork_rng([]):  # the pre-run must not advance the generators
                     found = prerun(self._program, inputs)
                 replay = self._replays[key] = _Replay(found, self._num_threads)
                 if len(self._replays) > MAX_REPLAYS:
@@ -64,26 +64,26 @@ class TensorExecutor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held between calls: arenas, and recycled memory."""
+        """Return the bytes held between calls: arenas and recycled buffers."""
         return sum(replay.nbytes for replay in self._replays.values())
 
 
 @dataclass(slots=True)
 class _Step:
-    """Kernels in a row, or one operator of torch's."""
+    """Consecutive kernels, or one operator of torch."""
 
     run: Any
     inputs: tuple[ValueId, ...] = ()
     outputs: tuple[ValueId, ...] = ()
-    pointers: tuple[tuple[int, ValueId], ...] = ()  # which of the outputs kernels will look for, and where
-    done: tuple[ValueId, ...] = ()  # what nobody reads any more
+    pointers: tuple[tuple[int, ValueId], ...] = ()  # (slot, output) of outputs that kernels read through pointers
+    done: tuple[ValueId, ...] = ()  # values that no later step reads
     is_kernels: bool = False
     is_into: bool = False  # `run` takes the memory of its result first
     kernels: list[Kernel] = field(default_factory=list)
 
 
 class _Replay:
-    """A program bound to memory, for inputs that lie in one way."""
+    """Program bound to memory, for one set of input strides."""
 
     def __init__(self, found: Prerun, num_threads: int) -> None:
         self._found = found
@@ -105,11 +105,11 @@ class _Replay:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held between calls."""
+        """Return the bytes held between calls."""
         return self._arena.nbytes + sum(pool.nbytes for _, pool in self._pools)
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """The outputs; the caller's memory is read where it is."""
+        """Return the outputs; the caller's memory is read in place."""
         program, pointers = self._program, self._pointers
         values = self._values.copy()
         for value, tensor in zip(program.inputs, inputs, strict=True):
@@ -149,7 +149,7 @@ class _Replay:
         return list(zip(self._program.operators, self._found.runs, strict=True))
 
     def _place_temporaries(self, temporaries: frozenset[ValueId]) -> None:
-        """One arena for what kernels make and only this call reads; views of it are made once."""
+        """Allocate one arena for temporaries that kernels make; create views of it once."""
         program, found = self._program, self._found
         first: dict[ValueId, int] = {}
         last: dict[ValueId, int] = {}
@@ -214,7 +214,7 @@ class _Replay:
         return steps
 
     def _view(self, value: ValueId) -> View:
-        """Where a value lies: a fixed address, or a pointer that each call sets."""
+        """Return a view of a value: at a fixed address, or through a pointer that each call sets."""
         known = self._values[value]
         if known is not None:
             return View.of(known)

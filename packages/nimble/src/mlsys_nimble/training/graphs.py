@@ -1,6 +1,6 @@
-"""One graph that AOTAutograd has cut out, forward or backward: captured when first called, then replayed.
+"""One graph of AOTAutograd, forward or backward: captured when first called, then replayed.
 
-A graph may have symbolic sizes, which dynamo takes to where batches differ; it is captured for each set of sizes.
+A graph may have symbolic sizes, which dynamo uses where batches differ; it is captured for each set of sizes.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ MakeExecutor = Callable[..., Executor]
 
 
 class Partition:
-    """How AOTAutograd cuts a graph in two, which also tells how many of the forward graph's outputs are results.
+    """Function that partitions AOTAutograd's joint graph, and remembers the number of the forward graph's results.
 
     Args:
-        rematerialises: Whether the backward graph computes again what is cheap (min-cut); else everything is saved.
+        rematerialises: True recomputes cheap values in the backward graph (min-cut); False saves everything.
     """
 
     def __init__(self, *, rematerialises: bool) -> None:
@@ -43,17 +43,17 @@ class Partition:
         self.num_results: int | None = None
 
     def __call__(self, joint: torch.fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
-        """The forward and the backward graph."""
+        """Return the forward and the backward graph."""
         self.num_results = num_fwd_outputs
         return self._cut(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
 
 
-MAX_SIZES = 8  # sets of sizes that one graph of symbolic sizes is kept for
+MAX_SIZES = 8  # sets of sizes kept for one graph of symbolic sizes
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A graph for arguments of one set of sizes."""
+    """Graph prepared for one set of argument sizes."""
 
     captured: Captured
     program: Program
@@ -61,14 +61,14 @@ class Replay:
 
 
 class ReplayedGraph:
-    """A graph as AOTAutograd calls it: with a list of arguments, which it empties.
+    """Graph in AOTAutograd's calling convention: it takes a list of arguments, which it empties.
 
     Args:
-        graph: Of ATen operators, without side effects.
-        make_executor: Of a program and the device that it was captured on.
-        num_results: Of the outputs, how many the caller sees: the first ones, as the others are saved for the backward
-            pass; None: all.
-        falls_back: Whether a graph that cannot be replayed runs as it is, with a warning.
+        graph: Graph of ATen operators without side effects.
+        make_executor: Function of a program and the device that it was captured on.
+        num_results: Number of first outputs that the caller gets; the others are saved for the backward pass. None:
+            all.
+        falls_back: True runs a graph that cannot be replayed eagerly, with a warning.
     """
 
     def __init__(
@@ -90,11 +90,11 @@ class ReplayedGraph:
         self._latest: Replay | None = None
 
     def renew(self) -> None:
-        """Begin with nobody in a call."""
+        """Make a new lock: no call is running."""
         self._turn = threading.Lock()
 
     def __call__(self, arguments: list[Any]) -> Any:
-        """The graph's results."""
+        """Return the graph's results."""
         with self._turn:
             key = tuple([a.shape if isinstance(a, torch.Tensor) else a for a in arguments])
             replay = None if self._is_eager else self._known.get(key)
@@ -122,16 +122,16 @@ class ReplayedGraph:
 
     @property
     def program(self) -> Program | None:
-        """The program replayed last."""
+        """Return the program replayed last."""
         return self._latest.program if self._latest else None
 
     @property
     def executor(self) -> Executor | None:
-        """The executor of the program replayed last."""
+        """Return the executor of the program replayed last."""
         return self._latest.executor if self._latest else None
 
     def as_function(self) -> Callable[[list[Any]], Any]:
-        """The graph as a function that says that it takes a list; dynamo's wrappers keep what a function says."""
+        """Return the graph as a function marked as taking a list; dynamo's wrappers keep a function's mark."""
 
         def call(arguments: list[Any]) -> Any:
             return self(arguments)
@@ -155,9 +155,9 @@ class ReplayedGraph:
 
 
 def _as_traced(graph: torch.fx.GraphModule, arguments: Sequence[Any]) -> list[Any]:
-    """The arguments, lying as AOTAutograd believed when it chose views or copies; replays ask only for shapes.
+    """Return the arguments with the strides that AOTAutograd assumed when it chose views or copies.
 
-    What a forward graph saves may lie otherwise: channels last, say.
+    Tensors that a forward graph saved may have other strides, such as channels last. Replays depend on shapes only.
     """
     found = list(arguments)
     places = [node.meta.get("val") for node in graph.graph.nodes if node.op == "placeholder"]
@@ -172,7 +172,7 @@ def _as_traced(graph: torch.fx.GraphModule, arguments: Sequence[Any]) -> list[An
 
 
 def _strides(believed: torch.Tensor, value: torch.Tensor) -> tuple[int, ...]:
-    """The strides that were believed; where sizes are symbolic, the same order of dimensions for the sizes at hand."""
+    """Return the assumed strides or, where sizes are symbolic, strides of the same order for the actual sizes."""
     shape, strides = ([_example(number) for number in numbers] for numbers in (believed.shape, believed.stride()))
     if shape == list(value.shape) or None in shape or None in strides:
         return tuple(value.stride()) if None in strides else tuple(strides)
@@ -181,5 +181,5 @@ def _strides(believed: torch.Tensor, value: torch.Tensor) -> tuple[int, ...]:
 
 
 def _example(number: Any) -> Any:
-    """A size, or the one that a symbolic size was first met with."""
+    """Return a size, or the first value of a symbolic size."""
     return number.node.hint if isinstance(number, torch.SymInt) else number

@@ -1,4 +1,4 @@
-"""Kernels of training as Python sees them (native/training.cpp), and running a sequence of any kernels."""
+"""Bindings of training's kernels (native/training.cpp), and sequences of any kernels."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class BatchNormGradientStruct(Structure):
 
 
 class Of(Structure):
-    """A kernel made from another."""
+    """Argument of a kernel that is made from another."""
 
     _fields_ = [("kernel", c_void_p)]
 
 
 @cache
 def load() -> Any:
-    """The library, compiled for this machine on the first call ever.
+    """Load the library, compiled for this machine on the first call ever.
 
     Raises:
         MissingDependencyError: there is no C++ compiler.
@@ -74,7 +74,7 @@ def load() -> Any:
 
 
 class KernelList:
-    """Kernels that run one after another, each on all threads of torch's pool."""
+    """Kernels that run in order, each on all threads of torch's pool."""
 
     def __init__(self, kernels: Sequence[Kernel], num_threads: int) -> None:
         self.kernels = tuple(kernels)
@@ -87,7 +87,7 @@ class KernelList:
         renew_in_forks(self)
 
     def renew(self) -> None:
-        """After a fork, in the child: torch's pool is not here."""
+        """Use one thread in a forked child, which has no threads of torch's pool."""
         addresses, count, _, first, step = self._arguments
         self._arguments = addresses, count, 1, first, step
 
@@ -97,7 +97,7 @@ class KernelList:
 
 
 def lies_channels_last(view: View) -> bool:
-    """Whether an image's pixels, or a matrix's rows, follow one another without gaps, channels side by side."""
+    """Return whether pixels of an image, or rows of a matrix, are dense with channels side by side."""
     wanted = dense(view.shape, channels_last(len(view.shape)))
     return all(
         size == 1 or stride == exact for size, stride, exact in zip(view.shape, view.strides, wanted, strict=True)
@@ -105,7 +105,7 @@ def lies_channels_last(view: View) -> bool:
 
 
 def takes(view: View) -> bool:
-    """Whether a batch norm's kernels take an image that lies so: channels last, in whole vectors, nothing between."""
+    """Return whether a batch norm's kernels take an image: float32, dense, channels last in whole vectors."""
     return (
         view.dtype == "float32"
         and len(view.shape) >= 2
@@ -117,7 +117,7 @@ def takes(view: View) -> bool:
 
 
 def _rows(view: View) -> View:
-    """A channels-last image as rows of channels."""
+    """View a channels-last image as rows of channels."""
     channels = view.shape[1]
     return view.reshaped((prod(view.shape) // channels, channels), (channels, 1))
 
@@ -140,7 +140,7 @@ def batch_norm(kind: BatchNormTraining, inputs: Sequence[View], outputs: Sequenc
 
 
 def batch_norm_gradient(inputs: Sequence[View], outputs: Sequence[View]) -> list[Kernel]:
-    """As :class:`~mlsys_nimble.ir.operators.BatchNormGradient` has them."""
+    """Bind a :class:`~mlsys_nimble.ir.operators.BatchNormGradient` to its inputs and outputs."""
     dy, x, weight, mean, rstd = inputs
     dx, dweight, dbias = outputs
     images = (_rows(view) for view in (dy, x, dx))

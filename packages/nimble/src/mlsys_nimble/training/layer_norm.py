@@ -1,4 +1,4 @@
-"""Layer norm of training and its gradients by kernels (native/layer_norm.h)."""
+"""Kernels of layer norm and its gradients in training (native/layer_norm.h)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class LayerNormStruct(Structure):
 
 
 def strides_of_results(operator: Operator, inputs: Sequence[View]) -> list[Strides] | None:
-    """How the results lie if kernels make them: as x does, statistics row by row; None: it is something else.
+    """Return the strides of the results if kernels make them, in the order of x's; None: torch runs it.
 
-    Taken are float32 rows of whole vectors with weight and bias, and all three gradients.
+    Kernels take float32 rows of whole vectors with weight and bias, and all three gradients. Statistics are row-major.
     """
     kind = operator.kind
     if not isinstance(kind, Aten) or kind.target not in (_FORWARD, _BACKWARD) or kind.keywords:
@@ -56,7 +56,7 @@ def strides_of_results(operator: Operator, inputs: Sequence[View]) -> list[Strid
 
 
 def make_kernels(operator: Operator, inputs: Sequence[View], outputs: Sequence[View]) -> list[Kernel]:
-    """The kernels of what :func:`strides_of_results` takes."""
+    """Bind the kernels of an operator that :func:`strides_of_results` takes."""
     kind = operator.kind
     assert isinstance(kind, Aten)
     if kind.target == _FORWARD:
@@ -75,7 +75,7 @@ def make_kernels(operator: Operator, inputs: Sequence[View], outputs: Sequence[V
 
 
 def _rows(views: Sequence[View]) -> list[View]:
-    """The rows' first elements, in the order of the last view's."""
+    """Return views of the rows' first elements, ordered like the last view."""
     assert prod(views[0].shape)
     return loops.merged([view.reshaped(view.shape[:-1], view.strides[:-1]) for view in views])
 

@@ -1,6 +1,6 @@
-"""Kernels of linear layers in training (native/product.h): products with what follows, and the gradient of the weights.
+"""Kernels of linear layers in training (native/product.h): products with epilogues, and the gradient of the weights.
 
-Weights change at each step, so a product packs them first, which costs little beside many rows.
+Weights change at each step, so a product packs them first, which costs little compared with many rows.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class WeightGradientStruct(Structure):
 
 
 def strides_of_results(operator: Operator, inputs: Sequence[View]) -> list[Strides] | None:
-    """How the results of a :class:`Product` or :class:`WeightGradient` lie if kernels make them; None: torch does.
+    """Return the strides of a :class:`Product`'s or :class:`WeightGradient`'s results; None: torch runs it.
 
-    A product's rows lie as those of its residual do, or its mask, or of what it multiplies; gradients row by row.
+    A product's rows are ordered like its residual's, or else its mask's or its input's; gradients are row-major.
     """
     kind, (a, b) = operator.kind, inputs[:2]
     lanes = load().training_lanes()
@@ -67,7 +67,7 @@ def strides_of_results(operator: Operator, inputs: Sequence[View]) -> list[Strid
 
 
 def _rows(views: Sequence[View]) -> list[View]:
-    """The rows' first elements, in the order of the last view's; the first view may keep dimensions of its own."""
+    """Return views of the rows' first elements, ordered like the last view; the first may keep its own dimensions."""
     rows = [view.reshaped(view.shape[:-1], view.strides[:-1]) for view in views]
     merged = loops.merged(rows)
     if len(merged) > 1 and len(merged[-1].shape) > 1:
@@ -76,7 +76,7 @@ def _rows(views: Sequence[View]) -> list[View]:
 
 
 def make_kernels(kind: Product | WeightGradient, inputs: Sequence[View], outputs: Sequence[View]) -> list[Kernel]:
-    """The kernels; see :func:`strides_of_results` for what they take."""
+    """Bind the kernels of an operator that :func:`strides_of_results` takes."""
     if isinstance(kind, WeightGradient):
         dy, x = inputs
         dy_rows, x_rows = loops.merged([view.reshaped(view.shape[:-1], view.strides[:-1]) for view in inputs])
@@ -97,7 +97,7 @@ def make_kernels(kind: Product | WeightGradient, inputs: Sequence[View], outputs
 
 
 def _pack(b: View, to: torch.Tensor) -> Kernel:
-    """[K, N] as vectors of columns, each feature's side by side."""
+    """Bind a copy of [K, N] to vectors of columns: [N / lanes, K, lanes]."""
     depth, columns = b.shape
     lanes = load().training_lanes()
     down, along = b.strides

@@ -1,7 +1,7 @@
-"""Results whose own elements share memory, such as overlapping windows (``unfold``) of what the model has computed.
+"""Results whose own elements share memory, such as overlapping windows (``unfold``) of a computed tensor.
 
-AOTAutograd (torch 2.13) builds such a view again outside of the graph, where its gradient is wrong: of elements that
-several windows share only a part arrives. So a copy is the result; gradients then pass through the operator itself.
+AOTAutograd (torch 2.13) rebuilds such a view outside the graph, where its gradient is wrong: elements that several
+windows share get only a part. So a copy is returned, and gradients pass through the operator itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 
 def overlaps(tensor: Tensor) -> bool:
-    """Say if two elements may share memory. Dimensions of stride 0 (``expand``) do not count: they are handled well."""
+    """Return whether two elements may share memory, but for dimensions of stride 0 (``expand``), which work."""
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride:
@@ -25,12 +25,12 @@ def overlaps(tensor: Tensor) -> bool:
 
 
 def copied(results: Any) -> Any:
-    """Return a model's results, those that overlap in copies."""
+    """Return a model's results, with copies of those that overlap."""
     return tree_map(lambda value: value.clone() if _is_wrong(value) else value, results)
 
 
 def copy_in_graph(graph: torch.fx.GraphModule) -> None:
-    """Let a graph of dynamo's return copies of results that overlap."""
+    """Make a graph of dynamo return copies of results that overlap."""
     output = next(node for node in reversed(graph.graph.nodes) if node.op == "output")
     for node in output.all_input_nodes:
         if _is_wrong(node.meta.get("example_value")):

@@ -1,4 +1,4 @@
-"""Passes over graphs of training: weights are inputs there, so nothing folds, and batch norms use the batch."""
+"""Passes over training graphs: weights are inputs, so nothing folds, and batch norms use the batch's statistics."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ALL = tuple(Input(index) for index in range(7))
 
 
 def find_batch_norms(program: Program) -> Program:
-    """Batch norms of float32 images in training, and their gradients, become operators with kernels of their own."""
+    """Replace batch norms of float32 images, and their gradients, by operators that have kernels."""
     return replace(program, operators=tuple(_found(program, operator) for operator in program.operators))
 
 
@@ -42,7 +42,7 @@ def _found(program: Program, operator: Operator) -> Operator:
     if kind.target == _FORWARD and arguments[:5] == _ALL[:5] and arguments[5] is True:
         return replace(operator, kind=BatchNormTraining(momentum=arguments[6], eps=arguments[7]))
     if kind.target == _BACKWARD and arguments[7] is True and arguments[9] == (True, True, True):
-        if arguments[:7] == _ALL:  # the running statistics are not looked at
+        if arguments[:7] == _ALL:  # the running statistics are not read
             return replace(operator, kind=BatchNormGradient(), inputs=operator.inputs[:3] + operator.inputs[5:])
         if arguments[:7] == (*_ALL[:3], None, None, *_ALL[3:5]):
             return replace(operator, kind=BatchNormGradient())
@@ -50,7 +50,7 @@ def _found(program: Program, operator: Operator) -> Operator:
 
 
 def split_convolution_gradients(program: Program) -> Program:
-    """Gradients of a convolution's input, weight and bias become operators of their own; that of the bias is a sum."""
+    """Split a convolution's gradients into one operator each for input and weight, and a sum for the bias."""
     return replace(
         program, operators=tuple([part for operator in program.operators for part in _gradients(program, operator)])
     )
@@ -61,7 +61,7 @@ def _gradients(program: Program, operator: Operator) -> list[Operator]:
     if not isinstance(kind, Aten) or kind.target != GRADIENT or kind.arguments[:3] != _ALL[:3]:
         return [operator]
     *arguments, wanted = kind.arguments
-    arguments[3] = None  # what a bias's gradient is like
+    arguments[3] = None  # sizes of the bias
     num_results = len(operator.outputs)
     if num_results not in (3, sum(wanted)):
         return [operator]
@@ -82,7 +82,7 @@ def _gradients(program: Program, operator: Operator) -> list[Operator]:
 
 
 def fuse_norm_epilogues(program: Program) -> Program:
-    """``relu(norm(x) + residual)``, or parts of it, becomes one operator, where nobody else reads the norm's result."""
+    """Fuse ``relu(norm(x) + residual)``, or parts of it, where nothing else reads the norm's result."""
     consumers, kept = program.consumers(), program.kept()
     operators: list[Operator | None] = list(program.operators)
     producers = program.producers()
@@ -96,7 +96,7 @@ def fuse_norm_epilogues(program: Program) -> Program:
         reader = program.operators[readers[0]]
         found = _epilogue(program, reader, y)
         if found is None or any(producers.get(value, -1) > index for value in found[1]):
-            continue  # what is added comes later than the statistics may be wanted
+            continue  # the residual is made after the norm, whose statistics may be read before
         epilogue, residual = found
         operators[index] = replace(
             operator,
@@ -109,7 +109,7 @@ def fuse_norm_epilogues(program: Program) -> Program:
 
 
 def _epilogue(program: Program, reader: Operator, y: ValueId) -> tuple[Epilogue, tuple[ValueId, ...]] | None:
-    """What ``reader`` does to ``y`` as an epilogue, and the residual that it adds."""
+    """Return ``reader`` as an epilogue of ``y``, with the residual that it adds; None if it is no epilogue."""
     kind = reader.kind
     types = {program.values[value] for value in (*reader.inputs, *reader.outputs)}
     if not isinstance(kind, Pointwise) or kind.dtype != "float32" or len(types) != 1:
@@ -124,13 +124,13 @@ def _epilogue(program: Program, reader: Operator, y: ValueId) -> tuple[Epilogue,
 
 
 def join_parts(program: Program) -> Program:
-    """A sum of parts, each with zeros around, becomes a concatenation where the parts make up the whole."""
+    """Replace a sum of zero-padded parts by a concatenation, where the parts make up the whole."""
     producers, consumers, kept = program.producers(), program.consumers(), program.kept()
     operators = list(program.operators)
     for index, operator in enumerate(program.operators):
         if not isinstance(operator.kind, Pointwise) or not _is_sum(operator.kind, len(operator.inputs)):
             continue
-        parts: list[tuple[int, int, ValueId]] = []  # where it begins, its size, itself
+        parts: list[tuple[int, int, ValueId]] = []  # (start, size, value)
         dims: set[int] = set()
         for value in operator.inputs:
             source = program.operators[producers[value]] if value in producers else None
@@ -155,7 +155,7 @@ def join_parts(program: Program) -> Program:
 
 
 def _is_sum(kind: Pointwise, num_inputs: int) -> bool:
-    """Whether the steps add up all inputs, each once."""
+    """Return whether the steps add up all inputs, each once."""
     arguments = [argument for step in kind.steps for argument in step.arguments]
     wanted = [*range(num_inputs), *range(-1, -len(kind.steps), -1)]
     return all(step.op == "add" for step in kind.steps) and sorted(arguments) == sorted(wanted)

@@ -1,6 +1,6 @@
-"""The pre-run of a training graph (section 3.3.1): run once, operator by operator, and see how every value lies.
+"""The pre-run of a training graph (section 3.3.1): one run, operator by operator, that finds the strides of all values.
 
-What torch makes, and which results share memory, is found by watching; what kernels make is laid out as they like it.
+Strides and shared memory of torch's results are observed; results of kernels get the strides that the kernels prefer.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from mlsys_nimble.training.products import Into
 
 @dataclass(frozen=True, slots=True)
 class Prerun:
-    """What a pre-run has found."""
+    """Layout found by a pre-run."""
 
-    program: Program  # with the copies that kernels need
-    runs: tuple[Run | None, ...]  # for each operator what torch does; None: kernels make its results
-    placed: frozenset[ValueId]  # made in memory of ours, by kernels or by a run that is an Into
+    program: Program  # with copies of inputs that kernels take in other strides
+    runs: tuple[Run | None, ...]  # by operator: torch's function; None: kernels run it
+    placed: frozenset[ValueId]  # values in planned memory, made by kernels or by an Into
     strides: dict[ValueId, Strides]
-    root: dict[ValueId, ValueId]  # the value whose memory this one lies in; itself, if it is its own
+    root: dict[ValueId, ValueId]  # the value that owns the memory; the value itself, if it owns any
 
 
 def prerun(program: Program, inputs: Sequence[Tensor]) -> Prerun:
-    """Run the program once on inputs that lie as they will; they are not written to."""
+    """Run the program once on inputs with the strides of later calls; inputs are not written to."""
     values = list(program.values)
     tensors: dict[ValueId, Tensor] = dict(zip(program.inputs, inputs, strict=True))
     tensors.update(program.constants)

@@ -1,4 +1,4 @@
-"""Products by torch, written where the plan wants them: nothing is allocated, and memory is used again while warm."""
+"""Products by torch into planned memory: nothing is allocated, and memory is reused while it is in the cache."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from mlsys_nimble.training.convolutions import Work, strides_of_result
 
 @dataclass(frozen=True, slots=True)
 class Into:
-    """What torch does for an operator, in memory that it is given.
+    """Function of torch for an operator that writes into given memory.
 
-    A call without ``out`` makes a tensor of its own.
+    A call without ``out`` allocates its result.
     """
 
     shape: Shape
@@ -25,19 +25,19 @@ class Into:
     write: Callable[..., Any]  # (out, *inputs)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """The result, in new memory."""
+        """Return the result in new memory."""
         out = torch.empty_strided(self.shape, self.strides)
         self.write(out, *inputs)
         return out
 
 
 def product(shape: Shape) -> Into:
-    """A [M, K] times b [K, N], of float32."""
+    """Return the product of a [M, K] and b [K, N] in float32."""
     return Into(shape, dense(shape, row_major(2)), lambda out, a, b: torch.mm(a, b, out=out))
 
 
 def pixels(work: Work) -> Into:
-    """A convolution of single pixels, or a gradient of it, as a product of rows; images lie channels last."""
+    """Return a convolution of single pixels, or a gradient of it, as a product of rows of channels-last images."""
 
     def rows(image: Tensor) -> Tensor:
         return image.permute(0, 2, 3, 1).reshape(-1, image.shape[1])

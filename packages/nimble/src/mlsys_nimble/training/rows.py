@@ -1,8 +1,8 @@
-"""Linear layers of a training graph as operators over rows, with what surrounds them taken in.
+"""Linear layers of a training graph as operators over rows, fused with the operators around them.
 
-AOTAutograd gives products of matrices between views, copies, additions and sums. A product does not care in which order
-its rows come, so views that only order rows go before it; then a bias, a residual, a relu or a relu's gradient follows
-directly and becomes part of it, and the sum over rows that is a bias's gradient becomes part of the weight's.
+AOTAutograd gives products of matrices between views, copies, additions and sums. The order of a product's rows does not
+matter, so views that only reorder rows move before it. Then a bias, a residual, a relu or a relu's gradient follows
+directly and is fused into it. The sum over rows that is a bias's gradient is fused into the weight's gradient.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from mlsys_nimble.passes.rewrite import Rewriter
 from mlsys_nimble.passes.views import simplify_views
 from mlsys_nimble.training.chains import columns_of, insert_before, straighten
 
-LEAST_ROWS = 64  # below, packing the weights would cost more than it gains
+LEAST_ROWS = 64  # with fewer, packing the weights costs more than it saves
 MOST_DIMS = 3  # of rows
 
 
 def share_saved_copies(program: Program, num_results: int) -> Program:
-    """Drop copies of what only the backward pass reads: nobody writes there, so memory may be shared.
+    """Drop copies of values that only the backward pass reads: nothing writes there, so memory may be shared.
 
     Args:
-        program: A forward graph.
-        num_results: The first outputs, which the caller sees; the others are saved.
+        program: Forward graph.
+        num_results: Number of first outputs that the caller gets; the others are saved.
     """
     roots = _roots(program)
     seen = {roots.get(value, value) for value in program.outputs[:num_results]}
@@ -57,7 +57,7 @@ def share_saved_copies(program: Program, num_results: int) -> Program:
 
 
 def _roots(program: Program) -> dict[ValueId, ValueId]:
-    """For each view the value that it may share its memory with; copies count as views, as they may be dropped."""
+    """Return for each view the value whose memory it may share; copies count as views, as they may be dropped."""
     roots: dict[ValueId, ValueId] = {}
     for operator in program.operators:
         if isinstance(operator.kind, (*VIEWS, Copy)):
@@ -66,11 +66,11 @@ def _roots(program: Program) -> dict[ValueId, ValueId]:
 
 
 def join_rows(program: Program, lanes: int) -> Program:
-    """Products of many rows, and the gradients of their weights, with what surrounds them.
+    """Find products of many rows and the gradients of their weights, and fuse the operators around them.
 
     Args:
-        program: After the passes of training, in float32 where products are to be found.
-        lanes: Columns in a vector: products have whole ones.
+        program: Program after the passes of training; products are found in float32.
+        lanes: Number of columns in a vector; products have whole vectors of columns.
     """
     program = _taken_in(find_products(program, lanes))
     program = _taken_in(spread_rows(program))
@@ -87,7 +87,7 @@ def _taken_in(program: Program) -> Program:
 
 
 def find_products(program: Program, lanes: int) -> Program:
-    """Products of two matrices, and of a matrix that is turned first, as gradients of weights are."""
+    """Find products of two matrices, and products with a transposed first matrix, which are gradients of weights."""
     rewriter = Rewriter(program)
     for place, operator in rewriter:
         types = [rewriter.type(value) for value in (*operator.inputs, *operator.outputs)]
@@ -106,7 +106,7 @@ def find_products(program: Program, lanes: int) -> Program:
 
 
 def spread_rows(program: Program) -> Program:
-    """Rows that were merged from several dimensions keep those: merging may want a copy."""
+    """Keep the dimensions of rows that were merged from several, since a merge may need a copy."""
     rewriter = Rewriter(program)
     for place, operator in rewriter:
         if isinstance(operator.kind, WeightGradient):
@@ -124,7 +124,7 @@ def spread_rows(program: Program) -> Program:
 def _spread_gradient(rewriter: Rewriter, place: int, operator: Operator) -> None:
     found = [_rows_of(rewriter, place, operator, value) for value in operator.inputs]
     shapes = [rewriter.type(value).shape for value in found]
-    if shapes[0][:-1] != shapes[1][:-1]:  # views of the same rows: one is split as the other is
+    if shapes[0][:-1] != shapes[1][:-1]:  # views of the same rows: split one like the other
         few = min((0, 1), key=lambda index: len(shapes[index]))
         value = operator.inputs[few]
         shape = (*shapes[1 - few][:-1], rewriter.type(value).shape[-1])
@@ -133,7 +133,7 @@ def _spread_gradient(rewriter: Rewriter, place: int, operator: Operator) -> None
 
 
 def _rows_of(rewriter: Rewriter, place: int, operator: Operator, value: ValueId) -> ValueId:
-    """A matrix as rows of several dimensions, if it was merged from those."""
+    """Return a matrix as rows of several dimensions, if it was merged from them."""
     source = rewriter.producer(value)
     if source is None or not isinstance(source.kind, Reshape):
         return value
@@ -151,7 +151,7 @@ def _rows_of(rewriter: Rewriter, place: int, operator: Operator, value: ValueId)
 
 
 def take_in(program: Program) -> Program:
-    """Products with the views and elementwise operators that alone read them; the program itself, if there are none."""
+    """Fuse products with views and elementwise operators that alone read them; return the same program if none do."""
     rewriter = Rewriter(program)
     changed = False
     for place, operator in rewriter:
@@ -172,7 +172,7 @@ def take_in(program: Program) -> Program:
 
 
 def _order_rows(rewriter: Rewriter, place: int, operator: Operator) -> bool:
-    """A view of a product's rows becomes a product of viewed rows."""
+    """Replace a view of a product's rows by a product of viewed rows; return whether it was possible."""
     product = rewriter.sole_producer(operator.inputs[0])
     if product is None or not isinstance(product.kind, Product):
         return False
@@ -193,7 +193,7 @@ def _order_rows(rewriter: Rewriter, place: int, operator: Operator) -> bool:
 
 
 def _is_split(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
-    """Whether dimensions are only cut in several, at most MOST_DIMS."""
+    """Return whether dimensions are only split, into at most MOST_DIMS."""
     left = [size for size in after if size != 1]
     for size in before:
         while size > 1:
@@ -204,7 +204,7 @@ def _is_split(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
 
 
 def _joined(rewriter: Rewriter, product: Operator, reader: Operator, value: ValueId) -> Operator | None:
-    """The product with what ``reader`` does to its result; None: it is none of what a product can do."""
+    """Return the product fused with ``reader``; None if its epilogue cannot express what ``reader`` does."""
     assert isinstance(product.kind, Product)
     assert isinstance(reader.kind, Pointwise)
     type_, kind, place = rewriter.type(value), product.kind, reader.inputs.index(value)
@@ -244,7 +244,7 @@ def _joined(rewriter: Rewriter, product: Operator, reader: Operator, value: Valu
 
 
 def sum_biases(program: Program) -> Program:
-    """A sum over the rows whose products make a weight's gradient becomes a second result of that."""
+    """Make a sum over the rows of a weight gradient's ``dy`` its second result, the bias's gradient."""
     columns = columns_of(program)
     gradients: dict[object, int] = {}
     for index, operator in enumerate(program.operators):
@@ -272,7 +272,7 @@ def sum_biases(program: Program) -> Program:
 
 
 def _in_order(operators: list[Operator]) -> tuple[Operator, ...]:
-    """The operators in an order that may be run, else as they were."""
+    """Return the operators in a valid order of execution that is close to the given one."""
     producers = {value: operator for operator in operators for value in operator.outputs}
     found: dict[tuple[ValueId, ...], Operator] = {}
     waiting = list(reversed(operators))

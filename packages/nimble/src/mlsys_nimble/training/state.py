@@ -1,4 +1,4 @@
-"""The tensors of a model as arguments of one function, which is what AOTAutograd differentiates."""
+"""Model as one function of its tensors, for AOTAutograd to differentiate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Tensors = dict[str, Tensor]
 
 
 def state_of(model: nn.Module) -> tuple[_Tensors, _Tensors]:
-    """Return a model's parameters, and its other tensors: buffers and plain attributes, by path; tied ones once."""
+    """Return a model's parameters, and its buffers and plain tensor attributes, by path; tied ones once."""
     others = dict(model.named_buffers())
     seen = {id(tensor) for tensor in (*others.values(), *model.parameters())}
     for name, tensor in _plain_tensors(model).items():
@@ -33,7 +33,7 @@ def state_of(model: nn.Module) -> tuple[_Tensors, _Tensors]:
 def as_function(model: nn.Module) -> Callable[..., Any]:
     """Return a function of a model's parameters, its other tensors (:func:`state_of`) and its arguments.
 
-    What forward puts in the place of a buffer or plain tensor is written to the tensor that was there.
+    A tensor that forward assigns in place of a buffer or plain tensor is copied into the old one.
     """
     named = {**dict(model.named_buffers()), **dict(model.named_parameters())}
 
@@ -57,19 +57,19 @@ def as_function(model: nn.Module) -> Callable[..., Any]:
 
 
 class _ByParts(TorchFunctionMode):
-    """Takes recurrent layers apart: oneDNN's operator for a whole layer saves what no graph can hold."""
+    """Function mode that decomposes recurrent layers: no graph can hold what oneDNN's whole layer saves."""
 
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run ``func``."""
+        """Run ``func``, an LSTM without oneDNN."""
         is_layer = getattr(func, "__name__", "") == "lstm"
         with torch.backends.mkldnn.flags(enabled=False) if is_layer else nullcontext():
             return call_foreign(func, *args, **(kwargs or {}))
 
 
 def _plain_tensors(model: nn.Module) -> _Tensors:
-    """The tensors that are attributes of modules, and neither parameters nor buffers, by path."""
+    """Return the tensors, by path, that are plain attributes of modules: neither parameters nor buffers."""
     return {
         f"{path}.{name}".strip("."): value
         for path, module in model.named_modules()
@@ -80,7 +80,7 @@ def _plain_tensors(model: nn.Module) -> _Tensors:
 
 @contextmanager
 def _plain_replaced(model: nn.Module, given: Mapping[str, Tensor]) -> Iterator[_Tensors]:
-    """Put other tensors in the place of plain ones for a while; gives those that are there at the end."""
+    """Replace plain tensors within the context; the yielded dictionary gets those present at its end."""
     before = _plain_tensors(model)
     stand_ins = {id(before[name]): tensor for name, tensor in given.items()}
     held: _Tensors = {}
