@@ -1,7 +1,7 @@
 """Datatypes of the Open Inference Protocol, and their form in models: one row of one table each.
 
-BF16 has no numpy type: a model gets and gives float32, which holds every bfloat16 exactly; its outputs are rounded to
-the nearest bfloat16, ties to even. BYTES are object arrays whose elements are ``bytes``.
+BF16 has no type of numpy's own: a model gets and gives float32, which holds every bfloat16 exactly; its outputs are
+rounded to the nearest bfloat16, ties to even. BYTES are object arrays whose elements are ``bytes``.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from ml_dtypes import bfloat16
 
 from mlsys_core.errors import InvalidInputError, ServingError
 from mlsys_core.serving.oip.datatypes import Array, DataType
@@ -262,13 +263,15 @@ def _objects(elements: list[bytes]) -> Array:
 
 def _widened(bits: Array) -> Array:
     """Return bfloat16 bits (uint16, any shape) as float32."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+    widened: Array = bits.astype(np.uint16, copy=False).view(bfloat16).astype(np.float32)
+    return widened
 
 
 def _narrowed(array: Array) -> Array:
-    """Return float32 as bfloat16 bits, uint16: nearest, ties to even; NaN stays NaN."""
-    bits = np.ascontiguousarray(array).view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
-    rounded = np.where(np.isnan(array), (bits >> 16) | np.uint32(0x40), rounded)
-    narrowed: Array = rounded.astype(np.uint16)
+    """Return float32 as bfloat16 bits, uint16: nearest, ties to even; a NaN keeps its sign and upper bits."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrowed: Array = array.astype(bfloat16).view(np.uint16)
+    is_nan = np.isnan(array)
+    if is_nan.any():  # ml_dtypes makes all of them one
+        narrowed[is_nan] = (array[is_nan].view(np.uint32) >> 16) | 0x40
     return narrowed
