@@ -16,7 +16,7 @@ PEER_TESTS := tests/windtunnel/converters/test_xgboost.py tests/windtunnel/conve
 VISION_TESTS := tests/nimble/nets/test_timm.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all fuzz test-peers oracles mutants lint types fmt bench soak soak-dvabatch docs browser test-gpu sanitize bench-gpu proto lock lock-models clean
+.PHONY: help setup demo test test-all fuzz test-peers oracles mutants lint types fmt bench figures soak soak-dvabatch docs browser test-gpu sanitize bench-gpu proto lock lock-models clean
 
 help:  ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ fmt: setup  ## Format the code and fix what ruff can fix
 
 bench: setup  ## Run the core's benchmarks; peers and suites: mlsys bench
 	@for script in benchmarks/core/*.py; do echo "== $$script"; $(PY) $$script || exit 1; done
+
+figures: setup  ## Write the documentation's tables of benchmarks, and their index, from benchmarks/results
+	PYTHONPATH=benchmarks/src $(PY) -m mlsys_bench.figures
 
 soak: setup  ## Run 200 clients against Orca's server for a minute, half of whom leave in the middle
 	$(PY) benchmarks/orca/soak.py

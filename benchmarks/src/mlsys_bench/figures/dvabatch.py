@@ -1,0 +1,131 @@
+"""DVABatch's tables: input, operator and load diversity, single requests, servers, the most that joining gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlsys_bench.figures.results import best, load, number, processor, table
+
+_POLICY = "Policy I, cost-aware"
+_MODELS = {
+    "unet": "U-Net",
+    "linknet": "LinkNet",
+    "vgg19-weights": "VGG-19, weights",
+    "vgg19": "VGG-19",
+    "resnet152": "ResNet-152",
+}
+
+
+def encoder(*names: str) -> str:
+    """Return requests a second with all requests waiting, then average latencies by load, for each policy."""
+    rows = []
+    cases = list(load(names[0])["results"]["encoder_peak_rps"]["SST-2"])
+    for name in names:
+        results = load(name)["results"]
+        for lengths, peaks in results["encoder_peak_rps"].items():
+            values = [peaks[case] for case in cases]
+            rows.append([processor(name), f"{lengths}, peak (req/s)", *_cells(values, lowest=False)])
+        for key, found in results.items():
+            if key.startswith("encoder_latency"):
+                lengths, _, part = key.removeprefix("encoder_latency_").partition("_at_")
+                share, _, whose = part.partition("_of_")
+                values = [found[case]["mean_s"] * 1e3 for case in cases]
+                title = f"{lengths}, {share} of {whose.partition(',')[0]}'s peak (ms)"
+                rows.append([processor(name), title, *_cells(values)])
+    return table(["machine", "lengths like", *(case.removesuffix(", cost-aware") for case in cases)], rows)
+
+
+def _cells(values: list[float], *, lowest: bool = True) -> list[str]:
+    return best([f"{value:.1f}" for value in values], values, lowest=lowest)
+
+
+def gains(*names: str) -> str:
+    """Return what Policy I and the token-packed policy gain on the baselines."""
+    columns = ["machine", "lengths like", "policy", "peak over DelayBatch", "over the best static size"]
+    rows = []
+    for name in names:
+        results = load(name)["results"]
+        for lengths, peaks in results["encoder_peak_rps"].items():
+            static = max(value for case, value in peaks.items() if case.startswith("at most"))
+            found = results[f"encoder_latency_{lengths}_at_0.6_of_{_POLICY}"]
+            for case in (_POLICY, "token-packed"):
+                averages = [f"{found[case]['mean_s'] / found[base]['mean_s'] - 1:.0%}" for base in _BASELINES]
+                ratios = [f"{peaks[case] / peaks['DelayBatch']:.2f}x", f"{peaks[case] / static:.2f}x"]
+                rows.append([processor(name), lengths, case.removesuffix(", cost-aware"), *ratios, *averages])
+    return table([*columns, "average at 0.6, to ZeroBatch", "to DelayBatch"], rows)
+
+
+_BASELINES = ("ZeroBatch", "DelayBatch")
+
+
+def vision(*names: str) -> str:
+    """Return the average latency of vision nets by load and policy."""
+    cases = ["ZeroBatch", "DelayBatch", "best static", "split only", "LazyBatch", "DVABatch, literal", "DVABatch"]
+    rows = []
+    for name in names:
+        for key, found in load(name)["results"].items():
+            model, _, part = key.partition("_at_")
+            if model in _MODELS and part:
+                ms = {case.replace(_static(found), "best static"): run["mean_s"] * 1e3 for case, run in found.items()}
+                ratios = [f"{ms['DVABatch'] / ms[base]:.2f}x" for base in ("ZeroBatch", "best static")]
+                cells = [f"{ms[case]:.1f}" for case in cases]
+                rows.append([processor(name), f"{_MODELS[model]} {part}", *cells, *ratios])
+    return table(["machine", "model, load", *cases, "to ZeroBatch", "to best static"], rows)
+
+
+def _static(found: dict[str, Any]) -> str:
+    return next(case for case in found if case.startswith("at most"))
+
+
+def closed_loop(*names: str) -> str:
+    """Return the milliseconds of one request at a time."""
+    rows = []
+    for name in names:
+        results = load(name)["results"]
+        for clock in ("processor", "wall"):
+            seconds = results[f"closed_loop_{clock}_s"]
+            cells = [f"{seconds[case] * 1e3:.2f}" for case in ("ZeroBatch", "DVABatch")]
+            rows.append([processor(name), f"{clock} time, ms", *cells])
+    return table(["machine", "", "ZeroBatch", "DVABatch"], rows)
+
+
+def ideal(name: str) -> str:
+    """Return the average latency of whole batches, and the lowest that any joining reaches, in milliseconds."""
+    rows = [
+        [
+            str(row["load"]),
+            *(f"{row[key]:.1f}" for key in ("whole_ms", "joined_ms")),
+            f"{1 - row['joined_ms'] / row['whole_ms']:.1%}",
+            *(f"{row[key]:.1f}" for key in ("zero_ms", "dvabatch_ms")),
+        ]
+        for row in load(name)["rows"]
+    ]
+    return table(["load", "whole batches", "best joining", "gain", "ZeroBatch", "DVABatch"], rows)
+
+
+def over_http(*names: str) -> str:
+    """Return mean, median and 99th percentile of each server, in milliseconds, by requests a second."""
+    servers = [row["server"] for row in load(names[0])["rows"]]
+    rows = []
+    for name in names:
+        record = load(name)
+        cells = ["/".join(f"{row[key]:.0f}" for key in ("mean_ms", "p50_ms", "p99_ms")) for row in record["rows"]]
+        rows.append([number(record["settings"]["rate"]), *best(cells, [row["mean_ms"] for row in record["rows"]])])
+    return table(["requests/s", *servers], rows)
+
+
+def fronts(name: str) -> str:
+    """Return each server's rate, latencies and processor time, by model and wire."""
+    rows = [
+        [
+            {"batched": "up to 16", "unbatched": "one at a time"}[row["model"]],
+            {"binary": "REST, binary", "json": "REST, JSON", "grpc": "gRPC"}[row["wire"]],
+            row["server"],
+            number(row["requests_per_s"]),
+            f"{row['p50_ms']:.1f}",
+            f"{row['p99_ms']:.1f}",
+            number(row["server_cpu_us"]),
+        ]
+        for row in load(name)["rows"]
+    ]
+    return table(["batches", "wire", "server", "req/s", "p50 ms", "p99 ms", "CPU us/req"], rows)

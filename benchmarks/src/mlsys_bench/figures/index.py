@@ -1,0 +1,73 @@
+"""List the result files: what each holds, where and when it was measured, and the pages that cite it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mlsys_bench.figures.pages import files_of
+from mlsys_bench.figures.results import PROCESSORS, RESULTS, load, table
+
+_HEAD = """# Results
+
+Written by `make figures`; do not edit by hand. One file for each published table or row of one; a file that no page
+cites is deleted. The last part of a name is the processor, two cores of it.
+
+"""
+_WHAT = {
+    "batchmaker-loops": "Compiled LSTM steps against `nn.LSTM`",
+    "batchmaker-lstm": "LSTM serving, cellular against bucketed and unpadded batching",
+    "batchmaker-quick": "All figures of the paper, small",
+    "batchmaker-trees-dynet": "Tree-LSTM against DyNet",
+    "batchmaker-words": "Words through g2p-en",
+    "dvabatch-encoder": "Input diversity: a sentence encoder under each policy",
+    "dvabatch-front-triton": "REST and gRPC fronts beside Triton's",
+    "dvabatch-ideal": "Lowest average latency of any joining schedule",
+    "dvabatch-over-http": "A sentence encoder behind five servers",
+    "dvabatch-overhead": "One request at a time",
+    "dvabatch-vision": "Operator and load diversity: vision nets under each policy",
+    "front-peers": "Five servers of the Open Inference Protocol",
+    "nimble-operator-bound": "Nets of small operators",
+    "nimble-training": "Training steps",
+    "nimble": "Nets against peers",
+    "orca-native": "One iteration of the native decoder",
+    "orca-overhead": "Processor time outside the model",
+    "orca-paper": "The ORCA paper's comparison",
+    "orca-peers-offline": "Serving against peers, all requests at once",
+    "orca-peers-online": "Serving against peers, Poisson arrivals",
+    "windtunnel-infer": "Exact answers against peers",
+    "windtunnel-search": "Fine-tuning options on validation rows",
+    "windtunnel-tables": "Tables of the experiments, one line a fit",
+}
+
+
+def page(pages: Mapping[str, str]) -> str:
+    """Return the index.
+
+    Args:
+        pages: The documentation's texts by path below the repository.
+    """
+    cited: dict[str, list[str]] = {}
+    for path, text in pages.items():
+        for name in dict.fromkeys(files_of(text)):
+            cited.setdefault(name, []).append(path)
+    names = sorted(path.name for path in RESULTS.glob("*.json*"))
+    rows = [[f"[{name}]({name})", _what(name), *_origin(name), _links(cited.get(name, []))] for name in names]
+    columns = ["file", "what", "processor", "measured", "commit", "page"]
+    return _HEAD + table(columns, rows) + "\n"
+
+
+def _what(name: str) -> str:
+    prefix = max((prefix for prefix in _WHAT if name.startswith(prefix)), key=len)
+    return _WHAT[prefix]
+
+
+def _origin(name: str) -> tuple[str, str, str]:
+    content: Any = load(name)
+    environment = (content[0] if isinstance(content, list) else content)["environment"]
+    title = PROCESSORS.get(name.partition(".")[0].rpartition("-")[2], "any: simulated or solved")
+    return title, environment["time"][:10], environment["commit"][:7]
+
+
+def _links(paths: list[str]) -> str:
+    return ", ".join(f"[{path}](../../{path})" for path in paths)

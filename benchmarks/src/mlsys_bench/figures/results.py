@@ -1,0 +1,65 @@
+"""Read result files, and write their figures as Markdown."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[4]
+RESULTS = ROOT / "benchmarks" / "results"
+PROCESSORS = {
+    "zen3": "Zen 3 (AVX2)",
+    "zen4": "Zen 4 (AVX-512, bf16)",
+    "icx": "Ice Lake (AVX-512)",
+    "spr": "Sapphire Rapids (AVX-512, AMX)",
+}
+
+
+@cache
+def load(name: str) -> Any:
+    """Return the content of a result file: a value for ``.json``, a list of lines for a journal, ``.jsonl``."""
+    text = (RESULTS / name).read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()] if name.endswith("l") else json.loads(text)
+
+
+def processor(name: str) -> str:
+    """Return the processor that a file's name ends with, without its instructions.
+
+    Example:
+        >>> processor("orca-native-spr.json")
+        'Sapphire Rapids'
+    """
+    return PROCESSORS[Path(name).stem.rpartition("-")[2]].partition(" (")[0]
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table; columns of numbers lean right."""
+    lines = [list(row) for row in rows]
+    are_numbers = (all(re.match(r"[*]*[-.\d]|$", cell) for cell in column) for column in zip(*lines, strict=True))
+    rule = ["---:" if is_number else "---" for is_number in are_numbers]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [columns, rule, *lines])
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Return ``value`` with so many significant digits, and commas in thousands.
+
+    Example:
+        >>> number(0.019067), number(41.52), number(1234.5), number(2.0)
+        ('0.0191', '41.5', '1,234', '2')
+    """
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+def best(cells: Sequence[str], values: Sequence[float | None], *, lowest: bool = True) -> list[str]:
+    """Return ``cells`` with the best value's in bold, and those that read the same."""
+    known = [value for value in values if value is not None]
+    if len(known) < 2:
+        return list(cells)
+    champion = cells[values.index(min(known) if lowest else max(known))]
+    return [f"**{cell}**" if cell == champion else cell for cell in cells]

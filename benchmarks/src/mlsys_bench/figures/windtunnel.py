@@ -1,0 +1,222 @@
+"""WindTunnel's tables: exact answers against peers, fits of the experiments, and the search for options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from statistics import mean, stdev
+from typing import Any, NamedTuple
+
+from mlsys_bench.figures.results import best, load, number, table
+
+_NAMES = {
+    "source": "source",
+    "windtunnel": "**WindTunnel**, L4",
+    "gbdt2nn": "GBDT2NN: L4, trees alone",
+    "leaves": "L1, trees alone",
+    **{level: level for level in ("L1", "L2", "L3")},
+    "cold": "cold, L4",
+    "lightgbm": "LightGBM",
+    "xgboost": "XGBoost",
+    "catboost": "CatBoost",
+    "mlp": "MLP with embeddings",
+    "tabm": "TabM",
+    "deepgbm": "like DeepGBM",
+}
+_PIPES = {
+    "pipe1": "logistic regression",
+    "pipe2": "LightGBM",
+    "pipe3": "factorisation machine of leaves",
+    "mf": "matrix factorisation",
+    "fm": "factorisation machine",
+    "-": "",
+}
+Scores = dict[int, float]  # test scores by seed
+
+
+class _Key(NamedTuple):
+    """The fits that differ by candidate and seed alone."""
+
+    data: str
+    columns: str
+    pipe: str
+    model: str
+    share: str
+
+
+class _Fits(NamedTuple):
+    """Fits of the candidate that the first seed's validation rows choose."""
+
+    candidate: int
+    num_candidates: int
+    valid: Scores
+    test: Scores
+
+
+def _journal(name: str) -> dict[_Key, _Fits]:
+    """Return the fits of a journal by what was fitted."""
+    found: dict[_Key, dict[int, dict[int, tuple[float, float]]]] = {}
+    for line in load(name)[1:]:
+        *parts, candidate, seed = line["cell"].split("/")
+        candidates = found.setdefault(_Key(*parts), {}).setdefault(int(candidate[9:]), {})
+        candidates[int(seed[4:])] = (line["valid"], line["test"])
+    return {key: _chosen(candidates, is_error="movielens" in key.data) for key, candidates in found.items()}
+
+
+def _chosen(candidates: dict[int, dict[int, tuple[float, float]]], *, is_error: bool) -> _Fits:
+    sign = -1 if is_error else 1
+    candidate = max(candidates, key=lambda index: (len(candidates[index]), sign * min(candidates[index].items())[1][0]))
+    scores = sorted(candidates[candidate].items())
+    valid, test = ({seed: pair[part] for seed, pair in scores} for part in (0, 1))
+    return _Fits(candidate, len(candidates), valid, test)
+
+
+def _score(value: float) -> str:
+    return _short(value, 4)
+
+
+def _with_error(values: list[float], digits: int = 4) -> str:
+    """Return a mean with its standard error, of one value the value."""
+    parts = [mean(values), *([stdev(values) / len(values) ** 0.5] if len(values) > 1 else [])]
+    return " ± ".join(_short(part, digits) for part in parts)
+
+
+def _short(value: float, digits: int) -> str:
+    """Return ``value`` without a zero before its point, and without a sign where it rounds to zero."""
+    text = f"{round(value, digits) + 0.0:.{digits}f}"
+    return re.sub(r"^(-?)0\.", r"\1.", text)
+
+
+def _points(ours: Scores, theirs: Scores) -> str:
+    """Return how far ``ours`` is above ``theirs`` in points, on the seeds that both have."""
+    gains = [100 * (ours[seed] - theirs[seed]) for seed in ours if seed in theirs]
+    return _with_error(gains, 2) if gains else ""
+
+
+def fits(name: str, data: str = "flights-3m") -> str:
+    """Return the test scores by seed, their mean, and how far WindTunnel is above each."""
+    found = {key: value for key, value in _journal(name).items() if key.data == data and key.share == "1"}
+    seeds = sorted({seed for value in found.values() for seed in value.test})
+    rows = []
+    order = list(_NAMES)
+    translations = {key.pipe: value for key, value in found.items() if key.model == "windtunnel"}
+    for key, value in sorted(
+        found.items(), key=lambda item: (item[0].pipe == "-", item[0].pipe, order.index(item[0].model))
+    ):
+        ours = translations.get(key.pipe, next(iter(translations.values())))
+        gain = "" if key.model == "windtunnel" else _points(ours.test, value.test)
+        cells = [_score(value.test[seed]) if seed in value.test else "" for seed in seeds]
+        chosen = f"{value.candidate + 1} ({value.num_candidates} tried)"
+        validation = _score(min(value.valid.items())[1])
+        rows.append([_title(key), chosen, validation, *cells, _with_error(list(value.test.values())), gain])
+    columns = ["test AUC", "candidate", "validation", *(f"seed {seed}" for seed in seeds), "mean"]
+    return table([*columns, "WindTunnel above, points"], rows)
+
+
+def _title(key: _Key) -> str:
+    pipe = {"pipe1": ", logistic regression"}.get(key.pipe, "")
+    return _NAMES[key.model] + pipe
+
+
+def gains(*names: str) -> str:
+    """Return means over seeds of each source and its translation, and what is gained."""
+    rows = []
+    for name in names:
+        journal = _journal(name)
+        for key, ours in journal.items():
+            theirs = journal.get(key._replace(model="source"))
+            if key.model == "windtunnel" and theirs is not None and key.data != "flights-3m":
+                pairs = [(score, theirs.test[seed]) for seed, score in ours.test.items() if seed in theirs.test]
+                sign = -1 if "movielens" in key.data else 1
+                rows.append(
+                    [
+                        f"`{name.removesuffix('.jsonl').removeprefix('windtunnel-tables-')}`",
+                        key.columns.title() if key.columns != "-" else "",
+                        _PIPES[key.pipe],
+                        str(len(pairs)),
+                        *(_with_error([pair[side] for pair in pairs]) for side in (1, 0)),
+                        _with_error([100 * sign * (score - source) for score, source in pairs], 3),
+                        str(sum(sign * score < sign * source for score, source in pairs)),
+                    ]
+                )
+    columns = ["run", "columns", "model", "seeds", "source", "WindTunnel", "gain in points", "fits below the source"]
+    return table(columns, rows)
+
+
+def levels(name: str) -> str:
+    """Return test scores by share of the training rows and level, over the seeds that all levels have."""
+    journal = _journal(name)
+    models = ["source", "L1", "L2", "L3", "windtunnel"]
+    rows = []
+    for share in dict.fromkeys(key.share for key in journal):
+        scores = {key.model: value.test for key, value in journal.items() if key.share == share}
+        seeds = sorted(set.intersection(*(set(scores[model]) for model in models)))
+        values = {model: [scores[model][seed] for seed in seeds] for model in models}
+        steps = [
+            _with_error([100 * (b - a) for a, b in zip(values[low], values[high], strict=True)], 2)
+            for low, high in (("source", "L1"), ("L1", "L2"), ("L2", "L3"), ("L3", "windtunnel"))
+        ]
+        means = [mean(values[model]) for model in models]
+        cells = best([_with_error(values[model]) for model in models], means, lowest=False)
+        rows.append([f"{float(share) * 300_000:,.0f}", str(len(seeds)), *cells, ", ".join(steps)])
+    columns = ["training rows", "seeds", "source", "L1", "L2", "L3", "L4", "points gained by each step"]
+    return table(columns, rows)
+
+
+def preparations(name: str) -> str:
+    """Return test scores, validation in brackets, by columns, model and start; of one seed."""
+    journal = _journal(name)
+    models = ["source", "windtunnel", "gbdt2nn", "cold"]
+    rows = []
+    for columns, pipe in dict.fromkeys((key.columns, key.pipe) for key in journal):
+        fitted = {key.model: fit for key, fit in journal.items() if (key.columns, key.pipe) == (columns, pipe)}
+        values = [fitted[model].test[0] if model in fitted else None for model in models]
+        cells = [f"{_score(fitted[m].test[0])} ({_score(fitted[m].valid[0])})" if m in fitted else "" for m in models]
+        rows.append([columns.title(), _PIPES[pipe], *best(cells, values, lowest=False)])
+    return table(["columns", "", "source", "WindTunnel", "GBDT2NN", "cold, the best of three rates"], rows)
+
+
+def search(name: str) -> str:
+    """Return validation scores by epoch, the start first, for each set of options; what all share is left out."""
+    lines = load(name)[1:]
+    tried = [_options(line) for line in lines]
+    shared = {key for key in tried[0] if all(options.get(key) == tried[0][key] for options in tried)}
+    rows = []
+    for line, options in zip(lines, tried, strict=True):
+        epochs = ", ".join(_score(value) for value in line["valid_by_epoch"])
+        gain = [_short(100 * part, 2) for part in line.get("gain", ())]
+        words = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in options.items() if key not in shared)
+        rows.append([words or "as all", epochs, " ± ".join(gain)])
+    return table(["options", "validation by epoch", "gain in points"], rows)
+
+
+def _options(line: Mapping[str, Any]) -> dict[str, Any]:
+    results = {"valid_by_epoch", "train_loss", "seconds", "best_epoch", "gain", "test", "options", "valid_rows"}
+    return {**{key: value for key, value in line.items() if key not in results}, **line.get("options", {})}
+
+
+def infer(name: str) -> str:
+    """Return the time of an exact answer, by model and rows, and the difference in the answers."""
+    forms = {
+        "WindTunnel": ("WindTunnel", "WindTunnel columns", "WindTunnel network"),
+        "source or Booster": ("source", "source, 1 thread", "LightGBM booster"),
+        "ONNX Runtime": ("ONNX Runtime",),
+        "treelite, tl2cgen": ("treelite GTIL", "tl2cgen"),
+        "Hummingbird": ("Hummingbird torch", "Hummingbird jit"),
+    }
+    rows = []
+    for model, found in load(name)["results"]["models"].items():
+        for index, size in enumerate(found["source"]["median_s"]):
+            times = [_best_time(found, cases, size) for cases in forms.values()]
+            cells = best(["" if seconds is None else _duration(seconds) for seconds in times], times)
+            rows.append([model if index == 0 else "", f"{int(size):,}", *cells])
+    return table(["model", "rows", *forms], rows)
+
+
+def _best_time(found: Mapping[str, Any], cases: tuple[str, ...], size: str) -> float | None:
+    times = [found[case]["median_s"][size] for case in cases if size in found.get(case, {}).get("median_s", {})]
+    return min(times, default=None)
+
+
+def _duration(seconds: float) -> str:
+    return f"{number(seconds * 1e6)} us" if seconds < 1e-3 else f"{number(seconds * 1e3)} ms"
