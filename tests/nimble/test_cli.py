@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import networkx as nx
 import pytest
 from mlsys_core.cli.main import run
 
@@ -41,15 +41,18 @@ def test_json(graph_file: Path, capsys: pytest.CaptureFixture[str]):
     }
 
 
-def test_svg(graph_file: Path, tmp_path: Path):
-    picture = tmp_path / "diamond.svg"
-    assert run(["nimble", "streams", str(graph_file), "--svg", str(picture), "--json"]) == 0
-    space = "{http://www.w3.org/2000/svg}"
-    root = ET.parse(picture).getroot()
-    lines = root.findall(f"{space}line")
-    assert sorted(title.text or "" for title in root.iter(f"{space}title")) == sorted(DIAMOND["nodes"])
-    assert len(lines) == 4
-    assert sum("stroke-dasharray" in line.attrib for line in lines) == 2
+@pytest.mark.parametrize("option", ["--graph", "--svg"])
+def test_graph_is_written(graph_file: Path, tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]):
+    written = tmp_path / "diamond.graphml"
+    assert run(["nimble", "streams", str(graph_file), option, str(written)]) == 0
+    assert f"wrote {written}" in capsys.readouterr().out.replace("\n", "")
+    graph = nx.read_graphml(written)
+    assert set(graph.edges) == {(one, other) for one, other in DIAMOND["edges"]}
+    assert nx.get_node_attributes(graph, "stream") == {"in": 0, "left<1>": 0, "right": 1, "out": 0}
+    waits = {edge for edge, waits in nx.get_edge_attributes(graph, "synchronises").items() if waits}
+    assert waits == {("in", "right"), ("right", "out")}
+    redundant = {edge for edge, is_one in nx.get_edge_attributes(graph, "is_redundant").items() if is_one}
+    assert redundant == {("in", "out")}
 
 
 def test_errors_are_one_line(tmp_path: Path, graph_file: Path, capsys: pytest.CaptureFixture[str]):
@@ -58,7 +61,8 @@ def test_errors_are_one_line(tmp_path: Path, graph_file: Path, capsys: pytest.Ca
     for arguments, says in [
         ([str(cyclic)], "has a cycle: 'a' -> 'b' -> 'a'"),
         ([str(tmp_path / "none.json")], "No such file"),
-        ([str(graph_file), "--svg", str(tmp_path / "no" / "folder.svg")], "cannot write"),
+        ([str(graph_file), "--graph", str(tmp_path / "no" / "folder.svg")], "cannot write"),
+        ([str(graph_file), "--graph", str(tmp_path / "graph.gif")], "end the name in .graphml, .dot"),
     ]:
         assert run(["nimble", "streams", *arguments]) == 2
         captured = capsys.readouterr()
@@ -70,6 +74,6 @@ def test_errors_are_one_line(tmp_path: Path, graph_file: Path, capsys: pytest.Ca
 def test_what_is_too_large_to_draw_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     file = tmp_path / "large.json"
     file.write_text(json.dumps({"nodes": [f"op{i}" for i in range(1001)], "edges": []}))
-    assert run(["nimble", "streams", str(file), "--svg", str(tmp_path / "large.svg")]) == 2
-    assert "cannot draw 1001 operators" in capsys.readouterr().err
+    assert run(["nimble", "streams", str(file), "--graph", str(tmp_path / "large.svg")]) == 2
+    assert "cannot draw 1001 nodes" in capsys.readouterr().err
     assert not (tmp_path / "large.svg").exists()

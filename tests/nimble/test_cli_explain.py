@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import networkx as nx
 import pytest
 from mlsys_core.cli.main import run
 from mlsys_core.profiling import read_trace
@@ -27,13 +27,24 @@ def test_tables(capsys: pytest.CaptureFixture[str]):
     assert "memory: " in out
 
 
-def test_json_and_picture_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    picture = tmp_path / "net.svg"
-    assert run(["nimble", "explain", "six-branch", "--json", "--svg", str(picture)]) == 0
+def test_json_and_graph_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    written = tmp_path / "net.graphml"
+    assert run(["nimble", "explain", "six-branch", "--json", "--graph", str(written)]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["captured"]["degree_of_logical_concurrency"] == 6
-    boxes = list(ET.parse(picture).getroot().iter("{http://www.w3.org/2000/svg}title"))
-    assert len(boxes) == record["optimised"]["operators"]
+    graph = nx.read_graphml(written)
+    assert nx.get_node_attributes(graph, "stream") == {each["name"]: each["stream"] for each in record["operators"]}
+    waits = [list(edge) for edge, waits in nx.get_edge_attributes(graph, "synchronises").items() if waits]
+    assert sorted(waits) == sorted(record["synchronizations"])
+
+
+def test_a_profile_adds_workers_and_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    written = tmp_path / "net.graphml"
+    assert run(["nimble", "explain", "six-branch", "--profile", "--graph", str(written)]) == 0
+    graph = nx.read_graphml(written)
+    assert set(nx.get_node_attributes(graph, "workers").values()) <= {"0", "1", "0 1", "torch"}
+    assert len(nx.get_node_attributes(graph, "workers")) == len(graph)
+    assert min(nx.get_node_attributes(graph, "seconds").values()) > 0
 
 
 def test_trace_has_every_operator(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -52,7 +63,7 @@ def test_errors_say_what_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     for arguments, says in [
         (["six-branchs"], "did you mean 'six-branch'"),
         (["none.pt2"], "there is no file none.pt2"),
-        (["mlp", "--svg", str(tmp_path / "no" / "folder.svg")], "cannot write"),
+        (["mlp", "--graph", str(tmp_path / "no" / "folder.svg")], "cannot write"),
     ]:
         assert run(["nimble", "explain", *arguments]) == 2
         assert says in capsys.readouterr().err

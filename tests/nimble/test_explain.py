@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import networkx as nx
 import pytest
 import torch
 from mlsys_core.lazy import resolve
@@ -11,6 +13,8 @@ from mlsys_nimble.capture import capture
 from mlsys_nimble.explain import assign, explain, graph_of_inputs
 from mlsys_nimble.ir.program import Program
 from mlsys_nimble.nets import NETS, find_net, net
+
+from tests.graph_checks import check_graph
 
 # The largest set of independent operators, of all that depend on the input, as captured. NASNet-A's are each one more
 # than table 3.1 says (docs/nimble.md).
@@ -59,3 +63,25 @@ def test_explanation_of_a_real_net():
     memory = record["memory"]
     assert memory["lower_bound_nbytes"] <= memory["peak_nbytes"] < memory["naive_nbytes"]
     assert any("Convolution" in one["kind"] for one in record["operators"])
+
+
+def test_the_graph_has_streams_and_tensors(tmp_path: Path):
+    module, inputs = net("resnet20-cifar")
+    found = explain(module, inputs)
+    graph = found.to_networkx()
+    check_graph(graph, tmp_path)
+    assert list(graph) == [operator.name for operator in found.program.operators]
+    counts = found.optimised.counts()
+    assert len(set(nx.get_node_attributes(graph, "stream").values())) == counts["streams"]
+    assert sum(nx.get_edge_attributes(graph, "synchronises").values()) == counts["synchronizations"]
+    assert graph.number_of_edges() == counts["edges"]
+    first, last = graph.nodes[next(iter(graph))], graph.nodes[list(graph)[-1]]
+    assert (first["kind"], first["shape"], first["dtype"], first["nbytes"]) == (
+        "Convolution",
+        "1x16x32x32",
+        "float32",
+        16 * 32 * 32 * 4,
+    )
+    assert (last["shape"], last["nbytes"]) == ("1x10", 40)
+    assert {data["nbytes"] for _, _, data in graph.edges(data=True)} <= {16 << 12, 32 << 10, 64 << 8, 64 << 2}
+    assert "in forward" in first["source"]

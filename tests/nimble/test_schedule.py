@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
+import networkx as nx
 from mlsys_nimble.ir.operators import Aten, Input, Pointwise, Slice, Step
 from mlsys_nimble.ir.program import Operator, Program, ValueType
 from mlsys_nimble.planning.layout import lay_out
 from mlsys_nimble.planning.planner import Assignment, Piece
 from mlsys_nimble.planning.schedule import NOTHING, Schedule, Segment, segments_of
 from mlsys_nimble.planning.storage import ancestors, dependencies, plan_storage
+
+from tests.graph_checks import check_graph
 
 
 def test_operators_go_into_the_first_stretch_that_has_what_they_need() -> None:
@@ -132,6 +136,25 @@ def test_the_record_says_where_everything_lies_and_who_runs_what() -> None:
             "then_torch": [],
         },
     ]
+
+
+def test_the_graph_says_who_runs_what_and_who_waits(tmp_path: Path) -> None:
+    graph = planned().to_networkx()
+    check_graph(graph, tmp_path)
+    assert nx.get_node_attributes(graph, "workers") == {
+        "input0": "0 1",
+        "exp": "0 1",
+        "sorted": "torch",
+        "scaled": "0 1",
+        "output0": "0 1",
+    }
+    assert nx.get_node_attributes(graph, "seconds") == {"exp": 0.25}
+    assert {(one, other): (data["nbytes"], data["synchronises"]) for one, other, data in graph.edges(data=True)} == {
+        ("input0", "exp"): (128, True),
+        ("exp", "sorted"): (64, False),  # through a slice, which runs in place
+        ("sorted", "scaled"): (64, False),
+        ("scaled", "output0"): (64, True),
+    }
 
 
 def test_a_value_that_nothing_makes_is_not_in_the_record() -> None:

@@ -64,7 +64,7 @@ class TimelineSpan:
 
 
 @contextmanager
-def _style() -> Iterator[None]:
+def house_style() -> Iterator[None]:
     """Apply the house style within the context or decorated function, then restore the process's settings."""
     import matplotlib
 
@@ -99,7 +99,7 @@ def _require_data(data: Mapping[str, Any] | Sequence[Any], what: str) -> None:
         raise InvalidInputError(f"nothing to plot: {what}, got {data!r}")
 
 
-@_style()
+@house_style()
 def latency_vs_load(systems: Mapping[str, Sequence[LoadPoint]], *, title: str | None = None) -> Figure:
     """Plot latency against offered load, a curve per system: p90, bars from p50 to p99 (as BatchMaker's figure 7).
 
@@ -145,7 +145,7 @@ def _load(point: LoadPoint) -> float:
     return point.throughput_rps if point.offered_rps is None else point.offered_rps
 
 
-@_style()
+@house_style()
 def throughput_latency(systems: Mapping[str, Sequence[LoadPoint]], *, title: str | None = None) -> Figure:
     """Plot median latency per output token against throughput, a curve per system (ORCA, figure 10; thesis, 4.8).
 
@@ -171,7 +171,7 @@ def throughput_latency(systems: Mapping[str, Sequence[LoadPoint]], *, title: str
     return figure
 
 
-@_style()
+@house_style()
 def cdf(
     samples: Mapping[str, Sequence[float]],
     *,
@@ -209,7 +209,7 @@ def cdf(
     return figure
 
 
-@_style()
+@house_style()
 def by_request(
     latencies_s: Mapping[str, Sequence[float]],
     *,
@@ -243,7 +243,7 @@ def by_request(
     return figure
 
 
-@_style()
+@house_style()
 def bars(
     groups: Mapping[str, Mapping[str, float | None]],
     *,
@@ -306,7 +306,7 @@ def _three_digits(value: float) -> str:
     return f"{value:.2f}" if 0.1 <= abs(value) < 100 else f"{value:.3g}"
 
 
-@_style()
+@house_style()
 def timeline(spans: Sequence[TimelineSpan], *, title: str | None = None) -> Figure:
     """Plot spans on a time axis: a row per lane, in order of first appearance from the top, a colour per name.
 
@@ -363,6 +363,6 @@ def to_svg(figure: Figure) -> str:
 
 def _rendered(figure: Figure, suffix: str) -> bytes:
     buffer = io.BytesIO()
-    with _style():
+    with house_style():
         figure.savefig(buffer, format=suffix.removeprefix("."), metadata=_METADATA[suffix])
     return buffer.getvalue()

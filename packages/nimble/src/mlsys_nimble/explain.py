@@ -15,6 +15,7 @@ from mlsys_nimble.planning.streams import StreamAssignment, assign_streams
 from mlsys_nimble.planning.sync import SyncEvent, plan_events
 
 if TYPE_CHECKING:
+    from mlsys_core.graphs import Graph
     from mlsys_core.memory import MemoryPlan
 
     from mlsys_nimble.passes import PassReport
@@ -49,6 +50,14 @@ class Explanation:
     passes: tuple[PassReport, ...]
     program: Program  # after the passes
     memory: MemoryPlan  # of the native executor's arena
+
+    def to_networkx(self) -> Graph:
+        """Return the operators that a call runs, after the passes, with their streams and the tensors that flow.
+
+        See :meth:`mlsys_nimble.ir.program.Program.to_networkx` and
+        :meth:`mlsys_nimble.planning.streams.StreamAssignment.to_networkx` for the attributes.
+        """
+        return self.optimised.assignment.to_networkx(self.program.to_networkx())
 
     def record(self) -> dict[str, Any]:
         """Return everything as JSON-able values: counts, passes, memory, and each operator with its stream."""

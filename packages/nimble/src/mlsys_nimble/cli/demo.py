@@ -42,9 +42,10 @@ def _calling(model: Callable[..., object], inputs: Sequence[Tensor], num_threads
 
 def _run(context: DemoContext) -> Section:
     import torch
+    from mlsys_core.graphs import draw_graph
+    from mlsys_core.plot import to_svg
     from mlsys_nimble.bench.child import build_kernels, relative_difference
     from mlsys_nimble.bench.race import TOLERANCE, take_turns
-    from mlsys_nimble.cli.picture import stream_svg
     from mlsys_nimble.explain import explain
     from mlsys_nimble.module import Nimble
     from mlsys_nimble.nets import net
@@ -83,7 +84,7 @@ def _run(context: DemoContext) -> Section:
         data[name] = {**counts, "eager_s": eager_s, "nimble_s": ours_s, "prepare_s": prepare_s}
         if not pictures:
             caption = f"{name} after the passes, a column for each stream; dashed: synchronisations."
-            pictures.append(Figure(stream_svg(found.optimised.assignment), caption))
+            pictures.append(Figure(to_svg(draw_graph(found.to_networkx())), caption))
     table = Table(
         ["net", "degree", "streams", "eager, ms", "Nimble, ms", "speed-up", "prepared in, s"],
         rows,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from mlsys_core.cli.registered import Device
 from mlsys_core.cli.trust import TrustCode
+from mlsys_nimble.cli.graph import GraphFile
 
 if TYPE_CHECKING:
     from mlsys_nimble.backends.cpu.executor import NativeExecutor
@@ -46,7 +47,7 @@ def explain(
         ),
     ],
     batch: Annotated[int, typer.Option(min=1, help="Examples in a call.")] = 1,
-    svg: Annotated[Path | None, typer.Option(help="Draw the streams into this SVG file.")] = None,
+    graph: GraphFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole schedule as JSON.")] = False,
     trace: Annotated[
         Path | None, typer.Option(help="Replay once; write when each task ran (opens in Perfetto).")
@@ -62,13 +63,15 @@ def explain(
     Algorithm 1's: independent operators never share one. Of the |E'| edges of the minimum equivalent graph the |M|
     matched ones stay within a stream; each other costs a synchronisation.
 
-    Example: mlsys nimble explain inception-v3 --svg inception.svg
+    The graph of --graph has the operators' streams; with --profile their workers and measured times.
+
+    Example: mlsys nimble explain inception-v3 --graph inception.svg
     """
     from contextlib import nullcontext
 
     from mlsys_core.device import get_device
     from mlsys_core.errors import InvalidInputError
-    from mlsys_nimble.cli.picture import stream_svg
+    from mlsys_core.graphs import write_graph
     from mlsys_nimble.explain import explain as explained
     from mlsys_nimble.nets.resolve import load_model
     from rich.console import Console
@@ -91,8 +94,8 @@ def explain(
             executor = _executor(found, net, threads)
         if trace is not None and executor is not None:
             _write_trace(executor, net, trace)
-    if svg is not None:
-        _write(svg, stream_svg(found.optimised.assignment))
+    if graph is not None:
+        write_graph((executor.schedule if profile and executor is not None else found).to_networkx(), graph)
     if as_json:
         import json
 
@@ -101,18 +104,9 @@ def explain(
     _print(found)
     if profile and executor is not None:
         _print_profile(executor, net)
-    for path in (svg, trace):
+    for path in (graph, trace):
         if path is not None:
             typer.echo(f"wrote {path}")
-
-
-def _write(path: Path, text: str) -> None:
-    from mlsys_core.errors import InvalidInputError
-
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidInputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _tensors(net: Net) -> list[Tensor]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from mlsys_nimble.cli.bench import bench
 from mlsys_nimble.cli.explain import explain, nets
+from mlsys_nimble.cli.graph import GraphFile
 
 if TYPE_CHECKING:
     from mlsys_nimble.planning.streams import StreamAssignment
@@ -31,33 +32,28 @@ def streams(
     graph_file: Annotated[
         Path, typer.Argument(metavar="GRAPH", help='JSON: {"nodes": ["a", "b"], "edges": [["a", "b"]]}.')
     ],
-    svg: Annotated[Path | None, typer.Option(help="Draw the assignment into this SVG file.")] = None,
+    graph: GraphFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Assign the operators of a graph to streams: all the concurrency there is, with the fewest synchronisations.
 
-    Example: mlsys nimble streams block.json --svg block.svg
+    Example: mlsys nimble streams block.json --graph block.svg
     """
-    from mlsys_core.errors import InvalidInputError
-    from mlsys_nimble.cli.picture import stream_svg
+    from mlsys_core.graphs import write_graph
     from mlsys_nimble.ir.graph import read_graph
     from mlsys_nimble.planning.streams import assign_streams
     from mlsys_nimble.planning.sync import plan_events
 
     assignment = assign_streams(read_graph(graph_file))
     events = plan_events(assignment)
-    if svg is not None:
-        picture = stream_svg(assignment)
-        try:
-            svg.write_text(picture, encoding="utf-8")
-        except OSError as error:
-            raise InvalidInputError(f"cannot write {svg}: {error.strerror or error}") from error
+    if graph is not None:
+        write_graph(assignment.to_networkx(), graph)
     if as_json:
         _print_json(assignment, events)
     else:
         _print_tables(assignment)
-        if svg is not None:
-            typer.echo(f"wrote {svg}")
+        if graph is not None:
+            typer.echo(f"wrote {graph}")
 
 
 def _print_json(assignment: StreamAssignment, events: tuple[SyncEvent, ...]) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 from pathlib import Path
 
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.graphs import Graph, new_graph
 
 Edge = tuple[int, int]  # (producer, consumer), by index
 
@@ -30,6 +30,13 @@ class OperatorGraph:
             consumers[producer].append(consumer)
         return consumers
 
+    def to_networkx(self) -> Graph:
+        """Return the operators by name, with their dependencies."""
+        graph = new_graph("operators")
+        graph.add_nodes_from(self.names)
+        graph.add_edges_from((self.names[producer], self.names[consumer]) for producer, consumer in self.edges)
+        return graph
+
 
 def build_graph(nodes: Sequence[str], edges: Iterable[tuple[str, str]]) -> OperatorGraph:
     """Build the operator graph of named nodes; of several ready operators the one named first comes first.
@@ -41,6 +48,8 @@ def build_graph(nodes: Sequence[str], edges: Iterable[tuple[str, str]]) -> Opera
         >>> build_graph(["join", "a", "b"], [("a", "join"), ("b", "join")]).names
         ('a', 'b', 'join')
     """
+    import networkx as nx
+
     place = {name: index for index, name in enumerate(nodes)}
     if not nodes:
         raise InvalidInputError("the graph has no nodes; give at least one")
@@ -56,7 +65,15 @@ def build_graph(nodes: Sequence[str], edges: Iterable[tuple[str, str]]) -> Opera
         if pair in pairs:
             raise InvalidInputError(f"edge {producer!r} -> {consumer!r} is listed twice; list each dependency once")
         pairs.add(pair)
-    order = _topological_order(nodes, pairs)
+    digraph: nx.DiGraph[int] = nx.DiGraph()
+    digraph.add_nodes_from(range(len(nodes)))
+    digraph.add_edges_from(sorted(pairs))
+    try:
+        order = list(nx.lexicographical_topological_sort(digraph))
+    except nx.NetworkXUnfeasible:
+        cycle = [producer for producer, _ in nx.find_cycle(digraph)]
+        shown = " -> ".join(repr(nodes[index]) for index in (*cycle, cycle[0]))
+        raise InvalidInputError(f"the graph has a cycle: {shown}; operators can only depend on earlier ones") from None
     rank = {index: position for position, index in enumerate(order)}
     return OperatorGraph(
         names=tuple(nodes[index] for index in order),
@@ -89,41 +106,3 @@ def read_graph(path: Path) -> OperatorGraph:
         if not isinstance(edge, list) or len(edge) != 2 or not all(isinstance(name, str) for name in edge):
             raise InvalidInputError(f"{path}: edge {edge!r} is not a pair of node names; write {wanted}")
     return build_graph(nodes, [(producer, consumer) for producer, consumer in edges])
-
-
-def _topological_order(nodes: Sequence[str], pairs: set[Edge]) -> list[int]:
-    """Sort by Kahn's algorithm with a heap of ready operators, so that the order depends on the input alone."""
-    consumers: list[list[int]] = [[] for _ in nodes]
-    num_missing = [0] * len(nodes)
-    for producer, consumer in pairs:
-        consumers[producer].append(consumer)
-        num_missing[consumer] += 1
-    ready = [index for index, count in enumerate(num_missing) if count == 0]
-    heapify(ready)
-    order = []
-    while ready:
-        index = heappop(ready)
-        order.append(index)
-        for consumer in consumers[index]:
-            num_missing[consumer] -= 1
-            if num_missing[consumer] == 0:
-                heappush(ready, consumer)
-    if len(order) < len(nodes):
-        cycle = " -> ".join(repr(nodes[index]) for index in _find_cycle(pairs, set(order)))
-        raise InvalidInputError(f"the graph has a cycle: {cycle}; operators can only depend on earlier ones")
-    return order
-
-
-def _find_cycle(pairs: set[Edge], ordered: set[int]) -> list[int]:
-    """Return one cycle, its first node repeated at the end.
-
-    Each node left has a producer left, so a walk back must meet a node twice.
-    """
-    producer_of = {consumer: producer for producer, consumer in sorted(pairs) if producer not in ordered}
-    walk: dict[int, None] = {}  # an ordered set
-    node = min(producer_of)
-    while node not in walk:
-        walk[node] = None
-        node = producer_of[node]
-    path = list(walk)
-    return [node, *reversed(path[path.index(node) :])]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, TypeAlias
 
+from mlsys_core.graphs import Graph, new_graph
 from mlsys_nimble.ir.graph import OperatorGraph
 from mlsys_nimble.ir.operators import Kind
 
@@ -109,6 +110,31 @@ class Program:
             if value in producers
         }
         return OperatorGraph(names=tuple(operator.name for operator in self.operators), edges=tuple(sorted(pairs)))
+
+    def to_networkx(self) -> Graph:
+        """Return its operators as a graph whose edges are the tensors that flow.
+
+        Nodes have ``kind``, ``shape`` ("1x64x56x56"), ``dtype`` and ``nbytes`` of what they make (shapes and dtypes of
+        several results with commas) and ``source``, where the model asks for it; edges have ``nbytes``.
+        """
+        graph = new_graph("program", color="kind")
+        producers = self.producers()
+        for operator in self.operators:
+            made = [self.values[value] for value in operator.outputs]
+            graph.add_node(
+                operator.name,
+                kind=type(operator.kind).__name__,
+                shape=", ".join("x".join(map(str, value.shape)) for value in made),
+                dtype=", ".join(value.dtype for value in made),
+                nbytes=sum(value.nbytes for value in made),
+                source=operator.source,
+            )
+            for value in dict.fromkeys(operator.inputs):
+                if value in producers:
+                    edge = self.operators[producers[value]].name, operator.name
+                    before = graph.edges[edge]["nbytes"] if graph.has_edge(*edge) else 0
+                    graph.add_edge(*edge, nbytes=before + self.values[value].nbytes)
+        return graph
 
     def lines(self) -> Iterator[str]:
         """Yield the program as text, one operator a line."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
+from mlsys_core.graphs import Graph, new_graph
 from mlsys_nimble.planning.layout import Layout
 from mlsys_nimble.planning.planner import Assignment, Piece
 from mlsys_nimble.planning.storage import Storage
@@ -40,6 +42,44 @@ class Schedule:
     def num_waits(self) -> int:
         """Return the number of synchronisations between workers."""
         return sum(segment.assignment.num_waits for segment in self.segments)
+
+    def to_networkx(self) -> Graph:
+        """Return the operators that are run, with what was measured and decided.
+
+        To the attributes of :meth:`mlsys_nimble.ir.program.Program.to_networkx` nodes add ``workers`` ("0", "0 1" of an
+        operator cut in two, "torch") and ``seconds``, the measured time on one worker, where there is one; edges add
+        ``synchronises``: a worker waits for another. What runs in place is left out: its readers read its source.
+        """
+        known = self.layout.program.to_networkx()
+        names = [operator.name for operator in self.layout.program.operators]
+        for index in sorted(
+            self.layout.in_place
+        ):  # in an order that may be run: a source that is a view is gone by now
+            view = names[index]
+            for source, reader in product([*known.predecessors(view)], [*known.successors(view)]):
+                before = known.edges[source, reader]["nbytes"] if known.has_edge(source, reader) else 0
+                known.add_edge(source, reader, nbytes=before + known.edges[view, reader]["nbytes"])
+            known.remove_node(view)
+        title = "schedule; dashed: a worker waits for another"
+        graph = new_graph(title, column="workers", color="kind", dashed="synchronises")
+        graph.add_nodes_from(known.nodes(data=True))
+        graph.add_edges_from(known.edges(data=True), synchronises=False)
+        for segment in self.segments:
+            run = [names[index] for index in segment.operators]
+            workers: dict[str, list[str]] = {}
+            for worker, pieces in enumerate(segment.assignment.lists):
+                for piece in pieces:
+                    workers.setdefault(run[piece.job], []).append(str(worker))
+                    for other, count in piece.waits:
+                        edge = run[segment.assignment.lists[other][count - 1].job], run[piece.job]
+                        graph.edges[edge]["synchronises"] = True
+            for name, which in workers.items():
+                graph.nodes[name]["workers"] = " ".join(which)
+            for index in segment.then_torch:
+                graph.nodes[names[index]]["workers"] = "torch"
+        for index, seconds in self.seconds.items():
+            graph.nodes[names[index]]["seconds"] = float(seconds)
+        return graph
 
     def record(self) -> dict[str, Any]:
         """Return the schedule as plain data for JSON: operators by name, offsets and strides in bytes, worker lists."""
