@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from mlsys_core.cli.registered import Device
 from mlsys_core.cli.trust import TrustPickles
 from mlsys_core.errors import InvalidInputError
 
@@ -70,6 +71,7 @@ def fine_tune(
     ] = None,
     processes: Annotated[int, typer.Option(min=1, help="Data-parallel processes.")] = 1,
     threads: Annotated[int | None, typer.Option(min=1, help="Of each process.")] = None,
+    device: Device = "cpu",
     seed: Annotated[int, typer.Option(help="Of shuffling and the hold-out.")] = 0,
     trust_code: TrustPickles = False,
 ) -> None:
@@ -107,6 +109,7 @@ def fine_tune(
         checkpoint_dir=checkpoint_dir,
         n_processes=processes,
         n_threads=threads,
+        device=device,
         random_state=seed,
         verbose=True,
     )

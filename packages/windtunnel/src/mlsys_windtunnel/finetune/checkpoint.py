@@ -50,7 +50,7 @@ def load(directory: Path, fingerprint: str) -> Progress | None:
     if not path.exists():
         return None
     try:
-        content = torch.load(path, weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
         found = content.pop("fingerprint")
         progress = Progress(**content)
     except Exception as error:  # torch and pickle raise of many kinds

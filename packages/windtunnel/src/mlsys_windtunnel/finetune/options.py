@@ -43,6 +43,8 @@ class TrainingOptions:
         n_processes: Data-parallel processes on this machine.
         launcher: Starter of the processes: ``local`` or ``ray``.
         checkpoint_dir: Folder in which the state is kept after each epoch; a state that is there is resumed.
+        device: Where the networks train, for ``get_device``; several processes train on the CPU. The result lies on the
+            CPU.
         verbose: Shows a progress bar on the error stream.
     """
 
@@ -66,10 +68,15 @@ class TrainingOptions:
     launcher: Literal["local", "ray"] = "local"
     checkpoint_dir: Path | str | None = field(default=None, compare=False)
     verbose: bool = field(default=False, compare=False)
+    device: str = field(default="cpu", compare=False, repr=False)  # a checkpoint can be resumed on another
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "n_processes"):
             _check(name, getattr(self, name), low=1)
+        if self.n_processes > 1 and self.device != "cpu":
+            raise InvalidInputError(
+                f"{self.n_processes} processes train on the CPU: leave out {self.device!r}, or take one"
+            )
         for name in ("patience", "chunk_rows", "n_threads"):
             if getattr(self, name) is not None:
                 _check(name, getattr(self, name), low=1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from mlsys_windtunnel.frontend import Frontend
@@ -109,6 +110,17 @@ class Tunable:
         head = self.soft.output
         assert isinstance(head, PredictorModule)
         return head
+
+    @property
+    def place(self) -> torch.device:
+        """Torch's device that the networks lie on."""
+        return next((tensor.device for tensor in self.soft.state_dict().values()), torch.device("cpu"))
+
+    def move(self, place: torch.device | str) -> None:
+        """Move the networks to a device of torch."""
+        for network in (self.soft, self.exact, self.start):
+            if network is not None:
+                network.to(place)
 
     def module(self) -> WindTunnelModule:
         """Return all as one module, in evaluation mode."""

@@ -39,6 +39,11 @@ class Batch:
         offset = None if self.offset is None else self.offset[start:end]
         return Batch(self.x[start:end], self.target[start:end], self.weight[start:end], offset)
 
+    def to(self, place: torch.device) -> Batch:
+        """Return the rows on a device of torch."""
+        offset = None if self.offset is None else self.offset.to(place)
+        return Batch(self.x.to(place), self.target.to(place), self.weight.to(place), offset)
+
 
 class Rows(Protocol):
     """Source of batches; each epoch gives all rows once, in an order that follows from the seed and the epoch."""
@@ -179,9 +184,9 @@ def with_offset(tunable: Tunable, rows: Batch) -> Batch:
     residual = tunable.residual
     if residual is None or tunable.exact is None or tunable.start is None:
         return rows
-    chunks = torch.split(rows.x, ROWS_PER_CHUNK)
+    chunks = [x.to(tunable.place) for x in torch.split(rows.x, ROWS_PER_CHUNK)]
     with torch.no_grad():
-        parts = [residual.offset(tunable.exact(x), tunable.start(x)) for x in chunks]
+        parts = [residual.offset(tunable.exact(x), tunable.start(x)).cpu() for x in chunks]
     return Batch(rows.x, rows.target, rows.weight, torch.cat(parts))
 
 

@@ -16,7 +16,7 @@ from mlsys_windtunnel.backends.soft.options import SoftOptions
 from mlsys_windtunnel.finetune.options import TrainingOptions
 from mlsys_windtunnel.finetune.residual import Tunable
 from mlsys_windtunnel.finetune.rows import Batch, encode_rows, generator_of, with_offset
-from mlsys_windtunnel.finetune.tune import FineTuned, head_of, run, threads, tunable_of, with_changes
+from mlsys_windtunnel.finetune.tune import FineTuned, head_of, on_device, run, tunable_of, with_changes
 from mlsys_windtunnel.module import WindTunnelModule
 
 
@@ -142,8 +142,9 @@ def fine_tune_stream(
     if options.class_weight is not None:
         raise InvalidInputError("a stream takes weights from a column: name it with ParquetRows(weight=...)")
     streamed = StreamedRows(rows, module)
-    with threads(options.n_threads):
-        tunable = tunable_of(module, streamed, soft, seed=options.random_state)
+
+    def work() -> FineTuned:
+        tunable = tunable_of(module, streamed, soft, options)
         evaluation = None
         if eval_set is not None:
             evaluation = with_offset(
@@ -151,6 +152,8 @@ def fine_tune_stream(
             )
         streamed.tunable = tunable
         return run(module, tunable, streamed, evaluation, soft, options)
+
+    return on_device(work, options)
 
 
 def _joined(parts: Sequence[Batch]) -> Batch:

@@ -64,7 +64,7 @@ class Trainer:
         processes: Processes | None = None,
     ) -> None:
         self.tunable, self.rows, self.evaluation, self.options = tunable, rows, evaluation, options
-        self.network, self.head = tunable.soft, tunable.head
+        self.network, self.head, self.place = tunable.soft, tunable.head, tunable.place
         self.loss = row_loss(options.loss, self.head)
         self.metric_name = options.metric
         if evaluation is not None:
@@ -77,7 +77,7 @@ class Trainer:
         sample = rows.sample(SAMPLE_ROWS)
         self.optimizer = Optimizer(
             self.network,
-            sample,
+            sample.to(self.place),
             lr=options.lr,
             embedding_rate=options.embedding_rate,
             weight_decay=options.weight_decay,
@@ -128,6 +128,8 @@ class Trainer:
         if progress is not None:
             self.network.load_state_dict(progress.network)
             self.optimizer.adamw.load_state_dict(progress.optimizer)
+            if progress.ema is not None:
+                progress.ema = [average.to(self.place) for average in progress.ema]
         return progress
 
     def _epoch(self, progress: Progress) -> None:
@@ -136,7 +138,7 @@ class Trainer:
         step = progress.epoch * math.ceil(self.rows.num_rows / options.batch_size)
         total, weight, factor = 0.0, 0.0, 0.0
         self.network.train()
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[self.place] if self.place.type == "cuda" else []):
             torch.manual_seed((options.random_state * 7_919 + progress.epoch) * 1_009 + self.processes.rank)
             for batch in self.rows.batches(options.batch_size, seed=options.random_state, epoch=progress.epoch):
                 factor = rate(options.schedule, step, self.num_steps)
@@ -179,7 +181,7 @@ class Trainer:
         total = 0.0
         chunk_rows = self.options.chunk_rows or CHUNK_ROWS
         for at in range(start, end, chunk_rows):
-            chunk = batch.slice(at, min(at + chunk_rows, end))
+            chunk = batch.slice(at, min(at + chunk_rows, end)).to(self.place)
             losses = self.loss(margins(self.head, scores_of(self.tunable, chunk)), chunk.target)
             loss = (losses * chunk.weight).sum()
             torch.autograd.backward(loss / weight)
@@ -217,7 +219,7 @@ class Trainer:
     def _margins(self, tunable: Tunable, rows: Batch) -> Tensor:
         chunks = [rows.slice(at, at + ROWS_PER_CHUNK) for at in range(0, len(rows), ROWS_PER_CHUNK)]
         with torch.no_grad():
-            return torch.cat([margins(self.head, scores_of(tunable, chunk)) for chunk in chunks])
+            return torch.cat([margins(self.head, scores_of(tunable, chunk.to(self.place))).cpu() for chunk in chunks])
 
     def _state(self) -> dict[str, Tensor]:
         return {name: value.detach().clone() for name, value in self.network.state_dict().items()}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from mlsys_core.device import get_device, run_on
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_windtunnel.backends.direct.watch import column_checks
@@ -89,11 +90,15 @@ def fine_tune(
     evaluation = None
     if eval_set is not None:
         evaluation = encode_rows(module.frontend, head, *eval_set, weight=eval_sample_weight, checks=checks)
-    with threads(options.n_threads):
-        tunable = tunable_of(module, TableRows(train), soft, seed=options.random_state)
-        train = with_offset(tunable, train)
-        evaluation = None if evaluation is None else with_offset(tunable, evaluation)
-        return run(module, tunable, TableRows(train), evaluation, soft, options)
+
+    def work() -> FineTuned:
+        tunable = tunable_of(module, TableRows(train), soft, options)
+        rows = TableRows(with_offset(tunable, train))
+        return run(
+            module, tunable, rows, None if evaluation is None else with_offset(tunable, evaluation), soft, options
+        )
+
+    return on_device(work, options)
 
 
 def run(
@@ -112,11 +117,14 @@ def run(
     score, gain = outcome.best_score, (math.nan, math.nan)
     is_warm = soft.init != "random" or Tunable.of(module) is not None
     if is_warm and evaluation is not None:
-        gain = trainer.gain_over(Tunable(tunable.frontend, module.network))
+        source = Tunable(tunable.frontend, copy.deepcopy(module.network))
+        source.move(tunable.place)
+        gain = trainer.gain_over(source)
         if (outcome.best_epoch == 0 and tunable.exact is not None) or not gain[0] > options.min_gain_se * gain[1]:
             start = WindTunnelModule(tunable.frontend, copy.deepcopy(module.network)).eval()
             start.reference = module.reference
             return FineTuned(start, outcome.history, 0, score - gain[0], outcome.metric, *gain)
+    tunable.move("cpu")
     return FineTuned(tunable.module(), outcome.history, outcome.best_epoch, score, outcome.metric, *gain)
 
 
@@ -149,8 +157,24 @@ def head_of(module: WindTunnelModule) -> PredictorModule:
     return module.predictor
 
 
-def tunable_of(module: WindTunnelModule, rows: Rows, soft: SoftOptions, *, seed: int) -> Tunable:
-    """Make a soft copy of an exact module, or a copy of the parts of one that was fine-tuned before."""
+def on_device(work: Callable[[], FineTuned], options: TrainingOptions) -> FineTuned:
+    """Run a training on a stream of its device, with its threads."""
+
+    def threaded() -> FineTuned:
+        with threads(options.n_threads):
+            return work()
+
+    return run_on(get_device(options.device), threaded)
+
+
+def tunable_of(module: WindTunnelModule, rows: Rows, soft: SoftOptions, options: TrainingOptions) -> Tunable:
+    """Make a soft copy of an exact module, or a copy of the parts of one that was fine-tuned before, on the device."""
+    tunable = _tunable_of(module, rows, soft, seed=options.random_state)
+    tunable.move(get_device(options.device).torch_name)
+    return tunable
+
+
+def _tunable_of(module: WindTunnelModule, rows: Rows, soft: SoftOptions, *, seed: int) -> Tunable:
     known = Tunable.of(module)
     if known is not None:
         return copy.deepcopy(known)
