@@ -83,10 +83,11 @@ def find_encoder(name: str, *, device: str = "cpu") -> TextEncoder:
     """
     from mlsys_core.config import settings
     from mlsys_core.models import resolve_model
+    from mlsys_core.plugins.loading import LoadContext
 
-    from mlsys_orca.engine.embedding import load_encoder
+    from mlsys_orca.engine.encoder_loaders import load_encoder_by_name
 
-    encoder = load_encoder(resolve_model(name, settings().cache_dir), device=device)
+    encoder = load_encoder_by_name(resolve_model(name, settings().cache_dir), LoadContext(device=device))
     encoder.name = model_name(name)
     return encoder
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -34,6 +35,7 @@ def embed(
     """
     from mlsys_core.config import settings
     from mlsys_core.models import resolve_model
+    from mlsys_core.plugins.loading import LoadContext
     from rich.console import Console
     from rich.progress import Progress
 
@@ -47,20 +49,23 @@ def embed(
         Progress(console=Console(stderr=True), transient=True) as progress,
     ):
         task = progress.add_task(f"loading {path.name}", total=None)
+        from mlsys_core.device import get_device, run_on
         from mlsys_orca.backends.runner import intra_op_threads
-        from mlsys_orca.engine.embedding import load_encoder  # here: the bar shows while torch is imported
+        from mlsys_orca.engine.encoder_loaders import (
+            load_encoder_by_name,
+        )  # here: the bar shows while torch is imported
 
-        encoder = load_encoder(
-            path,
-            dtype=dtype,
+        context = LoadContext(
             device=device,
             progress=lambda done, total: progress.update(task, completed=done, total=total),
+            options={} if dtype is None else {"dtype": dtype},
         )
+        encoder, place = load_encoder_by_name(path, context), get_device(device)
         total = None if source == "-" else Path(source).stat().st_size
         progress.reset(task, description="embedding", total=total)
         with intra_op_threads(num_threads_of(threads)):
             for lines in _groups(texts):
-                vectors = encoder.embed(lines, truncate=truncate)
+                vectors = run_on(place, partial(encoder.embed, lines, truncate=truncate))
                 for line, vector in zip(lines, vectors.tolist(), strict=True):
                     typer.echo(json.dumps({"text": line, "embedding": vector}))
                 progress.advance(task, sum(len(line.encode()) + 1 for line in lines))

@@ -41,14 +41,19 @@ def mlsys_register_policies():
 
 @hookimpl
 def mlsys_register_model_loaders():
-    loaders = {"orca": ".acme-llm", "batchmaker": "acme-cells.json", "dvabatch": ".acme-net"}
+    loaders = {
+        "orca": ".acme-llm",
+        "orca-encoder": ".acme-encoder",
+        "batchmaker": "acme-cells.json",
+        "dvabatch": ".acme-net",
+    }
     return [
         specs.ModelLoaderSpec(
             name=f"acme-{engine}",
             help="Noted.",
             engine=engine,
             suffixes=(suffix,),
-            factory=f"mlsys_acme.loaders:{engine}",
+            factory=f"mlsys_acme.loaders:{engine.replace('-', '_')}",
         )
         for engine, suffix in loaders.items()
     ]
