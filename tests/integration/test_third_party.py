@@ -142,7 +142,9 @@ def test_its_benchmark_and_demo_step_run(mlsys: Mlsys, tmp_path: Path) -> None:
     assert "counted to three on acme:1" in mlsys("bench", "acme", "--device", "acme:1", "--output", "out").stdout
     assert json.loads((tmp_path / "out" / "acme.json").read_text())["device"] == "acme:1"
     assert "measures cpu, not acme" in mlsys("bench", "windtunnel-infer", "--device", "acme", code=2).stderr
-    assert "hello from acme's step" in mlsys("demo", "--only", "acme").stdout
+    assert "hello from acme's step, on acme:1" in mlsys("demo", "--only", "acme", "--device", "acme:1").stdout
+    skipped = mlsys("demo", "--only", "batchmaker", "--device", "acme").stdout
+    assert "This step computes on cpu, not on acme." in skipped
 
 
 def test_its_engine_serves(serving: Serving, mlsys: Mlsys) -> None:

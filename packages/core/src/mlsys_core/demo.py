@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlsys_core.device import device_kind
 from mlsys_core.errors import MlsysError
 from mlsys_core.lazy import resolve
 from mlsys_core.plugins.specs import DemoStepSpec
@@ -31,6 +32,7 @@ class DemoContext:
     work_dir: Path  # scratch space, removed after the demo
     num_threads: int  # number of cores the step may keep busy
     output_dir: Path  # the report's folder: pictures written here stay
+    device: str = "cpu"  # the registered name of where to compute, for get_device
 
     @contextmanager
     def progress(self, description: str) -> Iterator[Callable[[float, float | None], None]]:
@@ -65,6 +67,11 @@ def run_steps(steps: Sequence[DemoStepSpec], context: DemoContext) -> list[Secti
 def _run_step(step: DemoStepSpec, context: DemoContext) -> Section:
     from rich.markup import escape
 
+    kind = device_kind(context.device).name
+    if kind not in step.devices and "*" not in step.devices:
+        said = f"This step computes on {' and '.join(step.devices)}, not on {kind}."
+        context.console.print(said)
+        return Section(step.help, [said], status="skipped")
     try:
         section = resolve(step.run)(context)
     except MlsysError as error:

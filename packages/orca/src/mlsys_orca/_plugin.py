@@ -85,4 +85,12 @@ def mlsys_register_benchmarks() -> Iterable[BenchmarkSpec]:
 @hookimpl
 def mlsys_register_demo_steps() -> Iterable[DemoStepSpec]:
     """Return the step of ``mlsys demo``: a real model through our own server, one by one, then eight at once."""
-    return [DemoStepSpec(name="orca", help="Orca: chat with a real model", run="mlsys_orca.cli.demo:run", order=10)]
+    return [
+        DemoStepSpec(
+            name="orca",
+            help="Orca: chat with a real model",
+            run="mlsys_orca.cli.demo:run",
+            order=10,
+            devices=("*",),
+        )
+    ]

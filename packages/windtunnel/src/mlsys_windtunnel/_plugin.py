@@ -29,12 +29,14 @@ def mlsys_register_demo_steps() -> Iterable[DemoStepSpec]:
             help="WindTunnel: a LightGBM pipeline on real flights, as a network",
             run="mlsys_windtunnel.cli.demo:run",
             order=30,
+            devices=("*",),
         ),
         DemoStepSpec(
             name="windtunnel-fine-tune",
             help="WindTunnel: the pipeline trained further as a whole, AUC before and after",
             run="mlsys_windtunnel.cli.demo_fine_tune:run",
             order=31,
+            devices=("*",),
         ),
     ]
 

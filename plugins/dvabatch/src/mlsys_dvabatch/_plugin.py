@@ -99,5 +99,6 @@ def mlsys_register_demo_steps() -> Iterable[DemoStepSpec]:
             help="Sentence embeddings under three batching policies",
             run="mlsys_dvabatch.cli.demo:run",
             order=60,
+            devices=("*",),
         )
     ]

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from mlsys_core.cli.registered import Device
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.plugins.specs import DemoStepSpec
@@ -19,6 +20,7 @@ app = typer.Typer()
 def demo(
     only: Annotated[list[str] | None, typer.Option(help="Run just this step; repeat for several.")] = None,
     report: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("report/demo.html"),
+    device: Device = "cpu",
     threads: Annotated[int, typer.Option(min=0, help="Cores to use; 0 means all this process may use.")] = 0,
     list_steps: Annotated[bool, typer.Option("--list", help="Print the steps and stop.")] = False,
 ) -> None:
@@ -52,7 +54,8 @@ def demo(
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     report.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="mlsys-demo-") as work_dir:
-        sections = run_steps(chosen, DemoContext(console, Path(work_dir), threads or cores, report.parent))
+        context = DemoContext(console, Path(work_dir), threads or cores, report.parent, device)
+        sections = run_steps(chosen, context)
     path = write(report, "mlsys demo", sections, describe_environment())
     console.print(f"Report: [bold]{path}[/bold] (one self-contained page; open it in a browser)", soft_wrap=True)
     failed = [str(section.data["step"]) for section in sections if section.status == "failed"]

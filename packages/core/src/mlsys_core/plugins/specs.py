@@ -103,6 +103,7 @@ class DemoStepSpec(Spec):
 
     run: str  # -> Callable[[mlsys_core.demo.DemoContext], mlsys_core.report.Section]
     order: int = field(default=100)  # steps run in this order, then by name
+    devices: tuple[str, ...] = ("cpu",)  # kinds of device that it computes on; on others it is skipped. "*": any
 
 
 def noun(kind: type[Spec], count: int = 1) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from mlsys_core.config import settings
 from mlsys_core.errors import MissingDependencyError
 from mlsys_core.models import resolve_model
+from mlsys_core.plugins.loading import LoadContext
 from mlsys_core.profiling import Recorder
 from mlsys_core.report import Dialogue, Figure, Section, Table
 from mlsys_orca.cli.demo_client import Answer, Client
@@ -60,9 +61,9 @@ def run(context: DemoContext) -> Section:
         from mlsys_core.serving.http.logs import make_logger
         from mlsys_orca.api.server import make_app, make_service
         from mlsys_orca.engine.engine import EngineConfig
-        from mlsys_orca.loading.load import load_model
+        from mlsys_orca.loading.registered import load_by_name
 
-        loaded = load_model(path, progress=update)
+        loaded = load_by_name(path, LoadContext(device=context.device, progress=update))
         config = EngineConfig(max_batch_size=len(AT_ONCE), num_threads=context.num_threads)
         service = make_service(loaded, MODEL, config, recorder=recorder)
     with (

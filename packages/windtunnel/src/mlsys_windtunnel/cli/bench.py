@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mlsys_core.cli.registered import CpuDevice
 from mlsys_core.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def bench(
     epochs: Annotated[int, typer.Option(min=1, help="Of every network.")] = 7,
     trees: Annotated[int, typer.Option(min=1, help="Of LightGBM within the sources; the paper has 100.")] = 100,
     threads: Annotated[int, typer.Option(min=1, help="Of each fit.")] = 1,
+    device: CpuDevice = "cpu",
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", help="For the journal, the report and its figures.")
     ] = Path("benchmarks/results"),
@@ -98,7 +100,7 @@ def bench(
         _run(wanted, range(seeds), journal, setting, threads, console)
     finally:
         section = report(chosen, datasets or (), range(seeds), journal.finished, setting, absent=absent)
-        context = BenchContext(console, is_quick=quick, device="cpu", num_threads=threads)
+        context = BenchContext(console, is_quick=quick, device=device, num_threads=threads)
         written = write_results(name, section, context, output)
     print_section(section, console)
     console.print(f"written: {journal.path}, {', '.join(map(str, written))}", highlight=False)

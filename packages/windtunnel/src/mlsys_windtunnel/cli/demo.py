@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlsys_core.config import settings
+from mlsys_core.device import get_device, run_on
 from mlsys_core.errors import MissingDependencyError
 from mlsys_core.models import find_entry
 from mlsys_core.report import Figure, Section, Table
@@ -168,9 +169,11 @@ def compare(source: Any, data: Dataset, held_out: np.ndarray[Any, Any], fit_s: f
     started = time.perf_counter()
     module = translate(source)
     translate_s = time.perf_counter() - started
+    place = get_device(context.device)
+    module.to(place.torch_name)
     graph = parse_pipeline(source)
     print_operators(graph, module, context.console)
-    expected, got = source.predict_proba(rows), module.predict_proba(rows)
+    expected, got = source.predict_proba(rows), run_on(place, lambda: module.predict_proba(rows))
     apart = np.abs(expected - got)
     num_labels = int((source.predict(rows) != module.predict(rows)).sum())
     auc, auc_of_source = (float(roc_auc_score(labels, answer[:, 1])) for answer in (got, expected))

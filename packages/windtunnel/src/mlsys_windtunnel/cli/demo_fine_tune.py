@@ -69,6 +69,7 @@ def run(context: DemoContext) -> Section:
             epochs=EPOCHS,
             lr=RATE,
             n_threads=context.num_threads,
+            device=context.device,
         )
     tune_s = time.perf_counter() - started
     rows, labels = data.frame.iloc[test], data.target[test]

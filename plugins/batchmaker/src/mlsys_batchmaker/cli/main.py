@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from mlsys_core.cli.registered import Device, RunPoolName
+from mlsys_core.cli.registered import CpuDevice, Device, RunPoolName
 from mlsys_core.cli.serving import OipOptions, ServerOptions, serve_command
 from mlsys_core.cli.trust import TrustCode
 
@@ -168,6 +168,7 @@ def bench(
     hidden: Annotated[int | None, typer.Option(help="Hidden size; by default 1024, quick 256.", min=1)] = None,
     requests: Annotated[int | None, typer.Option(help="Requests a run.", min=10)] = None,
     trees: Annotated[Path | None, typer.Option(help="Parse trees in brackets, one a line, for figure 14.")] = None,
+    device: CpuDevice = "cpu",
     output: Annotated[Path, typer.Option(help="Folder for JSON, page and figures.")] = Path("benchmarks/results"),
 ) -> None:
     """Reproduce the paper's figures: cellular batching against bucketing, packing and dynamic batching.
@@ -178,7 +179,7 @@ def bench(
     from mlsys_core.bench import BenchContext, print_section, write_results
     from rich.console import Console
 
-    context = BenchContext(Console(), quick, "cpu", 1)
+    context = BenchContext(Console(), quick, device, 1)
     scale = scale_of(quick=quick, hidden=hidden, requests=requests, trees=trees)
     section = run_figures(context, scale, [part.strip() for part in figures.split(",")])
     print_section(section, context.console)

@@ -10,6 +10,7 @@ import numpy as np
 from mlsys_core import plot
 from mlsys_core.config import settings
 from mlsys_core.demo import DemoContext
+from mlsys_core.device import Device, get_device
 from mlsys_core.errors import MissingDependencyError, MlsysError
 from mlsys_core.report import Figure, Section, Table
 from mlsys_core.serving import Collector, FinishReason, Scheduler, ServeRequest
@@ -48,7 +49,7 @@ LONG = (
 def run(context: DemoContext) -> Section:
     """Embed every sentence several times with Poisson arrivals; compare latencies, and the vectors with each other."""
     try:
-        loaded = load("all-minilm-l6-v2", settings().cache_dir, num_stages=2)
+        loaded = load("all-minilm-l6-v2", settings().cache_dir, num_stages=2, device=get_device(context.device))
     except MissingDependencyError as error:
         return Section(TITLE, [str(error)], status="skipped")
     padded = loaded.model
@@ -57,7 +58,13 @@ def run(context: DemoContext) -> Section:
     tokens = [np.array(encoded.ids) for encoded in tokenizer_of(loaded).encode_batch(texts)]
     with context.progress("profiling the encoder") as update:
         costs = profile_stages(
-            padded, loaded.request, batch_sizes=(1, 4), lengths=(8, 32, 64), repeats=1, progress=update
+            padded,
+            loaded.request,
+            batch_sizes=(1, 4),
+            lengths=(8, 32, 64),
+            repeats=1,
+            progress=update,
+            device=loaded.device,
         )
     packed = padded.with_form(is_packed=True)
     contestants: list[tuple[str, BertStages, Callable[[], Policy | Scheduler[Any, Any, Any]]]] = [
@@ -72,7 +79,13 @@ def run(context: DemoContext) -> Section:
     vectors: list[NDArray[np.float32]] = []
     for name, model, make in contestants:
         latencies[name], embedded = _serve(
-            model, costs, make(), [tokens[which] for which in order], due_s, num_threads=context.num_threads
+            model,
+            costs,
+            make(),
+            [tokens[which] for which in order],
+            due_s,
+            num_threads=context.num_threads,
+            device=loaded.device,
         )
         if vectors:
             difference = max(float(np.abs(a - b).max()) for a, b in zip(vectors, embedded, strict=True))
@@ -108,10 +121,12 @@ def _serve(
     due_s: Any,
     *,
     num_threads: int,
+    device: Device | None,
 ) -> tuple[list[float], list[NDArray[np.float32]]]:
     """Return each request's latency in seconds, from when it was due, and its vector."""
     collector: Collector[Any, Any] = Collector()
-    with Engine(model, costs, policy, listener=collector, max_batch_size=16, num_threads=num_threads) as engine:
+    limits: dict[str, Any] = {"max_batch_size": 16, "num_threads": num_threads}
+    with Engine(model, costs, policy, listener=collector, device=device, **limits) as engine:
         start_s = engine.clock.now()
         for number, (ids, at) in enumerate(zip(tokens, due_s, strict=True)):
             time.sleep(max(0.0, start_s + float(at) - engine.clock.now()))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from mlsys_core.cli.registered import CompilerName, Device
+from mlsys_core.cli.registered import CompilerName, CpuDevice, Device
 from mlsys_core.cli.serving import OipOptions, ServerOptions, serve_command
 from mlsys_core.cli.trust import TrustCode
 
@@ -218,6 +218,7 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="A few minutes: fewer models, loads and requests.")] = False,
     part: Annotated[str, typer.Option(help="all, encoder, vision or overhead.")] = "all",
     lengths: Annotated[str | None, typer.Option(help="The encoder's texts: RTE,SST-2; see the docs.")] = None,
+    device: CpuDevice = "cpu",
     output: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("report/dvabatch"),
 ) -> None:
     """Reproduce the paper's Figures 14 to 21 on this machine: tables, figures and data.
@@ -232,7 +233,7 @@ def bench(
     from rich.console import Console
 
     console = Console()
-    context = BenchContext(console, quick, "cpu", torch.get_num_threads())
+    context = BenchContext(console, quick, device, torch.get_num_threads())
     if part not in PARTS:
         raise InvalidInputError(f"--part {part!r}: give one of {', '.join(PARTS)}")
     workloads = None if lengths is None else [name.strip() for name in lengths.split(",")]

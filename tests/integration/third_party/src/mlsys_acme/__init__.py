@@ -87,4 +87,6 @@ def mlsys_register_benchmarks():
 
 @hookimpl
 def mlsys_register_demo_steps():
-    return [specs.DemoStepSpec(name="acme", help="Acme: a greeting", run="mlsys_acme.suites:demo", order=1)]
+    return [
+        specs.DemoStepSpec(name="acme", help="A greeting", run="mlsys_acme.suites:demo", devices=("acme",), order=1)
+    ]

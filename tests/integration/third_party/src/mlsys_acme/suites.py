@@ -6,5 +6,5 @@ def bench(context):
 
 
 def demo(context):
-    context.console.print("hello from acme's step")
+    context.console.print(f"hello from acme's step, on {context.device}")
     return Section("Acme", ["a greeting"])

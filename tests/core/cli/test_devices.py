@@ -1,0 +1,67 @@
+"""Every command that computes takes ``--device``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+from mlsys_core.cli.lazy_group import LazyGroup, load_command
+from mlsys_core.cli.main import build_app
+from mlsys_core.plugins import installed_plugins
+
+# Commands without --device, and why they need none.
+WITHOUT = {
+    "doctor": "looks at every device",
+    "models fetch": "files",
+    "models list": "files",
+    "models path": "files",
+    "plugins info": "what is registered",
+    "plugins list": "what is registered",
+    "plugins new": "files",
+    "trace export": "recordings",
+    "trace summary": "recordings",
+    "trace view": "recordings",
+    "workload generate": "arrivals",
+    "workload plot": "arrivals",
+    "workload run": "requests to a server",
+    "workload show": "arrivals",
+    "batchmaker save": "weights in host memory, to files",
+    "dvabatch baselines": "simulates stages whose times are given",
+    "nimble nets": "a list",
+    "nimble streams": "plans; runs nothing",
+    "windtunnel inspect": "what a file holds",
+    "windtunnel translate": "parameters in host memory, to files; predict and fine-tune have it",
+}
+
+
+def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield every command that runs something, by its words; a group too that runs without a command."""
+    if isinstance(command, LazyGroup):
+        for spec in command.registry.all(command.kind):
+            yield from commands(load_command(spec), (*path, spec.name))
+    elif hasattr(command, "commands"):
+        if command.invoke_without_command:
+            yield " ".join(path), command
+        for name, inner in command.commands.items():
+            yield from commands(inner, (*path, name))
+    else:
+        yield " ".join(path), command
+
+
+COMMANDS = dict(commands(typer.main.get_command(build_app(installed_plugins()))))
+
+
+def options_of(command: Any) -> set[str]:
+    return {option for parameter in command.params for option in parameter.opts}
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_a_command_that_computes_takes_a_device(name: str) -> None:
+    assert ("--device" in options_of(COMMANDS[name])) != (name in WITHOUT)
+
+
+def test_every_subsystem_has_been_walked_and_no_exception_is_left_over() -> None:
+    assert {name.split()[0] for name in COMMANDS} > {"batchmaker", "dvabatch", "nimble", "orca", "windtunnel", "serve"}
+    assert WITHOUT.keys() < COMMANDS.keys()
