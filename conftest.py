@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     dropped: set[pytest.Item] = set()
     for cases in grids.values():
         kept = representatives([case.callspec.indices for case in cases], MOST_CASES)
-        dropped |= set(cases) - {cases[place] for place in kept}
+        dropped |= set(cases) - {cases[index] for index in kept}
     config.hook.pytest_deselected(items=[item for item in items if item in dropped])
     items[:] = [item for item in items if item not in dropped]
 

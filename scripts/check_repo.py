@@ -104,9 +104,9 @@ def check_rooms(root: Path, files: list[Path]) -> Iterator[str]:
             if len(circle) > 1:
                 edges = ", ".join(f"{one} -> {other}" for one, other in sorted(imports.subgraph(circle).edges))
                 yield f"{package}: files import each other in a circle: {edges}"
-        place = {f"{package}.{room}": number for number, room in enumerate(listed)}
+        order_of = {f"{package}.{room}": number for number, room in enumerate(listed)}
         for one, other in sorted(imports.edges):
-            above, below = (place.get(".".join(name.split(".")[:2])) for name in (one, other))
+            above, below = (order_of.get(".".join(name.split(".")[:2])) for name in (one, other))
             if above is not None and below is not None and above > below:
                 yield f"{one} imports {other}, which {folder}/README.md shows above it"
 

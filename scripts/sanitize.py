@@ -183,7 +183,7 @@ def library_of(compiler: str, name: str) -> str:
 
 
 def reports_of(text: str) -> tuple[str, ...]:
-    r"""Return the reports in ``text`` with a frame in a kernel, each place once.
+    r"""Return the reports in ``text`` with a frame in a kernel, each location once.
 
     Example:
         >>> reports_of("/packages/rows.h:7:9: runtime error: shift\n    #0 0x1 in f /packages/rows.h:7\n")

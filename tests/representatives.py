@@ -7,7 +7,7 @@ from itertools import combinations
 
 
 def representatives(cases: Sequence[Mapping[str, Hashable]], most: int) -> list[int]:
-    """Return the places of at most ``most`` cases that cover as many pairs of values as few cases can.
+    """Return the indices of at most ``most`` cases that cover as many pairs of values as few cases can.
 
     Args:
         cases: A value by parameter for each case; all have the same parameters.
@@ -24,12 +24,12 @@ def representatives(cases: Sequence[Mapping[str, Hashable]], most: int) -> list[
     if len(cases) <= most:
         return list(range(len(cases)))
     if len(cases[0]) < 2:
-        return sorted({round(place * (len(cases) - 1) / (most - 1)) for place in range(most)})
+        return sorted({round(index * (len(cases) - 1) / (most - 1)) for index in range(most)})
     pairs = [set(combinations(sorted(case.items()), 2)) for case in cases]
     covered: set[object] = set()
     chosen: list[int] = []
     while len(chosen) < most:
-        best = max(range(len(cases)), key=lambda place: len(pairs[place] - covered))
+        best = max(range(len(cases)), key=lambda index: len(pairs[index] - covered))
         if not pairs[best] - covered:
             break
         chosen.append(best)

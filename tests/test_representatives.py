@@ -22,7 +22,7 @@ def pairs_of(cases):
 def test_every_pair_is_covered_where_there_is_room(cases):
     chosen = representatives(cases, len(cases) - 1) if len(cases) > 1 else [0]
     room_was_enough = len(chosen) < len(cases) - 1 or len(cases) == 1
-    assert not room_was_enough or pairs_of(cases[place] for place in chosen) == pairs_of(cases)
+    assert not room_was_enough or pairs_of(cases[index] for index in chosen) == pairs_of(cases)
 
 
 @given(GRIDS, st.integers(1, 30))
@@ -30,7 +30,7 @@ def test_there_are_never_more_than_asked_for_and_none_twice(cases, most):
     chosen = representatives(cases, most)
     assert len(chosen) <= max(most, 0)
     assert len(set(chosen)) == len(chosen)
-    assert all(0 <= place < len(cases) for place in chosen)
+    assert all(0 <= index < len(cases) for index in chosen)
 
 
 def test_a_single_parameter_is_taken_from_end_to_end():
@@ -40,5 +40,5 @@ def test_a_single_parameter_is_taken_from_end_to_end():
 def test_a_grid_of_three_by_three_by_three_needs_nine():
     cases = [{"a": a, "b": b, "c": c} for a, b, c in product(range(3), repeat=3)]
     chosen = representatives(cases, 24)
-    assert pairs_of(cases[place] for place in chosen) == pairs_of(cases)
+    assert pairs_of(cases[index] for index in chosen) == pairs_of(cases)
     assert len(chosen) < 13

@@ -83,25 +83,25 @@ def _as_json(content: bytes, words: Sequence[str], rng: Random) -> bytes | None:
 
 
 def _structure(value: Any, words: Sequence[str], rng: Random) -> Any:
-    """Change one place of a JSON value, which is taken apart."""
-    places: list[tuple[Any, Any]] = []
+    """Change one element of a JSON value, which is taken apart."""
+    slots: list[tuple[Any, Any]] = []
     stack = [value]
-    while stack and len(places) < 5000:
+    while stack and len(slots) < 5000:
         node = stack.pop()
         keys = list(node) if isinstance(node, dict) else list(range(len(node))) if isinstance(node, list) else []
-        places += [(node, key) for key in keys]
+        slots += [(node, key) for key in keys]
         stack += [node[key] for key in keys]
-    if not places:
+    if not slots:
         return hostile(words, rng)
-    node, key = rng.choice(places)
+    node, key = rng.choice(slots)
     chance = rng.random()
     if chance < 0.55:
         node[key] = hostile(words, rng)
     elif chance < 0.65:
         del node[key]
     elif chance < 0.75:
-        other, place = rng.choice(places)
-        node[key] = json.loads(json.dumps(other[place])) if place in other or isinstance(place, int) else None
+        other, slot = rng.choice(slots)
+        node[key] = json.loads(json.dumps(other[slot])) if slot in other or isinstance(slot, int) else None
     elif chance < 0.83 and isinstance(node[key], str):
         node[key] = _text(node[key], words, rng)
     elif chance < 0.9 and isinstance(node[key], int | float):

@@ -10,7 +10,7 @@ from mlsys_core.errors import MemoryPlanError
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.kv_cache import KVCache
 from mlsys_orca.scheduling.batch import BatchBuilder
-from mlsys_orca.scheduling.block_tables import BlockTables, Placement
+from mlsys_orca.scheduling.block_tables import Allocation, BlockTables
 from mlsys_orca.scheduling.prefix_cache import extend_digests
 
 BLOCK = 4
@@ -23,15 +23,15 @@ def digests_of(tokens: Sequence[int]) -> list[bytes]:
     return digests
 
 
-def place(tables: BlockTables, name: str, tokens: Sequence[int], *, keep_free: int = 0) -> Placement | None:
-    return tables.place(name, len(tokens), digests_of(tokens), keep_free=keep_free)
+def allocate(tables: BlockTables, name: str, tokens: Sequence[int], *, keep_free: int = 0) -> Allocation | None:
+    return tables.allocate(name, len(tokens), digests_of(tokens), keep_free=keep_free)
 
 
-def run(tables: BlockTables, name: str, tokens: Sequence[int]) -> Placement:
+def run(tables: BlockTables, name: str, tokens: Sequence[int]) -> Allocation:
     """Place and publish: ``tokens`` are computed."""
-    placement = place(tables, name, tokens)
+    allocation = allocate(tables, name, tokens)
     tables.publish(name, digests_of(tokens), num_computed_tokens=len(tokens))
-    return placement
+    return allocation
 
 
 def test_digests_name_all_tokens_up_to_their_block() -> None:
@@ -46,15 +46,15 @@ def test_digests_name_all_tokens_up_to_their_block() -> None:
 def test_a_common_beginning_is_shared_while_it_runs_and_after() -> None:
     tables = BlockTables(num_blocks=8, block_size=BLOCK)
     first = run(tables, "a", A[:10])
-    assert first == Placement((0, 1, 2), 0, None)
-    second = place(tables, "b", [*A[:8], 1, 2, 3])
-    assert second == Placement((0, 1, 3), 8, None)
+    assert first == Allocation((0, 1, 2), 0, None)
+    second = allocate(tables, "b", [*A[:8], 1, 2, 3])
+    assert second == Allocation((0, 1, 3), 8, None)
     assert [tables.num_holders(block) for block in range(4)] == [2, 2, 1, 1]
     assert [tables.is_read_only(block) for block in range(4)] == [True, True, False, False]
     tables.free("a")
     tables.free("b")
     assert (tables.num_free_blocks, tables.num_cached_blocks) == (8, 2)
-    assert place(tables, "c", A[:9]).num_cached_tokens == 8
+    assert allocate(tables, "c", A[:9]).num_cached_tokens == 8
     tables.free("c")
     tables.clear_cache()
     assert (tables.num_free_blocks, tables.num_cached_blocks) == (8, 0)
@@ -62,19 +62,19 @@ def test_a_common_beginning_is_shared_while_it_runs_and_after() -> None:
 
 def test_what_is_not_computed_is_not_shared() -> None:
     tables = BlockTables(num_blocks=8, block_size=BLOCK)
-    place(tables, "a", A[:8])
-    assert place(tables, "b", A[:8]).num_cached_tokens == 0
+    allocate(tables, "a", A[:8])
+    assert allocate(tables, "b", A[:8]).num_cached_tokens == 0
     tables.publish("a", digests_of(A[:8]), num_computed_tokens=7)
-    assert place(tables, "c", A[:8]).num_cached_tokens == 4
+    assert allocate(tables, "c", A[:8]).num_cached_tokens == 4
     tables.publish("b", digests_of(A[:8]), num_computed_tokens=8)  # its first block is known from a; its second is new
-    assert place(tables, "d", A[:8]) == Placement((0, 5), 7, (3, 5))
+    assert allocate(tables, "d", A[:8]) == Allocation((0, 5), 7, (3, 5))
 
 
 def test_the_last_token_is_computed_into_a_copy() -> None:
     tables = BlockTables(num_blocks=8, block_size=BLOCK)
     run(tables, "a", A[:8])
-    placement = place(tables, "b", A[:8])
-    assert placement == Placement((0, 2), 7, (1, 2))
+    allocation = allocate(tables, "b", A[:8])
+    assert allocation == Allocation((0, 2), 7, (1, 2))
     assert tables.num_holders(1) == 1, "only a: the copy's source is not kept for b"
     tables.publish("b", digests_of(A[:8]), num_computed_tokens=8)
     assert not tables.is_read_only(2), "its content is known already"
@@ -84,14 +84,14 @@ def test_too_few_blocks_change_nothing() -> None:
     tables = BlockTables(num_blocks=3, block_size=BLOCK)
     run(tables, "a", A[:8])
     tables.free("a")
-    assert place(tables, "b", A[:8], keep_free=1) is None, "two shared, one copy of the last, none left"
-    assert place(tables, "b", A[:9], keep_free=1) is None
+    assert allocate(tables, "b", A[:8], keep_free=1) is None, "two shared, one copy of the last, none left"
+    assert allocate(tables, "b", A[:9], keep_free=1) is None
     assert (tables.num_free_blocks, tables.num_cached_blocks) == (3, 2)
-    assert place(tables, "b", A[:9]).num_cached_tokens == 8
+    assert allocate(tables, "b", A[:9]).num_cached_tokens == 8
     assert tables.grow("b", 12) == (0, 1, 2)
     assert tables.grow("b", 13) is None
     with pytest.raises(MemoryPlanError, match="'b' has its"):
-        place(tables, "b", A[:4])
+        allocate(tables, "b", A[:4])
     with pytest.raises(MemoryPlanError, match="'c' has no"):
         tables.grow("c", 4)
 
@@ -104,16 +104,16 @@ def test_the_least_recently_used_content_goes_first_and_ends_before_beginnings()
     assert tables.num_cached_blocks == 4
     run(tables, "a", A[:9])  # now b's content is the least recently used
     tables.free("a")
-    place(tables, "x", range(9))  # takes the two blocks without content, and one of b's
+    allocate(tables, "x", range(9))  # takes the two blocks without content, and one of b's
     tables.free("x")
-    assert place(tables, "b", B[:9]).num_cached_tokens == 4
+    assert allocate(tables, "b", B[:9]).num_cached_tokens == 4
     tables.free("b")
-    assert place(tables, "a", A[:9]).num_cached_tokens == 8
+    assert allocate(tables, "a", A[:9]).num_cached_tokens == 8
 
 
 def test_a_growing_table_takes_blocks_when_the_last_is_full() -> None:
     tables = BlockTables(num_blocks=4, block_size=BLOCK)
-    place(tables, "a", A[:3])
+    allocate(tables, "a", A[:3])
     assert [tables.grow("a", n) for n in (4, 5, 8, 9)] == [(0,), (0, 1), (0, 1), (0, 1, 2)]
 
 

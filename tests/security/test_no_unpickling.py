@@ -1,4 +1,4 @@
-"""No code of the packages loads, evaluates or imports what a file says, but for the few places named here."""
+"""No code of the packages loads, evaluates or imports what a file says, but for the few exceptions named here."""
 
 # ruff: noqa: E501 - a list of names
 

@@ -312,14 +312,14 @@ def test_no_loader_runs_what_is_planted(name: str, tmp_path: Path):
     (tmp_path / "good").mkdir()
     good = loader.files(tmp_path / "good")
     marker = tmp_path / "marker"
-    for place in (*good, *loader.extra):
+    for planted in (*good, *loader.extra):
         for kind, make in PLANTED.items():
-            folder = write_folder(good | {place: make(Payload(marker))}, tmp_path / "planted")
-            for stray in set(loader.extra) - {place}:
+            folder = write_folder(good | {planted: make(Payload(marker))}, tmp_path / "planted")
+            for stray in set(loader.extra) - {planted}:
                 (folder / stray).unlink(missing_ok=True)
             told = _refusal(loader, folder)
-            assert "\n" not in told, (place, kind)
-            assert not marker.exists(), f"{name}: {kind} in {place} ran"
+            assert "\n" not in told, (planted, kind)
+            assert not marker.exists(), f"{name}: {kind} in {planted} ran"
     assert pickle.loads(pickle.dumps(Payload(marker))) == len("ran")  # the payload is a real one
     assert marker.exists()
 
@@ -334,9 +334,9 @@ def test_no_member_of_an_archive_runs(name: str, tmp_path: Path):
     loader = LOADERS[name]
     (tmp_path / "good").mkdir()
     good = loader.files(tmp_path / "good")
-    place = next(file for file in good if file.endswith(".pt2"))
+    planted = next(file for file in good if file.endswith(".pt2"))
     marker = tmp_path / "marker"
-    with zipfile.ZipFile(io.BytesIO(good[place])) as archive:
+    with zipfile.ZipFile(io.BytesIO(good[planted])) as archive:
         members = {info.filename: archive.read(info) for info in archive.infolist()}
     root = next(iter(members)).split("/")[0]
     extra = [f"{root}/data/{kind}" for kind in ("weights/model.pt", "constants/model.pt", "constants/custom_obj_0")]
@@ -346,7 +346,7 @@ def test_no_member_of_an_archive_runs(name: str, tmp_path: Path):
             with zipfile.ZipFile(buffer, "w") as archive:
                 for each, content in (members | {member: PLANTED[kind](Payload(marker))}).items():
                     archive.writestr(each, content)
-            folder = write_folder(good | {place: buffer.getvalue()}, tmp_path / "planted")
+            folder = write_folder(good | {planted: buffer.getvalue()}, tmp_path / "planted")
             told = _refusal(loader, folder)
             assert "\n" not in told, (member, kind)
             assert not marker.exists(), f"{name}: {kind} in {member} ran"

@@ -71,14 +71,14 @@ def _with_weights_at(model: Any, location: str) -> Any:
 
 
 @pytest.mark.parametrize("loader", LOADERS)
-@pytest.mark.parametrize("place", ["above", "absolute", "link"])
-def test_weights_outside_the_folder_are_not_read(loader: str, place: str, tmp_path: Path):
+@pytest.mark.parametrize("where", ["above", "absolute", "link"])
+def test_weights_outside_the_folder_are_not_read(loader: str, where: str, tmp_path: Path):
     folder = tmp_path / "model"
     folder.mkdir()
     secret = tmp_path / "secret.bin"
     secret.write_bytes(SECRET.tobytes())
     (folder / "link.bin").symlink_to(secret)
-    location = {"above": "../secret.bin", "absolute": str(secret), "link": "link.bin"}[place]
+    location = {"above": "../secret.bin", "absolute": str(secret), "link": "link.bin"}[where]
     told = _refused(LOADERS[loader], _with_weights_at(_good(tmp_path), location), folder / "m.onnx")
     assert "m.onnx" in told
 
@@ -114,8 +114,8 @@ def test_bytes_that_are_no_model_are_refused_in_one_line(tmp_path: Path):
         _assert_told(tmp_path / "m.onnx")
     for _ in range(40):
         changed = bytearray(good)
-        for place in rng.integers(0, len(good), 3):
-            changed[place] = rng.integers(0, 256)
+        for where in rng.integers(0, len(good), 3):
+            changed[where] = rng.integers(0, 256)
         (tmp_path / "m.onnx").write_bytes(bytes(changed))
         _assert_told(tmp_path / "m.onnx")
 

@@ -104,9 +104,9 @@ def _forged_graph(folder: Path, target: Path, change: Any) -> Path:
     return target
 
 
-def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(place for key, item in items for place in _places(item, (*path, key)))]
+    return [path, *(below for key, item in items for below in _paths(item, (*path, key)))]
 
 
 def _set(value: Any, path: tuple[Any, ...], new: Any) -> None:
@@ -129,11 +129,11 @@ def test_codes_beyond_the_tables_are_refused(categories, tmp_path):
 def test_any_junk_in_the_graph_is_refused_in_one_line_or_harmless(request, tmp_path, kind):
     folder: Path = request.getfixturevalue(kind)
     graph = json.loads((folder / GRAPH_FILE).read_text())
-    places = [path for path in _places(graph) if path and path != ("sha256",)]
+    paths = [path for path in _paths(graph) if path and path != ("sha256",)]
     random_ = random.Random(0)
     refused = 0
     for _ in range(250):
-        path, junk = random_.choice(places), random_.choice(JUNK)
+        path, junk = random_.choice(paths), random_.choice(JUNK)
         forged = _forged_graph(folder, tmp_path / "forged", lambda graph, path=path, junk=junk: _set(graph, path, junk))
         refusal = _refusal(forged, FRAME if kind == "categories" else X)
         assert refusal is None or (isinstance(refusal, InvalidInputError) and "\n" not in str(refusal)), (path, junk)

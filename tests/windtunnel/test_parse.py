@@ -117,8 +117,8 @@ def nest(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     chains = st.lists(steps, min_size=1, max_size=3).map(named).map(Pipeline)
     unions = st.builds(FeatureUnion, parts, transformer_weights=weights)
     columns = st.builds(
-        lambda parts, places, **options: ColumnTransformer(
-            [(name, part, place) for (name, part), place in zip(parts, places, strict=False)], **options
+        lambda parts, indices, **options: ColumnTransformer(
+            [(name, part, index) for (name, part), index in zip(parts, indices, strict=False)], **options
         ),
         parts,
         st.lists(st.sampled_from(COLUMNS), min_size=3, max_size=3),
@@ -226,7 +226,7 @@ def test_a_step_called_input_is_not_the_input(table: pd.DataFrame, target: NDArr
         [("a", MinMaxScaler(), make_column_selector("^[af]", dtype_include=float)), ("b", OneHotEncoder(), ["port"])],
         [("a", StandardScaler(), [-5]), ("b", "passthrough", np.array([2])), ("c", "drop", ["fare"])],
     ],
-    ids=["slice", "mask", "callable", "selector", "place"],
+    ids=["slice", "mask", "callable", "selector", "index"],
 )
 @pytest.mark.parametrize("remainder", ["drop", OneHotEncoder(sparse_output=False)], ids=["drop", "one-hot"])
 def test_columns_however_they_are_chosen(table: pd.DataFrame, columns: Any, remainder: Any):

@@ -258,7 +258,7 @@ POLICIES = [
 
 @given(st.data())
 def test_nothing_is_lost_doubled_or_cross_wired(data: st.DataObject):
-    """Every request leaves once, and passes every stage once, from the place of its activations."""
+    """Every request leaves once, and passes every stage once, from the row that holds its activations."""
     policy = data.draw(st.sampled_from(POLICIES))()
     stages = data.draw(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)).filter(any), min_size=1, max_size=4))
     model = StagedModel(tuple(LinearStage(*map(float, times)) for times in stages))

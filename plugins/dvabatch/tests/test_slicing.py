@@ -165,7 +165,7 @@ class Mixes(nn.Module):
 
 def test_models_that_cannot_be_sliced_are_refused():
     program = program_of(nn.Linear(3, 3).eval(), (torch.randn(1, 3),))
-    with pytest.raises(InvalidInputError, match="can be cut in"):
+    with pytest.raises(InvalidInputError, match="can be cut at"):
         slice_evenly(program, 20)
     with pytest.raises(InvalidInputError, match="cannot be exported"):
         program_of(Mixes(), (torch.randn(1, 3),))

@@ -35,14 +35,14 @@ ops = st.one_of(
 
 
 def required_order(program: list[tuple[str, int, float]]) -> dict[int, frozenset[int]]:
-    """For each piece of work (by its place in the program), all work that must come before it."""
+    """For each piece of work (by its index in the program), all work that must come before it."""
     done_in_stream = [frozenset[int]()] * NUM_STREAMS
     captured = [frozenset[int]()] * NUM_EVENTS
     before: dict[int, frozenset[int]] = {}
-    for place, (kind, stream, operand) in enumerate(program):
+    for index, (kind, stream, operand) in enumerate(program):
         if kind == "work":
-            before[place] = done_in_stream[stream]
-            done_in_stream[stream] |= {place}
+            before[index] = done_in_stream[stream]
+            done_in_stream[stream] |= {index}
         elif kind == "record":
             captured[int(operand)] = done_in_stream[stream]
         else:
@@ -58,12 +58,12 @@ def test_any_program_keeps_the_order_its_events_require(program: list[tuple[str,
     finished_at_start: dict[int, set[int]] = {}
     finished: set[int] = set()
 
-    def work(place: int, duration_s: float) -> None:
-        finished_at_start[place] = finished.copy()
-        started.append(place)
+    def work(index: int, duration_s: float) -> None:
+        finished_at_start[index] = finished.copy()
+        started.append(index)
         if duration_s:
             time.sleep(duration_s)
-        finished.add(place)
+        finished.add(index)
 
     streams = [device.stream() for _ in range(NUM_STREAMS)]
     events: list[Event] = [device.event() for _ in range(NUM_EVENTS)]
@@ -71,9 +71,9 @@ def test_any_program_keeps_the_order_its_events_require(program: list[tuple[str,
         stream_.submit(
             begin.wait, 20
         )  # all queues full before any work runs: order comes from the events, not from luck
-    for place, (kind, stream, operand) in enumerate(program):
+    for index, (kind, stream, operand) in enumerate(program):
         if kind == "work":
-            streams[stream].submit(work, place, operand)
+            streams[stream].submit(work, index, operand)
         elif kind == "record":
             streams[stream].record(events[int(operand)])
         else:
@@ -85,8 +85,8 @@ def test_any_program_keeps_the_order_its_events_require(program: list[tuple[str,
         stream_.close()
     before = required_order(program)
     assert sorted(started) == sorted(before)  # each piece of work ran once
-    for place, required in before.items():
-        assert required <= finished_at_start[place]
+    for index, required in before.items():
+        assert required <= finished_at_start[index]
 
 
 def test_work_of_two_streams_can_meet() -> None:

@@ -8,7 +8,7 @@ from mlsys_core.memory import Arena, Lifetime, plan_offsets
 
 Ints = tuple[int, ...]
 
-TWO_IN_TURN = plan_offsets([Lifetime(64, 0, 1), Lifetime(64, 1, 2)])  # they share one place
+TWO_IN_TURN = plan_offsets([Lifetime(64, 0, 1), Lifetime(64, 1, 2)])  # they share their bytes
 TWO_AT_ONCE = plan_offsets([Lifetime(64, 0, 2), Lifetime(64, 0, 2)])
 
 

@@ -33,7 +33,7 @@ def test_runs_are_powers_of_two_that_begin_with_the_first_number():
     runs = RunPool(3)
     assert [runs.take(count) for count in (1, 2, 3, 5, 8, 9)] == [3, 4, 6, 10, 18, 26]
     assert (runs.top, runs.num_used) == (42, 1 + 2 + 4 + 8 + 8 + 16)
-    assert runs.take(0) == 3, "none of them needs no place"
+    assert runs.take(0) == 3, "no blocks need no room"
     runs.give_back(3, 0)
     assert runs.num_used == 39
 

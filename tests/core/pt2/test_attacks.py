@@ -231,10 +231,10 @@ def set_in(*path: Any, value: Any) -> Callable[[Any], None]:
     """Return a change of one value within a weight's description."""
 
     def change(data: Any) -> None:
-        place = data["config"]["linear.weight"]
+        node = data["config"]["linear.weight"]
         for key in path[:-1]:
-            place = place[key]
-        place[path[-1]] = value
+            node = node[key]
+        node[path[-1]] = value
 
     return change
 

@@ -65,7 +65,7 @@ MIXING: dict[str, Step] = {
     "the one after it": lambda x: x + np.roll(x, 2, axis=0) * np.float32(0.01 if len(x) > 2 else 0),
     "largest of all": lambda x: np.minimum(x, x.max() * np.float32(0.5)),
     "ranks": lambda x: np.argsort(np.argsort(x, axis=0), axis=0).astype(np.float32),
-    "place in the batch": lambda x: x + np.arange(len(x), dtype=np.float32)[:, None],
+    "position in the batch": lambda x: x + np.arange(len(x), dtype=np.float32)[:, None],
     "size of the batch": lambda x: x / np.float32(len(x)),
     "NaN spills": lambda x: x + np.float32(0) * x.sum(0),
     "large ones only": lambda x: np.where(np.abs(x).max() > 500, x.mean(0) + 0 * x, x),
@@ -107,7 +107,9 @@ INVERTIBLE = ["linear", "another", "shifted"]  # what was mixed before is still 
 @settings(max_examples=60)
 @given(
     before=st.lists(st.sampled_from(INVERTIBLE), max_size=2),
-    mixing=st.sampled_from(["mean", "softmax over requests", "running sum", "the next request", "place in the batch"]),
+    mixing=st.sampled_from(
+        ["mean", "softmax over requests", "running sum", "the next request", "position in the batch"]
+    ),
     after=st.lists(st.sampled_from(INVERTIBLE), max_size=3),
     seed=st.integers(0, 99),
 )

@@ -33,7 +33,7 @@ class Recorded:
         self.signals.append(len(self.issued))
 
     def num_done(self) -> int:
-        return sum(place <= self.done for place in self.signals)
+        return sum(signal <= self.done for signal in self.signals)
 
     def close(self) -> None:
         self.is_closed = True

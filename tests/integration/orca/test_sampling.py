@@ -121,7 +121,7 @@ def test_logprobs_agree_between_endpoints_and_with_the_prompts_own(ask, complete
     assert [echoed.text[offset] for offset in echoed.logprobs.text_offset] == [t[0] for t in echoed.logprobs.tokens]
     scored = complete("The capital of France is" + text, extra_body={"prompt_logprobs": 1}).choices[0].prompt_logprobs
     assert scored[0] is None
-    assert all(max(entry["logprob"] for entry in place.values()) <= 0 for place in scored[1:])
+    assert all(max(entry["logprob"] for entry in position.values()) <= 0 for position in scored[1:])
 
 
 def test_a_long_prompt_is_scored_in_pieces_as_in_one(complete):

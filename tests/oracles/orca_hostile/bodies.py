@@ -99,19 +99,19 @@ def mutated(seed: int) -> Iterator[tuple[str, bytes]]:
 def _change(body: dict[str, Any], chance: random.Random) -> None:
     owner: Any = body
     while True:
-        places = list(owner) if isinstance(owner, dict) else list(range(len(owner)))
-        if not places:
+        keys = list(owner) if isinstance(owner, dict) else list(range(len(owner)))
+        if not keys:
             return
-        place = chance.choice(places)
-        inner = owner[place]
+        key = chance.choice(keys)
+        inner = owner[key]
         if isinstance(inner, dict | list) and inner and chance.random() < 0.7:
             owner = inner
             continue
         kind = chance.random()
         if kind < 0.75:
-            owner[place] = copy.deepcopy(chance.choice(_VALUES))
+            owner[key] = copy.deepcopy(chance.choice(_VALUES))
         elif kind < 0.85:
-            del owner[place]
+            del owner[key]
         elif isinstance(owner, list):
             owner *= chance.choice((2, 100))
         else:

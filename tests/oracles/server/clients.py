@@ -173,7 +173,7 @@ def web_pages(server: Running, tally: Tally) -> None:
 
 
 def stalled_connections(server: Running, tally: Tally, *, number: int) -> None:
-    """Connections that stop at each place where one can: all are closed, and others are served meanwhile.
+    """Connections that stop at each point where one can: all are closed, and others are served meanwhile.
 
     The server's own times pass (``--header-timeout-s``, ``--body-timeout-s``); nothing here measures them.
     """

@@ -83,7 +83,7 @@ def chains(draw: Any) -> Any:
     """Numeric steps one after another, or side by side."""
     steps = [clone(draw(st.sampled_from(STEPS))) for _ in range(draw(st.integers(1, 3)))]
     if len(steps) > 1 and draw(st.booleans()):
-        return FeatureUnion([(str(place), step) for place, step in enumerate(steps)])
+        return FeatureUnion([(str(index), step) for index, step in enumerate(steps)])
     return make_pipeline(*steps)
 
 
@@ -130,8 +130,8 @@ def fit_and_compare(program: Any, data: Any, tally: Tally, *, seed: int, most: i
         cases = list(of_numbers(X[:8], ["a", "b", "c"] if data is not X else None, rng))
     methods = [method for method in METHODS if hasattr(module, method)]
     text = " ".join(repr(source).split())
-    for place in rng.permutation(len(cases))[:most]:
-        label, x = cases[place]
+    for index in rng.permutation(len(cases))[:most]:
+        label, x = cases[index]
         for method in methods[:2]:
             if label != "generator":
                 compare(source, module, method, x, f"{text}.{method}, {label}", tally)

@@ -40,8 +40,8 @@ def run(sources: Iterable[Source], tally: Tally, refusals: dict[str, str], *, ev
             tally.add("raw", source.name, f"translate: {type(error).__name__}: {error}")
             continue
         methods = [name for name in METHODS if hasattr(module, name)]
-        for place, (label, x) in enumerate(of_numbers(source.x, source.names, rng)):
-            if every > 1 and place % every != int(rng.integers(every)):
+        for index, (label, x) in enumerate(of_numbers(source.x, source.names, rng)):
+            if every > 1 and index % every != int(rng.integers(every)):
                 continue
             for method in methods:
                 where = f"{source.name}.{method}, {label}"

@@ -24,7 +24,7 @@ def of_numbers(x: np.ndarray, names: list[str] | None, rng: np.random.Generator)
     yield from _containers(x)
     yield from _shapes(x)
     yield from _no_numbers(x)
-    yield from _frames(x, names or [f"f{place}" for place in range(x.shape[1])])
+    yield from _frames(x, names or [f"f{index}" for index in range(x.shape[1])])
 
 
 def of_frame(frame: pd.DataFrame, rng: np.random.Generator) -> Iterator[Case]:
@@ -185,9 +185,9 @@ def _frames(x: np.ndarray, names: list[str]) -> Iterator[Case]:
     yield "index", frame.index
 
 
-def _with(x: np.ndarray, place: tuple[int, int], cell: Any) -> np.ndarray:
+def _with(x: np.ndarray, index: tuple[int, int], cell: Any) -> np.ndarray:
     changed = x.copy()
-    changed[place] = cell
+    changed[index] = cell
     return changed
 
 

@@ -58,7 +58,7 @@ def fitted(estimator: Any, *, with_names: bool = False) -> Source:
     """An estimator on the first data that it takes."""
     name, errors = repr(estimator).replace("\n", "")[:120], []
     for x, y in _candidates(estimator):
-        names = [f"column{place}" for place in range(x.shape[1])] if with_names and x.ndim == 2 else None
+        names = [f"column{index}" for index in range(x.shape[1])] if with_names and x.ndim == 2 else None
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             try:

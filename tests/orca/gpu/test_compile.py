@@ -36,7 +36,7 @@ SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024}  # bytes a program can have on 
 
 
 class Compiler:
-    """In the driver's place: says which GPU there is. Nothing is launched."""
+    """Stand-in for the driver: says which GPU there is. Nothing is launched."""
 
     def __init__(self, capability: int) -> None:
         self.target = GPUTarget("cuda", capability, 32)

@@ -12,9 +12,9 @@ KINDS = ["Transformer", "Pooling", "Normalize"]
 def write(
     path: Path, kinds: list[str] = KINDS, *, pooling: dict[str, Any] | None = None, **files: dict[str, Any]
 ) -> Path:
-    places = {"Transformer": "", "Pooling": "1_Pooling"}
+    paths = {"Transformer": "", "Pooling": "1_Pooling"}
     modules = [
-        {"idx": number, "name": str(number), "path": places.get(kind, f"{number}_{kind}"), "type": f"st.models.{kind}"}
+        {"idx": number, "name": str(number), "path": paths.get(kind, f"{number}_{kind}"), "type": f"st.models.{kind}"}
         for number, kind in enumerate(kinds)
     ]
     (path / "modules.json").write_text(json.dumps(modules))

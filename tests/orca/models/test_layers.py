@@ -90,10 +90,10 @@ def test_heads_are_normalised_each_by_itself() -> None:
 
 
 def test_an_embedding_is_scaled_projected_and_placed() -> None:
-    table, places = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[9.0, 9.0], [0.1, 0.2], [0.3, 0.4]])
+    table, position_table = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[9.0, 9.0], [0.1, 0.2], [0.3, 0.4]])
     ids, positions = torch.tensor([1, 0]), torch.tensor([1, 0])
     assert Embedding(table, scale=2.0)(ids, positions).tolist() == [[6.0, 8.0], [2.0, 4.0]]
-    placed = Embedding(table, project=Linear(torch.eye(2) * 10), positions=places, offset=1)(ids, positions)
+    placed = Embedding(table, project=Linear(torch.eye(2) * 10), positions=position_table, offset=1)(ids, positions)
     assert torch.allclose(placed, torch.tensor([[30.3, 40.4], [10.1, 20.2]]))
     assert table.tolist() == [[1.0, 2.0], [3.0, 4.0]]
 

@@ -18,7 +18,7 @@ ROWS, NAMED = X[:4], FRAME[:4]
 FITS: dict[str, Any] = {
     "array": X,
     "names": FRAME,
-    "places": pd.DataFrame(X),
+    "numbers": pd.DataFrame(X),
     "array in a pipeline": X,
     "names in a pipeline": FRAME,
 }
@@ -34,8 +34,8 @@ TABLES: dict[str, Any] = {
     "more before": NAMED.assign(z=1.0)[list("zabc")],
     "fewer": NAMED[["a", "b"]],
     "others": NAMED.rename(columns={"a": "q"}),
-    "places": pd.DataFrame(ROWS),
-    "places reversed": pd.DataFrame(ROWS)[[2, 1, 0]],
+    "numbers": pd.DataFrame(ROWS),
+    "numbers reversed": pd.DataFrame(ROWS)[[2, 1, 0]],
     "some names": NAMED.rename(columns={"a": 0}),
     "categories": NAMED.assign(a=pd.Categorical([1, 2, 1, 3])),
 }

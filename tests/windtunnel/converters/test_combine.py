@@ -129,7 +129,7 @@ def test_any_estimator_may_be_the_final_one_of_a_stack(same_answers, final):
 def test_stacking_of_members_fitted_before_passes_their_labels(same_answers):
     parts = [("a", LogisticRegression().fit(X, CLASSES[4])), ("b", RidgeClassifier().fit(X, CLASSES[4]))]
     source = StackingClassifier(parts, stack_method="predict", cv="prefit").fit(X, CLASSES[4])
-    assert source.transform(FRESH).max() == 10, "labels, not their places"
+    assert source.transform(FRESH).max() == 10, "labels, not their indices"
     same_answers(source, FRESH)
 
 
@@ -145,7 +145,7 @@ def test_stacking_of_regressors(same_answers, passthrough):
 @pytest.mark.parametrize("base", [LogisticRegression(), Mean()], ids=["margins", "probabilities"])
 def test_calibration(same_answers, base, method, ensemble, classes):
     y = CLASSES[classes]
-    if method == "temperature":  # scikit-learn 1.9 takes integer labels for places in memory: theirs must be 0, 1, ...
+    if method == "temperature":  # scikit-learn 1.9 takes integer labels for indices in memory: theirs must be 0, 1, ...
         y = np.unique(y, return_inverse=True)[1]
     source = CalibratedClassifierCV(base, method=method, ensemble=ensemble, cv=2).fit(X, y)
     same_answers(source, FRESH)
@@ -156,7 +156,7 @@ def test_calibration_by_temperature_answers_with_labels_of_text(same_answers):
     same_answers(source, FRESH)
 
 
-def test_calibration_by_temperature_on_numbers_that_are_no_places_is_refused():
+def test_calibration_by_temperature_on_numbers_that_are_no_indices_is_refused():
     source = CalibratedClassifierCV(LogisticRegression(), method="temperature", cv=2).fit(X, (X[:, 0] > 0).astype(int))
     source.classes_ = np.array([1, 2])  # a fit on these would read past scikit-learn's array
     with pytest.raises(InvalidInputError, match=r"fitted on the labels \[1, 2\].*LabelEncoder"):
@@ -271,7 +271,7 @@ def test_several_classifiers_side_by_side(same_answers):
         np.testing.assert_allclose(ours, theirs, atol=1e-9)
     same_answers(MultiOutputClassifier(RidgeClassifier()).fit(X, LABELS), FRESH, trained=False)
     fallback = MultiOutputClassifier(Mean()).fit(X, targets)
-    assert (translate(fallback).predict(FRESH) == fallback.predict(FRESH)).all(), "labels of the host are places too"
+    assert (translate(fallback).predict(FRESH) == fallback.predict(FRESH)).all(), "labels of the host are indices too"
 
 
 def test_several_regressors_side_by_side(same_answers):
@@ -399,7 +399,7 @@ def test_members_on_text_and_fallback_members(same_answers, frame, classes):
 
 
 class OnArrays(Mean):
-    """Takes text by place, so nothing with names."""
+    """Takes text by index, so nothing with names."""
 
     def fit(self, x, y):
         return super().fit(self._code(x), y)
@@ -414,8 +414,8 @@ class OnArrays(Mean):
 
 def test_bagging_hands_its_members_an_array(same_answers, frame):
     same_answers(BaggingClassifier(OnArrays(), n_estimators=2).fit(frame, CLASSES[2]), frame, trained=False)
-    by_place = make_pipeline(ColumnTransformer([("n", StandardScaler(), [0, 1])]), LogisticRegression())
-    same_answers(BaggingClassifier(by_place, n_estimators=2).fit(frame, CLASSES[2]), frame)
+    by_index = make_pipeline(ColumnTransformer([("n", StandardScaler(), [0, 1])]), LogisticRegression())
+    same_answers(BaggingClassifier(by_index, n_estimators=2).fit(frame, CLASSES[2]), frame)
 
 
 def test_a_join_that_a_fallback_estimator_reads_runs_on_the_host(same_answers):

@@ -278,11 +278,11 @@ def frames(draw: st.DrawFn) -> tuple[pd.DataFrame, pd.DataFrame]:
     return tuple(
         pd.DataFrame(
             {
-                f"{place} {kind}": pd.Series(
+                f"{index} {kind}": pd.Series(
                     draw(st.lists(COLUMNS[kind], min_size=rows, max_size=rows)),
                     dtype=object if "text" in kind else None,
                 )
-                for place, kind in enumerate(kinds)
+                for index, kind in enumerate(kinds)
             }
         )
         for rows in (draw(st.integers(2, 12)), draw(st.integers(1, 8)))

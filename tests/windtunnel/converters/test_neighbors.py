@@ -93,8 +93,8 @@ def test_nearest_is_a_sort(num_samples, block, k, seed):
     k = min(k, num_samples)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(neighbors, "SAMPLES_PER_BLOCK", block)
-        _, places = nearest(rows, samples, k)
-    assert places.tolist() == torch.cdist(rows, samples).argsort(dim=1)[:, :k].tolist()
+        _, indices = nearest(rows, samples, k)
+    assert indices.tolist() == torch.cdist(rows, samples).argsort(dim=1)[:, :k].tolist()
 
 
 def test_gradients_are_numbers_where_a_row_is_a_sample():

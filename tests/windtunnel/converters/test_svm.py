@@ -85,10 +85,10 @@ def test_couple_leaves_consistent_pairs_as_they_are():
 def test_couple_has_the_gradient_of_the_minimum():
     p = torch.tensor([[0.2, 0.3, 0.5], [1 / 3, 1 / 3, 1 / 3]], dtype=torch.float64, requires_grad=True)
     pairwise = p.unsqueeze(2) / (p.unsqueeze(2) + p.unsqueeze(1)) * (1 - torch.eye(3))
-    for place in range(3):  # consistent pairs give p back, so its derivative within sum 1 is the identity
-        (slope,) = torch.autograd.grad(couple(pairwise)[:, place].sum(), p, retain_graph=True)
+    for index in range(3):  # consistent pairs give p back, so its derivative within sum 1 is the identity
+        (slope,) = torch.autograd.grad(couple(pairwise)[:, index].sum(), p, retain_graph=True)
         move = torch.tensor([1.0, -2.0, 1.0], dtype=torch.float64)
-        torch.testing.assert_close(slope @ move, move[place].expand(2))
+        torch.testing.assert_close(slope @ move, move[index].expand(2))
 
 
 def test_probabilities_that_no_round_moves_can_be_trained(same_answers):

@@ -23,15 +23,15 @@ CODES = [-1.0, -0.5, 0.0, 0.7, 1.0, 2.0, 5.0, 64.0, 1e12, np.nan]
 def _random_tree(rng: np.random.Generator, num_leaves: int, num_outputs: int) -> Tree:
     """Grown by splitting leaves at random."""
     left, right = np.zeros((2, num_leaves - 1), np.int64)
-    places: list[tuple[np.ndarray, int] | None] = [None]  # where each leaf hangs
+    slots: list[tuple[np.ndarray, int] | None] = [None]  # where each leaf hangs
     root = 0 if num_leaves > 1 else ~0
     for split in range(num_leaves - 1):
-        leaf = int(rng.integers(len(places)))
-        if (place := places[leaf]) is not None:
-            place[0][place[1]] = split
-        left[split], right[split] = ~leaf, ~len(places)
-        places[leaf] = (left, split)
-        places.append((right, split))
+        leaf = int(rng.integers(len(slots)))
+        if (slot := slots[leaf]) is not None:
+            slot[0][slot[1]] = split
+        left[split], right[split] = ~leaf, ~len(slots)
+        slots[leaf] = (left, split)
+        slots.append((right, split))
     feature = rng.integers(0, NUM_FEATURES, num_leaves - 1)
     return Tree(
         feature=feature,

@@ -61,7 +61,7 @@ def test_the_first_seed_chooses_for_the_others():
 
 
 def test_of_errors_the_lowest_is_chosen():
-    cells = [Cell(Row("movielens-100k", "windtunnel", "-", "mf"), 0, place) for place in range(2)]
+    cells = [Cell(Row("movielens-100k", "windtunnel", "-", "mf"), 0, index) for index in range(2)]
     finished = {cell.key: result(cell, valid) for cell, valid in zip(cells, (0.9, 0.8), strict=True)}
     assert chosen(cells, finished) == cells[1]
 

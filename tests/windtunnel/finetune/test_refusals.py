@@ -22,10 +22,10 @@ def _bad(cell: float) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("cell", [np.nan, np.inf])
-@pytest.mark.parametrize("place", ["training", "evaluation"])
-def test_rows_that_the_source_refuses_are_not_trained_on(cell: float, place: str) -> None:
+@pytest.mark.parametrize("table", ["training", "evaluation"])
+def test_rows_that_the_source_refuses_are_not_trained_on(cell: float, table: str) -> None:
     source = make_pipeline(StandardScaler(), LogisticRegression()).fit(FRAME, Y)
-    rows = {"training": (_bad(cell), FRAME), "evaluation": (FRAME, _bad(cell))}[place]
+    rows = {"training": (_bad(cell), FRAME), "evaluation": (FRAME, _bad(cell))}[table]
     with pytest.raises(InvalidInputError, match=r"Input X contains (NaN|infinity)"):
         fine_tune(translate(source), rows[0], Y, eval_set=(rows[1], Y), epochs=1)
 

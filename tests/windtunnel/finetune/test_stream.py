@@ -32,15 +32,15 @@ def test_an_epoch_gives_each_row_once_with_its_target_and_weight(paths: list[Pat
     rows = StreamedRows(ParquetRows(paths, "label", "heavy", buffer_rows), MODULE)
     batches = list(rows.batches(32, seed=1, epoch=0))
     assert [len(batch) for batch in batches] == [32] * 9 + [12]
-    place = np.concatenate([batch.x[:, 0].numpy() for batch in batches]).astype(int)
-    assert sorted(place) == list(range(300))
-    assert (np.concatenate([batch.target.numpy() for batch in batches]) == TARGET.to_numpy()[place]).all()
+    index = np.concatenate([batch.x[:, 0].numpy() for batch in batches]).astype(int)
+    assert sorted(index) == list(range(300))
+    assert (np.concatenate([batch.target.numpy() for batch in batches]) == TARGET.to_numpy()[index]).all()
     weight = np.concatenate([batch.weight.numpy() for batch in batches])
-    assert (weight == np.where(place % 3, 1.0, 2.0)).all()
+    assert (weight == np.where(index % 3, 1.0, 2.0)).all()
     again = np.concatenate([batch.x[:, 0].numpy() for batch in rows.batches(32, seed=1, epoch=0)])
     other = np.concatenate([batch.x[:, 0].numpy() for batch in rows.batches(32, seed=1, epoch=1)])
-    assert (again == place).all()
-    assert (other != place).any()
+    assert (again == index).all()
+    assert (other != index).any()
 
 
 def test_training_on_a_stream_is_like_training_on_the_table(paths: list[Path]) -> None:

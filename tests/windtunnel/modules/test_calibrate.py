@@ -34,14 +34,14 @@ def test_platts_sigmoid_falls_where_slope_and_intercept_rise() -> None:
 
 def test_two_classes_have_one_calibrator_and_its_complement() -> None:
     for layout, row in ((Layout(("decision_function",), 2), (0.3,)), (Layout(("predict_proba",), 2), (0.7, 0.3))):
-        got = PerClass(layout, [nn.Identity()], places=[1], num_classes=2)(table(row))
+        got = PerClass(layout, [nn.Identity()], class_indices=[1], num_classes=2)(table(row))
         assert got.flatten().tolist() == pytest.approx([0.7, 0.3])
 
 
 def test_classes_that_a_member_never_saw_get_nothing_and_the_rest_is_normalised() -> None:
     calibrators = [nn.Identity(), nn.Identity()]
     layout = Layout(("decision_function",), 3)
-    module = PerClass(layout, calibrators, places=[2, 0], num_classes=3)
+    module = PerClass(layout, calibrators, class_indices=[2, 0], num_classes=3)
     got = module(table((1.0, 3.0, 9.0), (0.0, 0.0, 9.0)))
     assert got[0].tolist() == pytest.approx([0.75, 0.0, 0.25])
     assert got[1].tolist() == pytest.approx([1 / 3] * 3), "a row of zeros is uniform"

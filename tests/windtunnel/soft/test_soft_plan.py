@@ -16,13 +16,13 @@ def grown_tree(rng: np.random.Generator, num_leaves: int) -> Tree:
     """A random tree; children may stand before their parents, as in some sources."""
     left, right = np.zeros(num_leaves - 1, int), np.zeros(num_leaves - 1, int)
     order = rng.permutation(num_leaves - 1)
-    open_places: list[tuple[int, int]] = []
+    open_slots: list[tuple[int, int]] = []
     for number, split in enumerate(order):
         if number:
-            parent, side = open_places.pop(rng.integers(len(open_places)))
+            parent, side = open_slots.pop(rng.integers(len(open_slots)))
             (left if side == 0 else right)[parent] = split
-        open_places += [(int(split), 0), (int(split), 1)]
-    for leaf, (parent, side) in enumerate(open_places):
+        open_slots += [(int(split), 0), (int(split), 1)]
+    for leaf, (parent, side) in enumerate(open_slots):
         (left if side == 0 else right)[parent] = ~leaf
     return Tree(
         feature=rng.integers(NUM_FEATURES, size=num_leaves - 1),
@@ -50,15 +50,15 @@ def test_literals_reach_one_leaf_and_it_is_the_exact_one(seed: int, sizes: list[
     for group in group_trees(ensemble):
         path = group.literals()
         count = np.abs(path).sum(axis=2)
-        for place, tree in enumerate(group.trees):
+        for index, tree in enumerate(group.trees):
             seen.append(tree)
-            own = group.splits[place] != NONE
-            splits = group.splits[place][own]
+            own = group.splits[index] != NONE
+            splits = group.splits[index][own]
             outputs = np.zeros((len(own), len(rows)))
             outputs[own] = np.where(ensemble.threshold[splits, None] < rows[:, ensemble.feature[splits]].T, 1, -1)
-            reached = (path[place] @ outputs == count[place][:, None]) & (group.leaves[place] != NONE)[:, None]
+            reached = (path[index] @ outputs == count[index][:, None]) & (group.leaves[index] != NONE)[:, None]
             assert (reached.sum(axis=0) == 1).all()
-            assert (group.leaves[place][reached.argmax(axis=0)] == expected[:, tree]).all()
+            assert (group.leaves[index][reached.argmax(axis=0)] == expected[:, tree]).all()
     assert sorted(seen) == list(range(ensemble.num_trees))
 
 

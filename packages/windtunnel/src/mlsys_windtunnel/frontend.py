@@ -50,17 +50,17 @@ def _reads_all(graph: PipelineGraph) -> bool:
     """Return whether each column of the input is computed with; one that is not may hold anything."""
     if graph.input.width is None:
         return not any(operator.kind is Kind.SELECT for operator in graph.operators)
-    places = {graph.input.name: tuple(range(graph.input.width))}  # columns of the input in values that only pick some
+    indices = {graph.input.name: tuple(range(graph.input.width))}  # columns of the input in values that only pick some
     read: set[int] = set()
     for operator in graph.operators:
         for value in operator.inputs:
-            if value.name not in places:
+            if value.name not in indices:
                 continue
             if operator.kind is Kind.SELECT:
-                places[operator.output.name] = tuple(places[value.name][column] for column in operator.columns or ())
+                indices[operator.output.name] = tuple(indices[value.name][column] for column in operator.columns or ())
             else:
-                read.update(places[value.name])
-    read.update(places.get(graph.output.name, ()))
+                read.update(indices[value.name])
+    read.update(indices.get(graph.output.name, ()))
     return len(read) == graph.input.width
 
 
@@ -72,7 +72,7 @@ class FrontierValue:
     reads: tuple[str, ...]  # values of the graph that it is made of
     width: int | None  # columns; None where the graph does not tell
     lookup: Lookup | None = None  # makes codes of what is read; None: read as it is, as numbers
-    columns: tuple[int, ...] | None = None  # places in the input, where what is read was only picked out of it
+    columns: tuple[int, ...] | None = None  # indices in the input, where what is read was only picked out of it
 
 
 class Frontend:
@@ -198,7 +198,7 @@ def pack(tables: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
 
 
 def _picked(source: Value, operators: Sequence[Operator]) -> dict[str, tuple[int, ...]]:
-    """Return places in the input, for the values that only picked columns of it."""
+    """Return indices in the input, for the values that only picked columns of it."""
     picked = {} if source.width is None else {source.name: tuple(range(source.width))}
     for operator in operators:
         if operator.kind is Kind.SELECT:

@@ -74,7 +74,7 @@ class WindTunnelModule(nn.Module):
         return torch.float64 if first == torch.float64 or torch.float64 in kinds else first
 
     @property
-    def place(self) -> torch.device:
+    def torch_device(self) -> torch.device:
         """Return where the network's tensors lie; the host, if it has none."""
         tensors = chain(self.network.parameters(), self.network.buffers())
         return next((tensor.device for tensor in tensors), torch.device("cpu"))
@@ -144,8 +144,8 @@ class WindTunnelModule(nn.Module):
         if name == "predict":
 
             def predict(x: Table) -> npt.NDArray[Any]:
-                places = self._run(x, name)
-                return np.stack([labels[places[:, number]] for number, labels in enumerate(outputs)], axis=1)
+                indices = self._run(x, name)
+                return np.stack([labels[indices[:, number]] for number, labels in enumerate(outputs)], axis=1)
 
             return predict
         ends = np.cumsum([len(labels) for labels in outputs])[:-1]
@@ -177,7 +177,7 @@ class WindTunnelModule(nn.Module):
         table = pack(tables)
         if dtype == torch.float32:
             table = rounded(table, "float32")
-        packed = torch.from_numpy(table).to(self.place, dtype)
+        packed = torch.from_numpy(table).to(self.torch_device, dtype)
         with torch.inference_mode():
             result = self.network(packed, checks=True, methods=(method,))
             if self.predictor is not None:

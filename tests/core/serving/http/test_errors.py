@@ -180,8 +180,8 @@ async def test_malformed_bodies_on_strict_and_plain_routers(
     async with client_of(make_app(router)) as client:
         headers = {"content-type": "application/json"}
         response = await client.post("/any", content=b'{"a": ', headers=headers)
-        place = "column 6" if strict else "character 6"
-        assert place in check_error(response, 400, "malformed_json")["message"]
+        position = "column 6" if strict else "character 6"
+        assert position in check_error(response, 400, "malformed_json")["message"]
         check_error(await client.post("/any", content=b'{"a": "\xff"}', headers=headers), 400, "invalid_encoding")
 
 

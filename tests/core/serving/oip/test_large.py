@@ -87,11 +87,11 @@ BROKEN = [b"[1", b"1[", b"1]", b"1,,2", b"1, ,2", b"1 2", b"01", b"1.", b"+1", b
 
 
 @pytest.mark.parametrize("many", [LONG, 200_000])
-@pytest.mark.parametrize("place", ["first", "middle", "last"])
+@pytest.mark.parametrize("position", ["first", "middle", "last"])
 @pytest.mark.parametrize("broken", BROKEN)
-def test_a_wrong_number_is_refused_wherever_it_stands(many: int, place: str, broken: bytes) -> None:
+def test_a_wrong_number_is_refused_wherever_it_stands(many: int, position: str, broken: bytes) -> None:
     before, after = {"first": (b"", b",1" * many), "middle": (b"1," * many, b",1" * many), "last": (b"1," * many, b"")}[
-        place
+        position
     ]
     body = b'{"data": [' + before + broken + after + b"]}"
     with pytest.raises(HttpError) as caught:
@@ -106,11 +106,11 @@ junk = st.sampled_from([b"", b"]", b"[", b",", b"}", b'"', b"1", b"\\", b' "data
 @settings(max_examples=200)
 @given(st.lists(numbers, min_size=1, max_size=40), st.integers(1, 4), junk, st.integers(0, 10_000), st.booleans())
 def test_damaged_bodies_are_equal_or_refused(
-    values: list[float], rows: int, damage: bytes, place: int, cut: bool
+    values: list[float], rows: int, damage: bytes, position: int, cut: bool
 ) -> None:
     row = values * (4096 // len(values))
     body = json.dumps({"inputs": [{"name": "x", "data": [row] * rows if rows > 1 else row}], "id": "y"}).encode()
-    at = place * len(body) // 10_000
+    at = position * len(body) // 10_000
     body = body[:at] + damage + (b"" if cut else body[at:])
     try:
         expected = parse_json(body, check_floats=False)

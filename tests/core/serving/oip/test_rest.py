@@ -268,4 +268,4 @@ async def test_a_body_in_parts_is_read_into_place(make_app: Any, reference: Modu
     np.testing.assert_array_equal(got, array)
     assert got.flags.aligned
     assert not got.flags.writeable
-    assert not got.flags.owndata  # read into its place, and viewed there
+    assert not got.flags.owndata  # read where it stays, and viewed there

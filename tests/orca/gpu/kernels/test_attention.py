@@ -107,7 +107,7 @@ def assert_close(ours: Tensor, theirs: Tensor, dtype: str = "fp32") -> None:
 
 @pytest.fixture
 def no_blas(monkeypatch: pytest.MonkeyPatch) -> None:
-    """BLAS, which the interpreter multiplies with, rounds a row by its place among the rows; AMX does not."""
+    """BLAS, which the interpreter multiplies with, rounds a row by its index among the rows; AMX does not."""
     monkeypatch.setattr(np, "matmul", lambda a, b, dtype: np.einsum("mk,kn->mn", a.astype(dtype), b.astype(dtype)))
 
 

@@ -48,7 +48,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 class RandomWeights:
-    """In a checkpoint's place: every tensor that is asked for, random by its name."""
+    """Stand-in for a checkpoint: every tensor that is asked for, random by its name."""
 
     def __init__(self, embedding: str) -> None:
         self.checkpoint = SimpleNamespace(layout="huggingface", names=frozenset({f"{embedding}.weight"}))

@@ -122,7 +122,7 @@ class Stream(Protocol):
 
 
 class Device(Protocol):
-    """A place where work runs; made by :func:`mlsys_core.device.get_device`."""
+    """A device that runs work; made by :func:`mlsys_core.device.get_device`."""
 
     @property
     def kind(self) -> str:

@@ -104,7 +104,7 @@ class Arena:
     def release(self, index: int) -> None:
         """Mark tensor ``index`` as dead: with ``poison`` its bytes are overwritten, else nothing happens.
 
-        Call it when its lifetime ends, before a tensor planned into the same place is written. It may live again after.
+        Call it when its lifetime ends, before another tensor of the same bytes is written. It may live again after.
 
         Raises:
             MemoryPlanError: the arena is closed, or there is no such tensor in the plan.

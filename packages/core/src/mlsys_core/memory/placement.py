@@ -49,7 +49,7 @@ def place(
         row: ``row(i)`` is ``bool[n]``, the items that conflict with item ``i``.
         best_fit: take the smallest gap that fits instead of the lowest.
         limit: give up as soon as an item reaches it.
-        fixed: items that have a place already and their offsets, by offset.
+        fixed: items that are placed already and their offsets, by offset.
 
     Returns:
         Offsets in units, ``[n]``, or None if an item reached ``limit``.

@@ -96,8 +96,8 @@ def _load_compiled(recipe: _Recipe, compiler: Compiler, store: Store | None) -> 
     name = recipe.name(compiler)
     if store and (library := store.find(name)) and (loaded := _loaded(library)):
         return loaded
-    for place in (store, None):
-        folder = (place or temporary_store()).folder
+    for candidate in (store, None):
+        folder = (candidate or temporary_store()).folder
         try:
             with Store(folder).alone(name) as work:  # another process may have built it meanwhile
                 library = Store(folder).find(name)

@@ -157,22 +157,25 @@ class _Walk:
         self.schema = schema
         self.hints: dict[Any, dict[str, Any]] = {}
 
-    def value(self, kind: Any, data: Any, place: str, depth: int) -> Any:
-        """Return ``data`` converted to the type ``kind``; ``place`` is the field that holds it."""
+    def value(self, kind: Any, data: Any, field_path: str, depth: int) -> Any:
+        """Return ``data`` converted to the type ``kind``; ``field_path`` names the field that holds it."""
         if depth > _MAX_DEPTH:
             raise InvalidInputError("it is nested too deeply")
         origin, inner = typing.get_origin(kind), typing.get_args(kind)
         if origin in (typing.Union, types.UnionType):
-            return None if data is None else self.value(inner[0], data, place, depth)
+            return None if data is None else self.value(inner[0], data, field_path, depth)
         if origin is list:
-            _require(isinstance(data, list), place, data)
-            return [self.value(inner[0], each, place, depth + 1) for each in data]
+            _require(isinstance(data, list), field_path, data)
+            return [self.value(inner[0], each, field_path, depth + 1) for each in data]
         if origin is dict:
-            _require(isinstance(data, dict), place, data)
-            return {self.text(key, place): self.value(inner[1], each, place, depth + 1) for key, each in data.items()}
+            _require(isinstance(data, dict), field_path, data)
+            return {
+                self.text(key, field_path): self.value(inner[1], each, field_path, depth + 1)
+                for key, each in data.items()
+            }
         if dataclasses.is_dataclass(kind):
             return self.record(kind, data, depth)
-        return self.plain(kind, data, place)
+        return self.plain(kind, data, field_path)
 
     def record(self, kind: Any, data: Any, depth: int) -> dict[str, Any]:
         """Return a dataclass or one of its alternatives as a dict of its fields."""
@@ -187,43 +190,43 @@ class _Walk:
             _require(len(data) == 1 and next(iter(data)) in hints, name, data)
         made: dict[str, Any] = {}
         for field, hint in hints.items():
-            place = f"{name}.{field}"
-            if place in _DROPPED:
+            field_path = f"{name}.{field}"
+            if field_path in _DROPPED:
                 made[field] = {}
-            elif place == "GraphModule.module_call_graph":  # the first entry is the whole module
-                _require(isinstance(data.get(field), list) and data[field], place, data.get(field))
-                made[field] = self.value(hint, data[field][:1], place, depth + 1)
+            elif field_path == "GraphModule.module_call_graph":  # the first entry is the whole module
+                _require(isinstance(data.get(field), list) and data[field], field_path, data.get(field))
+                made[field] = self.value(hint, data[field][:1], field_path, depth + 1)
             elif field in data:
-                made[field] = self.value(hint, data[field], place, depth + 1)
+                made[field] = self.value(hint, data[field], field_path, depth + 1)
         return made
 
-    def plain(self, kind: Any, data: Any, place: str) -> Any:
+    def plain(self, kind: Any, data: Any, field_path: str) -> Any:
         """Return a number, truth value or text."""
         if kind is str:
-            return self.text(data, place)
+            return self.text(data, field_path)
         if kind is bool:
-            _require(isinstance(data, bool), place, data)
+            _require(isinstance(data, bool), field_path, data)
         elif kind is int or (isinstance(kind, type) and issubclass(kind, IntEnum)):
-            _require(type(data) is int and abs(data) <= 1 << 64, place, data)
+            _require(type(data) is int and abs(data) <= 1 << 64, field_path, data)
         elif kind is float:
             is_number = type(data) in (int, float) or (isinstance(data, str) and data in _NUMBERS_AS_TEXT)
-            _require(is_number and not (type(data) is int and abs(data) > 1 << 64), place, data)
+            _require(is_number and not (type(data) is int and abs(data) > 1 << 64), field_path, data)
             return data if isinstance(data, str) or math.isfinite(data) else repr(data)
         else:
-            raise InvalidInputError(f"{place} is of a kind that this version does not know ({kind})")
+            raise InvalidInputError(f"{field_path} is of a kind that this version does not know ({kind})")
         return data
 
-    def text(self, data: Any, place: str) -> str:
+    def text(self, data: Any, field_path: str) -> str:
         """Return a text as written by its rule."""
-        _require(isinstance(data, str), place, data)
-        if place == "Argument.as_string_to_argument":
+        _require(isinstance(data, str), field_path, data)
+        if field_path == "Argument.as_string_to_argument":
             return _identifier(data)
-        rule = _RULES.get(place)
+        rule = _RULES.get(field_path)
         if rule is None:
-            raise InvalidInputError(f"it has {place}, which could name code")
+            raise InvalidInputError(f"it has {field_path}, which could name code")
         return rule(data)
 
 
-def _require(is_right: object, place: str, data: Any) -> None:
+def _require(is_right: object, field_path: str, data: Any) -> None:
     if not is_right:
-        raise InvalidInputError(f"{place} is {repr(data)[:80]}")
+        raise InvalidInputError(f"{field_path} is {repr(data)[:80]}")

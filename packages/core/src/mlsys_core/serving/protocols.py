@@ -161,7 +161,7 @@ class Listener(Protocol[BatchIn, OutputIn]):
     """
 
     def on_output(self, batch: BatchIn, output: OutputIn, now: float) -> None:
-        """Handle ``output`` of ``batch``, already seen by the scheduler: the place to stream partial results."""
+        """Handle ``output`` of ``batch``, already seen by the scheduler; stream partial results here."""
         ...
 
     def on_finished(self, finished: Finished[Any], now: float) -> None:

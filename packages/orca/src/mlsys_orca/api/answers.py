@@ -155,7 +155,7 @@ def finite(logprob: float | None) -> float:
 
 
 class TopLogprob(BaseModel):
-    """One of the likeliest tokens at a place."""
+    """One of the likeliest tokens at a position."""
 
     token: str
     logprob: float
@@ -163,7 +163,7 @@ class TopLogprob(BaseModel):
 
 
 class TokenLogprob(TopLogprob):
-    """The token chosen at a place."""
+    """The token chosen at a position."""
 
     top_logprobs: list[TopLogprob]
 
@@ -185,7 +185,7 @@ class CompletionLogprobs(BaseModel):
 
 
 class PromptLogprob(BaseModel):
-    """One token at a place of the prompt."""
+    """One token at a position of the prompt."""
 
     logprob: float
     decoded_token: str

@@ -85,7 +85,7 @@ class RerankDocument(BaseModel):
 
 
 class RerankResult(BaseModel):
-    """One document's place."""
+    """Rank of one document."""
 
     index: int  # among the request's documents
     relevance_score: float  # a cross-encoder's, from 0 to 1; else the cosine between query and document

@@ -250,24 +250,24 @@ async def response_events(generation: Generation, body: ResponsesRequest) -> Asy
 
     begun = _answer(generation, body, None)
     item = _message(generation, "in_progress", None)
-    place = {"item_id": item.id, "output_index": 0, "content_index": 0}
+    location = {"item_id": item.id, "output_index": 0, "content_index": 0}
     yield event("response.created", response=begun)
     yield event("response.in_progress", response=begun)
     yield event("response.output_item.added", output_index=0, item=item)
-    yield event("response.content_part.added", **place, part=OutputText(text=""))
+    yield event("response.content_part.added", **location, part=OutputText(text=""))
     whole, texts = Whole(0), list[str]()
     async for _, delta in merged(generation):
         if delta.token is not None:
             whole.tokens.append(delta.token)
         if delta.text:
             texts.append(delta.text)
-            yield event("response.output_text.delta", **place, delta=delta.text, logprobs=[])
+            yield event("response.output_text.delta", **location, delta=delta.text, logprobs=[])
         if delta.finish_reason is not None:
             whole.finish_reason = delta.finish_reason
     whole.text = "".join(texts)
     ended = _answer(generation, body, whole)
-    yield event("response.output_text.done", **place, text=whole.text, logprobs=[])
-    yield event("response.content_part.done", **place, part=OutputText(text=whole.text))
+    yield event("response.output_text.done", **location, text=whole.text, logprobs=[])
+    yield event("response.content_part.done", **location, part=OutputText(text=whole.text))
     yield event("response.output_item.done", output_index=0, item=ended.output[0])
     yield event(f"response.{ended.status}", response=ended)
 

@@ -1,6 +1,6 @@
 """Turn a checked body into running answers: model name, prompt, limits and sampling.
 
-The only place where requests for the engine are made. Each endpoint turns its own fields into
+All requests for the engine are made here. Each endpoint turns its own fields into
 :class:`GenerationParameters`.
 """
 

@@ -45,8 +45,8 @@ def read_pooling(path: Path) -> Pooling:
         steps = {module["type"].rpartition(".")[2]: module["path"] for module in modules}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InvalidInputError(f"{file} is no list of modules with a type and a path: {error}") from error
-    for place in steps.values():
-        inside(path, place)
+    for folder in steps.values():
+        inside(path, folder)
     names = list(steps)
     refuse(
         names not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]),

@@ -1,7 +1,7 @@
 """Ownership of K/V blocks: the scheduler's half of the K/V cache, pure bookkeeping.
 
 Two ways to give a request its blocks. :meth:`BlockTables.reserve` takes all that it may ever need at once (ORCA,
-section 4.2: reserving ``max_tokens`` slots at the first iteration rules out deadlock). :meth:`BlockTables.place` and
+section 4.2: reserving ``max_tokens`` slots at the first iteration rules out deadlock). :meth:`BlockTables.allocate` and
 :meth:`BlockTables.grow` take what the tokens there are need now, and share blocks whose contents are known already.
 Either way :meth:`BlockTables.free` takes them back exactly once. The tensors are the runner's
 (:class:`mlsys_orca.model.kv_cache.KVCache`); block ids cross with each batch.
@@ -22,8 +22,8 @@ DEFAULT_BLOCK_SIZE = 16  # tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """The blocks a request got from :meth:`BlockTables.place`."""
+class Allocation:
+    """The blocks a request got from :meth:`BlockTables.allocate`."""
 
     block_table: tuple[int, ...]  # in order of position
     num_cached_tokens: int  # keys and values that are there already; always fewer than the request's tokens
@@ -107,13 +107,13 @@ class BlockTables:
             MemoryPlanError: the request has blocks already, or too few are free (ask :meth:`can_reserve` first).
         """
         self._check_new(request_id, num_tokens)
-        table = self._allocate(self.num_blocks_for(num_tokens))
+        table = self._take_blocks(self.num_blocks_for(num_tokens))
         self._held[request_id] = _Held(table)
         return table
 
-    def place(
+    def allocate(
         self, request_id: str, num_tokens: int, digests: Sequence[bytes] = (), *, keep_free: int = 0
-    ) -> Placement | None:
+    ) -> Allocation | None:
         """Give a request blocks for the ``num_tokens`` tokens it has, shared as far as their contents are kept.
 
         The last token is never taken from the cache, since its logits are wanted. Where its block is, the request gets
@@ -135,13 +135,13 @@ class BlockTables:
 
         Example:
             >>> tables, digests = BlockTables(num_blocks=4, block_size=2), [b"first block's tokens"]
-            >>> tables.place("a", 3, digests).block_table
+            >>> tables.allocate("a", 3, digests).block_table
             (0, 1)
             >>> tables.publish("a", digests, num_computed_tokens=3)
-            >>> tables.place("b", 4, digests)
-            Placement(block_table=(0, 2), num_cached_tokens=2, block_copy=None)
-            >>> tables.place("c", 2, digests)
-            Placement(block_table=(3,), num_cached_tokens=1, block_copy=(0, 3))
+            >>> tables.allocate("b", 4, digests)
+            Allocation(block_table=(0, 2), num_cached_tokens=2, block_copy=None)
+            >>> tables.allocate("c", 2, digests)
+            Allocation(block_table=(3,), num_cached_tokens=1, block_copy=(0, 3))
         """
         self._check_new(request_id, num_tokens)
         cached = self._cache.match(digests[: num_tokens // self.block_size])
@@ -152,7 +152,7 @@ class BlockTables:
         if num_new + keep_free > self.num_free_blocks:
             self._cache.release(cached[::-1])
             return None
-        new = self._allocate(num_new)
+        new = self._take_blocks(num_new)
         block_copy = None
         if num_shared < len(cached):
             block_copy = cached[-1], new[0]
@@ -160,7 +160,7 @@ class BlockTables:
             self._cache.release(cached[-1:])
         table = (*cached[:num_shared], *new)
         self._held[request_id] = _Held(table, len(cached))
-        return Placement(table, num_cached_tokens, block_copy)
+        return Allocation(table, num_cached_tokens, block_copy)
 
     def grow(self, request_id: str, num_tokens: int) -> tuple[int, ...] | None:
         """Grow the request's table to ``num_tokens`` tokens and return it; None, and no change, if too few are free.
@@ -173,7 +173,7 @@ class BlockTables:
         if num_new > 0:
             if num_new > self.num_free_blocks:
                 return None
-            held.table = (*held.table, *self._allocate(num_new))
+            held.table = (*held.table, *self._take_blocks(num_new))
         return held.table
 
     def publish(self, request_id: str, digests: Sequence[bytes], *, num_computed_tokens: int) -> None:
@@ -207,7 +207,7 @@ class BlockTables:
         """Forget all contents that are kept; blocks that requests hold stay theirs."""
         self._cache.clear()
 
-    def _allocate(self, num_blocks: int) -> tuple[BlockId, ...]:
+    def _take_blocks(self, num_blocks: int) -> tuple[BlockId, ...]:
         missing = num_blocks - self._pool.num_free
         if 0 < missing <= self._cache.num_idle:
             self._cache.evict(missing)

@@ -70,21 +70,21 @@ class Pager:
         if request.sampling.num_prompt_logprobs is not None:
             digests = []  # what is not computed has no logits
         while True:
-            placement = self._block_tables.place(
+            allocation = self._block_tables.allocate(
                 sequence.request.request_id,
                 len(sequence.token_ids),
                 digests,
                 keep_free=self._num_kept_free if self.pool.holders else 0,
             )
-            if placement is not None:
+            if allocation is not None:
                 break
             if not self._preempt_one_after(sequence):
                 return False
-        self.pool.give_blocks(sequence, placement.block_table)
-        sequence.num_computed_tokens = placement.num_cached_tokens
-        self.pool.num_cached_tokens += placement.num_cached_tokens
-        if placement.block_copy is not None:
-            builder.copy_block(*placement.block_copy)
+        self.pool.give_blocks(sequence, allocation.block_table)
+        sequence.num_computed_tokens = allocation.num_cached_tokens
+        self.pool.num_cached_tokens += allocation.num_cached_tokens
+        if allocation.block_copy is not None:
+            builder.copy_block(*allocation.block_copy)
         return True
 
     def _grow(self, sequence: SequenceState) -> bool:

@@ -224,17 +224,17 @@ class RequestPool:
         done = []
         for scored in output.scored:
             self.sequences[scored.request_id].scored.append(scored)
-        sampled, place = output.sampled, 0
+        sampled, index = output.sampled, 0
         for part in batch.requests:
             sequence = self.sequences[part.request_id]
             sequence.state = State.DECODE
             sequence.num_computed_tokens = part.context_len
             if part.sampling is not None:
                 if sequence.finish_reason is None:
-                    self._accept(sequence, sampled[place])
-                place += 1
+                    self._accept(sequence, sampled[index])
+                index += 1
                 if part.num_draft_tokens:
-                    place = self._accept_guesses(sequence, part, sampled, place)
+                    index = self._accept_guesses(sequence, part, sampled, index)
             if self._on_computed is not None:
                 self._on_computed(sequence)
             if sequence.finish_reason or sequence.is_cancelled:
@@ -266,19 +266,19 @@ class RequestPool:
         return None
 
     def _accept_guesses(
-        self, sequence: SequenceState, part: RequestSlice, sampled: Sequence[SampledToken], place: int
+        self, sequence: SequenceState, part: RequestSlice, sampled: Sequence[SampledToken], index: int
     ) -> int:
-        """Take the tokens from ``place`` on that right guesses gave; returns where the next request's begin."""
-        first = place
-        while place < len(sampled) and sampled[place].request_id == part.request_id:
+        """Take the tokens from ``index`` on that right guesses gave; returns where the next request's begin."""
+        first = index
+        while index < len(sampled) and sampled[index].request_id == part.request_id:
             if sequence.finish_reason is None:  # right guesses behind a stop token are no part of the answer
-                self._accept(sequence, sampled[place])
-            place += 1
+                self._accept(sequence, sampled[index])
+            index += 1
         self.num_guessed += part.num_draft_tokens
-        self.num_right += place - first
-        num_wrong = part.num_draft_tokens - (place - first)  # their keys and values are overwritten
+        self.num_right += index - first
+        num_wrong = part.num_draft_tokens - (index - first)  # their keys and values are overwritten
         sequence.num_computed_tokens = min(part.context_len - num_wrong, len(sequence.token_ids))
-        return place
+        return index
 
     def _accept(self, sequence: SequenceState, token: SampledToken) -> None:
         sequence.tokens.append(token)

@@ -14,7 +14,7 @@ _NGRAM = 3  # tokens that must have been seen before: with two most guesses are 
 
 
 class NgramIndex:
-    """Index of the last place of each run of three tokens, in a list that only grows.
+    """Index of the last position of each run of three tokens, in a list that only grows.
 
     Example:
         >>> index, tokens = NgramIndex(), [1, 2, 3, 4, 5, 9, 1, 2, 3]

@@ -131,11 +131,11 @@ def check_kind(x: Any, rules: InputRules, names: Sequence[str] | None = None) ->
         raise InvalidInputError(
             f"Sparse data was passed, as columns of dtype {dtype}, but dense data is required: use .sparse.to_dense()"
         )
-    for place in rules.number_columns:
-        column = x if not is_frame(x) else x[names[place]] if names and names[place] in x else x.iloc[:, place]
+    for index in rules.number_columns:
+        column = x if not is_frame(x) else x[names[index]] if names and names[index] in x else x.iloc[:, index]
         if not hasattr(column.dtype, "kind") or column.dtype.kind not in "biuf":
             raise InvalidInputError(
-                f"column {names[place] if names else place} is of dtype {column.dtype}, and a function that takes "
+                f"column {names[index] if names else index} is of dtype {column.dtype}, and a function that takes "
                 "numbers alone reads it: convert it to float64"
             )
     if rules.category_columns is not None and is_frame(x):
@@ -162,7 +162,7 @@ def check_kind(x: Any, rules: InputRules, names: Sequence[str] | None = None) ->
 
 def _check_categories(x: Any, rules: InputRules, names: Sequence[str] | None) -> None:
     """Refuse columns of dtype category that were none in the fit."""
-    fitted = {names[place] if names else x.columns[place] for place in rules.category_columns or ()}
+    fitted = {names[index] if names else x.columns[index] for index in rules.category_columns or ()}
     labels = [name for name in names if name in x] if names else list(x.columns)  # one that is missing is refused later
     new = [each for each in labels if each not in fitted and type(x[each].dtype).__name__ == "CategoricalDtype"]
     if new:

@@ -106,7 +106,7 @@ def text_columns(frontend: Frontend, names: Sequence[str]) -> list[str]:
     for operator in frontend._operators:
         source = operator.inputs[0].name
         if operator.columns is not None and source in picked:
-            picked[operator.output.name] = [picked[source][place] for place in operator.columns]
+            picked[operator.output.name] = [picked[source][index] for index in operator.columns]
     texts = []
     for value in frontend.frontier:
         if all(name in picked for name in value.reads):

@@ -189,7 +189,7 @@ def compare(source: Any, data: Dataset, held_out: np.ndarray[Any, Any], fit_s: f
     context.console.print(f"[bold]{result}[/bold]", highlight=False)
     for name, (source_ms, module_ms) in times.items():
         context.console.print(f"{name}: source {source_ms:.1f} ms, module {module_ms:.1f} ms", highlight=False)
-    places, trainable = where_it_runs(graph, module), num_trainable(module)
+    placement, trainable = where_it_runs(graph, module), num_trainable(module)
     return Section(
         "WindTunnel: a LightGBM pipeline as a network",
         [
@@ -201,7 +201,7 @@ def compare(source: Any, data: Dataset, held_out: np.ndarray[Any, Any], fit_s: f
                     [
                         operator.name,
                         (operator.source or operator.kind.value).rpartition(".")[2],
-                        places[operator.name],
+                        placement[operator.name],
                         f"{trainable.get(operator.output.name, 0):,}",
                     ]
                     for operator in graph.operators

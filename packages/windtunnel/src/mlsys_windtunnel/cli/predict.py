@@ -44,19 +44,19 @@ def predict(
     suffix = check_table_path(output)
     if not output.absolute().parent.is_dir():
         raise InvalidInputError(f"{output}: there is no folder {output.absolute().parent}")
-    place = get_device(device)
+    compute_device = get_device(device)
     answering = load_model(model, trust_code=trust_code)
-    if place.torch_name != "cpu":
+    if compute_device.torch_name != "cpu":
         if not model.is_dir():
             raise InvalidInputError(
                 f"{model} is a program for the CPU; give the folder, or leave out --device {device}"
             )
-        answering.to(place.torch_name)
+        answering.to(compute_device.torch_name)
     if proba and not hasattr(answering, "predict_proba"):
         raise InvalidInputError(f"{model} gives no probabilities; leave --proba out")
     rows = read_table(data, answering.frontend)
     table = rows if answering.frontend.columns is not None else rows.to_numpy()
-    _save(_answers(answering, table, place, proba=proba), output, suffix)
+    _save(_answers(answering, table, compute_device, proba=proba), output, suffix)
     typer.echo(f"{len(rows):,} rows answered in {output}")
 
 
@@ -81,7 +81,7 @@ def load_model(path: Path, *, trust_code: bool = False) -> Any:
     return load(path)
 
 
-def _answers(answering: Any, rows: Any, place: ComputeDevice, *, proba: bool) -> Iterator[pd.DataFrame]:
+def _answers(answering: Any, rows: Any, compute_device: ComputeDevice, *, proba: bool) -> Iterator[pd.DataFrame]:
     """Yield tables of answers, some rows each, computed on a device, with a progress bar on stderr."""
     from mlsys_core.device import run_on
     from rich.console import Console
@@ -91,7 +91,7 @@ def _answers(answering: Any, rows: Any, place: ComputeDevice, *, proba: bool) ->
         task = progress.add_task("predicting", total=len(rows))
         for start in range(0, len(rows), ROWS_AT_ONCE):
             part = rows[start : start + ROWS_AT_ONCE]
-            yield run_on(place, partial(_table, answering, part, proba=proba))
+            yield run_on(compute_device, partial(_table, answering, part, proba=proba))
             progress.advance(task, len(part))
 
 
@@ -104,16 +104,16 @@ def _table(answering: Any, rows: Any, *, proba: bool) -> pd.DataFrame:
     if answer.ndim == 1:
         columns = {name: answer}
     else:
-        columns = {f"{name}_{place}": answer[:, place] for place in range(answer.shape[1])}
+        columns = {f"{name}_{index}": answer[:, index] for index in range(answer.shape[1])}
     if proba:
         tables = answering.predict_proba(rows)
         if isinstance(tables, list):
-            named = [(f" in {name}_{place}", labels) for place, labels in enumerate(_outputs(answering))]
+            named = [(f" in {name}_{index}", labels) for index, labels in enumerate(_outputs(answering))]
         else:
             labels = getattr(answering, "classes_", range(tables.shape[1]))
             tables, named = [tables], [("", labels)]
         for table, (where, labels) in zip(tables, named, strict=True):
-            columns |= {f"probability of {label}{where}": table[:, place] for place, label in enumerate(labels)}
+            columns |= {f"probability of {label}{where}": table[:, index] for index, label in enumerate(labels)}
     return pd.DataFrame(columns)
 
 

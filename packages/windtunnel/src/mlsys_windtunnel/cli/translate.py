@@ -167,7 +167,7 @@ def print_operators(graph: PipelineGraph, module: WindTunnelModule, console: Con
     from rich.markup import escape
     from rich.table import Table
 
-    places, trainable = where_it_runs(graph, module), num_trainable(module)
+    placement, trainable = where_it_runs(graph, module), num_trainable(module)
     table = Table("#", "operator", "does", "reads", "runs", box=SIMPLE, padding=(0, 1, 0, 0))
     for column in table.columns:
         column.overflow = "fold"  # a name is there to be read whole
@@ -182,13 +182,13 @@ def print_operators(graph: PipelineGraph, module: WindTunnelModule, console: Con
             escape(operator.name),
             escape((operator.source or operator.kind.value).rpartition(".")[2]),
             ", ".join(numbers[value.name] for value in operator.inputs),
-            escape(places[operator.name]),
+            escape(placement[operator.name]),
             f"{count:,}" if count else "",
         )
-    in_network = sum(place == "network" for place in places.values())
+    in_network = sum(side == "network" for side in placement.values())
     console.print(table)
     console.print(
-        f"{in_network} of {len(places)} operators in the network, {sum(trainable.values()):,} trainable parameters",
+        f"{in_network} of {len(placement)} operators in the network, {sum(trainable.values()):,} trainable parameters",
         highlight=False,
     )
 

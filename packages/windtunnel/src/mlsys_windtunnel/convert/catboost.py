@@ -28,7 +28,7 @@ from mlsys_windtunnel.modules.tree.heads import Mapped
 from mlsys_windtunnel.modules.tree.trees import Trees
 
 _MOST_SPLITS = 1 << 22  # an oblivious tree of depth d becomes 2**d - 1 splits
-_NO_KEY = (1 << 64) - 1  # of an empty place in a table of statistics
+_NO_KEY = (1 << 64) - 1  # of an empty slot in a table of statistics
 _EXPONENTIAL = ("Poisson", "Tweedie")
 _CLASSES = ("CrossEntropy", "Focal", "Logloss", "MultiClass", "MultiClassOneVsAll")
 _LABELS = ("MultiLogloss", "MultiCrossEntropy")
@@ -113,7 +113,7 @@ class _Model:
         self._categories = {each["feature_index"]: each for each in features.get("categorical_features", [])}
         self._lookup = self._made_lookup(features, estimator) if self._categories else None
         self._ctr_borders = [
-            (place, border) for place, ctr in enumerate(features.get("ctrs", [])) for border in ctr["borders"]
+            (index, border) for index, ctr in enumerate(features.get("ctrs", [])) for border in ctr["borders"]
         ]
         self._first_ctr = sum(len(each["borders"]) for each in features["float_features"])
         self._first_ctr += sum(len(each.get("values", [])) for each in self._categories.values())
@@ -136,7 +136,7 @@ class _Model:
         return Converted(module, self._lookup, num_codes=self._lookup.width)
 
     def _oblivious(self, tree: Any, num_outputs: int, scale: float) -> Tree:
-        """Make an oblivious tree: splits level by level; bit i of a leaf's place is the answer of split i."""
+        """Make an oblivious tree: splits level by level; bit i of a leaf's index is the answer of split i."""
         levels = [self._condition(split) for split in tree["splits"] or ()]  # null for a tree of one leaf
         depth = len(levels)
         conditions = [condition for level, condition in enumerate(levels) for _ in range(1 << level)]
@@ -152,11 +152,11 @@ class _Model:
         conditions: list[_Condition] = []
         children: list[list[int]] = []
         values: list[Any] = []
-        pending: list[tuple[Any, list[int], int]] = [(tree, [0], 0)]  # nodes, and where their places are to stand
+        pending: list[tuple[Any, list[int], int]] = [(tree, [0], 0)]  # nodes, and where their indices are written
         while pending:
             node, parent, side = pending.pop()
-            place = parent[side] = len(conditions) if "split" in node else ~len(values)
-            if place < 0:
+            index = parent[side] = len(conditions) if "split" in node else ~len(values)
+            if index < 0:
                 values.append(np.atleast_1d(np.asarray(node["value"], np.float64)) * scale)
                 continue
             conditions.append(self._condition(node["split"]))
@@ -176,16 +176,16 @@ class _Model:
         if kind == "OneHotFeature":
             assert self._lookup is not None
             column = self._categories[split["cat_feature_index"]]["flat_feature_index"]
-            place = next(place for place, (coded, _) in enumerate(self._lookup.coded) if coded == column)
-            code = self._lookup.coded[place][1].index(split["value"])
-            return _Condition(len(self._lookup.numeric) + place, code=code, missing_left=False)
+            index = next(index for index, (coded, _) in enumerate(self._lookup.coded) if coded == column)
+            code = self._lookup.coded[index][1].index(split["value"])
+            return _Condition(len(self._lookup.numeric) + index, code=code, missing_left=False)
         if kind != "OnlineCtr":
             raise _UnknownPartError(f"splits of the kind {kind}")
         assert self._lookup is not None
-        place, border = self._ctr_borders[split["split_index"] - self._first_ctr]
+        index, border = self._ctr_borders[split["split_index"] - self._first_ctr]
         if border != split["border"]:
             raise _UnknownPartError("splits whose order is not known")
-        return _Condition(len(self._lookup.numeric) + len(self._lookup.coded) + place, border)
+        return _Condition(len(self._lookup.numeric) + len(self._lookup.coded) + index, border)
 
     def _made_lookup(self, features: Any, estimator: Any) -> CatBoostLookup:
         data = self._content.get("ctr_data", {})

@@ -55,8 +55,8 @@ class Statistic:
         """Look up the value of each key, ``[rows]``; unknown keys have the last value."""
         if not len(self.keys):
             return np.full(len(keys), self.values[-1])
-        place = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        return self.values[np.where(self.keys[place] == keys, place, len(self.keys))]
+        index = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        return self.values[np.where(self.keys[index] == keys, index, len(self.keys))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class CatBoostLookup:
     """Look-up of the values that the trees compare: numbers, codes of categories, and statistics, in this order."""
 
     numeric: tuple[int, ...]  # columns of the raw table
-    coded: tuple[tuple[int, tuple[int, ...]], ...]  # column, hashes: the code is the place, NaN for any other
+    coded: tuple[tuple[int, tuple[int, ...]], ...]  # column, hashes: the code is the index, NaN for any other
     statistics: tuple[Statistic, ...]
     names: tuple[str, ...]  # of all columns of the raw table
 
@@ -73,7 +73,7 @@ class CatBoostLookup:
         """Columns of the table that is given."""
         return len(self.numeric) + len(self.coded) + len(self.statistics)
 
-    def text_places(self) -> Sequence[int]:
+    def text_columns(self) -> Sequence[int]:
         """Return the columns that may be given as text: all that hold categories, since CatBoost makes text of them."""
         return sorted({*(column for column, _ in self.coded), *self._of_combinations("categories")})
 
@@ -86,7 +86,7 @@ class CatBoostLookup:
         read: dict[int, npt.NDArray[Any]] = {
             column: numbers(columns[:, column], column) for column in {*self.numeric, *self._of_combinations("borders")}
         }
-        for column in self.text_places():
+        for column in self.text_columns():
             read[column] = hashes(columns[:, column], self.names[column])
         keys = {part.combination: part.combination.keys(read) for part in self.statistics}
         table = [read[column] for column in self.numeric]

@@ -26,7 +26,7 @@ from mlsys_windtunnel.modules.combine.combine import (
 )
 from mlsys_windtunnel.modules.combine.multiclass import BinaryMembers, OneVsOne, OneVsRest, OutputCode
 from mlsys_windtunnel.modules.combine.multioutput import Chain, Outputs
-from mlsys_windtunnel.parse.members import Member, Plan, has_places_for_labels, is_constant, labels_of, plan_of
+from mlsys_windtunnel.parse.members import Member, Plan, is_constant, labels_are_indices, labels_of, plan_of
 
 
 def _plan(estimator: Any) -> Plan:
@@ -45,7 +45,7 @@ def _ballots(plan: Plan, classes: npt.NDArray[Any]) -> list[Ballot]:
     return [
         Ballot(
             _layout(member),
-            places=np.searchsorted(classes, member.estimator.classes_).tolist(),
+            class_indices=np.searchsorted(classes, member.estimator.classes_).tolist(),
             num_classes=len(classes),
         )
         for member in plan.members
@@ -56,7 +56,7 @@ def voting_classifier(estimator: Any) -> OperatorModule:
     """Join members by vote: soft by the mean of probabilities, column by column; hard by the mode of labels."""
     plan, labels = _plan(estimator), class_labels(estimator.classes_)
     everything = range(len(labels))
-    ballots = [Ballot(_layout(part), places=everything, num_classes=len(labels)) for part in plan.members]
+    ballots = [Ballot(_layout(part), class_indices=everything, num_classes=len(labels)) for part in plan.members]
     return Vote(ballots, weights=_weights(estimator), classes=labels, answers=plan.answers)
 
 
@@ -73,9 +73,9 @@ def _weights(estimator: Any) -> list[float]:
 def bagging_classifier(estimator: Any) -> OperatorModule:
     """Join members by the mean of probabilities, or of votes where a member has none; one may know fewer classes."""
     plan = _plan(estimator)
-    places = np.arange(len(estimator.classes_))  # the members were fitted on these
+    indices = np.arange(len(estimator.classes_))  # the members were fitted on these
     return Vote(
-        _ballots(plan, places),
+        _ballots(plan, indices),
         weights=np.ones(len(plan.members)),
         classes=class_labels(estimator.classes_),
         answers=plan.answers,
@@ -104,7 +104,7 @@ def ada_boost_regressor(estimator: Any) -> OperatorModule:
 
 
 def stacking_classifier(estimator: Any) -> OperatorModule:
-    """Pass on the final estimator's answers; it was fitted on places of labels."""
+    """Pass on the final estimator's answers; it was fitted on indices of labels."""
     plan = _plan(estimator)
     return Passed(_layout(plan.members[0]), classes=class_labels(estimator.classes_), answers=plan.answers)
 
@@ -140,21 +140,21 @@ def calibrated_classifier(estimator: Any) -> OperatorModule:
     for member, pair in zip(plan.members, estimator.calibrated_classifiers_, strict=True):
         layout = _layout(member)
         if pair.method == "temperature":
-            if not has_places_for_labels(estimator) and not isinstance(classes[0], str):
+            if not labels_are_indices(estimator) and not isinstance(classes[0], str):
                 raise InvalidInputError(
                     f"CalibratedClassifierCV(method='temperature') was fitted on the labels {classes.tolist()[:5]}: "
-                    "scikit-learn takes such labels for places 0, 1, ... and reads past its array with others, so this "
+                    "scikit-learn takes labels for indices 0, 1, ... and reads past its array with others, so this "
                     "temperature means nothing; fit on LabelEncoder().fit_transform(y)"
                 )
             calibrations.append(Temperature(layout, float(pair.calibrators[0].beta_)))
             continue
-        places = np.searchsorted(classes, member.estimator.classes_)
-        num_columns = 1 if len(places) <= 2 else len(places)
-        places = places[:num_columns] + 1 if len(classes) == 2 else places[:num_columns]
+        indices = np.searchsorted(classes, member.estimator.classes_)
+        num_columns = 1 if len(indices) <= 2 else len(indices)
+        indices = indices[:num_columns] + 1 if len(classes) == 2 else indices[:num_columns]
         calibrators = [_calibrator(part, pair.method) for part in pair.calibrators]
         used = min(len(calibrators), num_columns)
         calibrations.append(
-            PerClass(layout, calibrators[:used], places=places[:used].tolist(), num_classes=len(classes))
+            PerClass(layout, calibrators[:used], class_indices=indices[:used].tolist(), num_classes=len(classes))
         )
     return Calibrated(calibrations, classes=class_labels(classes), answers=plan.answers)
 
@@ -227,5 +227,5 @@ def classifier_chain(estimator: Any) -> OperatorModule:
     """Join members of a chain; their tables come in the order of targets."""
     plan = _plan(estimator)
     in_chain = [_layout(member) for member in plan.members]
-    places = {int(output): place for place, output in enumerate(estimator.order_)}
-    return Chain([in_chain[places[output]] for output in range(len(in_chain))], answers=plan.answers)
+    indices = {int(output): index for index, output in enumerate(estimator.order_)}
+    return Chain([in_chain[indices[output]] for output in range(len(in_chain))], answers=plan.answers)

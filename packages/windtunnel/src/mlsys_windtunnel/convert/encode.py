@@ -29,8 +29,8 @@ def one_hot_encoder(estimator: Any) -> Converted | None:
     drops = [None] * estimator.n_features_in_ if estimator.drop_idx_ is None else estimator.drop_idx_
     goes_to_infrequent = estimator.handle_unknown in ("infrequent_if_exist", "warn")
     tables = []
-    for place, drop in enumerate(drops):
-        groups, infrequent = _groups(estimator, place)
+    for index, drop in enumerate(drops):
+        groups, infrequent = _groups(estimator, index)
         num_groups = int(groups.max()) + 1
         if len(groups) * num_groups * 8 > MAX_TABLE_NBYTES:
             return None
@@ -48,9 +48,9 @@ def ordinal_encoder(estimator: Any) -> Converted | None:
         return None
     unknown = estimator.unknown_value if estimator.handle_unknown == "use_encoded_value" else 0.0
     tables = []
-    for place in range(estimator.n_features_in_):
-        groups, _ = _groups(estimator, place)
-        missing = [estimator.encoded_missing_value] if place in estimator._missing_indices else []
+    for index in range(estimator.n_features_in_):
+        groups, _ = _groups(estimator, index)
+        missing = [estimator.encoded_missing_value] if index in estimator._missing_indices else []
         tables.append(np.array([*groups, *missing, unknown], np.float64)[:, None])
     return _converted(estimator, tables)
 
@@ -62,8 +62,8 @@ def target_encoder(estimator: Any) -> Converted | None:
     num_outputs = len(estimator.classes_) if estimator.target_type_ == "multiclass" else 1
     unknown = np.reshape(estimator.target_mean_, (1, num_outputs))
     tables = []
-    for place in range(estimator.n_features_in_):
-        means = estimator.encodings_[place * num_outputs : (place + 1) * num_outputs]
+    for index in range(estimator.n_features_in_):
+        means = estimator.encodings_[index * num_outputs : (index + 1) * num_outputs]
         tables.append(np.vstack([np.stack(means, axis=1), unknown]))
     return _converted(estimator, tables)
 
@@ -92,15 +92,15 @@ def k_bins_discretizer(estimator: Any) -> OperatorModule:
     return BinEmbedding(inner_edges, tables, rounds_to_float32=estimator.dtype == np.float32)
 
 
-def _groups(estimator: Any, place: int) -> tuple[npt.NDArray[np.int64], int | None]:
+def _groups(estimator: Any, index: int) -> tuple[npt.NDArray[np.int64], int | None]:
     """Return the group of each category of a column, and the group of infrequent ones, which comes last.
 
     An ordinal encoder does not group a missing category, its last: that one is left out.
     """
-    categories = estimator.categories_[place]
-    leaves_out_missing = place in getattr(estimator, "_missing_indices", {})
+    categories = estimator.categories_[index]
+    leaves_out_missing = index in getattr(estimator, "_missing_indices", {})
     num_categories = len(categories) - leaves_out_missing
-    infrequent = estimator._infrequent_indices[place] if estimator._infrequent_enabled else None
+    infrequent = estimator._infrequent_indices[index] if estimator._infrequent_enabled else None
     if infrequent is None:
         return np.arange(num_categories), None
     is_frequent = np.ones(num_categories, bool)

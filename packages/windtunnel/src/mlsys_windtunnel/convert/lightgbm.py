@@ -155,8 +155,8 @@ def _tree(block: dict[str, str], zero_is_missing: dict[int, bool]) -> Tree:
         leaf_value=numbers("leaf_value", np.float64)[:, None],
         root=0 if len(feature) else ~0,
         left_categories={
-            int(split): bitset_codes(words[bounds[place] : bounds[place + 1]])
-            for split, place in zip(np.flatnonzero(is_categorical), threshold[is_categorical].astype(int), strict=True)
+            int(split): bitset_codes(words[bounds[index] : bounds[index + 1]])
+            for split, index in zip(np.flatnonzero(is_categorical), threshold[is_categorical].astype(int), strict=True)
         },
     )
 

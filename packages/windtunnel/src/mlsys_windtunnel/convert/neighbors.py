@@ -23,7 +23,7 @@ def k_neighbors_classifier(estimator: Any) -> OperatorModule | None:
     """Convert to votes of the neighbours, for each output where there are several."""
     outputs = estimator.classes_ if estimator.outputs_2d_ else [estimator.classes_]
     codes = estimator._y.reshape(len(estimator._y), len(outputs)).T
-    votes = [np.eye(len(labels))[places] for labels, places in zip(outputs, codes, strict=True)]
+    votes = [np.eye(len(labels))[indices] for labels, indices in zip(outputs, codes, strict=True)]
     body = _average(estimator, np.concatenate(votes, axis=1), votes=[len(labels) for labels in outputs])
     if body is None:
         return None

@@ -117,13 +117,13 @@ def _coded(estimator: Any, trees: Trees) -> tuple[Trees | Coded, MixedLookup | N
     if encoded is None:
         return trees, None
     is_category = np.asarray(estimator.is_categorical_, bool)
-    places, others = np.flatnonzero(is_category), np.flatnonzero(~is_category)
+    indices, others = np.flatnonzero(is_category), np.flatnonzero(~is_category)
     known = encoded.named_transformers_["encoder"].categories_
     categories = {
-        int(place): values[[not is_missing(value) for value in values.tolist()]]  # a missing value stays missing
-        for place, values in zip(places, known, strict=True)
+        int(index): values[[not is_missing(value) for value in values.tolist()]]  # a missing value stays missing
+        for index, values in zip(indices, known, strict=True)
     }
     if all(values.dtype.kind in "iufb" and np.isfinite(values).all() for values in categories.values()):
         numbers = [values.astype(np.float64) for values in categories.values()]
-        return Coded(CategoryCodes(numbers, columns=places, others=others), trees), None
-    return trees, MixedLookup(categories, [*places.tolist(), *others.tolist()])
+        return Coded(CategoryCodes(numbers, columns=indices, others=others), trees), None
+    return trees, MixedLookup(categories, [*indices.tolist(), *others.tolist()])

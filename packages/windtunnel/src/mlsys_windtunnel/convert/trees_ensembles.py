@@ -43,7 +43,7 @@ def bagging_classifier(estimator: Any) -> OperatorModule | None:
     values = []
     for member in estimator.estimators_:
         value = np.zeros((member.tree_.node_count, len(estimator.classes_)))
-        value[:, member.classes_.astype(np.int64)] = leaf_values(member)  # members were fitted on places of labels
+        value[:, member.classes_.astype(np.int64)] = leaf_values(member)  # members were fitted on indices of labels
         values.append(value)
     trees = Trees(_in_subsets(estimator, values), divisor=len(values))
     return TreeClassifier(trees, classes=class_labels(estimator.classes_), link="identity", answers=PROBABILISTIC)

@@ -16,7 +16,7 @@ class MixedLookup:
     """Map of some columns to codes, NaN for what is no category; of the others to numbers, NaN for what is missing.
 
     Args:
-        categories: By column, ``[categories]`` each: a category's code is its place.
+        categories: By column, ``[categories]`` each: a category's code is its index.
         columns: Columns to give, in this order.
     """
 
@@ -31,13 +31,13 @@ class MixedLookup:
             InvalidInputError: text in a column of numbers.
         """
         table = np.empty((len(columns), len(self.columns)), np.float64)
-        for place, column in enumerate(self.columns):
+        for index, column in enumerate(self.columns):
             cells = columns[:, column]
             if (vocabulary := self.vocabularies.get(column)) is not None:
                 codes = vocabulary.codes(cells)
-                table[:, place] = np.where(codes == UNKNOWN, np.nan, codes)
+                table[:, index] = np.where(codes == UNKNOWN, np.nan, codes)
             else:
-                table[:, place] = numbers(cells, column)
+                table[:, index] = numbers(cells, column)
         return table
 
 

@@ -98,8 +98,8 @@ def _trees(model: Any, output: Output) -> Trees | None:
     if (best := model["attributes"].get("best_iteration")) is not None:  # early stopping: the later ones are not asked
         used = content["iteration_indptr"][int(best) + 1]
     groups: list[list[Tree]] = [[] for _ in range(num_groups)]
-    for place, group in enumerate(content["tree_info"][:used]):
-        groups[group].append(_tree(content["trees"][place], weights[place] if weights else 1.0))
+    for index, group in enumerate(content["tree_info"][:used]):
+        groups[group].append(_tree(content["trees"][index], weights[index] if weights else 1.0))
     in_turn = [tree for round_ in zip(*groups, strict=True) for tree in round_]
     ensemble = join_trees(in_turn, num_features=int(parameters["num_feature"]), rounds_to_float32=True)
     bias = np.broadcast_to(_margin(json.loads(parameters["base_score"]), output), num_groups)

@@ -52,8 +52,8 @@ class TableEncoder(TransformerMixin, BaseEstimator, ABC):  # type: ignore[misc] 
         self.categories_ = self.ordinal_.categories_
         codes = self._codes(X)
         self.tables_ = [
-            self._table(categories, np.bincount(codes[:, place], minlength=len(categories)))
-            for place, categories in enumerate(self.categories_)
+            self._table(categories, np.bincount(codes[:, index], minlength=len(categories)))
+            for index, categories in enumerate(self.categories_)
         ]
         return self
 
@@ -63,22 +63,22 @@ class TableEncoder(TransformerMixin, BaseEstimator, ABC):  # type: ignore[misc] 
         is_frame = hasattr(X, "iloc")  # whose columns have dtypes of their own, which the ordinal encoder looks at
         validate_data(self, X, reset=False, skip_check_array=is_frame, dtype=None, ensure_all_finite="allow-nan")
         codes = self._codes(X)
-        for place, table in enumerate(self.tables_):
-            if (is_unseen := codes[:, place] == UNSEEN).any():
-                cells = _column(X, place)[is_unseen]
-                codes[is_unseen, place] = self._rows_of_unseen(len(self.categories_[place]), cells)
-            assert codes[:, place].max(initial=0) < len(table)
-        return np.hstack([table[codes[:, place]] for place, table in enumerate(self.tables_)])
+        for index, table in enumerate(self.tables_):
+            if (is_unseen := codes[:, index] == UNSEEN).any():
+                cells = _column(X, index)[is_unseen]
+                codes[is_unseen, index] = self._rows_of_unseen(len(self.categories_[index]), cells)
+            assert codes[:, index].max(initial=0) < len(table)
+        return np.hstack([table[codes[:, index]] for index, table in enumerate(self.tables_)])
 
     def get_feature_names_out(self, input_features: Any = None) -> npt.NDArray[Any]:
         """Return a column's name and a number: ``colour_0``, ``colour_1``, ..."""
         check_is_fitted(self)
         names = _check_feature_names_in(self, input_features)
         pairs = zip(names, self.tables_, strict=True)
-        return np.array([f"{name}_{place}" for name, table in pairs for place in range(table.shape[1])], dtype=object)
+        return np.array([f"{name}_{index}" for name, table in pairs for index in range(table.shape[1])], dtype=object)
 
     def _codes(self, x: Any) -> npt.NDArray[np.int64]:
-        """Return places among the categories, ``UNSEEN`` where there is none."""
+        """Return indices among the categories, ``UNSEEN`` where there is none."""
         codes: npt.NDArray[np.int64] = self.ordinal_.transform(x).astype(np.int64)
         sizes = np.array([len(categories) for categories in self.categories_])
         return np.where(codes == MISSING, sizes - 1, codes)
@@ -178,9 +178,9 @@ class TwoHotEncoder(TableEncoder):
         return table
 
 
-def _column(x: Any, place: int) -> npt.NDArray[Any]:
+def _column(x: Any, index: int) -> npt.NDArray[Any]:
     if hasattr(x, "iloc"):
-        return np.asarray(x.iloc[:, place])
+        return np.asarray(x.iloc[:, index])
     if isinstance(x, list | tuple):  # as numpy would make text of a row of text and numbers
-        return np.array([row[place] for row in x], dtype=object)
-    return np.asarray(x)[:, place]
+        return np.array([row[index] for row in x], dtype=object)
+    return np.asarray(x)[:, index]

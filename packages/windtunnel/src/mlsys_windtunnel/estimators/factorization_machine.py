@@ -59,7 +59,7 @@ class FactorizationMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         self.verbose = verbose
 
     def _fit(self, x: Any, loss: Callable[[Tensor, Tensor], Tensor], num_outputs: int) -> None:
-        """Train on ``x``; ``loss`` is of scores ``[batch, outputs]`` and the places of their rows."""
+        """Train on ``x``; ``loss`` is of scores ``[batch, outputs]`` and the indices of their rows."""
         generator = seeded_generator(self.random_state)
         width = num_outputs * self.n_factors
         intercept = torch.zeros(num_outputs, requires_grad=True)
@@ -184,8 +184,8 @@ class FactorizationMachineClassifier(ClassifierMixin, FactorizationMachine):  # 
             logistic = functional.binary_cross_entropy_with_logits
             self._fit(x, lambda scores, rows: logistic(scores[:, 0], labels[rows]), 1)
         else:
-            places = torch.from_numpy(codes.astype(np.int64))
-            self._fit(x, lambda scores, rows: functional.cross_entropy(scores, places[rows]), len(self.classes_))
+            indices = torch.from_numpy(codes.astype(np.int64))
+            self._fit(x, lambda scores, rows: functional.cross_entropy(scores, indices[rows]), len(self.classes_))
         return self
 
     def decision_function(self, X: Any) -> Values:  # noqa: N803

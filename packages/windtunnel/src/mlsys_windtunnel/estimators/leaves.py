@@ -52,9 +52,9 @@ class LeafEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # sci
         leaves = np.asarray(self.estimator_.predict(X, pred_leaf=True), np.int64).reshape(len(X), -1)
         starts = np.cumsum(self.num_leaves_) - self.num_leaves_
         rows, trees = leaves.shape
-        places = np.arange(0, rows * trees + 1, trees)
+        row_starts = np.arange(0, rows * trees + 1, trees)
         return csr_matrix(
-            (np.ones(rows * trees), (leaves + starts).reshape(-1), places), (rows, int(self.num_leaves_.sum()))
+            (np.ones(rows * trees), (leaves + starts).reshape(-1), row_starts), (rows, int(self.num_leaves_.sum()))
         )
 
     def get_feature_names_out(self, input_features: Any = None) -> Any:

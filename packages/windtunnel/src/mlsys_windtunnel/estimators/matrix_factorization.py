@@ -95,7 +95,7 @@ class MatrixFactorizationRegressor(RegressorMixin, BaseEstimator):  # type: igno
             tables.append(torch.cat([torch.zeros(len(categories), 1), factors], dim=1).requires_grad_())
 
         def loss(rows: Tensor) -> Tensor:
-            chosen = torch.stack([table[codes[rows, place]] for place, table in enumerate(tables)])
+            chosen = torch.stack([table[codes[rows, index]] for index, table in enumerate(tables)])
             sums = chosen.sum(0)
             interactions = (sums[:, 1:].square() - chosen[:, :, 1:].square().sum(0)).sum(1) / 2
             return torch.nn.functional.mse_loss(sums[:, 0] + interactions, target[rows])

@@ -53,7 +53,7 @@ def minimise(
         estimator: Holds ``learning_rate``, ``max_iter`` (epochs), ``batch_size``, ``alpha`` (weight decay), ``tol``
             and ``verbose`` (shows a progress bar on the error stream).
         parameters: Leaves that require gradients.
-        loss: The mean loss of the rows whose places, ``[batch]`` int64, it is given.
+        loss: The mean loss of the rows whose indices, ``[batch]`` int64, it is given.
         num_rows: Rows of the data.
         generator: Shuffles.
 

@@ -106,8 +106,8 @@ def frame_of(part: Coded, task: CodedTask, kind: str) -> pd.DataFrame:
     """Return numbers ``number0``, ... and codes ``word0``, ...; codes as pandas categories or whole numbers."""
     import pandas as pd
 
-    columns: dict[str, Any] = {f"number{place}": column for place, column in enumerate(part.numbers.T)}
-    for place, size in enumerate(task.cardinalities):
-        codes = part.codes[:, place]
-        columns[f"word{place}"] = pd.Categorical(codes, categories=range(size)) if kind == "category" else codes
+    columns: dict[str, Any] = {f"number{index}": column for index, column in enumerate(part.numbers.T)}
+    for index, size in enumerate(task.cardinalities):
+        codes = part.codes[:, index]
+        columns[f"word{index}"] = pd.Categorical(codes, categories=range(size)) if kind == "category" else codes
     return pd.DataFrame(columns)

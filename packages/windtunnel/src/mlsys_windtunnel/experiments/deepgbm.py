@@ -83,8 +83,8 @@ class DeepGbm(nn.Module):
         return log_loss(self._categories(numbers, codes) + score, target) + log_loss(by_leaves, target) + distance
 
     def _categories(self, numbers: Tensor, codes: Tensor) -> Tensor:
-        embedded = torch.stack([table(codes[:, place]) for place, table in enumerate(self.factors)], dim=1)
-        linear = torch.cat([table(codes[:, place]) for place, table in enumerate(self.linear)], dim=1).sum(1)
+        embedded = torch.stack([table(codes[:, index]) for index, table in enumerate(self.factors)], dim=1)
+        linear = torch.cat([table(codes[:, index]) for index, table in enumerate(self.linear)], dim=1).sum(1)
         pairs = (embedded.sum(1).square() - embedded.square().sum(1)).sum(1) / 2
         scaled = (numbers - self.mean[: numbers.shape[1]]) / self.deviation[: numbers.shape[1]]
         deep: Tensor = self.deep(torch.cat([scaled, embedded.flatten(1)], dim=1)).squeeze(1)
@@ -96,7 +96,7 @@ class DeepGbm(nn.Module):
         return foretold, (foretold * self.out).sum((1, 2)) + self.bias
 
 
-def leaf_places(trees: Any, part: Coded, task: CodedTask) -> Tensor:
+def leaf_indices(trees: Any, part: Coded, task: CodedTask) -> Tensor:
     """Return the leaf that each row reaches in each tree, ``[rows, trees]``."""
     leaves: npt.NDArray[np.int64] = trees.predict(frame_of(part, task, "int64"), pred_leaf=True).astype(np.int64)
     return torch.from_numpy(leaves.reshape(len(part.target), -1))

@@ -45,12 +45,12 @@ class Columns(nn.Module):
         self.num_bins = num_bins
         self.edges: list[Tensor] = []
         if num_bins is not None:
-            for place, column in enumerate(train.numbers.T):
+            for index, column in enumerate(train.numbers.T):
                 edges = np.unique(np.quantile(column, np.linspace(0, 1, num_bins + 1)))
                 if len(edges) < 2:
                     edges = np.array([edges[0], edges[0] + 1])
-                self.register_buffer(f"edges{place}", torch.from_numpy(edges).float())
-                self.edges.append(getattr(self, f"edges{place}"))
+                self.register_buffer(f"edges{index}", torch.from_numpy(edges).float())
+                self.edges.append(getattr(self, f"edges{index}"))
         of_numbers = sum(len(edges) - 1 for edges in self.edges) if num_bins is not None else train.numbers.shape[1]
         self.width = of_numbers + sum(embedding.embedding_dim for embedding in self._embeddings)
 
@@ -60,10 +60,10 @@ class Columns(nn.Module):
 
     def forward(self, numbers: Tensor, codes: Tensor) -> Tensor:
         """See the class."""
-        parts = [embedding(codes[:, place]) for place, embedding in enumerate(self._embeddings)]
+        parts = [embedding(codes[:, index]) for index, embedding in enumerate(self._embeddings)]
         if self.num_bins is None:
             return torch.cat([(numbers - self.mean) / self.deviation, *parts], dim=1)
-        written = [bin_shares(numbers[:, place], edges) for place, edges in enumerate(self.edges)]
+        written = [bin_shares(numbers[:, index], edges) for index, edges in enumerate(self.edges)]
         return torch.cat([*written, *parts], dim=1)
 
 
@@ -131,8 +131,8 @@ class TabM(nn.Module):
         self.members = members
         self.columns = Columns(train, cardinalities, num_bins=NUM_BINS)
         layers: list[nn.Module] = []
-        for place, before in enumerate((self.columns.width, width)):
-            layers += [SharedLinear(before, width, members, has_signs=place == 0), nn.ReLU(), nn.Dropout(dropout)]
+        for index, before in enumerate((self.columns.width, width)):
+            layers += [SharedLinear(before, width, members, has_signs=index == 0), nn.ReLU(), nn.Dropout(dropout)]
         self.layers = nn.Sequential(*layers)
         self.head = nn.Parameter(torch.randn(members, width) / math.sqrt(width))
         self.bias = nn.Parameter(torch.zeros(members))

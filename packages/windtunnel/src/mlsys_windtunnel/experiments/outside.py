@@ -78,14 +78,14 @@ def _network(name: str) -> Callable[..., tuple[Scores, Scores]]:
 def _deepgbm(task: CodedTask, options: Mapping[str, Any], budget: Budget) -> tuple[Scores, Scores]:
     import torch
 
-    from mlsys_windtunnel.experiments.deepgbm import DeepGbm, leaf_places
+    from mlsys_windtunnel.experiments.deepgbm import DeepGbm, leaf_indices
     from mlsys_windtunnel.experiments.sources import make_trees
 
     torch.manual_seed(budget.seed)
     trees = make_trees(seed=budget.seed, num_threads=budget.num_threads)
     trees.fit(boosted.frame_of(task.train, task, "int64"), task.train.target)
     model = DeepGbm(task, trees)
-    leaves = leaf_places(trees, task.train, task)
+    leaves = leaf_indices(trees, task.train, task)
     target = torch.from_numpy(task.train.target).float()
 
     def loss(rows: Tensor, inputs: tuple[Tensor, Tensor]) -> Tensor:

@@ -104,7 +104,12 @@ def _score(results: Mapping[int, Result]) -> list[str]:
 def _change(row: Row, rows: Sequence[Row], done: Mapping[Row, Mapping[int, Result]]) -> str:
     """Return the mean difference from the source with the same seeds, and the number of seeds below it."""
     base = next(
-        (done[other] for other in rows if other.model == "source" and _place(other) == _place(row) and other != row), {}
+        (
+            done[other]
+            for other in rows
+            if other.model == "source" and _setting(other) == _setting(row) and other != row
+        ),
+        {},
     )
     pairs = [(result.test, base[seed].test) for seed, result in done[row].items() if seed in base]
     if not pairs:
@@ -115,7 +120,7 @@ def _change(row: Row, rows: Sequence[Row], done: Mapping[Row, Mapping[int, Resul
     return f"{mean:+.4f}" + (f", worse on {below}" if below else "")
 
 
-def _place(row: Row) -> tuple[str, str, str, float]:
+def _setting(row: Row) -> tuple[str, str, str, float]:
     return row.dataset, row.pre, row.pipe, row.fraction
 
 
@@ -155,9 +160,9 @@ def _bars(scores: Mapping[Row, tuple[float, float | None]]) -> Any:
 
     ordered = sorted(scores.items(), key=lambda item: item[1][0])
     figure, axes = _axes(0.9 + 0.22 * len(ordered))
-    for place, (row, (mean, error)) in enumerate(ordered):
+    for height, (row, (mean, error)) in enumerate(ordered):
         color = PALETTE[6] if row.model == "source" else PALETTE[1] if row.pre == "-" else PALETTE[0]
-        axes.errorbar(mean, place, xerr=error or 0, fmt="o", color=color, capsize=3)
+        axes.errorbar(mean, height, xerr=error or 0, fmt="o", color=color, capsize=3)
     labels = [row.model if row.pre == "-" else f"{row.model} ({row.pre}, {row.pipe})" for row, _ in ordered]
     axes.set_yticks(range(len(labels)), labels)
     axes.set_xlabel("test AUC")

@@ -44,7 +44,7 @@ def repeat_interleave(self: Any, repeats: Any, dim: int | None = None, output_si
 
 
 def sort_stable(self: Any, *, stable: bool = True, dim: int = -1, descending: bool = False) -> Any:  # noqa: ARG001
-    """Return sorted values and their places; ONNX's TopK puts equals in their order, so it is stable."""
+    """Return sorted values and their indices; ONNX's TopK puts equals in their order, so it is stable."""
     length = op.Gather(op.Shape(self), op.Constant(value_ints=[dim]))
     return op.TopK(self, length, axis=dim, largest=int(descending), sorted=1)
 

@@ -1,6 +1,6 @@
 """Trees in ONNX: one ``TreeEnsemble`` node of ``ai.onnx.ml`` 5, whose thresholds are in the network's own dtype.
 
-The node gives the place of each row's leaf within each tree; values are gathered and summed outside it, in the order in
+The node gives the index of each row's leaf within each tree; values are gathered and summed outside it, in the order in
 which the sources add. Imported by ``onnx.py`` only when there is something to export: it needs onnxscript.
 """
 
@@ -49,12 +49,12 @@ class OnnxLeaves(nn.Module):
 
     def find(self, columns: Tensor, threshold: Tensor) -> Tensor:
         """Find the leaf of each row in each tree, ``[rows, trees]`` int64."""
-        place: Tensor = _operator()(columns, self.number, len(self.leaf_start))
-        return place.long() + self.leaf_start
+        index: Tensor = _operator()(columns, self.number, len(self.leaf_start))
+        return index.long() + self.leaf_start
 
 
 def replace_finders(module: nn.Module) -> list[TreeEnsemble]:
-    """Make all trees within a module find their leaves by an operator; its numbers are places in what is returned."""
+    """Make all trees within a module find their leaves by an operator; its numbers are indices in what is returned."""
     ensembles = []
     for part in module.modules():
         if isinstance(part, Trees):
@@ -66,18 +66,18 @@ def replace_finders(module: nn.Module) -> list[TreeEnsemble]:
 def translations(ensembles: Sequence[TreeEnsemble], dtype: torch.dtype) -> dict[Callable[..., Any], Callable[..., Any]]:
     """Return the exporter's translation of the operator; ``dtype`` is that of the network."""
 
-    def leaf_places(x: Any, number: int, num_trees: int) -> Any:
+    def leaf_indices(x: Any, number: int, num_trees: int) -> Any:
         return ml.TreeEnsemble(x, n_targets=num_trees, **attributes(ensembles[number], _NUMPY[dtype]))
 
-    return {_operator(): leaf_places}
+    return {_operator(): leaf_indices}
 
 
 def attributes(ensemble: TreeEnsemble, dtype: npt.DTypeLike) -> dict[str, Any]:
-    """Return the attributes of a ``TreeEnsemble`` node that gives, for each tree, the place of the row's leaf."""
+    """Return the attributes of a ``TreeEnsemble`` node that gives, for each tree, the index of the row's leaf."""
     ensemble = _rooted_in_splits(ensemble)
     is_member = ensemble.category_set >= 0
     tree_of_leaf = np.repeat(np.arange(ensemble.num_trees), np.diff(ensemble.leaf_start))
-    place = np.arange(len(tree_of_leaf)) - ensemble.leaf_start[tree_of_leaf]
+    index = np.arange(len(tree_of_leaf)) - ensemble.leaf_start[tree_of_leaf]
     found = {
         "aggregate_function": SUM,
         "post_transform": NONE,
@@ -91,7 +91,7 @@ def attributes(ensemble: TreeEnsemble, dtype: npt.DTypeLike) -> dict[str, Any]:
         "nodes_falseleafs": (ensemble.right < 0).astype(int).tolist(),
         "nodes_missing_value_tracks_true": ensemble.missing_left.astype(int).tolist(),
         "leaf_targetids": tree_of_leaf.tolist(),
-        "leaf_weights": onnx_ir.tensor(place.astype(dtype)),
+        "leaf_weights": onnx_ir.tensor(index.astype(dtype)),
     }
     if is_member.any():
         found["membership_values"] = onnx_ir.tensor(_members(ensemble).astype(dtype))
@@ -137,13 +137,13 @@ _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 def _operator() -> Any:
     """Return the operator, registered once; it has a shape and no kernel, since it is only ever traced."""
     library: Any = torch.library.Library("mlsys_windtunnel", "DEF")  # type: ignore[no-untyped-call]
-    library.define("leaf_places(Tensor x, int number, int num_trees) -> Tensor")
-    library.impl("leaf_places", _empty_places, "Meta")
+    library.define("leaf_indices(Tensor x, int number, int num_trees) -> Tensor")
+    library.impl("leaf_indices", _empty_indices, "Meta")
     _LIBRARIES.append(library)  # the registration would end with it
-    return torch.ops.mlsys_windtunnel.leaf_places.default
+    return torch.ops.mlsys_windtunnel.leaf_indices.default
 
 
-def _empty_places(x: Tensor, _number: int, num_trees: int) -> Tensor:
+def _empty_indices(x: Tensor, _number: int, num_trees: int) -> Tensor:
     return x.new_empty(x.shape[0], num_trees)
 
 

@@ -80,7 +80,7 @@ class Writer:
         if type(value) is float:
             return value if math.isfinite(value) else {_TAG: "float", "value": str(value)}
         if isinstance(value, list):
-            return [self.write(item, _join(where, place)) for place, item in enumerate(value)]
+            return [self.write(item, _join(where, index)) for index, item in enumerate(value)]
         if type(value) is tuple:
             return {_TAG: "tuple", "items": self.write(list(value), where)}
         if isinstance(value, frozenset | set):

@@ -173,14 +173,14 @@ class ExportedPipeline:
         for columns, contract in self.checks:
             contract.check(table[:, columns])
         packed = rounded(table, self.dtype)
-        place = self.answers.index(method)
+        index = self.answers.index(method)
         starts = range(0, len(packed), ROWS_PER_CHUNK)
         parts = [self.program(packed[start : start + ROWS_PER_CHUNK]) for start in starts]
         if TIES in self.answers:
             unsure = np.concatenate([part[self.answers.index(TIES)] for part in parts])
             if unsure.any():
                 raise UndecidedError(np.flatnonzero(unsure).tolist())
-        result = np.concatenate([part[place] for part in parts])
+        result = np.concatenate([part[index] for part in parts])
         if self.outputs and method in ("predict", "predict_proba", "predict_log_proba"):
             return self._of_outputs(method, result)
         if method == "predict" and self.classes:
@@ -190,7 +190,7 @@ class ExportedPipeline:
     def _of_outputs(self, method: str, result: npt.NDArray[Any]) -> Any:
         """Return labels side by side, or a list of probabilities."""
         if method == "predict":
-            each = [np.asarray(labels)[result[:, place]] for place, labels in enumerate(self.outputs)]
+            each = [np.asarray(labels)[result[:, index]] for index, labels in enumerate(self.outputs)]
             return np.stack(each, axis=1)
         return np.split(result, np.cumsum([len(labels) for labels in self.outputs])[:-1], axis=1)
 

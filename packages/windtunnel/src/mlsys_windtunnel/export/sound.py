@@ -69,14 +69,14 @@ def _check_categories(ensemble: TreeEnsemble) -> None:
 
 
 def _check_soft_trees(trees: SoftTrees) -> None:
-    places = 0
+    num_slots = 0
     for group in trees.groups:
         assert isinstance(group, SoftGroupParameters)
         leaf, left = group.leaf, group.left
         _check(leaf.ndim == 3 and left.ndim == 2, "soft trees")
         num_trees, num_leaves, _ = leaf.shape
         num_splits = left.shape[1]
-        places += num_trees * num_splits
+        num_slots += num_trees * num_splits
         _check(left.shape == group.right.shape == (num_trees, num_splits), "soft trees")
         _check(group.count.shape == (num_trees, num_leaves), "soft trees")
         _check(group.path.shape == (num_trees, num_leaves, num_splits), "soft trees")
@@ -86,7 +86,7 @@ def _check_soft_trees(trees: SoftTrees) -> None:
             _check(_is_within(children, -num_leaves, num_splits), "soft trees")
         _check(left.dtype == group.right.dtype == group.num_splits.dtype, "soft trees")
     own = (trees.feature, trees.scale, trees.threshold, trees.missing)
-    _check(all(tensor.shape == (places,) for tensor in own), "soft trees")
+    _check(all(tensor.shape == (num_slots,) for tensor in own), "soft trees")
     num_columns = len(trees.columns.mean) + len(trees.columns.tables)
     _check(_is_within(trees.feature.numpy(), 0, num_columns + 1), "soft trees")
 
@@ -112,7 +112,7 @@ def _is_within(values: npt.NDArray[Any], low: int, end: int) -> bool:
 
 
 def _is_ascending(starts: npt.NDArray[Any], end: int) -> bool:
-    """Return whether places where ranges begin and the last ends, all within a table of ``end``."""
+    """Return whether the values are starts of ranges and the end of the last, all within a table of ``end``."""
     is_range = len(starts) > 0 and starts[0] == 0 and starts[-1] == end
     return bool(is_range) and starts.dtype.kind in "iu" and bool((np.diff(starts) >= 0).all())
 

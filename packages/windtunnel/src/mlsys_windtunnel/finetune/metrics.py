@@ -77,15 +77,15 @@ def metric_of(name: str, head: PredictorModule, target: Tensor) -> Metric:
 def _placements(margin: Tensor, target: Tensor, weight: Tensor) -> Floats:
     """Return for each row the share of the other class on the right side of it, ties by half."""
     of_second = margin[:, 0] if margin.shape[1] == 1 else margin[:, 1] - margin[:, 0]
-    values, place = np.unique(_floats(of_second), return_inverse=True)
+    values, index = np.unique(_floats(of_second), return_inverse=True)
     is_second, weights = target.numpy() == 1, _floats(weight)
 
     def share_below(chosen: npt.NDArray[np.bool_]) -> Floats:
-        at = np.bincount(place, weights * chosen, len(values))
+        at = np.bincount(index, weights * chosen, len(values))
         share: Floats = (np.cumsum(at) - at / 2) / at.sum()
         return share
 
-    below: Floats = np.where(is_second, share_below(~is_second)[place], 1 - share_below(is_second)[place])
+    below: Floats = np.where(is_second, share_below(~is_second)[index], 1 - share_below(is_second)[index])
     return below
 
 

@@ -76,9 +76,9 @@ class TableRows:
     def batches(self, batch_size: int, *, seed: int, epoch: int) -> Iterator[Batch]:
         """See :class:`Rows`."""
         rows = self.rows
-        for places in torch.split(torch.randperm(len(rows), generator=generator_of(seed, epoch)), batch_size):
-            offset = None if rows.offset is None else rows.offset[places]
-            yield Batch(rows.x[places], rows.target[places], rows.weight[places], offset)
+        for indices in torch.split(torch.randperm(len(rows), generator=generator_of(seed, epoch)), batch_size):
+            offset = None if rows.offset is None else rows.offset[indices]
+            yield Batch(rows.x[indices], rows.target[indices], rows.weight[indices], offset)
 
     def sample(self, most: int) -> Tensor:
         """See :class:`Rows`."""

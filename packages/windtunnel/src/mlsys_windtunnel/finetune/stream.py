@@ -84,17 +84,17 @@ class StreamedRows:
         generator = generator_of(seed, epoch)
         order = torch.randperm(len(self.groups), generator=generator).tolist()
         kept: list[Batch] = []
-        for place, number in enumerate(order):
+        for index, number in enumerate(order):
             kept += self._group(*self.groups[number][:2])
-            is_last = place == len(order) - 1
+            is_last = index == len(order) - 1
             if not is_last and sum(map(len, kept)) < self.source.buffer_rows:
                 continue
             rows = _joined(kept)
             shuffled = torch.randperm(len(rows), generator=generator)
             end = len(rows) if is_last else len(rows) // batch_size * batch_size
             for start in range(0, end, batch_size):
-                places = shuffled[start : min(start + batch_size, end)]
-                batch = _chosen(rows, places)
+                indices = shuffled[start : min(start + batch_size, end)]
+                batch = _chosen(rows, indices)
                 yield batch if self.tunable is None else with_offset(self.tunable, batch)
             kept = [_chosen(rows, shuffled[end:])] if end < len(rows) else []
 
@@ -165,5 +165,5 @@ def _joined(parts: Sequence[Batch]) -> Batch:
     )
 
 
-def _chosen(rows: Batch, places: Tensor) -> Batch:
-    return Batch(rows.x[places], rows.target[places], rows.weight[places], None)
+def _chosen(rows: Batch, indices: Tensor) -> Batch:
+    return Batch(rows.x[indices], rows.target[indices], rows.weight[indices], None)

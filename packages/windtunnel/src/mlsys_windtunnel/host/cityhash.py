@@ -28,9 +28,9 @@ def city_hash_64(text: bytes) -> int:
     return _of_64(text) if len(text) <= _BLOCK else _of_blocks(text)
 
 
-def _word(text: bytes, place: int, size: int = 8) -> int:
-    """Read a little-endian number at ``place``, from the end if negative."""
-    start = place % len(text)
+def _word(text: bytes, index: int, size: int = 8) -> int:
+    """Read a little-endian number at ``index``, from the end if negative."""
+    start = index % len(text)
     return int.from_bytes(text[start : start + size], "little")
 
 

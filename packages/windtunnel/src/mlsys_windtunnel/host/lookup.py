@@ -38,7 +38,7 @@ class Factorizable(Protocol):
         ...
 
     def factorize(self) -> tuple[Codes, Any]:
-        """Return the place of each cell among the distinct values, -1 for missing ones, and these values."""
+        """Return the index of each cell among the distinct values, -1 for missing ones, and these values."""
         ...
 
 
@@ -58,7 +58,7 @@ def is_missing(value: object) -> bool:
 
 
 class Vocabulary:
-    """The categories of one column; a category's code is its place among them.
+    """The categories of one column; a category's code is its index among them.
 
     Values are equal as Python has it: 1, 1.0 and True are one category, 1 and "1" are two, and NaN equals NaN.
 
@@ -115,15 +115,15 @@ class Vocabulary:
 
     def _codes_of_distinct(self, column: Factorizable) -> Codes:
         """Return codes by way of the distinct values, which pandas finds without making an object of each cell."""
-        places, distinct = column.factorize()
+        indices, distinct = column.factorize()
         codes = self.codes(np.asarray(distinct))
-        return np.append(codes, self._code_of_missing)[places]  # -1, the last, stands for missing values
+        return np.append(codes, self._code_of_missing)[indices]  # -1, the last, stands for missing values
 
     def _codes_by_search(self, numbers: npt.NDArray[Any], column: npt.NDArray[Any]) -> Codes:
         codes = np.full(len(column), UNKNOWN, np.int64)
         if len(numbers):
-            places = np.minimum(np.searchsorted(numbers, column), len(numbers) - 1)
-            codes = np.where(numbers[places] == column, self._codes_of_numbers[places], UNKNOWN)
+            indices = np.minimum(np.searchsorted(numbers, column), len(numbers) - 1)
+            codes = np.where(numbers[indices] == column, self._codes_of_numbers[indices], UNKNOWN)
         if column.dtype.kind == "f":
             codes[np.isnan(column)] = self._code_of_missing
         return codes
@@ -147,7 +147,7 @@ class CategoryLookup:
     ) -> None:
         self.vocabularies = tuple(vocabularies)
         self.unknown = unknown
-        self.names = tuple(names) or tuple(str(place) for place in range(len(vocabularies)))
+        self.names = tuple(names) or tuple(str(index) for index in range(len(vocabularies)))
 
     def __call__(self, columns: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         """Return float64 codes from raw columns, ``[rows, columns]`` both; errors as :meth:`of_columns`."""
@@ -179,21 +179,21 @@ class CategoryLookup:
 
     def _settle_unknown(self, columns: Sequence[Column], result: npt.NDArray[np.float64]) -> None:
         with_unknown = []
-        for place, name in enumerate(self.names):
-            is_unknown = result[:, place] == UNKNOWN
+        for index, name in enumerate(self.names):
+            is_unknown = result[:, index] == UNKNOWN
             if is_unknown.any():
                 with_unknown.append(name)
-                cells = np.asarray(columns[place])[is_unknown]
+                cells = np.asarray(columns[index])[is_unknown]
                 _refuse_odd(name, cells)
                 if self.unknown == "refuse":
                     raise InvalidInputError(_refusal(name, cells))
-                result[is_unknown, place] = self.codes_of_unknown(place, cells)
+                result[is_unknown, index] = self.codes_of_unknown(index, cells)
         if with_unknown and self.unknown == "warn":
             warnings.warn(f"unknown categories in the columns {with_unknown}", UserWarning, stacklevel=3)
 
-    def codes_of_unknown(self, place: int, cells: npt.NDArray[Any]) -> int | Codes:
-        """Return the codes for cells of column ``place`` that are no category."""
-        return self.vocabularies[place].size
+    def codes_of_unknown(self, index: int, cells: npt.NDArray[Any]) -> int | Codes:
+        """Return the codes for cells of column ``index`` that are no category."""
+        return self.vocabularies[index].size
 
 
 class HashLookup(CategoryLookup):
@@ -208,9 +208,9 @@ class HashLookup(CategoryLookup):
         super().__init__(vocabularies)
         self.num_buckets = num_buckets
 
-    def codes_of_unknown(self, place: int, cells: npt.NDArray[Any]) -> int | Codes:
+    def codes_of_unknown(self, index: int, cells: npt.NDArray[Any]) -> int | Codes:
         """See the class."""
-        size = self.vocabularies[place].size
+        size = self.vocabularies[index].size
         return np.array([size + bucket(cell, self.num_buckets) for cell in cells.tolist()], np.int64)
 
 
@@ -219,26 +219,26 @@ class MissingLookup:
 
     Args:
         marker: Content of a missing cell: NaN, or a number, a text or None, compared by ``==``.
-        places: The columns that are flagged.
+        columns: Indices of the columns that are flagged.
         refuses_new: True refuses missing cells in any other column.
         names: The names of all columns.
     """
 
-    def __init__(self, marker: object, places: Sequence[int], *, refuses_new: bool, names: Sequence[str]) -> None:
+    def __init__(self, marker: object, columns: Sequence[int], *, refuses_new: bool, names: Sequence[str]) -> None:
         self.marker = marker
-        self.places = tuple(places)
+        self.places = tuple(columns)  # saved files hold this name
         self.refuses_new = refuses_new
         self.names = tuple(names)
 
     def __call__(self, columns: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """Return flags ``[rows, len(places)]``.
+        """Return flags ``[rows, flagged columns]``.
 
         Raises:
             InvalidInputError: a column has missing cells and had none when the source was fitted.
         """
         self._check(columns)
         flags = self._flags(columns)
-        new = [name for place, name in enumerate(self.names) if place not in self.places and flags[:, place].any()]
+        new = [name for index, name in enumerate(self.names) if index not in self.places and flags[:, index].any()]
         if self.refuses_new and new:
             raise InvalidInputError(
                 f"the columns {new} have missing values and had none when the indicator was fitted; "

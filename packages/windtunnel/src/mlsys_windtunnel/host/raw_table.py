@@ -29,13 +29,13 @@ class PlainTable:
     def __init__(self, x: npt.NDArray[Any]) -> None:
         self._x = x
 
-    def numbers(self, places: Sequence[int] | None, name: str) -> Floats:
+    def numbers(self, indices: Sequence[int] | None, name: str) -> Floats:
         """Return some columns, or all, as float64; see :func:`numbers`."""
-        return numbers(self._x if places is None else self._x[:, places], name, takes_na=False)
+        return numbers(self._x if indices is None else self._x[:, indices], name, takes_na=False)
 
-    def cells(self, places: Sequence[int]) -> list[Column]:
+    def cells(self, indices: Sequence[int]) -> list[Column]:
         """Return some columns as they are."""
-        return [self._x[:, place] for place in places]
+        return [self._x[:, index] for index in indices]
 
 
 class NamedTable:
@@ -53,9 +53,9 @@ class NamedTable:
         self._x = x
         self._columns = x if self._is_mapping or self._shape[0] > FEW_ROWS else _arrays_by_name(x)
 
-    def numbers(self, places: Sequence[int] | None, name: str) -> Floats:
+    def numbers(self, indices: Sequence[int] | None, name: str) -> Floats:
         """Return some columns, or all, as float64; see :func:`numbers`, and :meth:`column`."""
-        names = self._names if places is None else [self._names[place] for place in places]
+        names = self._names if indices is None else [self._names[index] for index in indices]
         columns = [self.column(each) for each in names]
         if not columns:
             return np.empty((*self._shape, 0))
@@ -63,9 +63,9 @@ class NamedTable:
             columns = [numbers(column, name) for column in columns]
         return numbers(np.concatenate(columns), name).reshape(len(columns), *self._shape).T
 
-    def cells(self, places: Sequence[int]) -> list[Column]:
+    def cells(self, indices: Sequence[int]) -> list[Column]:
         """Return some columns for a look-up: as pandas keeps text and categories, where it has many rows of them."""
-        return [_kept(self._with_dtype(self._names[place])) for place in places]
+        return [_kept(self._with_dtype(self._names[index])) for index in indices]
 
     def _with_dtype(self, name: str) -> Any:
         """Return a column; from the frame, if it may hold truth values: nullable and plain columns hold these alike."""

@@ -21,7 +21,7 @@ class UndecidedError(InvalidInputError):
     """Rows whose answer is a tie that only the source's own search decides.
 
     Args:
-        rows: Places of the rows in the input.
+        rows: Indices of the rows in the input.
     """
 
     def __init__(self, rows: Sequence[int]) -> None:
@@ -34,7 +34,7 @@ class UndecidedError(InvalidInputError):
         self.rows = tuple(rows)
 
     def moved(self, start: int) -> UndecidedError:
-        """Return the error for rows that stand ``start`` places further down."""
+        """Return the error for rows that stand ``start`` rows further down."""
         return UndecidedError([row + start for row in self.rows])
 
 

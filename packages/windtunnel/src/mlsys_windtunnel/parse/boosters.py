@@ -26,11 +26,11 @@ def reads_by_name(estimator: object) -> bool:
 def catboost_names(estimator: Any) -> list[str] | None:
     """Return the columns that a model of CatBoost was fitted on; None: they had no names.
 
-    It calls columns without names by their places, as it calls those of a frame whose labels are 0, 1, 2. Which of the
+    It calls columns without names by their indices, as it calls those of a frame whose labels are 0, 1, 2. Which of the
     two it was shows in whether it takes a frame with other names.
     """
     names = [str(name) for name in getattr(estimator, "feature_names_", None) or ()]
-    if names and (names != [str(place) for place in range(len(names))] or _refuses_other_names(estimator, names)):
+    if names and (names != [str(index) for index in range(len(names))] or _refuses_other_names(estimator, names)):
         return names
     return None
 
@@ -48,7 +48,7 @@ def _refuses_other_names(estimator: Any, names: list[str]) -> bool:
 
 
 def category_columns_of(estimator: Any) -> tuple[int, ...] | None:
-    """Return the places of the columns that may be of pandas' category; None: all may, or the estimator does not tell.
+    """Return the indices of the columns that may be of pandas' category; None: all may, or the estimator does not tell.
 
     XGBoost would read the codes of a column that held numbers when it was fitted; the others refuse it.
     """
@@ -60,5 +60,5 @@ def category_columns_of(estimator: Any) -> tuple[int, ...] | None:
         return tuple(estimator.get_cat_feature_indices())
     if package == "xgboost":
         kinds = estimator.get_booster().feature_types or ()
-        return tuple(place for place, kind in enumerate(kinds) if kind == "c")
+        return tuple(index for index, kind in enumerate(kinds) if kind == "c")
     return None

@@ -37,7 +37,7 @@ def expand(builder: Builder, estimator: Any, source: Value, path: str, methods: 
         builder: Collector to add them to.
         estimator: Any fitted estimator.
         source: Value that it reads.
-        path: Place in the pipeline.
+        path: Path in the pipeline.
         methods: The answers wanted of it; none if it is the last operator, which offers all it has.
 
     Returns:
@@ -62,11 +62,11 @@ def _apart(builder: Builder, plan: Plan, source: Value, path: str) -> list[Value
     """Add members that do not read one another's answers; return the answers."""
     answers = []
     for member in plan.members:
-        place, reads = join(path, member.name), source
+        member_path, reads = join(path, member.name), source
         if member.columns is not None:
-            select = join(place, "select")
+            select = join(member_path, "select")
             reads = builder.add(select, Kind.SELECT, (source,), len(member.columns), columns=member.columns)
-        answers.append(builder.parse(member.estimator, reads, place, is_last=True, methods=member.methods))
+        answers.append(builder.parse(member.estimator, reads, member_path, is_last=True, methods=member.methods))
     return answers
 
 
@@ -107,10 +107,10 @@ def _stacked(builder: Builder, estimator: Any, plan: Plan, source: Value, path: 
     """Return the table that the final estimator of a stack reads."""
     features = []
     for member in plan.stacked:
-        place = join(path, member.name)
-        value = builder.parse(member.estimator, source, place, is_last=True, methods=member.methods)
+        member_path = join(path, member.name)
+        value = builder.parse(member.estimator, source, member_path, is_last=True, methods=member.methods)
         if member.methods == ("predict_proba",) and len(estimator.classes_) == 2:  # the first is one less the second
-            value = builder.add(join(place, "select"), Kind.SELECT, (value,), 1, columns=(1,))
+            value = builder.add(join(member_path, "select"), Kind.SELECT, (value,), 1, columns=(1,))
         features.append(value)
     if estimator.passthrough:
         features.append(source)
@@ -125,16 +125,16 @@ def _chained(builder: Builder, estimator: Any, plan: Plan, source: Value, path: 
     method = getattr(estimator, "chain_method_", "predict")
     reads, answers = [source], []
     for member in plan.members:
-        place = join(path, member.name)
-        table = concatenated(builder, reads, join(place, "concatenate"))
-        answer = builder.parse(member.estimator, table, place, is_last=True, methods=member.methods)
+        member_path = join(path, member.name)
+        table = concatenated(builder, reads, join(member_path, "concatenate"))
+        answer = builder.parse(member.estimator, table, member_path, is_last=True, methods=member.methods)
         answers.append(answer)
         if len(member.methods) > 1:
             column = _column_of(member.methods, "labels" if method == "predict" else method)
-            answer = builder.add(join(place, "select"), Kind.SELECT, (answer,), 1, columns=(column,))
+            answer = builder.add(join(member_path, "select"), Kind.SELECT, (answer,), 1, columns=(column,))
         reads.append(answer)
-    places = {int(output): place for place, output in enumerate(estimator.order_)}
-    return [answers[places[output]] for output in range(len(answers))]
+    indices = {int(output): index for index, output in enumerate(estimator.order_)}
+    return [answers[indices[output]] for output in range(len(answers))]
 
 
 def _column_of(methods: tuple[str, ...], wanted: str) -> int:

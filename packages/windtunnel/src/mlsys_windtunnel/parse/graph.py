@@ -13,7 +13,7 @@ from mlsys_windtunnel.checks.table import InputRules
 METHODS = ("predict", "labels", "predict_proba", "predict_log_proba", "decision_function")
 """Answers that may flow on from a predictor within the graph, in the order in which several stand side by side.
 
-Each is a method of the estimator, but for classifiers ``predict`` gives the places of the labels in ``classes_`` and
+Each is a method of the estimator, but for classifiers ``predict`` gives the indices of the labels in ``classes_`` and
 ``labels`` the labels themselves, which must be numbers. ``decision_function`` is last: its width is not always known.
 """
 
@@ -63,7 +63,7 @@ class Operator:
     output: Value
     source: str | None = None  # the estimator's class, "sklearn.preprocessing.StandardScaler"; None: no estimator
     size: FittedSize = FittedSize()
-    columns: tuple[int, ...] | None = None  # SELECT: places in the input
+    columns: tuple[int, ...] | None = None  # SELECT: indices in the input
     weight: float | None = None  # SCALE: the constant
     drops_names: bool = False  # SELECT: what is selected becomes an array, as the meta-estimator hands it on
     is_flat: bool = False  # SELECT: one column as [rows], which is how tokenisers take it, not as a table of one column

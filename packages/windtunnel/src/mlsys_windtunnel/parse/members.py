@@ -43,7 +43,7 @@ class Plan:
 def public_name(source: type) -> str:
     """Return the class as users import it: "sklearn.preprocessing.StandardScaler", not "...preprocessing._data...."."""
     parts = source.__module__.split(".")
-    private = next((place for place, part in enumerate(parts) if part.startswith("_")), len(parts))
+    private = next((index for index, part in enumerate(parts) if part.startswith("_")), len(parts))
     return ".".join([*parts[:private], source.__qualname__])
 
 
@@ -115,8 +115,8 @@ def has_one_output(estimator: Any) -> bool:
     return not hasattr(estimator, "classes_") or labels_of(estimator) is not None
 
 
-def has_places_for_labels(estimator: Any) -> bool:
-    """Return whether a classifier's labels are 0, 1, 2 and so on: their own places in ``classes_``."""
+def labels_are_indices(estimator: Any) -> bool:
+    """Return whether a classifier's labels are 0, 1, 2 and so on: their own indices in ``classes_``."""
     classes = labels_of(estimator)
     return classes is not None and classes.dtype.kind in "iuf" and bool((classes == np.arange(len(classes))).all())
 
@@ -160,7 +160,7 @@ def _named(estimator: Any) -> list[tuple[str, Any]]:
 def _voting_classifier(estimator: Any) -> Plan | None:
     members = _named(estimator)
     if estimator.voting == "hard":  # votes are for labels, which members that were fitted before may have of their own
-        if not all(has_places_for_labels(part) for _, part in members):
+        if not all(labels_are_indices(part) for _, part in members):
             return None
         return Plan(tuple(Member(name, part, ("predict",)) for name, part in members), ("predict",))
     classes = [labels_of(part) for _, part in members]
@@ -206,9 +206,9 @@ def _bagging(estimator: Any) -> Plan | None:
     everything = list(range(estimator.n_features_in_))
     members = tuple(
         Member(
-            str(number), part, ordered(methods(part)), None if list(places) == everything else tuple(map(int, places))
+            str(number), part, ordered(methods(part)), None if list(picked) == everything else tuple(map(int, picked))
         )
-        for number, (part, places) in enumerate(zip(estimator.estimators_, estimator.estimators_features_, strict=True))
+        for number, (part, picked) in enumerate(zip(estimator.estimators_, estimator.estimators_features_, strict=True))
     )
     return Plan(members, answers, drops_names=True)
 
@@ -288,7 +288,7 @@ def _stacking(estimator: Any) -> Plan | None:
         for (name, part), method in zip(_named(estimator), estimator.stack_method_, strict=True)
     )
     is_classifier = hasattr(estimator, "classes_")
-    if is_classifier and (labels_of(estimator) is None or not has_places_for_labels(final)):
+    if is_classifier and (labels_of(estimator) is None or not labels_are_indices(final)):
         return None
     if any("" in member.methods for member in stacked):
         return None
@@ -302,7 +302,7 @@ def _stacked_answer(estimator: Any, method: str) -> str:
     if not has_one_output(estimator):
         return ""
     classes = labels_of(estimator)
-    if method != "predict" or classes is None or has_places_for_labels(estimator):
+    if method != "predict" or classes is None or labels_are_indices(estimator):
         return method
     return "labels" if classes.dtype.kind in "biuf" else ""
 

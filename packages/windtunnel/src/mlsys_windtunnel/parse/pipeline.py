@@ -68,7 +68,7 @@ class _Parser:
         Args:
             estimator: Fitted, or None or "passthrough".
             source: Value that it reads.
-            path: Place in the pipeline.
+            path: Path in the pipeline.
             is_last: True if it predicts when it can: the last operator, or a member of a meta-estimator.
             methods: For a member, the answers wanted of it.
         """
@@ -110,10 +110,12 @@ class _Parser:
         return expanded or self._add_leaf(estimator, source, path, is_last=is_last, methods=methods)
 
     def _parse_columns(self, estimator: Any, source: Value, path: str) -> Value:
-        places: dict[str, Any] = estimator._transformer_to_input_indices  # scikit-learn keeps the resolved columns here
+        columns_of: dict[str, Any] = (
+            estimator._transformer_to_input_indices
+        )  # scikit-learn keeps the resolved columns here
         branches = []
         for name, part, wanted in estimator.transformers_:
-            columns = tuple(int(place) for place in places[name])
+            columns = tuple(int(index) for index in columns_of[name])
             if part == "drop" or not columns:
                 continue
             branch = join(path, name)

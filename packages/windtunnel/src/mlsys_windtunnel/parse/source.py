@@ -162,9 +162,9 @@ def rules_of(estimator: Any, source: Value, operators: Iterable[Operator]) -> In
         takes_sparse=takes_sparse,
         category_columns=next(
             (
-                places
+                indices
                 for part in readers
-                if source in part.inputs and (places := category_columns_of(part.estimator)) is not None
+                if source in part.inputs and (indices := category_columns_of(part.estimator)) is not None
             ),
             None,
         ),
@@ -259,13 +259,13 @@ def _number_columns(source: Value, operators: list[Operator]) -> tuple[int, ...]
     picked: dict[str, tuple[int, ...]] = {} if source.width is None else {source.name: tuple(range(source.width))}
     found: set[int] = set()
     for operator in operators:
-        places = picked.get(operator.inputs[0].name) if operator.inputs else None
-        if places is None:
+        indices = picked.get(operator.inputs[0].name) if operator.inputs else None
+        if indices is None:
             continue
         if operator.kind is Kind.SELECT:
-            picked[operator.output.name] = tuple(places[column] for column in operator.columns or ())
+            picked[operator.output.name] = tuple(indices[column] for column in operator.columns or ())
         elif is_function(operator.estimator):
-            found.update(places)
+            found.update(indices)
     return tuple(sorted(found))
 
 

@@ -73,11 +73,11 @@ def _check_nodes(
     num_features: int,
 ) -> None:
     """Check nodes, ``[nodes]`` each: children come after their parent, as in a fit, so no walk turns in circles."""
-    place = np.arange(len(is_split))
-    _check(len(place) > 0)
+    index = np.arange(len(is_split))
+    _check(len(index) > 0)
     for child in (left, right):
         wide = child.astype(np.int64)[is_split]
-        _check(((wide > place[is_split]) & (wide < len(place))).all())
+        _check(((wide > index[is_split]) & (wide < len(index))).all())
     features = feature.astype(np.int64)[is_split]
     _check(((features >= 0) & (features < num_features)).all())
 

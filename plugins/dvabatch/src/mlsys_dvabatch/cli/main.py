@@ -122,7 +122,7 @@ def serve(
     if threads is not None:
         torch.set_num_threads(threads)
     console = Console(stderr=True)
-    place = get_device(device)
+    compute_device = get_device(device)
 
     def build(argument: str) -> ServedModel:
         prepared = prepare(
@@ -138,7 +138,7 @@ def serve(
             shape=parse_shape(shape),
             compiler=compiler,
             exit_confidence=exit_confidence,
-            device=place,
+            device=compute_device,
             slice_at=slice_at,
             trust_code=trust_code,
         )

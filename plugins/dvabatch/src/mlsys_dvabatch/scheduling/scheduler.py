@@ -70,7 +70,7 @@ class DvaScheduler:
         waiting: RequestQueue[Any] = RequestQueue(max_size=max_waiting)
         self.state = State(self.pipeline, waiting, costs, max_batch_size=max_batch_size, concurrency=self.concurrency)
         self._active: dict[str, ServeRequest[Any]] = {}
-        self._place: dict[str, tuple[int, int]] = {}  # request -> (task, row) that holds its activations
+        self._row_of: dict[str, tuple[int, int]] = {}  # request -> (task, row) that holds its activations
         self._held_rows: Counter[int] = Counter()  # task -> rows of its output that are still needed
         self._skip_to: dict[str, int] = {}
         self._leaving: dict[str, FinishReason] = {}  # cancelled or expired while at work
@@ -279,9 +279,9 @@ class DvaScheduler:
 
     def _move(self, request_id: str, task: int | None, row: int) -> None:
         """Note that a request's activations are in ``task`` now; drop the earlier ones when nobody needs them."""
-        before = self._place.pop(request_id, None)
+        before = self._row_of.pop(request_id, None)
         if task is not None:
-            self._place[request_id] = task, row
+            self._row_of[request_id] = task, row
             self._held_rows[task] += 1
         if before is not None:
             self._held_rows[before[0]] -= 1
@@ -292,7 +292,7 @@ class DvaScheduler:
     def _sources(self, requests: Sequence[str]) -> tuple[Source, ...]:
         sources: list[tuple[int, list[int]]] = []
         for request in requests:
-            task, row = self._place[request]
+            task, row = self._row_of[request]
             if not sources or sources[-1][0] != task:
                 sources.append((task, []))
             sources[-1][1].append(row)

@@ -86,11 +86,11 @@ def load(
     """
     from mlsys_core.models import resolve_model
 
-    place = "cpu" if device is None else device.torch_name
+    torch_device = "cpu" if device is None else device.torch_name
     if name in ENCODERS:
         torch.manual_seed(0)
         encoder = BertStages(ENCODERS[name], num_stages or 2, is_packed=is_packed).eval()
-        return Loaded(name, encoder.to(place), device=device)
+        return Loaded(name, encoder.to(torch_device), device=device)
     given: dict[str, Any] = {
         "stages": num_stages,
         "shape": shape,
@@ -100,7 +100,7 @@ def load(
         "exit_confidence": exit_confidence,
     }
     context = LoadContext(
-        device=place if device is None else device.name,
+        device=torch_device if device is None else device.name,
         trust_code=trust_code,
         options={key: value for key, value in given.items() if value is not None},
     )

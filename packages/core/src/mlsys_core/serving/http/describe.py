@@ -17,7 +17,7 @@ from mlsys_core.serving.http.errors import ClientDisconnectedError, ErrorInfo, H
 
 MAX_MESSAGE_CHARS = 1000
 _MAX_FIELDS = 5  # problems named in one message
-_MAX_FIELD_CHARS = 120  # of one problem's place, and of its reason: both may hold text the client sent
+_MAX_FIELD_CHARS = 120  # of one problem's field path, and of its reason: both may hold text the client sent
 _MAX_OWN_CHARS = 300  # of a reason that a validator of ours gives
 
 # HTTP status: (type, code). OpenAI's vocabulary where it has one.
@@ -143,7 +143,7 @@ def _from_validation(errors: Sequence[Any], status: int) -> ErrorInfo:
 def _problem(error: Mapping[str, Any]) -> str:
     loc = tuple(error.get("loc", ()))
     is_of_the_body = loc == ("body",) and _own(error) is not None
-    return _reason(error) if is_of_the_body else f"{_place(loc)}: {_reason(error)}"
+    return _reason(error) if is_of_the_body else f"{_field_path(loc)}: {_reason(error)}"
 
 
 def _own(error: Mapping[str, Any]) -> Any:
@@ -162,8 +162,8 @@ def _reason(error: Mapping[str, Any]) -> str:
     return reason
 
 
-def _place(loc: tuple[Any, ...]) -> str:
-    """Return a field's place as text: ``('body', 'a', 0)`` as ``a.0``; ``('query', 'a')`` as ``query a``."""
+def _field_path(loc: tuple[Any, ...]) -> str:
+    """Return a field's path as text: ``('body', 'a', 0)`` as ``a.0``; ``('query', 'a')`` as ``query a``."""
     source, field = str(loc[0]) if loc else "request", _dotted(loc[1:])
     return (field or source) if source == "body" else f"{source} {field}".strip()
 

@@ -4,7 +4,7 @@ Called when a model is loaded, before it serves anybody. Three comparisons are m
 description:
 
 - **Exchange.** Two batches of one size differ in some rows only. The other rows run through the same kernels at the
-  same places, so their answers must be equal to the last bit: however little a model mixes, this shows it.
+  same positions, so their answers must be equal to the last bit: however little a model mixes, this shows it.
 - **Company.** A row of a batch against the same request alone. Kernels for other sizes sum in another order, so answers
   may differ by rounding: by :func:`rounding` of their dtype, relative to the answer's largest number.
 - **Time.** A request alone, asked again at the end: this shows a model that remembers or draws random numbers.

@@ -35,9 +35,9 @@ def classified(array: Array, spec: TensorSpec, num_classes: int, *, has_batch: b
     order = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, :num_classes]
     classes = np.empty(order.shape, np.object_)
     for row, indices in enumerate(order.tolist()):
-        for place, index in enumerate(indices):
+        for rank, index in enumerate(indices):
             value = rows[row, index]
             text = f"{value:f}" if spec.datatype.is_floating else str(value)
             label = f":{spec.labels[index]}" if index < len(spec.labels) else ""
-            classes[row, place] = f"{text}:{index}{label}".encode()
+            classes[row, rank] = f"{text}:{index}{label}".encode()
     return classes if has_batch else classes[0]

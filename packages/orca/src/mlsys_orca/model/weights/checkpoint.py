@@ -2,7 +2,7 @@
 
 Readers (:mod:`mlsys_orca.model.weights.gguf_file`, :mod:`mlsys_orca.model.weights.safetensors_file`) implement
 :class:`Checkpoint`; a model class asks for each tensor by the name its layout gives it and has it written straight
-into the place it computes from.
+into the memory it computes from.
 """
 
 from __future__ import annotations

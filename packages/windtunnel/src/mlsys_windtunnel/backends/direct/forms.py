@@ -115,8 +115,8 @@ def _rows_of(embedding: CategoryEmbedding) -> Callable[[Floats], list[Floats]]:
     tables = [_array(table) for table in embedding.tables]
 
     def rows(codes: Floats) -> list[Floats]:
-        places = codes.astype(np.intp)
-        return [table.take(places[:, column], axis=0) for column, table in enumerate(tables)]
+        indices = codes.astype(np.intp)
+        return [table.take(indices[:, column], axis=0) for column, table in enumerate(tables)]
 
     return rows
 

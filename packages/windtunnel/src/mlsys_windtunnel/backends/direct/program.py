@@ -54,10 +54,10 @@ class Program:
             if table.shape[1] != width:  # of a folder that was tampered with; the kernels look at no index
                 raise InvalidInputError(f"a table has {table.shape[1]} columns where the network reads {width}")
         for function, reads in self.steps:
-            slots.append(function(*[slots[place] for place in reads]))
-        for place, contract in self.checks:
-            contract.check(slots[place])
-        inputs = [slots[place] for place in self.reads]
+            slots.append(function(*[slots[index] for index in reads]))
+        for index, contract in self.checks:
+            contract.check(slots[index])
+        inputs = [slots[index] for index in self.reads]
         answer = self.answers.get(method)
         if answer is not None:
             return answer(*inputs)
@@ -169,12 +169,12 @@ class _Planner:
 def _guard(checks: Sequence[Check], embeddings: Sequence[CategoryEmbedding | None]) -> Guard:
     """Return the check of the tables of a linear map; codes are not looked at."""
     contracts = [contract for _, contract in checks]
-    places = [place for place, embedding in enumerate(embeddings) if embedding is None]
+    indices = [index for index, embedding in enumerate(embeddings) if embedding is None]
 
     def guard(tables: Sequence[Floats]) -> None:
-        for place in places:
+        for index in indices:
             for contract in contracts:
-                contract.check(tables[place])
+                contract.check(tables[index])
 
     return guard
 

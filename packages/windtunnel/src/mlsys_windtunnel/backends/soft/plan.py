@@ -22,9 +22,9 @@ STEP = 8  # sizes are multiples of it, which fill vectors
 class SoftGroup:
     """Trees of like size, padded to one size; ``T`` trees, ``S`` splits, ``L`` leaves."""
 
-    trees: Integers  # [T]: places in the ensemble, ascending
+    trees: Integers  # [T]: indices in the ensemble, ascending
     output: int | None  # the column of scores that the trees add to; None: leaves have a value for each
-    splits: Integers  # [T, S]: places in the ensemble, NONE beyond a tree's own; parents stand before children
+    splits: Integers  # [T, S]: indices in the ensemble, NONE beyond a tree's own; parents stand before children
     leaves: Integers  # [T, L]: likewise
     left: Integers  # [T, S]: child of a split within the tree: a split, or ~leaf
     right: Integers  # [T, S]
@@ -34,10 +34,10 @@ class SoftGroup:
         table = np.zeros((*self.leaves.shape, self.splits.shape[1]), np.float32)
         for tree in range(len(self.trees)):
             paths: dict[int, list[tuple[int, float]]] = {0: []}
-            for place in np.flatnonzero(self.splits[tree] != NONE).tolist():
-                above = paths.pop(place)
+            for index in np.flatnonzero(self.splits[tree] != NONE).tolist():
+                above = paths.pop(index)
                 for child, side in ((self.left, -1.0), (self.right, 1.0)):
-                    paths[int(child[tree, place])] = [*above, (place, side)]
+                    paths[int(child[tree, index])] = [*above, (index, side)]
             for leaf, path in paths.items():
                 for split, side in path:
                     table[tree, ~leaf, split] = side
@@ -76,14 +76,14 @@ def _group(
     leaves = np.full((len(trees), size), NONE)
     left, right = np.zeros_like(splits), np.zeros_like(splits)
     for row, tree in enumerate(trees):
-        places = own[tree]
+        indices = own[tree]
         start, end = ensemble.leaf_start[tree : tree + 2]
-        splits[row, : len(places)] = places
+        splits[row, : len(indices)] = indices
         leaves[row, : end - start] = np.arange(start, end)
-        place_of = {int(split): place for place, split in enumerate(places)}
+        index_of = {int(split): index for index, split in enumerate(indices)}
         for children, table in ((ensemble.left, left), (ensemble.right, right)):
-            table[row, : len(places)] = [
-                place_of[int(child)] if child >= 0 else ~(int(~child) - int(start)) for child in children[places]
+            table[row, : len(indices)] = [
+                index_of[int(child)] if child >= 0 else ~(int(~child) - int(start)) for child in children[indices]
             ]
     return SoftGroup(trees, output, splits, leaves, left, right)
 
@@ -116,11 +116,11 @@ def recentred(ensemble: TreeEnsemble, statistics: ColumnStatistics) -> tuple[Flo
     for feature in np.unique(ensemble.feature):
         splits = np.flatnonzero((ensemble.feature == feature) & (ensemble.category_set < 0))
         values = statistics.values[feature]
-        place = np.searchsorted(values, ensemble.threshold[splits], side="right")
-        is_between = (place > 0) & (place < len(values))
-        splits, place = splits[is_between], place[is_between]
-        threshold[splits] = (values[place - 1] + values[place]) / 2
-        margin[splits] = (values[place] - values[place - 1]) / 2
+        index = np.searchsorted(values, ensemble.threshold[splits], side="right")
+        is_between = (index > 0) & (index < len(values))
+        splits, index = splits[is_between], index[is_between]
+        threshold[splits] = (values[index - 1] + values[index]) / 2
+        margin[splits] = (values[index] - values[index - 1]) / 2
     return threshold, margin
 
 

@@ -40,7 +40,7 @@ class SoftGroupParameters(nn.Module):
 
     path: Tensor  # [trees, leaves, splits]
     count: Tensor  # [trees, leaves]
-    trees: Tensor  # [trees]: places in the ensemble
+    trees: Tensor  # [trees]: indices in the ensemble
     left: Tensor  # [trees, splits] int32: child of a split, a split of the tree or ~leaf
     right: Tensor
     num_splits: Tensor  # [trees] int32
@@ -95,10 +95,10 @@ class SoftTrees(OperatorModule):
         self.num_trees = ensemble.num_trees
         self.width = trees.num_groups if trees.num_groups > 1 else ensemble.num_outputs
         self.columns = SoftColumns(ensemble, statistics, trains_categories=self.level >= 2)
-        places = np.concatenate([group.splits.reshape(-1) for group in groups])
+        indices = np.concatenate([group.splits.reshape(-1) for group in groups])
 
         def of_splits(values: npt.NDArray[np.float64]) -> Tensor:
-            return torch.from_numpy(np.append(values, 0.0)[places].astype(np.float32))  # NONE is the last
+            return torch.from_numpy(np.append(values, 0.0)[indices].astype(np.float32))  # NONE is the last
 
         threshold, margin = recentred(ensemble, statistics)
         mean, deviation = statistics.mean[ensemble.feature], statistics.deviation[ensemble.feature]
@@ -106,7 +106,7 @@ class SoftTrees(OperatorModule):
         offset = steepness * (threshold - mean) / deviation
         is_category = ensemble.category_set >= 0
         column = SoftColumns.column_of_split(ensemble)
-        self.register_buffer("feature", torch.from_numpy(np.append(column, 0)[places]))
+        self.register_buffer("feature", torch.from_numpy(np.append(column, 0)[indices]))
         self.register_buffer("scale", of_splits(np.where(is_category, 1.0, steepness)))
         self.register_buffer("missing", of_splits(np.where(ensemble.missing_left, -MISSING, MISSING)))
         self.threshold = nn.Parameter(
@@ -209,11 +209,11 @@ class SoftTrees(OperatorModule):
 
     def tree_values(self, x: Tensor) -> Tensor:
         """Return the answer of each tree, ``[rows, trees, outputs]``."""
-        parts, places = [], []
+        parts, indices = [], []
         for group, weights in self.weights(x):
             parts.append(torch.einsum("tlk,tlb->btk", group.leaf, weights))
-            places.append(group.trees)
-        order = torch.cat(places).argsort()
+            indices.append(group.trees)
+        order = torch.cat(indices).argsort()
         values = torch.cat(parts, dim=1)[:, order]
         return values.to(x.dtype)
 

@@ -30,7 +30,7 @@ class CategoryEmbedding(OperatorModule):
     def forward(self, codes: Tensor) -> Tensor:
         """Return ``[rows, sum of widths]`` from codes ``[rows, columns]``, whole numbers in any dtype."""
         rows = codes.long()
-        return torch.cat([table[rows[:, place]] for place, table in enumerate(self.tables)], dim=1)
+        return torch.cat([table[rows[:, index]] for index, table in enumerate(self.tables)], dim=1)
 
 
 class BinEmbedding(OperatorModule):

@@ -16,9 +16,9 @@ class Impute(OperatorModule):
 
     Args:
         fill: ``[kept columns]``, what missing cells become.
-        kept: Places of the columns that go on; the source drops those that were empty when it was fitted.
+        kept: Indices of the columns that go on; the source drops those that were empty when it was fitted.
         marker: Content of a missing cell; NaN or a number.
-        indicated: Places of the columns whose missingness is told, as 1.0 and 0.0.
+        indicated: Indices of the columns whose missingness is told, as 1.0 and 0.0.
     """
 
     kept: Tensor

@@ -94,10 +94,10 @@ class Products(OperatorModule):
             monomials = list(choose(range(width), degree))
             self._register(f"factors_{degree}", [lower[monomial[1:]] for monomial in monomials])
             self._register(f"columns_{degree}", [monomial[0] for monomial in monomials])
-            lower = {monomial: place for place, monomial in enumerate(monomials)}
+            lower = {monomial: index for index, monomial in enumerate(monomials)}
 
-    def _register(self, name: str, places: Sequence[int]) -> None:
-        self.register_buffer(name, torch.tensor(places, dtype=torch.int64))
+    def _register(self, name: str, indices: Sequence[int]) -> None:
+        self.register_buffer(name, torch.tensor(indices, dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``[rows, products]``."""

@@ -32,25 +32,25 @@ class PerClass(nn.Module):
     Args:
         layout: Layout of the member's table.
         calibrators: ``[rows, 1]`` to ``[rows, 1]``, one for each column of scores.
-        places: Class that each column is, of all.
+        class_indices: Class of each column, as an index in all classes.
         num_classes: All classes.
     """
 
     def __init__(
-        self, layout: Layout, calibrators: Sequence[nn.Module], *, places: Sequence[int], num_classes: int
+        self, layout: Layout, calibrators: Sequence[nn.Module], *, class_indices: Sequence[int], num_classes: int
     ) -> None:
         super().__init__()
         self.layout = layout
         self.calibrators = nn.ModuleList(calibrators)
-        self.places = list(places)
+        self.places = list(class_indices)  # saved files hold this name
         self.num_classes = num_classes
 
     def forward(self, table: Tensor) -> Tensor:
         """Return ``[rows, num_classes]``."""
         scores = _responses(self.layout, table)
         columns = [torch.zeros_like(scores[:, :1])] * self.num_classes
-        for number, (place, calibrator) in enumerate(zip(self.places, self.calibrators, strict=True)):
-            columns[place] = calibrator(scores[:, number : number + 1])
+        for number, (index, calibrator) in enumerate(zip(self.places, self.calibrators, strict=True)):
+            columns[index] = calibrator(scores[:, number : number + 1])
         if self.num_classes == 2:
             return torch.cat([1 - columns[1], columns[1]], dim=1)
         shares = torch.cat(columns, dim=1)

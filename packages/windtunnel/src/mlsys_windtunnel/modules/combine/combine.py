@@ -47,18 +47,18 @@ class Ballot(OperatorModule):
 
     Args:
         layout: Layout of the member's table.
-        places: Place of each of the member's classes among all.
+        class_indices: Index of each of the member's classes among all.
         num_classes: All classes.
     """
 
-    places: Tensor
+    places: Tensor  # class indices; saved files hold this name
 
-    def __init__(self, layout: Layout, *, places: Sequence[int], num_classes: int) -> None:
+    def __init__(self, layout: Layout, *, class_indices: Sequence[int], num_classes: int) -> None:
         super().__init__()
         self.layout = layout
         self.num_classes = num_classes
-        self.is_complete = list(places) == list(range(num_classes))
-        self.register_buffer("places", torch.tensor(list(places), dtype=torch.int64))
+        self.is_complete = list(class_indices) == list(range(num_classes))
+        self.register_buffer("places", torch.tensor(list(class_indices), dtype=torch.int64))
 
     def forward(self, table: Tensor) -> Tensor:
         """Return ``[rows, num_classes]``."""
@@ -67,8 +67,8 @@ class Ballot(OperatorModule):
             if self.is_complete:
                 return shares
             return shares.new_zeros(shares.shape[0], self.num_classes).index_copy(1, self.places, shares)
-        place = self.places[self.layout.take(table, "predict").long()]
-        return (place == torch.arange(self.num_classes, device=place.device)).to(table.dtype)
+        class_index = self.places[self.layout.take(table, "predict").long()]
+        return (class_index == torch.arange(self.num_classes, device=class_index.device)).to(table.dtype)
 
 
 class Vote(PredictorModule):
@@ -235,8 +235,8 @@ class Threshold(Passed):
         layout: Layout of the member's table.
         method: Answer that is compared.
         threshold: With what.
-        positive: The place of the positive class, which the score is for: 0 or 1.
-        pair: Places of the classes named below the threshold, and from it on.
+        positive: The index of the positive class, which the score is for: 0 or 1.
+        pair: Indices of the classes named below the threshold, and from it on.
         classes: The labels.
         answers: The methods of the source.
     """

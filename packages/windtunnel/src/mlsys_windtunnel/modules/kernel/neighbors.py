@@ -19,7 +19,7 @@ SAMPLES_PER_BLOCK = 2_048  # stored samples that are compared at once: bounds th
 
 
 def nearest(x: Tensor, samples: Tensor, k: int, *, p: float = 2.0) -> tuple[Tensor, Tensor]:
-    """Return distances and places (int64) of the ``k`` nearest samples of each row, nearest first, ``[rows, k]`` both.
+    """Return distances and indices (int64) of the ``k`` nearest samples of each row, nearest first, ``[rows, k]`` both.
 
     The search goes over blocks of samples, so the largest table is ``[rows, k + SAMPLES_PER_BLOCK]``. Which of
     several samples at exactly the same distance is taken is not defined.
@@ -36,14 +36,14 @@ def nearest(x: Tensor, samples: Tensor, k: int, *, p: float = 2.0) -> tuple[Tens
     """
     with torch.no_grad():
         best = x.new_empty(x.shape[0], 0)  # not len(x), which export would take for a constant
-        places = torch.empty(x.shape[0], 0, dtype=torch.int64, device=x.device)
+        indices = torch.empty(x.shape[0], 0, dtype=torch.int64, device=x.device)
         for start in range(0, len(samples), SAMPLES_PER_BLOCK):
             block = samples[start : start + SAMPLES_PER_BLOCK]
             far, found = distances(x, block, p=p).topk(min(k, len(block)), dim=1, largest=False)
-            best, places = torch.cat([best, far], dim=1), torch.cat([places, found + start], dim=1)
+            best, indices = torch.cat([best, far], dim=1), torch.cat([indices, found + start], dim=1)
             best, order = best.topk(min(k, best.shape[1]), dim=1, largest=False)
-            places = places.gather(1, order)
-    return best, places
+            indices = indices.gather(1, order)
+    return best, indices
 
 
 class NeighborAverage(nn.Module):
@@ -95,12 +95,12 @@ class NeighborAverage(nn.Module):
     def judged(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return what ``forward`` does, and which rows tie so that it shows in the answer, ``[rows]`` bool.
 
-        The last place among the neighbours may be any of several samples with different values; weighted votes may be
+        The last index among the neighbours may be any of several samples with different values; weighted votes may be
         level; and a source's distance near zero may be of rounding alone, which by its inverse weighs much.
         """
         x, samples = self._scaled(x)
-        far, places = nearest(x, samples, min(self.k + 1, len(samples)), p=self.p)
-        table = self._average(x, samples, places[:, : self.k])
+        far, indices = nearest(x, samples, min(self.k + 1, len(samples)), p=self.p)
+        table = self._average(x, samples, indices[:, : self.k])
         size = sizes(x, samples).unsqueeze(1)
         unsure = torch.zeros_like(size[:, 0], dtype=torch.bool)
         if len(samples) > self.k:
@@ -114,7 +114,7 @@ class NeighborAverage(nn.Module):
         if self.by_distance:
             unsure = unsure | self._is_level(table)
             if self.by_product:
-                unsure = unsure | self._is_lost(far[:, : self.k], size, places[:, : self.k])
+                unsure = unsure | self._is_lost(far[:, : self.k], size, indices[:, : self.k])
         return table, unsure
 
     def _has_choice(self, x: Tensor, samples: Tensor, last: Tensor, error: Tensor) -> Tensor:
@@ -146,25 +146,25 @@ class NeighborAverage(nn.Module):
         is_level = torch.zeros_like(table[:, 0], dtype=torch.bool)
         return is_level if not margins else (torch.cat(margins, dim=1) <= bound).any(dim=1)
 
-    def _is_lost(self, far: Tensor, size: Tensor, places: Tensor) -> Tensor:
+    def _is_lost(self, far: Tensor, size: Tensor, indices: Tensor) -> Tensor:
         """Return where the weights of neighbours follow from the rounding of squared distances."""
         noise = 2 * math.sqrt(torch.finfo(far.dtype).eps) * size
         weights = 1 / torch.maximum(far, noise).clamp_min(torch.finfo(far.dtype).tiny)
         shares = weights / weights.sum(dim=1, keepdim=True)
         errors = (shares * (1 - shares) * (noise * weights).square()).amax(dim=1)
-        kinds = self.kinds[places]
+        kinds = self.kinds[indices]
         return (errors > ALLOWED) & (kinds != kinds[:, :1]).any(dim=1)
 
     def _scaled(self, x: Tensor) -> tuple[Tensor, Tensor]:
         samples: Tensor = self.samples
         return (x, samples) if self.scale is None else (x * self.scale, samples * self.scale)
 
-    def _average(self, x: Tensor, samples: Tensor, places: Tensor) -> Tensor:
-        """Return averages ``[rows, outputs]`` from the neighbours' places."""
-        values = self.values[places]
+    def _average(self, x: Tensor, samples: Tensor, indices: Tensor) -> Tensor:
+        """Return averages ``[rows, outputs]`` from the neighbours' indices."""
+        values = self.values[indices]
         if not self.by_distance:
             return values.sum(dim=1) / self.k
-        far = torch.linalg.vector_norm(x.unsqueeze(1) - samples[places], ord=self.p, dim=2)
+        far = torch.linalg.vector_norm(x.unsqueeze(1) - samples[indices], ord=self.p, dim=2)
         is_same = (1 / far).isinf()
         inverse = 1 / torch.where(is_same, 1, far)
         weights = torch.where(is_same.any(dim=1, keepdim=True), is_same.to(x.dtype), inverse)

@@ -113,10 +113,10 @@ class SupportVectorClassifier(PredictorModule):
         members = torch.eye(num_classes, dtype=torch.float64)
         self.register_buffer("first", members[[first for first, _ in pairs]])  # [pairs, classes]
         self.register_buffer("second", members[[second for _, second in pairs]])
-        places = torch.full((num_classes, num_classes), 2 * len(pairs))  # the diagonal reads a zero
+        indices = torch.full((num_classes, num_classes), 2 * len(pairs))  # the diagonal reads a zero
         for number, (first, second) in enumerate(pairs):
-            places[first, second], places[second, first] = number, len(pairs) + number
-        self.register_buffer("pairs", places.flatten())
+            indices[first, second], indices[second, first] = number, len(pairs) + number
+        self.register_buffer("pairs", indices.flatten())
         if sigmoids is not None:
             self.slope, self.shift = (nn.Parameter(torch.from_numpy(np.array(part, np.float64))) for part in sigmoids)
 

@@ -51,7 +51,7 @@ class IdFactorization(OperatorModule):
     def forward(self, codes: Tensor) -> Tensor:
         """Return ``[rows, 1]`` from codes ``[rows, columns]``, whole numbers in any dtype."""
         rows = codes.long()
-        chosen = torch.stack([table[rows[:, place]] for place, table in enumerate(self.tables)])
+        chosen = torch.stack([table[rows[:, index]] for index, table in enumerate(self.tables)])
         sums = chosen.sum(0)
         interactions = (sums[:, 1:].square() - chosen[:, :, 1:].square().sum(0)).sum(1, keepdim=True) / 2
         return self.intercept + sums[:, :1] + interactions

@@ -54,13 +54,13 @@ class CategoryLogLikelihood(nn.Module):
         codes = x.trunc()
         is_known = (codes >= 0) & (codes < self.num_categories)
         if not (torch.compiler.is_compiling() or torch.compiler.is_exporting()) and not bool(is_known.all()):
-            row, feature = (int(place) for place in (~is_known).nonzero()[0])
+            row, feature = (int(index) for index in (~is_known).nonzero()[0])
             code = float(x[row, feature])
             said = "NaN" if code != code else f"{code:g}"
             raise InvalidInputError(
                 f"row {row} has {said} in feature {feature}, which has the categories 0 to "
                 f"{int(self.num_categories[feature]) - 1}; set min_categories when fitting to allow for more"
             )
-        places = torch.where(is_known, codes, 0).long() + self.start
-        joint = self.weight[places].sum(dim=1) + self.bias
+        indices = torch.where(is_known, codes, 0).long() + self.start
+        joint = self.weight[indices].sum(dim=1) + self.bias
         return torch.where(is_known.all(dim=1, keepdim=True), joint, torch.nan)

@@ -65,12 +65,12 @@ class NativeLinear:
                 values times this number, after what they lack to 1.
         """
         num_rows = len(tables[0])
-        places: list[int] = []
+        locations: list[int] = []
         for table in tables:
-            places.append(address(table))
-            places += table.strides
+            locations.append(address(table))
+            locations += table.strides
         out = np.empty((num_rows, 2 if slope else 1))
-        where = self._tables.pack(*places)
+        where = self._tables.pack(*locations)
         is_wild = self._linear(self._pieces[1], where, len(tables), self._bias, num_rows, slope, address(out))
         if is_wild and self._guard is not None:
             self._guard(tables)

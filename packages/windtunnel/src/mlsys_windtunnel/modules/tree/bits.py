@@ -86,7 +86,7 @@ class BitTables(nn.Module):
         alive = self.table.index_select(0, first)
         for rows in others:
             alive &= self.table.index_select(0, rows)
-        # one bit is left, so the exponent of the mask as a number is the bit's place; the sign bit is no exception
+        # one bit is left, so the exponent of the mask as a number is the bit's index; the sign bit is no exception
         exponent = (alive.double().view(torch.int64) >> _MANTISSA_BITS).bitwise_and_(_EXPONENT_MASK)
         leaf = exponent + self.bit_to_leaf
         if self.words == 1:
@@ -119,9 +119,9 @@ def _tables(ensemble: TreeEnsemble, features: Integers, edges: list[Floats]) -> 
 
 def _leaf_masks(ensemble: TreeEnsemble, words: int) -> tuple[Masks, Masks, Masks]:
     """Return the leaves under each split's left and right child ``[splits, words]``, and those of each tree."""
-    place = np.arange(len(ensemble.leaf_value)) - np.repeat(ensemble.leaf_start[:-1], np.diff(ensemble.leaf_start))
-    of_leaf = np.zeros((len(place), words), np.uint64)
-    of_leaf[np.arange(len(place)), place // 64] = np.uint64(1) << (place % 64).astype(np.uint64)
+    index = np.arange(len(ensemble.leaf_value)) - np.repeat(ensemble.leaf_start[:-1], np.diff(ensemble.leaf_start))
+    of_leaf = np.zeros((len(index), words), np.uint64)
+    of_leaf[np.arange(len(index)), index // 64] = np.uint64(1) << (index % 64).astype(np.uint64)
     of_split = np.zeros((len(ensemble.feature), words), np.uint64)
 
     def under(child: Integers) -> Masks:

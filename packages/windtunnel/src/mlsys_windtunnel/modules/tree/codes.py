@@ -16,7 +16,7 @@ class CategoryCodes(OperatorModule):
     """Codes of some columns, then other columns as they are.
 
     Args:
-        categories: Categories of each coded column, ascending and finite; the code is the place, NaN for any other.
+        categories: Categories of each coded column, ascending and finite; the code is the index, NaN for any other.
         columns: The coded columns.
         others: The other columns.
     """
@@ -39,9 +39,9 @@ class CategoryCodes(OperatorModule):
     def forward(self, x: Tensor) -> Tensor:
         """Return ``[rows, coded + others]``."""
         values = x.detach().index_select(1, self.columns).t().contiguous()
-        place = torch.searchsorted(self.categories, values).clamp(max=self.categories.shape[1] - 1)
-        is_known = (self.categories.gather(1, place) == values) & values.isfinite()
-        codes = place.to(x.dtype).masked_fill(~is_known, torch.nan)
+        index = torch.searchsorted(self.categories, values).clamp(max=self.categories.shape[1] - 1)
+        is_known = (self.categories.gather(1, index) == values) & values.isfinite()
+        codes = index.to(x.dtype).masked_fill(~is_known, torch.nan)
         return torch.cat([codes.t(), x.index_select(1, self.others)], dim=1)
 
 

@@ -21,7 +21,7 @@ Booleans = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """One tree. A child is a split's place if 0 or more, else ``~leaf``: the complement of a leaf's place."""
+    """One tree. A child is a split's index if 0 or more, else ``~leaf``: the complement of a leaf's index."""
 
     feature: Integers  # [splits]
     threshold: Floats  # [splits]; unused where the split is categorical
@@ -51,23 +51,23 @@ class Tree:
         nodes.
         """
         leaf = np.asarray(is_leaf, bool)
-        place = np.where(leaf, ~(np.cumsum(leaf) - 1), np.cumsum(~leaf) - 1).astype(np.int64)
+        index = np.where(leaf, ~(np.cumsum(leaf) - 1), np.cumsum(~leaf) - 1).astype(np.int64)
         values = np.asarray(value, np.float64)
         return cls(
             feature=np.asarray(feature, np.int64)[~leaf],
             threshold=np.asarray(threshold, np.float64)[~leaf],
-            left=place[np.asarray(left, np.int64)[~leaf]],
-            right=place[np.asarray(right, np.int64)[~leaf]],
+            left=index[np.asarray(left, np.int64)[~leaf]],
+            right=index[np.asarray(right, np.int64)[~leaf]],
             missing_left=np.asarray(missing_left, bool)[~leaf],
             leaf_value=(values[:, None] if values.ndim == 1 else values)[leaf],
-            root=int(place[0]),
-            left_categories={int(place[node]): codes for node, codes in (left_categories or {}).items()},
+            root=int(index[0]),
+            left_categories={int(index[node]): codes for node, codes in (left_categories or {}).items()},
         )
 
 
 @dataclass(frozen=True, slots=True)
 class TreeEnsemble:
-    """Trees side by side; places of splits and leaves count through all trees, children as in :class:`Tree`."""
+    """Trees side by side; indices of splits and leaves count through all trees, children as in :class:`Tree`."""
 
     feature: Integers  # [splits]
     threshold: Floats  # [splits]
@@ -158,9 +158,9 @@ def join_trees(
     leaves = np.cumsum([0, *(len(tree.leaf_value) for tree in trees)])
 
     def moved(child: npt.ArrayLike, tree: int) -> Integers:
-        place = np.asarray(child, np.int64)
-        places: Integers = np.where(place >= 0, place + splits[tree], place - leaves[tree])
-        return places
+        index = np.asarray(child, np.int64)
+        indices: Integers = np.where(index >= 0, index + splits[tree], index - leaves[tree])
+        return indices
 
     sets = [
         (splits[number] + split, codes)
@@ -199,7 +199,7 @@ def with_features(tree: Tree, features: npt.ArrayLike) -> Tree:
 
 
 def bitset_codes(words: npt.ArrayLike) -> Integers:
-    """Return the places of set bits in a bitset of 32 bits a word, the lowest first."""
+    """Return the indices of set bits in a bitset of 32 bits a word, the lowest first."""
     return np.flatnonzero(np.asarray(words, np.int64)[:, None] >> np.arange(32) & 1)
 
 

@@ -117,7 +117,7 @@ class Trees(OperatorModule):
         self.finder = finder.to(device=self.threshold.device, dtype=self.threshold.dtype)
 
     def leaves(self, x: Tensor) -> Tensor:
-        """Return the place in ``leaf_value`` of each row's leaf in each tree, ``[rows, trees]`` int64."""
+        """Return the index in ``leaf_value`` of each row's leaf in each tree, ``[rows, trees]`` int64."""
         leaves: Tensor = self.finder.find(self.finder.columns(self._clean(x)), self.threshold)
         return leaves if self.finder.tree_dim == 1 else leaves.t()
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 class Walk(nn.Module):
     """Leaves by walking.
 
-    A node is a split's place, or behind all splits a leaf's; a leaf leads to itself.
+    A node is a split's index, or behind all splits a leaf's; a leaf leads to itself.
 
     Args:
         ensemble: Trees.

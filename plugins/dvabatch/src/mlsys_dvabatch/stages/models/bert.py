@@ -153,8 +153,8 @@ class BertStages(nn.Module):
         tokens = np.zeros((len(requests), max(padded_length, *lengths)), np.int64)
         for row, request in enumerate(requests):
             tokens[row, : lengths[row]] = request.payload
-        place = self.token_type.device
-        return Padded({"tokens": torch.from_numpy(tokens).to(place), "length": torch.tensor(lengths, device=place)})
+        device = self.token_type.device
+        return Padded({"tokens": torch.from_numpy(tokens).to(device), "length": torch.tensor(lengths, device=device)})
 
     def run(self, stage: int, values: Any) -> Any:
         """Run the layers of one stage; see :class:`~mlsys_dvabatch.stages.activations.StageModel`."""

@@ -28,7 +28,7 @@ def even_cuts(seconds: Sequence[float], allowed: Sequence[int], num_stages: int)
     """
     if not 1 <= num_stages <= len(allowed) + 1:
         raise InvalidInputError(
-            f"{num_stages} stages are asked for, but this model can be cut in {len(allowed)} places: give 1 to "
+            f"{num_stages} stages are asked for, but this model can be cut at {len(allowed)} points: give 1 to "
             f"{len(allowed) + 1}"
         )
     total = [0.0, *accumulate(seconds)]

@@ -148,19 +148,19 @@ class SlicedModel:
         return Padded({n: torch.cat([v] * num) for n, v in zip(self.input_names, self.program.example, strict=True)})
 
     def _find_missing(self) -> list[npt.NDArray[np.bool_]]:
-        """Return masks of the places where NaN means a missing value, as it does to trees; one mask for each input.
+        """Return masks of the positions where NaN means a missing value, as it does to trees; one mask for each input.
 
-        There answers stay finite when NaN is put in that place alone.
+        There answers stay finite when NaN is put in that position alone.
         """
         example = self.program.example
         found = [np.zeros(value.shape[1:], np.bool_) for value in example]
         for number, value in enumerate(example):
             if not value.is_floating_point() or value[0].numel() > MOST_TRIED:
                 continue
-            for place in range(value[0].numel()):
+            for flat_index in range(value[0].numel()):
                 tried = [one[:1].clone() for one in example]
-                tried[number].view(-1)[place] = torch.nan
-                found[number].flat[place] = self._answers_finite(tried)
+                tried[number].view(-1)[flat_index] = torch.nan
+                found[number].flat[flat_index] = self._answers_finite(tried)
         return found
 
     def _answers_finite(self, example: Sequence[Tensor]) -> bool:

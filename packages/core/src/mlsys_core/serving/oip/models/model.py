@@ -36,7 +36,7 @@ class UnaryModel(Model, Protocol):
         """Return the response.
 
         Cancelled when the client leaves, the deadline passes or the server's time to drain is over: let
-        ``CancelledError`` pass and give up the request's place.
+        ``CancelledError`` pass and give up the request's queue slot.
 
         Raises:
             InvalidInputError: the request cannot be served as it is (400, INVALID_ARGUMENT).
