@@ -37,6 +37,10 @@ SUITES = {  # by subsystem: the tests that call its kernels directly
     "nimble": ["tests/nimble/native"],
     "nimble-training": TRAINING,
 }
+CHECKS = (  # programs: subsystem, source, folder of its headers
+    ("nimble-replay", "tests/nimble/native/replay_check.cpp", ROOT / "packages/nimble/src/mlsys_nimble/backends/cpu"),
+    ("core-threads", "tests/core/native/thread_pool_check.cpp", CORE),
+)
 BUILDS = ("address,undefined", "thread")  # of each kernel; the first two sanitisers go together
 RUNTIMES = {"address": "libasan.so", "thread": "libtsan.so"}  # preloaded; the others come with the kernels
 OPTIONS = {  # by variable
@@ -97,7 +101,7 @@ def main() -> None:
     with ThreadPoolExecutor(args.jobs) as pool:
         outcomes = list(pool.map(lambda pair: run(*pair), [(build, name) for name in subsystems for build in builds]))
     if "thread" in builds and "nimble" in subsystems:
-        outcomes.append(run_replay_check())
+        outcomes += [run_check(*check) for check in CHECKS]
     for outcome in outcomes:
         for text in (*outcome.failed, *outcome.reports):
             print(f"\n== {outcome.build}, {outcome.subsystem}\n{text}")
@@ -204,21 +208,20 @@ def is_ours(text: str) -> bool:
     return bool(re.search(r"/(?:packages|plugins|scripts)/\S+\.(?:h|cpp)\b|-[0-9a-f]{16}-[0-9a-f]{8}\.so", text))
 
 
-def run_replay_check() -> Outcome:
-    """Build the replay of Nimble's schedules as a program of its own, and run it on random graphs."""
+def run_check(subsystem: str, source: str, include: Path) -> Outcome:
+    """Build a program of its own that checks native threads, and run it under the thread sanitiser."""
     began = time.monotonic()
-    program = ROOT / "build" / "replay_check"
+    program = ROOT / "build" / Path(source).stem
     program.parent.mkdir(exist_ok=True)
-    sources = ROOT / "packages/nimble/src/mlsys_nimble/backends/cpu"
     command = [*os.environ.get("CXX", "c++").split(), "-std=c++17", "-O1", "-g", "-fsanitize=thread", "-pthread"]
-    command += [f"-I{sources}", f"-I{CORE}", str(ROOT / "tests/nimble/native/replay_check.cpp"), "-o", str(program)]
+    command += [f"-I{include}", f"-I{CORE}", str(ROOT / source), "-o", str(program)]
     failed = []
     for step in (command, ["setarch", "-R", str(program)]):
         finished = subprocess.run(step, capture_output=True, text=True, check=False)
         if finished.returncode:
             failed = [f"{step[0]} ended with {finished.returncode}:\n{(finished.stdout + finished.stderr)[-3000:]}"]
             break
-    return Outcome("thread", "nimble-replay", int(not failed), 0, tuple(failed), (), time.monotonic() - began)
+    return Outcome("thread", subsystem, int(not failed), 0, tuple(failed), (), time.monotonic() - began)
 
 
 def tally(outcome: Outcome) -> str:

@@ -53,7 +53,7 @@ int main() {
                         if (spot.worker != worker) plan.waits.push_back(spot);
                 const int64_t begin = is_cut ? UNITS * worker / workers : 0;
                 const int64_t end = is_cut ? UNITS * (worker + 1) / workers : UNITS;
-                plan.lists[worker].push_back({kernels[job].get(), begin, end, first, (int)plan.waits.size() - first});
+                plan.add(worker, {kernels[job].get(), begin, end, first, (int)plan.waits.size() - first, 1 + (int64_t)random() % UNITS});
                 spots[job].push_back({worker, (int)plan.lists[worker].size()});
             }
         }

@@ -13,8 +13,9 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <thread>
 #include <vector>
+
+#include <mlsys/thread_pool.h>
 
 namespace {
 
@@ -25,7 +26,7 @@ constexpr int64_t kBlockOfLarge = 4096;            // where each tree is brought
 constexpr int64_t kCacheBytes = 256 * 1024;        // of a core's own: what trees, or the bins of a block, may fill
 constexpr int64_t kMostBinBytes = 4096 * 1024;     // where trees do not stay in it
 constexpr double kTame = 1e70;                     // as in checks/values.py
-constexpr int64_t kWalksWorthAThread = 64 * 1024;  // starting one costs as much as some thousands
+constexpr int64_t kWalksWorthAThread = 64 * 1024;  // waking one costs as much as some thousands
 
 template <typename Bin>
 struct Node {
@@ -336,10 +337,7 @@ void run(const Ensemble& e, const double* x, int64_t num_rows, int64_t stride, i
       }
     }
   };
-  std::vector<std::thread> helpers;
-  for (int64_t i = 1; i < std::min(num_threads, num_blocks); ++i) helpers.emplace_back(work);
-  work();
-  for (auto& helper : helpers) helper.join();
+  mlsys::SharedPool::run(static_cast<int>(std::min(num_threads, num_blocks)), work);
 }
 
 }  // namespace

@@ -1,15 +1,17 @@
 // Soft trees, fused: from what splits compare to the sum of leaves, and back, a tree and 64 rows at a time in the cache.
 //
 // Forward and backward compute the same splits and leaf weights; the backward pass computes them again, since that takes
-// less time than keeping them in memory. Trees are shared out to threads in a fixed way and each thread adds up its own,
-// so that the same number of threads gives the same bits. A tree whose literals are not trained adds its path sums from
+// less time than keeping them in memory. Trees are divided into parts in a fixed way, and each part adds up its own, so that
+// the same number of threads gives the same bits. A tree whose literals are not trained adds its path sums from
 // parents to children: two additions a split where a product with the literals takes as many as there are leaves.
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <thread>
 #include <vector>
+
+#include <mlsys/thread_pool.h>
 
 namespace {
 
@@ -369,16 +371,16 @@ void backward_trees(const Group& g, int64_t first, int64_t last, const Gradients
   }
 }
 
-// Calls work(thread, first tree, last tree) on as many threads as are wanted and worth it.
+// Call work(part, first tree, last tree) for as many parts as threads are wanted and worth it, on any thread.
 template <typename Function>
 int64_t share_out(const Group& g, Function work) {
   const int64_t most = std::max<int64_t>(1, g.num_trees * g.leaves * g.rows / (256 * 1024));
   const int64_t count = std::min<int64_t>({g.num_threads, g.num_trees, most});
-  std::vector<std::thread> threads;
-  for (int64_t thread = 1; thread < count; ++thread)
-    threads.emplace_back([=] { work(thread, g.num_trees * thread / count, g.num_trees * (thread + 1) / count); });
-  work(0, 0, g.num_trees / count);
-  for (auto& thread : threads) thread.join();
+  std::atomic<int64_t> next{0};
+  mlsys::SharedPool::run(static_cast<int>(count), [&] {
+    for (int64_t part; (part = next.fetch_add(1)) < count;)
+      work(part, g.num_trees * part / count, g.num_trees * (part + 1) / count);
+  });
   return count;
 }
 

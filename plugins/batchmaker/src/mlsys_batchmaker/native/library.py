@@ -89,7 +89,6 @@ def load(flags: tuple[str, ...] = ()) -> Any:
     library.batchmaker_run.argtypes = [c_void_p, POINTER(Task)]
     library.batchmaker_results.argtypes = [c_void_p, c_int32, c_int64, c_void_p, c_void_p, c_void_p]
     library.batchmaker_pack.argtypes = [c_void_p, c_void_p, c_int64, c_int32, c_int32]
-    library.batchmaker_huge_pages.argtypes = [c_void_p, c_int64]
     return library
 
 

@@ -12,6 +12,7 @@ from ctypes import addressof, byref
 import numpy as np
 import torch
 from mlsys_core.errors import KernelUnavailableError
+from mlsys_core.memory.pages import advise_huge_pages
 from mlsys_core.native import warn_without_kernels
 from numpy.typing import NDArray
 from torch import Tensor
@@ -89,7 +90,7 @@ class PackedCell:
     def _pack(self, weight: Tensor, gates: int, units: int) -> library.Matrix:
         source = weight.detach().contiguous()
         packed = torch.empty(-(-units // self._units) * gates, len(source), self._units)
-        self._library.batchmaker_huge_pages(packed.data_ptr(), packed.nbytes)
+        advise_huge_pages(packed.data_ptr(), packed.nbytes)
         self._library.batchmaker_pack(source.data_ptr(), packed.data_ptr(), len(source), gates, units)
         return library.Matrix(self._keep(packed), len(source))
 

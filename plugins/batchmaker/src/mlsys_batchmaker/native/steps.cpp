@@ -5,10 +5,6 @@
 #include <cstring>
 #include <vector>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 using namespace batchmaker;
 
 constexpr int64_t LINE = 16;  // floats of a cache line: rows a power of two apart would share the few places of one set
@@ -325,14 +321,5 @@ void batchmaker_pack(const float* weight, float* panels, int64_t depth, int32_t 
                     panel[k * UNITS + unit] = at < hidden ? weight[k * gates * hidden + gate * hidden + at] : 0.0f;
                 }
         }
-}
-
-// Asks for large pages under a weight: fewer misses of the address translation while it streams by.
-void batchmaker_huge_pages(void* from, int64_t nbytes) {
-#if defined(__linux__)
-    const uintptr_t page = 2u << 20;
-    uintptr_t begin = ((uintptr_t)from + page - 1) & ~(page - 1), end = ((uintptr_t)from + nbytes) & ~(page - 1);
-    if (begin < end) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
-#endif
 }
 }

@@ -1,4 +1,4 @@
-// A number that threads wait for to change: a short spin, then sleep.
+// A counter that threads wait for: a bounded spin, then sleep (futex).
 #pragma once
 
 #include <atomic>
@@ -20,38 +20,44 @@ inline void pause_briefly() {
 #endif
 }
 
-// A number that threads wait for to change, or that grows and they wait for to reach another; numbers wrap around.
+// Counts modulo 2^32; "reached" compares by the difference, so counters may wrap around.
 class Signal {
   public:
     int32_t read() const { return value.load(std::memory_order_acquire); }
+    bool has_reached(int32_t target) const { return reached(read(), target); }
 
     void advance() {
         value.fetch_add(1, std::memory_order_seq_cst);
         if (sleepers.load(std::memory_order_seq_cst)) wake();
     }
 
-    void wait_past(int32_t seen, int spins) {
+    // Add `count`; wake sleepers only once the value reaches `target`, which is all that anyone waits for.
+    void add(int32_t count, int32_t target) {
+        const int32_t now = (int32_t)((uint32_t)value.fetch_add(count, std::memory_order_seq_cst) + (uint32_t)count);
+        if (reached(now, target) && sleepers.load(std::memory_order_seq_cst)) wake();
+    }
+
+    // Spin for at most `spins` pauses; return whether the target was reached.
+    bool spin(int32_t target, int spins) const {
         for (int i = 0; i < spins; i++) {
-            if (read() != seen) return;
+            if (has_reached(target)) return true;
             pause_briefly();
         }
+        return has_reached(target);
+    }
+
+    void sleep_until(int32_t target) {
         sleepers.fetch_add(1, std::memory_order_seq_cst);
-        while (value.load(std::memory_order_seq_cst) == seen) sleep(seen);
+        for (int32_t seen; !reached(seen = value.load(std::memory_order_seq_cst), target);) sleep(seen);
         sleepers.fetch_sub(1, std::memory_order_seq_cst);
     }
 
     void wait_for(int32_t target, int spins) {
-        for (int i = 0; i < spins; i++) {
-            if (has_reached(read(), target)) return;
-            pause_briefly();
-        }
-        sleepers.fetch_add(1, std::memory_order_seq_cst);
-        for (int32_t seen; !has_reached(seen = value.load(std::memory_order_seq_cst), target);) sleep(seen);
-        sleepers.fetch_sub(1, std::memory_order_seq_cst);
+        if (!spin(target, spins)) sleep_until(target);
     }
 
   private:
-    static bool has_reached(int32_t seen, int32_t target) { return (int32_t)((uint32_t)seen - (uint32_t)target) >= 0; }
+    static bool reached(int32_t seen, int32_t target) { return (int32_t)((uint32_t)seen - (uint32_t)target) >= 0; }
 
 #if defined(__linux__)
     void sleep(int32_t seen) { syscall(SYS_futex, &value, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0); }

@@ -1,7 +1,5 @@
-// What mlsys_nimble.backends.cpu.executor loads: teams, plans, and the time of a kernel by itself.
+// The C functions of mlsys_nimble.backends.cpu.replay: teams and plans.
 #include "executor.h"
-
-#include <algorithm>
 
 using nimble::Kernel;
 using nimble::Plan;
@@ -15,14 +13,14 @@ void nimble_team_free(Team* team) { delete team; }
 Plan* nimble_plan(int workers) { return new Plan(workers); }
 void nimble_plan_free(Plan* plan) { delete plan; }
 
-// `waits`: pairs of worker and count. Tasks of a worker are added in the order it runs them.
+// `waits`: pairs of worker and count. Tasks of a worker are added in the order in which its list runs them.
 void nimble_plan_add(
-    Plan* plan, int worker, const Kernel* kernel, int64_t begin, int64_t end, const nimble::Wait* waits, int num_waits) {
-    plan->lists[worker].push_back({kernel, begin, end, (int32_t)plan->waits.size(), num_waits});
+    Plan* plan, int worker, const Kernel* kernel, int64_t begin, int64_t end, int64_t grain, const nimble::Wait* waits,
+    int num_waits) {
+    plan->add(worker, {kernel, begin, end, (int32_t)plan->waits.size(), num_waits, grain});
     plan->waits.insert(plan->waits.end(), waits, waits + num_waits);
-    plan->scratch_nbytes = std::max(plan->scratch_nbytes, kernel->scratch_nbytes);
 }
 
-void nimble_run(Team* team, const Plan* plan) { team->run(*plan, nullptr); }
-void nimble_run_timed(Team* team, const Plan* plan, nimble::Times* times) { team->run(*plan, times); }
+void nimble_run(Team* team, Plan* plan) { team->run(*plan, nullptr); }
+void nimble_run_timed(Team* team, Plan* plan, nimble::Times* times) { team->run(*plan, times); }
 }

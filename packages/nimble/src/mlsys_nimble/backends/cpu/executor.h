@@ -1,75 +1,24 @@
-// The replay of a schedule: each worker runs its list of tasks, and waits where a task needs what another worker makes.
+// The replay of a schedule: a list of tasks for each worker, and for each task what it waits for.
 //
-// A worker's progress is one number, the tasks it has finished since it was made; to wait for a task is to wait until its
-// worker's number has passed it. Waiting is a short spin, then sleep: a worker that finds nothing to do leaves its core.
+// A list's progress is one number, the tasks of it that have finished since the team was made; to wait for a task is to
+// wait until its list's number has passed it. The tasks of a list run in order. Its own worker begins them; a worker that
+// would wait claims pieces of other lists' current tasks instead, so a worker that lost its core holds up at most the
+// piece in its hands.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
-#include <thread>
 #include <vector>
 
-#if defined(__linux__)
-#include <sched.h>
-#endif
-
-#include <mlsys/signal.h>
+#include <mlsys/thread_pool.h>
 
 #include "kernel.h"
 
 namespace nimble {
 
-// A home core for each worker of a team that has as many as the process may use. Where others compete for the cores, a
-// worker that wakes is else put beside the one that woke it, and the two take turns; where there are more cores than
-// workers, the system finds an idle one by itself.
-class Homes {
-  public:
-    explicit Homes(int workers) {
-#if defined(__linux__)
-        if (sched_getaffinity(0, sizeof all, &all) || CPU_COUNT(&all) != workers || workers == 1) return;
-        for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
-            if (CPU_ISSET(cpu, &all)) cpus.push_back(cpu);
-#else
-        (void)workers;
-#endif
-    }
-
-    // For the threads of the team's own.
-    void stay(int worker) const {
-#if defined(__linux__)
-        if (!cpus.empty()) bind(cpus[worker]);
-#else
-        (void)worker;
-#endif
-    }
-
-    // For the caller's thread, which is not ours to bind: off the others' cores, once, if it stands on one.
-    void step_aside() const {
-#if defined(__linux__)
-        if (cpus.empty() || sched_getcpu() == cpus[0]) return;
-        cpu_set_t before;
-        if (sched_getaffinity(0, sizeof before, &before)) return;
-        bind(cpus[0]);
-        sched_setaffinity(0, sizeof before, &before);
-#endif
-    }
-
-  private:
-#if defined(__linux__)
-    static void bind(int cpu) {
-        cpu_set_t one;
-        CPU_ZERO(&one);
-        CPU_SET(cpu, &one);
-        sched_setaffinity(0, sizeof one, &one);
-    }
-    cpu_set_t all;
-#endif
-    std::vector<int> cpus;
-};
-
-struct Wait {  // until `worker` has finished its first `count` tasks of this replay
+struct Wait {  // until the list of `worker` has finished its first `count` tasks of this replay
     int32_t worker;
     int32_t count;
 };
@@ -78,14 +27,36 @@ struct Task {
     const Kernel* kernel;
     int64_t begin, end;  // units
     int32_t first_wait, num_waits;
+    int64_t grain;  // units that a claim takes at least
+};
+
+// How far a task is. Both numbers keep the replay in their upper half, so no replay has to reset them.
+struct Claims {
+    std::atomic<uint64_t> claimed{0};   // units
+    std::atomic<uint64_t> finished{0};  // units
 };
 
 // The tasks of one stretch of a schedule, by worker; worker 0 is the caller.
 struct Plan {
-    explicit Plan(int workers) : lists(workers) {}
+    explicit Plan(int workers) : lists(workers), claims(workers) {}
+
+    void add(int worker, const Task& task) {
+        lists[worker].push_back(task);
+        scratch_nbytes = std::max(scratch_nbytes, task.kernel->scratch_nbytes);
+    }
+
+    // Called before a replay.
+    void begin() {
+        round++;
+        for (size_t worker = 0; worker < lists.size(); worker++)
+            if (claims[worker].size() != lists[worker].size()) claims[worker] = std::vector<Claims>(lists[worker].size());
+    }
+
     std::vector<std::vector<Task>> lists;
+    std::vector<std::vector<Claims>> claims;
     std::vector<Wait> waits;
     int64_t scratch_nbytes = 0;
+    uint32_t round = 0;
 };
 
 struct Times {  // of a task, in nanoseconds of the steady clock
@@ -95,96 +66,137 @@ struct Times {  // of a task, in nanoseconds of the steady clock
 // Threads that replay plans, one plan at a time; all but the caller's sleep in between.
 class Team {
   public:
-    Team(int size, int spins) : size(size), spins(spins), homes(size), progress(new mlsys::Signal[size]), scratches(size) {
-        for (int worker = 1; worker < size; worker++) threads.emplace_back([this, worker] { serve(worker); });
-    }
-
-    ~Team() {
-        plan = nullptr;
-        started.advance();
-        for (std::thread& thread : threads) thread.join();
-    }
+    Team(int size, int spins)
+        : size(size), spins(spins), progress(new mlsys::Signal[size]), scratches(size), bases(size), pool(size, 0, spins, true) {}
 
     // `times`: null, or one per task, list after list.
-    void run(const Plan& what, Times* into) {
-        bool alone = true;
-        for (int worker = 0; worker < size; worker++) {
-            grow(scratches[worker], what.scratch_nbytes);
-            if (worker && worker < (int)what.lists.size() && !what.lists[worker].empty()) alone = false;
-        }
+    void run(Plan& what, Times* into) {
         plan = &what;
         times = into;
-        bases.resize(size);
-        for (int worker = 0; worker < size; worker++) bases[worker] = progress[worker].read();
-        if (alone) {
-            work(0);
-            return;
+        bool is_alone = true;
+        for (int worker = 0; worker < size; worker++) {
+            bases[worker] = progress[worker].read();
+            if (worker && worker < num_lists() && !what.lists[worker].empty()) is_alone = false;
         }
-        homes.step_aside();
-        started.advance();
-        work(0);
-        for (int worker = 1; worker < size; worker++) done[worker].wait_for(rounds + 1, spins);
-        rounds++;
+        for (int worker = 0; worker < (is_alone ? 1 : size); worker++) grow(scratches[worker], what.scratch_nbytes);
+        if (is_alone) return run_alone();
+        what.begin();
+        pool.run([](void* self, int worker) { ((Team*)self)->work(worker); }, this);
     }
 
     const int size;
 
   private:
-    using Scratch = std::unique_ptr<char, decltype(&std::free)>;
+    using Clock = std::chrono::steady_clock;
+    static constexpr int LOOK_AGAIN = 100;  // pauses
 
     struct Memory {
-        Scratch data{nullptr, &std::free};
+        std::unique_ptr<char, decltype(&std::free)> data{nullptr, &std::free};
         int64_t nbytes = 0;
     };
 
     static void grow(Memory& memory, int64_t nbytes) {
         if (memory.nbytes >= nbytes) return;
         nbytes = (nbytes + 63) / 64 * 64;
-        memory.data = Scratch((char*)std::aligned_alloc(64, nbytes), &std::free);
+        memory.data.reset((char*)std::aligned_alloc(64, nbytes));
+        if (!memory.data) throw std::bad_alloc();
         memory.nbytes = nbytes;
     }
 
-    void serve(int worker) {
-        homes.stay(worker);
-        for (int32_t round = 0;; round++) {
-            started.wait_for(round + 1, spins);
-            if (!plan) return;
-            if (worker < (int)plan->lists.size()) work(worker);
-            done[worker].advance();
+    static int64_t now() { return Clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
+
+    int num_lists() const { return (int)plan->lists.size(); }
+
+    // All tasks are on the caller's list.
+    void run_alone() {
+        void* scratch = scratches[0].data.get();
+        Times* time = times;
+        for (const Task& task : plan->lists[0]) {
+            if (time) time->begin = now();
+            task.kernel->run(task.begin, task.end, scratch);
+            if (time) time++->end = now();
         }
     }
 
+    // A worker's part of a replay: pieces of its own list while there are any, else of the others'.
     void work(int worker) {
-        using Clock = std::chrono::steady_clock;
-        Times* time = times;
-        if (time)
-            for (int before = 0; before < worker; before++) time += plan->lists[before].size();
-        void* scratch = scratches[worker].data.get();
-        for (const Task& task : plan->lists[worker]) {
-            for (const Wait* wait = plan->waits.data() + task.first_wait, *end = wait + task.num_waits; wait < end; wait++)
-                progress[wait->worker].wait_for(bases[wait->worker] + wait->count, spins);
-            if (!time) {
-                task.kernel->run(task.begin, task.end, scratch);
-            } else {
-                time->begin = Clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
-                task.kernel->run(task.begin, task.end, scratch);
-                time++->end = Clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+        for (int idle = 0;;) {
+            Wait stall{-1, 0};  // to wait for where nothing can be claimed
+            bool is_over = true, has_worked = false;
+            for (int k = 0; k < num_lists() && !has_worked; k++) {
+                const int list = (worker + k) % num_lists();
+                const int number = (int)((uint32_t)progress[list].read() - (uint32_t)bases[list]);
+                if (number == (int)plan->lists[list].size()) continue;
+                is_over = false;
+                if (const Wait* unmet = first_unmet(plan->lists[list][number])) {
+                    if (stall.worker < 0) stall = *unmet;
+                } else if (run_piece(list, number, worker)) {
+                    has_worked = true;
+                } else if (stall.worker < 0) {
+                    stall = {list, number + 1};
+                }
             }
-            progress[worker].advance();
+            if (is_over) return;
+            if (has_worked) {
+                idle = 0;
+                continue;
+            }
+            mlsys::Signal& signal = progress[stall.worker];
+            const int32_t target = bases[stall.worker] + stall.count;
+            if (signal.spin(target, LOOK_AGAIN) || (idle += LOOK_AGAIN) < spins) continue;  // there may be pieces by now
+            pool.wait(worker, signal, target);
+            idle = 0;
         }
+    }
+
+    const Wait* first_unmet(const Task& task) const {
+        const Wait* wait = plan->waits.data() + task.first_wait;
+        for (const Wait* end = wait + task.num_waits; wait < end; wait++)
+            if (!progress[wait->worker].has_reached(bases[wait->worker] + wait->count)) return wait;
+        return nullptr;
+    }
+
+    // Claim a piece of a task and run it; false: all of it is claimed already.
+    bool run_piece(int list, int number, int worker) {
+        const Task& task = plan->lists[list][number];
+        Claims& claims = plan->claims[list][number];
+        const uint64_t round = (uint64_t)plan->round << 32, units = task.end - task.begin;
+        uint64_t seen = claims.claimed.load(std::memory_order_relaxed), first, count;
+        do {
+            first = (seen ^ round) >> 32 ? 0 : (uint32_t)seen;
+            if (first == units) return false;
+            count = std::min<uint64_t>(units - first, std::max<uint64_t>((units - first) / 2, task.grain));
+        } while (!claims.claimed.compare_exchange_weak(seen, round | (first + count), std::memory_order_relaxed));
+        Times* time = times ? time_of(list, number) : nullptr;
+        if (time && !first) time->begin = now();
+        task.kernel->run(task.begin + first, task.begin + first + count, scratches[worker].data.get());
+        if (count != units && !is_last_piece(claims.finished, round, count, units)) return true;
+        if (time) time->end = now();
+        progress[list].advance();
+        return true;
+    }
+
+    static bool is_last_piece(std::atomic<uint64_t>& finished, uint64_t round, uint64_t count, uint64_t units) {
+        uint64_t seen = finished.load(std::memory_order_relaxed), before;
+        do
+            before = (seen ^ round) >> 32 ? 0 : (uint32_t)seen;
+        while (!finished.compare_exchange_weak(seen, round | (before + count), std::memory_order_acq_rel));
+        return before + count == units;
+    }
+
+    Times* time_of(int list, int number) const {
+        Times* time = times + number;
+        for (int before = 0; before < list; before++) time += plan->lists[before].size();
+        return time;
     }
 
     const int spins;
-    const Homes homes;
-    std::vector<std::thread> threads;
     std::unique_ptr<mlsys::Signal[]> progress;
-    std::unique_ptr<mlsys::Signal[]> done{new mlsys::Signal[size]};
     std::vector<Memory> scratches;
-    std::vector<int32_t> bases;  // every worker's progress when the replay began
-    const Plan* plan = nullptr;
+    std::vector<int32_t> bases;  // every list's progress when the replay began
+    Plan* plan = nullptr;
     Times* times = nullptr;
-    mlsys::Signal started;
-    int32_t rounds = 0;
+    mlsys::ThreadPool pool;  // last: a helper that leaves late reads the signals above
 };
 
 }  // namespace nimble

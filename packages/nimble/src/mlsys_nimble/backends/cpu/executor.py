@@ -89,6 +89,7 @@ class NativeExecutor:
             if self._constants[value] is not self._program.constants[value]
         ]
         self._kernels: dict[int, Kernel] = {}
+        self._seconds: dict[int, float] = {}  # of each kernel on one thread
         self._torch: dict[int, tuple[Run, Operator]] = {}
         self._team = Team(self.num_threads)
         self._tensors: dict[ValueId, Tensor] = {}
@@ -214,6 +215,7 @@ class NativeExecutor:
         scratch = self._slots.results()
         seconds = self._measure_kernels(segments)
         self._choose_kernels(segments, seconds, winograd)
+        self._seconds = seconds
         chosen: list[Segment] = []
         for segment in segments:
             number = {operator: job for job, operator in enumerate(segment.operators)}
@@ -291,7 +293,8 @@ class NativeExecutor:
 
     def _plan(self, segment: Segment, assignment: Assignment) -> ReplayPlan:
         kernels = {job: self._kernels[operator] for job, operator in enumerate(segment.operators)}
-        return ReplayPlan(assignment, kernels, self.num_threads)
+        seconds = {job: self._seconds[op] for job, op in enumerate(segment.operators) if op in self._seconds}
+        return ReplayPlan(assignment, kernels, self.num_threads, seconds)
 
     def _timed(self, segment: Segment, assignment: Assignment, plan: ReplayPlan) -> list[TaskTime]:
         """Replay a segment; the times of its tasks, worker after worker."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Mapping, Sequence
 from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
@@ -15,6 +16,7 @@ from mlsys_nimble.backends.cpu.library import Kernel
 from mlsys_nimble.planning.planner import Assignment
 from mlsys_nimble.state.forks import renew_in_forks
 
+PIECE_S = 20e-6  # of a task that one claim takes at least, seconds
 SPINS = 3_000  # pauses that a worker waits before it sleeps: some tens of microseconds
 
 
@@ -40,7 +42,7 @@ def _load() -> Any:
     native.nimble_team.argtypes = [c_int32, c_int32]
     native.nimble_plan.argtypes = [c_int32]
     native.nimble_team_free.argtypes = native.nimble_plan_free.argtypes = [c_void_p]
-    native.nimble_plan_add.argtypes = [c_void_p, c_int32, c_void_p, c_int64, c_int64, POINTER(_Wait), c_int32]
+    native.nimble_plan_add.argtypes = [c_void_p, c_int32, c_void_p, c_int64, c_int64, c_int64, POINTER(_Wait), c_int32]
     native.nimble_run.argtypes = [c_void_p, c_void_p]
     native.nimble_run_timed.argtypes = [c_void_p, c_void_p, POINTER(_Times)]
     return native
@@ -53,9 +55,17 @@ class ReplayPlan:
         assignment: Pieces of each worker.
         kernels: Kernels by job of the assignment.
         num_workers: Number of workers of the team that will run it, at least the number of lists.
+        seconds: Time of each job on one thread. A task is claimed in pieces of at least :data:`PIECE_S`; a job
+            without a time is claimed whole.
     """
 
-    def __init__(self, assignment: Assignment, kernels: Mapping[int, Kernel], num_workers: int) -> None:
+    def __init__(
+        self,
+        assignment: Assignment,
+        kernels: Mapping[int, Kernel],
+        num_workers: int,
+        seconds: Mapping[int, float] | None = None,
+    ) -> None:
         native = _load()
         self.handle: int = native.nimble_plan(num_workers)
         weakref.finalize(self, native.nimble_plan_free, self.handle)
@@ -66,7 +76,9 @@ class ReplayPlan:
                 kernel = kernels[piece.job]
                 waits = (_Wait * len(piece.waits))(*(_Wait(*wait) for wait in piece.waits))
                 begin, end = piece.units(kernel.units)
-                native.nimble_plan_add(self.handle, worker, kernel.address, begin, end, waits, len(piece.waits))
+                took = (seconds or {}).get(piece.job, 0.0)
+                grain = max(1, math.ceil(kernel.units * PIECE_S / took)) if took else end - begin
+                native.nimble_plan_add(self.handle, worker, kernel.address, begin, end, grain, waits, len(piece.waits))
 
 
 class Team:

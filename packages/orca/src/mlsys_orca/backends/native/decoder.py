@@ -13,6 +13,7 @@ from typing import Self
 import numpy as np
 import torch
 from mlsys_core.errors import InvalidInputError, MemoryPlanError, MlsysError
+from mlsys_core.memory.pages import advise_huge_pages
 from mlsys_core.native import warn_without_kernels
 from mlsys_orca.backends.native import library
 from mlsys_orca.backends.native.factors import Factors
@@ -62,7 +63,7 @@ class NativeKVCache:
         self.keys = torch.empty(*heads, config.head_dim, PANEL, dtype=dtype)
         self.values = torch.empty(*heads, PANEL, -(-config.head_dim // PANEL) * PANEL, dtype=dtype)
         for tensor in (self.keys, self.values):
-            library.load().orca_huge_pages(tensor.data_ptr(), tensor.nbytes)
+            advise_huge_pages(tensor.data_ptr(), tensor.nbytes)
 
     @property
     def nbytes(self) -> int:

@@ -152,7 +152,6 @@ def load(flags: tuple[str, ...] = ()) -> Any:
     library.orca_run.argtypes = [c_void_p, POINTER(Batch)]
     library.orca_pack.argtypes = [c_void_p, c_void_p, *[c_int32] * 6]
     library.orca_look_up.argtypes = [POINTER(Codes), c_void_p, c_int32, c_void_p]
-    library.orca_huge_pages.argtypes = [c_void_p, c_int64]
     return library
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from mlsys_core.memory.pages import advise_huge_pages
 from mlsys_orca.backends.native import library
 from mlsys_orca.backends.native.library import KINDS, PANEL, address
 from mlsys_orca.model.layers import Linear
@@ -79,7 +80,7 @@ def _pack_rows(rows: Tensor, is_gated: bool) -> Tensor:
         across += across % 2  # the loops take two at a time
     packed = torch.empty(across * len(halves), rows.shape[1], PANEL, dtype=rows.dtype)
     native = library.load()
-    native.orca_huge_pages(packed.data_ptr(), packed.nbytes)
+    advise_huge_pages(packed.data_ptr(), packed.nbytes)
     for number, half in enumerate(halves):
         columns, depth = half.shape
         native.orca_pack(half.data_ptr(), packed.data_ptr(), rows.itemsize, columns, depth, across, len(halves), number)

@@ -1,21 +1,19 @@
-// A decoder's iteration as a list of operators, and the thread team that runs it: what mlsys_orca.backends.native.library loads.
+// A decoder's iteration as a list of operators, and the threads that run it: what mlsys_orca.backends.native.library loads.
 //
 // The operators work on registers, fp32 matrices [rows, width]. Each is one parallel loop, or two where its rows must be
 // prepared first. Layers run without a return to Python in between.
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 #include <chrono>
 #include <map>
 #include <variant>
+
+#include <mlsys/thread_pool.h>
 
 #include "attention.h"
 #include "attention_in_pairs.h"
 #include "lookup.h"
 #include "matmul.h"
 #include "rows.h"
-#include "team.h"
 #include "tiles.h"
 
 namespace orca {
@@ -69,7 +67,7 @@ struct Batch {
 class Program {
   public:
     Program(int threads, int spins, int num_registers, const int32_t* widths)
-        : team(threads, spins), registers(num_registers), owned(num_registers), peaks(threads), own_memory(threads) {
+        : pool(threads, spins), registers(num_registers), owned(num_registers), peaks(threads), own_memory(threads) {
         for (int i = 0; i < num_registers; i++) registers[i].width = widths[i];
     }
 
@@ -89,7 +87,7 @@ class Program {
         divide_spans();
         if (what.largest)
             for (auto& own : peaks) own.assign(what.num_sampled, Peak());
-        team.run([](void* self, int thread) { ((Program*)self)->execute(thread); }, this);
+        pool.run([](void* self, int thread) { ((Program*)self)->execute(thread); }, this);
         for (int row = 0; what.largest && row < what.num_sampled; row++) {
             Peak most;
             for (auto& own : peaks) most = std::max(most, own[row]);
@@ -190,32 +188,62 @@ class Program {
 
     // --- products ---
 
+    // The rows that a product multiplies: a register's, or rows prepared from it (normalised, rounded to bf16). Few rows are
+    // prepared by each thread for itself, within its first claim: a late thread may not read what later operators write.
+    class Input {
+      public:
+        Input(Program& program, const Gemm& op, int thread, int count)
+            : source(program.registers[op.source]), norm(op.norm), depth(op.matrix.depth), count(count),
+              in_pairs(op.matrix.is_in_pairs()), stride(in_pairs ? depth / 2 : depth), ready(source.floats),
+              own(program.own_memory[thread].rows) {
+            if (source.is_bf16 || (norm.kind == NO_NORM && !in_pairs)) return;
+            ready = nullptr;
+            // Where the product is added to its own source, all rows are prepared before any is written.
+            by_all = count > FEW_ROWS || op.source == op.target;
+        }
+
+        bool is_prepared_by_all() const { return by_all; }
+
+        void use(const float* rows) { ready = rows; }
+
+        void prepare(int row, float* all) const {
+            const float* from = source.floats + (int64_t)row * depth;
+            float* to = all + row * stride;
+            if (norm.kind == NO_NORM)
+                convert_row(from, (uint16_t*)to, depth);
+            else if (in_pairs)
+                normalise(norm, from, (uint16_t*)to);
+            else
+                normalise(norm, from, to);
+        }
+
+        const float* rows() {
+            if (!ready) {
+                float* to = own.grow((count + TILE_ROWS) * stride);
+                for (int row = 0; row < count; row++) prepare(row, to);
+                ready = to;
+            }
+            return ready;
+        }
+
+      private:
+        const Register& source;
+        const Norm& norm;
+        const int depth, count;
+        const bool in_pairs;
+        const int64_t stride;  // of the prepared rows
+        const float* ready;
+        Scratch& own;
+        bool by_all = false;
+    };
+
     void run_gemm(const Gemm& op, int thread, int rows) {
         const int depth = op.matrix.depth;
         if (!rows) return;
-        const Register& source = registers[op.source];
-        const float* input = source.floats;
-        const bool in_pairs = op.matrix.is_in_pairs();
-        if (!source.is_bf16 && (op.norm.kind != NO_NORM || in_pairs)) {
-            const int64_t stride = in_pairs ? depth / 2 : depth;  // of the prepared rows
-            auto prepare = [&](int row, float* to) {
-                const float* from = source.floats + (int64_t)row * depth;
-                if (op.norm.kind == NO_NORM)
-                    convert_row(from, (uint16_t*)to, depth);
-                else if (in_pairs)
-                    normalise(op.norm, from, (uint16_t*)to);
-                else
-                    normalise(op.norm, from, to);
-            };
-            // Where the product is added to its own source, all rows are prepared before any is written.
-            if (rows <= FEW_ROWS && op.source != op.target) {
-                float* own = own_memory[thread].rows.grow((rows + TILE_ROWS) * stride);
-                for (int row = 0; row < rows; row++) prepare(row, own + row * stride);
-                input = own;
-            } else {
-                for_each_row(thread, rows, depth, [&](int row) { prepare(row, prepared + row * stride); });
-                input = prepared;
-            }
+        Input input(*this, op, thread, rows);
+        if (input.is_prepared_by_all()) {
+            for_each_row(thread, rows, depth, [&](int row) { input.prepare(row, prepared); });
+            input.use(prepared);
         }
         float* scratch = own_memory[thread].tiles.grow((int64_t)NEAR_PANELS * depth * PANEL + MAX_TILE_ROWS * TILE_PANELS * PANEL);
         switch (op.matrix.kind) {
@@ -224,7 +252,7 @@ class Program {
             case INT8: run_codes<Int8Panel>(op, thread, rows, input, scratch); break;
             case INT4: run_codes<Int4Panel>(op, thread, rows, input, scratch); break;
             case BF16_PAIRS:
-                is_by_amx(op.matrix) ? run_by_amx<PairsPanel>(op, thread, rows, (const uint32_t*)input, scratch)
+                is_by_amx(op.matrix) ? run_by_amx<PairsPanel>(op, thread, rows, input, scratch)
                                       : run_tiles<PairsPanel, true>(op, thread, rows, input, scratch);
                 break;
         }
@@ -234,14 +262,14 @@ class Program {
     template <class Work>
     void for_each_row(int thread, int rows, int size, Work&& work) {
         const int step = std::max(1, 8192 / size);
-        team.for_each(thread, (rows + step - 1) / step, [&](int i) {
+        pool.for_each(thread, (rows + step - 1) / step, [&](int i) {
             for (int row = i * step; row < std::min(rows, (i + 1) * step); row++) work(row);
         });
     }
 
     template <class Panel>
-    void run_codes(const Gemm& op, int thread, int rows, const float* input, float* scratch) {
-        if (is_by_amx(op.matrix)) return run_by_amx<Panel>(op, thread, rows, (const uint32_t*)input, scratch);
+    void run_codes(const Gemm& op, int thread, int rows, Input& input, float* scratch) {
+        if (is_by_amx(op.matrix)) return run_by_amx<Panel>(op, thread, rows, input, scratch);
         if constexpr (HAS_PAIRS)
             if (op.matrix.is_in_pairs()) return run_tiles<Panel, true>(op, thread, rows, input, scratch);
         run_tiles<Panel>(op, thread, rows, input, scratch);
@@ -249,30 +277,31 @@ class Program {
 
     // How many blocks `rows` fall into, if a block has `most` at most and every thread is to have several tiles.
     int blocks_of_rows(int rows, int most, int across) const {
-        return std::max((rows + most - 1) / most, (TILES_PER_THREAD * team.size + across - 1) / across);
+        return std::max((rows + most - 1) / most, (TILES_PER_THREAD * pool.size + across - 1) / across);
     }
 
     // A tile is a pair of panels against a block of rows: the more rows, the less often a panel is read and decoded.
     template <class Panel, bool IN_PAIRS = false>
-    void run_tiles(const Gemm& op, int thread, int rows, const float* input, float* scratch) {
+    void run_tiles(const Gemm& op, int thread, int rows, Input& input, float* scratch) {
         const int depth = op.matrix.depth, across = (op.matrix.panels() + TILE_PANELS - 1) / TILE_PANELS;
         // Where a panel is read as it stands, the next rows find it in the second-level cache; else it was decoded for all.
         constexpr bool AS_IT_IS = std::is_same_v<Panel, F32Panel> || std::is_same_v<Panel, PairsPanel>;
         int wanted = blocks_of_rows(rows, AS_IT_IS ? NEAR_TILE_ROWS : MAX_TILE_ROWS, across);
-        if (wanted > 1) wanted = (wanted + team.size - 1) / team.size * team.size;  // that threads have rows of their own
+        if (wanted > 1) wanted = (wanted + pool.size - 1) / pool.size * pool.size;  // that threads have rows of their own
         const int block = std::max((rows + wanted - 1) / wanted, std::min(rows, MIN_TILE_ROWS));
         const int down = (rows + block - 1) / block;
         // Each thread takes blocks of its own, panel by panel, where there are enough of them; else panels of its own.
-        const int sets = down % team.size ? 1 : team.size, own = down / sets;
-        team.for_each(thread, across * down, [&](int i) {
+        const int sets = down % pool.size ? 1 : pool.size, own = down / sets;
+        pool.for_each(thread, across * down, [&](int i) {
             const int set = i / (across * own), rest = i % (across * own);
             const int panel = rest / own * TILE_PANELS, first = (set * own + rest % own) * block;
             float* sums = scratch + (int64_t)NEAR_PANELS * depth * PANEL;
             const int some = std::min(block, rows - first);
             const auto begins = [&](int row, int few) { ask_for_target(op, panel, first + row, few); };
-            const uint32_t* pairs = (const uint32_t*)input + (int64_t)first * (depth / 2);
+            const float* from = input.rows();
+            const uint32_t* pairs = (const uint32_t*)from + (int64_t)first * (depth / 2);
             if constexpr (!IN_PAIRS)
-                multiply_tile<Panel, TILE_PANELS>(op.matrix, panel, some, input + (int64_t)first * depth, depth, scratch, sums, begins);
+                multiply_tile<Panel, TILE_PANELS>(op.matrix, panel, some, from + (int64_t)first * depth, depth, scratch, sums, begins);
             else if constexpr (std::is_same_v<Panel, PairsPanel>)
                 multiply_tile_of_pairs(op.matrix, panel, some, pairs, depth / 2, 2 * (int64_t)depth * PANEL, sums, begins);
             else
@@ -284,22 +313,23 @@ class Program {
     // As `run_tiles`, rows in pairs of bf16: all panels meet one block of rows, then the next; 32 rows at a time are
     // multiplied and finished, so that their sums never leave the first-level cache.
     template <class Panel>
-    void run_by_amx(const Gemm& op, int thread, int rows, const uint32_t* input, float* scratch) {
+    void run_by_amx(const Gemm& op, int thread, int rows, Input& input, float* scratch) {
         const Matrix& m = op.matrix;
         const int across = (m.panels() + TILE_PANELS - 1) / TILE_PANELS;
         const int wanted = blocks_of_rows(rows, std::max(UNIT_ROWS, UNIT_BYTES / m.depth / 2), across);
         const int block = ((rows + wanted - 1) / wanted + UNIT_ROWS - 1) / UNIT_ROWS * UNIT_ROWS;
-        team.for_each(thread, across * ((rows + block - 1) / block), [&](int i) {
+        pool.for_each(thread, across * ((rows + block - 1) / block), [&](int i) {
+            const uint32_t* from = (const uint32_t*)input.rows();
             const int panel = i % across * TILE_PANELS, first = i / across * block, stop = std::min(rows, first + block);
             if constexpr (std::is_same_v<Panel, PairsPanel>) {
-                multiply_block(op, thread, panel, first, stop, input, StoredPanels{{Panel(m, panel).weights, Panel(m, panel + 1).weights}});
+                multiply_block(op, thread, panel, first, stop, from, StoredPanels{{Panel(m, panel).weights, Panel(m, panel + 1).weights}});
             } else if (stop - first <= UNIT_ROWS) {
                 const DecodedPanels<Panel> panels{{Panel(m, panel), Panel(m, panel + 1)}, m.group, (uint16_t*)scratch};
-                multiply_block(op, thread, panel, first, stop, input, panels);
+                multiply_block(op, thread, panel, first, stop, from, panels);
             } else {
                 uint16_t* decoded[2] = {(uint16_t*)scratch, (uint16_t*)scratch + (int64_t)m.depth * PANEL};
                 for (int p = 0; p < 2; p++) decode_pairs(Panel(m, panel + p), 0, m.depth, m.group, decoded[p]);
-                multiply_block(op, thread, panel, first, stop, input, StoredPanels{{decoded[0], decoded[1]}});
+                multiply_block(op, thread, panel, first, stop, from, StoredPanels{{decoded[0], decoded[1]}});
             }
         });
     }
@@ -398,7 +428,7 @@ class Program {
         const bool is_whole = longest <= most && !has_rest;
         if (!is_whole) {
             const int step = 8;
-            team.for_each(thread, (batch->num_rows + step - 1) / step, [&](int i) {
+            pool.for_each(thread, (batch->num_rows + step - 1) / step, [&](int i) {
                 for (int row = i * step; row < std::min(batch->num_rows, (i + 1) * step); row++)
                     for (int head = 0; head < op.num_kv_heads; head++)
                         keep_row(batch->spans[span_of_row[row]], row, head);
@@ -406,11 +436,11 @@ class Program {
         }
         const std::vector<Task>& own = has_rest ? sampled_tasks : tasks.at(most);
         const auto first_task = [&](int owner) {  // of the rows that are its own in other operators, too
-            const int row = (int64_t)batch->num_rows * owner / team.size;
+            const int row = (int64_t)batch->num_rows * owner / pool.size;
             const auto at = std::lower_bound(own.begin(), own.end(), row, [](const Task& task, int row) { return task.begin < row; });
             return (int)(at - own.begin()) * op.num_kv_heads;
         };
-        team.for_each_dealt(thread, first_task, [&](int i) {
+        pool.for_each_dealt(thread, first_task, [&](int i) {
             const Task& part = own[i / op.num_kv_heads];
             const int begin = part.begin, end = part.end;  // no structured binding: C++17's lambdas cannot capture one
             const int head = i % op.num_kv_heads;
@@ -445,7 +475,7 @@ class Program {
         const Register& all = registers[op.taken];
         const int64_t nbytes = all.width * (all.is_bf16 ? sizeof(uint16_t) : sizeof(float));
         char* rows = (char*)all.floats;
-        team.for_each(thread, 1, [&](int) {
+        pool.for_each(thread, 1, [&](int) {
             for (int i = 0; i < batch->num_sampled; i++) std::memmove(rows + i * nbytes, rows + batch->sampled[i] * nbytes, nbytes);
         });
     }
@@ -454,7 +484,7 @@ class Program {
         Scratch tiles, rows, attention;  // tiles: decoded panels and sums; rows: prepared ones
     };
 
-    Team team;
+    mlsys::ThreadPool pool;
     std::vector<Register> registers;
     std::vector<Scratch> owned;            // registers' memory; index 0 is `prepared`
     std::vector<std::vector<Peak>> peaks;  // per thread: of each sampled row
@@ -517,17 +547,6 @@ int orca_has_unit() { return orca::has_tiles(); }
 int orca_bf16_cache(int head_dim) { return orca::attends_in_pairs(head_dim) ? orca::PAIRS : orca::HALVES; }
 
 void orca_run(Program* program, const orca::Batch* batch) { program->run(*batch); }
-
-// GenerationParameters for large pages before the memory is first touched: a product walks through all of it once per iteration.
-void orca_huge_pages(void* from, int64_t size) {
-#if defined(__linux__)
-    const uintptr_t page = 2 << 20, begin = ((uintptr_t)from + page - 1) & ~(page - 1);
-    const uintptr_t end = ((uintptr_t)from + size) & ~(page - 1);
-    if (begin < end) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
-#else
-    (void)from, (void)size;
-#endif
-}
 
 // [columns, depth] row by row -> panels `first`, `first + stride`, ... of a packed matrix; missing columns are 0.
 void orca_pack(const void* from, void* to, int size, int columns, int depth, int panels, int stride, int first) {
