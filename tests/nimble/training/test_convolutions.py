@@ -10,7 +10,7 @@ from mlsys_nimble.backends.cpu.library import View
 from mlsys_nimble.ir.operators import Aten, Convolution, Input
 from mlsys_nimble.ir.program import Operator
 from mlsys_nimble.ir.strides import channels_last, dense
-from mlsys_nimble.training import convolutions, products
+from mlsys_nimble.training import convolutions, gemms
 from mlsys_nimble.training.convolutions import way_of, work_of
 from mlsys_nimble.training.kernels import KernelList
 from mlsys_nimble.training.passes import GRADIENT
@@ -34,7 +34,7 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {  #
         (2, LANES, 5, 4), (LANES, 1, 3, 3), {"padding": (1, 2), "dilation": (2, 2), "groups": LANES}
     ),
     "depthwise, single pixels": ((4, 3 * LANES, 1, 1), (3 * LANES, 1, 3, 3), {"padding": (1, 1), "groups": 3 * LANES}),
-    "product": ((3, 5, 4, 3), (7, 5, 1, 1), {}),
+    "gemm": ((3, 5, 4, 3), (7, 5, 1, 1), {}),
 }  # fmt: skip
 
 
@@ -73,8 +73,8 @@ def run(case: Case, role: str, num_threads: int) -> Tensor:
     views = [View.of(tensor) for tensor in inputs]
     work = work_of(operator, views, [View(0, "float32", tuple(case.exact[role].shape), ())])
     assert work is not None
-    if way_of(work, LANES) == "product":
-        return products.pixels(work)(*inputs)
+    if way_of(work, LANES) == "gemm":
+        return gemms.pixels(work)(*inputs)
     out = torch.empty_strided(case.exact[role].shape, convolutions.strides_of_result(work)).fill_(float("nan"))
     kernels = convolutions.make_kernels(work, views, View.of(out))
     assert kernels
@@ -92,7 +92,7 @@ def test_they_compute_what_torch_does(name: str, role: str, num_threads: int):
     assert (made - exact).abs().max() <= 3e-6 * exact.abs().max()
 
 
-@pytest.mark.parametrize("name", ["tiles of 4", "tiles of 2", "product"])
+@pytest.mark.parametrize("name", ["tiles of 4", "tiles of 2", "gemm"])
 def test_a_bias_is_added(name: str):
     case = Case(name, has_bias=True)
     made, exact = run(case, "forward", 1), case.exact["forward"]

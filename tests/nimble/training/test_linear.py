@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from mlsys_nimble.backends.cpu.library import View
-from mlsys_nimble.ir.operators import Aten, Epilogue, Input, Product, WeightGradient
+from mlsys_nimble.ir.operators import Aten, Epilogue, Gemm, Input, WeightGradient
 from mlsys_nimble.ir.program import Operator
 from mlsys_nimble.training import layer_norm, linear
 from mlsys_nimble.training.kernels import KernelList
@@ -17,9 +17,9 @@ LANES = 16  # of the widest build; narrower ones take its multiples too
 WIDTHS = [(1, LANES), (5, 2 * LANES), (300, 3 * LANES), (LANES, 8 * LANES)]  # of features and columns
 
 
-def rows(*shape: int, is_turned: bool) -> Tensor:
+def rows(*shape: int, is_transposed: bool) -> Tensor:
     """Rows as they come, or with the first two dimensions in the other order in memory."""
-    if is_turned:
+    if is_transposed:
         return torch.randn(shape[1], shape[0], *shape[2:]).transpose(0, 1)
     return torch.randn(shape)
 
@@ -31,45 +31,49 @@ def run(operator: Operator, inputs: list[Tensor], shapes: list[tuple[int, ...]],
     outputs = [
         torch.empty_strided(shape, step).fill_(float("nan")) for shape, step in zip(shapes, strides, strict=True)
     ]
-    assert isinstance(operator.kind, Product | WeightGradient)
+    assert isinstance(operator.kind, Gemm | WeightGradient)
     kernels = linear.make_kernels(operator.kind, views, [View.of(tensor) for tensor in outputs])
     KernelList(kernels, num_threads).run()
     return outputs
 
 
 @pytest.mark.parametrize(("depth", "columns"), WIDTHS)
-@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize("is_transposed", [False, True])
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("extras", ["", "bias", "bias residual relu", "residual", "mask", "residual mask"])
-def test_products_and_what_follows(depth: int, columns: int, is_turned: bool, num_threads: int, extras: str):
+def test_gemms_and_their_epilogues(depth: int, columns: int, is_transposed: bool, num_threads: int, extras: str):
     torch.manual_seed(0)
     shape = (9, 15, columns)
-    a = rows(9, 15, depth, is_turned=is_turned)
-    b = torch.randn(columns, depth).t() if is_turned else torch.randn(depth, columns)
-    bias, residual, mask = torch.randn(columns), rows(*shape, is_turned=is_turned), rows(*shape, is_turned=is_turned)
+    a = rows(9, 15, depth, is_transposed=is_transposed)
+    b = torch.randn(columns, depth).t() if is_transposed else torch.randn(depth, columns)
+    bias, residual, mask = (
+        torch.randn(columns),
+        rows(*shape, is_transposed=is_transposed),
+        rows(*shape, is_transposed=is_transposed),
+    )
     epilogue = Epilogue("relu" if "relu" in extras else None, has_residual="residual" in extras)
-    kind = Product(has_bias="bias" in extras, has_mask="mask" in extras, epilogue=epilogue)
+    kind = Gemm(has_bias="bias" in extras, has_mask="mask" in extras, epilogue=epilogue)
     inputs = [a, b, *([bias] if kind.has_bias else []), *([mask] if kind.has_mask else [])]
     inputs += [residual] if epilogue.has_residual else []
     wanted = a.double() @ b.double() + (bias.double() if kind.has_bias else 0)
     wanted = wanted + residual.double() if epilogue.has_residual else wanted
     wanted = wanted.relu() if "relu" in extras else wanted
     wanted = wanted * (mask > 0) if kind.has_mask else wanted
-    operator = Operator("product", kind, tuple(range(len(inputs))), (9,))
+    operator = Operator("gemm", kind, tuple(range(len(inputs))), (9,))
     (made,) = run(operator, inputs, [shape], num_threads)
     assert (made.stride() == a.stride()) == (depth == columns)
     torch.testing.assert_close(made.double(), wanted, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(("columns", "features"), [(LANES, LANES), (20 * LANES, 2 * LANES), (3 * LANES, 7 * LANES)])
-@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize("is_transposed", [False, True])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_gradients_of_weights_and_biases(
-    columns: int, features: int, is_turned: bool, has_bias: bool, num_threads: int
+    columns: int, features: int, is_transposed: bool, has_bias: bool, num_threads: int
 ):
     torch.manual_seed(0)
-    dy, x = rows(13, 23, columns, is_turned=is_turned), rows(13, 23, features, is_turned=not is_turned)
+    dy, x = rows(13, 23, columns, is_transposed=is_transposed), rows(13, 23, features, is_transposed=not is_transposed)
     operator = Operator("gradient", WeightGradient(has_bias=has_bias), (0, 1), (2, 3)[: 1 + has_bias])
     shapes = [(columns, features), (columns,)][: 1 + has_bias]
     made = run(operator, [dy, x], shapes, num_threads)
@@ -81,7 +85,7 @@ def test_gradients_of_weights_and_biases(
 
 def test_what_lies_otherwise_is_torchs():
     def takes(a: Tensor, b: Tensor) -> bool:
-        return linear.strides_of_results(Operator("p", Product(), (0, 1), (2,)), [View.of(a), View.of(b)]) is not None
+        return linear.strides_of_results(Operator("p", Gemm(), (0, 1), (2,)), [View.of(a), View.of(b)]) is not None
 
     a, b = torch.randn(7, 5), torch.randn(5, LANES)
     assert takes(a, b)
@@ -89,15 +93,15 @@ def test_what_lies_otherwise_is_torchs():
     assert not takes(torch.randn(5, 7).t(), b)
     assert not takes(a, torch.randn(5, LANES + 1))
     views = [View.of(tensor) for tensor in (a, b, torch.randn(2 * LANES)[::2])]
-    assert linear.strides_of_results(Operator("p", Product(has_bias=True), (0, 1, 2), (3,)), views) is None
+    assert linear.strides_of_results(Operator("p", Gemm(has_bias=True), (0, 1, 2), (3,)), views) is None
 
 
-@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize("is_transposed", [False, True])
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_layer_norms_and_their_gradients(is_turned: bool, num_threads: int):
+def test_layer_norms_and_their_gradients(is_transposed: bool, num_threads: int):
     torch.manual_seed(0)
     width = 3 * LANES
-    x, dy = rows(11, 17, width, is_turned=is_turned) + 3, rows(11, 17, width, is_turned=False)
+    x, dy = rows(11, 17, width, is_transposed=is_transposed) + 3, rows(11, 17, width, is_transposed=False)
     weight, bias = torch.randn(width), torch.randn(width)
     exact = [tensor.double().requires_grad_() for tensor in (x, weight, bias)]
     wanted = torch.nn.functional.layer_norm(exact[0], (width,), *exact[1:], 1e-5)

@@ -14,10 +14,10 @@ from mlsys_nimble.capture import capture
 from mlsys_nimble.ir.operators import (
     Copy,
     Epilogue,
+    Gemm,
     MatMul,
     Permute,
     Pointwise,
-    Product,
     Reduce,
     Reshape,
     WeightGradient,
@@ -51,10 +51,10 @@ def test_a_layer_between_turned_rows_is_one_product():
         return (torch.relu(y + residual),)
 
     program = joined(forward, torch.randn(8, 12, 16), torch.randn(24, 16), torch.randn(24), torch.randn(8, 12, 24))
-    (product,) = (operator for operator in program.operators if isinstance(operator.kind, Product))
-    assert product.kind == Product(has_bias=True, epilogue=Epilogue("relu", has_residual=True))
-    assert kinds(program) == [Permute, Product]  # of the weight
-    assert product.inputs[0] == program.inputs[0]
+    (gemm,) = (operator for operator in program.operators if isinstance(operator.kind, Gemm))
+    assert gemm.kind == Gemm(has_bias=True, epilogue=Epilogue("relu", has_residual=True))
+    assert kinds(program) == [Permute, Gemm]  # of the weight
+    assert gemm.inputs[0] == program.inputs[0]
 
 
 def test_the_gradients_of_a_layer():
@@ -65,7 +65,7 @@ def test_the_gradients_of_a_layer():
 
     x = torch.randn(8, 12, 16)
     program = joined(backward, torch.randn(8, 12, 24), x, torch.randn(24, 16), torch.relu(torch.randn(8, 12, 16)))
-    assert Product(has_mask=True) in [operator.kind for operator in program.operators]
+    assert Gemm(has_mask=True) in [operator.kind for operator in program.operators]
     assert WeightGradient(has_bias=True) in [operator.kind for operator in program.operators]
     assert not {Reduce, Pointwise, MatMul}.intersection(kinds(program))
 
@@ -76,11 +76,11 @@ def test_a_result_that_others_read_stays():
         return y, torch.relu(y), torch.sigmoid(x @ weight + x.sum(1, keepdim=True))
 
     program = joined(forward, torch.randn(96, 16), torch.randn(16, 24))
-    assert all(kind.kind == Product() for kind in program.operators if isinstance(kind.kind, Product))
+    assert all(kind.kind == Gemm() for kind in program.operators if isinstance(kind.kind, Gemm))
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(8, 24), (96, 10)])
-def test_few_rows_and_odd_widths_stay_products_of_matrices(rows: int, columns: int):
+def test_few_rows_and_odd_widths_stay_matmuls(rows: int, columns: int):
     program = joined(lambda x, weight: (x @ weight,), torch.randn(rows, 16), torch.randn(16, columns))
     assert kinds(program) == [MatMul]
 

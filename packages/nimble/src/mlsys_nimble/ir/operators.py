@@ -80,8 +80,11 @@ class MatMul:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
-    """a [*rows, K], b [K, N], bias? [N], mask? [*rows, N], residual?; -> a b + bias [*rows, N], 0 where mask <= 0."""
+class Gemm:
+    """GEMM of rows, both sides computed: a linear layer while its weight changes.
+
+    a [*rows, K], b [K, N], bias? [N], mask? [*rows, N], residual?; -> a b + bias [*rows, N], 0 where mask <= 0.
+    """
 
     has_bias: bool = False
     has_mask: bool = False  # a relu's result, to form its gradient; applied after the epilogue
@@ -263,7 +266,7 @@ Kind: TypeAlias = (
     | Separable
     | Linear
     | MatMul
-    | Product
+    | Gemm
     | WeightGradient
     | Attention
     | Pointwise

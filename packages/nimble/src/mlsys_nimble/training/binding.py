@@ -16,25 +16,25 @@ from mlsys_nimble.ir import operators as kinds
 from mlsys_nimble.ir.operators import BatchNormGradient, BatchNormTraining
 from mlsys_nimble.ir.program import Operator, ValueType
 from mlsys_nimble.ir.strides import Strides, dense, order_of, row_major
-from mlsys_nimble.training import attention, convolutions, kernels, layer_norm, linear, products
+from mlsys_nimble.training import attention, convolutions, gemms, kernels, layer_norm, linear
 from mlsys_nimble.training.attention import attention_of
 from mlsys_nimble.training.convolutions import images_of, way_of, work_of
 from mlsys_nimble.training.passes import GRADIENT
 
 _BY_KERNEL = (kinds.Pointwise, kinds.Reduce, kinds.Copy, kinds.Cast, kinds.Pad)
 _NORMS = (BatchNormTraining, BatchNormGradient)
-_LINEAR = (kinds.Product, kinds.WeightGradient)
+_LINEAR = (kinds.Gemm, kinds.WeightGradient)
 
 
 def torch_run(operator: Operator, values: Sequence[ValueType]) -> Run:
     """Return torch's function for an operator. Convolutions get channels-last images, which are fastest in oneDNN."""
     kind = operator.kind
     work = work_of(operator, *([values[value] for value in group] for group in (operator.inputs, operator.outputs)))
-    if work is not None and way_of(work, 1) == "product":
-        into = products.pixels(work)
+    if work is not None and way_of(work, 1) == "gemm":
+        into = gemms.pixels(work)
         return replace(into, write=_with_channels_last(into.write, images_of(work), first=1))
     if isinstance(kind, kinds.MatMul) and kind.scale == 1 and _are_matrices(operator, values):
-        return products.product(values[operator.outputs[0]].shape)
+        return gemms.gemm(values[operator.outputs[0]].shape)
     if isinstance(kind, kinds.Aten):
         run = _aten_run(kind) or compile_operator(operator, values)
         return _with_channels_last(run, 2) if kind.target == GRADIENT else run
@@ -137,7 +137,7 @@ def image_inputs(operator: Operator, values: Sequence[ValueType], inputs: Sequen
             return []
     else:
         work = work_of(operator, [values[value] for value in operator.inputs], [values[v] for v in operator.outputs])
-        if work is None or way_of(work, kernels.load().training_lanes()) in (None, "product"):
+        if work is None or way_of(work, kernels.load().training_lanes()) in (None, "gemm"):
             return []
         images = images[: images_of(work)]
     return [index for index in images if not kernels.lies_channels_last(View.of(inputs[index]))]

@@ -27,7 +27,7 @@ LEAST_TILES = 16  # of Winograd's algorithm
 
 Looks: TypeAlias = ValueType | View
 Role = Literal["forward", "input gradient", "weight gradient"]
-Way = Literal["winograd2", "winograd4", "depthwise", "product"]
+Way = Literal["winograd2", "winograd4", "depthwise", "gemm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def _pair(sizes: Sequence[int]) -> tuple[int, int]:
 def way_of(work: Work, lanes: int) -> Way | None:
     """Choose the algorithm of a convolution or gradient; None: torch's.
 
-    A convolution of single pixels is a product. 3x3 convolutions and both their gradients use Winograd's minimal
+    A convolution of single pixels is a GEMM. 3x3 convolutions and both their gradients use Winograd's minimal
     filtering, with the tiles that need the fewest multiplications. Depthwise convolutions of small images, and the
     gradients of large depthwise windows, have kernels of their own.
 
@@ -91,7 +91,7 @@ def way_of(work: Work, lanes: int) -> Way | None:
     window = work.weight[2:]
     is_dense = work.stride == work.dilation == (1, 1) and work.groups == 1
     if is_dense and window == (1, 1) and work.before == (0, 0) and work.x[2:] == work.y[2:]:
-        return "product"
+        return "gemm"
     if work.x[1] % lanes or work.y[1] % lanes:
         return None
     if is_dense and window == (3, 3) and all(0 <= padding <= 2 for padding in work.before):
@@ -150,7 +150,7 @@ class WinogradGradientStruct(Structure):
 def make_kernels(work: Work, inputs: Sequence[View], out: View) -> list[Kernel]:
     """Bind the kernels of a convolution or gradient; none if torch computes it or images are not channels last."""
     way = way_of(work, load().training_lanes())
-    if way is None or way == "product" or not all(map(lies_channels_last, inputs[: images_of(work)])):
+    if way is None or way == "gemm" or not all(map(lies_channels_last, inputs[: images_of(work)])):
         return []
     if way == "depthwise":
         return _depthwise(work, inputs, out)

@@ -23,9 +23,9 @@ from mlsys_nimble.backends.reference.operators import Run
 from mlsys_nimble.ir.operators import VIEWS
 from mlsys_nimble.ir.program import Operator, Program, ValueId
 from mlsys_nimble.training.binding import make_kernels
+from mlsys_nimble.training.gemms import Into
 from mlsys_nimble.training.kernels import KernelList, load
 from mlsys_nimble.training.prerun import Prerun, prerun
-from mlsys_nimble.training.products import Into
 from mlsys_nimble.training.rows import join_rows
 
 MAX_REPLAYS = 4  # sets of input strides that are kept

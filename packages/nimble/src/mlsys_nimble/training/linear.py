@@ -1,6 +1,6 @@
-"""Kernels of linear layers in training (native/product.h): products with epilogues, and the gradient of the weights.
+"""Kernels of linear layers in training (native/product.h): GEMMs with epilogues, and the gradient of the weights.
 
-Weights change at each step, so a product packs them first, which costs little compared with many rows.
+Weights change at each step, so a GEMM packs them first, which costs little compared with many rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from mlsys_nimble.backends.cpu import kernels as native
 from mlsys_nimble.backends.cpu import loops
 from mlsys_nimble.backends.cpu.library import Kernel, View, ViewStruct, view_struct
-from mlsys_nimble.ir.operators import Product, WeightGradient
+from mlsys_nimble.ir.operators import Gemm, WeightGradient
 from mlsys_nimble.ir.program import Operator
 from mlsys_nimble.ir.strides import Strides, dense, order_of, row_major
 from mlsys_nimble.training.kernels import load
@@ -41,9 +41,9 @@ class WeightGradientStruct(Structure):
 
 
 def strides_of_results(operator: Operator, inputs: Sequence[View]) -> list[Strides] | None:
-    """Return the strides of a :class:`Product`'s or :class:`WeightGradient`'s results; None: torch runs it.
+    """Return the strides of a :class:`Gemm`'s or :class:`WeightGradient`'s results; None: torch runs it.
 
-    A product's rows are ordered like its residual's, or else its mask's or its input's; gradients are row-major.
+    A GEMM's rows are ordered like its residual's, or else its mask's or its input's; gradients are row-major.
     """
     kind, (a, b) = operator.kind, inputs[:2]
     lanes = load().training_lanes()
@@ -53,7 +53,7 @@ def strides_of_results(operator: Operator, inputs: Sequence[View]) -> list[Strid
         if a.shape[-1] % lanes or b.shape[-1] % lanes or b.strides[-1] != 1 or a.shape[:-1] != b.shape[:-1]:
             return None
         return [dense((a.shape[-1], b.shape[-1]), row_major(2)), *([(1,)] if kind.has_bias else [])]
-    if not isinstance(kind, Product) or b.shape[1] % lanes or 1 not in b.strides:
+    if not isinstance(kind, Gemm) or b.shape[1] % lanes or 1 not in b.strides:
         return None
     if kind.has_bias and inputs[2].strides != (1,):
         return None
@@ -75,7 +75,7 @@ def _rows(views: Sequence[View]) -> list[View]:
     return merged
 
 
-def make_kernels(kind: Product | WeightGradient, inputs: Sequence[View], outputs: Sequence[View]) -> list[Kernel]:
+def make_kernels(kind: Gemm | WeightGradient, inputs: Sequence[View], outputs: Sequence[View]) -> list[Kernel]:
     """Bind the kernels of an operator that :func:`strides_of_results` takes."""
     if isinstance(kind, WeightGradient):
         dy, x = inputs

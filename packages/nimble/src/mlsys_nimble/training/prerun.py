@@ -16,7 +16,7 @@ from mlsys_nimble.ir.operators import Copy
 from mlsys_nimble.ir.program import Operator, Program, ValueId
 from mlsys_nimble.ir.strides import Strides
 from mlsys_nimble.training.binding import image_inputs, strides_by_kernel, torch_run
-from mlsys_nimble.training.products import Into
+from mlsys_nimble.training.gemms import Into
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Linear layers of a training graph as operators over rows, fused with the operators around them.
 
-AOTAutograd gives products of matrices between views, copies, additions and sums. The order of a product's rows does not
+AOTAutograd gives products of matrices between views, copies, additions and sums. The order of a GEMM's rows does not
 matter, so views that only reorder rows move before it. Then a bias, a residual, a relu or a relu's gradient follows
 directly and is fused into it. The sum over rows that is a bias's gradient is fused into the weight's gradient.
 """
@@ -14,10 +14,10 @@ from mlsys_nimble.ir.operators import (
     VIEWS,
     Copy,
     Epilogue,
+    Gemm,
     MatMul,
     Permute,
     Pointwise,
-    Product,
     Reduce,
     Reshape,
     Step,
@@ -66,13 +66,13 @@ def _roots(program: Program) -> dict[ValueId, ValueId]:
 
 
 def join_rows(program: Program, lanes: int) -> Program:
-    """Find products of many rows and the gradients of their weights, and fuse the operators around them.
+    """Find GEMMs of many rows and the gradients of their weights, and fuse the operators around them.
 
     Args:
-        program: Program after the passes of training; products are found in float32.
-        lanes: Number of columns in a vector; products have whole vectors of columns.
+        program: Program after the passes of training; GEMMs are found in float32.
+        lanes: Number of columns in a vector; GEMMs have whole vectors of columns.
     """
-    program = _taken_in(find_products(program, lanes))
+    program = _taken_in(find_gemms(program, lanes))
     program = _taken_in(spread_rows(program))
     return remove_dead_code(simplify_views(straighten(sum_biases(program))))
 
@@ -86,8 +86,8 @@ def _taken_in(program: Program) -> Program:
         program = joined
 
 
-def find_products(program: Program, lanes: int) -> Program:
-    """Find products of two matrices, and products with a transposed first matrix, which are gradients of weights."""
+def find_gemms(program: Program, lanes: int) -> Program:
+    """Find GEMMs, and those with a transposed first matrix, which are gradients of weights."""
     rewriter = Rewriter(program)
     for place, operator in rewriter:
         types = [rewriter.type(value) for value in (*operator.inputs, *operator.outputs)]
@@ -101,7 +101,7 @@ def find_products(program: Program, lanes: int) -> Program:
             if depth >= LEAST_ROWS and count % lanes == 0:
                 rewriter.replace(place, replace(operator, kind=WeightGradient(), inputs=(turned.inputs[0], b)))
         elif count >= LEAST_ROWS:
-            rewriter.replace(place, replace(operator, kind=Product()))
+            rewriter.replace(place, replace(operator, kind=Gemm()))
     return rewriter.build()
 
 
@@ -111,7 +111,7 @@ def spread_rows(program: Program) -> Program:
     for place, operator in rewriter:
         if isinstance(operator.kind, WeightGradient):
             _spread_gradient(rewriter, place, operator)
-        elif isinstance(operator.kind, Product):
+        elif isinstance(operator.kind, Gemm):
             rows = _rows_of(rewriter, place, operator, operator.inputs[0])
             shape = (*rewriter.type(rows).shape[:-1], rewriter.type(operator.outputs[0]).shape[-1])
             if len(shape) > 2:
@@ -151,7 +151,7 @@ def _rows_of(rewriter: Rewriter, place: int, operator: Operator, value: ValueId)
 
 
 def take_in(program: Program) -> Program:
-    """Fuse products with views and elementwise operators that alone read them; return the same program if none do."""
+    """Fuse GEMMs with views and elementwise operators that alone read them; return the same program if none do."""
     rewriter = Rewriter(program)
     changed = False
     for place, operator in rewriter:
@@ -159,24 +159,24 @@ def take_in(program: Program) -> Program:
             changed |= _order_rows(rewriter, place, operator)
         elif isinstance(operator.kind, Pointwise) and operator.kind.dtype == "float32":
             for value in operator.inputs:
-                product = rewriter.sole_producer(value)
-                if product is None or not isinstance(product.kind, Product):
+                gemm = rewriter.sole_producer(value)
+                if gemm is None or not isinstance(gemm.kind, Gemm):
                     continue
-                joined = _joined(rewriter, product, operator, value)
+                joined = _joined(rewriter, gemm, operator, value)
                 if joined is not None:
                     rewriter.replace(place, joined)
-                    rewriter.drop(product)
+                    rewriter.drop(gemm)
                     changed = True
                     break
     return rewriter.build() if changed else program
 
 
 def _order_rows(rewriter: Rewriter, place: int, operator: Operator) -> bool:
-    """Replace a view of a product's rows by a product of viewed rows; return whether it was possible."""
-    product = rewriter.sole_producer(operator.inputs[0])
-    if product is None or not isinstance(product.kind, Product):
+    """Replace a view of a GEMM's rows by a GEMM of viewed rows; return whether it was possible."""
+    gemm = rewriter.sole_producer(operator.inputs[0])
+    if gemm is None or not isinstance(gemm.kind, Gemm):
         return False
-    if product.kind.has_mask or product.kind.epilogue.has_residual:
+    if gemm.kind.has_mask or gemm.kind.epilogue.has_residual:
         return False
     shape, before = (rewriter.type(v).shape for v in (operator.outputs[0], operator.inputs[0]))
     if isinstance(operator.kind, Permute):
@@ -184,11 +184,11 @@ def _order_rows(rewriter: Rewriter, place: int, operator: Operator) -> bool:
             return False
     elif shape[-1] != before[-1] or not _is_split(before[:-1], shape[:-1]):
         return False
-    a = rewriter.type(product.inputs[0])
+    a = rewriter.type(gemm.inputs[0])
     type_ = ValueType((*shape[:-1], a.shape[-1]), a.dtype)
-    rows = insert_before(rewriter, place, operator, operator.kind, product.inputs[:1], type_)
-    rewriter.replace(place, replace(product, inputs=(rows, *product.inputs[1:]), outputs=operator.outputs))
-    rewriter.drop(product)
+    rows = insert_before(rewriter, place, operator, operator.kind, gemm.inputs[:1], type_)
+    rewriter.replace(place, replace(gemm, inputs=(rows, *gemm.inputs[1:]), outputs=operator.outputs))
+    rewriter.drop(gemm)
     return True
 
 
@@ -203,20 +203,20 @@ def _is_split(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
     return not left and len(after) <= MOST_DIMS
 
 
-def _joined(rewriter: Rewriter, product: Operator, reader: Operator, value: ValueId) -> Operator | None:
-    """Return the product fused with ``reader``; None if its epilogue cannot express what ``reader`` does."""
-    assert isinstance(product.kind, Product)
+def _joined(rewriter: Rewriter, gemm: Operator, reader: Operator, value: ValueId) -> Operator | None:
+    """Return the GEMM fused with ``reader``; None if its epilogue cannot express what ``reader`` does."""
+    assert isinstance(gemm.kind, Gemm)
     assert isinstance(reader.kind, Pointwise)
-    type_, kind, place = rewriter.type(value), product.kind, reader.inputs.index(value)
+    type_, kind, place = rewriter.type(value), gemm.kind, reader.inputs.index(value)
     if rewriter.type(reader.outputs[0]) != type_ or kind.has_mask:
         return None
-    inputs = list(product.inputs)
+    inputs = list(gemm.inputs)
     if reader.kind.steps == (Step("le", (1 - place, 0.0)), Step("where", (-1, 0.0, place))):
         mask = reader.inputs[1 - place]
         if rewriter.type(mask) != type_ or kind.epilogue.has_residual:
             return None
         inputs.insert(2 + kind.has_bias, mask)
-        return replace(product, kind=replace(kind, has_mask=True), inputs=tuple(inputs), outputs=reader.outputs)
+        return replace(gemm, kind=replace(kind, has_mask=True), inputs=tuple(inputs), outputs=reader.outputs)
     so_far = place
     for number, step in enumerate(reader.kind.steps):
         others = [argument for argument in step.arguments if argument != so_far]
@@ -240,7 +240,7 @@ def _joined(rewriter: Rewriter, product: Operator, reader: Operator, value: Valu
         so_far = -1 - number
     if any(rewriter.type(other).dtype != "float32" for other in inputs):
         return None
-    return replace(product, kind=kind, inputs=tuple(inputs), outputs=reader.outputs)
+    return replace(gemm, kind=kind, inputs=tuple(inputs), outputs=reader.outputs)
 
 
 def sum_biases(program: Program) -> Program:

@@ -148,7 +148,7 @@ def _matmul(kind: kinds.MatMul, inputs: tuple[ValueType, ...], result: ValueType
 
 
 @_compile.register
-def _product(kind: kinds.Product, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
+def _gemm(kind: kinds.Gemm, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
     def multiply(a: Tensor, b: Tensor, *bias: Tensor) -> Tensor:
         y = a @ b
         return y + bias[0] if bias else y

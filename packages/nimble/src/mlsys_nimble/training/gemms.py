@@ -1,4 +1,4 @@
-"""Products by torch into planned memory: nothing is allocated, and memory is reused while it is in the cache."""
+"""GEMMs by torch into planned memory: nothing is allocated, and memory is reused while it is in the cache."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Into:
         return out
 
 
-def product(shape: Shape) -> Into:
+def gemm(shape: Shape) -> Into:
     """Return the product of a [M, K] and b [K, N] in float32."""
     return Into(shape, dense(shape, row_major(2)), lambda out, a, b: torch.mm(a, b, out=out))
 
 
 def pixels(work: Work) -> Into:
-    """Return a convolution of single pixels, or a gradient of it, as a product of rows of channels-last images."""
+    """Return a convolution of single pixels, or a gradient of it, as a GEMM of rows of channels-last images."""
 
     def rows(image: Tensor) -> Tensor:
         return image.permute(0, 2, 3, 1).reshape(-1, image.shape[1])
