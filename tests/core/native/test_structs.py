@@ -158,7 +158,7 @@ def test_arrays_are_filled_up_and_none_is_zeros(library: Any):
         ({"more": 1}, TypeError, "unknown fields ['more']"),
         ({"next": ...}, TypeError, "missing fields ['next']"),
         ({"inner": {"first": 3}}, TypeError, "Inner: missing fields ['second']"),
-        ({"kind": "poor"}, ValueError, "Kind has plain, rich; not 'poor'"),
+        ({"kind": "poor"}, ValueError, "the enumerators are plain, rich; not 'poor'"),
     ],
 )
 def test_what_is_not_declared_is_refused(library: Any, change: dict[str, Any], error: type[Exception], words: str):
@@ -196,6 +196,12 @@ def test_another_layout_is_refused(said: str):
     assert bind(Fake("struct|S|a, b|16|i4@0|i8@8")).structs["S"].b.offset == 8
     with pytest.raises(KernelUnavailableError, match=r"fake.so was compiled with S of .* Python has it of 16 bytes"):
         bind(Fake(said))
+
+
+def test_libraries_that_declare_the_same_share_the_class():
+    said = "struct|S|a, b|16|i4@0|i8@8"
+    assert bind(Fake(said)).structs["S"] is bind(Fake(said)).structs["S"]
+    assert bind(Fake("enum|i|A", said.replace("i4@0", "i@0"))).structs["S"] is not bind(Fake(said)).structs["S"]
 
 
 def test_constants_that_differ_are_refused(library: Any):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -89,24 +90,31 @@ def expect(library: Any, **expected: int | tuple[str, ...]) -> None:
 
 
 def _read_struct(library: Any, name: str, names: str, size: str, *places: str) -> None:
-    fields: list[tuple[str, Any]] = []
+    fields: list[tuple[str, Any, tuple[str, ...]]] = []
     offsets: list[int] = []
-    converters: dict[str, Callable[[Any], Any]] = {}
     for field, place in zip(names.split(", "), places, strict=True):
         code, _, offset = place.partition("@")
-        fields.append((field, _type_of(library, code)))
+        fields.append((field, _type_of(library, code), tuple(library.enums.get(code, ()))))
         offsets.append(int(offset))
-        if (convert := _converter_of(library, code)) is not None:
-            converters[field] = convert
-    body = {"_fields_": fields, "names": frozenset(names.split(", ")), "converters": converters}
-    struct: Any = type(name, (Struct,), body)
-    found = [getattr(struct, field).offset for field, _ in fields]
+    struct: Any = _struct(name, tuple(fields))
+    found = [getattr(struct, field).offset for field, *_ in fields]
     if found != offsets or ctypes.sizeof(struct) != int(size):
         raise KernelUnavailableError(
             f"{_name(library)} was compiled with {name} of {size} bytes and fields at {offsets}; Python has it of "
             f"{ctypes.sizeof(struct)} bytes and fields at {found}. Set CXX to this platform's own compiler"
         )
     library.structs[name] = struct
+
+
+@cache  # libraries that declare the same struct share its class
+def _struct(name: str, fields: tuple[tuple[str, Any, tuple[str, ...]], ...]) -> Any:
+    converters = {field: _converter(kind, enumerators) for field, kind, enumerators in fields}
+    body = {
+        "_fields_": [(field, kind) for field, kind, _ in fields],
+        "names": frozenset(converters),
+        "converters": {field: convert for field, convert in converters.items() if convert is not None},
+    }
+    return type(name, (Struct,), body)
 
 
 def _read_enum(library: Any, name: str, names: str) -> None:
@@ -143,21 +151,22 @@ def _type_of(library: Any, code: str, *, in_call: bool = False) -> Any:
     return kind * int(count) if count else kind
 
 
-def _converter_of(library: Any, code: str) -> Callable[[Any], Any] | None:
-    if code.endswith("]"):
+def _converter(kind: Any, enumerators: tuple[str, ...]) -> Callable[[Any], Any] | None:
+    if enumerators:
+        return _enumerator(enumerators)
+    if issubclass(kind, ctypes.Array):
         return tuple
-    if code in library.enums:
-        return _enumerator(code, library.enums[code])
-    if code in library.structs:
-        struct = library.structs[code]
-        return lambda fields: new(struct, **fields) if isinstance(fields, Mapping) else fields or struct()
+    if issubclass(kind, Struct):
+        return lambda fields: new(kind, **fields) if isinstance(fields, Mapping) else fields or kind()
     return None
 
 
-def _enumerator(enum: str, values: Mapping[str, int]) -> Callable[[str], int]:
+def _enumerator(enumerators: tuple[str, ...]) -> Callable[[str], int]:
+    values = {name: value for value, name in enumerate(enumerators)}
+
     def value_of(name: str) -> int:
         if name not in values:
-            raise ValueError(f"{enum} has {', '.join(values)}; not {name!r}")
+            raise ValueError(f"the enumerators are {', '.join(values)}; not {name!r}")
         return values[name]
 
     return value_of
