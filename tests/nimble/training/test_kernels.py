@@ -17,7 +17,7 @@ SHAPES = [(2, 1, 3, 3), (4, 2, 9, 7), (1, 8, 33, 31), (5, 3, 1, 1), (300, 4)]
 
 def whole(shape: tuple[int, ...]) -> tuple[int, ...]:
     """``shape`` with its channels in numbers: a vector has as many as this machine's have."""
-    return (shape[0], shape[1] * kernels.load().training_lanes(), *shape[2:])
+    return (shape[0], shape[1] * kernels.load().kernel_lanes(), *shape[2:])
 
 
 def image(shape: tuple[int, ...], *, mean: float = 0.0) -> Tensor:
@@ -78,7 +78,7 @@ def test_gradient(shape: tuple[int, ...], num_threads: int):
 
 
 def test_only_whole_vectors_channels_last_are_taken():
-    lanes = kernels.load().training_lanes()
+    lanes = kernels.load().kernel_lanes()
     assert kernels.takes(View.of(image((2, lanes, 3, 3))))
     assert not kernels.takes(View.of(image((2, lanes + 1, 3, 3))))
     assert not kernels.takes(View.of(torch.randn(2, lanes, 3, 3)))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import Structure, c_float, c_int32
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from mlsys_nimble.backends.cpu.library import Kernel, View, ViewStruct, view_struct
+from mlsys_nimble.backends.cpu.library import Kernel, View
 from mlsys_nimble.ir.operators import Aten, Input
 from mlsys_nimble.ir.program import Operator
 from mlsys_nimble.ir.strides import Strides, dense, order_of, row_major
@@ -17,16 +16,6 @@ from mlsys_nimble.training.kernels import load
 _FORWARD = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 _BACKWARD = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
 MOST_SCORES = 128 * 1024  # of one head: more do not fit the second-level cache, and torch's blocks are faster
-
-
-class AttentionStruct(Structure):
-    """attention.h: TrainingAttention."""
-
-    _fields_ = [
-        *((name, ViewStruct) for name in ("q", "k", "v", "out", "logsumexp", "dout", "dq", "dk", "dv")),
-        ("scale", c_float),
-        ("is_causal", c_int32),
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +46,7 @@ def attention_of(operator: Operator, inputs: Sequence[View]) -> Attention | None
     rows = [view for view in inputs if len(view.shape) == 4]
     lies_well = all(view.strides[3] == 1 for view in rows) and q.shape[3] == v.shape[3]
     fits = 0 < q.shape[2] * k.shape[2] <= MOST_SCORES and q.shape[:2] == k.shape[:2]
-    if not (is_plain and lies_well and fits) or q.shape[3] % load().training_lanes():
+    if not (is_plain and lies_well and fits) or q.shape[3] % load().kernel_lanes():
         return None
     return Attention(is_gradient, bool(rest[1]), keywords.get("scale"))
 
@@ -72,12 +61,19 @@ def strides_of_results(asked: Attention, inputs: Sequence[View]) -> list[Strides
 
 def make_kernels(asked: Attention, inputs: Sequence[View], outputs: Sequence[View]) -> list[Kernel]:
     """Bind the kernel; :class:`Attention` lists inputs and outputs."""
-    names: tuple[str, ...] = ("q", "k", "v", "out", "logsumexp")
-    views = dict(zip(names, (*inputs, *outputs), strict=True)) if not asked.is_gradient else {}
-    if asked.is_gradient:
-        views = dict(zip(("dout", *names, "dq", "dk", "dv"), (*inputs, *outputs), strict=True))
-    assert prod(views["q"].shape)
-    scale = views["q"].shape[3] ** -0.5 if asked.scale is None else asked.scale
-    structs = {name: view_struct(view) for name, view in views.items()}
-    struct = AttentionStruct(**structs, scale=scale, is_causal=asked.is_causal)
-    return [Kernel(load(), "attention_backward" if asked.is_gradient else "attention_forward", struct)]
+    q, k, v = inputs[1:4] if asked.is_gradient else inputs
+    assert prod(q.shape)
+    out, logsumexp = inputs[4:] if asked.is_gradient else outputs
+    dout, gradients = (inputs[0], outputs) if asked.is_gradient else (None, (None, None, None))
+    arguments = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "out": out,
+        "logsumexp": logsumexp,
+        "dout": dout,
+        **dict(zip(("dq", "dk", "dv"), gradients, strict=True)),
+        "scale": q.shape[3] ** -0.5 if asked.scale is None else asked.scale,
+        "is_causal": asked.is_causal,
+    }
+    return [Kernel(load(), "attention_backward" if asked.is_gradient else "attention_forward", arguments)]

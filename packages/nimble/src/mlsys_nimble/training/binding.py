@@ -137,7 +137,7 @@ def image_inputs(operator: Operator, values: Sequence[ValueType], inputs: Sequen
             return []
     else:
         work = work_of(operator, [values[value] for value in operator.inputs], [values[v] for v in operator.outputs])
-        if work is None or way_of(work, kernels.load().training_lanes()) in (None, "gemm"):
+        if work is None or way_of(work, kernels.load().kernel_lanes()) in (None, "gemm"):
             return []
         images = images[: images_of(work)]
     return [index for index in images if not kernels.lies_channels_last(View.of(inputs[index]))]

@@ -6,7 +6,6 @@ Weights change at each step, so none are packed ahead of time: kernels transform
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import Structure, c_int32, c_void_p
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, TypeAlias
@@ -14,11 +13,11 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from mlsys_nimble.backends.cpu import library as native
-from mlsys_nimble.backends.cpu.library import Kernel, View, ViewStruct, WinogradStruct, epilogue_struct, view_struct
+from mlsys_nimble.backends.cpu.library import Kernel, View
 from mlsys_nimble.ir.operators import NOTHING, Aten, Convolution
 from mlsys_nimble.ir.program import Operator, ValueType
 from mlsys_nimble.ir.strides import Shape, Strides, channels_last, dense, row_major
-from mlsys_nimble.training.kernels import Of, lies_channels_last, load
+from mlsys_nimble.training.kernels import lies_channels_last, load
 from mlsys_nimble.training.passes import GRADIENT
 
 FEW_PIXELS = 16  # of a depthwise result: up to here oneDNN takes up to 300 times as long
@@ -120,54 +119,28 @@ def images_of(work: Work) -> int:
     return 1 if work.role == "forward" else 2
 
 
-class DepthwiseStruct(Structure):
-    """depthwise.h: Depthwise."""
-
-    _fields_ = [
-        *((name, ViewStruct) for name in ("y", "x", "weight", "out")),
-        *((name, c_int32 * 2) for name in ("stride", "before", "dilation")),
-    ]
-
-
-class WinogradWeightsStruct(Structure):
-    """winograd.h: WinogradWeights."""
-
-    _fields_ = [
-        ("weight", ViewStruct),
-        ("bias", ViewStruct),
-        ("out", c_void_p),
-        ("out_bias", c_void_p),
-        ("is_turned", c_int32),
-    ]
-
-
-class WinogradGradientStruct(Structure):
-    """winograd.h: WinogradGradient."""
-
-    _fields_ = [("dy", ViewStruct), ("x", ViewStruct), ("out", ViewStruct), ("before", c_int32 * 2)]
-
-
 def make_kernels(work: Work, inputs: Sequence[View], out: View) -> list[Kernel]:
     """Bind the kernels of a convolution or gradient; none if torch computes it or images are not channels last."""
-    way = way_of(work, load().training_lanes())
+    way = way_of(work, load().kernel_lanes())
     if way is None or way == "gemm" or not all(map(lies_channels_last, inputs[: images_of(work)])):
         return []
     if way == "depthwise":
         return _depthwise(work, inputs, out)
     if work.role == "weight gradient":
-        struct = WinogradGradientStruct(*map(view_struct, (inputs[0], inputs[1], out)), work.before)
-        sums = Kernel(load(), f"{way}_weight_gradient", struct)
-        return [sums, Kernel(load(), f"{way}_weight_finish", Of(sums.address), sums)]
+        arguments = {"dy": inputs[0], "x": inputs[1], "out": out, "before": work.before}
+        sums = Kernel(load(), f"{way}_weight_gradient", arguments)
+        return [sums, Kernel(load(), f"{way}_weight_finish", sums)]
     return _winograd(work, way, inputs, out)
 
 
 def _depthwise(work: Work, inputs: Sequence[View], out: View) -> list[Kernel]:
     images = (out, *inputs) if work.role == "forward" else tuple(inputs)
-    struct = DepthwiseStruct(*map(view_struct, (*images, out)), work.stride, work.before, work.dilation)
+    views = dict(zip(("y", "x", "weight", "out"), (*images, out), strict=True))
+    arguments = {**views, "stride": work.stride, "before": work.before, "dilation": work.dilation}
     if work.role != "weight gradient":
-        return [Kernel(load(), f"depthwise_{work.role.replace(' ', '_')}", struct)]
-    sums = Kernel(load(), "depthwise_weight_gradient", struct)
-    return [sums, Kernel(load(), "depthwise_weight_finish", Of(sums.address), sums)]
+        return [Kernel(load(), f"depthwise_{work.role.replace(' ', '_')}", arguments)]
+    sums = Kernel(load(), "depthwise_weight_gradient", arguments)
+    return [sums, Kernel(load(), "depthwise_weight_finish", sums)]
 
 
 def _winograd(work: Work, way: Way, inputs: Sequence[View], out: View) -> list[Kernel]:
@@ -181,20 +154,24 @@ def _winograd(work: Work, way: Way, inputs: Sequence[View], out: View) -> list[K
     points = (int(way[-1]) + 2) ** 2
     transformed = torch.empty(points * prod(work.weight[:2]))
     shift = torch.zeros(out.shape[1])
-    weights = WinogradWeightsStruct(
-        view_struct(weight), view_struct(bias), transformed.data_ptr(), shift.data_ptr(), is_turned
-    )
-    struct = WinogradStruct(
-        x=view_struct(_exact(x)),
-        residual=view_struct(None),
-        out=view_struct(_exact(out)),
-        weights=transformed.data_ptr(),
-        bias=shift.data_ptr(),
-        before=tuple(2 - padding for padding in work.before) if is_turned else work.before,
-        epilogue=epilogue_struct(NOTHING),
-    )
+    weights = {
+        "weight": weight,
+        "bias": bias,
+        "out": transformed.data_ptr(),
+        "out_bias": shift.data_ptr(),
+        "is_turned": is_turned,
+    }
+    arguments = {
+        "x": _exact(x),
+        "residual": None,
+        "out": _exact(out),
+        "weights": transformed.data_ptr(),
+        "bias": shift.data_ptr(),
+        "before": [2 - padding for padding in work.before] if is_turned else work.before,
+        "epilogue": NOTHING,
+    }
     kept = transformed, shift
-    return [Kernel(load(), f"{way}_weights", weights, *kept), Kernel(native.load(), way, struct, *kept)]
+    return [Kernel(load(), f"{way}_weights", weights, *kept), Kernel(native.load(), way, arguments, *kept)]
 
 
 def _exact(image: View) -> View:

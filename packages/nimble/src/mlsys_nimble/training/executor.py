@@ -45,7 +45,7 @@ class TensorExecutor:
     copies: frozenset[ValueId] = frozenset()
 
     def __init__(self, program: Program, *, num_threads: int | None = None, **_: Any) -> None:
-        self._program = join_rows(program, load().training_lanes())
+        self._program = join_rows(program, load().kernel_lanes())
         self._num_threads = num_threads or torch.get_num_threads()
         self._replays: OrderedDict[Any, _Replay] = OrderedDict()
 

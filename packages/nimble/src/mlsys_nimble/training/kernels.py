@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import c_void_p
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -12,64 +12,25 @@ from typing import Any
 
 import torch
 from mlsys_core.config import settings
-from mlsys_core.native import load_kernel
+from mlsys_core.native import bind, expect, load_kernel
 
-from mlsys_nimble.backends.cpu.library import Kernel, View, ViewStruct, view_struct
+from mlsys_nimble.backends.cpu.library import DTYPES, MAX_RANK, Kernel, View
 from mlsys_nimble.ir.operators import BatchNormTraining
 from mlsys_nimble.ir.strides import channels_last, dense
 from mlsys_nimble.state.forks import renew_in_forks
 
-_MAKERS = (
-    *("batch_norm_statistics", "batch_norm_finish", "batch_norm_apply"),
-    *("batch_norm_gradient_sums", "batch_norm_gradient_finish", "batch_norm_gradient_apply"),
-    *("depthwise_forward", "depthwise_input_gradient", "depthwise_weight_gradient", "depthwise_weight_finish"),
-    *("winograd2_weights", "winograd2_weight_gradient", "winograd2_weight_finish"),
-    *("attention_forward", "attention_backward"),
-    *("product", "weight_gradient", "layer_norm_forward", "layer_norm_backward", "layer_norm_finish"),
-    *("winograd4_weights", "winograd4_weight_gradient", "winograd4_weight_finish"),
-)
-
-
-class BatchNormStruct(Structure):
-    """batch_norm.h: BatchNorm."""
-
-    _fields_ = [
-        *((name, ViewStruct) for name in ("x", "y", "weight", "bias", "running_mean", "running_var", "residual")),
-        *((name, ViewStruct) for name in ("mean", "rstd", "new_mean", "new_var")),
-        ("eps", c_float),
-        ("momentum", c_float),
-        ("is_relu", c_int32),
-    ]
-
-
-class BatchNormGradientStruct(Structure):
-    """batch_norm.h: BatchNormGradient."""
-
-    _fields_ = [(name, ViewStruct) for name in ("dy", "x", "dx", "weight", "mean", "rstd", "dweight", "dbias")]
-
-
-class Of(Structure):
-    """Argument of a kernel that is made from another."""
-
-    _fields_ = [("kernel", c_void_p)]
-
 
 @cache
 def load() -> Any:
-    """Load the library, compiled for this machine on the first call ever.
+    """Load the library; the first call ever compiles it for this machine.
 
     Raises:
         MissingDependencyError: there is no C++ compiler.
     """
     here = Path(__file__).parent / "native"
     headers = [*sorted(here.glob("*.h")), *sorted((here.parents[1] / "backends" / "cpu").glob("*.h"))]
-    library = load_kernel(here / "training.cpp", cache_dir=settings().cache_dir, headers=headers)
-    library.kernel_units.argtypes = library.kernel_scratch.argtypes = library.kernel_free.argtypes = [c_void_p]
-    library.kernel_units.restype = library.kernel_scratch.restype = c_int64
-    library.training_run.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int64]
-    for name in _MAKERS:
-        make = getattr(library, f"make_{name}")
-        make.restype, make.argtypes = c_void_p, [c_void_p]
+    library = bind(load_kernel(here / "training.cpp", cache_dir=settings().cache_dir, headers=headers))
+    expect(library, MAX_RANK=MAX_RANK, Dtype=DTYPES)
     return library
 
 
@@ -112,7 +73,7 @@ def takes(view: View) -> bool:
         and 0 not in view.shape
         and prod(view.shape) > view.shape[1]
         and lies_channels_last(view)
-        and view.shape[1] % load().training_lanes() == 0
+        and view.shape[1] % load().kernel_lanes() == 0
     )
 
 
@@ -126,25 +87,38 @@ def batch_norm(kind: BatchNormTraining, inputs: Sequence[View], outputs: Sequenc
     """Bind a :class:`~mlsys_nimble.ir.operators.BatchNormTraining` to its inputs and outputs."""
     x, weight, bias, running_mean, running_var, *residual = inputs
     y, *statistics = outputs
-    struct = BatchNormStruct(
-        *map(view_struct, (_rows(x), _rows(y), weight, bias, running_mean, running_var)),
-        view_struct(_rows(residual[0]) if residual else None),
-        *map(view_struct, statistics),
-        kind.eps,
-        kind.momentum,
-        kind.epilogue.activation == "relu",
-    )
-    measure = Kernel(load(), "batch_norm_statistics", struct)
-    finish = Kernel(load(), "batch_norm_finish", Of(measure.address), measure)
-    return [measure, finish, Kernel(load(), "batch_norm_apply", struct)]
+    arguments = {
+        "x": _rows(x),
+        "y": _rows(y),
+        "weight": weight,
+        "bias": bias,
+        "running_mean": running_mean,
+        "running_var": running_var,
+        "residual": _rows(residual[0]) if residual else None,
+        **dict(zip(("mean", "rstd", "new_mean", "new_var"), statistics, strict=True)),
+        "eps": kind.eps,
+        "momentum": kind.momentum,
+        "is_relu": kind.epilogue.activation == "relu",
+    }
+    measure = Kernel(load(), "batch_norm_statistics", arguments)
+    finish = Kernel(load(), "batch_norm_finish", measure)
+    return [measure, finish, Kernel(load(), "batch_norm_apply", arguments)]
 
 
 def batch_norm_gradient(inputs: Sequence[View], outputs: Sequence[View]) -> list[Kernel]:
     """Bind a :class:`~mlsys_nimble.ir.operators.BatchNormGradient` to its inputs and outputs."""
     dy, x, weight, mean, rstd = inputs
     dx, dweight, dbias = outputs
-    images = (_rows(view) for view in (dy, x, dx))
-    struct = BatchNormGradientStruct(*map(view_struct, (*images, weight, mean, rstd, dweight, dbias)))
-    sums = Kernel(load(), "batch_norm_gradient_sums", struct)
-    finish = Kernel(load(), "batch_norm_gradient_finish", Of(sums.address), sums)
-    return [sums, finish, Kernel(load(), "batch_norm_gradient_apply", Of(sums.address), sums)]
+    arguments = {
+        "dy": _rows(dy),
+        "x": _rows(x),
+        "dx": _rows(dx),
+        "weight": weight,
+        "mean": mean,
+        "rstd": rstd,
+        "dweight": dweight,
+        "dbias": dbias,
+    }
+    sums = Kernel(load(), "batch_norm_gradient_sums", arguments)
+    finish = Kernel(load(), "batch_norm_gradient_finish", sums)
+    return [sums, finish, Kernel(load(), "batch_norm_gradient_apply", sums)]

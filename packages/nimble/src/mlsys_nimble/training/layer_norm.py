@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import Structure, c_float, c_int64
 from math import prod
+from typing import Any
 
 from mlsys_nimble.backends.cpu import loops
-from mlsys_nimble.backends.cpu.library import Kernel, View, ViewStruct, view_struct
+from mlsys_nimble.backends.cpu.library import Kernel, View
 from mlsys_nimble.ir.operators import Aten, Input
 from mlsys_nimble.ir.program import Operator
 from mlsys_nimble.ir.strides import Strides, dense, order_of, row_major
-from mlsys_nimble.training.kernels import Of, load
+from mlsys_nimble.training.kernels import load
 
 _FORWARD = "aten.native_layer_norm.default"
 _BACKWARD = "aten.native_layer_norm_backward.default"
 
-
-class LayerNormStruct(Structure):
-    """layer_norm.h: TrainingLayerNorm."""
-
-    _fields_ = [
-        *((name, ViewStruct) for name in ("x", "y", "mean", "rstd", "dy", "weight", "bias", "dweight", "dbias")),
-        ("width", c_int64),
-        ("eps", c_float),
-    ]
+_VIEWS = ("x", "y", "mean", "rstd", "dy", "weight", "bias", "dweight", "dbias")
 
 
 def strides_of_results(operator: Operator, inputs: Sequence[View]) -> list[Strides] | None:
@@ -42,7 +34,7 @@ def strides_of_results(operator: Operator, inputs: Sequence[View]) -> list[Strid
     wanted = (Input(0), Input(1), x.shape[-1:], *map(Input, range(2, 6)), (True, True, True))
     if kind.arguments[:-1] != (Input(0), x.shape[-1:], Input(1), Input(2)) and kind.arguments != wanted:
         return None
-    if any(view.dtype != "float32" or 0 in view.shape for view in inputs) or x.shape[-1] % load().training_lanes():
+    if any(view.dtype != "float32" or 0 in view.shape for view in inputs) or x.shape[-1] % load().kernel_lanes():
         return None
     rows = [view for view in inputs if view.shape == x.shape]
     if weight.shape != x.shape[-1:] or any(view.strides[-1] != 1 for view in (*rows, weight, inputs[-1])):
@@ -64,14 +56,14 @@ def make_kernels(operator: Operator, inputs: Sequence[View], outputs: Sequence[V
         y, mean, rstd = outputs
         rows = _rows([x, mean, rstd, y])
         views = {"x": rows[0], "mean": rows[1], "rstd": rows[2], "y": rows[3], "weight": weight, "bias": bias}
-        return [Kernel(load(), "layer_norm_forward", _struct(views, x, kind.arguments[-1]))]
+        return [Kernel(load(), "layer_norm_forward", _arguments(views, x, kind.arguments[-1]))]
     dy, x, mean, rstd, weight, _ = inputs
     dx, dweight, dbias = outputs
     rows = _rows([dy, x, mean, rstd, dx])
     views = dict(zip(("dy", "x", "mean", "rstd", "y"), rows, strict=True))
     views |= {"weight": weight, "dweight": dweight, "dbias": dbias}
-    sums = Kernel(load(), "layer_norm_backward", _struct(views, x, 0.0))
-    return [sums, Kernel(load(), "layer_norm_finish", Of(sums.address), sums)]
+    sums = Kernel(load(), "layer_norm_backward", _arguments(views, x, 0.0))
+    return [sums, Kernel(load(), "layer_norm_finish", sums)]
 
 
 def _rows(views: Sequence[View]) -> list[View]:
@@ -80,6 +72,5 @@ def _rows(views: Sequence[View]) -> list[View]:
     return loops.merged([view.reshaped(view.shape[:-1], view.strides[:-1]) for view in views])
 
 
-def _struct(views: dict[str, View], x: View, eps: float) -> LayerNormStruct:
-    structs = {name: view_struct(view) for name, view in views.items()}
-    return LayerNormStruct(**structs, width=x.shape[-1], eps=eps)
+def _arguments(views: dict[str, View], x: View, eps: float) -> dict[str, Any]:
+    return {**{name: views.get(name) for name in _VIEWS}, "width": x.shape[-1], "eps": eps}

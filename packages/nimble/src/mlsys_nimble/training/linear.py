@@ -6,38 +6,16 @@ Weights change at each step, so a GEMM packs them first, which costs little comp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import Structure, c_int32, c_int64, c_void_p
 
 import torch
 
 from mlsys_nimble.backends.cpu import kernels as native
 from mlsys_nimble.backends.cpu import loops
-from mlsys_nimble.backends.cpu.library import Kernel, View, ViewStruct, view_struct
+from mlsys_nimble.backends.cpu.library import Kernel, View
 from mlsys_nimble.ir.operators import Gemm, WeightGradient
 from mlsys_nimble.ir.program import Operator
 from mlsys_nimble.ir.strides import Strides, dense, order_of, row_major
 from mlsys_nimble.training.kernels import load
-
-
-class ProductStruct(Structure):
-    """product.h: Product."""
-
-    _fields_ = [
-        *((name, ViewStruct) for name in ("a", "out", "residual", "mask", "bias")),
-        ("weights", c_void_p),
-        ("depth", c_int64),
-        ("columns", c_int64),
-        ("is_relu", c_int32),
-    ]
-
-
-class WeightGradientStruct(Structure):
-    """product.h: WeightGradient."""
-
-    _fields_ = [
-        *((name, ViewStruct) for name in ("dy", "x", "weight", "bias")),
-        *((name, c_int64) for name in ("columns", "features", "threads")),
-    ]
 
 
 def strides_of_results(operator: Operator, inputs: Sequence[View]) -> list[Strides] | None:
@@ -46,7 +24,7 @@ def strides_of_results(operator: Operator, inputs: Sequence[View]) -> list[Strid
     A GEMM's rows are ordered like its residual's, or else its mask's or its input's; gradients are row-major.
     """
     kind, (a, b) = operator.kind, inputs[:2]
-    lanes = load().training_lanes()
+    lanes = load().kernel_lanes()
     if any(view.dtype != "float32" or 0 in view.shape for view in inputs) or a.strides[-1] != 1 or len(a.shape) > 4:
         return None
     if isinstance(kind, WeightGradient):
@@ -80,10 +58,16 @@ def make_kernels(kind: Gemm | WeightGradient, inputs: Sequence[View], outputs: S
     if isinstance(kind, WeightGradient):
         dy, x = inputs
         dy_rows, x_rows = loops.merged([view.reshaped(view.shape[:-1], view.strides[:-1]) for view in inputs])
-        bias = outputs[1] if kind.has_bias else None
-        views = map(view_struct, (dy_rows, x_rows, outputs[0], bias))
-        sizes = dy.shape[-1], x.shape[-1], torch.get_num_threads()
-        return [Kernel(load(), "weight_gradient", WeightGradientStruct(*views, *sizes))]
+        arguments = {
+            "dy": dy_rows,
+            "x": x_rows,
+            "weight": outputs[0],
+            "bias": outputs[1] if kind.has_bias else None,
+            "columns": dy.shape[-1],
+            "features": x.shape[-1],
+            "threads": torch.get_num_threads(),
+        }
+        return [Kernel(load(), "weight_gradient", arguments)]
     a, b, *rest = inputs
     depth, columns = b.shape
     packed = torch.empty(depth * columns)
@@ -91,15 +75,24 @@ def make_kernels(kind: Gemm | WeightGradient, inputs: Sequence[View], outputs: S
     a_rows, *others, out_rows = _rows([a, *rest, outputs[0]])
     mask = others.pop(0) if kind.has_mask else None
     residual = others[0] if others else None
-    views = map(view_struct, (a_rows, out_rows, residual, mask, bias))
-    struct = ProductStruct(*views, packed.data_ptr(), depth, columns, kind.epilogue.activation == "relu")
-    return [_pack(b, packed), Kernel(load(), "product", struct, packed)]
+    product = {
+        "a": a_rows,
+        "out": out_rows,
+        "residual": residual,
+        "mask": mask,
+        "bias": bias,
+        "weights": packed.data_ptr(),
+        "depth": depth,
+        "columns": columns,
+        "is_relu": kind.epilogue.activation == "relu",
+    }
+    return [_pack(b, packed), Kernel(load(), "product", product, packed)]
 
 
 def _pack(b: View, to: torch.Tensor) -> Kernel:
     """Bind a copy of [K, N] to vectors of columns: [N / lanes, K, lanes]."""
     depth, columns = b.shape
-    lanes = load().training_lanes()
+    lanes = load().kernel_lanes()
     down, along = b.strides
     x = b.reshaped((columns // lanes, depth, lanes), (lanes * along, down, along))
     return native.copy(x, View(to.data_ptr(), b.dtype, x.shape, (depth * lanes, lanes, 1)))

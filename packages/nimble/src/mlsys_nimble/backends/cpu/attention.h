@@ -14,6 +14,7 @@ struct MatMul {
     View a, b, out;  // [B0, B1, M, K], [B0, B1, K, N], [B0, B1, M, N]; the result's columns side by side
     float scale;
 };
+MLSYS_STRUCT(MatMul, a, b, out, scale);
 
 constexpr int64_t MATMUL_ROWS = 192;  // of a unit at most
 
@@ -83,6 +84,7 @@ struct Attention {
     int32_t is_causal;
     int32_t has_zero_rows;  // a query whose scores are all -infinity gives 0, not NaN
 };
+MLSYS_STRUCT(Attention, q, k, v, mask, out, scale, is_causal, has_zero_rows);
 
 // A panel's width of queries at a time. Scores stand as [S][queries]: keys are the product's rows, queries its packed
 // columns, so that neither keys nor values are ever packed, and the softmax runs down the vectors, a query a lane.

@@ -13,6 +13,7 @@
 namespace nimble {
 
 constexpr int SPACE = 3;  // depth, height, width
+MLSYS_CONSTANTS(SPACE);
 
 struct Convolution {
     View x, residual, out;  // [N, C, D, H, W]
@@ -22,6 +23,7 @@ struct Convolution {
     int32_t groups;
     Epilogue epilogue;
 };
+MLSYS_STRUCT(Convolution, x, residual, out, weights, bias, kernel, stride, before, dilation, groups, epilogue);
 
 constexpr int PART = 320;         // features of one part of a sum: 20 KiB of a panel, in the first-level cache
 constexpr int WHOLE = 400;        // up to so many are one part all the same: to keep sums between parts costs more

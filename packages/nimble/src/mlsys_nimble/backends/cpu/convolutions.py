@@ -11,19 +11,8 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, Literal
 
-from mlsys_nimble.backends.cpu.images import SPACE, image, in_space
-from mlsys_nimble.backends.cpu.library import (
-    ConvolutionStruct,
-    DepthwiseStruct,
-    GemvStruct,
-    Kernel,
-    SeparableStruct,
-    View,
-    WinogradStruct,
-    epilogue_struct,
-    load,
-    view_struct,
-)
+from mlsys_nimble.backends.cpu.images import image, in_space
+from mlsys_nimble.backends.cpu.library import SPACE, Kernel, View, load
 from mlsys_nimble.backends.cpu.packing import pack_bias, pack_convolution, pack_depthwise, pack_gemv, pack_winograd
 from mlsys_nimble.ir import operators
 from torch import Tensor
@@ -51,20 +40,20 @@ def convolution(
     assert kind.groups == 1 or x.strides[1] == 1, "channels of a grouped convolution are not side by side"
     packed = pack_convolution(weight, kind.groups, library.kernel_lanes(), library.weight_dtype)
     shift = pack_bias(bias, weight.shape[0], kind.groups, library.kernel_lanes())
-    struct = ConvolutionStruct(
-        x=view_struct(image(x)),
-        residual=view_struct(image(residual)),
-        out=view_struct(image(out)),
-        weights=packed.data_ptr(),
-        bias=shift.data_ptr(),
-        kernel=in_space(weight.shape[2:], 1),
-        stride=in_space(kind.stride, 1),
-        before=in_space([before for before, _ in kind.padding], 0),
-        dilation=in_space(kind.dilation, 1),
-        groups=kind.groups,
-        epilogue=epilogue_struct(kind.epilogue),
-    )
-    return Kernel(library, "convolution", struct, packed, shift)
+    arguments = {
+        "x": image(x),
+        "residual": image(residual),
+        "out": image(out),
+        "weights": packed.data_ptr(),
+        "bias": shift.data_ptr(),
+        "kernel": in_space(weight.shape[2:], 1),
+        "stride": in_space(kind.stride, 1),
+        "before": in_space([before for before, _ in kind.padding], 0),
+        "dilation": in_space(kind.dilation, 1),
+        "groups": kind.groups,
+        "epilogue": kind.epilogue,
+    }
+    return Kernel(library, "convolution", arguments, packed, shift)
 
 
 def _is_pixel(view: View) -> bool:
@@ -88,15 +77,15 @@ def gemv(
     shift = pack_bias(bias, weight.shape[0], 1, library.kernel_lanes())
     x_row, out_row = x.reshaped((weight.shape[1],), (1,)), out.reshaped((weight.shape[0],), (1,))
     residual_row = None if residual is None else residual.reshaped(out_row.shape, (1,))
-    struct = GemvStruct(
-        x=view_struct(x_row),
-        residual=view_struct(residual_row),
-        out=view_struct(out_row),
-        weights=packed.data_ptr(),
-        bias=shift.data_ptr(),
-        epilogue=epilogue_struct(epilogue),
-    )
-    return Kernel(library, "gemv", struct, packed, shift)
+    arguments = {
+        "x": x_row,
+        "residual": residual_row,
+        "out": out_row,
+        "weights": packed.data_ptr(),
+        "bias": shift.data_ptr(),
+        "epilogue": epilogue,
+    }
+    return Kernel(library, "gemv", arguments, packed, shift)
 
 
 def linear(
@@ -149,11 +138,11 @@ def depthwise(
 ) -> Kernel:
     """Bind a depthwise convolution (:func:`is_depthwise`); channels of all tensors are side by side."""
     library = library or load()
-    struct, *packed = _depthwise_struct(kind, x, weight, bias, out, residual, library)
-    return Kernel(library, "depthwise", struct, *packed)
+    arguments, *packed = _depthwise_arguments(kind, x, weight, bias, out, residual, library)
+    return Kernel(library, "depthwise", arguments, *packed)
 
 
-def _depthwise_struct(
+def _depthwise_arguments(
     kind: operators.Convolution,
     x: View,
     weight: Tensor,
@@ -161,25 +150,24 @@ def _depthwise_struct(
     out: View | None,
     residual: View | None,
     library: Any,
-) -> tuple[DepthwiseStruct, Tensor, Tensor]:
+) -> tuple[dict[str, Any], Tensor, Tensor]:
     assert is_depthwise(kind, weight)
     assert all(view is None or view.shape[1] == 1 or view.strides[1] == 1 for view in (x, out, residual))
     packed = pack_depthwise(weight, library.kernel_lanes())
     shift = pack_bias(bias, weight.shape[0], 1, library.kernel_lanes())
-    x_view, residual_view, out_view = (view_struct(_plane(view)) for view in (x, residual, out))
-    struct = DepthwiseStruct(
-        x=x_view,
-        residual=residual_view,
-        out=out_view,
-        weights=packed.data_ptr(),
-        bias=shift.data_ptr(),
-        kernel=in_space(weight.shape[2:], 1)[1:],
-        stride=in_space(kind.stride, 1)[1:],
-        before=in_space([before for before, _ in kind.padding], 0)[1:],
-        dilation=in_space(kind.dilation, 1)[1:],
-        epilogue=epilogue_struct(kind.epilogue),
-    )
-    return struct, packed, shift
+    arguments = {
+        "x": _plane(x),
+        "residual": _plane(residual),
+        "out": _plane(out),
+        "weights": packed.data_ptr(),
+        "bias": shift.data_ptr(),
+        "kernel": in_space(weight.shape[2:], 1)[1:],
+        "stride": in_space(kind.stride, 1)[1:],
+        "before": in_space([before for before, _ in kind.padding], 0)[1:],
+        "dilation": in_space(kind.dilation, 1)[1:],
+        "epilogue": kind.epilogue,
+    }
+    return arguments, packed, shift
 
 
 def separable(
@@ -199,18 +187,18 @@ def separable(
     library = library or load()
     assert all(view is None or view.shape[1] == 1 or view.strides[1] == 1 for view in (x, out, residual))
     between = View(None, "float32", (x.shape[0], x.shape[1], *out.shape[2:]), (0, 1, 0, 0))
-    first, *kept = _depthwise_struct(kind.depthwise, x, weights[0], biases[0], between, None, library)
+    first, *kept = _depthwise_arguments(kind.depthwise, x, weights[0], biases[0], between, None, library)
     packed = pack_convolution(weights[1], 1, library.kernel_lanes())
     shift = pack_bias(biases[1], weights[1].shape[0], 1, library.kernel_lanes())
-    struct = SeparableStruct(
-        depthwise=first,
-        residual=view_struct(residual),
-        out=view_struct(out),
-        weights=packed.data_ptr(),
-        bias=shift.data_ptr(),
-        epilogue=epilogue_struct(kind.epilogue),
-    )
-    return Kernel(library, "separable", struct, packed, shift, *kept)
+    arguments = {
+        "depthwise": first,
+        "residual": residual,
+        "out": out,
+        "weights": packed.data_ptr(),
+        "bias": shift.data_ptr(),
+        "epilogue": kind.epilogue,
+    }
+    return Kernel(library, "separable", arguments, packed, shift, *kept)
 
 
 def _plane(view: View | None) -> View | None:
@@ -250,13 +238,13 @@ def winograd(
     assert all(view is None or view.strides[1] == 1 for view in (x, out, residual))
     packed = pack_winograd(weight, size, library.kernel_lanes())
     shift = pack_bias(bias, weight.shape[0], 1, library.kernel_lanes())
-    struct = WinogradStruct(
-        x=view_struct(x),
-        residual=view_struct(residual),
-        out=view_struct(out),
-        weights=packed.data_ptr(),
-        bias=shift.data_ptr(),
-        before=tuple(before for before, _ in kind.padding),
-        epilogue=epilogue_struct(kind.epilogue),
-    )
-    return Kernel(library, f"winograd{size}", struct, packed, shift)
+    arguments = {
+        "x": x,
+        "residual": residual,
+        "out": out,
+        "weights": packed.data_ptr(),
+        "bias": shift.data_ptr(),
+        "before": tuple(before for before, _ in kind.padding),
+        "epilogue": kind.epilogue,
+    }
+    return Kernel(library, f"winograd{size}", arguments, packed, shift)

@@ -54,6 +54,7 @@ inline To converted(From x) {
 struct Copy {
     View x, out;
 };
+MLSYS_STRUCT(Copy, x, out);
 
 // The outer index of a row of a view, as an offset.
 inline int64_t row_offset(const View& view, int64_t row) {
@@ -144,6 +145,7 @@ struct Pad {
     int64_t before[MAX_RANK];  // x's first element in the result; negative crops
     double value;
 };
+MLSYS_STRUCT(Pad, x, out, before, value);
 
 class PadKernel : public Kernel {
   public:

@@ -16,6 +16,7 @@ struct Depthwise {
     int32_t kernel[2], stride[2], before[2], dilation[2];
     Epilogue epilogue;
 };
+MLSYS_STRUCT(Depthwise, x, residual, out, weights, bias, kernel, stride, before, dilation, epilogue);
 
 constexpr int TILE_PIXELS = 4;
 constexpr int SPAN_PIXELS = 64;          // of a unit at most

@@ -7,11 +7,12 @@
 namespace nimble {
 
 struct Epilogue {
-    int32_t activation;
+    Activation activation;
     float slope;
     int32_t has_residual;
     int32_t activates_first;
 };
+MLSYS_STRUCT(Epilogue, activation, slope, has_residual, activates_first);
 
 // One activation for `vecs` vectors in place: chosen once, so that the work on one overlaps with the work on the next.
 inline __attribute__((noinline)) void activate_all(float* x, int64_t vecs, int32_t which, float slope) {

@@ -13,8 +13,10 @@ struct Gemv {
     const float* bias;      // [columns], zeros to whole vectors
     Epilogue epilogue;
 };
+MLSYS_STRUCT(Gemv, x, residual, out, weights, bias, epilogue);
 
-constexpr int ROW_VECS = 8;              // of a panel, packing.py: ROW_VECS; as many sums as the pipes want in flight
+constexpr int ROW_VECS = 8;              // of a panel; as many sums as the pipes want in flight
+MLSYS_CONSTANTS(ROW_VECS);
 constexpr int AHEAD = (4 << 10) / sizeof(Weight);  // that much of the weights is asked for before it is wanted
 
 class GemvKernel : public Kernel {

@@ -12,3 +12,4 @@ int64_t kernel_scratch(const nimble::Kernel* kernel) { return kernel->scratch_nb
 void kernel_run(const nimble::Kernel* kernel, int64_t begin, int64_t end, void* scratch) { kernel->run(begin, end, scratch); }
 void kernel_free(nimble::Kernel* kernel) { delete kernel; }
 }
+MLSYS_FUNCTIONS(kernel_lanes, kernel_units, kernel_scratch, kernel_run, kernel_free);

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlsys_nimble.backends.cpu.library import View
-
-SPACE = 3  # convolution.h
+from mlsys_nimble.backends.cpu.library import SPACE, View
 
 
 def in_space(values: Sequence[int], filler: int) -> tuple[int, ...]:

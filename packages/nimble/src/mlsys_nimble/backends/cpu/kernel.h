@@ -3,20 +3,23 @@
 // matrix), on any thread, with scratch memory of that thread's own, so that the planner may cut it in tasks as it likes.
 #pragma once
 
+#include <mlsys/layout.h>
+
 #include <cstdint>
 
 namespace nimble {
 
 constexpr int MAX_RANK = 6;
+MLSYS_CONSTANTS(MAX_RANK);
 
-enum Dtype : int32_t { FLOAT32, BFLOAT16, INT64, INT32, UINT8, BOOL, FLOAT64 };
+MLSYS_ENUM(Dtype, FLOAT32, BFLOAT16, INT64, INT32, UINT8, BOOL, FLOAT64);
 
 // A strided window: logical shape, strides in elements (0: broadcast). Channels-last images have shape N, C, H, W and
 // strides that make C the closest.
 struct View {
     void* data;    // null: `*slot` at the time of the call, for a caller's own tensors
     void** slot;
-    int32_t dtype;
+    Dtype dtype;
     int32_t rank;
     int64_t shape[MAX_RANK];
     int64_t strides[MAX_RANK];
@@ -26,6 +29,7 @@ struct View {
         return (T*)(data ? data : *slot);
     }
 };
+MLSYS_STRUCT(View, data, slot, dtype, rank, shape, strides);
 
 class Kernel {
   public:

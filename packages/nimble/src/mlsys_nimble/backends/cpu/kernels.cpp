@@ -34,3 +34,7 @@ Kernel* make_matmul(const MatMul* arguments) { return new MatMulKernel(*argument
 Kernel* make_attention(const Attention* arguments) { return new AttentionKernel(*arguments); }
 Kernel* make_embedding(const Embedding* arguments) { return new EmbeddingKernel(*arguments); }
 }
+MLSYS_FUNCTIONS(
+    make_convolution, make_depthwise, make_separable, make_winograd2, make_winograd4, make_gemv, make_copy,
+    make_pad, make_pointwise, make_pool, make_reduce, make_softmax, make_layer_norm, make_matmul, make_attention,
+    make_embedding);

@@ -10,3 +10,4 @@ extern "C" {
 Kernel* make_convolution(const Convolution* arguments) { return new ConvolutionKernel(*arguments); }
 Kernel* make_gemv(const Gemv* arguments) { return new GemvKernel(*arguments); }
 }
+MLSYS_FUNCTIONS(make_convolution, make_gemv);

@@ -1,10 +1,9 @@
-"""The compiled kernels and their structures as ctypes sees them; the C++ headers here tell what they mean."""
+"""The compiled kernels: views of memory, loading, and binding one kernel to its arguments."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from ctypes import Structure, c_double, c_float, c_int32, c_int64, c_void_p
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,29 +11,24 @@ from typing import Any
 
 import torch
 from mlsys_core.config import settings
-from mlsys_core.native import load_kernel
+from mlsys_core.native import Struct, bind, expect, load_kernel, new
 from mlsys_nimble.ir import operators
 from torch import Tensor
 
-MAX_RANK = 6  # kernel.h
-DTYPES = ("float32", "bfloat16", "int64", "int32", "uint8", "bool", "float64")  # kernel.h: Dtype
-ACTIVATIONS = (  # math.h: Activation
-    *(None, "relu", "relu6", "silu", "sigmoid", "tanh", "gelu", "gelu_tanh"),
-    *("hardswish", "hardsigmoid", "leaky_relu", "elu"),
-)
-MAKERS = (  # kernels.cpp
-    *("convolution", "depthwise", "separable", "winograd2", "winograd4", "gemv", "copy", "pad", "pointwise", "pool"),
-    *("reduce", "softmax", "layer_norm", "matmul", "attention", "embedding"),
-)
+# Needed before a library is loaded, which has them too: `load` compares.
+MAX_RANK = 6
+SPACE = 3  # depth, height, width
+ROW_VECS = 8  # of a panel of `gemv`
+DTYPES = ("float32", "bfloat16", "int64", "int32", "uint8", "bool", "float64")
 # Square roots and roundings become single instructions; comparisons and sums stay as they are written.
 FLAGS = ("-fno-math-errno", "-fno-trapping-math")
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A strided window on memory: kernel.h's View. Shapes are logical (images are N, C, H, W)."""
+    """Strided window on memory (kernel.h: View). Shapes are logical (images are N, C, H, W)."""
 
-    address: int | None  # of element (0, 0, ...); None: what `slot` holds at the time of a run
+    address: int | None  # of element (0, 0, ...); None: read from `slot` at each run
     dtype: str  # one of DTYPES
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # in elements; 0: broadcast
@@ -42,251 +36,53 @@ class View:
 
     @classmethod
     def of(cls, tensor: Tensor) -> View:
-        """The window that ``tensor`` is; it must outlive whatever uses this."""
+        """Return a view of ``tensor``, which must outlive it."""
         dtype = str(tensor.dtype).removeprefix("torch.")
         return cls(tensor.data_ptr(), dtype, tuple(tensor.shape), tuple(tensor.stride()))
 
     def permuted(self, dims: Sequence[int]) -> View:
-        """Dimension ``dims[i]`` as dimension i."""
+        """Return the view with dimension ``dims[i]`` as dimension i."""
         shape, strides = (tuple(values[dim] for dim in dims) for values in (self.shape, self.strides))
         return View(self.address, self.dtype, shape, strides, self.slot)
 
     def reshaped(self, shape: Sequence[int], strides: Sequence[int]) -> View:
-        """The same memory, told differently."""
+        """Return a view of the same memory with another shape."""
         return View(self.address, self.dtype, tuple(shape), tuple(strides), self.slot)
 
 
-class ViewStruct(Structure):
-    """kernel.h: View."""
-
-    _fields_ = [
-        ("data", c_void_p),
-        ("slot", c_void_p),
-        ("dtype", c_int32),
-        ("rank", c_int32),
-        ("shape", c_int64 * MAX_RANK),
-        ("strides", c_int64 * MAX_RANK),
-    ]
-
-
-class EpilogueStruct(Structure):
-    """epilogue.h: Epilogue."""
-
-    _fields_ = [
-        ("activation", c_int32),
-        ("slope", c_float),
-        ("has_residual", c_int32),
-        ("activates_first", c_int32),
-    ]
+def _fields(value: Any) -> Any:
+    """Return ``value`` as :func:`mlsys_core.native.new` takes it: views, epilogues and mappings as their fields."""
+    if isinstance(value, View):
+        return {
+            "data": value.address,
+            "slot": value.slot,
+            "dtype": value.dtype,
+            "rank": len(value.shape),
+            "shape": value.shape,
+            "strides": value.strides,
+        }
+    if isinstance(value, operators.Epilogue):
+        return {
+            "activation": value.activation or "identity",
+            "slope": value.slope,
+            "has_residual": value.has_residual,
+            "activates_first": value.activates_first,
+        }
+    return {name: _fields(each) for name, each in value.items()} if isinstance(value, Mapping) else value
 
 
-class ConvolutionStruct(Structure):
-    """convolution.h: Convolution."""
-
-    _fields_ = [
-        ("x", ViewStruct),
-        ("residual", ViewStruct),
-        ("out", ViewStruct),
-        ("weights", c_void_p),
-        ("bias", c_void_p),
-        ("kernel", c_int32 * 3),
-        ("stride", c_int32 * 3),
-        ("before", c_int32 * 3),
-        ("dilation", c_int32 * 3),
-        ("groups", c_int32),
-        ("epilogue", EpilogueStruct),
-    ]
-
-
-class DepthwiseStruct(Structure):
-    """depthwise.h: Depthwise."""
-
-    _fields_ = [
-        ("x", ViewStruct),
-        ("residual", ViewStruct),
-        ("out", ViewStruct),
-        ("weights", c_void_p),
-        ("bias", c_void_p),
-        ("kernel", c_int32 * 2),
-        ("stride", c_int32 * 2),
-        ("before", c_int32 * 2),
-        ("dilation", c_int32 * 2),
-        ("epilogue", EpilogueStruct),
-    ]
-
-
-class SeparableStruct(Structure):
-    """separable.h: Separable."""
-
-    _fields_ = [
-        ("depthwise", DepthwiseStruct),
-        ("residual", ViewStruct),
-        ("out", ViewStruct),
-        ("weights", c_void_p),
-        ("bias", c_void_p),
-        ("epilogue", EpilogueStruct),
-    ]
-
-
-class WinogradStruct(Structure):
-    """winograd.h: Winograd."""
-
-    _fields_ = [
-        ("x", ViewStruct),
-        ("residual", ViewStruct),
-        ("out", ViewStruct),
-        ("weights", c_void_p),
-        ("bias", c_void_p),
-        ("before", c_int32 * 2),
-        ("epilogue", EpilogueStruct),
-    ]
-
-
-class GemvStruct(Structure):
-    """gemv.h: Gemv."""
-
-    _fields_ = [
-        ("x", ViewStruct),
-        ("residual", ViewStruct),
-        ("out", ViewStruct),
-        ("weights", c_void_p),
-        ("bias", c_void_p),
-        ("epilogue", EpilogueStruct),
-    ]
-
-
-class CopyStruct(Structure):
-    """copy.h: Copy."""
-
-    _fields_ = [("x", ViewStruct), ("out", ViewStruct)]
-
-
-class PadStruct(Structure):
-    """copy.h: Pad."""
-
-    _fields_ = [("x", ViewStruct), ("out", ViewStruct), ("before", c_int64 * MAX_RANK), ("value", c_double)]
-
-
-class StepStruct(Structure):
-    """pointwise.h: Step."""
-
-    _fields_ = [("op", c_int32), ("registers", c_int32 * 3), ("constants", c_double * 3), ("target", c_int32)]
-
-
-class PointwiseStruct(Structure):
-    """pointwise.h: Pointwise."""
-
-    _fields_ = [
-        ("inputs", c_void_p),
-        ("num_inputs", c_int32),
-        ("num_registers", c_int32),
-        ("steps", c_void_p),
-        ("num_steps", c_int32),
-        ("is_wide", c_int32),
-        ("is_integral", c_int32),
-        ("out", ViewStruct),
-    ]
-
-
-class PoolStruct(Structure):
-    """pool.h: Pool."""
-
-    _fields_ = [
-        ("x", ViewStruct),
-        ("residual", ViewStruct),
-        ("out", ViewStruct),
-        ("kernel", c_int32 * 3),
-        ("stride", c_int32 * 3),
-        ("before", c_int32 * 3),
-        ("dilation", c_int32 * 3),
-        ("is_average", c_int32),
-        ("counts_padding", c_int32),
-        ("epilogue", EpilogueStruct),
-    ]
-
-
-class ReduceStruct(Structure):
-    """rows.h: Reduce."""
-
-    _fields_ = [("x", ViewStruct), ("reduced", ViewStruct), ("out", ViewStruct), ("op", c_int32)]
-
-
-class RowsStruct(Structure):
-    """rows.h: Rows."""
-
-    _fields_ = [
-        ("x", ViewStruct),
-        ("out", ViewStruct),
-        ("x_row", ViewStruct),
-        ("out_row", ViewStruct),
-        ("weight", c_void_p),
-        ("bias", c_void_p),
-        ("eps", c_float),
-        ("is_log", c_int32),
-    ]
-
-
-class MatMulStruct(Structure):
-    """attention.h: MatMul."""
-
-    _fields_ = [("a", ViewStruct), ("b", ViewStruct), ("out", ViewStruct), ("scale", c_float)]
-
-
-class AttentionStruct(Structure):
-    """attention.h: Attention."""
-
-    _fields_ = [
-        ("q", ViewStruct),
-        ("k", ViewStruct),
-        ("v", ViewStruct),
-        ("mask", ViewStruct),
-        ("out", ViewStruct),
-        ("scale", c_float),
-        ("is_causal", c_int32),
-        ("has_zero_rows", c_int32),
-    ]
-
-
-class EmbeddingStruct(Structure):
-    """rows.h: Embedding."""
-
-    _fields_ = [
-        ("table", c_void_p),
-        ("rows", c_int64),
-        ("width", c_int64),
-        ("indices", ViewStruct),
-        ("out", ViewStruct),
-        ("fault", c_void_p),
-    ]
-
-
-def view_struct(view: View | None) -> ViewStruct:
-    """As the library takes it; None: an absent tensor, all zeros."""
-    struct = ViewStruct()
-    if view is not None:
-        assert len(view.shape) <= MAX_RANK, f"{len(view.shape)} dimensions, {MAX_RANK} are allowed"
-        struct.data, struct.slot = view.address, view.slot
-        struct.dtype, struct.rank = DTYPES.index(view.dtype), len(view.shape)
-        struct.shape[: len(view.shape)] = view.shape
-        struct.strides[: len(view.shape)] = view.strides
-    return struct
-
-
-def epilogue_struct(epilogue: operators.Epilogue) -> EpilogueStruct:
-    """As the library takes it."""
-    return EpilogueStruct(
-        ACTIVATIONS.index(epilogue.activation), epilogue.slope, epilogue.has_residual, epilogue.activates_first
-    )
+def array_of(struct: type[Struct], values: Sequence[View | Mapping[str, Any]]) -> ctypes.Array[Struct]:
+    """Return a C array of structs; one element, zeros, if there are no ``values``."""
+    return (struct * max(len(values), 1))(*(new(struct, **_fields(value)) for value in values))
 
 
 @cache
-def load(flags: tuple[str, ...] = (), *, source: str = "kernels.cpp", makers: tuple[str, ...] = MAKERS) -> Any:
-    """A library of kernels, compiled for this machine on the first call ever; all but bf16's are in ``kernels.cpp``.
+def load(flags: tuple[str, ...] = (), *, source: str = "kernels.cpp") -> Any:
+    """Load a library of kernels; the first call ever compiles it for this machine.
 
     Args:
         flags: For the compiler, beside the usual ones: a test may ask for another machine's paths.
-        source: The file beside this one.
-        makers: The kernels in it.
+        source: The file beside this one; ``kernels.cpp`` has all kernels but those of bf16 weights.
 
     Raises:
         MissingDependencyError: there is no C++ compiler.
@@ -295,21 +91,16 @@ def load(flags: tuple[str, ...] = (), *, source: str = "kernels.cpp", makers: tu
     here = Path(__file__).parent
     headers = sorted(here.glob("*.h"))
     options = (*FLAGS, *flags)
-    library: Any = load_kernel(here / source, cache_dir=settings().cache_dir, flags=options, headers=headers)
-    library.kernel_units.argtypes = library.kernel_scratch.argtypes = library.kernel_free.argtypes = [c_void_p]
-    library.kernel_units.restype = library.kernel_scratch.restype = c_int64
-    library.kernel_run.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
-    for name in makers:
-        make = getattr(library, f"make_{name}")
-        make.restype, make.argtypes = c_void_p, [c_void_p]
+    library = bind(load_kernel(here / source, cache_dir=settings().cache_dir, flags=options, headers=headers))
+    expect(library, MAX_RANK=MAX_RANK, SPACE=SPACE, ROW_VECS=ROW_VECS, Dtype=DTYPES)
     library.weight_dtype = torch.float32
     return library
 
 
 @cache
 def load_bf16(flags: tuple[str, ...] = ()) -> Any:
-    """The library whose linears and convolutions keep their weights in bf16; as :func:`load`."""
-    library = load(flags, source="kernels_bf16.cpp", makers=("convolution", "gemv"))
+    """Load the library whose linears and convolutions keep their weights in bf16; see :func:`load`."""
+    library = load(flags, source="kernels_bf16.cpp")
     library.weight_dtype = torch.bfloat16
     return library
 
@@ -317,14 +108,29 @@ def load_bf16(flags: tuple[str, ...] = ()) -> Any:
 class Kernel:
     """One operator with its arguments bound; freed with this object, which keeps alive what it was made of.
 
-    Attributes:
-        fault: Set by a run that met values it cannot compute with; None: there are none.
+    Args:
+        library: A library of kernels.
+        name: Name of the kernel: the library has a function ``make_NAME``.
+        arguments: The fields of the struct that the function takes, views and epilogues as they are; or the kernel
+            that this one finishes.
+        keep: Tensors and kernels that this kernel reads.
+        fault: Set by a run that meets values it cannot compute with; None: there are none.
     """
 
     def __init__(
-        self, library: Any, name: str, arguments: Structure, *keep: object, fault: c_int32 | None = None
+        self,
+        library: Any,
+        name: str,
+        arguments: Mapping[str, Any] | Kernel,
+        *keep: object,
+        fault: ctypes.c_int32 | None = None,
     ) -> None:
-        self.address: int = getattr(library, f"make_{name}")(ctypes.byref(arguments))
+        make = getattr(library, f"make_{name}")
+        if isinstance(arguments, Kernel):
+            self.address: int = make(arguments.address)
+            keep = (arguments, *keep)
+        else:
+            self.address = make(new(make.argtypes[0]._type_, **_fields(arguments)))
         self.units: int = library.kernel_units(self.address)
         self.scratch_nbytes: int = library.kernel_scratch(self.address)
         self.name = name
@@ -333,7 +139,7 @@ class Kernel:
         self._keep = keep
 
     def run(self, begin: int = 0, end: int | None = None, *, scratch: Tensor | None = None) -> None:
-        """Units ``begin`` to ``end - 1`` on this thread; for tests and measurements.
+        """Run units ``begin`` to ``end - 1`` on this thread; for tests and measurements.
 
         Args:
             begin: The first unit.
@@ -345,4 +151,5 @@ class Kernel:
         self._library.kernel_run(self.address, begin, self.units if end is None else end, scratch.data_ptr())
 
     def __del__(self) -> None:
-        self._library.kernel_free(self.address)
+        if hasattr(self, "address"):
+            self._library.kernel_free(self.address)

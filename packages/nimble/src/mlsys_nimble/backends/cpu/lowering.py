@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mlsys_nimble.backends.cpu import convolutions, kernels
-from mlsys_nimble.backends.cpu.images import SPACE
-from mlsys_nimble.backends.cpu.library import DTYPES, MAX_RANK, Kernel, View, load_bf16
+from mlsys_nimble.backends.cpu.library import DTYPES, MAX_RANK, SPACE, Kernel, View, load_bf16
 from mlsys_nimble.ir import operators as kinds
 from mlsys_nimble.ir.program import Operator, ValueId, ValueType
 from mlsys_nimble.ir.strides import reshaped

@@ -3,6 +3,7 @@
 // least-maximum-error fits of their own, over the reduced ranges that the comments give.
 #pragma once
 
+#include <mlsys/layout.h>
 #include <mlsys/vec.h>
 
 #include <cmath>
@@ -129,10 +130,8 @@ inline vf sin_shifted(vf x, int32_t shift) {
 inline vf sin(vf x) { return sin_shifted(x, 0); }
 inline vf cos(vf x) { return sin_shifted(x, 1); }
 
-// kernels.py: ACTIVATIONS, in this order.
-enum Activation : int32_t {
-    IDENTITY, RELU, RELU6, SILU, SIGMOID, TANH, GELU, GELU_TANH, HARDSWISH, HARDSIGMOID, LEAKY_RELU, ELU
-};
+MLSYS_ENUM(
+    Activation, IDENTITY, RELU, RELU6, SILU, SIGMOID, TANH, GELU, GELU_TANH, HARDSWISH, HARDSIGMOID, LEAKY_RELU, ELU);
 
 // 1 / (1 + e^-x), with e^-x as above but for its ends: infinite from 88.4 on (the quotient would be subnormal), and 0 added
 // to 1 below -87, so that one factor makes the power.

@@ -11,6 +11,7 @@ from math import prod
 from typing import Any, ParamSpec
 
 import torch
+from mlsys_nimble.backends.cpu.library import ROW_VECS
 from mlsys_nimble.backends.cpu.pages import LargePages
 from torch import Tensor
 
@@ -76,9 +77,6 @@ def pack_columns(weight: Tensor, lanes: int) -> Tensor:
     starts = [panel * 2 * lanes for panel in range(num_panels)]
     stops = [*starts[1:], vecs * lanes]
     return torch.cat([padded[:, start:stop].reshape(-1) for start, stop in zip(starts, stops, strict=True)])
-
-
-ROW_VECS = 8  # gemv.h
 
 
 @_shared

@@ -8,24 +8,26 @@
 
 namespace nimble {
 
-// kernels.py: OP_CODES, in this order.
-enum Op : int32_t {
+MLSYS_ENUM(
+    Op,
     ADD, SUB, MUL, DIV, MAXIMUM, MINIMUM, POW,
     NEG, ABS, EXP, LOG, SQRT, RSQRT, RECIPROCAL, SQUARE, ERF, SIN, COS,
     FLOOR, CEIL, ROUND, TRUNC, SIGN,
     OP_RELU, OP_RELU6, OP_SILU, OP_SIGMOID, OP_TANH, OP_GELU, OP_GELU_TANH, OP_HARDSWISH, OP_HARDSIGMOID,
     OP_LEAKY_RELU, OP_ELU,
-    EQ, NE, LT, LE, GT, GE, LOGICAL_AND, LOGICAL_OR, LOGICAL_NOT, WHERE, CLAMP
-};
+    EQ, NE, LT, LE, GT, GE, LOGICAL_AND, LOGICAL_OR, LOGICAL_NOT, WHERE, CLAMP);
 
 constexpr int MAX_ARGUMENTS = 3;
+constexpr int MAX_REGISTERS = 64;
+MLSYS_CONSTANTS(MAX_REGISTERS);
 
 struct Step {
-    int32_t op;
+    Op op;
     int32_t registers[MAX_ARGUMENTS];  // of the arguments; negative: the constant
     double constants[MAX_ARGUMENTS];
     int32_t target;  // a register; inputs come first
 };
+MLSYS_STRUCT(Step, op, registers, constants, target);
 
 struct Pointwise {
     const View* inputs;  // of the result's merged shape
@@ -37,6 +39,7 @@ struct Pointwise {
     int32_t is_integral;  // every step's result is cut to a whole number
     View out;
 };
+MLSYS_STRUCT(Pointwise, inputs, num_inputs, num_registers, steps, num_steps, is_wide, is_integral, out);
 
 constexpr int TILE = 512;  // elements
 
@@ -294,7 +297,6 @@ class PointwiseKernel : public Kernel {
         });
     }
 
-    static constexpr int MAX_REGISTERS = 64;  // kernels.py: MAX_REGISTERS
     const std::vector<View> inputs;
     const std::vector<Step> steps;
     const View out;

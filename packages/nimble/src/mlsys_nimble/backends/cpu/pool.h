@@ -16,6 +16,7 @@ struct Pool {
     int32_t counts_padding;
     Epilogue epilogue;
 };
+MLSYS_STRUCT(Pool, x, residual, out, kernel, stride, before, dilation, is_average, counts_padding, epilogue);
 
 class PoolKernel : public Kernel {
   public:

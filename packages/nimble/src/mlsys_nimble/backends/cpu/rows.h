@@ -21,14 +21,15 @@ inline std::vector<int64_t> offsets_of(const View& view) {
     return offsets;
 }
 
-enum Reduction : int32_t { REDUCE_SUM, REDUCE_MEAN, REDUCE_MAX, REDUCE_MIN };
+MLSYS_ENUM(Reduction, REDUCE_SUM, REDUCE_MEAN, REDUCE_MAX, REDUCE_MIN);
 
 struct Reduce {
     View x;        // the dims that are kept, of x
     View reduced;  // those that go
     View out;      // the kept ones, of the result
-    int32_t op;
+    Reduction op;
 };
+MLSYS_STRUCT(Reduce, x, reduced, out, op);
 
 class ReduceKernel : public Kernel {
   public:
@@ -147,6 +148,7 @@ struct Rows {
     float eps;
     int32_t is_log;         // of a softmax
 };
+MLSYS_STRUCT(Rows, x, out, x_row, out_row, weight, bias, eps, is_log);
 
 // Rows are brought to scratch, whatever their strides, filled up to whole vectors, computed there and brought back.
 class RowKernel : public Kernel {
@@ -241,6 +243,7 @@ struct Embedding {
     View out;  // as indices, of the rows' first elements
     int32_t* fault;  // set to 1 where an index has no row
 };
+MLSYS_STRUCT(Embedding, table, rows, width, indices, out, fault);
 
 class EmbeddingKernel : public Kernel {
   public:

@@ -16,6 +16,7 @@ struct Separable {
     const float* bias;    // [O], zeros to whole vectors
     Epilogue epilogue;
 };
+MLSYS_STRUCT(Separable, depthwise, residual, out, weights, bias, epilogue);
 
 class SeparableKernel : public Kernel {
   public:

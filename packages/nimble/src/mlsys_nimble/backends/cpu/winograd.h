@@ -18,6 +18,7 @@ struct Winograd {
     int32_t before[2];      // padding
     Epilogue epilogue;
 };
+MLSYS_STRUCT(Winograd, x, residual, out, weights, bias, before, epilogue);
 
 constexpr int64_t TRANSFORMED_NBYTES = (LANES == 16 ? 640 : 256) << 10;  // of a unit's pixels: in the second-level cache
 constexpr int64_t MAX_TILES = 48, LEAST_TILES = LANES == 16 ? 16 : 12;

@@ -26,6 +26,7 @@ struct TrainingAttention {
     float scale;
     int32_t is_causal;
 };
+MLSYS_STRUCT(TrainingAttention, q, k, v, out, logsumexp, dout, dq, dk, dv, scale, is_causal);
 
 // out [rows][columns] = or += the sum over t < depth of a(row, t) b(t, column); whole vectors of columns. a(row, t) is
 // a[row * a_row + t * a_depth], so that either operand may be read transposed.

@@ -33,12 +33,15 @@ struct BatchNorm {
     float eps, momentum;
     int32_t is_relu;
 };
+MLSYS_STRUCT(BatchNorm, x, y, weight, bias, running_mean, running_var, residual, mean, rstd, new_mean, new_var, eps,
+    momentum, is_relu);
 
 struct BatchNormGradient {
     View dy, x, dx;                     // as BatchNorm's x
     View weight, mean, rstd;            // [channels]
     View dweight, dbias;
 };
+MLSYS_STRUCT(BatchNormGradient, dy, x, dx, weight, mean, rstd, dweight, dbias);
 
 // What both share: rows in chunks, and for each chunk two numbers a channel.
 class RowStatistics : public Kernel {

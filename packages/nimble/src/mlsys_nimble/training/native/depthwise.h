@@ -18,6 +18,7 @@ struct Depthwise {
     View out;     // as y, or as x; or [C, 1, KH, KW], row by row
     int32_t stride[2], before[2], dilation[2];
 };
+MLSYS_STRUCT(Depthwise, y, x, weight, out, stride, before, dilation);
 
 constexpr int64_t SOME_CHANNELS = 2 * mlsys::LANES;
 

@@ -17,6 +17,7 @@ struct TrainingLayerNorm {
     int64_t width;
     float eps;
 };
+MLSYS_STRUCT(TrainingLayerNorm, x, y, mean, rstd, dy, weight, bias, dweight, dbias, width, eps);
 
 class LayerNormRows : public Kernel {
   public:

@@ -103,6 +103,7 @@ struct Product {
     int64_t depth, columns;    // columns: whole vectors
     int32_t is_relu;
 };
+MLSYS_STRUCT(Product, a, out, residual, mask, bias, weights, depth, columns, is_relu);
 
 class ProductKernel : public Kernel {
   public:
@@ -161,6 +162,7 @@ struct WeightGradient {
     View bias;       // result [columns]: the sum of dy over the rows; rank 0: not wanted
     int64_t columns, features, threads;
 };
+MLSYS_STRUCT(WeightGradient, dy, x, weight, bias, columns, features, threads);
 
 // A unit is some columns of dy. Some rows at a time of dy and of x are packed for tiles; the result holds the sums.
 class WeightGradientKernel : public Kernel {

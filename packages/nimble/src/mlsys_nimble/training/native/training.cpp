@@ -5,6 +5,7 @@
 // is found in the process at the first call, and without it kernels run on the caller's thread.
 #include <dlfcn.h>
 
+#include "../../backends/cpu/handle.h"
 #include "attention.h"
 #include "batch_norm.h"
 #include "depthwise.h"
@@ -54,8 +55,6 @@ void run_share(void* data) {
 
 extern "C" {
 
-int32_t training_lanes() { return LANES; }
-
 // Kernels one after another, each cut in as many parts as there are threads. `scratch`: `scratch_step` bytes a thread.
 void training_run(const Kernel* const* kernels, int64_t count, int64_t threads, char* scratch, int64_t scratch_step) {
     static const Parallel parallel = (Parallel)dlsym(RTLD_DEFAULT, "GOMP_parallel");
@@ -74,26 +73,22 @@ void training_run(const Kernel* const* kernels, int64_t count, int64_t threads, 
     }
 }
 
-int64_t kernel_units(const Kernel* kernel) { return kernel->units; }
-int64_t kernel_scratch(const Kernel* kernel) { return kernel->scratch_nbytes; }
-void kernel_free(Kernel* kernel) { delete kernel; }
-
 Kernel* make_batch_norm_statistics(const BatchNorm* arguments) { return new BatchNormStatistics(*arguments); }
-Kernel* make_batch_norm_finish(const Kernel* const* of) { return new Finished<BatchNormStatistics>((const BatchNormStatistics*)*of); }
+Kernel* make_batch_norm_finish(const Kernel* of) { return new Finished<BatchNormStatistics>((const BatchNormStatistics*)of); }
 Kernel* make_batch_norm_apply(const BatchNorm* arguments) { return new BatchNormApply(*arguments); }
 Kernel* make_batch_norm_gradient_sums(const BatchNormGradient* arguments) { return new BatchNormGradientSums(*arguments); }
-Kernel* make_batch_norm_gradient_finish(const Kernel* const* of) {
-    return new Finished<BatchNormGradientSums>((const BatchNormGradientSums*)*of);
+Kernel* make_batch_norm_gradient_finish(const Kernel* of) {
+    return new Finished<BatchNormGradientSums>((const BatchNormGradientSums*)of);
 }
-Kernel* make_batch_norm_gradient_apply(const Kernel* const* of) {
-    return new BatchNormGradientApply((const BatchNormGradientSums*)*of);
+Kernel* make_batch_norm_gradient_apply(const Kernel* of) {
+    return new BatchNormGradientApply((const BatchNormGradientSums*)of);
 }
 
 Kernel* make_depthwise_forward(const Depthwise* arguments) { return new DepthwiseImage<true>(*arguments); }
 Kernel* make_depthwise_input_gradient(const Depthwise* arguments) { return new DepthwiseImage<false>(*arguments); }
 Kernel* make_depthwise_weight_gradient(const Depthwise* arguments) { return new DepthwiseWeightGradient(*arguments); }
-Kernel* make_depthwise_weight_finish(const Kernel* const* of) {
-    return new Finished<DepthwiseWeightGradient>((const DepthwiseWeightGradient*)*of);
+Kernel* make_depthwise_weight_finish(const Kernel* of) {
+    return new Finished<DepthwiseWeightGradient>((const DepthwiseWeightGradient*)of);
 }
 
 Kernel* make_attention_forward(const TrainingAttention* arguments) { return new AttentionForward(*arguments); }
@@ -103,16 +98,24 @@ Kernel* make_product(const Product* arguments) { return new ProductKernel(*argum
 Kernel* make_weight_gradient(const WeightGradient* arguments) { return new WeightGradientKernel(*arguments); }
 Kernel* make_layer_norm_forward(const TrainingLayerNorm* arguments) { return new LayerNormForward(*arguments); }
 Kernel* make_layer_norm_backward(const TrainingLayerNorm* arguments) { return new LayerNormBackward(*arguments); }
-Kernel* make_layer_norm_finish(const Kernel* const* of) { return new Finished<LayerNormBackward>((const LayerNormBackward*)*of); }
+Kernel* make_layer_norm_finish(const Kernel* of) { return new Finished<LayerNormBackward>((const LayerNormBackward*)of); }
 
 Kernel* make_winograd2_weights(const WinogradWeights* arguments) { return new WinogradWeightsKernel<2>(*arguments); }
 Kernel* make_winograd4_weights(const WinogradWeights* arguments) { return new WinogradWeightsKernel<4>(*arguments); }
 Kernel* make_winograd2_weight_gradient(const WinogradGradient* arguments) { return new WinogradWeightGradient<2>(*arguments); }
 Kernel* make_winograd4_weight_gradient(const WinogradGradient* arguments) { return new WinogradWeightGradient<4>(*arguments); }
-Kernel* make_winograd2_weight_finish(const Kernel* const* of) {
-    return new WinogradWeightFinish<2>((const WinogradWeightGradient<2>*)*of);
+Kernel* make_winograd2_weight_finish(const Kernel* of) {
+    return new WinogradWeightFinish<2>((const WinogradWeightGradient<2>*)of);
 }
-Kernel* make_winograd4_weight_finish(const Kernel* const* of) {
-    return new WinogradWeightFinish<4>((const WinogradWeightGradient<4>*)*of);
+Kernel* make_winograd4_weight_finish(const Kernel* of) {
+    return new WinogradWeightFinish<4>((const WinogradWeightGradient<4>*)of);
 }
 }
+MLSYS_FUNCTIONS(
+    training_run, make_batch_norm_statistics, make_batch_norm_finish, make_batch_norm_apply,
+    make_batch_norm_gradient_sums, make_batch_norm_gradient_finish, make_batch_norm_gradient_apply,
+    make_depthwise_forward, make_depthwise_input_gradient, make_depthwise_weight_gradient,
+    make_depthwise_weight_finish, make_attention_forward, make_attention_backward, make_product, make_weight_gradient,
+    make_layer_norm_forward, make_layer_norm_backward, make_layer_norm_finish, make_winograd2_weights,
+    make_winograd4_weights, make_winograd2_weight_gradient, make_winograd4_weight_gradient,
+    make_winograd2_weight_finish, make_winograd4_weight_finish);

@@ -26,12 +26,14 @@ struct WinogradWeights {
     float* out_bias;    // [O]
     int32_t is_turned;  // for the input's gradient: O is the depth, and taps go the other way round
 };
+MLSYS_STRUCT(WinogradWeights, weight, bias, out, out_bias, is_turned);
 
 struct WinogradGradient {
     View dy, x;  // [N, O, H', W'], [N, C, H, W], channels side by side and a whole number of vectors
     View out;    // [O, C, 3, 3], row by row
     int32_t before[2];
 };
+MLSYS_STRUCT(WinogradGradient, dy, x, out, before);
 
 // Points of tiles of SIZE as in native/winograd.h: 0, +-P, +-Q and infinity, or 0, +-1 and infinity.
 template <int SIZE>
