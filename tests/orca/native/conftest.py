@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mlsys_core.native import Struct
 from mlsys_core.native.testing import builds_to_test
 from mlsys_orca.backends.native import library
 from torch import Tensor
@@ -27,12 +28,12 @@ class Ragged:
     values: Tensor
     cos: Tensor | None = None
     sin: Tensor | None = None
-    cache: str = "fp32"  # of library.CACHES
+    cache: str = "floats"  # program.cpp: CacheKind
 
 
 def run_operator(
     native: Any,
-    operator: ctypes.Structure,
+    operator: Struct,
     states: Tensor,
     width: int,
     *,
@@ -45,7 +46,8 @@ def run_operator(
     program = ctypes.c_void_p(native.orca_program(threads, 100, 2, widths))
     getattr(native, f"orca_add_{type(operator).__name__.lower()}")(program, ctypes.byref(operator))
     out = torch.zeros(len(states), width)
-    batch = library.Batch(num_rows=len(states), states=states.data_ptr(), logits=out.data_ptr())
+    batch = native.structs["Batch"]()  # all zeros
+    batch.num_rows, batch.states, batch.logits = len(states), states.data_ptr(), out.data_ptr()
     held: list[Any] = []
     if largest is not None:
         sampled = np.arange(len(states), dtype=np.int32)
@@ -60,7 +62,7 @@ def run_operator(
         tables = np.array([block for table in ragged.tables for block in table], dtype=np.int32)
         batch.num_spans, batch.spans, batch.block_tables = len(rows), spans.ctypes.data, tables.ctypes.data
         batch.keys, batch.values = ragged.keys.data_ptr(), ragged.values.data_ptr()
-        batch.num_layers, batch.cache = 1, library.CACHES.index(ragged.cache)
+        batch.num_layers, batch.cache = 1, native.enums["CacheKind"][ragged.cache]
         held += [spans, tables]
         for name in ("cos", "sin"):
             if (factor := getattr(ragged, name)) is not None:

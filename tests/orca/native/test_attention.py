@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from mlsys_core.native import Struct
+from mlsys_core.native import new as new_struct
 from mlsys_orca.backends.native import library
 from mlsys_orca.model.attention import AttentionOptions, ragged_attention
 from mlsys_orca.model.decoder import AttentionSpan
@@ -32,9 +34,11 @@ def in_pairs(request: pytest.FixtureRequest) -> Any:
     return library.load((*BUILDS[request.param], "-mno-amx-bf16"))
 
 
-def operator_of(heads: tuple[int, int, int], options: AttentionOptions, **fields: Any) -> library.Attention:
+def operator_of(heads: tuple[int, int, int], options: AttentionOptions, **fields: Any) -> Struct:
     num_heads, num_kv_heads, head_dim = heads
-    return library.Attention(
+    unused = {"layer": 0, "rotary_dim": 0, "rotary": 0, "norm_eps": 0.0, "head_norm": None, "only_sampled": False}
+    return new_struct(
+        library.load().structs["Attention"],
         source=0,
         target=1,
         num_heads=num_heads,
@@ -43,7 +47,7 @@ def operator_of(heads: tuple[int, int, int], options: AttentionOptions, **fields
         window=options.window or 0,
         scale=options.scale or head_dim**-0.5,
         softcap=options.softcap or 0.0,
-        **fields,
+        **{**unused, **fields},
     )
 
 
@@ -102,7 +106,7 @@ def test_attention_is_torchs(native: Any, run: Run, ragged: Any, heads: Any, spa
         AttentionOptions(window=33, softcap=5.0),
     ):
         case = Case(heads, spans, dtype)
-        cache = "fp32" if dtype == torch.float32 else "bf16"
+        cache = "floats" if dtype == torch.float32 else "halves"
         batch = ragged(spans, case.tables, case.keys, case.values, cache=cache)
         width = heads[0] * heads[2]
         out = run(native, operator_of(heads, options), case.states, width, threads=2, ragged=batch)
@@ -116,7 +120,7 @@ def test_a_cache_of_pairs_is_attended_in_pairs(in_pairs: Any, run: Run, ragged: 
             case = Case(heads, spans, torch.bfloat16)
             case.queries = case.queries.bfloat16().float()  # it rounds them itself
             case.states[:, : heads[0] * heads[2]] = case.queries.flatten(1)
-            batch = ragged(spans, case.tables, *case.pairs(), cache="bf16-pairs")
+            batch = ragged(spans, case.tables, *case.pairs(), cache="pairs")
             operator = operator_of(heads, options)
             out = run(in_pairs, operator, case.states, heads[0] * heads[2], threads=2, ragged=batch)
             assert torch.allclose(out, case.expected(options), rtol=0, atol=0.02)
@@ -128,13 +132,13 @@ def test_a_request_gets_the_same_bits_alone_in_any_batch_and_in_any_chunks(
     native: Any, run: Run, ragged: Any, heads: Any
 ) -> None:
     case = Case(heads, [(0, 90), *MIXED], torch.float32)
-    same_bits_in_any_batch_and_chunks(native, run, ragged, case, case.keys, case.values, "fp32")
+    same_bits_in_any_batch_and_chunks(native, run, ragged, case, case.keys, case.values, "floats")
 
 
 @pytest.mark.parametrize("heads", [(6, 2, 64), (40, 1, 96), (4, 4, 80)], ids=str)
 def test_pairs_give_the_same_bits_in_any_batch(in_pairs: Any, run: Run, ragged: Any, heads: Any) -> None:
     case = Case(heads, [(0, 90), *MIXED], torch.bfloat16)
-    same_bits_in_any_batch_and_chunks(in_pairs, run, ragged, case, *case.pairs(), "bf16-pairs")
+    same_bits_in_any_batch_and_chunks(in_pairs, run, ragged, case, *case.pairs(), "pairs")
 
 
 def same_bits_in_any_batch_and_chunks(

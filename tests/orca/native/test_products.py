@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mlsys_core.native import Struct, new
 from mlsys_orca.backends.native import library
 from mlsys_orca.backends.native.packing import pack
 from mlsys_orca.model.layers import ACTIVATIONS, Linear
@@ -52,11 +53,13 @@ def linear_of(kind: str, columns: int, depth: int, *, bias: bool = True) -> tupl
 
 def product_of(
     linear: Linear, *, is_gated: bool = False, in_pairs: bool = False, takes_bf16: bool = False, **fields: Any
-) -> tuple[library.Gemm, Any]:
+) -> tuple[Struct, Any]:
     """The operator, and what must outlive it."""
     packed = pack(linear, is_gated=is_gated, in_pairs=in_pairs, takes_bf16=takes_bf16)
-    bias = library.address(packed.bias)
-    return library.Gemm(packed.matrix(), bias=bias, source=0, target=1, is_gated=is_gated, **fields), packed
+    given = {"norm": None, "activation": "identity", "accumulates": False, **fields}
+    registers = {"source": 0, "target": 1, "is_gated": is_gated}
+    gemm = library.load().structs["Gemm"]
+    return new(gemm, matrix=packed.matrix(), bias=library.address(packed.bias), **registers, **given), packed
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *ROUNDED])
@@ -85,8 +88,7 @@ def test_bias_activation_gate_and_sum(native: Any, run: Run, activation: str | N
     if is_gated and activation is None:
         pytest.skip("a gate has an activation")
     linear, weight, bias = linear_of("fp32", 72, 32)
-    number = library.ACTIVATIONS.index(activation)
-    product, _held = product_of(linear, is_gated=is_gated, activation=number)
+    product, _held = product_of(linear, is_gated=is_gated, activation=activation or "identity")
     states = torch.randn(9, 32) * 0.7
     out = functional.linear(states, weight, bias)
     act = ACTIVATIONS[activation] if activation else lambda x: x
@@ -98,15 +100,16 @@ def test_a_product_can_add_to_its_target_and_normalise_its_source(native: Any, r
     _, weight, _ = linear_of("fp32", 40, 40, bias=False)
     scale, shift = torch.rand(40) + 0.5, torch.randn(40)
     norms = {
-        1: (library.Norm(1, 40, 1e-5, scale.data_ptr(), None), functional.rms_norm),
-        2: (library.Norm(2, 40, 1e-5, scale.data_ptr(), shift.data_ptr()), functional.layer_norm),
+        "rms_norm": (None, functional.rms_norm),
+        "layer_norm": (shift.data_ptr(), functional.layer_norm),
     }
-    for kind, (norm, torchs) in norms.items():
+    for kind, (shifts, torchs) in norms.items():
+        norm = {"kind": kind, "size": 40, "eps": 1e-5, "weight": scale.data_ptr(), "bias": shifts}
         product, _held = product_of(linear_of("fp32", 40, 40, bias=False)[0], norm=norm, accumulates=True)
         product.target = 0
         for rows in (1, 3, 30):
             states = torch.randn(rows, 40)
-            weights = (scale,) if kind == 1 else (scale, shift)
+            weights = (scale,) if kind == "rms_norm" else (scale, shift)
             expected = states + functional.linear(torchs(states, (40,), *weights, eps=1e-5), weight)
             run(native, product, states, 40, threads=2)
             assert torch.allclose(states, expected, rtol=1e-5, atol=1e-5)

@@ -15,6 +15,7 @@
 namespace orca {
 
 constexpr int RUN = 64;  // blocks of the cache whose layers stand beside each other
+MLSYS_CONSTANTS(RUN);
 constexpr int BLOCKS_AHEAD = 4;  // that are asked of memory before they are read
 
 struct Span {  // one request's part of an iteration
@@ -36,6 +37,8 @@ struct Attention {
     const float* head_norm;  // [num_heads + num_kv_heads, head_dim] RMSNorm of queries and keys; null: none
     int32_t only_sampled;  // attends for the sampled rows alone; the others' keys and values are kept
 };
+MLSYS_STRUCT(Attention, source, target, layer, num_heads, num_kv_heads, head_dim, rotary_dim, rotary, window, scale,
+    softcap, norm_eps, head_norm, only_sampled);
 
 // One layer's cache, of floats or bf16: keys [.., kv heads, head_dim, 16], values [.., kv heads, 16, padded_dim] of each block.
 // Runs of blocks stand one after another, layer after layer in each: one layer's blocks are near each other, and memory is

@@ -8,16 +8,16 @@ import weakref
 from collections.abc import Sequence
 from copy import copy
 from ctypes import byref, c_int32, c_void_p
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from mlsys_core.errors import InvalidInputError, MemoryPlanError, MlsysError
 from mlsys_core.memory.pages import advise_huge_pages
-from mlsys_core.native import warn_without_kernels
+from mlsys_core.native import Struct, new, warn_without_kernels
 from mlsys_orca.backends.native import library
 from mlsys_orca.backends.native.factors import Factors
-from mlsys_orca.backends.native.library import ACTIVATIONS, CACHES, PANEL, RUN, address
+from mlsys_orca.backends.native.library import PANEL, RUN, address
 from mlsys_orca.backends.native.lowering import LoweringError, lower
 from mlsys_orca.backends.native.packing import PackedLinear, pack
 from mlsys_orca.backends.native.plan import Attend, GatherRows, Gemm, Normalise, Operator
@@ -36,6 +36,12 @@ _MOST_ROWS = 256  # that go through all layers at once: what lies between two op
 # many where AMX multiplies them, which would else wait for the weights
 _SPINS = 2000  # pauses before a waiting thread sleeps: some 20 microseconds, an operator of a small batch
 _DTYPES = (torch.float32, torch.bfloat16)
+_ADDERS = {  # by struct
+    "Gemm": "orca_add_gemm",
+    "Attention": "orca_add_attention",
+    "Normalise": "orca_add_normalise",
+    "GatherRows": "orca_add_gather_rows",
+}
 
 
 class NativeKVCache:
@@ -56,9 +62,9 @@ class NativeKVCache:
     def __init__(self, config: ModelConfig, *, num_blocks: int, dtype: torch.dtype) -> None:
         self.num_blocks = num_blocks
         self.dtype = dtype
-        self.kind = CACHES.index("fp32")  # how the program reads it
+        self.kind = "floats"  # how the program reads it: program.cpp, CacheKind
         if dtype == torch.bfloat16:
-            self.kind = library.load().orca_bf16_cache(config.head_dim)
+            self.kind = "pairs" if library.load().orca_attends_in_pairs(config.head_dim) else "halves"
         heads = (-(-num_blocks // RUN), config.num_layers, RUN, config.num_kv_heads)
         self.keys = torch.empty(*heads, config.head_dim, PANEL, dtype=dtype)
         self.values = torch.empty(*heads, PANEL, -(-config.head_dim // PANEL) * PANEL, dtype=dtype)
@@ -191,20 +197,24 @@ class NativeDecoder:
         sampled = wanted[begin:end] - first
         parts = [[None if part is None else part[first:stop] for part in pair] for pair in rotated]
         factors = [(c_void_p * len(parts))(*map(address, each)) for each in zip(*parts, strict=True)]
-        batch = library.Batch(
-            stop - first,
-            len(own),
-            len(sampled),
-            *(array.ctypes.data for array in (own, tables, sampled)),
-            *(ctypes.addressof(factor) for factor in factors),
-            states[first:stop].data_ptr(),
-            logits[begin:end].data_ptr() if logits.numel() else None,
-            kv_cache.keys.data_ptr(),
-            kv_cache.values.data_ptr(),
-            self.config.num_layers,
-            kv_cache.kind,
-            None if self.seconds is None else self.seconds.ctypes.data,
-            None if self.largest is None else self.largest[begin:end].ctypes.data,
+        batch = new(
+            self._native.structs["Batch"],
+            num_rows=stop - first,
+            num_spans=len(own),
+            num_sampled=len(sampled),
+            spans=own.ctypes.data,
+            block_tables=tables.ctypes.data,
+            sampled=sampled.ctypes.data,
+            cos=ctypes.addressof(factors[0]),
+            sin=ctypes.addressof(factors[1]),
+            states=states[first:stop].data_ptr(),
+            logits=logits[begin:end].data_ptr() if logits.numel() else None,
+            keys=kv_cache.keys.data_ptr(),
+            values=kv_cache.values.data_ptr(),
+            num_layers=self.config.num_layers,
+            cache=kv_cache.kind,
+            seconds=None if self.seconds is None else self.seconds.ctypes.data,
+            largest=None if self.largest is None else self.largest[begin:end].ctypes.data,
         )
         self._native.orca_run(self._program, byref(batch))
 
@@ -212,61 +222,69 @@ class NativeDecoder:
         widths = list(self.plan.widths.values())
         array = (c_int32 * len(widths))(*widths)
         program = _Program(self._native.orca_program(num_threads, _SPINS, len(widths), array))
-        for structure in self._operators:
-            add = getattr(self._native, f"orca_add_{library.OPERATORS[type(structure)]}")
-            add(program, byref(structure))
+        for operator in self._operators:
+            getattr(self._native, _ADDERS[type(operator).__name__])(program, byref(operator))
         weakref.finalize(program, self._native.orca_free, program.value)
         return program
 
-    def _bind(self, operator: Operator, number: dict[str, int]) -> ctypes.Structure:
+    def _bind(self, operator: Operator, number: dict[str, int]) -> Struct:
+        structs: dict[str, type[Struct]] = self._native.structs
         match operator:
             case Gemm():
                 packed = pack(operator.linear, is_gated=operator.is_gated, takes_bf16=self.dtype == torch.bfloat16)
                 self._kept.append(packed)
-                return library.Gemm(
-                    packed.matrix(),
-                    self._norm(operator.norm),
-                    address(packed.bias),
-                    number[operator.source],
-                    number[operator.target],
-                    ACTIVATIONS.index(operator.activation),
-                    operator.is_gated,
-                    operator.accumulates,
+                return new(
+                    structs["Gemm"],
+                    matrix=packed.matrix(),
+                    norm=self._norm(operator.norm),
+                    bias=address(packed.bias),
+                    source=number[operator.source],
+                    target=number[operator.target],
+                    activation=operator.activation or "identity",
+                    is_gated=operator.is_gated,
+                    accumulates=operator.accumulates,
                 )
             case Attend():
-                return self._attention(operator, number)
+                return new(structs["Attention"], **self._attention(operator, number))
             case Normalise():
-                source, target = number[operator.source], number[operator.target]
-                return library.Normalise(self._norm(operator.norm), source, target, operator.accumulates)
+                return new(
+                    structs["Normalise"],
+                    norm=self._norm(operator.norm),
+                    source=number[operator.source],
+                    target=number[operator.target],
+                    accumulates=operator.accumulates,
+                )
             case GatherRows():
-                return library.GatherRows(number[operator.register])
+                return new(structs["GatherRows"], taken=number[operator.register])
 
-    def _attention(self, operator: Attend, number: dict[str, int]) -> library.Attention:
+    def _attention(self, operator: Attend, number: dict[str, int]) -> dict[str, Any]:
         attention, config = operator.attention, self.config
         norm = attention.qk_norm
-        return library.Attention(
-            number[operator.source],
-            number[operator.target],
-            attention.index,
-            attention.num_heads,
-            config.num_kv_heads,
-            attention.head_dim,
-            0 if operator.rotary is None else config.rotary_dim or config.head_dim,
-            operator.rotary or 0,
-            attention.options.window or 0,
-            attention.options.scale or attention.head_dim**-0.5,
-            attention.options.softcap or 0.0,
-            norm.eps if isinstance(norm, RMSNorm) else 0.0,
-            None if not isinstance(norm, RMSNorm) else self._keep(norm.weight),
-            operator.only_sampled,
-        )
+        return {
+            "source": number[operator.source],
+            "target": number[operator.target],
+            "layer": attention.index,
+            "num_heads": attention.num_heads,
+            "num_kv_heads": config.num_kv_heads,
+            "head_dim": attention.head_dim,
+            "rotary_dim": 0 if operator.rotary is None else config.rotary_dim or config.head_dim,
+            "rotary": operator.rotary or 0,
+            "window": attention.options.window or 0,
+            "scale": attention.options.scale or attention.head_dim**-0.5,
+            "softcap": attention.options.softcap or 0.0,
+            "norm_eps": norm.eps if isinstance(norm, RMSNorm) else 0.0,
+            "head_norm": self._keep(norm.weight) if isinstance(norm, RMSNorm) else None,
+            "only_sampled": operator.only_sampled,
+        }
 
-    def _norm(self, norm: RMSNorm | LayerNorm | None) -> library.Norm:
+    def _norm(self, norm: RMSNorm | LayerNorm | None) -> dict[str, Any] | None:
         if norm is None:
-            return library.Norm()
+            return None
         if isinstance(norm, RMSNorm):
-            return library.Norm(1, norm.weight.numel(), norm.eps, self._keep(norm.weight), None)
-        return library.Norm(2, norm.hidden_size, norm.eps, self._keep(norm.weight), self._keep(norm.bias))
+            fields = {"kind": "rms_norm", "size": norm.weight.numel(), "bias": None}
+        else:
+            fields = {"kind": "layer_norm", "size": norm.hidden_size, "bias": self._keep(norm.bias)}
+        return {**fields, "eps": norm.eps, "weight": self._keep(norm.weight)}
 
     def _keep(self, values: Tensor | None) -> int | None:
         """Hold on to ``values`` as contiguous fp32, and say where they are."""
@@ -332,12 +350,21 @@ def look_up_native(table: Matrix, ids: Tensor) -> Tensor:
     codes, scales, offsets = (
         None if part is None else part.contiguous() for part in (table.codes, table.scales, table.offsets)
     )
-    has_halves = table.scales.dtype == torch.float16
-    shape = table.out_features, table.in_features, table.group_size, table.bits
-    matrix = library.Codes(address(codes), address(scales), address(offsets), *shape, has_halves)
+    native = library.load()
+    matrix = new(
+        native.structs["Codes"],
+        codes=address(codes),
+        scales=address(scales),
+        offsets=address(offsets),
+        rows=table.out_features,
+        depth=table.in_features,
+        group=table.group_size,
+        bits=table.bits,
+        has_halves=table.scales.dtype == torch.float16,
+    )
     ids = ids.contiguous()
     found = torch.empty(len(ids), table.in_features)
-    count = library.load().orca_look_up(byref(matrix), ids.data_ptr(), len(ids), found.data_ptr())
+    count = native.orca_look_up(byref(matrix), ids.data_ptr(), len(ids), found.data_ptr())
     if count < len(ids):
         raise IndexError(f"there is no token {ids[count]}: the embedding has {table.out_features} rows")
     return found

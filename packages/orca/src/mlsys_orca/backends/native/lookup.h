@@ -1,6 +1,8 @@
 // Rows of a matrix in codes, looked up: the states that a quantised embedding gives.
 #pragma once
 
+#include <mlsys/layout.h>
+
 #include <cstdint>
 #include <cstring>
 
@@ -16,6 +18,7 @@ struct Codes {
     int32_t bits;
     int32_t has_halves;  // scales and offsets are fp16
 };
+MLSYS_STRUCT(Codes, codes, scales, offsets, rows, depth, group, bits, has_halves);
 
 inline float from_half(uint16_t half) {  // of a finite number
     uint32_t size = (uint32_t)(half & 0x7fff) << 13, sign = (uint32_t)(half & 0x8000) << 16;

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from mlsys_core.memory.pages import advise_huge_pages
 from mlsys_orca.backends.native import library
-from mlsys_orca.backends.native.library import KINDS, PANEL, address
+from mlsys_orca.backends.native.library import PANEL, address
 from mlsys_orca.model.layers import Linear
 from mlsys_orca.model.weights.quantized import QuantizedMatrix
 from torch import Tensor
 
-_KINDS = {torch.float32: KINDS.index("fp32"), torch.bfloat16: KINDS.index("bf16")}
+_KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
     """A packed weight and its bias. Owner: the native decoder, whose program points into the tensors."""
 
-    kind: int
+    kind: str  # weights.h: Kind
     depth: int  # input features
     codes: (
         Tensor  # [panels, depth, 16]; 4-bit codes: [panels, depth / 2, 16]; bf16 pairs: int32 [panels, depth / 2, 16]
@@ -34,14 +35,22 @@ class PackedLinear:
         """Bytes of weight and bias."""
         return sum(part.nbytes for part in (self.codes, self.bias, self.scales, self.offsets) if part is not None)
 
-    def matrix(self) -> library.Matrix:
-        """Return the weight in the structure that the native program takes."""
+    def matrix(self) -> dict[str, Any]:
+        """Return the fields of the native program's ``Matrix``."""
         group, has_halves = 0, False
         if self.scales is not None:
             group, has_halves = self.depth // self.scales.shape[1], self.scales.dtype == torch.float16
-        pointers = [address(part) for part in (self.codes, self.scales, self.offsets)]
-        shape = (self.kind, len(self.codes) * PANEL, self.depth, group)
-        return library.Matrix(*shape, *pointers, has_halves, self.takes_bf16)
+        return {
+            "kind": self.kind,
+            "columns": len(self.codes) * PANEL,
+            "depth": self.depth,
+            "group": group,
+            "codes": address(self.codes),
+            "scales": address(self.scales),
+            "offsets": address(self.offsets),
+            "has_halves": has_halves,
+            "takes_bf16": self.takes_bf16,
+        }
 
 
 def pack(linear: Linear, *, is_gated: bool, in_pairs: bool | None = None, takes_bf16: bool = False) -> PackedLinear:
@@ -59,7 +68,7 @@ def pack(linear: Linear, *, is_gated: bool, in_pairs: bool | None = None, takes_
     bias, weight = linear.bias, linear.take_weight()
     packed_bias = None if bias is None else _pack_rows(bias.float()[:, None], is_gated).flatten()
     if isinstance(weight, QuantizedMatrix):
-        kind = KINDS.index("int8" if weight.bits == 8 else "int4")
+        kind = "int8" if weight.bits == 8 else "int4"
         parts = [_pack_rows(part, is_gated) for part in (weight.codes, weight.scales)]
         offsets = None if weight.offsets is None else _pack_rows(weight.offsets, is_gated)
         return PackedLinear(kind, weight.in_features, parts[0], packed_bias, parts[1], offsets, takes_bf16)
@@ -68,7 +77,7 @@ def pack(linear: Linear, *, is_gated: bool, in_pairs: bool | None = None, takes_
         in_pairs = bool(library.load().orca_has_pairs())
     if in_pairs and weight.dtype == torch.bfloat16 and depth % 2 == 0:
         pairs = weight.contiguous().view(torch.int32)
-        return PackedLinear(KINDS.index("bf16-pairs"), depth, _pack_rows(pairs, is_gated), packed_bias)
+        return PackedLinear("bf16_pairs", depth, _pack_rows(pairs, is_gated), packed_bias)
     return PackedLinear(_KINDS[weight.dtype], depth, _pack_rows(weight, is_gated), packed_bias)
 
 

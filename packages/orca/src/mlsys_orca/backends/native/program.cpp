@@ -25,27 +25,30 @@ constexpr int UNIT_BYTES = 640 << 10;     // of rows that AMX takes again and ag
 constexpr int FEW_ROWS = 4;               // rows that each thread rather prepares for itself than waits for
 constexpr int TILE_QUERIES = 24;          // rows of one attention task
 
-enum CacheKind : int32_t { FLOATS, HALVES, PAIRS };  // fp32, bf16, pairs of bf16
+MLSYS_ENUM(CacheKind, FLOATS, HALVES, PAIRS);  // fp32, bf16, pairs of bf16
 
 struct Gemm {  // target (+)= activation(norm(source) @ matrix.T + bias), or activation(gates) * ups
     Matrix matrix;
     Norm norm;
     const float* bias;  // [panels * 16]; null: 0
     int32_t source, target;
-    int32_t activation;
+    Activation activation;
     int32_t is_gated;     // panels alternate: 16 gates, the 16 factors they belong to
     int32_t accumulates;  // adds to the target
 };
+MLSYS_STRUCT(Gemm, matrix, norm, bias, source, target, activation, is_gated, accumulates);
 
 struct Normalise {  // target (+)= norm(source)
     Norm norm;
     int32_t source, target;
     int32_t accumulates;
 };
+MLSYS_STRUCT(Normalise, norm, source, target, accumulates);
 
 struct GatherRows {  // the register, and all that is made of it, has the sampled rows alone from here on
     int32_t taken;
 };
+MLSYS_STRUCT(GatherRows, taken);
 
 struct Batch {
     int32_t num_rows, num_spans, num_sampled;
@@ -59,10 +62,12 @@ struct Batch {
     void* keys;     // [runs, layers, RUN blocks, kv heads, head_dim, 16]
     void* values;   // [runs, layers, RUN blocks, kv heads, 16, padded head_dim]
     int32_t num_layers;
-    int32_t cache;    // CacheKind
+    CacheKind cache;
     double* seconds;  // [operators], what each takes is added; null: not measured
     int64_t* largest;  // [num_sampled] where each row's largest logit is, the first of equals; null: not wanted
 };
+MLSYS_STRUCT(Batch, num_rows, num_spans, num_sampled, spans, block_tables, sampled, cos, sin, states, logits, keys,
+    values, num_layers, cache, seconds, largest);
 
 class Program {
   public:
@@ -543,8 +548,8 @@ int orca_has_pairs() {
 // Whether it has AMX, and the kernel lets us use it.
 int orca_has_unit() { return orca::has_tiles(); }
 
-// How the cache of a model with heads of that size stands in bf16: CacheKind.
-int orca_bf16_cache(int head_dim) { return orca::attends_in_pairs(head_dim) ? orca::PAIRS : orca::HALVES; }
+// Whether the cache of a model with heads of that size stands in pairs of bf16.
+int orca_attends_in_pairs(int head_dim) { return orca::attends_in_pairs(head_dim); }
 
 void orca_run(Program* program, const orca::Batch* batch) { program->run(*batch); }
 
@@ -555,3 +560,6 @@ void orca_pack(const void* from, void* to, int size, int columns, int depth, int
     if (size == 1) orca::pack((const uint8_t*)from, (uint8_t*)to, columns, depth, panels, stride, first);
 }
 }
+MLSYS_FUNCTIONS(
+    orca_program, orca_free, orca_add_gemm, orca_add_attention, orca_add_gather_rows, orca_add_normalise, orca_look_up,
+    orca_has_pairs, orca_has_unit, orca_attends_in_pairs, orca_run, orca_pack);

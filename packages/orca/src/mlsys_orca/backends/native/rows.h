@@ -7,15 +7,16 @@
 
 namespace orca {
 
-enum NormKind : int32_t { NO_NORM, RMS_NORM, LAYER_NORM };
+MLSYS_ENUM(NormKind, NO_NORM, RMS_NORM, LAYER_NORM);
 
 struct Norm {
-    int32_t kind;
+    NormKind kind;
     int32_t size;  // features of a row
     float eps;
     const float* weight;  // [size]; null: 1
     const float* bias;    // [size]; null: 0
 };
+MLSYS_STRUCT(Norm, kind, size, eps, weight, bias);
 
 // To floats or bf16.
 template <class T>

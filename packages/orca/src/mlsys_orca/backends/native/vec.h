@@ -1,6 +1,7 @@
 // What a transformer needs beside the core's vectors: how wide panels are, and the activations.
 #pragma once
 
+#include <mlsys/layout.h>
 #include <mlsys/vec.h>
 
 namespace orca {
@@ -8,6 +9,7 @@ namespace orca {
 using namespace mlsys;
 
 constexpr int PANEL = 16;  // columns of a packed weight, and slots of a block of keys: both are read side by side
+MLSYS_CONSTANTS(PANEL);
 constexpr int VECS = PANEL / LANES;
 
 inline vf tanh(vf x) {  // an absolute error of 1e-7; what a GeLU or a soft cap makes of it is as exact
@@ -37,7 +39,7 @@ inline vf reciprocal(vf x) {
 #endif
 }
 
-enum Activation : int32_t { IDENTITY, SILU, GELU, GELU_TANH, RELU };
+MLSYS_ENUM(Activation, IDENTITY, SILU, GELU, GELU_TANH, RELU);
 
 // Calls `use` with the function: chosen once, so that the work on one vector overlaps with the work on the next.
 template <class Use>

@@ -20,11 +20,11 @@ constexpr bool HAS_PAIRS = true;
 constexpr bool HAS_PAIRS = false;
 #endif
 
-enum Kind : int32_t { F32, BF16, INT8, INT4, BF16_PAIRS };
+MLSYS_ENUM(Kind, F32, BF16, INT8, INT4, BF16_PAIRS);
 
 // What the caller describes, as it arrives through ctypes.
 struct Matrix {
-    int32_t kind;
+    Kind kind;
     int32_t columns;     // output features
     int32_t depth;       // input features
     int32_t group;       // input features that share a scale; INT8 and INT4
@@ -36,6 +36,7 @@ struct Matrix {
     int32_t panels() const { return (columns + PANEL - 1) / PANEL; }
     bool is_in_pairs() const { return kind == BF16_PAIRS || (HAS_PAIRS && takes_bf16 && group % 2 == 0); }
 };
+MLSYS_STRUCT(Matrix, kind, columns, depth, group, codes, scales, offsets, has_halves, takes_bf16);
 
 // A panel is read a step at a time, STEP rows at once, with what its group of rows shares (`Group`) in registers.
 template <class T>
