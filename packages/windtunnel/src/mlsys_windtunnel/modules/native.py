@@ -13,23 +13,18 @@ from typing import Any
 import numpy.typing as npt
 from mlsys_core.config import settings
 from mlsys_core.errors import KernelUnavailableError
-from mlsys_core.native import load_kernel, warn_without_kernels
+from mlsys_core.native import bind, load_kernel, warn_without_kernels
 
 
 @lru_cache(maxsize=1)
-def kernel() -> ctypes.CDLL | None:
+def kernel() -> Any:
     """Load the compiled kernel; the first call ever on a machine builds it (seconds). None where that fails."""
     source = Path(__file__).parent.parent / "native" / "models.cpp"
     try:
-        library = load_kernel(source, cache_dir=settings().cache_dir)
+        return bind(load_kernel(source, cache_dir=settings().cache_dir))
     except KernelUnavailableError as error:
         warn_without_kernels("WindTunnel", "numpy and torch answer", error)
         return None
-    pointer, count, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-    library.mlsys_sum_trees.argtypes = [pointer, pointer, count, count, count, number, pointer]
-    library.mlsys_linear.argtypes = [pointer, pointer, count, number, count, number, pointer]
-    library.mlsys_sum_trees.restype, library.mlsys_linear.restype = None, ctypes.c_int32
-    return library
 
 
 def address(array: npt.NDArray[Any]) -> int:

@@ -7,6 +7,8 @@
 // trees where fewer rows are left. Sums run over trees in order, as the sources add, and nothing is contracted: they are
 // those of the form in torch to the last bit.
 
+#include <mlsys/layout.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -68,6 +70,9 @@ struct Ensemble {
 
   int64_t width() const { return num_groups > 1 ? num_groups : num_outputs; }
 };
+MLSYS_STRUCT(Ensemble, nodes, features, edges, root, leaf, set_start, set_size, member, leaf_value, bias, divisor,
+    zero, num_nodes, num_features, num_columns, num_trees, num_outputs, num_groups, is_wide, has_categories,
+    rounds_to_float32);
 
 template <typename Bin>
 Bin bin_of_category(const Feature& feature, double value) {
@@ -248,12 +253,14 @@ struct Piece {  // of what a linear map of one output reads: numbers, or codes t
   const double* weight;  // [columns]; of codes the rows of all tables, [rows]
   const int64_t* first;  // [columns] of codes: where a column's rows begin; null for numbers
 };
+MLSYS_STRUCT(Piece, num_columns, weight, first);
 
 struct Table {  // of one call
   const char* data;
   int64_t row_bytes, column_bytes;  // from one row, or column, to the next
   const double* row(int64_t place) const { return reinterpret_cast<const double*>(data + place * row_bytes); }
 };
+MLSYS_STRUCT(Table, data, row_bytes, column_bytes);
 
 // Columns are added in four turns, whatever the strides, so that a row's answer is the same to the last bit alone, among
 // others and in any layout; a compiler adds four columns, or rows, at once.
@@ -376,3 +383,4 @@ int32_t mlsys_linear(const void* pieces, const void* tables, int64_t num_pieces,
   return !(square <= kTame);
 }
 }
+MLSYS_FUNCTIONS(mlsys_sum_trees, mlsys_linear);

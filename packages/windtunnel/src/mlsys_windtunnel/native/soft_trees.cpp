@@ -5,6 +5,8 @@
 // the same number of threads gives the same bits. A tree whose literals are not trained adds its path sums from
 // parents to children: two additions a split where a product with the literals takes as many as there are leaves.
 
+#include <mlsys/layout.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -53,6 +55,9 @@ struct Group {
   int32_t is_tanh;
   int32_t num_threads;
 };
+MLSYS_STRUCT(Group, arguments, columns, feature, scale, threshold, missing, missing_value, path, left, right,
+    num_splits, count, leaf, num_trees, splits, leaves, outputs, rows, num_columns, split_scale, leaf_scale, is_tanh,
+    num_threads);
 
 struct Gradients {  // null where not wanted; all but `arguments` are added to
   const float* outputs;  // [outputs, rows]
@@ -63,6 +68,7 @@ struct Gradients {  // null where not wanted; all but `arguments` are added to
   float* count;          // [trees, leaves]
   float* leaf;           // [trees, leaves, outputs]
 };
+MLSYS_STRUCT(Gradients, outputs, arguments, columns, threshold, path, count, leaf);
 
 inline Vector all(float value) { return Vector{} + value; }
 inline Vector smaller(Vector a, Vector b) { return a < b ? a : b; }
@@ -413,3 +419,4 @@ void mlsys_soft_backward(const Group* group, const Gradients* gradients) {
     for (int64_t i = 0; i < size; ++i) to.columns[i] += parts[(thread - 1) * size + i];
 }
 }
+MLSYS_FUNCTIONS(mlsys_soft_forward, mlsys_soft_backward);

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,47 +13,30 @@ from typing import TYPE_CHECKING, Any
 import torch
 from mlsys_core.config import settings
 from mlsys_core.errors import KernelUnavailableError
-from mlsys_core.native import load_kernel, warn_without_kernels
+from mlsys_core.native import Struct, bind, load_kernel, new, warn_without_kernels
 from torch import Tensor
 
 if TYPE_CHECKING:
     from mlsys_windtunnel.backends.soft.trees import SoftGroupParameters, SoftTrees
 
 
-def _record(name: str, pointers: Iterable[str], *others: tuple[str, Any]) -> type[ctypes.Structure]:
-    fields = [*((pointer, ctypes.c_void_p) for pointer in pointers), *others]
-    return type(name, (ctypes.Structure,), {"_fields_": fields})
-
-
-# As in soft_trees.cpp.
+# Tensors of soft_trees.cpp's Group, and which of them have gradients.
 _INPUTS = ("arguments", "columns", "feature", "scale", "threshold", "missing", "missing_value")
 _TREES = ("path", "left", "right", "num_splits", "count", "leaf")
-_SIZES = ("num_trees", "splits", "leaves", "outputs", "rows", "num_columns")
-_Group = _record(
-    "_Group",
-    (*_INPUTS, *_TREES),
-    *((size, ctypes.c_int64) for size in _SIZES),
-    *((scale, ctypes.c_float) for scale in ("split_scale", "leaf_scale")),
-    *((number, ctypes.c_int32) for number in ("is_tanh", "num_threads")),
-)
 _TO = ("arguments", "columns", "threshold", "path", "count", "leaf")
-_Gradients = _record("_Gradients", ("outputs", *_TO))
 
 
 @lru_cache(maxsize=1)
-def kernel() -> ctypes.CDLL | None:
+def kernel() -> Any:
     """Load the compiled kernel; the first call ever on a machine builds it (seconds). None where that fails."""
     source = Path(__file__).parents[2] / "native" / "soft_trees.cpp"
     # Unlike exact trees, soft ones promise no last bit to anybody: contraction halves the work.
     flags = ("-ffp-contract=fast", "-fno-strict-aliasing", "-Wno-psabi")
     try:
-        library = load_kernel(source, cache_dir=settings().cache_dir, flags=flags)
+        return bind(load_kernel(source, cache_dir=settings().cache_dir, flags=flags))
     except KernelUnavailableError as error:
         warn_without_kernels("WindTunnel's fine-tuning", "torch trains soft trees", error)
         return None
-    library.mlsys_soft_forward.argtypes = library.mlsys_soft_backward.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    library.mlsys_soft_forward.restype = library.mlsys_soft_backward.restype = None
-    return library
 
 
 def is_native(columns: Tensor, trees: SoftTrees) -> bool:
@@ -102,9 +84,7 @@ class _Sums(torch.autograd.Function):
         leaf = kept[-1]
         assert leaf is not None
         out = leaf.new_empty(leaf.shape[2], _num_rows(kept))
-        library = kernel()
-        assert library is not None
-        library.mlsys_soft_forward(ctypes.byref(_group(options, kept)), out.data_ptr())
+        kernel().mlsys_soft_forward(ctypes.byref(_group(options, kept)), out.data_ptr())
         return out
 
     @staticmethod
@@ -119,11 +99,9 @@ class _Sums(torch.autograd.Function):
             if wanted[name]
         }
         outputs = upstream[0].contiguous()
-        record = _Gradients(
-            outputs=outputs.data_ptr(), **{name: gradient.data_ptr() for name, gradient in gradients.items()}
-        )
+        addresses = {name: gradients[name].data_ptr() if name in gradients else None for name in _TO}
         library = kernel()
-        assert library is not None
+        record = new(library.structs["Gradients"], outputs=outputs.data_ptr(), **addresses)
         library.mlsys_soft_backward(ctypes.byref(_group(ctx.options, tensors)), ctypes.byref(record))
         return (None, None, *(gradients.get(name) for name in (*_INPUTS, *_TREES)))
 
@@ -134,15 +112,17 @@ def _num_rows(tensors: list[Tensor | None]) -> int:
     return table.shape[1]
 
 
-def _group(options: tuple[bool, float, float], tensors: list[Tensor | None]) -> ctypes.Structure:
+def _group(options: tuple[bool, float, float], tensors: list[Tensor | None]) -> Struct:
     by_name = dict(zip((*_INPUTS, *_TREES), tensors, strict=True))
     leaf, columns = by_name["leaf"], by_name["columns"]
     left = by_name["left"]
     assert leaf is not None
     assert left is not None
     is_tanh, split_scale, leaf_scale = options
-    return _Group(
-        **{name: tensor.data_ptr() for name, tensor in by_name.items() if tensor is not None},
+    group: type[Struct] = kernel().structs["Group"]
+    return new(
+        group,
+        **{name: None if tensor is None else tensor.data_ptr() for name, tensor in by_name.items()},
         num_trees=leaf.shape[0],
         splits=left.shape[1],
         leaves=leaf.shape[1],

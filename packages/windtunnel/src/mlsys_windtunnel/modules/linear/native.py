@@ -6,9 +6,11 @@ import ctypes
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from mlsys_core.native import new
 from mlsys_windtunnel.modules.native import address
 
 Floats = npt.NDArray[np.float64]
@@ -23,12 +25,6 @@ class Weights:
     first: npt.NDArray[np.int64] | None = None  # [columns] of codes: where a column's rows begin; None for numbers
 
 
-class _Piece(ctypes.Structure):
-    """Struct of models.cpp."""
-
-    _fields_ = (("num_columns", ctypes.c_int64), ("weight", ctypes.c_void_p), ("first", ctypes.c_void_p))
-
-
 class NativeLinear:
     """``bias + sum over tables of what their cells add``.
 
@@ -39,19 +35,21 @@ class NativeLinear:
         guard: Looks at the tables and may refuse them; called where a value of the map is not finite, or very large.
     """
 
-    def __init__(
-        self, library: ctypes.CDLL, weights: Sequence[Weights], bias: float, *, guard: Guard | None = None
-    ) -> None:
-        pieces = (_Piece * len(weights))()
+    def __init__(self, library: Any, weights: Sequence[Weights], bias: float, *, guard: Guard | None = None) -> None:
+        structs = library.structs
+        pieces = []
         self._arrays = []  # kept, since the kernel is given their addresses
-        for piece, each in zip(pieces, weights, strict=True):
+        for each in weights:
             of = np.ascontiguousarray(each.of)
             self._arrays += [of, each.first]
-            piece.num_columns = len(of if each.first is None else each.first)
-            piece.weight = of.ctypes.data
-            piece.first = None if each.first is None else each.first.ctypes.data
-        self._pieces = pieces, ctypes.addressof(pieces)
-        self._tables = struct.Struct(f"{3 * len(weights)}q")  # as in models.cpp: of each an address and two strides
+            num_columns = len(of if each.first is None else each.first)
+            first = None if each.first is None else each.first.ctypes.data
+            pieces.append(new(structs["Piece"], num_columns=num_columns, weight=of.ctypes.data, first=first))
+        array = (structs["Piece"] * len(pieces))(*pieces)
+        self._pieces = array, ctypes.addressof(array)
+        # Each call packs these three of each table, which is quicker than to fill structs.
+        assert [name for name, _ in structs["Table"]._fields_] == ["data", "row_bytes", "column_bytes"]
+        self._tables = struct.Struct(f"{3 * len(weights)}q")
         self._bias = bias
         self._guard = guard
         self._linear = library.mlsys_linear

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.native import new
 from mlsys_windtunnel.modules.native import address, kernel
 from mlsys_windtunnel.modules.tree.ensemble import TreeEnsemble
 from mlsys_windtunnel.modules.tree.layout import lay_out
@@ -19,19 +20,6 @@ if TYPE_CHECKING:
     from mlsys_windtunnel.modules.tree.trees import Trees
 
 ZERO = float(np.float32(1e-35))  # LightGBM's kZeroThreshold: what is no larger counts as zero
-
-
-class _Ensemble(ctypes.Structure):
-    """Struct of models.cpp."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("nodes", "features", "edges", "root", "leaf")),
-        *((name, ctypes.c_void_p) for name in ("set_start", "set_size", "member", "leaf_value", "bias")),
-        *((name, ctypes.c_double) for name in ("divisor", "zero")),
-        *((name, ctypes.c_int64) for name in ("num_nodes", "num_features", "num_columns")),
-        *((name, ctypes.c_int64) for name in ("num_trees", "num_outputs", "num_groups")),
-        *((name, ctypes.c_int32) for name in ("is_wide", "has_categories", "rounds_to_float32")),
-    )
 
 
 def native_sums(trees: Trees, x: Tensor) -> Tensor | None:
@@ -72,7 +60,7 @@ class NativeTrees:
 
     def __init__(
         self,
-        library: ctypes.CDLL,
+        library: Any,
         ensemble: TreeEnsemble,
         *,
         bias: npt.NDArray[np.float64] | None = None,
@@ -87,7 +75,8 @@ class NativeTrees:
             "bias": bias,
         }
         self._arrays = arrays  # kept, since the kernel is given their addresses
-        self._record = _Ensemble(
+        self._record = new(
+            library.structs["Ensemble"],
             **{name: None if array is None else array.ctypes.data for name, array in arrays.items()},
             divisor=divisor,
             zero=ZERO,
