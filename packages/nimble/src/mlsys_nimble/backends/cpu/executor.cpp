@@ -24,3 +24,5 @@ void nimble_plan_add(
 void nimble_run(Team* team, Plan* plan) { team->run(*plan, nullptr); }
 void nimble_run_timed(Team* team, Plan* plan, nimble::Times* times) { team->run(*plan, times); }
 }
+MLSYS_FUNCTIONS(
+    nimble_team, nimble_team_free, nimble_plan, nimble_plan_free, nimble_plan_add, nimble_run, nimble_run_timed);

@@ -22,6 +22,7 @@ struct Wait {  // until the list of `worker` has finished its first `count` task
     int32_t worker;
     int32_t count;
 };
+MLSYS_STRUCT(Wait, worker, count);
 
 struct Task {
     const Kernel* kernel;
@@ -62,6 +63,7 @@ struct Plan {
 struct Times {  // of a task, in nanoseconds of the steady clock
     int64_t begin, end;
 };
+MLSYS_STRUCT(Times, begin, end);
 
 // Threads that replay plans, one plan at a time; all but the caller's sleep in between.
 class Team {

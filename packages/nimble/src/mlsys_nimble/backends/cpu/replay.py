@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Mapping, Sequence
-from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from mlsys_core.config import settings
-from mlsys_core.native import load_kernel
+from mlsys_core.native import bind, load_kernel, new
 from mlsys_nimble.backends.cpu.library import Kernel
 from mlsys_nimble.planning.planner import Assignment
 from mlsys_nimble.state.forks import renew_in_forks
@@ -20,32 +19,11 @@ PIECE_S = 20e-6  # of a task that one claim takes at least, seconds
 SPINS = 3_000  # pauses that a worker waits before it sleeps: some tens of microseconds
 
 
-class _Wait(Structure):
-    """executor.h: Wait."""
-
-    _fields_ = [("worker", c_int32), ("count", c_int32)]
-
-
-class _Times(Structure):
-    """executor.h: Times."""
-
-    _fields_ = [("begin", c_int64), ("end", c_int64)]
-
-
 @cache
 def _load() -> Any:
     here = Path(__file__).parent
-    native = load_kernel(
-        here / "executor.cpp", cache_dir=settings().cache_dir, headers=[here / "executor.h", here / "kernel.h"]
-    )
-    native.nimble_team.restype = native.nimble_plan.restype = c_void_p
-    native.nimble_team.argtypes = [c_int32, c_int32]
-    native.nimble_plan.argtypes = [c_int32]
-    native.nimble_team_free.argtypes = native.nimble_plan_free.argtypes = [c_void_p]
-    native.nimble_plan_add.argtypes = [c_void_p, c_int32, c_void_p, c_int64, c_int64, c_int64, POINTER(_Wait), c_int32]
-    native.nimble_run.argtypes = [c_void_p, c_void_p]
-    native.nimble_run_timed.argtypes = [c_void_p, c_void_p, POINTER(_Times)]
-    return native
+    headers = [here / "executor.h", here / "kernel.h"]
+    return bind(load_kernel(here / "executor.cpp", cache_dir=settings().cache_dir, headers=headers))
 
 
 class ReplayPlan:
@@ -67,6 +45,7 @@ class ReplayPlan:
         seconds: Mapping[int, float] | None = None,
     ) -> None:
         native = _load()
+        wait = native.structs["Wait"]
         self.handle: int = native.nimble_plan(num_workers)
         weakref.finalize(self, native.nimble_plan_free, self.handle)
         self.num_tasks = sum(map(len, assignment.lists))
@@ -74,11 +53,12 @@ class ReplayPlan:
         for worker, pieces in enumerate(assignment.lists):
             for piece in pieces:
                 kernel = kernels[piece.job]
-                waits = (_Wait * len(piece.waits))(*(_Wait(*wait) for wait in piece.waits))
+                pairs = [new(wait, worker=other, count=count) for other, count in piece.waits]
+                waits = (wait * len(pairs))(*pairs)
                 begin, end = piece.units(kernel.units)
                 took = (seconds or {}).get(piece.job, 0.0)
                 grain = max(1, math.ceil(kernel.units * PIECE_S / took)) if took else end - begin
-                native.nimble_plan_add(self.handle, worker, kernel.address, begin, end, grain, waits, len(piece.waits))
+                native.nimble_plan_add(self.handle, worker, kernel.address, begin, end, grain, waits, len(waits))
 
 
 class Team:
@@ -101,7 +81,7 @@ class Team:
 
     def run_timed(self, plan: ReplayPlan) -> Sequence[tuple[int, int]]:
         """Replay, and return each task's begin and end in nanoseconds of the steady clock, worker after worker."""
-        times = (_Times * plan.num_tasks)()
+        times = (self._native.structs["Times"] * plan.num_tasks)()
         self._native.nimble_run_timed(self._handle or self._start(), plan.handle, times)
         return [(time.begin, time.end) for time in times]
 
