@@ -13,7 +13,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.native import FLAGS, INCLUDE, LEVELS, builds, executable_levels
 from mlsys_core.native.levels import level_named
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SOURCES = sorted(path for folder in ("packages", "plugins") for path in (ROOT / folder).glob("*/src/**/*.cpp"))
 WIDE = "x86-64-v3, 16 lanes"  # vectors that no register of the level holds
 BUILDS = {**{level.name: level.flags for level in LEVELS}, WIDE: ("-march=x86-64-v3", "-DMLSYS_LANES=16")}
