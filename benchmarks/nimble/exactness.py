@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 
 import torch
+from mlsys_bench.nimble.nets import exact_results, relative_difference
 from mlsys_nimble import Nimble
-from mlsys_nimble.bench.child import exact_results, relative_difference
 from mlsys_nimble.nets.resolve import load_model
 
 NETS = ("resnet20-cifar", "resnet50", "inception-v3", "darts")

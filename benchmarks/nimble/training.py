@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 from mlsys_core.environment import describe_environment
+from mlsys_core.profiling.turns import take_turns
 from mlsys_nimble import Nimble
-from mlsys_nimble.bench.race import take_turns
 from mlsys_nimble.nets.registry import net as net_of
 from torch import Tensor, nn
 from torch.nn import functional
@@ -164,7 +164,8 @@ def race(name: str, *, batch: int, seconds: float, clock: Callable[[], float]) -
     steps = {contestant: step for contestant, (_, step) in contestants(module, x, target).items()}
     for step in steps.values():
         step()
-    samples = take_turns(steps, budget_s=seconds, turn_s=0.5, clock=clock, sleep=time.sleep)
+    turns = take_turns(steps, budget_s=seconds, turn_s=0.5, clock=clock)
+    samples = {name: [each for turn in own for each in turn] for name, own in turns.items()}
     return [Row(name, key, batch, found[key], median(times) * 1e3, min(times) * 1e3) for key, times in samples.items()]
 
 

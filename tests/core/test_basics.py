@@ -137,14 +137,16 @@ def suite_ok(context: BenchContext) -> Section:
 
 @pytest.mark.usefixtures("this_module")
 def test_a_suite_writes_its_figures_with_the_environment(tmp_path: Path):
-    context = BenchContext(Console(file=io.StringIO()), is_quick=True, device="cpu", num_threads=2)
-    run_suite(BenchmarkSpec(name="s", help="x", run=f"{__name__}:suite_ok"), context, tmp_path / "new")
+    context = BenchContext(
+        Console(file=io.StringIO()), is_quick=True, device="cpu", num_threads=2, output_dir=tmp_path / "new"
+    )
+    run_suite(BenchmarkSpec(name="s", help="x", run=f"{__name__}:suite_ok"), context)
     record = json.loads((tmp_path / "new" / "s.json").read_text())
     assert record["results"] == {"ratio": 1.5, "threads": 2}
     assert record["environment"]["commit"]
     assert (tmp_path / "new" / "s.html").exists()
     with pytest.raises(PluginError, match="not a Section"):
-        run_suite(BenchmarkSpec(name="s", help="x", run=f"{__name__}:step_returns_nothing"), context, tmp_path)
+        run_suite(BenchmarkSpec(name="s", help="x", run=f"{__name__}:step_returns_nothing"), context)
 
 
 def test_every_model_has_a_name_of_its_own_and_says_how_to_get_it(tmp_path: Path):

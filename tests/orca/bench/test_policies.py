@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from collections.abc import Callable
@@ -49,7 +50,7 @@ def test_every_policy_is_measured_on_equal_answers(loaded: LoadedModel, context:
     assert by_policy["orca"]["num_cached_tokens"] == 0
     assert by_policy["paged"]["num_cached_tokens"] >= 2 * 32, "those after the first two find the shared blocks"
     assert any(isinstance(item, Figure) for item in section.body)
-    paths = write_results("orca", section, context, tmp_path)
+    paths = write_results("orca", section, dataclasses.replace(context, output_dir=tmp_path))
     assert [path.name for path in paths] == ["orca.json", "orca.html", "orca.svg"]
     assert json.loads(paths[0].read_text())["results"]["num_requests"] == 5
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlsys_core.plugins.hookspecs import hookimpl
-from mlsys_core.plugins.specs import BenchmarkSpec, CommandSpec, CompilerSpec, DemoStepSpec
+from mlsys_core.plugins.specs import CommandSpec, CompilerSpec, DemoStepSpec
 
 
 @hookimpl
@@ -28,19 +28,6 @@ def mlsys_register_compilers() -> Iterable[CompilerSpec]:
             name="nimble",
             help="A schedule made ahead of time, replayed natively.",
             factory="mlsys_nimble.module:compile",
-        )
-    ]
-
-
-@hookimpl
-def mlsys_register_benchmarks() -> Iterable[BenchmarkSpec]:
-    """Register ``mlsys bench nimble``."""
-    return [
-        BenchmarkSpec(
-            name="nimble",
-            help="Nets of chapter 3 against eager, torch.compile, AOTInductor, ONNX Runtime and OpenVINO.",
-            run="mlsys_nimble.bench.suite:run",
-            devices=("cpu", "cuda"),
         )
     ]
 

@@ -1,26 +1,37 @@
-"""``mlsys bench``: run a benchmark suite that a plugin offers."""
+"""``mlsys bench``: run a benchmark suite that a plugin offers. Subsystems' ``bench`` commands share its options."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from mlsys_core.cli.registered import Device
+from mlsys_core.errors import InvalidInputError, PluginError
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.plugins.specs import BenchmarkSpec
 
 app = typer.Typer()
 
+RESULTS = Path("report")  # mlsys_core.bench.RESULTS, which imports more than a command's help should
+Quick = Annotated[bool, typer.Option(help="Fewer repeats and smaller sizes, under three minutes.")]
+Threads = Annotated[int, typer.Option(min=1, help="Threads of each case.")]
+Out = Annotated[
+    Path, typer.Option("--out", "--output", "-o", metavar="DIR", help="Folder for the JSON, the page and the figures.")
+]
+
 
 @app.command()
 def bench(
     suite: Annotated[str | None, typer.Argument(help="The suite; leave it out to list them.")] = None,
-    quick: Annotated[bool, typer.Option(help="Fewer repeats, under three minutes.")] = False,
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Options of the suite, by name.")
+    ] = None,
+    quick: Quick = False,
     device: Device = "cpu",
-    threads: Annotated[int, typer.Option(min=1, help="Threads each contestant may use.")] = 2,
-    output: Annotated[Path, typer.Option(help="Folder for the JSON and the page.")] = Path("benchmarks/results"),
+    threads: Threads = 2,
+    out: Out = RESULTS,
 ) -> None:
     """Run a benchmark suite against its peers; without a suite, list them.
 
@@ -29,23 +40,56 @@ def bench(
     from rich.console import Console
     from rich.table import Table
 
-    from mlsys_core.bench import BenchContext, print_section, run_suite
+    from mlsys_core.bench import read_options
 
-    registry = installed_plugins().registry
-    console = Console()
     if suite is None:
-        suites = registry.all(BenchmarkSpec)
+        console = Console()
+        suites = installed_plugins().registry.all(BenchmarkSpec)
         if not suites:
-            console.print("No installed plugin offers a suite yet; the core's own benchmarks run with: make bench")
+            console.print("No installed plugin offers a suite; in a checkout of mlsys: pip install -e benchmarks")
             return
         table = Table("suite", "what it measures")
         for spec in suites:
             table.add_row(spec.name, spec.help)
         console.print(table)
         return
-    spec = registry.get(BenchmarkSpec, suite)
-    section = run_suite(spec, BenchContext(console, quick, device, threads), output)
-    print_section(section, console)
-    console.print(f"Written: {output / suite}.json and .html")
+    given = read_options(find_suite(suite), options or ())
+    run_named(suite, quick=quick, device=device, threads=threads, out=out, **given)
+
+
+def find_suite(name: str) -> BenchmarkSpec:
+    """Return a registered suite.
+
+    Raises:
+        InvalidInputError: there is none of this name; the message says where mlsys's own suites are.
+    """
+    try:
+        return installed_plugins().registry.get(BenchmarkSpec, name)
+    except PluginError as error:
+        hint = "mlsys's own suites are in mlsys-bench; in a checkout of mlsys: pip install -e benchmarks"
+        raise InvalidInputError(f"{error}. {hint}") from error
+
+
+def run_named(suite: str, *, quick: bool, device: str, threads: int, out: Path, name: str = "", **options: Any) -> None:
+    """Run a registered suite with options of its own, print its section, and exit with 1 if it has failed.
+
+    Args:
+        suite: Its registered name.
+        quick: Fewer repeats and smaller sizes.
+        device: Where to compute.
+        threads: Of each case.
+        out: Folder for the results.
+        name: Name of the files; empty: the suite's.
+        options: Keyword arguments of the suite's function.
+    """
+    from rich.console import Console
+
+    from mlsys_core.bench import BenchContext, print_section, run_suite
+
+    spec, context = find_suite(suite), BenchContext(Console(), quick, device, threads, out)
+    section = run_suite(spec, context, name=name, **options)
+    print_section(section, context.console)
+    where = f"Written: {out / (name or suite)}.json and .html"
+    context.console.print(where, soft_wrap=True, highlight=False, markup=False)
     if section.status == "failed":
         raise typer.Exit(1)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mlsys_core.cli.bench import RESULTS, Out
 from mlsys_core.cli.registered import BlockPoolName, Device
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.cli.options import Dtype, Threads, num_threads_of
@@ -19,9 +20,7 @@ app = typer.Typer(invoke_without_command=True)
 
 Model = Annotated[str, typer.Option(help="A name from 'mlsys models list', a GGUF file, or a model directory.")]
 Quick = Annotated[bool, typer.Option(help="Shorter and fewer requests, under three minutes.")]
-Output = Annotated[Path, typer.Option(help="Folder for the JSON, the page and the figures.")]
 Requests = Annotated[int | None, typer.Option(min=2, help="Requests of each run.")]
-RESULTS = Path("benchmarks/results")
 
 
 @app.callback()
@@ -48,7 +47,7 @@ def bench(
     dtype: Dtype = None,
     device: Device = "cpu",
     threads: Threads = 0,
-    output: Output = RESULTS,
+    output: Out = RESULTS,
 ) -> None:
     """Compare scheduling policies on a real model in this process: all requests at once, then Poisson arrivals.
 
@@ -63,7 +62,7 @@ def bench(
     from mlsys_core.workload.parse import parse_lengths
     from mlsys_orca.bench.policies import plan_of, run_plan
 
-    bench_context = context_of(quick, threads, device)
+    bench_context = context_of(quick, threads, device, output)
     plan = plan_of(bench_context)
     workload = dataclasses.replace(
         plan.workload,
@@ -81,7 +80,7 @@ def bench(
         num_kv_tokens=kv_tokens,
         memory_pool=memory_pool,
     )
-    finish("orca", run_plan(load(model, dtype, device=device), plan, bench_context), bench_context, output)
+    finish("orca", run_plan(load(model, dtype, device=device), plan, bench_context), bench_context)
 
 
 def parse_rates(text: str) -> tuple[float, ...]:
@@ -103,20 +102,20 @@ def parse_rates(text: str) -> tuple[float, ...]:
     return rates
 
 
-def context_of(quick: bool, threads: int, device: str) -> BenchContext:
+def context_of(quick: bool, threads: int, device: str, output: Path) -> BenchContext:
     """Return what a suite is told, on this terminal."""
     from mlsys_core.bench import BenchContext
     from rich.console import Console
 
-    return BenchContext(Console(), quick, device, num_threads_of(threads))
+    return BenchContext(Console(), quick, device, num_threads_of(threads), output)
 
 
-def finish(name: str, section: Section, context: BenchContext, output: Path) -> None:
-    """Print ``section``, write it below ``output``, and exit with 1 if it has failed."""
+def finish(name: str, section: Section, context: BenchContext) -> None:
+    """Print ``section``, write it to the context's folder, and exit with 1 if it has failed."""
     from mlsys_core.bench import print_section, write_results
 
     print_section(section, context.console)
-    for path in write_results(name, section, context, output):
+    for path in write_results(name, section, context):
         context.console.print(f"Written: {path}", soft_wrap=True, highlight=False)
     if section.status == "failed":
         raise typer.Exit(1)
@@ -134,7 +133,7 @@ def paper(
     dtype: Dtype = None,
     device: Device = "cpu",
     threads: Threads = 0,
-    output: Output = RESULTS,
+    output: Out = RESULTS,
 ) -> None:
     """Replay the ORCA paper's evaluation (section 6.2): iteration-level against request-level scheduling.
 
@@ -145,10 +144,10 @@ def paper(
     """
     from mlsys_orca.bench.paper_suite import run_engine, run_simulated
 
-    context = context_of(quick, threads, device)
+    context = context_of(quick, threads, device, output)
     if simulate:
         section = run_simulated(context, num_requests=requests or (60 if quick else 300))
     else:
         num_requests = requests or (16 if quick else 60)
         section = run_engine(load(model, dtype, device=device), context, scale=scale, num_requests=num_requests)
-    finish("orca-paper-simulated" if simulate else "orca-paper", section, context, output)
+    finish("orca-paper-simulated" if simulate else "orca-paper", section, context)

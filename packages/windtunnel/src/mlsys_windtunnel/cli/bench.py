@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mlsys_core.cli.bench import RESULTS, Out
 from mlsys_core.cli.registered import CpuDevice
 from mlsys_core.errors import InvalidInputError
 
@@ -47,9 +47,7 @@ def bench(
     trees: Annotated[int, typer.Option(min=1, help="Of LightGBM within the sources; the paper has 100.")] = 100,
     threads: Annotated[int, typer.Option(min=1, help="Of each fit.")] = 1,
     device: CpuDevice = "cpu",
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="For the journal, the report and its figures.")
-    ] = Path("benchmarks/results"),
+    output: Out = RESULTS,
     name: Annotated[str, typer.Option(metavar="NAME", help="Of the files.")] = "windtunnel-tables",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Name the cells that would run first, run none.")] = False,
 ) -> None:
@@ -100,8 +98,8 @@ def bench(
         _run(wanted, range(seeds), journal, setting, threads, console)
     finally:
         section = report(chosen, datasets or (), range(seeds), journal.finished, setting, absent=absent)
-        context = BenchContext(console, is_quick=quick, device=device, num_threads=threads)
-        written = write_results(name, section, context, output)
+        context = BenchContext(console, is_quick=quick, device=device, num_threads=threads, output_dir=output)
+        written = write_results(name, section, context)
     print_section(section, console)
     console.print(f"written: {journal.path}, {', '.join(map(str, written))}", highlight=False)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mlsys_core.cli.bench import RESULTS, Out
 from mlsys_core.cli.registered import CpuDevice, Device, RunPoolName
 from mlsys_core.cli.serving import OipOptions, ServerOptions, serve_command
 from mlsys_core.cli.trust import TrustCode
@@ -169,7 +170,7 @@ def bench(
     requests: Annotated[int | None, typer.Option(help="Requests a run.", min=10)] = None,
     trees: Annotated[Path | None, typer.Option(help="Parse trees in brackets, one a line, for figure 14.")] = None,
     device: CpuDevice = "cpu",
-    output: Annotated[Path, typer.Option(help="Folder for JSON, page and figures.")] = Path("benchmarks/results"),
+    output: Out = RESULTS,
 ) -> None:
     """Reproduce the paper's figures: cellular batching against bucketing, packing and dynamic batching.
 
@@ -179,11 +180,11 @@ def bench(
     from mlsys_core.bench import BenchContext, print_section, write_results
     from rich.console import Console
 
-    context = BenchContext(Console(), quick, device, 1)
+    context = BenchContext(Console(), quick, device, 1, output)
     scale = scale_of(quick=quick, hidden=hidden, requests=requests, trees=trees)
     section = run_figures(context, scale, [part.strip() for part in figures.split(",")])
     print_section(section, context.console)
-    write_results("batchmaker", section, context, output)
+    write_results("batchmaker", section, context)
     typer.echo(f"Written: {output / 'batchmaker'}.json and .html")
 
 

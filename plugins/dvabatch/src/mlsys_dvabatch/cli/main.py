@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mlsys_core.cli.bench import RESULTS, Out
 from mlsys_core.cli.registered import CompilerName, CpuDevice, Device
 from mlsys_core.cli.serving import OipOptions, ServerOptions, serve_command
 from mlsys_core.cli.trust import TrustCode
@@ -219,7 +220,7 @@ def bench(
     part: Annotated[str, typer.Option(help="all, encoder, vision or overhead.")] = "all",
     lengths: Annotated[str | None, typer.Option(help="The encoder's texts: RTE,SST-2; see the docs.")] = None,
     device: CpuDevice = "cpu",
-    output: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("report/dvabatch"),
+    output: Out = RESULTS,
 ) -> None:
     """Reproduce the paper's Figures 14 to 21 on this machine: tables, figures and data.
 
@@ -233,7 +234,7 @@ def bench(
     from rich.console import Console
 
     console = Console()
-    context = BenchContext(console, quick, device, torch.get_num_threads())
+    context = BenchContext(console, quick, device, torch.get_num_threads(), output)
     if part not in PARTS:
         raise InvalidInputError(f"--part {part!r}: give one of {', '.join(PARTS)}")
     workloads = None if lengths is None else [name.strip() for name in lengths.split(",")]
@@ -242,7 +243,7 @@ def bench(
             raise InvalidInputError(f"--lengths {name!r}: give some of {','.join(GLUE_LIKE)}, with commas")
     section = run(context, part=part, workloads=workloads)
     print_section(section, console)
-    for path in write_results("dvabatch", section, context, output):
+    for path in write_results("dvabatch", section, context):
         console.print(f"wrote {path}")
 
 

@@ -1,6 +1,6 @@
 """The races of ``make bench-gpu``: the nets of figure 3.8, figure 3.9 and table 3.1 on a CUDA device.
 
-Contestants take turns on one net at a time; answers, and gradients of training, are compared with eager's before times
+Cases take turns on one net at a time; results, and gradients of training, are compared with eager's before times
 count. A call is timed by the host's clock, with the device idle before and after. Everything is float32 without TF32,
 as on the paper's V100.
 """
@@ -8,7 +8,6 @@ as on the paper's V100.
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,14 +16,14 @@ import torch
 from mlsys_core.device import CudaDevice, device_kind
 from mlsys_core.device.cuda_graphs import current_device, is_usable, product_name, reserved_nbytes
 from mlsys_core.errors import InvalidInputError
+from mlsys_nimble.module import Nimble
+from mlsys_nimble.nets.registry import net as net_of
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
-from mlsys_nimble.bench.gpu_report import Race, report
-from mlsys_nimble.bench.race import Outcome, take_turns
-from mlsys_nimble.module import Nimble
-from mlsys_nimble.nets.registry import net as net_of
+from mlsys_bench.harness.race import Case, Outcome, race
+from mlsys_bench.nimble.gpu_report import Race, report
 
 if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext
@@ -46,12 +45,12 @@ Maker = Callable[[nn.Module, Sequence[Tensor]], Callable[..., Any]]
 
 
 def compiled(mode: str) -> Maker:
-    """torch.compile in one of its modes."""
+    """Return the maker of torch.compile in one of its modes."""
     return lambda module, _: torch.compile(module, mode=mode)
 
 
 def nimble(*, use_multi_stream: bool, training: bool = False) -> Maker:
-    """Nimble, as a user calls it."""
+    """Return the maker of Nimble as a user calls it."""
 
     def make(module: nn.Module, inputs: Sequence[Tensor]) -> Callable[..., Any]:
         return Nimble(module).prepare(tuple(inputs), training=training, use_multi_stream=use_multi_stream)
@@ -60,7 +59,7 @@ def nimble(*, use_multi_stream: bool, training: bool = False) -> Maker:
 
 
 def makers(*, training: bool, is_quick: bool) -> dict[str, Maker]:
-    """The contestants, eager first; ``max-autotune`` takes minutes a net and is left out of quick runs."""
+    """Return the makers of all cases, eager first; quick runs leave out ``max-autotune``, which takes minutes a net."""
     found: dict[str, Maker] = {"eager": lambda module, _: module, "reduce-overhead": compiled("reduce-overhead")}
     if not is_quick:
         found["max-autotune"] = compiled("max-autotune")
@@ -70,7 +69,7 @@ def makers(*, training: bool, is_quick: bool) -> dict[str, Maker]:
 
 
 def run_on_gpu(context: BenchContext) -> Section:
-    """All races.
+    """Run all races and report.
 
     Raises:
         InvalidInputError: the context's device is not a CUDA device that torch sees.
@@ -92,7 +91,7 @@ def run_on_gpu(context: BenchContext) -> Section:
 
 
 def infer(name: str, device: torch.device, seconds: float, is_quick: bool) -> dict[str, Outcome]:
-    """One net at batch 1."""
+    """Race on one net at batch 1."""
     module, inputs = net_of(name)
     module.to(device)
     data = tuple(x.to(device) for x in inputs)
@@ -106,11 +105,13 @@ def infer(name: str, device: torch.device, seconds: float, is_quick: bool) -> di
 
         return answer
 
-    return race({key: partial(ready, make) for key, make in makers(training=False, is_quick=is_quick).items()}, seconds)
+    return race_on(
+        {key: partial(ready, make) for key, make in makers(training=False, is_quick=is_quick).items()}, seconds
+    )
 
 
 def train(name: str, size: int, device: torch.device, seconds: float, is_quick: bool) -> dict[str, Outcome]:
-    """A step of one net at batch 32, forward and backward; answers are all gradients."""
+    """Race on a step of one net at batch 32, forward and backward; its results are all gradients."""
     module, inputs = net_of(name, batch=TRAINING_BATCH)
     module.to(device).train().requires_grad_(True)
     data = tuple(x.to(device) for x in inputs)
@@ -130,61 +131,54 @@ def train(name: str, size: int, device: torch.device, seconds: float, is_quick: 
 
         return step
 
-    return race({key: partial(ready, make) for key, make in makers(training=True, is_quick=is_quick).items()}, seconds)
+    return race_on(
+        {key: partial(ready, make) for key, make in makers(training=True, is_quick=is_quick).items()}, seconds
+    )
 
 
-def race(
-    contestants: dict[str, Callable[[], Callable[[], list[Tensor]]]],
+def race_on(
+    makers: dict[str, Callable[[], Callable[[], list[Tensor]]]],
     seconds: float,
     *,
     synchronize: Callable[[], None] | None = None,
     reserved: Callable[[], int] | None = None,
 ) -> dict[str, Outcome]:
-    """Answers first, then times; the first contestant's answers are what others are compared with.
+    """Race cases on a device; the first one's results are what the others' are compared with.
 
     Args:
-        contestants: What makes each call.
-        seconds: Of turns.
+        makers: Each makes a call.
+        seconds: Seconds of turns.
         synchronize: Waits until the device is idle; None: torch's current CUDA device.
         reserved: Bytes that the device's allocator holds, with nothing kept that is free; None: of that device.
     """
     synchronize = synchronize or current_device().synchronize
     reserved = reserved or (lambda: reserved_nbytes(current_device(), gives_back=True))
-    outcomes: dict[str, Outcome] = {}
-    calls: dict[str, Callable[[], object]] = {}
-    wanted: list[Tensor] | None = None
-    prepared: dict[str, tuple[float, float]] = {}
-    added: dict[str, int] = {}  # bytes that a contestant added to the reserve
-    for name, make in contestants.items():
-        before, begin = reserved(), time.perf_counter()
-        try:
-            call = make()
-            answers = [answer.detach().clone() for answer in call()]
+
+    def ready(make: Callable[[], Callable[[], list[Tensor]]]) -> Case:
+        before = reserved()
+        call = make()
+
+        def timed() -> list[Tensor]:
+            results = call()
             synchronize()
-        except Exception as error:  # noqa: BLE001 - a contestant that does not run is an outcome
-            outcomes[name] = Outcome("does not run", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
-            continue
-        wanted = answers if wanted is None else wanted
-        prepared[name] = difference(answers, wanted), time.perf_counter() - begin
-        added[name] = reserved() - before
-        if prepared[name][0] > TOLERANCE:
-            outcomes[name] = Outcome("differs", difference=prepared[name][0], prepare_s=prepared[name][1])
-            continue
+            return results
 
-        def timed(call: Callable[[], object] = call) -> None:
-            call()
-            synchronize()
+        timed()
+        note = f"{(reserved() - before) / 2**20:.0f} MiB reserved"
+        return Case(timed, lambda results: [each.detach().clone() for each in results], note)
 
-        calls[name] = timed
-    samples = take_turns(calls, budget_s=seconds, turn_s=0.3, clock=time.perf_counter, sleep=time.sleep)
-    for name, times in samples.items():
-        outcomes[name] = Outcome("timed", f"{added[name] / 2**20:.0f} MiB reserved", *prepared[name], tuple(times))
-    return {name: outcomes[name] for name in contestants}
+    return race(
+        {name: partial(ready, make) for name, make in makers.items()},
+        difference=difference,
+        tolerance=TOLERANCE,
+        turn_s=0.3,
+        budget_s=seconds,
+    )
 
 
-def difference(answers: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
-    """The largest difference over the largest number."""
-    pairs = list(zip(answers, wanted, strict=True))
+def difference(results: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Return the largest difference over the largest number."""
+    pairs = list(zip(results, expected, strict=True))
     largest = max((b.double().abs().max().item() for _, b in pairs if b.numel()), default=0.0)
     apart = max(((a.double() - b.double()).abs().max().item() for a, b in pairs if b.numel()), default=0.0)
     return apart / largest if largest else apart

@@ -1,14 +1,15 @@
-"""The report of the GPU's races: ours beside what the paper measured on a V100."""
+"""The report of the races on a CUDA device: ours beside what the paper measured on a V100."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from mlsys_core.report import Section, Table
 
-from mlsys_nimble.bench.race import Outcome
+from mlsys_bench.harness.race import Outcome, speed_up
+from mlsys_bench.harness.text import milliseconds, status_of, times, untimed
 
 OVER_EAGER = {"nasnet-mobile": 22.34}  # section 3.4.1; the text of the dissertation gives no other bar of figure 3.8
 OVER_SINGLE = {"inception-v3": 1.09, "darts": 1.37, "amoebanet": 1.45, "nasnet-mobile": 1.88, "nasnet-large": 1.31}
@@ -17,37 +18,31 @@ BEST_TRAINING = 3.61  # section 3.4.3: the most of any net at CIFAR's size
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """What became of each contestant on one net."""
+    """Outcomes of all cases on one net."""
 
     net: str
     is_training: bool
     outcomes: dict[str, Outcome]
 
-    def ratio(self, contestant: str, over: str) -> float | None:
-        """How many times faster one is than another; None if one of them was not timed."""
-        times = [self.outcomes[name].median_s if name in self.outcomes else None for name in (contestant, over)]
-        return times[1] / times[0] if times[0] and times[1] else None
+    def ratio(self, case: str, over: str) -> float | None:
+        """Return how many times faster one case is than another; None if one of them was not timed."""
+        return speed_up(self.outcomes.get(case), self.outcomes.get(over))
 
 
 def report(races: Sequence[Race], *, device: str) -> Section:
-    """Three tables, who could not be timed, and everything as data."""
+    """Return four tables, a line for each case that was not timed, and everything as data."""
     inference = [race for race in races if not race.is_training]
     training = [race for race in races if race.is_training]
+    by_net = {race.net: race.outcomes for race in races}
     body: list[Any] = [
         _table("Inference at batch 1 (figure 3.8)", inference, {net: f"{value}x" for net, value in OVER_EAGER.items()}),
         _streams(inference),
         _table(f"Training at batch 32 (figure 3.9; the paper's best is {BEST_TRAINING}x)", training, {}),
+        _memory(races),
+        *untimed(by_net),
     ]
-    body += [
-        f"{race.net}: {name}: {one.status} {one.note}".strip()
-        for race in races
-        for name, one in race.outcomes.items()
-        if one.status != "timed"
-    ]
-    body.insert(3, _memory(races))
-    is_wrong = any(one.status == "differs" for race in races for name, one in race.outcomes.items() if "Nimble" in name)
     data = {"device": device, "races": [_data(race) for race in races]}
-    return Section(f"Nimble on {device}", body, status="failed" if is_wrong else "ok", data=data)
+    return Section(f"Nimble on {device}", body, status=status_of(by_net, "Nimble"), data=data)
 
 
 def _table(caption: str, races: Sequence[Race], paper: dict[str, str]) -> Table:
@@ -56,9 +51,9 @@ def _table(caption: str, races: Sequence[Race], paper: dict[str, str]) -> Table:
     rows = [
         [
             race.net,
-            *(_ms(race.outcomes.get(name)) for name in names),
-            _times(race.ratio("Nimble", "eager")),
-            _times(race.ratio("Nimble", "reduce-overhead")),
+            *(milliseconds(race.outcomes.get(name)) for name in names),
+            times(race.ratio("Nimble", "eager")),
+            times(race.ratio("Nimble", "reduce-overhead")),
             paper.get(race.net, ""),
         ]
         for race in races
@@ -68,7 +63,7 @@ def _table(caption: str, races: Sequence[Race], paper: dict[str, str]) -> Table:
 
 def _streams(races: Sequence[Race]) -> Table:
     rows = [
-        [race.net, _times(race.ratio("Nimble", "Nimble, one stream")), f"{OVER_SINGLE[race.net]}x"]
+        [race.net, times(race.ratio("Nimble", "Nimble, one stream")), f"{OVER_SINGLE[race.net]}x"]
         for race in races
         if race.net in OVER_SINGLE
     ]
@@ -83,17 +78,6 @@ def _memory(races: Sequence[Race]) -> Table:
     return Table(["net", *names], rows, "What each added to the device's reserved memory, beside the net's own copy")
 
 
-def _ms(one: Outcome | None) -> str:
-    return "-" if one is None or one.median_s is None else f"{one.median_s * 1e3:.3f}"
-
-
-def _times(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{ratio:.2f}x"
-
-
 def _data(race: Race) -> dict[str, Any]:
-    outcomes = {
-        name: {key: value for key, value in asdict(one).items() if key != "samples_s"} | {"median_s": one.median_s}
-        for name, one in race.outcomes.items()
-    }
+    outcomes = {name: one.to_json() for name, one in race.outcomes.items()}
     return {"net": race.net, "is_training": race.is_training, "outcomes": outcomes}

@@ -1,0 +1,1 @@
+"""Nimble against eager, compiled and exported forms of the same nets."""

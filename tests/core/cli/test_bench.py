@@ -1,0 +1,62 @@
+"""``mlsys bench``: options of suites by name, and tables that a terminal of 80 columns shows whole."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from mlsys_core.bench import print_section, read_options, split_columns
+from mlsys_core.cli.main import run
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.plugins.specs import BenchmarkSpec
+from mlsys_core.report import Section, Table
+from rich.console import Console
+
+
+def suite(context, *, nets=("a", "b"), loads=(0.5,), rounds=3, share=0.5, name=None, is_loaded=False):
+    raise NotImplementedError
+
+
+SPEC = BenchmarkSpec(name="some", help="x", run=f"{__name__}:suite")
+
+
+@pytest.fixture(autouse=True)
+def this_module(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("mlsys_core.bench.resolve", lambda _: suite)
+
+
+def test_an_option_has_its_defaults_type():
+    texts = ["nets=x,y z", "loads=1,2", "--rounds=7", "share=2", "name=n", "is-loaded=true"]
+    assert read_options(SPEC, texts) == {
+        "nets": ("x", "y z"),
+        "loads": (1.0, 2.0),
+        "rounds": 7,
+        "share": 2.0,
+        "name": "n",
+        "is_loaded": True,
+    }
+
+
+@pytest.mark.parametrize("text", ["net=x", "rounds", "rounds=many", "is_loaded=perhaps"])
+def test_another_option_or_value_is_refused(text: str):
+    with pytest.raises(InvalidInputError, match=r"rounds=3|is_loaded=False"):
+        read_options(SPEC, [text])
+
+
+def test_no_heading_is_cut_at_80_columns():
+    columns = ["net", *(f"contender number {number}, milliseconds" for number in range(8)), "note"]
+    table = Table(columns, [["resnet50", *("1.234",) * 8, "it does not run here because of a long reason" * 2]])
+    console = Console(file=io.StringIO(), width=80)
+    print_section(Section("x", [table]), console)
+    printed = console.file.getvalue()
+    assert "…" not in printed
+    assert max(map(len, printed.splitlines())) <= 80
+    assert printed.count("milliseconds") == 8
+    assert all(part.columns[0] == "net" for part in split_columns(table, 79))
+    assert [c for part in split_columns(table, 79) for c in part.columns[1:]] == columns[1:]
+
+
+def test_an_unknown_suite_says_where_suites_are(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    assert run(["bench", "no-such-suite", "--out", str(tmp_path)]) != 0
+    assert "pip install -e benchmarks" in " ".join(capsys.readouterr().err.split())
