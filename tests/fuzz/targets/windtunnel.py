@@ -91,9 +91,9 @@ def journal(folder: Path) -> Case:
     """Journals of experiments, which a restart goes on with."""
     from dataclasses import asdict
 
-    from mlsys_windtunnel.experiments.data import Sizes
-    from mlsys_windtunnel.experiments.plan import Result, Setting
-    from mlsys_windtunnel.experiments.run import Journal
+    from mlsys_bench.windtunnel.experiments.data import Sizes
+    from mlsys_bench.windtunnel.experiments.plan import Result, Setting
+    from mlsys_bench.windtunnel.experiments.run import open_journal
 
     setting = Setting(Sizes(), 3)
     lines = [{"setting": asdict(setting)}, asdict(Result("a", 0.5, 0.25, 1.0, 10, {"epoch": 2}))]
@@ -102,7 +102,7 @@ def journal(folder: Path) -> Case:
     def parse(made: Input) -> None:
         assert isinstance(made, bytes)
         path.write_bytes(made)
-        Journal(path, setting)
+        open_journal(path, setting)
 
     seed = "".join(json.dumps(line) + "\n" for line in lines).encode()
     return Case([seed], parse, ("setting", "cell", "score", "null"))

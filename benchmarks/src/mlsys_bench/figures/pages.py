@@ -67,5 +67,5 @@ def _measured(section: str) -> Iterator[str]:
     for paragraph in re.split(r"\n(?:\n|(?=- ))", text):
         is_exempt = "by hand" in paragraph.lower() or (is_exempt and introduces)
         introduces = paragraph.endswith(":")
-        if not is_exempt and (has_table or re.search(r"benchmarks/\w+/\w+\.py", paragraph)):
+        if not is_exempt and (has_table or re.search(r"benchmarks/\w+/\w+\.py|mlsys bench \w", paragraph)):
             yield paragraph

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlsys_core.plugins.hookspecs import hookimpl
-from mlsys_core.plugins.specs import BenchmarkSpec, CommandSpec, DemoStepSpec
+from mlsys_core.plugins.specs import CommandSpec, DemoStepSpec
 
 
 @hookimpl
@@ -38,16 +38,4 @@ def mlsys_register_demo_steps() -> Iterable[DemoStepSpec]:
             order=31,
             devices=("*",),
         ),
-    ]
-
-
-@hookimpl
-def mlsys_register_benchmarks() -> Iterable[BenchmarkSpec]:
-    """Register ``mlsys bench windtunnel-infer``."""
-    return [
-        BenchmarkSpec(
-            name="windtunnel-infer",
-            help="Exact inference against scikit-learn, LightGBM, ONNX Runtime, Hummingbird and treelite.",
-            run="mlsys_windtunnel.bench.infer:run",
-        )
     ]

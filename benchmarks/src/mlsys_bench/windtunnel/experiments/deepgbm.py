@@ -17,11 +17,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from mlsys_windtunnel.experiments.boosted import frame_of
-from mlsys_windtunnel.experiments.networks import tensors
+from mlsys_bench.windtunnel.experiments.boosted import frame_of
+from mlsys_bench.windtunnel.experiments.networks import tensors
 
 if TYPE_CHECKING:
-    from mlsys_windtunnel.experiments.codes import Coded, CodedTask
+    from mlsys_bench.windtunnel.experiments.codes import Coded, CodedTask
 
 NUM_GROUPS, LEAF_DIM, FACTOR_DIM, HIDDEN = 10, 20, 8, 64
 

@@ -1,7 +1,7 @@
 """Fitted models and fresh rows for the inference suite, all from seeds.
 
 Numbers are multiples of 1/256, and fresh ones lie 1/1024 beside: thresholds midway between two numbers are exact in
-float32 and no fresh row ties with one, so that contestants that compute in float32 can be right. The census table is
+float32 and no fresh row ties with one, so that cases that compute in float32 can be right. The census table is
 as it is.
 """
 

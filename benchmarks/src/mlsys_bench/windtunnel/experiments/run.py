@@ -1,11 +1,9 @@
-"""Cells run one after another, with a journal: a JSON line for each finished one, so that a restart goes on."""
+"""Cells run one after another; the journal has those that are finished, so that a restart goes on."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mlsys_core.environment import describe_environment
 from mlsys_core.errors import InvalidInputError
 
-from mlsys_windtunnel.experiments.codes import code_task
-from mlsys_windtunnel.experiments.data import Part, Task, load_task
-from mlsys_windtunnel.experiments.outside import OUTSIDE, Budget
-from mlsys_windtunnel.experiments.plan import Cell, NumCandidates, Result, Row, Setting, next_cells
-from mlsys_windtunnel.experiments.sources import make_source
-from mlsys_windtunnel.experiments.windtunnel import TRANSLATIONS
+from mlsys_bench.harness.journal import Journal
+from mlsys_bench.windtunnel.experiments.codes import code_task
+from mlsys_bench.windtunnel.experiments.data import Part, Task, load_task
+from mlsys_bench.windtunnel.experiments.outside import OUTSIDE, Budget
+from mlsys_bench.windtunnel.experiments.plan import Cell, NumCandidates, Result, Row, Setting, next_cells
+from mlsys_bench.windtunnel.experiments.sources import make_source
+from mlsys_bench.windtunnel.experiments.windtunnel import TRANSLATIONS
 
 BLOCK_ROWS = 4096  # answered at once: the leaves of 100 trees are a table of 6,400 columns
 
@@ -40,55 +38,27 @@ def counter(setting: Setting) -> NumCandidates:
     return lambda row: 1 if setting.is_quick else len(candidates(row))
 
 
-class Journal:
-    """Finished cells, in a file of JSON lines that begins with the setting.
-
-    Args:
-        path: Made, with its folder, by :meth:`begin` where it is not there.
-        setting: Setting of all cells.
+def open_journal(path: Path, setting: Setting) -> Journal:
+    """Return the journal of a setting's cells, begun or resumed.
 
     Raises:
         InvalidInputError: the file was written with another setting, or is no journal.
     """
+    journal = Journal(path, asdict(setting), key="cell")
+    finished_of(journal)
+    return journal
 
-    def __init__(self, path: Path, setting: Setting) -> None:
-        self.path = path
-        self.finished: dict[str, Result] = {}
-        self._head = head = json.loads(json.dumps(asdict(setting)))
-        if not path.exists():
-            return
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        except UnicodeDecodeError as error:
-            raise InvalidInputError(f"{path} is no journal of these experiments: {error}") from error
-        if lines and not lines[-1].endswith("\n"):  # a run ended within it
-            lines.pop()
-            path.write_text("".join(lines))
-        try:
-            records = [json.loads(line) for line in lines]
-            known = records[0]["setting"]
-            self.finished = {record["cell"]: Result(**record) for record in records[1:]}
-        except (ValueError, LookupError, TypeError) as error:
-            raise InvalidInputError(f"{path} is no journal of these experiments: {error!r}") from error
-        if known != head:
-            raise InvalidInputError(
-                f"{path} holds cells of another setting, {known}; this run has {head}. Name another file, or delete it."
-            )
 
-    def begin(self) -> None:
-        """Make the file, before any work is done for it."""
-        if not self.path.exists():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text(json.dumps({"setting": self._head, "environment": describe_environment()}) + "\n")
+def finished_of(journal: Journal) -> dict[str, Result]:
+    """Return the finished cells of a journal by name.
 
-    def add(self, result: Result) -> None:
-        """Write a line, at once."""
-        self.begin()
-        self.finished[result.cell] = result
-        with self.path.open("a") as file:
-            file.write(json.dumps(asdict(result), allow_nan=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+    Raises:
+        InvalidInputError: a record is none of a cell.
+    """
+    try:
+        return {cell: Result(**record) for cell, record in journal.finished.items()}
+    except TypeError as error:
+        raise InvalidInputError(f"{journal.path} is no journal of these experiments: {error}") from error
 
 
 def missing_packages(rows: Sequence[Row]) -> dict[str, str]:
@@ -125,13 +95,13 @@ def run_cells(
     absent = missing_packages(rows)
     rows = [row for row in rows if row.model not in absent]
     torch.set_num_threads(num_threads)
-    while cells := next_cells(rows, seeds, journal.finished, counter(setting)):
+    while cells := next_cells(rows, seeds, finished_of(journal), counter(setting)):
         if on_cell is not None:
             on_cell(cells[0], len(cells) - 1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result = run_cell(cells[0], setting, num_threads=num_threads)
-        journal.add(result)
+        journal.add(asdict(result))
         yield result
 
 
@@ -168,7 +138,7 @@ def outside_columns(task: Task, pre: str) -> Task:
 
     ``pre4`` adds the counts; ``pre5`` adds them and leaves the date out.
     """
-    from mlsys_windtunnel.experiments.nearby import undated, with_counts
+    from mlsys_bench.windtunnel.experiments.nearby import undated, with_counts
 
     if pre == "pre5":
         return outside_columns(undated(task), "pre4")
@@ -179,8 +149,9 @@ def _translated(
     source: Any, task: Task, cell: Cell, setting: Setting, num_threads: int
 ) -> tuple[Any, Any, dict[str, Any]]:
     from mlsys_windtunnel.convert.translation import translate
-    from mlsys_windtunnel.experiments.nearby import registry
     from mlsys_windtunnel.finetune.tune import fine_tune
+
+    from mlsys_bench.windtunnel.experiments.nearby import registry
 
     translation = TRANSLATIONS[cell.row.model]
     options = candidates(cell.row)[cell.candidate]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mlsys_windtunnel.experiments.data import Part, Task
+from mlsys_bench.windtunnel.experiments.data import Part, Task
 
 LEAST_COUNT = 5  # of a category in the training rows; rarer ones have code 0, as unseen ones
 

@@ -1,4 +1,4 @@
-"""Contestants: the source itself, WindTunnel in three forms, and the peers, each made ready for one fitted model.
+"""Cases: the source itself, WindTunnel in three forms, and the peers, each made ready for one fitted model.
 
 A peer is imported only here, when it is its turn; what fails is an outcome of the race. Float64 engines are handed
 float64 rows and float32 engines float32 rows, converted before the clock starts.
@@ -15,69 +15,78 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mlsys_windtunnel.bench.outcome_report import REFERENCE
-from mlsys_windtunnel.bench.race import DoesNotApply, Runner
-from mlsys_windtunnel.bench.workloads import Workload
+from mlsys_bench.harness.race import LeftOut
+from mlsys_bench.windtunnel.infer_report import REFERENCE
+from mlsys_bench.windtunnel.workloads import Workload
 
 
 @dataclass(frozen=True, slots=True)
-class Bout:
-    """Task that a contestant is made ready for."""
+class Subject:
+    """Task that a case is made ready for."""
 
     workload: Workload
     num_threads: int
     folder: Path  # its own, for files
 
 
-Maker = Callable[[Bout], Runner]
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """A case made ready for one model."""
+
+    prepare: Callable[[Any], Any]  # raw rows to the form that it takes; not timed
+    answer: Callable[[Any], Any]  # what is timed
+    finish: Callable[[Any], Any] = lambda result: result  # to probabilities, for the comparison; not timed
+    note: str = ""
+
+
+Maker = Callable[[Subject], Runner]
 _OPSET = {"": 15, "ai.onnx.ml": 3}
 
 
-def source(bout: Bout) -> Runner:
+def source(task: Subject) -> Runner:
     """Prepare ``predict_proba`` of the fitted estimator."""
-    return Runner(_as_is, bout.workload.source.predict_proba)
+    return Runner(_as_is, task.workload.source.predict_proba)
 
 
-def source_on_one_thread(bout: Bout) -> Runner:
+def source_on_one_thread(task: Subject) -> Runner:
     """Prepare a forest on one thread: for few rows its thread pool costs more than it brings."""
-    if "RandomForest" not in type(bout.workload.source).__name__ or bout.num_threads == 1:
-        raise DoesNotApply("measured for the forest, whose own threads cost much for one row")
-    forest = copy.copy(bout.workload.source)
+    if "RandomForest" not in type(task.workload.source).__name__ or task.num_threads == 1:
+        raise LeftOut("measured for the forest, whose own threads cost much for one row")
+    forest = copy.copy(task.workload.source)
     forest.n_jobs = 1
     return Runner(_as_is, forest.predict_proba)
 
 
-def booster(bout: Bout) -> Runner:
+def booster(task: Subject) -> Runner:
     """Prepare LightGBM without its scikit-learn wrapper."""
-    if not hasattr(bout.workload.source, "booster_"):
-        raise DoesNotApply("the source is no single LightGBM model")
-    model = bout.workload.source.booster_
-    return Runner(_as_is, lambda x: model.predict(x, num_threads=bout.num_threads))
+    if not hasattr(task.workload.source, "booster_"):
+        raise LeftOut("the source is no single LightGBM model")
+    model = task.workload.source.booster_
+    return Runner(_as_is, lambda x: model.predict(x, num_threads=task.num_threads))
 
 
-def windtunnel(bout: Bout) -> Runner:
+def windtunnel(task: Subject) -> Runner:
     """Prepare the translated module, raw rows to probabilities."""
     from mlsys_windtunnel.convert.translation import translate
 
-    return Runner(_as_is, translate(bout.workload.source).predict_proba)
+    return Runner(_as_is, translate(task.workload.source).predict_proba)
 
 
-def windtunnel_columns(bout: Bout) -> Runner:
+def windtunnel_columns(task: Subject) -> Runner:
     """Prepare the translated module for arrays by column name, as ONNX Runtime is given a pipeline's input."""
     from mlsys_windtunnel.convert.translation import translate
 
-    if not bout.workload.is_pipeline:
-        raise DoesNotApply("the table is one array")
-    return Runner(lambda x: {name: x[name].to_numpy() for name in x}, translate(bout.workload.source).predict_proba)
+    if not task.workload.is_pipeline:
+        raise LeftOut("the table is one array")
+    return Runner(lambda x: {name: x[name].to_numpy() for name in x}, translate(task.workload.source).predict_proba)
 
 
-def windtunnel_network(bout: Bout) -> Runner:
+def windtunnel_network(task: Subject) -> Runner:
     """Prepare only the tensor part, in torch: the packed table to the last operator's scores."""
     import torch
-
     from mlsys_windtunnel.convert.translation import translate
 
-    module = translate(bout.workload.source)
+    module = translate(task.workload.source)
     predictor = module.predictor
     assert predictor is not None  # every source of this suite is a classifier
 
@@ -92,36 +101,36 @@ def windtunnel_network(bout: Bout) -> Runner:
     return Runner(lambda x: torch.from_numpy(module.encode(x)), answer, finish)
 
 
-def windtunnel_onnx(bout: Bout) -> Runner:
+def windtunnel_onnx(task: Subject) -> Runner:
     """Prepare WindTunnel's own ONNX file in float64, with its host part, run by onnxruntime."""
     from mlsys_windtunnel.convert.translation import translate
     from mlsys_windtunnel.export.onnx import export_onnx, load_onnx
 
-    path = export_onnx(translate(bout.workload.source), bout.folder / "windtunnel.onnx", methods=["predict_proba"])
-    return Runner(_as_is, load_onnx(path, num_threads=bout.num_threads).predict_proba)
+    path = export_onnx(translate(task.workload.source), task.folder / "windtunnel.onnx", methods=["predict_proba"])
+    return Runner(_as_is, load_onnx(path, num_threads=task.num_threads).predict_proba)
 
 
-def onnxruntime(bout: Bout) -> Runner:
+def onnxruntime(task: Subject) -> Runner:
     """Prepare ONNX Runtime on the file of skl2onnx and onnxmltools; a pipeline takes an input for each column."""
     to_onnx = _package("skl2onnx").to_onnx
     types = _package("skl2onnx.common.data_types")
-    if "lightgbm" in str(type(_last(bout.workload.source))):
+    if "lightgbm" in str(type(_last(task.workload.source))):
         _register_lightgbm()
-    if bout.workload.is_pipeline:
+    if task.workload.is_pipeline:
         columns = {
-            name: types.StringTensorType([None, 1]) if name in bout.workload.words else types.FloatTensorType([None, 1])
-            for name in bout.workload.table.columns
+            name: types.StringTensorType([None, 1]) if name in task.workload.words else types.FloatTensorType([None, 1])
+            for name in task.workload.table.columns
         }
     else:
-        columns = {"x": types.FloatTensorType([None, bout.workload.table.shape[1]])}
-    options = {id(bout.workload.source): {"zipmap": False}}
-    model = to_onnx(bout.workload.source, initial_types=list(columns.items()), options=options, target_opset=_OPSET)
-    session = _session(model.SerializeToString(), bout.num_threads)
+        columns = {"x": types.FloatTensorType([None, task.workload.table.shape[1]])}
+    options = {id(task.workload.source): {"zipmap": False}}
+    model = to_onnx(task.workload.source, initial_types=list(columns.items()), options=options, target_opset=_OPSET)
+    session = _session(model.SerializeToString(), task.num_threads)
 
     def prepare(x: Any) -> Any:
-        if not bout.workload.is_pipeline:
+        if not task.workload.is_pipeline:
             return {"x": x.astype(np.float32)}
-        return {name: x[[name]].to_numpy(object if name in bout.workload.words else np.float32) for name in columns}
+        return {name: x[[name]].to_numpy(object if name in task.workload.words else np.float32) for name in columns}
 
     return Runner(prepare, lambda x: session.run(None, x)[1], note="float32")
 
@@ -129,32 +138,32 @@ def onnxruntime(bout: Bout) -> Runner:
 def hummingbird(backend: Literal["torch", "torch.jit"]) -> Maker:
     """Return a maker of Hummingbird with one of its backends."""
 
-    def make(bout: Bout) -> Runner:
+    def make(task: Subject) -> Runner:
         convert = _package("hummingbird.ml").convert
-        prepare = _as_is if bout.workload.is_pipeline else _float32
-        example = prepare(bout.workload.table[:100])
-        container = convert(bout.workload.source, backend, example, extra_config={"n_threads": bout.num_threads})
+        prepare = _as_is if task.workload.is_pipeline else _float32
+        example = prepare(task.workload.table[:100])
+        container = convert(task.workload.source, backend, example, extra_config={"n_threads": task.num_threads})
         return Runner(prepare, container.predict_proba, note="float32")
 
     return make
 
 
-def treelite(bout: Bout) -> Runner:
+def treelite(task: Subject) -> Runner:
     """Prepare Treelite's general interpreter of trees (GTIL)."""
-    model = _treelite_model(bout.workload)
+    model = _treelite_model(task.workload)
     predict = _package("treelite").gtil.predict
-    return Runner(_as_is, lambda x: predict(model, x, nthread=bout.num_threads))
+    return Runner(_as_is, lambda x: predict(model, x, nthread=task.num_threads))
 
 
-def tl2cgen(bout: Bout) -> Runner:
+def tl2cgen(task: Subject) -> Runner:
     """Prepare trees compiled to C by tl2cgen; the table is wrapped in its DMatrix before the clock starts."""
     package = _package("tl2cgen")
-    model = _treelite_model(bout.workload)
-    if sum(tree.tree_.node_count for tree in getattr(bout.workload.source, "estimators_", ())) > MOST_NODES_TO_COMPILE:
-        raise DoesNotApply("trees so large take a compiler many minutes")
-    library = bout.folder / "trees.so"
+    model = _treelite_model(task.workload)
+    if sum(tree.tree_.node_count for tree in getattr(task.workload.source, "estimators_", ())) > MOST_NODES_TO_COMPILE:
+        raise LeftOut("trees so large take a compiler many minutes")
+    library = task.folder / "trees.so"
     package.export_lib(model, toolchain="gcc", libpath=library, params={"parallel_comp": 16})
-    predictor = package.Predictor(str(library), nthread=bout.num_threads)
+    predictor = package.Predictor(str(library), nthread=task.num_threads)
     return Runner(lambda x: package.DMatrix(x), predictor.predict)
 
 
@@ -212,7 +221,7 @@ def _register_lightgbm() -> None:
 def _treelite_model(workload: Workload) -> Any:
     is_linear = hasattr(workload.source, "coef_")
     if workload.is_pipeline or is_linear:
-        raise DoesNotApply("it takes trees alone")
+        raise LeftOut("it takes trees alone")
     package = _package("treelite")
     if hasattr(workload.source, "booster_"):
         return package.frontend.from_lightgbm(workload.source.booster_)

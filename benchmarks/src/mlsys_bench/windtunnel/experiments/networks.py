@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from mlsys_windtunnel.experiments.codes import Coded
+    from mlsys_bench.windtunnel.experiments.codes import Coded
 
 NUM_BINS = 24
 

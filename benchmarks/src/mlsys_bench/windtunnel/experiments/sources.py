@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from mlsys_core.errors import InvalidInputError
 
-from mlsys_windtunnel.experiments.data import Task
+from mlsys_bench.windtunnel.experiments.data import Task
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,11 +45,10 @@ def make_source(task: Task, pre: str, pipe: str, *, seed: int, num_threads: int,
     Raises:
         InvalidInputError: no such preparation or model.
     """
+    from mlsys_windtunnel.estimators import FactorizationMachineRegressor, MatrixFactorizationRegressor
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import OneHotEncoder
-
-    from mlsys_windtunnel.estimators import FactorizationMachineRegressor, MatrixFactorizationRegressor
 
     if pipe not in get_args(Pipe) or (pipe.startswith("pipe") and pre not in get_args(Pre)):
         raise InvalidInputError(f"{pre}/{pipe} is none of {get_args(Pre)} with one of {get_args(Pipe)}")
@@ -81,13 +80,13 @@ def make_trees(*, seed: int, num_threads: int, num_trees: int = NUM_TREES) -> An
 
 def make_columns(task: Task, pre: str) -> Any:
     """Make the column transformer of a preparation."""
+    from mlsys_windtunnel.estimators import BinaryEncoder, TwoHotEncoder
     from sklearn.compose import ColumnTransformer
     from sklearn.model_selection import StratifiedKFold
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import KBinsDiscretizer, StandardScaler, TargetEncoder
 
-    from mlsys_windtunnel.estimators import BinaryEncoder, TwoHotEncoder
-    from mlsys_windtunnel.experiments.nearby import nearby_steps, undated
+    from mlsys_bench.windtunnel.experiments.nearby import nearby_steps, undated
 
     if pre == "pre5":
         return make_columns(undated(task), "pre4")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from mlsys_windtunnel.experiments.data import Part, Task
+from mlsys_bench.windtunnel.experiments.data import Part, Task
 
 
 def make_part(rows: int, seed: int) -> Part:

@@ -8,13 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from mlsys_bench.windtunnel.experiments.codes import code_task
+from mlsys_bench.windtunnel.experiments.data import Part, Task
+from mlsys_bench.windtunnel.experiments.networks import Mlp, SharedLinear, TabM, bin_shares
+from mlsys_bench.windtunnel.experiments.outside import OUTSIDE, Budget
+from mlsys_bench.windtunnel.experiments.sources import least_count, make_source
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.translation import translate
-from mlsys_windtunnel.experiments.codes import code_task
-from mlsys_windtunnel.experiments.data import Part, Task
-from mlsys_windtunnel.experiments.networks import Mlp, SharedLinear, TabM, bin_shares
-from mlsys_windtunnel.experiments.outside import OUTSIDE, Budget
-from mlsys_windtunnel.experiments.sources import least_count, make_source
 from sklearn.metrics import roc_auc_score
 
 SMALL = {  # options for few rows

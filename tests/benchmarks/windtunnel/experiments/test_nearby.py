@@ -8,14 +8,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from mlsys_bench.windtunnel.experiments import nearby
+from mlsys_bench.windtunnel.experiments.codes import code_task
+from mlsys_bench.windtunnel.experiments.data import Task
+from mlsys_bench.windtunnel.experiments.nearby import CountTable, NearbyCounts, registry, with_counts
+from mlsys_bench.windtunnel.experiments.run import outside_columns
+from mlsys_bench.windtunnel.experiments.sources import make_columns, make_source
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.translation import translate
-from mlsys_windtunnel.experiments import nearby
-from mlsys_windtunnel.experiments.codes import code_task
-from mlsys_windtunnel.experiments.data import Task
-from mlsys_windtunnel.experiments.nearby import CountTable, NearbyCounts, registry, with_counts
-from mlsys_windtunnel.experiments.run import outside_columns
-from mlsys_windtunnel.experiments.sources import make_columns, make_source
 from mlsys_windtunnel.finetune.tune import fine_tune
 from sklearn.base import clone
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from mlsys_core.errors import InvalidInputError
 
-from mlsys_windtunnel.experiments.data import Sizes
+from mlsys_bench.windtunnel.experiments.data import Sizes
 
 TABLES = ("5.3", "5.4", "5.5", "5.6", "nearby", "outside", "ratings")
 OUTSIDE_MODELS = ("lightgbm", "xgboost", "catboost", "mlp", "tabm", "deepgbm")

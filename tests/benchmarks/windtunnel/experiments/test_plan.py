@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlsys_core.errors import InvalidInputError
-from mlsys_windtunnel.experiments.outside import OUTSIDE
-from mlsys_windtunnel.experiments.plan import (
+from mlsys_bench.windtunnel.experiments.outside import OUTSIDE
+from mlsys_bench.windtunnel.experiments.plan import (
     OUTSIDE_MODELS,
     TABLES,
     Cell,
@@ -18,8 +17,9 @@ from mlsys_windtunnel.experiments.plan import (
     results_of,
     rows_of,
 )
-from mlsys_windtunnel.experiments.run import candidates
-from mlsys_windtunnel.experiments.windtunnel import TRANSLATIONS
+from mlsys_bench.windtunnel.experiments.run import candidates
+from mlsys_bench.windtunnel.experiments.windtunnel import TRANSLATIONS
+from mlsys_core.errors import InvalidInputError
 
 ROW = Row("adult", "mlp")
 

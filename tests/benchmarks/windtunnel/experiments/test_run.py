@@ -8,15 +8,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mlsys_bench.windtunnel.experiments import data, run
+from mlsys_bench.windtunnel.experiments.data import Sizes, load_task
+from mlsys_bench.windtunnel.experiments.plan import Result, Row, Setting
+from mlsys_bench.windtunnel.experiments.run import (
+    best_of,
+    counter,
+    finished_of,
+    missing_packages,
+    open_journal,
+    run_cells,
+)
+from mlsys_bench.windtunnel.experiments.tables import report
 from mlsys_core.config import settings
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.models import find_entry
 from mlsys_core.report import Figure, Table
-from mlsys_windtunnel.experiments import data, run
-from mlsys_windtunnel.experiments.data import Sizes, load_task
-from mlsys_windtunnel.experiments.plan import Result, Row, Setting
-from mlsys_windtunnel.experiments.run import Journal, best_of, counter, missing_packages, run_cells
-from mlsys_windtunnel.experiments.tables import report
 
 SETTING = Setting(Sizes(600, 300, 300), epochs=1, num_trees=4, is_quick=True)
 
@@ -26,32 +33,15 @@ def needs(name: str):
     return pytest.mark.skipif(path is None, reason=f"{name} is not here")
 
 
-def test_a_journal_that_is_no_text_is_refused(tmp_path: Path):
-    (tmp_path / "journal.jsonl").write_bytes(b"\xff\xfe{}\n")
-    with pytest.raises(InvalidInputError, match="is no journal"):
-        Journal(tmp_path / "journal.jsonl", SETTING)
-
-
-def test_journal_goes_on_after_a_torn_line(tmp_path: Path):
-    path = tmp_path / "new" / "cells.jsonl"
-    one = Result("a", 0.5, 0.25, 1.0, 10, {"options": {"lr": 0.1}})
-    Journal(path, SETTING).add(one)
-    with path.open("a") as file:
-        file.write('{"cell": "b", "val')
-    journal = Journal(path, SETTING)
-    assert journal.finished == {"a": one}
-    journal.add(replace(one, cell="c"))
-    assert list(Journal(path, SETTING).finished) == ["a", "c"]
-
-
-def test_journal_of_another_setting_is_refused(tmp_path: Path):
+def test_a_record_that_is_no_cell_is_refused(tmp_path: Path):
     path = tmp_path / "cells.jsonl"
-    Journal(path, SETTING).begin()
-    with pytest.raises(InvalidInputError, match="another setting"):
-        Journal(path, replace(SETTING, epochs=2))
-    path.write_text("what is this\n")
+    open_journal(path, SETTING).begin()
+    with path.open("a") as file:
+        file.write('{"cell": "b"}\n')
     with pytest.raises(InvalidInputError, match="no journal"):
-        Journal(path, SETTING)
+        open_journal(path, SETTING)
+    with pytest.raises(InvalidInputError, match="another setting"):
+        open_journal(path, replace(SETTING, epochs=2))
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch):
@@ -106,14 +96,14 @@ def test_runs_resumes_and_reports(tmp_path: Path):
         Row("adult", "mlp"),
         *(Row("movielens-100k", model, "-", "mf") for model in ("source", "windtunnel")),
     ]
-    journal = Journal(tmp_path / "cells.jsonl", SETTING)
+    journal = open_journal(tmp_path / "cells.jsonl", SETTING)
     first = [next(run_cells(rows, [0, 1], journal, SETTING, num_threads=1)) for _ in range(2)]
     assert [result.cell for result in first] == list(journal.finished)
-    resumed = Journal(tmp_path / "cells.jsonl", SETTING)
+    resumed = open_journal(tmp_path / "cells.jsonl", SETTING)
     left = list(run_cells(rows, [0, 1], resumed, SETTING, num_threads=1))
     assert len(left) == 2 * len(rows) - 2
     assert list(run_cells(rows, [0, 1], resumed, SETTING, num_threads=1)) == []
-    cells = resumed.finished
+    cells = finished_of(resumed)
     source, warm = (cells[f"adult/pre2/pipe2/{model}/1/candidate0/seed0"] for model in ("source", "windtunnel"))
     assert warm.valid >= source.valid, "the start is a candidate"
     assert warm.note["valid_by_epoch"][0] == pytest.approx(source.valid, abs=1e-3)  # ties apart

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlsys_core.report import Figure, Section, Table
 
-from mlsys_windtunnel.experiments.plan import CLASSIFIED, Result, Row, Setting, results_of, rows_of
-from mlsys_windtunnel.experiments.run import best_of, counter
+from mlsys_bench.windtunnel.experiments.plan import CLASSIFIED, Result, Row, Setting, results_of, rows_of
+from mlsys_bench.windtunnel.experiments.run import best_of, counter
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

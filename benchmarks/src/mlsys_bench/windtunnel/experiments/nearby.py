@@ -22,15 +22,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from mlsys_core.errors import InvalidInputError
+from mlsys_windtunnel.convert.registry import Converted, ConverterRegistry, Entry
+from mlsys_windtunnel.convert.table import COMBINERS, ENTRIES
+from mlsys_windtunnel.host.lookup import CategoryLookup, Column, Vocabulary
+from mlsys_windtunnel.modules.base import OperatorModule
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import _check_feature_names_in, check_is_fitted, validate_data
 from torch import Tensor
 
-from mlsys_windtunnel.convert.registry import Converted, ConverterRegistry, Entry
-from mlsys_windtunnel.convert.table import COMBINERS, ENTRIES
-from mlsys_windtunnel.experiments.data import Part, Task
-from mlsys_windtunnel.host.lookup import CategoryLookup, Column, Vocabulary
-from mlsys_windtunnel.modules.base import OperatorModule
+from mlsys_bench.windtunnel.experiments.data import Part, Task
 
 Rows = npt.NDArray[np.float64]
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mlsys_windtunnel.experiments import boosted
+from mlsys_bench.windtunnel.experiments import boosted
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from mlsys_windtunnel.experiments.codes import Coded, CodedTask
+    from mlsys_bench.windtunnel.experiments.codes import Coded, CodedTask
 
 Scores = npt.NDArray[np.float64]
 NETWORK_RATES: tuple[Mapping[str, Any], ...] = ({"lr": 1e-3}, {"lr": 3e-3}, {"lr": 3e-3, "dropout": 0.3})
@@ -56,7 +56,7 @@ def _network(name: str) -> Callable[..., tuple[Scores, Scores]]:
     def run(task: CodedTask, options: Mapping[str, Any], budget: Budget) -> tuple[Scores, Scores]:
         import torch
 
-        from mlsys_windtunnel.experiments import networks
+        from mlsys_bench.windtunnel.experiments import networks
 
         torch.manual_seed(budget.seed)
         options = dict(options)
@@ -78,8 +78,8 @@ def _network(name: str) -> Callable[..., tuple[Scores, Scores]]:
 def _deepgbm(task: CodedTask, options: Mapping[str, Any], budget: Budget) -> tuple[Scores, Scores]:
     import torch
 
-    from mlsys_windtunnel.experiments.deepgbm import DeepGbm, leaf_indices
-    from mlsys_windtunnel.experiments.sources import make_trees
+    from mlsys_bench.windtunnel.experiments.deepgbm import DeepGbm, leaf_indices
+    from mlsys_bench.windtunnel.experiments.sources import make_trees
 
     torch.manual_seed(budget.seed)
     trees = make_trees(seed=budget.seed, num_threads=budget.num_threads)
@@ -115,7 +115,7 @@ def train(
     import torch
     from sklearn.metrics import roc_auc_score
 
-    from mlsys_windtunnel.experiments.networks import tensors
+    from mlsys_bench.windtunnel.experiments.networks import tensors
 
     numbers, codes = tensors(task.train)
     generator = torch.Generator().manual_seed(budget.seed)
@@ -141,7 +141,7 @@ def answer(model: nn.Module, part: Coded) -> Scores:
     """Return probabilities ``[rows]``, in evaluation mode."""
     import torch
 
-    from mlsys_windtunnel.experiments.networks import probabilities, tensors
+    from mlsys_bench.windtunnel.experiments.networks import probabilities, tensors
 
     model.eval()
     inputs = tensors(part)

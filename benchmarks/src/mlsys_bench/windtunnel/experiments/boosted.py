@@ -16,7 +16,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mlsys_windtunnel.experiments.codes import Coded, CodedTask
+    from mlsys_bench.windtunnel.experiments.codes import Coded, CodedTask
 
 Scores = npt.NDArray[np.float64]
 PATIENCE = 60  # rounds without a better AUC

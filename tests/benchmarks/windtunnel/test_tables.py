@@ -35,7 +35,7 @@ def test_refuses_what_it_does_not_know(tmp_path: Path, capsys: pytest.CaptureFix
     assert run(["windtunnel", "bench", "--only", "transformer", "-o", str(tmp_path)]) != 0
     assert "there are L1, L2, L3, catboost," in capsys.readouterr().err
     assert run(["windtunnel", "bench", "ratings", "--data", "adult", "-o", str(tmp_path)]) != 0
-    assert "no row is left to run with --data" in capsys.readouterr().err
+    assert "no row is left to run with" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(find_entry("adult").source.locate(settings().cache_dir) is None, reason="adult is not here")

@@ -1,1 +1,0 @@
-"""Suites of ``mlsys bench`` for WindTunnel: what they measure and with whom; imports nothing heavy."""
