@@ -38,4 +38,34 @@ def mlsys_register_benchmarks() -> Iterable[BenchmarkSpec]:
             help="Rows a second of a training step, the kernel beside torch.",
             run="mlsys_bench.windtunnel.training:run",
         ),
+        BenchmarkSpec(
+            name="batchmaker",
+            help="The BatchMaker paper's figures: cellular against request-level batching.",
+            run="mlsys_bench.batchmaker.suite:run",
+        ),
+        BenchmarkSpec(
+            name="batchmaker-loops",
+            help="A step of the compiled loops by rows, beside nn.LSTM.",
+            run="mlsys_bench.batchmaker.loops:run",
+        ),
+        BenchmarkSpec(
+            name="batchmaker-words",
+            help="Words to phonemes, cellular against bucketed batching.",
+            run="mlsys_bench.batchmaker.words:run",
+        ),
+        BenchmarkSpec(
+            name="batchmaker-trees",
+            help="Tree-LSTM against DyNet, per-height batching and the ideal graph.",
+            run="mlsys_bench.batchmaker.trees:run",
+        ),
+        BenchmarkSpec(
+            name="batchmaker-workers",
+            help="Two workers against one, on real threads.",
+            run="mlsys_bench.batchmaker.workers:run",
+        ),
+        BenchmarkSpec(
+            name="batchmaker-scheduling",
+            help="CPU time of scheduling a cell.",
+            run="mlsys_bench.batchmaker.scheduling:run",
+        ),
     ]

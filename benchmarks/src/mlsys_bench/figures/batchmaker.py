@@ -14,7 +14,7 @@ _LOADS = ("0.3", "0.5", "0.7")
 def lstm(name: str) -> str:
     """Return the peak of each case, and its median and 90th percentile by load."""
     rows = []
-    for title, figures in load(name)["results"].items():
+    for title, figures in load(name).items():
         (figure,) = figures.values()
         peaks = list(figure["peaks_rps"].values())
         cells = best([number(peak) for peak in peaks], peaks, lowest=False)
@@ -40,7 +40,7 @@ def ratios(*names: str) -> str:
 
 
 def _ratio_rows(name: str) -> Iterator[list[str]]:
-    for title, figures in load(name)["results"].items():
+    for title, figures in load(name).items():
         (figure,) = figures.values()
         for against in ("bucketed", "bucketed, nn.LSTM", "unpadded"):
             ours, theirs = figure["runs"]["cellular, chunk"], figure["runs"][against]
@@ -58,7 +58,7 @@ def _ratio_rows(name: str) -> Iterator[list[str]]:
 def peaks(name: str) -> str:
     """Return the peak of every case in every figure of the paper, and its 90th percentile at 70 % load."""
     rows = []
-    for title, figure in load(name)["results"].items():
+    for title, figure in load(name).items():
         if "peaks_rps" in figure:
             values = list(figure["peaks_rps"].values())
             cells = best([number(value) for value in values], values, lowest=False)

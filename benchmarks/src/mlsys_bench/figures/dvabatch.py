@@ -19,9 +19,9 @@ _MODELS = {
 def encoder(*names: str) -> str:
     """Return requests a second with all requests waiting, then average latencies by load, for each policy."""
     rows = []
-    cases = list(load(names[0])["results"]["encoder_peak_rps"]["SST-2"])
+    cases = list(load(names[0])["encoder_peak_rps"]["SST-2"])
     for name in names:
-        results = load(name)["results"]
+        results = load(name)
         for lengths, peaks in results["encoder_peak_rps"].items():
             values = [peaks[case] for case in cases]
             rows.append([processor(name), f"{lengths}, peak (req/s)", *_cells(values, lowest=False)])
@@ -44,7 +44,7 @@ def gains(*names: str) -> str:
     columns = ["machine", "lengths like", "policy", "peak over DelayBatch", "over the best static size"]
     rows = []
     for name in names:
-        results = load(name)["results"]
+        results = load(name)
         for lengths, peaks in results["encoder_peak_rps"].items():
             static = max(value for case, value in peaks.items() if case.startswith("at most"))
             found = results[f"encoder_latency_{lengths}_at_0.6_of_{_POLICY}"]
@@ -63,7 +63,7 @@ def vision(*names: str) -> str:
     cases = ["ZeroBatch", "DelayBatch", "best static", "split only", "LazyBatch", "DVABatch, literal", "DVABatch"]
     rows = []
     for name in names:
-        for key, found in load(name)["results"].items():
+        for key, found in load(name).items():
             model, _, part = key.partition("_at_")
             if model in _MODELS and part:
                 ms = {case.replace(_static(found), "best static"): run["mean_s"] * 1e3 for case, run in found.items()}
@@ -81,7 +81,7 @@ def closed_loop(*names: str) -> str:
     """Return the milliseconds of one request at a time."""
     rows = []
     for name in names:
-        results = load(name)["results"]
+        results = load(name)
         for clock in ("processor", "wall"):
             seconds = results[f"closed_loop_{clock}_s"]
             cells = [f"{seconds[case] * 1e3:.2f}" for case in ("ZeroBatch", "DVABatch")]

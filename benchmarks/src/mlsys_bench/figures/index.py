@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import Any
 
 from mlsys_bench.figures.pages import files_of
-from mlsys_bench.figures.results import PROCESSORS, RESULTS, load, table
+from mlsys_bench.figures.results import PROCESSORS, RESULTS, table
 
 _HEAD = """# Results
 
@@ -63,8 +63,8 @@ def _what(name: str) -> str:
 
 
 def _origin(name: str) -> tuple[str, str, str]:
-    content: Any = load(name)
-    environment = (content[0] if isinstance(content, list) else content)["environment"]
+    text = (RESULTS / name).read_text(encoding="utf-8")
+    environment = json.loads(text.partition("\n")[0] if name.endswith("l") else text)["environment"]
     title = PROCESSORS.get(name.partition(".")[0].rpartition("-")[2], "any: simulated or solved")
     return title, environment["time"][:10], environment["commit"][:7]
 

@@ -19,7 +19,7 @@ _NETS = {
 
 def nets(name: str) -> str:
     """Return the median milliseconds of each net under each contestant that was timed, and the geometric means."""
-    found = load(name)["results"]["nets"]
+    found = load(name)["nets"]
     timed = [case for case in _CASES if any(_is_timed(net, case) for net in found.values())]
     rows = [
         [

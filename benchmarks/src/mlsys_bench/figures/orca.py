@@ -20,7 +20,7 @@ def offline(*names: str) -> str:
 
 
 def _offline_rows(name: str) -> Iterator[list[str]]:
-    results = load(name)["results"]
+    results = load(name)
     runs = _by_case(results["runs"])
     speeds = {case: [run["throughput_tokens_per_s"] for run in group] for case, group in runs.items()}
     medians = {case: median(values) for case, values in speeds.items()}
@@ -50,7 +50,7 @@ def _over_best(speeds: Mapping[str, list[float]]) -> str:
 
 def fronts(name: str) -> str:
     """Return our throughput with and without HTTP, in turn."""
-    runs = _by_case(load(name)["results"]["runs"])
+    runs = _by_case(load(name)["runs"])
     speeds = {case: [run["throughput_tokens_per_s"] for run in group] for case, group in runs.items()}
     without, with_http = sorted(speeds, key=lambda case: -median(speeds[case]))
     turns = [slow / fast for slow, fast in zip(speeds[with_http], speeds[without], strict=True)]
@@ -62,7 +62,7 @@ def fronts(name: str) -> str:
 
 def online(name: str) -> str:
     """Return latencies by rate and contestant, in milliseconds, medians over turns."""
-    results = load(name)["results"]
+    results = load(name)
     rows = []
     for traffic in dict.fromkeys(run["traffic"] for run in results["runs"]):
         runs = _by_case([run for run in results["runs"] if run["traffic"] == traffic])
@@ -87,7 +87,7 @@ def _median(runs: list[dict[str, Any]], key: str, quantile: str) -> float:
 
 
 def _title(name: str) -> str:
-    options = load(name)["results"]["options"]
+    options = load(name)["options"]
     turns = "1 turn" if options["repetitions"] == 1 else f"{options['repetitions']} turns"
     parts = [
         processor(name),
@@ -148,7 +148,7 @@ def paper(*names: str) -> str:
     """Return throughputs at equal latency under iteration-level and request-level scheduling."""
     rows = []
     for name in names:
-        for case, crossing in load(name)["results"]["crossings"].items():
+        for case, crossing in load(name)["crossings"].items():
             policies = ((label, rate) for label, rate in (crossing["orca"], crossing["request_level"]))
             cells = [f"{number(rate)} req/s, `{label}`" for label, rate in policies]
             where = "16 A100, simulated" if "simulated" in name else f"{processor(name)}, SmolLM2-135M"

@@ -21,9 +21,12 @@ PROCESSORS = {
 
 @cache
 def load(name: str) -> Any:
-    """Return the content of a result file: a value for ``.json``, a list of lines for a journal, ``.jsonl``."""
+    """Return the figures of a result file: a suite's results, or the lines of a journal (``.jsonl``) with its head."""
     text = (RESULTS / name).read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()] if name.endswith("l") else json.loads(text)
+    if name.endswith("l"):
+        return [json.loads(line) for line in text.splitlines()]
+    record = json.loads(text)
+    return record.get("results", record)
 
 
 def processor(name: str) -> str:

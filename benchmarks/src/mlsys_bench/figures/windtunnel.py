@@ -205,7 +205,7 @@ def infer(name: str) -> str:
         "Hummingbird": ("Hummingbird torch", "Hummingbird jit"),
     }
     rows = []
-    for model, found in load(name)["results"]["models"].items():
+    for model, found in load(name)["models"].items():
         for index, size in enumerate(found["source"]["median_s"]):
             times = [_best_time(found, cases, size) for cases in forms.values()]
             cells = best(["" if seconds is None else _duration(seconds) for seconds in times], times)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlsys_core.plugins.hookspecs import hookimpl
-from mlsys_core.plugins.specs import BenchmarkSpec, CommandSpec, DemoStepSpec, EngineSpec, ModelLoaderSpec
+from mlsys_core.plugins.specs import CommandSpec, DemoStepSpec, EngineSpec, ModelLoaderSpec
 
 
 @hookimpl
@@ -42,18 +42,6 @@ def mlsys_register_model_loaders() -> Iterable[ModelLoaderSpec]:
             engine="batchmaker",
             suffixes=("manifest.json",),
             factory="mlsys_batchmaker.models.store:load_registered",
-        )
-    ]
-
-
-@hookimpl
-def mlsys_register_benchmarks() -> Iterable[BenchmarkSpec]:
-    """Register ``mlsys bench batchmaker``; with options: ``mlsys batchmaker bench``."""
-    return [
-        BenchmarkSpec(
-            name="batchmaker",
-            help="The BatchMaker paper's figures: cellular against request-level batching.",
-            run="mlsys_batchmaker.bench.suite:run",
         )
     ]
 

@@ -1,7 +1,7 @@
 """BatchMaker's step of ``mlsys demo``: 300 words to phonemes under load, cellular against bucketed batching.
 
 The model is g2p-en with its trained weights. Both ways run the same cells with one thread on the same arrivals in
-virtual time (:mod:`mlsys_batchmaker.bench.replay`); the phonemes are compared before the times.
+virtual time (:mod:`mlsys_batchmaker.replay.trace`); the phonemes are compared before the times.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from mlsys_batchmaker.bench import direct, replay, systems
 from mlsys_batchmaker.models.g2p import MAX_PHONEMES, PHONEMES, encode, g2p_model, word_of
 from mlsys_batchmaker.models.model import Model
+from mlsys_batchmaker.replay import chains, systems, trace
 from mlsys_core.config import settings
 from mlsys_core.models import resolve_model
 from mlsys_core.report import Figure, Section, Table
@@ -42,26 +42,17 @@ def run(context: DemoContext) -> Section:
     model = g2p_model(resolve_model("g2p-en", settings().cache_dir))
     words = real_words(NUM_WORDS)
     requests = [{"word": np.array([word.encode()], dtype=object)} for word in words]
-    contestants = {
-        "cellular": systems.cellular(model, executor="chunk", output="phonemes"),
-        "bucketed": systems.request_level(
-            bucketed(model),
-            max_batch=64,
-            bucket_width=4,
-            pads=False,
-            length=lambda request: len(encode(word_of(request))),
-        ),
-    }
+    makes = systems_on(model)
     before = torch.get_num_threads()
     try:
-        for make in contestants.values():
-            replay.run("warm-up", make, requests[:10], [0.0] * 10)
-        at_once = replay.run("bucketed", contestants["bucketed"], requests, [0.0] * len(requests))
-        runs: dict[str, list[replay.Run]] = {name: [] for name in contestants}
+        for make in makes.values():
+            trace.run("warm-up", make, requests[:10], [0.0] * 10)
+        at_once = trace.run("bucketed", makes["bucketed"], requests, [0.0] * len(requests))
+        runs: dict[str, list[trace.Run]] = {name: [] for name in makes}
         for number, load in enumerate(LOADS):
-            arrivals = replay.poisson_arrivals(len(requests), load * at_once.throughput_rps, number)
-            for name, make in contestants.items():
-                runs[name].append(replay.run(name, make, requests, arrivals, num_compared=len(requests)))
+            arrivals = trace.poisson_arrivals(len(requests), load * at_once.throughput_rps, number)
+            for name, make in makes.items():
+                runs[name].append(trace.run(name, make, requests, arrivals, num_compared=len(requests)))
             require_equal_phonemes(words, runs["cellular"][-1], runs["bucketed"][-1])
     finally:
         torch.set_num_threads(before)
@@ -70,7 +61,7 @@ def run(context: DemoContext) -> Section:
         context.console.print(f"  {word:12} {said[word]}", highlight=False)
     rows = []
     for place, load in enumerate(LOADS):
-        for name in contestants:
+        for name in makes:
             latency = runs[name][place].latency
             times = [f"{value * 1e3:.1f}" for value in (latency.p50, latency.p90, latency.p99)]
             rows.append((f"{load:.0%}", name, *times))
@@ -95,7 +86,19 @@ def run(context: DemoContext) -> Section:
     )
 
 
-def vars_of(run: replay.Run) -> dict[str, float]:
+def systems_on(model: Model) -> dict[str, systems.Make]:
+    """Return cellular batching of words, and bucketing on the same compiled loops."""
+    bucketing = systems.request_level(
+        bucketed(model),
+        max_batch=64,
+        bucket_width=4,
+        pads=False,
+        length=lambda request: len(encode(word_of(request))),
+    )
+    return {"cellular": systems.cellular(model, executor="chunk", output="phonemes"), "bucketed": bucketing}
+
+
+def vars_of(run: trace.Run) -> dict[str, float]:
     """Return a run's figures as plain numbers."""
     return {
         "offered_rps": run.offered_rps,
@@ -131,17 +134,17 @@ def bucketed(model: Model) -> Callable[[], systems.Compute]:
     end = PHONEMES.index("</s>")
 
     def make() -> systems.Compute:
-        encoder = direct.Chains(model.cells[0])
-        decoder = direct.Chains(model.cells[1], {"h": encoder.banks["h"]})
+        encoder = chains.Chains(model.cells[0])
+        decoder = chains.Chains(model.cells[1], {"h": encoder.banks["h"]})
 
-        def compute(requests: Sequence[replay.Request], _: int) -> Sequence[np.ndarray]:
+        def compute(requests: Sequence[trace.Request], _: int) -> Sequence[np.ndarray]:
             letters = [encode(word_of(request)) for request in requests]
             lengths = np.array([len(each) for each in letters])
             table = np.zeros((int(lengths.max()), len(requests)), dtype=np.int64)
             for column, each in enumerate(letters):
                 table[: len(each), column] = each
             encoder.run(table, lengths, is_fresh=True)
-            said = direct.decode(decoder, len(requests), MAX_PHONEMES, PHONEMES.index("<s>"))
+            said = chains.decode(decoder, len(requests), MAX_PHONEMES, PHONEMES.index("<s>"))
             return [_names(row.tolist(), end) for row in said]
 
         return compute
@@ -149,7 +152,7 @@ def bucketed(model: Model) -> Callable[[], systems.Compute]:
     return make
 
 
-def require_equal_phonemes(words: Sequence[str], ours: replay.Run, theirs: replay.Run) -> None:
+def require_equal_phonemes(words: Sequence[str], ours: trace.Run, theirs: trace.Run) -> None:
     """Check that both ways gave the same.
 
     Raises:

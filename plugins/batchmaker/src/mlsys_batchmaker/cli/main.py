@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from mlsys_core.cli.bench import RESULTS, Out
+from mlsys_core.cli.bench import RESULTS, Out, Quick, run_named
 from mlsys_core.cli.registered import CpuDevice, Device, RunPoolName
 from mlsys_core.cli.serving import OipOptions, ServerOptions, serve_command
 from mlsys_core.cli.trust import TrustCode
@@ -162,30 +162,33 @@ def serve(
 
 @app.command()
 def bench(
-    quick: Annotated[bool, typer.Option(help="Smaller model, fewer requests and loads; under three minutes.")] = False,
+    quick: Quick = False,
     figures: Annotated[
         str, typer.Option(help="Figures of the paper, with commas.", metavar="NUMBERS")
     ] = "3,7,8,9,11,13,14,15",
-    hidden: Annotated[int | None, typer.Option(help="Hidden size; by default 1024, quick 256.", min=1)] = None,
-    requests: Annotated[int | None, typer.Option(help="Requests a run.", min=10)] = None,
+    hidden: Annotated[int, typer.Option(help="Hidden size; 0: 1024, quick 256.", min=0)] = 0,
+    requests: Annotated[int, typer.Option(help="Requests a run; 0: 1000, quick 120.", min=0)] = 0,
     trees: Annotated[Path | None, typer.Option(help="Parse trees in brackets, one a line, for figure 14.")] = None,
     device: CpuDevice = "cpu",
-    output: Out = RESULTS,
+    out: Out = RESULTS,
 ) -> None:
     """Reproduce the paper's figures: cellular batching against bucketing, packing and dynamic batching.
 
+    The suite is in mlsys-bench; in a checkout: pip install -e benchmarks.
+
     Example: mlsys batchmaker bench --quick --figures 7,9
     """
-    from mlsys_batchmaker.bench.suite import run_figures, scale_of
-    from mlsys_core.bench import BenchContext, print_section, write_results
-    from rich.console import Console
-
-    context = BenchContext(Console(), quick, device, 1, output)
-    scale = scale_of(quick=quick, hidden=hidden, requests=requests, trees=trees)
-    section = run_figures(context, scale, [part.strip() for part in figures.split(",")])
-    print_section(section, context.console)
-    write_results("batchmaker", section, context)
-    typer.echo(f"Written: {output / 'batchmaker'}.json and .html")
+    run_named(
+        "batchmaker",
+        quick=quick,
+        device=device,
+        threads=1,
+        out=out,
+        figures=tuple(part.strip() for part in figures.split(",")),
+        hidden=hidden,
+        requests=requests,
+        trees="" if trees is None else str(trees),
+    )
 
 
 def parse_sizes(text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""Serving in virtual time with real batches, and the contestants against each other."""
+"""Serving in virtual time with real batches, and the cases against each other."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mlsys_batchmaker.bench import direct, figures, systems, workloads
-from mlsys_batchmaker.bench.replay import poisson_arrivals, require_equal, run
-from mlsys_batchmaker.bench.suite import plan, scale_of
 from mlsys_batchmaker.models.sequence import lstm_model
+from mlsys_batchmaker.replay import systems
+from mlsys_batchmaker.replay.trace import poisson_arrivals, require_equal, run
+from mlsys_bench.batchmaker import baselines, figures, workloads
+from mlsys_bench.batchmaker.suite import plan
 from mlsys_core.errors import InvalidInputError, MlsysError
 
 TINY = dataclasses.replace(figures.QUICK, hidden=8, num_requests=20, loads=(0.5,), vocabulary=20, widths=(1, 10))
 
 
-def test_all_sequence_contestants_give_the_same():
+def test_all_sequence_cases_give_the_same():
     requests = workloads.sentences(20, kind="clip50")
     arrivals = poisson_arrivals(20, 1000.0, 0)
-    runs = [run(name, make, requests, arrivals) for name, make in figures.lstm_contestants(TINY, 8).items()]
+    runs = [run(name, make, requests, arrivals) for name, make in figures.lstm_cases(TINY, 8).items()]
     assert len(runs) == 5
     require_equal(runs)
     for each in runs:
@@ -31,20 +32,20 @@ def test_all_sequence_contestants_give_the_same():
 
 def test_the_longest_sentences_fit_the_widest_batch():
     model = lstm_model(num_words=9, hidden_size=4, batch_sizes=(512,))
-    found = direct.lstm(model)()([{"words": np.arange(330) % 9} for _ in range(512)], 330)
+    found = baselines.lstm(model)()([{"words": np.arange(330) % 9} for _ in range(512)], 330)
     assert len(found) == 512
     np.testing.assert_array_equal(found[0], found[511])
 
 
-def test_a_contestant_that_computes_something_else_is_found():
+def test_a_case_that_computes_something_else_is_found():
     requests = workloads.sentences(10, kind="fixed24")
     arrivals = poisson_arrivals(10, 1000.0, 0)
-    good = figures.lstm_contestants(TINY, 8)["bucketed"]
+    good = figures.lstm_cases(TINY, 8)["bucketed"]
     other = systems.request_level(
         lambda: lambda batch, _: [np.zeros(8, dtype=np.float32) for _ in batch],
         max_batch=8,
         bucket_width=10,
-        length=systems.num_words,
+        length=baselines.num_words,
     )
     with pytest.raises(MlsysError, match="wrong and good differ"):
         require_equal([run("good", good, requests, arrivals), run("wrong", other, requests, arrivals)])
@@ -69,7 +70,6 @@ def test_trees_of_a_file(tmp_path: Path):
     file.write_text("(3 (2 a) (2 b))\n(3 (2 (2 c) (2 a)) (2 d))\n(2 alone)\n")
     sizes = {len(request["words"]) for request in workloads.trees(30, file=file)}
     assert sizes == {2, 3}
-    assert scale_of(quick=True, trees=file, requests=11).num_requests == 11
     with pytest.raises(InvalidInputError, match="cannot be read"):
         workloads.trees(1, file=tmp_path / "none")
 

@@ -1,64 +1,24 @@
-"""Whole batches of requests on the very loops that cellular batching runs: the baselines' best kernel.
+"""The figures' baselines on the loops that cellular batching runs, and on ``nn.LSTM``.
 
-Each function returns what makes a :data:`~mlsys_batchmaker.bench.systems.Compute` with memory of its own.
+Each function returns what makes a :data:`~mlsys_batchmaker.replay.systems.Compute` with memory of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from mlsys_core.errors import MissingDependencyError
-
-from mlsys_batchmaker.bench.replay import Request
-from mlsys_batchmaker.bench.systems import Compute, num_words, padded
-from mlsys_batchmaker.cells.cell import Cell
 from mlsys_batchmaker.models.model import Model
-from mlsys_batchmaker.native.runner import Ints, PackedCell, Runner
+from mlsys_batchmaker.native.runner import Ints, Runner
+from mlsys_batchmaker.replay.chains import Chains, decode, packed
+from mlsys_batchmaker.replay.systems import Compute
+from mlsys_batchmaker.replay.trace import Request
 from mlsys_batchmaker.workers.pool import host_rows
+from torch import nn
 
 _ROOM = 1 << 16  # rows of a bank of a tree's nodes; pages are taken as they are written
-_WORDS = 1 << 18  # of words: 512 sentences of 512
-
-
-def packed(cell: Cell) -> PackedCell:
-    """Return the cell's compiled loops.
-
-    Raises:
-        MissingDependencyError: there is no C++ compiler.
-    """
-    if cell.packed is None:
-        raise MissingDependencyError("contestants run on compiled loops, and no C++ compiler was found: install g++")
-    return cell.packed
-
-
-class Chains:
-    """Rows of one cell whose chains all begin at once; row 0 of each bank is zeros, request i has row 1 + i.
-
-    Args:
-        cell: a chain's.
-        banks: by port name, of states; others are made.
-    """
-
-    def __init__(self, cell: Cell, banks: dict[str, torch.Tensor] | None = None) -> None:
-        self.banks = {} if banks is None else banks
-        for port in (*cell.spec.inputs, *cell.spec.outputs):
-            rows = _WORDS if port.name == "word" else 1024
-            self.banks.setdefault(port.name, host_rows(rows, port.shape, port.dtype))
-        inputs, outputs = ([self.banks[port.name] for port in ports] for ports in (cell.spec.inputs, cell.spec.outputs))
-        self._num_inputs, self._num_outputs = len(inputs), len(outputs)
-        self.runner = Runner(packed(cell), inputs, outputs)
-
-    def run(self, words: np.ndarray, lengths: Ints | None, *, is_fresh: bool) -> None:
-        """Compute words [steps, b] (a decoder: [1, b] for all its steps); fresh rows begin with zeros."""
-        steps, size = words.shape
-        self.banks["word"].numpy()[1 : 1 + words.size] = words.reshape(-1)
-        rows = np.zeros((steps, size, self._num_inputs), dtype=np.int64)
-        rows[:, :, 0] = 1 + np.arange(words.size).reshape(steps, size)
-        if not is_fresh:
-            rows[:, :, 1:] = 1 + np.arange(size)[:, None]
-        self.runner.run(rows, np.repeat(1 + np.arange(size)[:, None], self._num_outputs, axis=1), lengths)
 
 
 def lstm(model: Model, *, pads: bool = True) -> Callable[[], Compute]:
@@ -103,11 +63,41 @@ def seq2seq(model: Model) -> Callable[[], Compute]:
     return make
 
 
-def decode(decoder: Chains, size: int, steps: int, first: int) -> np.ndarray:
-    """Decode words [size, steps] from the states that are there; a row that says the stopping word drops out."""
-    decoder.run(np.full((steps, size), first), None, is_fresh=False)
-    at, rows = np.meshgrid(np.arange(steps), np.arange(size))
-    return decoder.runner.results(0, at.reshape(-1), rows.reshape(-1)).reshape(size, steps)
+def num_words(request: Request) -> int:
+    """Return the cells of a sequence."""
+    return len(request["words"])
+
+
+def lstm_torch(model: Model) -> Callable[[], Compute]:
+    """Return a maker of padded runs of an LSTM, each as one call of ``nn.LSTM``."""
+    cell: Any = model.cells[0].module
+    hidden_size: int = cell.lstm.hidden_size
+    fused: Any = nn.LSTM(hidden_size, hidden_size).eval()
+    with torch.no_grad():
+        fused.weight_ih_l0.copy_(cell.lstm.weight[:hidden_size].t())
+        fused.weight_hh_l0.copy_(cell.lstm.weight[hidden_size:].t())
+        fused.bias_ih_l0.copy_(cell.lstm.bias)
+        fused.bias_hh_l0.zero_()
+
+    def compute(requests: Sequence[Request], length: int) -> Sequence[np.ndarray]:
+        inputs = cell.embedding(torch.from_numpy(padded(requests, length)))
+        outputs, _ = fused(inputs)
+        return _pick(outputs, requests)
+
+    return lambda: compute
+
+
+def padded(requests: Sequence[Request], length: int) -> np.ndarray:
+    """Return words [length, requests], padded with word 0."""
+    words = np.zeros((length, len(requests)), dtype=np.int64)
+    for column, request in enumerate(requests):
+        words[: len(request["words"]), column] = request["words"]
+    return words
+
+
+def _pick(outputs: torch.Tensor, requests: Sequence[Request]) -> list[np.ndarray]:
+    """Return each request's state at its own last step, out of [length, requests, hidden]."""
+    return [outputs[num_words(request) - 1, row].numpy().copy() for row, request in enumerate(requests)]
 
 
 class Trees:

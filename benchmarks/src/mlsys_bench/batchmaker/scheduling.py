@@ -1,18 +1,17 @@
-"""Cost of scheduling: microseconds of CPU time per cell, at 64-wide batches, with no cell computed.
+"""The suite ``batchmaker-scheduling``: microseconds of CPU time a cell at 64-wide batches, with no cell computed.
 
 For chains (LSTM), chains that wait for chains (Seq2Seq) and trees: unfolding and planning, admission, and the work
-per batch, forming (``next_batch``) and settling (``complete``) together. Run:
-``python benchmarks/batchmaker/scheduler.py``. Fails if forming and settling take 1 µs per cell or more.
+per batch, forming (``next_batch``) and completion (``complete``) together. Fails if these take 1 us a cell or more.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mlsys_batchmaker.plan import CellGraph, CellSpec, Layout, Planner, Port
@@ -20,11 +19,14 @@ from mlsys_batchmaker.scheduling.requests import CellRequest
 from mlsys_batchmaker.scheduling.scheduler import CellularScheduler
 from mlsys_batchmaker.scheduling.state import SchedulerConfig
 from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput, Task
+from mlsys_core.report import Section, Table
 from mlsys_core.serving import WorkerId
+
+if TYPE_CHECKING:
+    from mlsys_core.bench import BenchContext
 
 BUDGET_US = 1.0
 NUM_REQUESTS = 640
-REPEATS = 5
 H = Port("h", "float32", (8,))
 C = Port("c", "float32", (8,))
 WORD = Port("word", "int64", high=100)
@@ -55,7 +57,7 @@ def seq2seq(layout: Layout, rng: np.random.Generator) -> CellGraph:
     graph = CellGraph(layout)
     words = rng.integers(0, 100, length)
     encoder = graph.chain("encoder", length, each={"word": words}, carry={"h": "h", "c": "c"})
-    first = {"word": 1, "h": encoder.last("h"), "c": encoder.last("c")}
+    first: dict[str, Any] = {"word": 1, "h": encoder.last("h"), "c": encoder.last("c")}
     graph.result(graph.chain("decoder", length, carry={"word": "word", "h": "h", "c": "c"}, first=first))
     return graph
 
@@ -124,8 +126,8 @@ def measure(unfold: Callable[[Layout, np.random.Generator], CellGraph], *, chunk
     num_cells = sum(request.plan.num_nodes for request in requests)
     assert finished == NUM_REQUESTS
     assert scheduler.counters.cells == num_cells
-    per_cell = [(end - start) / num_cells * 1e6 for start, end in pairwise(times)]
-    return Cost(*per_cell, width=scheduler.counters.effective_batch_size)
+    unfold_us, admit_us, schedule_us = ((end - start) / num_cells * 1e6 for start, end in pairwise(times))
+    return Cost(unfold_us, admit_us, schedule_us, scheduler.counters.effective_batch_size)
 
 
 def _results(task: Task) -> tuple[np.ndarray, ...]:
@@ -133,23 +135,30 @@ def _results(task: Task) -> tuple[np.ndarray, ...]:
     return ((WORDS if is_decoder else STATES)[: len(task.result_rows)],)
 
 
-def main() -> int:
-    """Print the table; return 1 if a case is over the budget."""
-    worst = 0.0
-    print(f"{NUM_REQUESTS} requests at once, batches of up to 64; CPU µs per cell, the best of {REPEATS}\n")
-    print("graphs    tasks   width   unfold+plan   admit   form+settle")
+def run(context: BenchContext, *, repeats: int = 5) -> Section:
+    """Measure each case with both forms of tasks; the best of some repeats.
+
+    Args:
+        context: The suite's context; quick has one repeat.
+        repeats: Runs of each, with seeds of their own.
+    """
+    found = {}
     for name, unfold in (("chains", chains), ("seq2seq", seq2seq), ("trees", trees)):
-        for chunk in (False, True):
-            costs = [measure(unfold, chunk=chunk, seed=seed) for seed in range(REPEATS)]
+        for tasks in ("cell", "chunk"):
+            seeds = range(1 if context.is_quick else repeats)
+            costs = [measure(unfold, chunk=tasks == "chunk", seed=seed) for seed in seeds]
             best = {each.name: min(map(attrgetter(each.name), costs)) for each in fields(Cost)}
-            worst = max(worst, best["schedule"])
-            print(
-                f"{name:8}  {'chunk' if chunk else 'cell':5}  {best['width']:6.1f}  {best['unfold']:12.2f}  "
-                f"{best['admit']:6.2f}  {best['schedule']:12.2f}"
-            )
-    print(f"\nbudget {BUDGET_US} µs per cell for forming and settling: {'kept' if worst < BUDGET_US else 'missed'}")
-    return int(worst >= BUDGET_US)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            found[f"{name}, {tasks}"] = Cost(**best)
+    worst = max(cost.schedule for cost in found.values())
+    rows = [
+        [name, f"{cost.width:.1f}", *(f"{value:.2f}" for value in (cost.unfold, cost.admit, cost.schedule))]
+        for name, cost in found.items()
+    ]
+    columns = ["graphs, tasks", "width", "unfold and plan", "admit", "form and complete"]
+    caption = f"CPU us a cell, {NUM_REQUESTS} requests at once; the budget of the last is {BUDGET_US:g}"
+    return Section(
+        "BatchMaker: scheduling",
+        [Table(columns, rows, caption)],
+        status="ok" if worst < BUDGET_US or context.is_quick else "failed",
+        data={name: asdict(cost) for name, cost in found.items()},
+    )

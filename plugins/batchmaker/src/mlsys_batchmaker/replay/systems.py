@@ -1,4 +1,4 @@
-"""The contestants: cellular batching, and what it is compared with (BatchMaker, section 7.1)."""
+"""Systems that serve a trace: cellular batching, and batching of whole requests (BatchMaker, section 7.1)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import torch
 from mlsys_core.serving import ServeRequest, VirtualClock
 from mlsys_core.serving.baselines import Bucketed, ZeroBatch
 from mlsys_core.serving.baselines.batch import RequestBatch
-from torch import nn
 
-from mlsys_batchmaker.bench.replay import Request, Served, System
 from mlsys_batchmaker.engine import EngineConfig, make_scheduler, make_workers
 from mlsys_batchmaker.models.model import Model
+from mlsys_batchmaker.replay.trace import Request, Served, System
 from mlsys_batchmaker.scheduling.requests import CellRequest
 
 _POOL_BYTES = 256 << 20
@@ -105,40 +104,3 @@ def request_level(
         )
 
     return make
-
-
-def num_words(request: Request) -> int:
-    """Return the cells of a sequence."""
-    return len(request["words"])
-
-
-def lstm_torch(model: Model) -> Callable[[], Compute]:
-    """Return a maker of padded runs of an LSTM, each as one call of ``nn.LSTM``."""
-    cell: Any = model.cells[0].module
-    hidden_size: int = cell.lstm.hidden_size
-    fused: Any = nn.LSTM(hidden_size, hidden_size).eval()
-    with torch.no_grad():
-        fused.weight_ih_l0.copy_(cell.lstm.weight[:hidden_size].t())
-        fused.weight_hh_l0.copy_(cell.lstm.weight[hidden_size:].t())
-        fused.bias_ih_l0.copy_(cell.lstm.bias)
-        fused.bias_hh_l0.zero_()
-
-    def compute(requests: Sequence[Request], length: int) -> Sequence[np.ndarray]:
-        inputs = cell.embedding(torch.from_numpy(padded(requests, length)))
-        outputs, _ = fused(inputs)
-        return _pick(outputs, requests)
-
-    return lambda: compute
-
-
-def padded(requests: Sequence[Request], length: int) -> np.ndarray:
-    """Return words [length, requests], padded with word 0."""
-    words = np.zeros((length, len(requests)), dtype=np.int64)
-    for column, request in enumerate(requests):
-        words[: len(request["words"]), column] = request["words"]
-    return words
-
-
-def _pick(outputs: torch.Tensor, requests: Sequence[Request]) -> list[np.ndarray]:
-    """Return each request's state at its own last step, out of [length, requests, hidden]."""
-    return [outputs[num_words(request) - 1, row].numpy().copy() for row, request in enumerate(requests)]

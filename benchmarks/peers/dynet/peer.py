@@ -1,4 +1,6 @@
-"""A binary TreeLSTM in DyNet with automatic batching; runs in DyNet's own environment, driven by ``dynet_trees.py``.
+"""A binary TreeLSTM in DyNet with automatic batching; runs in DyNet's own environment.
+
+``mlsys bench batchmaker-trees`` drives it.
 
 Reads a file of weights and trees, then for each line on its standard input computes all trees, 64 a graph, and prints
 the CPU seconds of that, graphs included. The states of all roots go to a file after the first.

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from mlsys_batchmaker.models.tree import complete_tree, parse_tree, random_tree
+from mlsys_batchmaker.replay.trace import Request
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.workload.lengths import WMT_SENTENCES, Constant, Lengths
-
-from mlsys_batchmaker.bench.replay import Request
-from mlsys_batchmaker.models.tree import complete_tree, parse_tree, random_tree
 
 NUM_WORDS = 2000
 

@@ -1,39 +1,43 @@
-"""One worker and two on real threads: requests a second when all are there at once, by the clock on the wall.
+"""The suite ``batchmaker-workers``: one worker and two on real threads; requests a second by the clock on the wall.
 
 Each worker is a thread with one core; the loop's thread and the one that unfolds requests share the cores with them, so
 the machine needs two cores that do nothing else. Both take turns, and their answers are compared. The gain of two
-threads that only compute, with no scheduler, comes first: cores share caches, memory and power. Run:
-``python benchmarks/batchmaker/workers.py [--hidden 1024] [--requests 1000]``.
+threads that only compute, with no scheduler, comes first: cores share caches, memory and power.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
 import threading
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from mlsys_batchmaker.bench import direct, workloads
-from mlsys_batchmaker.bench.replay import Request
 from mlsys_batchmaker.engine import Engine, EngineConfig
 from mlsys_batchmaker.models.model import Model
 from mlsys_batchmaker.models.sequence import lstm_model, seq2seq_model
+from mlsys_batchmaker.replay.chains import Chains
+from mlsys_batchmaker.replay.trace import Request
 from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput
+from mlsys_core.report import Section, Table
+
+from mlsys_bench.batchmaker import workloads
+from mlsys_bench.harness.machine import LoadMeter
+
+if TYPE_CHECKING:
+    from mlsys_core.bench import BenchContext
 
 REPEATS = 7
 VOCABULARY = 300
 
 
-def bare_loops(model: Model, *, rows: int = 64, steps: int = 20, calls: int = 10) -> float:
+def bare_loops(model: Model, *, repeats: int, rows: int = 64, steps: int = 20, calls: int = 10) -> float:
     """Return the speed-up of two threads over one for the cell's loops alone."""
-    chains = [direct.Chains(model.cells[0]) for _ in range(2)]
+    chains = [Chains(model.cells[0]) for _ in range(2)]
     words = np.zeros((steps, rows), dtype=np.int64)
 
-    def work(own: direct.Chains, times: int = calls) -> None:
+    def work(own: Chains, times: int = calls) -> None:
         for _ in range(times):
             own.run(words, None, is_fresh=True)
 
@@ -48,7 +52,7 @@ def bare_loops(model: Model, *, rows: int = 64, steps: int = 20, calls: int = 10
     for own in chains:
         work(own, 2)
     gains = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         one = seconds([threading.Thread(target=work, args=(chains[0],))])
         gains.append(2 * one / seconds([threading.Thread(target=work, args=(own,)) for own in chains]))
     return float(np.median(gains))
@@ -82,8 +86,8 @@ def serve(engine: Engine, requests: Sequence[Request]) -> tuple[float, list[np.n
     return len(requests) / (time.perf_counter() - started), answers
 
 
-def compare(title: str, model: Model, requests: Sequence[Request]) -> None:
-    """Print the gain of two workers."""
+def compare(model: Model, requests: Sequence[Request], *, repeats: int) -> dict[str, Any]:
+    """Return requests a second and a worker's median wait between two rounds, by number of workers."""
     rates: dict[int, list[float]] = {1: [], 2: []}
     idle = {count: Idle() for count in rates}
     engines = {
@@ -91,7 +95,7 @@ def compare(title: str, model: Model, requests: Sequence[Request]) -> None:
         for count in rates
     }
     try:
-        for _ in range(REPEATS):
+        for _ in range(repeats):
             answers = {}
             for count, engine in engines.items():
                 rate, answers[count] = serve(engine, requests)
@@ -101,28 +105,37 @@ def compare(title: str, model: Model, requests: Sequence[Request]) -> None:
     finally:
         for engine in engines.values():
             engine.close()
-    one, two = (float(np.median(rates[count])) for count in (1, 2))
-    spread = ", ".join(f"{min(each):.0f} to {max(each):.0f}" for each in rates.values())
-    print(f"{title:10} one worker {one:6.0f} requests/s, two {two:6.0f}: {two / one:.2f}x   ({spread})")
-    gaps = ", ".join(f"{each.median_s() * 1e3:.2f}" for each in idle.values())
-    print(f"{'':10} between two rounds a worker waits {gaps} ms, as a median", flush=True)
+    return {str(count): {"rps": rates[count], "idle_s": idle[count].median_s()} for count in rates}
 
 
-def main() -> int:
-    """Print a line for each model."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--requests", type=int, default=1000)
-    options = parser.parse_args()
+def run(context: BenchContext, *, hidden: int = 1024, requests: int = 1000) -> Section:
+    """Serve an LSTM and Seq2Seq.
+
+    Args:
+        context: The suite's context; quick has 32 hidden units, 60 requests and two repeats.
+        hidden: Hidden size.
+        requests: Of a run; Seq2Seq has a third of them.
+    """
     torch.set_num_threads(1)
-    print(f"h = {options.hidden}, {options.requests} requests, load average {os.getloadavg()[0]:.1f}")
-    lstm = lstm_model(num_words=workloads.NUM_WORDS, hidden_size=options.hidden)
-    print(f"the loops alone on two threads: {bare_loops(lstm):.2f}x")
-    compare("LSTM", lstm, workloads.sentences(options.requests))
-    seq2seq = seq2seq_model(num_words=VOCABULARY, hidden_size=options.hidden, eos=None)
-    compare("Seq2Seq", seq2seq, workloads.pairs(options.requests // 3, num_words=VOCABULARY))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    repeats = 2 if context.is_quick else REPEATS
+    hidden, requests = (32, 60) if context.is_quick else (hidden, requests)
+    lstm = lstm_model(num_words=workloads.NUM_WORDS, hidden_size=hidden)
+    seq2seq = seq2seq_model(num_words=VOCABULARY, hidden_size=hidden, eos=None)
+    with LoadMeter() as meter:
+        bare = bare_loops(lstm, repeats=repeats)
+        found = {
+            "LSTM": compare(lstm, workloads.sentences(requests), repeats=repeats),
+            "Seq2Seq": compare(seq2seq, workloads.pairs(requests // 3, num_words=VOCABULARY), repeats=repeats),
+        }
+    rows = []
+    for title, by_count in found.items():
+        one, two = (float(np.median(by_count[count]["rps"])) for count in ("1", "2"))
+        waits = ", ".join(f"{each['idle_s'] * 1e3:.2f}" for each in by_count.values())
+        rows.append([title, f"{one:.0f}", f"{two:.0f}", f"{two / one:.2f}x", waits])
+    columns = ["model", "one worker, requests/s", "two", "gain", "wait between two rounds, ms"]
+    body: list[str | Table] = [
+        f"The loops alone on two threads: {bare:.2f}x. {meter.load}",
+        Table(columns, rows, f"h = {hidden}"),
+    ]
+    data = {"hidden": hidden, "requests": requests, "loops_gain": bare, "models": found}
+    return Section("BatchMaker: two workers", body, data=data)

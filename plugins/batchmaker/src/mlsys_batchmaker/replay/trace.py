@@ -1,7 +1,7 @@
 """Serving a trace in virtual time while every batch is really computed.
 
-Each contestant's scheduler runs under core's simulation; a batch takes the CPU time that computing it just took, plus
-what scheduling costs. So a sweep of loads takes as long as its work and no longer, contestants can take turns, and
+Each system's scheduler runs under core's simulation; a batch takes the CPU time that computing it just took, plus
+what scheduling costs. So a sweep of loads takes as long as its work and no longer, systems can take turns, and
 other work on the machine delays nobody's requests (it still slows caches). Outputs are real and are compared.
 """
 
@@ -21,12 +21,12 @@ from mlsys_core.workload.results import LoadPoint
 from numpy.typing import NDArray
 
 Request = Mapping[str, NDArray[Any]]
-TOLERANCE = 1e-3  # between contestants' hidden states
+TOLERANCE = 1e-3  # between systems' hidden states
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One contestant on one trace. Times in seconds."""
+    """One system on one trace. Times in seconds."""
 
     name: str
     offered_rps: float
@@ -60,7 +60,7 @@ class Served:
 
 @dataclass(slots=True)
 class System:
-    """A contestant, made anew for each run.
+    """A system, made anew for each run.
 
     ``computes`` run batches for real, at the virtual time their clock shows; ``unpack`` says what a request got.
     """
@@ -162,7 +162,7 @@ def run(
 
 
 def require_equal(runs: Sequence[Run]) -> None:
-    """Check that all contestants gave the same outputs.
+    """Check that all systems gave the same outputs.
 
     Raises:
         MlsysError: two differ; the message names them.

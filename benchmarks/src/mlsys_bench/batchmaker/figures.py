@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlsys_core.report import Figure, Table
-
-from mlsys_batchmaker.bench import direct, systems, workloads
-from mlsys_batchmaker.bench.replay import Request, Run, poisson_arrivals, require_equal, run
 from mlsys_batchmaker.cells.knee import UNIT, knee_figure, profile_lstm_cell
 from mlsys_batchmaker.models.catalogue import batch_sizes
 from mlsys_batchmaker.models.sequence import lstm_model, seq2seq_model
 from mlsys_batchmaker.models.tree import tree_model
+from mlsys_batchmaker.replay import systems
+from mlsys_batchmaker.replay.trace import Request, Run, poisson_arrivals, require_equal, run
+from mlsys_core.report import Figure, Table
+
+from mlsys_bench.batchmaker import baselines, workloads
 
 INF = float("inf")
 Say = Callable[[str], None]
@@ -56,17 +57,17 @@ class Shown:
 
 
 def sweep(
-    contestants: Mapping[str, systems.Make], requests: Sequence[Request], rates: Sequence[float], *, seed: int = 0
+    cases: Mapping[str, systems.Make], requests: Sequence[Request], rates: Sequence[float], *, seed: int = 0
 ) -> dict[str, list[Run]]:
-    """Run every contestant at every rate, taking turns; outputs are compared first.
+    """Run every case at every rate, taking turns; outputs are compared first.
 
     Raises:
         MlsysError: outputs differ.
     """
-    runs: dict[str, list[Run]] = {name: [] for name in contestants}
+    runs: dict[str, list[Run]] = {name: [] for name in cases}
     for number, rate in enumerate(rates):
         arrivals = poisson_arrivals(len(requests), rate, seed + number)
-        order = list(contestants.items())
+        order = list(cases.items())
         for name, make in order if number % 2 == 0 else reversed(order):
             runs[name].append(run(name, make, requests, arrivals))
         require_equal([each[-1] for each in runs.values()])
@@ -78,16 +79,16 @@ def peak(make: systems.Make, requests: Sequence[Request]) -> float:
     return run("peak", make, requests, poisson_arrivals(len(requests), INF, 0)).throughput_rps
 
 
-def lstm_contestants(scale: Scale, max_batch: int) -> dict[str, systems.Make]:
+def lstm_cases(scale: Scale, max_batch: int) -> dict[str, systems.Make]:
     """Return BatchMaker in both forms, and the baselines of a sequence encoder."""
     model = lstm_model(num_words=workloads.NUM_WORDS, hidden_size=scale.hidden, batch_sizes=batch_sizes(max_batch))
-    common: dict[str, Any] = {"max_batch": max_batch, "length": systems.num_words}
+    common: dict[str, Any] = {"max_batch": max_batch, "length": baselines.num_words}
     return {
         "cellular, chunk": systems.cellular(model, executor="chunk"),
         "cellular, cell": systems.cellular(model, executor="cell"),
-        "bucketed": systems.request_level(direct.lstm(model), bucket_width=10, **common),
-        "bucketed, nn.LSTM": systems.request_level(systems.lstm_torch(model), bucket_width=10, **common),
-        "unpadded": systems.request_level(direct.lstm(model, pads=False), bucket_width=None, pads=False, **common),
+        "bucketed": systems.request_level(baselines.lstm(model), bucket_width=10, **common),
+        "bucketed, nn.LSTM": systems.request_level(baselines.lstm_torch(model), bucket_width=10, **common),
+        "unpadded": systems.request_level(baselines.lstm(model, pads=False), bucket_width=None, pads=False, **common),
     }
 
 
@@ -109,34 +110,32 @@ def figure3(scale: Scale) -> Shown:
 
 def figure7(scale: Scale, max_batch: int) -> Shown:
     """Measure latency against load for an LSTM on WMT-like lengths."""
-    contestants = lstm_contestants(scale, max_batch)
+    cases = lstm_cases(scale, max_batch)
     requests = workloads.sentences(scale.num_requests)
-    return _compare(
-        f"Figure 7: LSTM, b_max = {max_batch}", contestants, requests, scale, ("bucketed", "bucketed, nn.LSTM")
-    )
+    return _compare(f"Figure 7: LSTM, b_max = {max_batch}", cases, requests, scale, ("bucketed", "bucketed, nn.LSTM"))
 
 
 def figure8(scale: Scale) -> Shown:
     """Compare the bucketed baseline at several bucket widths."""
     model = lstm_model(num_words=workloads.NUM_WORDS, hidden_size=scale.hidden)
-    contestants = {
+    cases = {
         f"width {width}": systems.request_level(
-            direct.lstm(model), max_batch=64, bucket_width=width, length=systems.num_words
+            baselines.lstm(model), max_batch=64, bucket_width=width, length=baselines.num_words
         )
         for width in scale.widths
     }
     requests = workloads.sentences(scale.num_requests)
-    return _compare("Figure 8: width of the buckets", contestants, requests, scale, ("width 10",))
+    return _compare("Figure 8: width of the buckets", cases, requests, scale, ("width 10",))
 
 
 def figure9(scale: Scale) -> Shown:
     """Measure queueing and computing times at a quarter of the strong baseline's peak."""
     from mlsys_core.plot import cdf
 
-    contestants = lstm_contestants(scale, 64)
+    cases = lstm_cases(scale, 64)
     requests = workloads.sentences(scale.num_requests)
-    rate = 0.25 * peak(contestants["bucketed"], requests)
-    runs = {name: each[0] for name, each in sweep(contestants, requests, [rate]).items()}
+    rate = 0.25 * peak(cases["bucketed"], requests)
+    runs = {name: each[0] for name, each in sweep(cases, requests, [rate]).items()}
     rows = [
         (name, *(f"{_ms(values, part):.2f}" for values in (each.queue_s, each.compute_s) for part in (50, 90, 99)))
         for name, each in runs.items()
@@ -158,14 +157,14 @@ def figure9(scale: Scale) -> Shown:
 
 def figure11(scale: Scale, kind: str) -> Shown:
     """Compare on sentences of equal length, or of at most 50 or 100 words."""
-    contestants = lstm_contestants(scale, 64)
+    cases = lstm_cases(scale, 64)
     requests = workloads.sentences(scale.num_requests, kind=kind)
-    return _compare(f"Figure 11: LSTM, {kind}", contestants, requests, scale, ("bucketed", "bucketed, nn.LSTM"))
+    return _compare(f"Figure 11: LSTM, {kind}", cases, requests, scale, ("bucketed", "bucketed, nn.LSTM"))
 
 
 def figure13(scale: Scale) -> Shown:
     """Compare sequence to sequence on two workers; encoder and decoder have batch sizes of their own."""
-    contestants: dict[str, systems.Make] = {}
+    cases: dict[str, systems.Make] = {}
     for encoder, decoder in ((64, 64), (128, 64)):
         model = seq2seq_model(
             num_words=scale.vocabulary,
@@ -174,14 +173,12 @@ def figure13(scale: Scale) -> Shown:
             encoder_batch_sizes=batch_sizes(encoder),
             decoder_batch_sizes=batch_sizes(decoder),
         )
-        contestants[f"cellular {encoder},{decoder}"] = systems.cellular(
-            model, executor="chunk", workers=2, output="words"
-        )
-    contestants["bucketed"] = systems.request_level(
-        direct.seq2seq(model), max_batch=64, bucket_width=10, length=systems.num_words, workers=2, pads=False
+        cases[f"cellular {encoder},{decoder}"] = systems.cellular(model, executor="chunk", workers=2, output="words")
+    cases["bucketed"] = systems.request_level(
+        baselines.seq2seq(model), max_batch=64, bucket_width=10, length=baselines.num_words, workers=2, pads=False
     )
     requests = workloads.pairs(max(50, scale.num_requests // 3), num_words=scale.vocabulary)
-    return _compare("Figure 13: Seq2Seq, two workers", contestants, requests, scale, ("bucketed",))
+    return _compare("Figure 13: Seq2Seq, two workers", cases, requests, scale, ("bucketed",))
 
 
 def figure14(scale: Scale, *, identical: bool) -> Shown:
@@ -190,37 +187,37 @@ def figure14(scale: Scale, *, identical: bool) -> Shown:
     wide = tree_model(num_words=workloads.NUM_WORDS, hidden_size=scale.hidden, batch_sizes=batch_sizes(512))
     count = max(50, scale.num_requests // 2)
     common: dict[str, Any] = {"max_batch": 64, "bucket_width": None, "pads": False, "length": _num_nodes}
-    contestants = {
+    cases = {
         "cellular, chunk": systems.cellular(model, executor="chunk"),
         "cellular, cell": systems.cellular(model, executor="cell"),
         "cellular, chunk, b_max 512": systems.cellular(wide, executor="chunk"),
-        "per height, 64 trees": systems.request_level(direct.tree_per_height(model), **common),
+        "per height, 64 trees": systems.request_level(baselines.tree_per_height(model), **common),
     }
     if identical:
-        contestants["ideal"] = systems.request_level(direct.tree_ideal(model), **common)
+        cases["ideal"] = systems.request_level(baselines.tree_ideal(model), **common)
         requests = workloads.identical_trees(count)
-        return _compare("Figure 15: TreeLSTM, one shape", contestants, requests, scale, ("ideal",))
+        return _compare("Figure 15: TreeLSTM, one shape", cases, requests, scale, ("ideal",))
     requests = workloads.trees(count, file=scale.trees)
     source = "random trees" if scale.trees is None else scale.trees.name
-    return _compare(f"Figure 14: TreeLSTM, {source}", contestants, requests, scale, ("per height, 64 trees",))
+    return _compare(f"Figure 14: TreeLSTM, {source}", cases, requests, scale, ("per height, 64 trees",))
 
 
 def _compare(
     title: str,
-    contestants: Mapping[str, systems.Make],
+    cases: Mapping[str, systems.Make],
     requests: Sequence[Request],
     scale: Scale,
     strong: Sequence[str],
 ) -> Shown:
-    """Run all contestants with all requests at once, and at parts of the peak of the best of ``strong``."""
+    """Run all cases with all requests at once, and at parts of the peak of the best of ``strong``."""
     from mlsys_core.plot import latency_vs_load
 
-    for make in contestants.values():  # first calls allocate and warm up
+    for make in cases.values():  # first calls allocate and warm up
         run("warm-up", make, requests[:10], [0.0] * 10)
-    at_once = {name: each[0] for name, each in sweep(contestants, requests, [INF]).items()}
+    at_once = {name: each[0] for name, each in sweep(cases, requests, [INF]).items()}
     best = max(strong, key=lambda name: at_once[name].throughput_rps)
     rates = [part * at_once[best].throughput_rps for part in scale.loads]
-    runs = sweep(contestants, requests, rates)
+    runs = sweep(cases, requests, rates)
     rows = [
         (
             f"{part:.0%}",
@@ -230,7 +227,7 @@ def _compare(
             f"{each.waste:.0%}",
         )
         for place, part in enumerate(scale.loads)
-        for name, each in ((name, runs[name][place]) for name in contestants)
+        for name, each in ((name, runs[name][place]) for name in cases)
     ]
     peaks = [
         (name, f"{each.throughput_rps:,.0f}", f"{each.batch:.1f}", f"{each.waste:.0%}")

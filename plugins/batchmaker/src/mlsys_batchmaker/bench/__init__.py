@@ -1,1 +1,0 @@
-"""BatchMaker's evaluation: its figures again, on this machine, against request-level batching."""

@@ -1,0 +1,1 @@
+"""Cellular and request-level batching on one trace, in virtual time."""
