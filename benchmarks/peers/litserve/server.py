@@ -5,7 +5,7 @@
     .peers/litserve/bin/python benchmarks/peers/litserve/server.py 18100
     python benchmarks/core/oip_front.py --peer litserve 127.0.0.1:18100 - PID
 
-With ``--encoder FOLDER [WAIT_MS]``: see `benchmarks/dvabatch/over_http.py`.
+With ``--encoder FOLDER [WAIT_MS]``: see `mlsys bench dvabatch-over-http`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ r"""Real Triton, through PyTriton, with the encoder twice: dynamic batching with
     LD_LIBRARY_PATH=/usr/lib/x86_64-linux-gnu PYTHONPATH=packages/core/src:plugins/dvabatch/src \
         .peers/pytriton/bin/python benchmarks/peers/pytriton/encoder.py 18300 FOLDER DELAY_MS
 
-See `benchmarks/dvabatch/over_http.py`. A batch of texts is tokenised and padded in the model, as Triton joins only
+See `mlsys bench dvabatch-over-http`. A batch of texts is tokenised and padded in the model, as Triton joins only
 requests of one shape.
 """
 

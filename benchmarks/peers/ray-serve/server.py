@@ -5,7 +5,7 @@
     .peers/ray-serve/bin/python benchmarks/peers/ray-serve/server.py 18200
     python benchmarks/core/oip_front.py --peer ray 127.0.0.1:18200 - PID
 
-With ``--encoder FOLDER [WAIT_MS]``: see `benchmarks/dvabatch/over_http.py`.
+With ``--encoder FOLDER [WAIT_MS]``: see `mlsys bench dvabatch-over-http`.
 """
 
 from __future__ import annotations

@@ -68,4 +68,19 @@ def mlsys_register_benchmarks() -> Iterable[BenchmarkSpec]:
             help="CPU time of scheduling a cell.",
             run="mlsys_bench.batchmaker.scheduling:run",
         ),
+        BenchmarkSpec(
+            name="dvabatch",
+            help="DVABatch's Figures 14 to 21: policies against ZeroBatch, DelayBatch and the best static batch.",
+            run="mlsys_bench.dvabatch.suite:run",
+        ),
+        BenchmarkSpec(
+            name="dvabatch-ideal",
+            help="The largest gain of letting requests join a batch, by costs.",
+            run="mlsys_bench.dvabatch.ideal:run",
+        ),
+        BenchmarkSpec(
+            name="dvabatch-over-http",
+            help="Running servers over HTTP under Poisson arrivals.",
+            run="mlsys_bench.dvabatch.over_http:run",
+        ),
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +11,6 @@ from mlsys_core.errors import PluginError
 from mlsys_core.plugins import Registry, installed_plugins
 from mlsys_core.plugins.specs import PolicySpec
 from mlsys_core.profiling import ProfileTable, UnitProfile
-from mlsys_dvabatch.bench.workloads import GLUE_LIKE, lengths_like
 from mlsys_dvabatch.scheduling.costs import TableCosts, unit_name
 from mlsys_dvabatch.scheduling.policies.base import Policy
 from mlsys_dvabatch.scheduling.policies.decisions import cluster, cluster_by_bounds, sizes_by_cost
@@ -127,11 +125,3 @@ def test_operator_diversity_is_found():
     assert not OperatorProfile((1, 4, 16), (linear, linear)).prefers_differently()
     costs = OperatorProfile((1, 4, 16), (flat, linear)).costs([1])
     assert (costs.stage_s(0, 4), costs.stage_s(1, 4)) == (1.1, 4.0)
-
-
-@pytest.mark.parametrize("workload", list(GLUE_LIKE))
-def test_length_sets(workload: str):
-    median, _, low, high = GLUE_LIKE[workload]
-    lengths = lengths_like(workload, 2000)
-    assert low <= min(lengths) <= max(lengths) <= high
-    assert abs(np.median(lengths) - median) <= max(1.0, 0.1 * median)

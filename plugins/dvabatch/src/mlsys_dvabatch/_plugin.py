@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlsys_core.plugins.hookspecs import hookimpl
-from mlsys_core.plugins.specs import BenchmarkSpec, CommandSpec, DemoStepSpec, EngineSpec, ModelLoaderSpec, PolicySpec
+from mlsys_core.plugins.specs import CommandSpec, DemoStepSpec, EngineSpec, ModelLoaderSpec, PolicySpec
 
 
 @hookimpl
@@ -75,18 +75,6 @@ def mlsys_register_model_loaders() -> Iterable[ModelLoaderSpec]:
             suffixes=("config.json",),
             factory="mlsys_dvabatch.stages.zoo:load_encoder",
         ),
-    ]
-
-
-@hookimpl
-def mlsys_register_benchmarks() -> Iterable[BenchmarkSpec]:
-    """Return the benchmark ``mlsys bench dvabatch``; ``mlsys dvabatch bench`` is the same with options."""
-    return [
-        BenchmarkSpec(
-            name="dvabatch",
-            help="DVABatch's Figures 14 to 21: policies against ZeroBatch, DelayBatch and the best static batch.",
-            run="mlsys_dvabatch.bench.suite:run",
-        )
     ]
 
 

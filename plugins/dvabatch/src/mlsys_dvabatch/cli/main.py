@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from mlsys_core.cli.bench import RESULTS, Out
+from mlsys_core.cli.bench import RESULTS, Out, Quick, run_named
 from mlsys_core.cli.registered import CompilerName, CpuDevice, Device
 from mlsys_core.cli.serving import OipOptions, ServerOptions, serve_command
 from mlsys_core.cli.trust import TrustCode
@@ -216,35 +216,20 @@ def profile(
 
 @app.command()
 def bench(
-    quick: Annotated[bool, typer.Option("--quick", help="A few minutes: fewer models, loads and requests.")] = False,
+    quick: Quick = False,
     part: Annotated[str, typer.Option(help="all, encoder, vision or overhead.")] = "all",
-    lengths: Annotated[str | None, typer.Option(help="The encoder's texts: RTE,SST-2; see the docs.")] = None,
+    lengths: Annotated[str, typer.Option(help="The encoder's texts: RTE,SST-2; see the docs.")] = "",
     device: CpuDevice = "cpu",
-    output: Out = RESULTS,
+    out: Out = RESULTS,
 ) -> None:
     """Reproduce the paper's Figures 14 to 21 on this machine: tables, figures and data.
 
+    The suite is in mlsys-bench; in a checkout: pip install -e benchmarks.
+
     Example: mlsys dvabatch bench --quick
     """
-    import torch
-    from mlsys_core.bench import BenchContext, print_section, write_results
-    from mlsys_core.errors import InvalidInputError
-    from mlsys_dvabatch.bench.suite import PARTS, run
-    from mlsys_dvabatch.bench.workloads import GLUE_LIKE
-    from rich.console import Console
-
-    console = Console()
-    context = BenchContext(console, quick, device, torch.get_num_threads(), output)
-    if part not in PARTS:
-        raise InvalidInputError(f"--part {part!r}: give one of {', '.join(PARTS)}")
-    workloads = None if lengths is None else [name.strip() for name in lengths.split(",")]
-    for name in workloads or ():
-        if name not in GLUE_LIKE:
-            raise InvalidInputError(f"--lengths {name!r}: give some of {','.join(GLUE_LIKE)}, with commas")
-    section = run(context, part=part, workloads=workloads)
-    print_section(section, console)
-    for path in write_results("dvabatch", section, context):
-        console.print(f"wrote {path}")
+    names = tuple(name.strip() for name in lengths.split(",") if name.strip())
+    run_named("dvabatch", quick=quick, device=device, threads=1, out=out, part=part, lengths=names)
 
 
 def parse_shape(text: str | None) -> tuple[int, ...] | None:

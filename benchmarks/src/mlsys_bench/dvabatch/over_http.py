@@ -1,32 +1,34 @@
-r"""Sentence embeddings over HTTP under Poisson arrivals: DVABatch beside Triton, Ray Serve and LitServe, one model.
+"""The suite ``dvabatch-over-http``: sentence embeddings under Poisson arrivals, DVABatch beside other servers.
 
 Each server runs all-MiniLM-L6-v2 with the same code and weights on one thread (`benchmarks/peers/sentence_model.py`),
 batches of at most 64, and is asked in turn, round after round, for texts of the lengths of a GLUE-like workload, in the
 JSON form of the inference route. Vectors are compared before latencies. Some servers (LitServe) keep a core busy while
-they wait; `--group NAME ID` stops a server's process group while the others are asked.
+they wait; `groups` stops a server's process group while the others are asked.
 
     mlsys dvabatch serve all-minilm-l6-v2 --threads 1 --port 18400 &
-    python benchmarks/dvabatch/over_http.py --rate 10 --server mlsys 127.0.0.1:18400 all-minilm-l6-v2 \
-        --server triton 127.0.0.1:18300 all-minilm-l6-v2
+    mlsys bench dvabatch-over-http "servers=mlsys,127.0.0.1:18400,all-minilm-l6-v2 triton,HOST:PORT,MODEL"
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
 import signal
 import time
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
-from mlsys_core.environment import describe_environment
+from mlsys_core.errors import InvalidInputError, MlsysError
+from mlsys_core.report import Section, Table
 from mlsys_core.workload import Poisson
-from mlsys_dvabatch.bench.workloads import lengths_like
 
+from mlsys_bench.dvabatch.workloads import lengths_like
+
+if TYPE_CHECKING:
+    from mlsys_core.bench import BenchContext
+
+TOLERANCE = 1e-4
 WORDS = ("the", "train", "is", "late", "when", "does", "it", "come", "again", "and", "who", "will", "wait", "here")
 
 
@@ -42,7 +44,7 @@ async def ask(client: httpx.AsyncClient, url: str, text: str, due_s: float) -> t
     body = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": [text]}]}
     answer = await client.post(url, json=body)
     if answer.status_code != 200:
-        raise SystemExit(f"{url}: {answer.status_code} {answer.text[:300]}")
+        raise MlsysError(f"{url}: {answer.status_code} {answer.text[:300]}")
     vector: list[float] = answer.json()["outputs"][0]["data"]
     return time.perf_counter() - due_s, vector
 
@@ -65,46 +67,61 @@ def let_run(name: str, groups: list[list[str]]) -> None:
         os.killpg(int(group), signal.SIGCONT if other == name else signal.SIGSTOP)
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--server", nargs=3, action="append", required=True, metavar=("NAME", "ADDRESS", "MODEL"))
-    parser.add_argument("--group", nargs=2, action="append", default=[], metavar=("NAME", "ID"))
-    parser.add_argument("--workload", default="RTE")
-    parser.add_argument("--rate", type=float, default=10.0, help="requests per second")
-    parser.add_argument("--requests", type=int, default=60, help="in each round")
-    parser.add_argument("--rounds", type=int, default=2, help="besides one to warm up")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    texts = texts_like(options.workload, options.requests)
-    latencies: dict[str, list[float]] = {name: [] for name, _, _ in options.server}
+def run(
+    context: BenchContext,
+    *,
+    servers: str = "",
+    groups: str = "",
+    workload: str = "RTE",
+    rate: float = 10.0,
+    requests: int = 60,
+    rounds: int = 2,
+) -> Section:
+    """Ask each server in turn.
+
+    Args:
+        context: The suite's context; quick has one round of 16 requests.
+        servers: ``NAME,ADDRESS,MODEL`` of each, with blanks between.
+        groups: ``NAME,ID`` of process groups, with blanks between.
+        workload: Texts of the lengths of this GLUE-like workload.
+        rate: Requests a second.
+        requests: In each round.
+        rounds: Besides one to warm up.
+
+    Raises:
+        InvalidInputError: no server is named.
+        MlsysError: a server refuses, or gives other vectors.
+    """
+    asked = [tuple(text.split(",")) for text in servers.split()]
+    stopped = [text.split(",") for text in groups.split()]
+    if not asked:
+        raise InvalidInputError('name running servers: servers="mlsys,127.0.0.1:18400,all-minilm-l6-v2"')
+    requests, rounds = (16, 1) if context.is_quick else (requests, rounds)
+    texts = texts_like(workload, requests)
+    latencies: dict[str, list[float]] = {name: [] for name, _, _ in asked}
     expected: Any = None
-    for number in range(options.rounds + 1):
-        for name, address, model in options.server:
-            given = texts if number else texts[:16]
-            let_run(name, options.group)
-            found, vectors = asyncio.run(one_round(address, model, given, options.rate, number))
+    for number in range(rounds + 1):
+        for name, address, model in asked:
+            let_run(name, stopped)
+            found, vectors = asyncio.run(one_round(address, model, texts if number else texts[:16], rate, number))
             if number:
                 expected = vectors if expected is None else expected
                 difference = float(np.abs(vectors - expected).max())
-                if difference > 1e-4:
-                    raise SystemExit(f"{name} gives other vectors, by {difference:g}")
+                if difference > TOLERANCE:
+                    raise MlsysError(f"{name} gives other vectors, by {difference:g}")
                 latencies[name] += found
-    for name, _ in options.group:
-        let_run(name, [each for each in options.group if each[0] == name])
+    for name, _ in stopped:
+        let_run(name, [each for each in stopped if each[0] == name])
     rows = [
         {"server": name, "mean_ms": float(np.mean(found)) * 1e3}
         | {f"p{at}_ms": float(np.percentile(found, at)) * 1e3 for at in (50, 99)}
         for name, found in latencies.items()
     ]
-    print(f"{options.workload}, {options.rate:g} requests/s, {options.rounds} rounds of {options.requests}")
-    for row in rows:
-        print(f"{row['server']:<16} mean {row['mean_ms']:8.1f}  p50 {row['p50_ms']:8.1f}  p99 {row['p99_ms']:8.1f} ms")
-    if options.json:
-        settings = {name: getattr(options, name) for name in ("workload", "rate", "requests", "rounds")}
-        result = {"environment": describe_environment(), "settings": settings, "rows": rows}
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    lines = [[str(row["server"]), *(f"{row[key]:.1f}" for key in list(row)[1:])] for row in rows]
+    caption = f"{workload}, {rate:g} requests/s, {rounds} rounds of {requests}"
+    settings = {"workload": workload, "rate": rate, "requests": requests, "rounds": rounds}
+    return Section(
+        "DVABatch: servers over HTTP",
+        [Table(["server", "mean, ms", "p50, ms", "p99, ms"], lines, caption)],
+        data={"settings": settings, "rows": rows},
+    )

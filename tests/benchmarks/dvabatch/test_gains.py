@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from mlsys_dvabatch.bench.arms import Arm, best_static, capped, run_arm, zero_batch
-from mlsys_dvabatch.bench.subjects import Costed
-from mlsys_dvabatch.bench.workloads import poisson_trace
+from mlsys_bench.dvabatch.cases import Case, best_static, capped, run_case, zero_batch
+from mlsys_bench.dvabatch.subjects import Costed
+from mlsys_bench.dvabatch.workloads import poisson_trace
 from mlsys_dvabatch.scheduling.costs import least_request_s, remaining_s
 from mlsys_dvabatch.scheduling.policies.load import LoadOperatorPolicy, LoadPolicy
 from mlsys_dvabatch.scheduling.policies.planner import Planner
@@ -21,9 +21,9 @@ def test_cost_aware_policies_are_hardly_ever_worse_than_zero_batch(stages_ms: st
     costs = parse_stages(stages_ms)
     rate = load * 64 / remaining_s(costs, 0, 64)
     trace = poisson_trace(rate, [1] * 800, lambda _: None)
-    zero = run_arm(zero_batch(), Costed(costs), trace)
+    zero = run_case(zero_batch(), Costed(costs), trace)
     for policy in (LoadOperatorPolicy, LoadPolicy):
-        assert run_arm(Arm("DVABatch", policy), Costed(costs), trace).mean_s <= 1.05 * zero.mean_s
+        assert run_case(Case("DVABatch", policy), Costed(costs), trace).mean_s <= 1.05 * zero.mean_s
     assert best_static(Costed(costs), trace).mean_s <= zero.mean_s
 
 
@@ -32,4 +32,4 @@ def test_its_mean_is_no_more_than_that_of_batches_as_they_come(size: int):
     """Simulated for 20,000 requests, which leaves an error of a few percent."""
     planned = Planner(MIXED, 64, 0.7 / least_request_s(MIXED, 64))
     trace = poisson_trace(planned.rate, [1] * 20_000, lambda _: None)
-    assert planned.mean_s <= 1.05 * run_arm(capped(size), Costed(MIXED), trace).mean_s
+    assert planned.mean_s <= 1.05 * run_case(capped(size), Costed(MIXED), trace).mean_s

@@ -1,4 +1,4 @@
-"""``mlsys dvabatch bench``: the paper's Figures 14 to 21 as one section of tables and figures."""
+"""The suite ``dvabatch``: the paper's Figures 14 to 21; also ``mlsys dvabatch bench``."""
 
 from __future__ import annotations
 
@@ -6,43 +6,51 @@ import itertools
 import os
 import time
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from mlsys_core import plot
 from mlsys_core.bench import BenchContext
 from mlsys_core.config import settings
-from mlsys_core.errors import MissingDependencyError
+from mlsys_core.errors import InvalidInputError, MissingDependencyError
 from mlsys_core.report import Dialogue, Figure, Section, Table
-
-from mlsys_dvabatch.bench import encoder, vision
-from mlsys_dvabatch.bench.arms import Outcome, delay_batch
-from mlsys_dvabatch.bench.overhead import closed_loop_s
-from mlsys_dvabatch.bench.workloads import GLUE_LIKE
 from mlsys_dvabatch.scheduling.policies.load import LoadOperatorPolicy
 from mlsys_dvabatch.scheduling.policies.planner import TASK_S
 from mlsys_dvabatch.stages.profile import profile_operators
 
+from mlsys_bench.dvabatch import encoder, vision
+from mlsys_bench.dvabatch.cases import Outcome, delay_batch
+from mlsys_bench.dvabatch.overhead import closed_loop_s
+from mlsys_bench.dvabatch.workloads import GLUE_LIKE
+
 _NOTE = (
-    "One core. Encoder: every batch of every contestant is run, its answers compared, and it takes the processor time "
+    "One core. Encoder: every batch of every case is run, its answers compared, and it takes the processor time "
     "that it took, in virtual time with Poisson arrivals. Vision models: stages are measured so at each batch size, "
     "and the schedulers that serve run on those costs; every task, of a stage or of a whole batch, costs "
     f"{TASK_S * 1e6:.0f} us more, for loop and threads. Loads of vision models are parts of what batches of the best "
     "size can do."
 )
-Part = Literal["all", "encoder", "vision", "overhead"]
-PARTS: tuple[Part, ...] = get_args(Part)
+PARTS = ("all", "encoder", "vision", "overhead")
 Body = list[str | Table | Figure | Dialogue]
 
 
-def run(context: BenchContext, *, part: Part = "all", workloads: Sequence[str] | None = None) -> Section:
+def run(context: BenchContext, *, part: str = "all", lengths: tuple[str, ...] = ()) -> Section:
     """Run the suite, or a part of it; see :mod:`mlsys_core.bench`.
 
     Args:
         context: where it prints and how long it may take.
-        part: which; "overhead" is the closed loop alone.
-        workloads: lengths of the encoder's texts, names of :data:`GLUE_LIKE`; None: all, or two if it is to be quick.
+        part: of :data:`PARTS`; "overhead" is the closed loop alone.
+        lengths: of the encoder's texts, names of :data:`GLUE_LIKE`; none: all, or two if it is to be quick.
+
+    Raises:
+        InvalidInputError: there is no such part, or no such lengths.
     """
+    if part not in PARTS:
+        raise InvalidInputError(f"--part {part!r}: give one of {', '.join(PARTS)}")
+    for name in lengths:
+        if name not in GLUE_LIKE:
+            raise InvalidInputError(f"--lengths {name!r}: give some of {','.join(GLUE_LIKE)}, with commas")
+    lengths = lengths or (("RTE", "SST-2") if context.is_quick else tuple(GLUE_LIKE))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -51,41 +59,39 @@ def run(context: BenchContext, *, part: Part = "all", workloads: Sequence[str] |
         if part in ("all", "vision"):
             _vision(context, body, data)
         if part != "vision":
-            _encoder(context, body, data, [] if part == "overhead" else workloads)
+            _encoder(context, body, data, () if part == "overhead" else lengths)
     finally:
         torch.set_num_threads(threads)
     return Section("DVABatch", body, data=data)
 
 
-def _encoder(context: BenchContext, body: Body, data: dict[str, object], workloads: Sequence[str] | None) -> None:
+def _encoder(context: BenchContext, body: Body, data: dict[str, object], workloads: Sequence[str]) -> None:
     try:
         bench = encoder.EncoderBench(settings().cache_dir, is_quick=context.is_quick)
     except MissingDependencyError as error:
         body.append(f"Encoder: missing. {error}")
         return
     num = 96
-    if workloads is None:
-        workloads = ["RTE", "SST-2"] if context.is_quick else list(GLUE_LIKE)
     by_workload = {}
     for workload in workloads:
         context.console.print(f"{bench.name}, lengths like {workload}")
         by_workload[workload] = encoder.peaks(bench, workload, num)
     if by_workload:
         body.append(encoder.peak_table(by_workload))
-    data["encoder_peak_rps"] = {w: {o.arm: o.throughput_rps for o in all_} for w, all_ in by_workload.items()}
-    for arm, workload in itertools.product(("DelayBatch", "Policy I, cost-aware"), ("RTE", "SST-2")):
+    data["encoder_peak_rps"] = {w: {o.case: o.throughput_rps for o in all_} for w, all_ in by_workload.items()}
+    for case, workload in itertools.product(("DelayBatch", "Policy I, cost-aware"), ("RTE", "SST-2")):
         if workload not in by_workload:
             continue
-        peak = next(outcome for outcome in by_workload[workload] if outcome.arm == arm).throughput_rps
-        is_full = not context.is_quick and workload == "RTE" and arm != "DelayBatch"
+        peak = next(outcome for outcome in by_workload[workload] if outcome.case == case).throughput_rps
+        is_full = not context.is_quick and workload == "RTE" and case != "DelayBatch"
         for load in (0.25, 0.6, 0.9) if is_full else (0.6,):
-            context.console.print(f"{bench.name}, lengths like {workload}, load {load:g} of {arm}'s peak")
+            context.console.print(f"{bench.name}, lengths like {workload}, load {load:g} of {case}'s peak")
             num = 120 if context.is_quick or load != 0.6 else 240
             outcomes = encoder.at_load(bench, workload, num, load=load, peak_rps=peak)
-            caption = f"{bench.name}, lengths like {workload}, load {load:g} of {arm}'s peak, {load * peak:.1f} req/s"
+            caption = f"{bench.name}, lengths like {workload}, load {load:g} of {case}'s peak, {load * peak:.1f} req/s"
             caption += f", {num} requests"
             body.append(_latencies(f"{caption} (Figures 14, 16)", outcomes))
-            data[f"encoder_latency_{workload}_at_{load:g}_of_{arm}"] = _figures(outcomes)
+            data[f"encoder_latency_{workload}_at_{load:g}_of_{case}"] = _figures(outcomes)
     request = bench.payload(16)
     for name, clock in (("processor", time.process_time), ("wall", time.perf_counter)):
         zero_s, dva_s = closed_loop_s(bench.padded, bench.costs[False], LoadOperatorPolicy(), request, clock=clock)
@@ -108,17 +114,17 @@ def _vision(context: BenchContext, body: Body, data: dict[str, object]) -> None:
         rows: list[list[str]] = []
         for load in (0.25, 0.6, 0.9):
             outcomes = vision.at_load(bench, load, num=num, window_s=window_s)
-            averages[f"{name} {load:g}"] = {outcome.arm.split(" ")[0]: outcome.mean_s * 1e3 for outcome in outcomes[:2]}
-            chosen = next(outcome for outcome in outcomes if outcome.arm == "DVABatch")
+            averages[f"{name} {load:g}"] = {each.case.split(" ")[0]: each.mean_s * 1e3 for each in outcomes[:2]}
+            chosen = next(outcome for outcome in outcomes if outcome.case == "DVABatch")
             averages[f"{name} {load:g}"] |= {"best static": outcomes[2].mean_s * 1e3, "DVABatch": chosen.mean_s * 1e3}
             rows += [[f"{load:g}", *_row(outcome, outcomes)] for outcome in outcomes]
             data[f"{name}_at_{load:g}"] = _figures(outcomes)
         body.append(Table(["load", *_HEADERS], rows, f"{name}, 4 stages (Figures 14, 16, 18)"))
         pairs[name] = vision.buffer_pairs(bench, num=num)
         qos_s = vision.qos_s(bench.costs)
-        arms = [delay_batch(window_s), next(arm for arm in vision.policies(bench.costs) if arm.name == "DVABatch")]
-        rising = {arm.name: vision.stepping(bench, arm, num_per_step=num // 3) for arm in arms}
-        peaks[name] = {arm: run.highest_rps(qos_s) for arm, run in rising.items()} | {"qos_s": qos_s}
+        cases = [delay_batch(window_s), next(case for case in vision.policies(bench.costs) if case.name == "DVABatch")]
+        rising = {case.name: vision.stepping(bench, case, num_per_step=num // 3) for case in cases}
+        peaks[name] = {case: run.highest_rps(qos_s) for case, run in rising.items()} | {"qos_s": qos_s}
         body.append(_by_request(name, rising, qos_s))
         if name in ("linknet", "resnet152"):
             sizes = (1, 4, 16) if context.is_quick else (1, 4, 16, 64)
@@ -144,19 +150,19 @@ def _vision(context: BenchContext, body: Body, data: dict[str, object]) -> None:
 def _by_request(name: str, runs: dict[str, vision.Stepping], qos_s: float) -> Figure:
     one = next(iter(runs.values()))
     steps = range(one.num_per_step, len(one.latencies_s), one.num_per_step)
-    drawn = plot.by_request({arm: run.latencies_s for arm, run in runs.items()}, steps=steps, limit_s=qos_s)
+    drawn = plot.by_request({case: run.latencies_s for case, run in runs.items()}, steps=steps, limit_s=qos_s)
     caption = f"{name}: load rising from {one.rates[0]:.1f} to {one.rates[-1]:.1f} req/s, a line a step (Figure 15)"
     return Figure(plot.to_svg(drawn), caption)
 
 
-_HEADERS = ("contestant", "average (ms)", "p99 (ms)", "to ZeroBatch", "to best static", "new / stretch / split")
+_HEADERS = ("case", "average (ms)", "p99 (ms)", "to ZeroBatch", "to best static", "new / stretch / split")
 
 
 def _row(outcome: Outcome, outcomes: list[Outcome]) -> list[str]:
     zero, best = outcomes[0].mean_s, outcomes[2].mean_s
     counts = [str(outcome.operations.get(name, 0)) for name in ("new", "stretch", "split")]
     return [
-        outcome.arm if outcome is not outcomes[2] else f"best static ({outcome.arm})",
+        outcome.case if outcome is not outcomes[2] else f"best static ({outcome.case})",
         f"{outcome.mean_s * 1e3:.1f}",
         f"{outcome.p99_s * 1e3:.1f}",
         f"{outcome.mean_s / zero:.2f}x",
@@ -167,12 +173,12 @@ def _row(outcome: Outcome, outcomes: list[Outcome]) -> list[str]:
 
 def _latencies(caption: str, outcomes: list[Outcome]) -> Table:
     zero = outcomes[0].mean_s
-    rows = [[o.arm, f"{o.mean_s * 1e3:.1f}", f"{o.p99_s * 1e3:.1f}", f"{o.mean_s / zero:.2f}x"] for o in outcomes]
-    return Table(["contestant", "average (ms)", "p99 (ms)", "to ZeroBatch"], rows, caption)
+    rows = [[o.case, f"{o.mean_s * 1e3:.1f}", f"{o.p99_s * 1e3:.1f}", f"{o.mean_s / zero:.2f}x"] for o in outcomes]
+    return Table(["case", "average (ms)", "p99 (ms)", "to ZeroBatch"], rows, caption)
 
 
 def _figures(outcomes: list[Outcome]) -> dict[str, Any]:
-    return {o.arm: {"mean_s": o.mean_s, "p99_s": o.p99_s, "rps": o.throughput_rps, **o.operations} for o in outcomes}
+    return {o.case: {"mean_s": o.mean_s, "p99_s": o.p99_s, "rps": o.throughput_rps, **o.operations} for o in outcomes}
 
 
 def _by_number(what: str, found: dict[str, dict[int, float]], caption: str) -> Table:

@@ -1,4 +1,4 @@
-"""The benchmark's own machinery: real runs in virtual time give each request its own answer, under every contestant."""
+"""The benchmark's own machinery: real runs in virtual time give each request its own answer, under every case."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from mlsys_bench.dvabatch.cases import Case, Outcome, run_case
+from mlsys_bench.dvabatch.encoder import cases, check_equal, peak_table
+from mlsys_bench.dvabatch.overhead import closed_loop_s
+from mlsys_bench.dvabatch.subjects import Costed, Timed
+from mlsys_bench.dvabatch.vision import Stepping, VisionBench, at_load, buffer_pairs, stepping
+from mlsys_bench.dvabatch.workloads import GLUE_LIKE, backlog, lengths_like, poisson_trace
 from mlsys_core.errors import MlsysError
-from mlsys_dvabatch.bench.arms import Arm, Outcome, run_arm
-from mlsys_dvabatch.bench.encoder import check_equal, contestants, peak_table
-from mlsys_dvabatch.bench.overhead import closed_loop_s
-from mlsys_dvabatch.bench.subjects import Costed, Timed
-from mlsys_dvabatch.bench.vision import Stepping, VisionBench, at_load, buffer_pairs, stepping
-from mlsys_dvabatch.bench.workloads import backlog, lengths_like, poisson_trace
 from mlsys_dvabatch.executors.runner import StageRunner
 from mlsys_dvabatch.scheduling.policies.load import LoadOperatorPolicy
 from mlsys_dvabatch.stages.models.bert import BertConfig, BertStages
@@ -30,7 +30,7 @@ def payload(length: int) -> NDArray[np.int64]:
     return np.random.default_rng(length).integers(100, size=length)
 
 
-def test_contestants_answer_alike_on_a_model_that_runs():
+def test_cases_answer_alike_on_a_model_that_runs():
     torch.manual_seed(0)
     padded = BertStages(TINY, 2).eval()
     packed = padded.with_form(is_packed=True, num_stages=1)
@@ -41,10 +41,10 @@ def test_contestants_answer_alike_on_a_model_that_runs():
 
     trace = poisson_trace(200.0, lengths_like("RTE", 16), payload)
     outcomes: list[Outcome] = []
-    for arm in contestants(0.01):
-        model = packed if arm.name == "token-packed" else padded
+    for case in cases(0.01):
+        model = packed if case.name == "token-packed" else padded
         costs = profile_stages(model, payload, batch_sizes=(1, 4), lengths=(8, 64), repeats=1)
-        outcome = run_arm(arm, Timed(StageRunner(model), costs, clock=clock), trace)
+        outcome = run_case(case, Timed(StageRunner(model), costs, clock=clock), trace)
         assert len(outcome.latencies_s) == 16
         assert min(outcome.latencies_s) > 0
         outcomes.append(outcome)
@@ -57,15 +57,15 @@ def test_contestants_answer_alike_on_a_model_that_runs():
 
 def test_a_backlog_is_served_at_the_peak():
     costs = parse_stages("1+1,1+1")
-    outcome = run_arm(contestants(0.0)[0], Costed(costs), backlog([1] * 128, lambda _: None))
+    outcome = run_case(cases(0.0)[0], Costed(costs), backlog([1] * 128, lambda _: None))
     assert outcome.throughput_rps == pytest.approx(costs.peak_rps(64))
 
 
-def test_vision_contestants():
+def test_vision_cases():
     program = program_of(nn.Linear(2, 2).eval(), (torch.ones(1, 2),))
     bench = VisionBench("small", program, parse_stages("2+0.5,2+0.5,2+0.5"))
     outcomes = at_load(bench, 0.6, num=80, window_s=0.01)
-    assert [outcome.arm for outcome in outcomes][:2] == ["ZeroBatch", "DelayBatch"]
+    assert [outcome.case for outcome in outcomes][:2] == ["ZeroBatch", "DelayBatch"]
     assert outcomes[2].mean_s <= outcomes[0].mean_s
     assert set(buffer_pairs(bench, num=40)) == {1, 2, 3, 4}
 
@@ -73,7 +73,7 @@ def test_vision_contestants():
 def test_a_load_rises_in_one_run_until_requests_take_too_long():
     program = program_of(nn.Linear(2, 2).eval(), (torch.ones(1, 2),))
     bench = VisionBench("small", program, parse_stages("2+0.5,2+0.5,2+0.5"))
-    run = stepping(bench, Arm("DVABatch", LoadOperatorPolicy), num_per_step=25)
+    run = stepping(bench, Case("DVABatch", LoadOperatorPolicy), num_per_step=25)
     assert len(run.latencies_s) == 21 * 25
     assert run.rates[0] == pytest.approx(bench.peak_rps / 20)
     assert run.rates[-1] > bench.peak_rps
@@ -90,3 +90,11 @@ def test_the_closed_loop_measures_both():
     zero_s, dva_s = closed_loop_s(model, parse_stages("1+1,1+1"), LoadOperatorPolicy(), payload(5), num=3)
     assert zero_s > 0
     assert dva_s > 0
+
+
+@pytest.mark.parametrize("workload", list(GLUE_LIKE))
+def test_length_sets(workload: str):
+    median, _, low, high = GLUE_LIKE[workload]
+    lengths = lengths_like(workload, 2000)
+    assert low <= min(lengths) <= max(lengths) <= high
+    assert abs(np.median(lengths) - median) <= max(1.0, 0.1 * median)

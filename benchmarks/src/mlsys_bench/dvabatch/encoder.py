@@ -1,4 +1,4 @@
-"""Input diversity on the real MiniLM: every batch of every contestant is run (Figures 14, 16 and 17)."""
+"""Input diversity on the real MiniLM: every batch of every case is run (Figures 14, 16 and 17)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from mlsys_core.errors import MlsysError
 from mlsys_core.report import Table
-
-from mlsys_dvabatch.bench.arms import Arm, Outcome, Trace, capped, delay_batch, run_arm, zero_batch
-from mlsys_dvabatch.bench.subjects import Costed, Timed
-from mlsys_dvabatch.bench.workloads import backlog, lengths_like, poisson_trace
 from mlsys_dvabatch.executors.runner import StageRunner
 from mlsys_dvabatch.scheduling.costs import StageCosts
 from mlsys_dvabatch.scheduling.policies.input import InputPolicy, PackedPolicy
 from mlsys_dvabatch.stages.models.bert import BertStages
 from mlsys_dvabatch.stages.profile import profile_stages
 from mlsys_dvabatch.stages.zoo import load
+
+from mlsys_bench.dvabatch.cases import Case, Outcome, Trace, capped, delay_batch, run_case, zero_batch
+from mlsys_bench.dvabatch.subjects import Costed, Timed
+from mlsys_bench.dvabatch.workloads import backlog, lengths_like, poisson_trace
 
 
 class EncoderBench:
@@ -59,30 +59,30 @@ class EncoderBench:
         """Return DelayBatch's window with the lowest average latency on the measured costs, in seconds."""
         subject = Costed(self.costs[False])
         windows = [64 / peak_rps / divisor for divisor in (4, 16, 64, 256)]
-        return min(windows, key=lambda window_s: run_arm(delay_batch(window_s), subject, trace).mean_s)
+        return min(windows, key=lambda window_s: run_case(delay_batch(window_s), subject, trace).mean_s)
 
-    def run(self, arm: Arm, trace: Trace, *, offered_rps: float | None = None) -> Outcome:
-        """Run one contestant on the real model."""
-        is_packed = arm.name == "token-packed"
+    def run(self, case: Case, trace: Trace, *, offered_rps: float | None = None) -> Outcome:
+        """Run one case on the real model."""
+        is_packed = case.name == "token-packed"
         model = self.packed if is_packed else self.padded
         subject = Timed(StageRunner(model), self.costs[is_packed])
-        return run_arm(arm, subject, trace, offered_rps=offered_rps)
+        return run_case(case, subject, trace, offered_rps=offered_rps)
 
 
-def contestants(window_s: float) -> list[Arm]:
+def cases(window_s: float) -> list[Case]:
     """Return the baselines and the policies for input diversity."""
     return [
         zero_batch(),
         delay_batch(window_s),
         *(capped(size) for size in (1, 4, 16)),
-        Arm("Policy I, literal", lambda: InputPolicy(mode="literal")),
-        Arm("Policy I, cost-aware", InputPolicy),
-        Arm("token-packed", PackedPolicy),
+        Case("Policy I, literal", lambda: InputPolicy(mode="literal")),
+        Case("Policy I, cost-aware", InputPolicy),
+        Case("token-packed", PackedPolicy),
     ]
 
 
 def check_equal(outcomes: list[Outcome], tolerance: float = 1e-4) -> None:
-    """Check that all contestants gave the same vectors.
+    """Check that all cases gave the same vectors.
 
     Raises:
         MlsysError: they did not, so no times are worth reporting.
@@ -92,37 +92,37 @@ def check_equal(outcomes: list[Outcome], tolerance: float = 1e-4) -> None:
         for name, expected in first.results.items():
             difference = float(np.abs(outcome.results[name] - expected).max())
             if not difference <= tolerance:
-                raise MlsysError(f"{outcome.arm} and {first.arm} differ by {difference:g} in request {name}")
+                raise MlsysError(f"{outcome.case} and {first.case} differ by {difference:g} in request {name}")
 
 
 def peaks(bench: EncoderBench, workload: str, num: int) -> list[Outcome]:
-    """Measure each contestant's requests per second with all requests waiting."""
+    """Measure each case's requests per second with all requests waiting."""
     trace = backlog(lengths_like(workload, num), bench.payload)
-    outcomes = [bench.run(arm, trace) for arm in contestants(0.0)]
+    outcomes = [bench.run(case, trace) for case in cases(0.0)]
     check_equal(outcomes)
     return outcomes
 
 
 def at_load(bench: EncoderBench, workload: str, num: int, *, load: float, peak_rps: float) -> list[Outcome]:
-    """Measure each contestant's latencies at a share of DelayBatch's peak."""
+    """Measure each case's latencies at a share of DelayBatch's peak."""
     rate = load * peak_rps
     trace = poisson_trace(rate, lengths_like(workload, num), bench.payload)
     window_s = bench.tuned_window_s(trace, peak_rps)
-    outcomes = [bench.run(arm, trace, offered_rps=rate) for arm in contestants(window_s)]
+    outcomes = [bench.run(case, trace, offered_rps=rate) for case in cases(window_s)]
     check_equal(outcomes)
     return outcomes
 
 
 def peak_table(by_workload: dict[str, list[Outcome]]) -> Table:
     """Return a table of requests per second, and of their ratio to DelayBatch's."""
-    names = [outcome.arm for outcome in next(iter(by_workload.values()))]
+    names = [outcome.case for outcome in next(iter(by_workload.values()))]
     rows = []
     for workload, outcomes in by_workload.items():
-        delay = next(outcome for outcome in outcomes if outcome.arm == "DelayBatch").throughput_rps
+        delay = next(outcome for outcome in outcomes if outcome.case == "DelayBatch").throughput_rps
         rows.append([workload, *(f"{o.throughput_rps:.1f} ({o.throughput_rps / delay:.2f}x)" for o in outcomes)])
     return Table(["lengths like", *names], rows, "Peak throughput, requests per second (over DelayBatch); Figure 17")
 
 
 def torch_one_thread() -> None:
-    """Limit torch to one thread, for all contestants alike."""
+    """Limit torch to one thread, for all cases alike."""
     torch.set_num_threads(1)

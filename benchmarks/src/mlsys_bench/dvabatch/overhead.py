@@ -10,7 +10,6 @@ from typing import Any
 
 from mlsys_core.serving import Finished, Scheduler, ServeRequest
 from mlsys_core.serving.baselines import ZeroBatch
-
 from mlsys_dvabatch.engine import Engine
 from mlsys_dvabatch.scheduling.costs import StageCosts
 from mlsys_dvabatch.scheduling.policies.base import Policy

@@ -6,10 +6,6 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-
-from mlsys_dvabatch.bench.arms import Arm, Outcome, best_static, delay_batch, run_arm, zero_batch
-from mlsys_dvabatch.bench.subjects import Costed
-from mlsys_dvabatch.bench.workloads import poisson_trace, stepping_trace
 from mlsys_dvabatch.scheduling.costs import StageCosts, TableCosts, least_request_s, remaining_s
 from mlsys_dvabatch.scheduling.policies.load import LazyPolicy, LoadOperatorPolicy, LoadPolicy
 from mlsys_dvabatch.scheduling.policies.operator import OperatorPolicy
@@ -20,6 +16,10 @@ from mlsys_dvabatch.stages.slicing.partition import even_cuts
 from mlsys_dvabatch.stages.slicing.program import Program
 from mlsys_dvabatch.stages.slicing.sliced import SlicedModel
 from mlsys_dvabatch.stages.zoo import open_program
+
+from mlsys_bench.dvabatch.cases import Case, Outcome, best_static, delay_batch, run_case, zero_batch
+from mlsys_bench.dvabatch.subjects import Costed
+from mlsys_bench.dvabatch.workloads import poisson_trace, stepping_trace
 
 QOS_S = 0.2
 
@@ -57,16 +57,16 @@ def qos_s(costs: StageCosts) -> float:
     return max(QOS_S, 2 * remaining_s(costs, 0, 64))
 
 
-def policies(costs: StageCosts) -> list[Arm]:
+def policies(costs: StageCosts) -> list[Case]:
     """Return DVABatch in its forms; T_comp_wait leaves room for a full batch within the QoS target."""
     wait_s = max(comp_wait_s(costs, QOS_S, 64), 0.5 * remaining_s(costs, 0, 8))
     target_s = qos_s(costs)
     return [
-        Arm("split only", OperatorPolicy),
-        Arm("LazyBatch", lambda: LazyPolicy(comp_wait_s=wait_s)),
-        Arm("DVABatch, literal", lambda: LoadOperatorPolicy(mode="literal", comp_wait_s=wait_s)),
-        Arm("DVABatch", lambda: LoadOperatorPolicy(qos_s=target_s)),
-        Arm("DVABatch, III alone", lambda: LoadPolicy(qos_s=target_s)),
+        Case("split only", OperatorPolicy),
+        Case("LazyBatch", lambda: LazyPolicy(comp_wait_s=wait_s)),
+        Case("DVABatch, literal", lambda: LoadOperatorPolicy(mode="literal", comp_wait_s=wait_s)),
+        Case("DVABatch", lambda: LoadOperatorPolicy(qos_s=target_s)),
+        Case("DVABatch, III alone", lambda: LoadPolicy(qos_s=target_s)),
     ]
 
 
@@ -78,17 +78,17 @@ def tuned_window_s(bench: VisionBench, num: int) -> float:
     subject = Costed(bench.costs, TASK_S)
     trace = poisson_trace(0.9 * bench.peak_rps, [1] * num, lambda _: None)
     windows = [remaining_s(bench.costs, 0, 64) / divisor for divisor in (4, 16, 64, 256)]
-    return min(windows, key=lambda window_s: run_arm(delay_batch(window_s), subject, trace).mean_s)
+    return min(windows, key=lambda window_s: run_case(delay_batch(window_s), subject, trace).mean_s)
 
 
 def at_load(bench: VisionBench, load: float, *, num: int, window_s: float) -> list[Outcome]:
-    """Run all contestants at a share of the peak; the best static size comes third."""
+    """Run all cases at a share of the peak; the best static size comes third."""
     rate = load * bench.peak_rps
     trace = poisson_trace(rate, [1] * num, lambda _: None)
     subject = Costed(bench.costs, TASK_S)
-    outcomes = [run_arm(arm, subject, trace, offered_rps=rate) for arm in (zero_batch(), delay_batch(window_s))]
+    outcomes = [run_case(case, subject, trace, offered_rps=rate) for case in (zero_batch(), delay_batch(window_s))]
     outcomes.append(best_static(subject, trace, offered_rps=rate))
-    outcomes += [run_arm(arm, subject, trace, offered_rps=rate) for arm in policies(bench.costs)]
+    outcomes += [run_case(case, subject, trace, offered_rps=rate) for case in policies(bench.costs)]
     return outcomes
 
 
@@ -96,8 +96,8 @@ def buffer_pairs(bench: VisionBench, *, num: int) -> dict[int, float]:
     """Return the average latency in seconds at high load by number of buffer pairs (Figure 19)."""
     trace = poisson_trace(0.9 * bench.peak_rps, [1] * num, lambda _: None)
     subject = Costed(bench.costs, TASK_S)
-    arms = {pairs: Arm(f"{pairs} pairs", LoadPolicy, num_pairs=pairs) for pairs in (1, 2, 3, 4)}
-    return {pairs: run_arm(arm, subject, trace).mean_s for pairs, arm in arms.items()}
+    cases = {pairs: Case(f"{pairs} pairs", LoadPolicy, num_pairs=pairs) for pairs in (1, 2, 3, 4)}
+    return {pairs: run_case(case, subject, trace).mean_s for pairs, case in cases.items()}
 
 
 def stage_counts(bench: VisionBench, operators: OperatorProfile, *, num: int) -> dict[int, float]:
@@ -110,7 +110,7 @@ def stage_counts(bench: VisionBench, operators: OperatorProfile, *, num: int) ->
             continue
         costs: TableCosts = operators.costs(even_cuts(times, allowed, count))
         trace = poisson_trace(0.9 / least_request_s(costs, 64), [1] * num, lambda _: None)
-        found[count] = run_arm(Arm("DVABatch", LoadOperatorPolicy), Costed(costs, TASK_S), trace).mean_s
+        found[count] = run_case(Case("DVABatch", LoadOperatorPolicy), Costed(costs, TASK_S), trace).mean_s
     return found
 
 
@@ -133,8 +133,8 @@ class Stepping:
         return self.rates[num_good - 1] if num_good else 0.0
 
 
-def stepping(bench: VisionBench, arm: Arm, *, num_per_step: int) -> Stepping:
+def stepping(bench: VisionBench, case: Case, *, num_per_step: int) -> Stepping:
     """Serve a load that rises by a twentieth of the peak a step, to one step beyond it (Figure 15)."""
     rates = tuple(bench.peak_rps * step / 20 for step in range(1, 22))
-    outcome = run_arm(arm, Costed(bench.costs, TASK_S), stepping_trace(rates, num_per_step))
+    outcome = run_case(case, Costed(bench.costs, TASK_S), stepping_trace(rates, num_per_step))
     return Stepping(rates, num_per_step, outcome.latencies_s)

@@ -1,32 +1,33 @@
-"""Largest possible gain of letting requests join a batch on one device: the best schedule for measured costs.
+"""The suite ``dvabatch-ideal``: the largest gain of letting requests join a batch on one device, for measured costs.
 
 A batch goes through its stages; after each, some of those waiting may catch up and join it. Under Poisson arrivals that
 is a semi-Markov decision process over (stages done, requests in the batch, requests waiting). Relative value iteration
 finds the lowest average latency that any schedule of this kind reaches, and the lowest with whole batches only. The
 policies of DVABatch are simulated beside them on the same costs. Splits are left out.
 
-    python benchmarks/dvabatch/ideal.py vgg19-weights --json ideal.json
-    python benchmarks/dvabatch/ideal.py --stage-ms 6+0.01,6+0.01,6+0.01,6+0.01 --load 0.1 --load 0.25
+    mlsys bench dvabatch-ideal models=vgg19-weights
+    mlsys bench dvabatch-ideal stage_ms=6+0.01,6+0.01,6+0.01,6+0.01 loads=0.1,0.25
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from mlsys_core.environment import describe_environment
-from mlsys_dvabatch.bench.arms import Arm, run_arm, zero_batch
-from mlsys_dvabatch.bench.subjects import Costed
-from mlsys_dvabatch.bench.vision import measure_model
-from mlsys_dvabatch.bench.workloads import poisson_trace
+from mlsys_core.report import Section, Table
 from mlsys_dvabatch.scheduling.costs import StageCosts, catch_up_s, least_request_s
 from mlsys_dvabatch.scheduling.policies.load import LoadPolicy
 from mlsys_dvabatch.scheduling.policies.planner import TASK_S, poisson
 from mlsys_dvabatch.stages.simulated import parse_stages
+
+from mlsys_bench.dvabatch.cases import Case, run_case, zero_batch
+from mlsys_bench.dvabatch.subjects import Costed
+from mlsys_bench.dvabatch.vision import measure_model
+from mlsys_bench.dvabatch.workloads import poisson_trace
+
+if TYPE_CHECKING:
+    from mlsys_core.bench import BenchContext
 
 MOST = 64  # requests in a batch
 NUM_STATES = 161  # numbers of requests waiting, 0 included
@@ -100,44 +101,43 @@ class Process:
         return float(rise.mean() / self.step_s / self.rate)
 
 
-def main() -> None:
-    """Measure, solve, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", help="of `mlsys dvabatch bench --part vision`, measured in 4 stages")
-    parser.add_argument("--stage-ms", action="append", default=[], help="costs instead of a model: 6+0.01,6+0.01")
-    parser.add_argument("--load", type=float, action="append", help="of the best batches' peak; 0.1, 0.25, 0.6")
-    parser.add_argument("--requests", type=int, default=4000, help="simulated at each load")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+def run(
+    context: BenchContext,
+    *,
+    models: tuple[str, ...] = (),
+    stage_ms: str = "6+0.01,6+0.01,6+0.01,6+0.01",
+    loads: tuple[float, ...] = (0.1, 0.25, 0.6),
+    requests: int = 4000,
+) -> Section:
+    """Solve and simulate.
+
+    Args:
+        context: The suite's context; quick simulates a tenth of the requests at the first load.
+        models: Of the suite ``dvabatch``'s vision part, measured in 4 stages.
+        stage_ms: Costs of stages in milliseconds beside these; empty: none.
+        loads: Of the best batches' peak.
+        requests: Simulated at each load.
+    """
+    if context.is_quick:
+        loads, requests = loads[:1], requests // 10
     torch.set_num_threads(1)
-    subjects: dict[str, StageCosts] = {text: parse_stages(text) for text in options.stage_ms}
-    subjects |= {name: measure_model(name, is_quick=False).costs for name in options.models}
+    subjects: dict[str, StageCosts] = {stage_ms: parse_stages(stage_ms)} if stage_ms else {}
+    subjects |= {name: measure_model(name, is_quick=context.is_quick).costs for name in models}
     rows = []
     for name, costs in subjects.items():
-        for load in options.load or (0.1, 0.25, 0.6):
+        for load in loads:
             rate = load / least_request_s(costs, MOST)
             whole_s, joined_s = (Process(costs, rate, joins=joins).mean_s() for joins in (False, True))
-            trace = poisson_trace(rate, [1] * options.requests, lambda _: None)
-            arms = (zero_batch(), Arm("DVABatch", LoadPolicy))
-            zero_s, dva_s = (run_arm(arm, Costed(costs, TASK_S), trace).mean_s for arm in arms)
-            rows.append(
-                {"model": name, "load": load, "whole_ms": whole_s * 1e3, "joined_ms": joined_s * 1e3}
-                | {"zero_ms": zero_s * 1e3, "dvabatch_ms": dva_s * 1e3}
-            )
-            print(
-                f"{name} at {load:g}: best whole batches {whole_s * 1e3:.1f} ms, best with joining "
-                f"{joined_s * 1e3:.1f} ({joined_s / whole_s:.3f}x); simulated: ZeroBatch {zero_s * 1e3:.1f}, DVABatch "
-                f"{dva_s * 1e3:.1f} ({dva_s / zero_s:.3f}x)",
-                flush=True,
-            )
-    if options.json:
-        costs_s = {
-            name: [[costs.stage_s(stage, num) for num in (1, 2, 4, 8, 16, 32, 64)] for stage in range(costs.num_stages)]
-            for name, costs in subjects.items()
-        }
-        result = {"environment": describe_environment(), "costs_s": costs_s, "rows": rows}
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+            trace = poisson_trace(rate, [1] * requests, lambda _: None)
+            cases = (zero_batch(), Case("DVABatch", LoadPolicy))
+            zero_s, dva_s = (run_case(case, Costed(costs, TASK_S), trace).mean_s for case in cases)
+            found = {"whole_ms": whole_s, "joined_ms": joined_s, "zero_ms": zero_s, "dvabatch_ms": dva_s}
+            rows.append({"model": name, "load": load, **{key: 1e3 * seconds for key, seconds in found.items()}})
+    columns = ["model", "load", "best whole batches, ms", "best with joining, ms", "ZeroBatch, ms", "DVABatch, ms"]
+    lines = [[str(row["model"]), str(row["load"]), *(f"{row[key]:.1f}" for key in list(row)[2:])] for row in rows]
+    costs_s = {
+        name: [[costs.stage_s(stage, num) for num in (1, 2, 4, 8, 16, 32, 64)] for stage in range(costs.num_stages)]
+        for name, costs in subjects.items()
+    }
+    data = {"costs_s": costs_s, "rows": rows}
+    return Section("DVABatch: the ideal of joining", [Table(columns, lines, "Average latency")], data=data)

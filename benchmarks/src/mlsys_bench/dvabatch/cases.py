@@ -1,4 +1,4 @@
-"""Contestants of a benchmark, and one run of one of them at one load."""
+"""Cases of a benchmark, and one run of one of them at one load."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 from mlsys_core.serving import Scheduler, ServeRequest, SimulatedExecutor, Simulation, simulate
 from mlsys_core.serving.baselines import DelayBatch, StaticBatch, ZeroBatch
 from mlsys_core.workload import LatencySummary, LoadPoint
-
-from mlsys_dvabatch.bench.subjects import Subject
 from mlsys_dvabatch.scheduling.policies.base import Policy
 from mlsys_dvabatch.scheduling.scheduler import DvaScheduler
+
+from mlsys_bench.dvabatch.subjects import Subject
 
 Trace = Sequence[tuple[float, ServeRequest[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
-    """A contestant: a policy of this package, or a scheduler of whole requests."""
+class Case:
+    """A case: a policy of this package, or a scheduler of whole requests."""
 
     name: str
     make: Callable[[], Policy | Scheduler[Any, Any, Any]]
@@ -31,7 +31,7 @@ class Arm:
 class Outcome:
     """Result of one run: latencies, throughput and what each request got."""
 
-    arm: str
+    case: str
     offered_rps: float | None
     latencies_s: tuple[float, ...]  # in order of arrival
     throughput_rps: float
@@ -56,16 +56,16 @@ class Outcome:
         return LoadPoint(offered_rps=self.offered_rps, throughput_rps=self.throughput_rps, latency=latency)
 
 
-def run_arm(
-    arm: Arm, subject: Subject, trace: Trace, *, max_batch_size: int = 64, offered_rps: float | None = None
+def run_case(
+    case: Case, subject: Subject, trace: Trace, *, max_batch_size: int = 64, offered_rps: float | None = None
 ) -> Outcome:
-    """Serve ``trace`` with one contestant on one device, in virtual time."""
-    made = arm.make()
+    """Serve ``trace`` with one case on one device, in virtual time."""
+    made = case.make()
     scheduler: Scheduler[Any, Any, Any]
     workers: list[SimulatedExecutor[Any, Any]]
     if isinstance(made, Policy):
         scheduler = DvaScheduler(
-            made, subject.costs, max_batch_size=max_batch_size, num_pairs=arm.num_pairs, concurrency=1
+            made, subject.costs, max_batch_size=max_batch_size, num_pairs=case.num_pairs, concurrency=1
         )
         workers = [SimulatedExecutor(subject.task_s, subject.task_output) for _ in range(subject.costs.num_stages)]
     else:
@@ -75,7 +75,7 @@ def run_arm(
     by_id = {served.request_id: served for served in run.requests}
     operations = dict(scheduler.counters) if isinstance(scheduler, DvaScheduler) else {}
     return Outcome(
-        arm=arm.name,
+        case=case.name,
         offered_rps=offered_rps,
         latencies_s=tuple(by_id[request.request_id].latency_s for _, request in trace),
         throughput_rps=len(trace) / (run.ended_s - trace[0][0]),
@@ -84,24 +84,24 @@ def run_arm(
     )
 
 
-def zero_batch(max_batch_size: int = 64) -> Arm:
+def zero_batch(max_batch_size: int = 64) -> Case:
     """Return ZeroBatch: all waiting requests start at once, up to ``max_batch_size``."""
-    return Arm("ZeroBatch", lambda: ZeroBatch(max_batch_size=max_batch_size))
+    return Case("ZeroBatch", lambda: ZeroBatch(max_batch_size=max_batch_size))
 
 
-def delay_batch(window_s: float, max_batch_size: int = 64) -> Arm:
+def delay_batch(window_s: float, max_batch_size: int = 64) -> Case:
     """Return DelayBatch: a batch starts when its window has passed or it is full."""
-    return Arm("DelayBatch", lambda: DelayBatch(max_batch_size=max_batch_size, delay_s=window_s))
+    return Case("DelayBatch", lambda: DelayBatch(max_batch_size=max_batch_size, delay_s=window_s))
 
 
-def capped(size: int) -> Arm:
+def capped(size: int) -> Case:
     """Return the best-static rival: all waiting requests start at once, in batches of at most ``size``."""
-    return Arm(f"at most {size}", lambda: ZeroBatch(max_batch_size=size))
+    return Case(f"at most {size}", lambda: ZeroBatch(max_batch_size=size))
 
 
-def static_batch(size: int) -> Arm:
+def static_batch(size: int) -> Case:
     """Return StaticBatch: only full batches of ``size`` requests."""
-    return Arm(f"static {size}", lambda: StaticBatch(batch_size=size))
+    return Case(f"static {size}", lambda: StaticBatch(batch_size=size))
 
 
 def best_static(
@@ -112,5 +112,5 @@ def best_static(
     This is the most that an operator could gain by tuning the size.
     """
     sizes = [2**power for power in range(max_batch_size.bit_length()) if 2**power <= max_batch_size]
-    outcomes = [run_arm(capped(size), subject, trace, offered_rps=offered_rps) for size in sizes]
+    outcomes = [run_case(capped(size), subject, trace, offered_rps=offered_rps) for size in sizes]
     return min(outcomes, key=lambda outcome: outcome.mean_s)

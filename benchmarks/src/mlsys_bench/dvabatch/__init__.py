@@ -1,0 +1,1 @@
+"""The suites of DVABatch: the paper's figures, the ideal of joining, servers over HTTP."""

@@ -1,1 +1,0 @@
-"""The evaluation of the paper (section 8) on this machine."""
