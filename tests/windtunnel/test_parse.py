@@ -6,6 +6,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import pandas as pd
 import pytest
@@ -24,6 +25,8 @@ from sklearn.multioutput import RegressorChain
 from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, MinMaxScaler, OneHotEncoder, PolynomialFeatures, StandardScaler
 from sklearn.svm import LinearSVC
+
+from tests.graph_checks import check_graph
 
 ROWS = 60
 
@@ -146,6 +149,38 @@ def test_running_the_graph_is_running_the_pipeline(features: Any, has_model: boo
     np.testing.assert_allclose(run_graph(graph, rows), expected, rtol=1e-9, atol=1e-9)
     names = [operator.output.name for operator in graph.operators]
     assert len(set(names)) == len(names)
+
+
+def test_the_graph_as_networkx_has_its_tables_as_edges(table: pd.DataFrame, target: NDArray[np.int64], tmp_path: Path):
+    columns = ColumnTransformer([("scale", StandardScaler(), ["fare", "age"]), ("port", OneHotEncoder(), ["port"])])
+    source = make_pipeline(columns, LGBMClassifier(n_estimators=2, min_child_samples=2, verbose=-1)).fit(table, target)
+    parsed = parse_pipeline(source)
+    graph = parsed.to_networkx()
+    check_graph(graph, tmp_path)
+    assert list(graph) == ["input", *(operator.name for operator in parsed.operators)]
+    assert set(graph.edges) == {
+        (value.name, operator.name) for operator in parsed.operators for value in operator.inputs
+    }
+    picked = {data["picked"]: data["columns"] for _, _, data in graph.edges("input", data=True)}
+    assert picked == {"fare, age": 5, "port": 5}
+    last = graph.nodes[parsed.output.name]
+    assert (last["kind"], last["estimator"], last["num_trees"]) == ("predict", "lightgbm.sklearn.LGBMClassifier", 2)
+    assert nx.dag_longest_path_length(graph, weight=None) == 4
+
+
+def test_what_a_meta_estimator_checks_is_a_guard(table: pd.DataFrame, target: NDArray[np.int64], tmp_path: Path):
+    members = [("a", LogisticRegression()), ("b", RidgeClassifier())]
+    stack = StackingClassifier(members, cv=2).fit(table[["age", "fare"]], target)
+    parsed = parse_pipeline(stack)
+    graph = parsed.to_networkx()
+    check_graph(graph, tmp_path)
+    guards = {edge for edge, is_one in nx.get_edge_attributes(graph, "is_guard").items() if is_one}
+    assert guards == {
+        (value.name, operator.name)
+        for operator in parsed.operators
+        for value in operator.guards
+        if value not in operator.inputs
+    }
 
 
 def test_steps_named_like_our_own_operators_keep_their_place(table: pd.DataFrame):

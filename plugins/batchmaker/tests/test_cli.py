@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import networkx as nx
 import pytest
 from mlsys_core.cli.main import run
 
@@ -48,3 +49,17 @@ def test_errors_are_one_line(options: list[str], says: str, capsys: pytest.Captu
     assert captured.out == ""
     assert says in captured.err
     assert captured.err.strip().count("\n") == 0
+
+
+def test_explain_shows_cells_and_writes_the_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    written = tmp_path / "tree.graphml"
+    assert run(["batchmaker", "explain", "tree-lstm", "--hidden", "8", "--graph", str(written)]) == 0
+    out = capsys.readouterr().out
+    assert "h_left: float32[8]" in out
+    assert "unfolds to 3 leaf, 2 inner." in out
+    assert sorted(nx.get_node_attributes(nx.read_graphml(written), "cell").values()) == ["inner"] * 2 + ["leaf"] * 3
+    assert run(["batchmaker", "save", "lstm", str(tmp_path / "lstm"), "--hidden", "8"]) == 0
+    assert run(["batchmaker", "explain", str(tmp_path / "lstm")]) == 0
+    assert "unfolds to" in capsys.readouterr().out
+    assert run(["batchmaker", "explain", "lstm", "--graph", str(tmp_path / "tree.gif")]) == 2
+    assert "a graph cannot be written as 'tree.gif'" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import networkx as nx
 import pytest
 from mlsys_core.cli.main import run
 from mlsys_core.config import settings
@@ -99,12 +100,17 @@ def test_profile_prints_costs_and_a_policy(
     monkeypatch.setattr("mlsys_dvabatch.stages.zoo.SHAPES", SMALL_SHAPES)
     monkeypatch.setenv("MLSYS_CACHE_DIR", str(tmp_path))
     settings.cache_clear()
+    written = tmp_path / "stages.graphml"
     try:
-        assert run(["dvabatch", "profile", "vgg19-weights", "--max-batch", "4"]) == 0
+        assert run(["dvabatch", "profile", "vgg19-weights", "--max-batch", "4", "--graph", str(written)]) == 0
         assert len(list((tmp_path / "dvabatch-profiles").iterdir())) == 1
     finally:
         settings.cache_clear()
+    graph = nx.read_graphml(written)
+    assert [data["stage"] for _, data in graph.nodes(data=True)] == list(range(1, len(graph) + 1))
+    assert graph.number_of_edges() == len(graph) - 1
     out = capsys.readouterr().out
+    assert f"wrote {written}" in out.replace("\n", "")
     assert "by number of stages: 1: " in out
     assert "Milliseconds of a batch" in out
     assert "Policy: load" in out

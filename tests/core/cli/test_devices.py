@@ -27,6 +27,7 @@ WITHOUT = {
     "workload plot": "arrivals",
     "workload run": "requests to a server",
     "workload show": "arrivals",
+    "batchmaker explain": "plans; runs nothing",
     "batchmaker save": "weights in host memory, to files",
     "dvabatch baselines": "simulates stages whose times are given",
     "nimble nets": "a list",

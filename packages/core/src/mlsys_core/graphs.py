@@ -25,7 +25,7 @@ Graph: TypeAlias = "nx.DiGraph[str]"
 PICTURES = (".svg", ".png", ".pdf")
 FORMATS = (".graphml", ".dot", *PICTURES)
 MAX_DRAWN = 1000  # nodes; a larger picture shows nothing
-_MAX_LABEL = 28  # characters of a line in a box
+_MAX_LABEL = 36  # characters of a line in a box
 _LINE, _CHARACTER, _GAP = 0.13, 0.062, 0.22  # inches: height of a line, mean width of a character, between boxes
 _MAX_PNG_INCHES = 160  # a side of a .png, 24,000 pixels
 
@@ -42,7 +42,7 @@ def new_graph(
 
     Args:
         title: Text above the picture.
-        column: Attribute of nodes; those of one value stand below each other.
+        column: Attribute of nodes; those of one value stand below each other, values in order of appearance.
         color: Attribute of nodes; those of one value have one colour.
         dashed: Attribute of edges, a ``bool``: a dashed line.
         hidden: Attribute of edges, a ``bool``: not drawn.
@@ -222,7 +222,7 @@ def _places(graph: Graph) -> tuple[dict[str, tuple[float, int]], list[tuple[str,
         raise InvalidInputError("only a graph without a cycle can be drawn; write .dot or .graphml") from error
     rows: dict[str, int] = {}
     if (key := graph.graph.get("column")) is not None:
-        values = sorted({graph.nodes[node].get(key, "") for node in graph}, key=lambda value: (str(type(value)), value))
+        values = list(dict.fromkeys(graph.nodes[node].get(key, "") for node in graph))
         column = {value: index for index, value in enumerate(values)}
         free = [0] * len(values)
         for node in order:

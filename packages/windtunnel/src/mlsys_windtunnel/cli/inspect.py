@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mlsys_core.cli.graph import GraphFile
 from mlsys_core.cli.trust import TrustPickles
 from mlsys_core.errors import InvalidInputError
 
@@ -17,6 +18,7 @@ def inspect(
     pipeline_file: Annotated[Path, typer.Argument(metavar="PIPE", help="A fitted pipeline: .skops, .joblib or .pkl.")],
     trust_code: TrustPickles = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    graph_file: GraphFile = None,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE.html", help="Write a picture: the operators, and what they become.")
     ] = None,
@@ -25,7 +27,7 @@ def inspect(
 
     Example: mlsys windtunnel inspect churn.skops
 
-    Example: mlsys windtunnel inspect churn.skops --html churn.html
+    Example: mlsys windtunnel inspect churn.skops --graph churn.graphml --html churn.html
     """
     from mlsys_windtunnel.cli.data import load_pipeline
     from mlsys_windtunnel.parse.pipeline import parse_pipeline
@@ -34,6 +36,11 @@ def inspect(
         raise InvalidInputError(f"{html}: give a name that ends in .html, in a folder that exists")
     source = load_pipeline(pipeline_file, trust_code=trust_code, then=lambda fitted: fitted)
     graph = parse_pipeline(source)
+    if graph_file is not None:
+        from mlsys_core.graphs import write_graph
+
+        write_graph(graph.to_networkx(), graph_file)
+        typer.echo(f"wrote {graph_file}", err=True)
     if html is not None:
         from mlsys_windtunnel.cli.picture import picture
         from mlsys_windtunnel.convert.translation import translate

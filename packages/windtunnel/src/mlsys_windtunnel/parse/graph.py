@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from mlsys_core.graphs import Graph, new_graph
 from mlsys_windtunnel.checks.table import InputRules
 
 METHODS = ("predict", "labels", "predict_proba", "predict_log_proba", "decision_function")
@@ -86,3 +87,44 @@ class PipelineGraph:
     def size(self) -> FittedSize:
         """The whole pipeline's size."""
         return sum((operator.size for operator in self.operators), FittedSize())
+
+    def to_networkx(self) -> Graph:
+        """Return the input and the operators by name; edges are the tables that flow.
+
+        Nodes have ``kind``, ``estimator`` (its class), ``columns`` (of its table, where known), ``num_parameters``,
+        ``num_trees``, ``num_leaves``, ``methods`` (with commas) and ``weight``; edges have ``columns``, ``picked``
+        (columns that a selection takes: names or positions, with commas) and ``is_guard`` (checked, not computed with).
+        """
+        graph = new_graph("pipeline", color="kind", dashed="is_guard")
+        graph.add_node(self.input.name, kind="input", **_columns(self.input))
+        for operator in self.operators:
+            estimator, size = operator.source or "", operator.size
+            does = estimator.rpartition(".")[2] or operator.kind.value
+            graph.add_node(
+                operator.output.name,
+                label=f"{does}\n{operator.name}",
+                kind=operator.kind.value,
+                estimator=estimator,
+                num_parameters=size.num_parameters,
+                num_trees=size.num_trees,
+                num_leaves=size.num_leaves,
+                methods=", ".join(operator.methods),
+                **({} if operator.weight is None else {"weight": float(operator.weight)}),
+                **_columns(operator.output),
+            )
+            picked = self._picked(operator)
+            for value in (*operator.guards, *operator.inputs):
+                is_guard = value not in operator.inputs
+                graph.add_edge(value.name, operator.output.name, **_columns(value), picked=picked, is_guard=is_guard)
+        return graph
+
+    def _picked(self, operator: Operator) -> str:
+        """Return the columns that a selection takes: by name where the pipeline's input has names."""
+        if operator.columns is None:
+            return ""
+        is_named = self.columns is not None and operator.inputs[0].name == self.input.name
+        return ", ".join(self.columns[place] if is_named and self.columns else str(place) for place in operator.columns)
+
+
+def _columns(value: Value) -> dict[str, int]:
+    return {} if value.width is None else {"columns": value.width}

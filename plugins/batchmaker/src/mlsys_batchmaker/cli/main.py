@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from mlsys_core.cli.bench import RESULTS, Out, Quick, run_named
+from mlsys_core.cli.graph import GraphFile
 from mlsys_core.cli.registered import CpuDevice, Device, RunPoolName
 from mlsys_core.cli.serving import OipOptions, ServerOptions, serve_command
 from mlsys_core.cli.trust import TrustCode
@@ -100,6 +101,47 @@ def save(
     from mlsys_batchmaker.models.store import save_model
 
     typer.echo(f"wrote {save_model(make_model(model, hidden=hidden, max_batch=max_batch, seed=seed), directory)}")
+
+
+@app.command()
+def explain(
+    model: Annotated[
+        str, typer.Argument(help="A model directory, or g2p-en, resemblyzer, lstm, seq2seq, tree-lstm, beam.")
+    ],
+    hidden: Annotated[int, typer.Option(help="Hidden size of a model of random weights.", min=1)] = 1024,
+    graph: GraphFile = None,
+    trust_code: TrustCode = False,
+) -> None:
+    """Show a model's cells, and how its example request unfolds into a graph of them.
+
+    Example: mlsys batchmaker explain tree-lstm --hidden 64 --graph tree.svg
+    """
+    from collections import Counter
+
+    from mlsys_batchmaker.models.catalogue import make_model
+    from mlsys_batchmaker.models.store import load_by_name
+    from mlsys_core.graphs import write_graph
+    from rich.console import Console
+    from rich.table import Table
+
+    is_folder = Path(model).is_dir()
+    made = load_by_name(Path(model), trust_code=trust_code) if is_folder else make_model(model, hidden=hidden)
+    unfolded = made.to_networkx()
+    if graph is not None:
+        write_graph(unfolded, graph)
+    console = Console()
+    table = Table("cell", "reads", "gives", "priority", "largest batch")
+    for spec in made.layout.cells:
+        reads, gives = (
+            "\n".join(f"{port.name}: {port.dtype}{list(port.shape)}" for port in ports)
+            for ports in (spec.inputs, spec.outputs)
+        )
+        table.add_row(spec.name, reads, gives, str(spec.priority), str(spec.max_batch_size))
+    console.print(table)
+    counts = Counter(cell for _, cell in unfolded.nodes(data="cell"))
+    console.print(f"Its example unfolds to {', '.join(f'{count} {cell}' for cell, count in counts.items())}.")
+    if graph is not None:
+        typer.echo(f"wrote {graph}")
 
 
 @app.command()

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.graphs import Graph
 from numpy.typing import ArrayLike, NDArray
 
 from mlsys_batchmaker.cells.cell import Cell
@@ -169,6 +170,20 @@ class Model:
         if self._grows is None:
             return Unfolded(plan, constants)
         return Unfolded(plan, constants, self._grow(request, self._grows, plan.num_nodes))
+
+    def to_networkx(self, request: Payload | None = None) -> Graph:
+        """Return the cell graph of a request; see :meth:`mlsys_batchmaker.plan.graph.CellGraph.to_networkx`.
+
+        Of a model that grows, these are the cells that a request begins with.
+
+        Args:
+            request: Its tensors; None: the architecture's example.
+
+        Raises:
+            InvalidInputError: the request is not acceptable: see the message.
+        """
+        _, graph = self._unfold(self.architecture.example() if request is None else request)
+        return graph.to_networkx()
 
     def _unfold(self, request: Payload) -> tuple[Plan, CellGraph]:
         graph = CellGraph(self.layout, max_nodes=self.max_cells)

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.graphs import Graph, new_graph
 from numpy.typing import ArrayLike, NDArray
 
 from mlsys_batchmaker.plan.layout import Layout
 from mlsys_batchmaker.plan.spec import Port
-from mlsys_batchmaker.plan.structure import CODES, Codes, pack_part, pack_structure, require_nodes
+from mlsys_batchmaker.plan.structure import CODES, Codes, expand, pack_part, pack_structure, require_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +181,48 @@ class CellGraph:
         if not self._results:
             raise InvalidInputError("the request's cell graph gives no result: ask for one with result()")
         return pack_structure(self.num_nodes, self._parts, self._results, must_connect=self.must_connect)
+
+    def to_networkx(self) -> Graph:
+        """Return the cells, named by their numbers; edges are the rows that flow. The planner must take the graph.
+
+        Nodes have ``cell`` (the type), ``priority``, ``phase`` (the most changes of type on a path to the cell; a
+        subgraph is connected cells of one type and phase), ``constants`` (inputs of the request's own, with commas) and
+        ``is_result``; edges have ``wires`` ("h -> h_left, c -> c_left") and ``nbytes``.
+
+        Raises:
+            InvalidInputError: as :meth:`structure`, or a wire comes from a node that there is not.
+        """
+        import networkx as nx
+
+        cells, codes, asked = expand(self.layout, self.structure())
+        specs = [self.layout.cells[number] for number in cells.tolist()]
+        results = set(asked.tolist())
+        graph = new_graph("cells of a request", color="cell")
+        for node, spec in enumerate(specs):
+            fed = list(zip(spec.inputs, codes[node].tolist(), strict=False))  # codes are padded to the widest cell
+            graph.add_node(
+                str(node),
+                label=f"{spec.name} {node}",
+                cell=spec.name,
+                priority=spec.priority,
+                constants=", ".join(port.name for port, code in fed if code < 0),
+                is_result=node in results,
+            )
+            for port, code in fed:
+                if code > 0:
+                    source, output = divmod(code - 1, self.layout.num_outputs)
+                    edge = str(source), str(node)
+                    known = graph.edges[edge] if graph.has_edge(*edge) else {"wires": "", "nbytes": 0}
+                    wire = f"{specs[source].outputs[output].name} -> {port.name}"
+                    wires = f"{known['wires']}, {wire}" if known["wires"] else wire
+                    graph.add_edge(*edge, wires=wires, nbytes=known["nbytes"] + port.nbytes)
+        phases: dict[str, int] = {}
+        for name in nx.topological_sort(graph):
+            cell = graph.nodes[name]["cell"]
+            before = graph.predecessors(name)
+            phases[name] = max((phases[one] + (graph.nodes[one]["cell"] != cell) for one in before), default=0)
+        nx.set_node_attributes(graph, phases, "phase")
+        return graph
 
     def _number(self, cell: str, count: int) -> int:
         number = self.layout.cell_number(cell)

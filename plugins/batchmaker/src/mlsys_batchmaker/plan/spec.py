@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 from typing import TypeAlias
 
 import numpy as np
@@ -50,6 +51,11 @@ class Port:
     def signature(self) -> Signature:
         """Dtype and shape; values of equal signature can stand for each other."""
         return self.dtype, self.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one row."""
+        return prod(self.shape) * _DTYPES[self.dtype].itemsize
 
     def check(self, rows: np.ndarray, count: int | None = None) -> np.ndarray:
         """Return ``rows`` as [count, *shape] of this port's dtype; None: however many there are.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from mlsys_core.cli.bench import RESULTS, Out, Quick, run_named
+from mlsys_core.cli.graph import GraphFile
 from mlsys_core.cli.registered import CompilerName, CpuDevice, Device
 from mlsys_core.cli.serving import OipOptions, ServerOptions, serve_command
 from mlsys_core.cli.trust import TrustCode
@@ -189,12 +190,13 @@ def profile(
         str | None, typer.Option(help="Shape of one request, where the file leaves it open: 3,224,224.")
     ] = None,
     slice_at: Annotated[str, typer.Option(help="time: even stages; diversity: where preferred sizes change.")] = "time",
+    graph: GraphFile = None,
     device: Device = "cpu",
     trust_code: TrustCode = False,
 ) -> None:
     """Measure a model: what its stages cost at each batch size, its diversities, and the policy that follows.
 
-    Example: mlsys dvabatch profile unet
+    Example: mlsys dvabatch profile unet --graph stages.svg
     """
     from mlsys_core.config import settings
     from mlsys_core.device import get_device
@@ -210,6 +212,7 @@ def profile(
         shape=parse_shape(shape),
         slice_at=slice_at,
         trust_code=trust_code,
+        graph=graph,
         device=get_device(device),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mlsys_core.device import Device
+from mlsys_core.graphs import write_graph
 from mlsys_core.memory.plan import format_nbytes
 from mlsys_core.profiling import ProfileTable
 from mlsys_dvabatch.cli.serving_options import profiled
@@ -36,8 +37,9 @@ def report(
     slice_at: str = "time",
     trust_code: bool = False,
     device: Device | None = None,
+    graph: Path | None = None,
 ) -> None:
-    """Profile a model and print the results."""
+    """Profile a model and print the results; ``graph``: a file for the graph of its stages."""
     operators = None
     num_stages = stages
     with Progress(console=Console(stderr=True), transient=True) as bar:
@@ -76,6 +78,9 @@ def report(
         )
     assert isinstance(costs, TableCosts)
     _print_costs(costs, console)
+    if graph is not None:
+        write_graph(loaded.to_networkx(costs), graph)
+        console.print(f"wrote {graph}")
     length = costs.lengths[-1]
     between = boundary_nbytes(loaded.model, loaded.request, num=max_batch_size, length=length)
     if between:

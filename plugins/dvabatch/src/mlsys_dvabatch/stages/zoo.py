@@ -9,14 +9,16 @@ from typing import Any
 import torch
 from mlsys_core.device import Device, get_device
 from mlsys_core.errors import InvalidInputError
+from mlsys_core.graphs import Graph, new_graph
 from mlsys_core.plugins import installed_plugins
 from mlsys_core.plugins.compilers import find_module_compiler
 from mlsys_core.plugins.loading import LoadContext, endings, find_loader, load_with
 from mlsys_core.plugins.specs import ModelLoaderSpec
+from mlsys_dvabatch.scheduling.costs import TableCosts, catch_up_s, unit_name
 from mlsys_dvabatch.stages.models.bert import BERT_BASE, BERT_LARGE, MINILM, BertConfig, BertStages
 from mlsys_dvabatch.stages.models.bert_folder import load_bert
 from mlsys_dvabatch.stages.models.vision import SHAPES
-from mlsys_dvabatch.stages.profile import profile_operators
+from mlsys_dvabatch.stages.profile import boundary_nbytes, profile_operators
 from mlsys_dvabatch.stages.slicing.exits import ExitingModel
 from mlsys_dvabatch.stages.slicing.partition import diversity_cuts, even_cuts
 from mlsys_dvabatch.stages.slicing.program import Program, load_program, program_of
@@ -50,6 +52,36 @@ class Loaded:
         if isinstance(self.model, BertStages):
             return torch.randint(1000, self.model.config.vocab_size, (length,), generator=generator).numpy()
         return self.model.example
+
+    def to_networkx(self, costs: TableCosts) -> Graph:
+        """Return the stages in order; runs the model once.
+
+        Nodes have ``stage`` (from 1), ``seconds`` of one request, ``catch_up_s`` (seconds of one request through the
+        stages before: what it takes to enter here), ``has_exit`` (requests may leave behind it), ``batch_sizes`` (those
+        measured, with commas) and ``preferred_batch_size``; edges have ``nbytes`` that one request carries on. All of
+        the longest length measured.
+
+        Args:
+            costs: Measured costs of this model.
+        """
+        graph, length = new_graph(f"stages of {self.name}"), costs.lengths[-1]
+        has_exits = hasattr(self.model, "inspect")
+        for stage in range(costs.num_stages):
+            unit = unit_name(stage, length)
+            seconds, preferred = costs.stage_s(stage, 1, length), costs.table.knee(unit)
+            graph.add_node(
+                f"stage {stage + 1}",
+                label=f"stage {stage + 1}\n{seconds * 1e3:.3g} ms, prefers {preferred}",
+                stage=stage + 1,
+                seconds=float(seconds),
+                catch_up_s=float(catch_up_s(costs, stage, 1, length)),
+                has_exit=has_exits or stage == costs.num_stages - 1,
+                batch_sizes=", ".join(map(str, costs.table[unit].batch_sizes)),
+                preferred_batch_size=preferred,
+            )
+        for stage, nbytes in enumerate(boundary_nbytes(self.model, self.request, num=1, length=length), 1):
+            graph.add_edge(f"stage {stage}", f"stage {stage + 1}", nbytes=nbytes)
+        return graph
 
 
 def load(
