@@ -130,26 +130,41 @@ class GatedMLP(nn.Module):
 
 
 class PreNormLayer(nn.Module):
-    """The usual decoder layer: each branch reads the normalised state and is added to it."""
+    """The usual layer of a decoder or an encoder: each branch reads the normalised state and is added to it."""
 
-    def __init__(
-        self,
-        *,
-        attention_norm: nn.Module,
-        attention: Attention | RotatedBy,
-        mlp_norm: nn.Module,
-        mlp: nn.Module,
-    ) -> None:
+    def __init__(self, *, attention_norm: nn.Module, attention: nn.Module, mlp_norm: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
         self.attention_norm = attention_norm
         self.attention = attention
         self.mlp_norm = mlp_norm
         self.mlp = mlp
 
-    def forward(self, x: Tensor, step: Step) -> Tensor:
-        """Run the layer on ``x`` [num_tokens, hidden_size] fp32 -> same shape and dtype."""
+    def forward(self, x: Tensor, step: Any) -> Tensor:
+        """Run the layer.
+
+        Args:
+            x: [num_tokens, hidden_size] fp32.
+            step: Input of ``attention`` beside the states: a decoder's :class:`Step`, an encoder's spans.
+
+        Returns:
+            States of the same shape and dtype.
+        """
         x = x + self.attention(self.attention_norm(x), step)
         out: Tensor = x + self.mlp(self.mlp_norm(x))
+        return out
+
+
+class PostNormLayer(PreNormLayer):
+    """Each branch reads the state as it is, cast to ``dtype``, and the sum is normalised; the norms give fp32."""
+
+    def __init__(self, *, dtype: torch.dtype, **parts: Any) -> None:
+        super().__init__(**parts)
+        self.dtype = dtype
+
+    def forward(self, x: Tensor, step: Any) -> Tensor:
+        """Run the layer as :meth:`PreNormLayer.forward`."""
+        x = self.attention_norm(x + self.attention(x.to(self.dtype), step))
+        out: Tensor = self.mlp_norm(x + self.mlp(x.to(self.dtype)))
         return out
 
 
@@ -191,12 +206,22 @@ class Decoder(nn.Module):
 
     def forward(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
         """Run one iteration: writes its keys and values, returns fp32 logits [num_sampled, vocab_size]."""
-        x: Tensor = self.embedding(inputs.token_ids, inputs.positions)
         step = Step(inputs, kv_cache, self.rotary(inputs.positions) if self.rotary is not None else None)
+        return self.run(inputs.token_ids, inputs.positions, step, inputs.sampled_rows)
+
+    def run(self, token_ids: Tensor, positions: Tensor, step: Any, sampled_rows: Tensor) -> Tensor:
+        """Run all layers on tokens at ``positions``, with ``step``; return the logits of the sampled ones."""
+        x: Tensor = self.embedding(token_ids, positions)
         for layer in self.layers:
             x = layer(x, step)
-        if not len(inputs.sampled_rows):  # only chunks of prompts with more to come
+        if not len(sampled_rows):  # only chunks of prompts with more to come
             return x.new_empty((0, self.config.vocab_size))
-        logits: Tensor = self.head(self.norm(x[inputs.sampled_rows])).float()
+        return self.logits(self.norm(x[sampled_rows]))
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """Return fp32 logits for normalised states [num_sampled, hidden_size]."""
+        if self.config.logit_scale != 1.0:
+            normed = normed * self.config.logit_scale
+        logits: Tensor = self.head(normed).float()
         cap = self.config.logit_softcap
         return logits if cap is None else (logits / cap).tanh_().mul_(cap)

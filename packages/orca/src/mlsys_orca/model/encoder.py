@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from mlsys_orca.model.attention import AttentionOptions, ragged_attention
+from mlsys_orca.model.blocks import PreNormLayer
 from mlsys_orca.model.decoder import AttentionSpan
 from mlsys_orca.model.layers import Embedding
 from torch import Tensor, nn
@@ -53,48 +54,6 @@ class RowAttention(nn.Module):
         return out
 
 
-class EncoderLayer(nn.Module):
-    """One layer; its residual sum is fp32.
-
-    Args:
-        attention_norm: Norm before attention, or of the sum after it.
-        attention: (states, spans) -> states.
-        mlp_norm: Like ``attention_norm``, for the MLP.
-        mlp: states -> states.
-        post_norm: The norms follow the sums (BERT), and give fp32; otherwise they go before the branches (T5).
-        dtype: Dtype of the branches' input.
-    """
-
-    def __init__(
-        self,
-        *,
-        attention_norm: nn.Module,
-        attention: RowAttention,
-        mlp_norm: nn.Module,
-        mlp: nn.Module,
-        post_norm: bool,
-        dtype: torch.dtype,
-    ) -> None:
-        super().__init__()
-        self.attention_norm = attention_norm
-        self.attention = attention
-        self.mlp_norm = mlp_norm
-        self.mlp = mlp
-        self.post_norm = post_norm
-        self.dtype = dtype
-
-    def forward(self, x: Tensor, spans: Sequence[AttentionSpan]) -> Tensor:
-        """Run the layer on ``x`` [num_tokens, hidden_size] fp32 -> same shape and dtype."""
-        out: Tensor
-        if self.post_norm:
-            x = self.attention_norm(x + self.attention(x.to(self.dtype), spans))
-            out = self.mlp_norm(x + self.mlp(x.to(self.dtype)))
-        else:
-            x = x + self.attention(self.attention_norm(x), spans)
-            out = x + self.mlp(self.mlp_norm(x))
-        return out
-
-
 class PairHead(nn.Module):
     """A first token's state to the logit of how well the two texts behind it fit.
 
@@ -133,7 +92,7 @@ class Encoder(nn.Module):
         self,
         *,
         embedding: Embedding,
-        layers: Iterable[EncoderLayer],
+        layers: Iterable[PreNormLayer],
         first_norm: nn.Module | None = None,
         last_norm: nn.Module | None = None,
         head: PairHead | None = None,

@@ -11,17 +11,15 @@ The paper serves such models too (ORCA, section 3.2); its attention keys and val
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.model.attention import AttentionOptions, ragged_attention
-from mlsys_orca.model.config import ModelConfig
+from mlsys_orca.model.blocks import Decoder, PreNormLayer
 from mlsys_orca.model.decoder import AttentionSpan, ForwardInputs
 from mlsys_orca.model.encoder import Encoder, spans_of
 from mlsys_orca.model.kv_cache import KVCache, slots_of
-from mlsys_orca.model.layers import Embedding
 from torch import Tensor, nn
 
 
@@ -163,26 +161,13 @@ class CrossAttention(nn.Module):
         return out
 
 
-class CrossLayer(nn.Module):
+class CrossLayer(PreNormLayer):
     """A decoder layer of three branches; each reads the normalised state and is added to it."""
 
-    def __init__(
-        self,
-        *,
-        attention_norm: nn.Module,
-        attention: SelfAttention,
-        cross_norm: nn.Module,
-        cross_attention: CrossAttention,
-        mlp_norm: nn.Module,
-        mlp: nn.Module,
-    ) -> None:
-        super().__init__()
-        self.attention_norm = attention_norm
-        self.attention = attention
+    def __init__(self, *, cross_norm: nn.Module, cross_attention: CrossAttention, **parts: nn.Module) -> None:
+        super().__init__(**parts)
         self.cross_norm = cross_norm
         self.cross_attention = cross_attention
-        self.mlp_norm = mlp_norm
-        self.mlp = mlp
 
     def forward(self, x: Tensor, step: DecoderStep) -> Tensor:
         """Run the layer on ``x`` [num_decoder_rows, hidden_size] fp32 -> same shape and dtype."""
@@ -193,43 +178,23 @@ class CrossLayer(nn.Module):
 
 
 class EncoderDecoder(nn.Module):
-    """An encoder, decoder layers that see its states, last norm and head.
+    """An encoder, and a decoder whose layers see its states.
 
     It is a :class:`~mlsys_orca.model.decoder.DecoderModel`: to whoever plans and runs iterations it is a decoder,
     whose requests say how many of their first tokens the encoder reads.
 
     Args:
-        config: The model's shape; its ``encoder`` is not None.
-        encoder: Its states are of ``dtype``.
-        embedding: The decoder's: (token ids, positions) -> fp32 [num_tokens, hidden_size].
-        layers: Each (states, :class:`DecoderStep`) -> states.
-        norm: fp32 [num_sampled, hidden_size] -> the same in ``dtype``.
-        head: Product of the normalised states -> [num_sampled, vocab_size].
-        dtype: Dtype of weights, keys and values.
-        device: Where they are.
+        encoder: Its states are of the decoder's dtype.
+        decoder: Its layers take a :class:`DecoderStep`; its configuration's ``encoder`` is not None.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        encoder: Encoder,
-        embedding: Embedding,
-        layers: Iterable[CrossLayer],
-        norm: nn.Module,
-        head: nn.Module,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, encoder: Encoder, decoder: Decoder) -> None:
         super().__init__()
-        self.config = config
+        self.config = decoder.config
+        self.dtype = decoder.dtype
+        self.device = decoder.device
         self.encoder = encoder
-        self.embedding = embedding
-        self.layers = nn.ModuleList(layers)
-        self.norm = norm
-        self.head = head
-        self.dtype = dtype
-        self.device = device
+        self.decoder = decoder
 
     def forward(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
         """Run one iteration: writes its keys and values, returns fp32 logits [num_sampled, vocab_size].
@@ -252,13 +217,7 @@ class EncoderDecoder(nn.Module):
             kv_cache=kv_cache,
         )
         token_ids = inputs.token_ids[self._tensor(sides.decoder_rows)]
-        x: Tensor = self.embedding(token_ids, self._tensor(sides.decoder_positions))
-        for layer in self.layers:
-            x = layer(x, step)
-        if not sides.sampled:  # only chunks with more to come
-            return x.new_empty((0, self.config.vocab_size))
-        logits: Tensor = self.head(self.norm(x[self._tensor(sides.sampled)]) * self.config.logit_scale)
-        return logits.float()
+        return self.decoder.run(token_ids, self._tensor(sides.decoder_positions), step, self._tensor(sides.sampled))
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from mlsys_orca.model.attention import AttentionOptions
-from mlsys_orca.model.blocks import MLP
+from mlsys_orca.model.blocks import MLP, PostNormLayer
 from mlsys_orca.model.config import RelativePositions
-from mlsys_orca.model.encoder import Encoder, EncoderLayer, PairHead, RowAttention
+from mlsys_orca.model.encoder import Encoder, PairHead, RowAttention
 from mlsys_orca.model.layers import Embedding
 from mlsys_orca.model.operator_reader import OperatorReader
 from mlsys_orca.model.relative_positions import bias_by_distance
@@ -129,9 +129,9 @@ def _bias(config: EncoderConfig, read: OperatorReader) -> Tensor | None:
     return bias_by_distance(table, positions, is_causal=False)
 
 
-def _layer(config: EncoderConfig, read: OperatorReader, options: AttentionOptions, index: int) -> EncoderLayer:
+def _layer(config: EncoderConfig, read: OperatorReader, options: AttentionOptions, index: int) -> PostNormLayer:
     hidden, inner, at = config.hidden_size, config.intermediate_size, (index,)
-    return EncoderLayer(
+    return PostNormLayer(
         attention=RowAttention(
             qkv=read.linear({"q": hidden, "k": hidden, "v": hidden}, hidden, at=at, bias=True),
             output=read.linear({"o": hidden}, hidden, at=at, bias=True),
@@ -145,6 +145,5 @@ def _layer(config: EncoderConfig, read: OperatorReader, options: AttentionOption
             activation=config.activation,
         ),
         mlp_norm=read.layer_norm("mlp_norm", hidden, at=at, dtype=torch.float32),
-        post_norm=True,
         dtype=read.dtype,
     )

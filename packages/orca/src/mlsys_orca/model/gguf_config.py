@@ -14,6 +14,23 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_orca.model.config import ModelConfig, refuse
 from mlsys_orca.model.rope import yarn_amplitude, yarn_divisors
 
+# Names of a decoder's tensors by role, for OperatorReader.
+GGUF_STEMS = {
+    "embedding": "token_embd",
+    "positions": "position_embd",
+    "norm": "output_norm",
+    "head": "output",
+    "attention_norm": "blk.{}.attn_norm",
+    "q": "blk.{}.attn_q",
+    "k": "blk.{}.attn_k",
+    "v": "blk.{}.attn_v",
+    "qkv": "blk.{}.attn_qkv",
+    "o": "blk.{}.attn_output",
+    "mlp_norm": "blk.{}.ffn_norm",
+    "gate": "blk.{}.ffn_gate",
+    "up": "blk.{}.ffn_up",
+    "down": "blk.{}.ffn_down",
+}
 # Keys that change the result, with the values that mean "as if it were absent". A family names those it implements.
 _CHANGES_THE_RESULT: dict[str, tuple[Any, ...]] = {
     "activation_sparsity_scale": (),

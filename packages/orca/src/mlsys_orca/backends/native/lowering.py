@@ -12,10 +12,10 @@ from functools import singledispatch
 
 from mlsys_core.errors import MlsysError
 from mlsys_orca.backends.native.plan import LOGITS, STATES, Attend, DecoderPlan, GatherRows, Gemm, Normalise, Operator
-from mlsys_orca.model.blocks import MLP, Attention, Decoder, GatedMLP, PreNormLayer, RotatedBy
+from mlsys_orca.model.blocks import MLP, Attention, Decoder, GatedMLP, PostNormLayer, PreNormLayer, RotatedBy
 from mlsys_orca.model.families.gemma2 import SandwichLayer
 from mlsys_orca.model.families.gpt_neox import ParallelLayer
-from mlsys_orca.model.families.opt import Cast, PostNormLayer
+from mlsys_orca.model.families.opt import Cast
 from mlsys_orca.model.layers import LayerNorm, Linear, RMSNorm, Rotaries, Rotary
 from torch import nn
 
@@ -108,10 +108,12 @@ class _Lowering:
         self._write(target, attention.num_heads * attention.head_dim)
         self.operators.append(Attend(source=source, target=target, attention=attention, rotary=rotary))
 
-    def rotated(self, attention: Attention | RotatedBy) -> tuple[Attention, int | None]:
+    def rotated(self, attention: nn.Module) -> tuple[Attention, int | None]:
         """Return the attention itself, and the number of the rotary that turns its heads."""
         if isinstance(attention, RotatedBy):
             return attention.attention, attention.which
+        if not isinstance(attention, Attention):
+            raise LoweringError(f"attention by {type(attention).__name__}")
         return attention, self.rotary
 
     def normalise(self, source: str, norm: nn.Module, target: str, *, accumulates: bool = False) -> None:
@@ -169,10 +171,8 @@ def _(layer: SandwichLayer, plan: _Lowering) -> None:
     plan.normalise("branch", layer.mlp_out_norm, STATES, accumulates=True)
 
 
-def _attention(
-    attention: Attention | RotatedBy, plan: _Lowering, target: str, *, norm: nn.Module | None = None
-) -> None:
-    attention, rotary = plan.rotated(attention)
+def _attention(layer_attention: nn.Module, plan: _Lowering, target: str, *, norm: nn.Module | None = None) -> None:
+    attention, rotary = plan.rotated(layer_attention)
     plan.product(STATES, attention.qkv, "qkv", norm=norm)
     plan.attend(attention, "qkv", "attended", rotary=rotary)
     plan.product("attended", attention.output, target, accumulates=target == STATES)

@@ -23,14 +23,10 @@ class FusedDecoder(nn.Module):
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
         fuse(decoder)
+        self.decoder = decoder
         self.config = config = decoder.config
         self.dtype = decoder.dtype
         self.device = decoder.device
-        self.embedding = decoder.embedding
-        self.layers = decoder.layers
-        self.norm = decoder.norm
-        self.head = decoder.head
-        self.rotary = decoder.rotary
         self.tile = tile_shape(
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
@@ -44,11 +40,11 @@ class FusedDecoder(nn.Module):
         Raises:
             MemoryPlanError: a request's block table is too short for its tokens.
         """
-        batch = to_device(inputs, self.tile)
-        x: Tensor = self.embedding(batch.token_ids, batch.positions)
+        batch, decoder = to_device(inputs, self.tile), self.decoder
+        x: Tensor = decoder.embedding(batch.token_ids, batch.positions)
         branch: Tensor | None = None
-        step = FusedStep(batch, kv_cache, self.rotary(batch.positions) if self.rotary is not None else None)
-        for layer in self.layers:
+        step = FusedStep(batch, kv_cache, decoder.rotary(batch.positions) if decoder.rotary is not None else None)
+        for layer in decoder.layers:
             if isinstance(layer, FusedPreNormLayer):
                 x, branch = layer(x, branch, step)
             else:
@@ -56,10 +52,8 @@ class FusedDecoder(nn.Module):
         if not len(batch.sampled_rows):  # only chunks of prompts with more to come
             return x.new_empty((0, self.config.vocab_size))
         x, branch = x[batch.sampled_rows], None if branch is None else branch[batch.sampled_rows]
-        if isinstance(self.norm, FusedNorm):
-            x, normed = self.norm.add(x, branch)
+        if isinstance(decoder.norm, FusedNorm):
+            x, normed = decoder.norm.add(x, branch)
         else:
-            normed = self.norm(x if branch is None else x + branch)
-        logits: Tensor = self.head(normed).float()
-        cap = self.config.logit_softcap
-        return logits if cap is None else (logits / cap).tanh_().mul_(cap)
+            normed = decoder.norm(x if branch is None else x + branch)
+        return decoder.logits(normed)

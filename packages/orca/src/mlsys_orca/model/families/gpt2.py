@@ -11,25 +11,14 @@ from typing import Any
 from mlsys_orca.model.blocks import MLP, Attention, Decoder, PreNormLayer
 from mlsys_orca.model.config import ModelConfig, activation_name, refuse
 from mlsys_orca.model.family import Family
-from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
+from mlsys_orca.model.gguf_config import GGUF_STEMS, GgufFields, config_from_gguf
 from mlsys_orca.model.huggingface_config import refuse_common, require
 from mlsys_orca.model.layers import Embedding
 from mlsys_orca.model.operator_reader import OperatorReader
 from mlsys_orca.model.weights.checkpoint import Layout
 
 _STEMS: dict[Layout, dict[str, str]] = {
-    "gguf": {
-        "embedding": "token_embd",
-        "positions": "position_embd",
-        "norm": "output_norm",
-        "head": "output",
-        "attention_norm": "blk.{}.attn_norm",
-        "qkv": "blk.{}.attn_qkv",
-        "o": "blk.{}.attn_output",
-        "mlp_norm": "blk.{}.ffn_norm",
-        "up": "blk.{}.ffn_up",
-        "down": "blk.{}.ffn_down",
-    },
+    "gguf": GGUF_STEMS,
     "huggingface": {
         "embedding": "transformer.wte",
         "positions": "transformer.wpe",

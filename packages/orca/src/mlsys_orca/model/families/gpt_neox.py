@@ -11,7 +11,7 @@ from typing import Any
 from mlsys_orca.model.blocks import MLP, Attention, Decoder, PreNormLayer, Step
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.family import Family
-from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
+from mlsys_orca.model.gguf_config import GGUF_STEMS, GgufFields, config_from_gguf
 from mlsys_orca.model.huggingface_config import config_from_huggingface
 from mlsys_orca.model.layers import Embedding, Rotary
 from mlsys_orca.model.operator_reader import OperatorReader
@@ -19,17 +19,7 @@ from mlsys_orca.model.weights.checkpoint import Layout
 from torch import Tensor, nn
 
 _STEMS: dict[Layout, dict[str, str]] = {
-    "gguf": {
-        "embedding": "token_embd",
-        "norm": "output_norm",
-        "head": "output",
-        "attention_norm": "blk.{}.attn_norm",
-        "qkv": "blk.{}.attn_qkv",
-        "o": "blk.{}.attn_output",
-        "mlp_norm": "blk.{}.ffn_norm",
-        "up": "blk.{}.ffn_up",
-        "down": "blk.{}.ffn_down",
-    },
+    "gguf": GGUF_STEMS,
     "huggingface": {
         "embedding": "gpt_neox.embed_in",
         "norm": "gpt_neox.final_layer_norm",

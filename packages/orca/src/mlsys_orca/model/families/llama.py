@@ -14,7 +14,7 @@ from mlsys_orca.model.blocks import Attention, Decoder, GatedMLP, PreNormLayer, 
 from mlsys_orca.model.config import ModelConfig
 from mlsys_orca.model.experts import GGUF_EXPERTS, expert_fields, read_experts
 from mlsys_orca.model.family import Family
-from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
+from mlsys_orca.model.gguf_config import GGUF_STEMS, GgufFields, config_from_gguf
 from mlsys_orca.model.huggingface_config import config_from_huggingface
 from mlsys_orca.model.layers import Embedding, Rotary
 from mlsys_orca.model.operator_reader import Arrange, OperatorReader
@@ -22,21 +22,7 @@ from mlsys_orca.model.weights.checkpoint import Layout
 from torch import Tensor, nn
 
 STEMS: dict[Layout, dict[str, str]] = {
-    "gguf": {
-        "embedding": "token_embd",
-        "norm": "output_norm",
-        "head": "output",
-        "attention_norm": "blk.{}.attn_norm",
-        "q": "blk.{}.attn_q",
-        "k": "blk.{}.attn_k",
-        "v": "blk.{}.attn_v",
-        "o": "blk.{}.attn_output",
-        "mlp_norm": "blk.{}.ffn_norm",
-        "gate": "blk.{}.ffn_gate",
-        "up": "blk.{}.ffn_up",
-        "down": "blk.{}.ffn_down",
-        **GGUF_EXPERTS,
-    },
+    "gguf": GGUF_STEMS | GGUF_EXPERTS,
     "huggingface": {
         "embedding": "model.embed_tokens",
         "norm": "model.norm",

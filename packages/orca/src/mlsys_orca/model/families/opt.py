@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from mlsys_orca.model.blocks import MLP, Decoder, PreNormLayer, Step
+from mlsys_orca.model.blocks import MLP, Decoder, PostNormLayer, PreNormLayer
 from mlsys_orca.model.config import ModelConfig, activation_name
 from mlsys_orca.model.families.llama import read_attention
 from mlsys_orca.model.family import Family
@@ -65,20 +65,6 @@ def _from_huggingface(raw: Mapping[str, Any]) -> ModelConfig:
         final_norm=pre_norm and not raw.get("_remove_final_layer_norm", False),
         embedding_size=width if width != hidden else None,
     )
-
-
-class PostNormLayer(PreNormLayer):
-    """Each branch reads the state as it is, and the sum is normalised; the norms give fp32."""
-
-    def __init__(self, *, dtype: torch.dtype, **parts: Any) -> None:
-        super().__init__(**parts)
-        self.dtype = dtype
-
-    def forward(self, x: Tensor, step: Step) -> Tensor:
-        """Run the layer on ``x`` [num_tokens, hidden_size] fp32 -> same shape and dtype."""
-        x = self.attention_norm(x + self.attention(x.to(self.dtype), step))
-        out: Tensor = self.mlp_norm(x + self.mlp(x.to(self.dtype)))
-        return out
 
 
 class Cast(nn.Module):

@@ -17,7 +17,7 @@ from mlsys_orca.model.weights.checkpoint import Layout
 from torch import nn
 
 _STEMS: dict[Layout, dict[str, str]] = {
-    "gguf": {**llama.STEMS["gguf"], "qkv": "blk.{}.attn_qkv", "gate_up": "blk.{}.ffn_up"},
+    "gguf": llama.STEMS["gguf"] | {"gate_up": "blk.{}.ffn_up"},
     "huggingface": {
         **llama.STEMS["huggingface"],
         "qkv": "model.layers.{}.self_attn.qkv_proj",

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from mlsys_orca.model.attention import AttentionOptions
-from mlsys_orca.model.blocks import MLP, GatedMLP
+from mlsys_orca.model.blocks import MLP, Decoder, GatedMLP, PreNormLayer
 from mlsys_orca.model.config import EncoderPart, ModelConfig, RelativePositions, activation_name, refuse
-from mlsys_orca.model.encoder import Encoder, EncoderLayer, RowAttention
+from mlsys_orca.model.encoder import Encoder, RowAttention
 from mlsys_orca.model.encoder_decoder import CrossAttention, CrossLayer, EncoderDecoder, SelfAttention
 from mlsys_orca.model.family import Family
 from mlsys_orca.model.gguf_config import GgufFields, config_from_gguf
@@ -203,17 +203,15 @@ class _Reader:
         return MLP(self._read.linear({up: inner}, hidden, at=at), out(), activation=self._config.activation)
 
 
-def _encoder_layer(config: ModelConfig, read: OperatorReader, side: _Reader, index: int) -> EncoderLayer:
+def _encoder_layer(config: ModelConfig, side: _Reader, index: int) -> PreNormLayer:
     options = side.options(index, is_causal=False)
-    return EncoderLayer(
+    return PreNormLayer(
         attention_norm=side.norm("attention_norm", (index,)),
         attention=RowAttention(
             qkv=side.project("qkv", index), output=side.output(index), num_heads=config.num_heads, options=options
         ),
         mlp_norm=side.norm("mlp_norm", (index,)),
         mlp=side.mlp(index),
-        post_norm=False,
-        dtype=read.dtype,
     )
 
 
@@ -248,18 +246,21 @@ def _build(config: ModelConfig, read: OperatorReader) -> EncoderDecoder:
     embedding = Embedding(table)
     encoder, decoder, cross = (_Reader(config, read, side) for side in ("encoder", "decoder", "cross"))
     return EncoderDecoder(
-        config,
-        encoder=Encoder(
+        Encoder(
             embedding=embedding,
-            layers=(_encoder_layer(config, read, encoder, index) for index in range(config.encoder.num_layers)),
+            layers=(_encoder_layer(config, encoder, index) for index in range(config.encoder.num_layers)),
             last_norm=encoder.norm("norm"),
         ),
-        embedding=embedding,
-        layers=(_decoder_layer(config, decoder, cross, index) for index in range(config.num_layers)),
-        norm=decoder.norm("norm"),
-        head=read.head(table, tied=not read.has("head")),
-        dtype=read.dtype,
-        device=read.device,
+        Decoder(
+            config,
+            embedding=embedding,
+            layers=(_decoder_layer(config, decoder, cross, index) for index in range(config.num_layers)),
+            norm=decoder.norm("norm"),
+            head=read.head(table, tied=not read.has("head")),
+            rotary=None,
+            dtype=read.dtype,
+            device=read.device,
+        ),
     )
 
 
