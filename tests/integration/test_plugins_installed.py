@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import site
 import subprocess
 import sys
-import venv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,18 +17,9 @@ Mlsys = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment that sees this one's packages and holds the six plugins; needs no index."""
-    root = tmp_path_factory.mktemp("env")
-    venv.create(root, with_pip=False, symlinks=True)
-    python = root / "bin" / "python"
-    script = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    purelib = Path(subprocess.run([python, "-c", script], capture_output=True, text=True, check=True).stdout.strip())
-    parents = [path for path in site.getsitepackages() if Path(path).is_dir()]
-    (purelib / "parent.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in parents))
-    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
-    subprocess.run([*command, "--no-build-isolation", *(str(PLUGINS / name) for name in NAMES)], check=True)
-    return root
+def python(install: Callable[..., Path]) -> Path:
+    """The interpreter of an environment that sees this one's packages and holds the six plugins; needs no index."""
+    return install(*(PLUGINS / name for name in NAMES))
 
 
 @pytest.fixture
@@ -40,11 +29,11 @@ def trace(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def mlsys(environment: Path, trace: Path, tmp_path: Path) -> Mlsys:
+def mlsys(python: Path, trace: Path, tmp_path: Path) -> Mlsys:
     def call(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         env = {k: v for k, v in os.environ.items() if not k.startswith("MLSYS_")}
         env |= {"MINI_OLD_API_TRACE": str(trace), "COLUMNS": "200", **variables}
-        command = [str(environment / "bin" / "python"), "-m", "mlsys_core", *arguments]
+        command = [str(python), "-m", "mlsys_core", *arguments]
         return subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path)
 
     return call
@@ -131,10 +120,9 @@ def test_its_demo_step_runs_and_lands_in_the_report(mlsys: Mlsys, tmp_path: Path
     assert "It ran." in page
 
 
-def test_a_new_plugin_works_and_its_own_tests_pass(mlsys: Mlsys, environment: Path, tmp_path: Path):
-    python = str(environment / "bin" / "python")
+def test_a_new_plugin_works_and_its_own_tests_pass(mlsys: Mlsys, python: Path, tmp_path: Path):
     assert mlsys("plugins", "new", "fresh-one").returncode == 0
-    install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
     package = tmp_path / "fresh-one"
     try:
         subprocess.run([*install, "--no-build-isolation", "-e", str(package)], check=True)

@@ -8,12 +8,9 @@ import json
 import os
 import re
 import signal
-import site
 import subprocess
-import sys
 import time
 import urllib.request
-import venv
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -29,19 +26,9 @@ WAIT_S = 300.0  # for a server that loads torch on a busy machine
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def python(install: Callable[..., Path]) -> Path:
     """The interpreter of an environment that sees this one's packages and holds the package; needs no index."""
-    root = tmp_path_factory.mktemp("env")
-    venv.create(root, with_pip=False, symlinks=True)
-    interpreter = root / "bin" / "python"
-    script = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    purelib = subprocess.run([interpreter, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
-    parents = [path for path in site.getsitepackages() if Path(path).is_dir()]
-    lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in parents)
-    (Path(purelib) / "parent.pth").write_text(lines)
-    command = [sys.executable, "-m", "pip", "--python", str(interpreter), "install", "--quiet", "--no-deps"]
-    subprocess.run([*command, "--no-index", "--no-build-isolation", str(PACKAGE)], check=True)
-    return interpreter
+    return install(PACKAGE)
 
 
 @pytest.fixture

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import site
 import subprocess
-import sys
-import venv
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,19 +34,9 @@ print(json.dumps({
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def python(install: Callable[..., Path]) -> Path:
     """The interpreter of an environment that sees this one's packages and holds the plugin; needs no index."""
-    root = tmp_path_factory.mktemp("env")
-    venv.create(root, with_pip=False, symlinks=True)
-    interpreter = root / "bin" / "python"
-    script = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    purelib = subprocess.run([interpreter, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
-    parents = [path for path in site.getsitepackages() if Path(path).is_dir()]
-    lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in parents)
-    (Path(purelib) / "parent.pth").write_text(lines)
-    command = [sys.executable, "-m", "pip", "--python", str(interpreter), "install", "--quiet", "--no-deps"]
-    subprocess.run([*command, "--no-index", "--no-build-isolation", str(PLUGIN)], check=True)
-    return interpreter
+    return install(PLUGIN)
 
 
 def run(python: Path, folder: Path, **variables: str) -> dict[str, object]:
