@@ -51,9 +51,8 @@ class GRUWeights(nn.Module):
         return LayerForm(self.hidden_size, bias, self.weight_ih.t(), self.weight_hh.t(), hidden_bias=self.bias_hh)
 
 
-@cell
-class WordGRUCell(nn.Module):
-    """An embedding and a GRU.
+class _WordGRU(nn.Module):
+    """An embedding and a GRU, of which the cells below are made.
 
     Args:
         num_words: size of the vocabulary.
@@ -66,10 +65,20 @@ class WordGRUCell(nn.Module):
         self.embedding = nn.Embedding(num_words, embedding_size)
         self.gru = GRUWeights(embedding_size, hidden_size)
 
+    def word_ports(self) -> list[Port]:
+        """Return the ports of a word and of the state."""
+        word = Port("word", "int64", high=self.embedding.num_embeddings)
+        return [word, Port("h", "float32", (self.gru.hidden_size,))]
+
+
+@cell
+class WordGRUCell(_WordGRU):
+    """A step of a sequence encoder."""
+
     def ports(self) -> tuple[Sequence[Port], Sequence[Port]]:
         """See :class:`mlsys_batchmaker.cells.cell.HasPorts`."""
-        hidden = Port("h", "float32", (self.gru.hidden_size,))
-        return [Port("word", "int64", high=self.embedding.num_embeddings), hidden], [hidden]
+        word, hidden = self.word_ports()
+        return [word, hidden], [hidden]
 
     def forward(self, word: Tensor, hidden: Tensor) -> Tensor:
         """Run one step: word [b], hidden [b, h] -> hidden."""
@@ -98,26 +107,16 @@ class WordGRUCell(nn.Module):
 
 
 @cell
-class WordGRUDecoderCell(nn.Module):
-    """A "feed previous" decoder step with a GRU.
-
-    Args:
-        num_words: size of the vocabulary.
-        embedding_size: width of a word's embedding.
-        hidden_size: width of the state.
-    """
+class WordGRUDecoderCell(_WordGRU):
+    """A "feed previous" decoder step with a GRU."""
 
     def __init__(self, num_words: int, embedding_size: int, hidden_size: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(num_words, embedding_size)
-        self.gru = GRUWeights(embedding_size, hidden_size)
+        super().__init__(num_words, embedding_size, hidden_size)
         self.projection = nn.Linear(hidden_size, num_words)
 
     def ports(self) -> tuple[Sequence[Port], Sequence[Port]]:
         """See :class:`mlsys_batchmaker.cells.cell.HasPorts`."""
-        hidden = Port("h", "float32", (self.gru.hidden_size,))
-        word = Port("word", "int64", high=self.embedding.num_embeddings)
-        return [word, hidden], [word, hidden]
+        return self.word_ports(), self.word_ports()
 
     def forward(self, word: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Run one step: word [b], hidden [b, h] -> the next word, hidden."""
@@ -131,27 +130,20 @@ class WordGRUDecoderCell(nn.Module):
 
 
 @cell
-class WordGRUBeamCell(nn.Module):
+class WordGRUBeamCell(_WordGRU):
     """A decoder step of a beam search: the best next words and their log probabilities, for one hypothesis a row.
 
-    Args:
-        num_words: size of the vocabulary.
-        embedding_size: width of a word's embedding.
-        hidden_size: width of the state.
-        width: number of words that it gives.
+    ``width`` is the number of words that it gives.
     """
 
     def __init__(self, num_words: int, embedding_size: int, hidden_size: int, width: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(num_words, embedding_size)
-        self.gru = GRUWeights(embedding_size, hidden_size)
+        super().__init__(num_words, embedding_size, hidden_size)
         self.projection = nn.Linear(hidden_size, num_words)
         self.width = width
 
     def ports(self) -> tuple[Sequence[Port], Sequence[Port]]:
         """See :class:`mlsys_batchmaker.cells.cell.HasPorts`."""
-        hidden = Port("h", "float32", (self.gru.hidden_size,))
-        word = Port("word", "int64", high=self.embedding.num_embeddings)
+        word, hidden = self.word_ports()
         best = [Port("scores", "float32", (self.width,)), Port("words", "int64", (self.width,))]
         return [word, hidden], [*best, hidden]
 

@@ -138,9 +138,8 @@ def lstm_gates_in_place(gates: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tanh(new_state).mul_(kept[:, 3 * size :]), new_state
 
 
-@cell
-class WordLSTMCell(nn.Module):
-    """An embedding and an LSTM: a step of a sequence encoder.
+class _WordLSTM(nn.Module):
+    """An embedding and an LSTM, of which the cells below are made.
 
     Args:
         num_words: size of the vocabulary.
@@ -152,10 +151,20 @@ class WordLSTMCell(nn.Module):
         self.embedding = nn.Embedding(num_words, hidden_size)
         self.lstm = LSTMCell(hidden_size, hidden_size)
 
+    def word_ports(self) -> list[Port]:
+        """Return the ports of a word and of the states."""
+        _, states = self.lstm.ports()
+        return [Port("word", "int64", high=self.embedding.num_embeddings), *states]
+
+
+@cell
+class WordLSTMCell(_WordLSTM):
+    """A step of a sequence encoder."""
+
     def ports(self) -> tuple[Sequence[Port], Sequence[Port]]:
         """See :class:`mlsys_batchmaker.cells.cell.HasPorts`."""
-        _, states = self.lstm.ports()
-        return [Port("word", "int64", high=self.embedding.num_embeddings), *states], states
+        word, *states = self.word_ports()
+        return [word, *states], states
 
     def forward(self, word: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Run one step: word [b], hidden and state [b, h] -> hidden and state."""
@@ -177,25 +186,16 @@ class WordLSTMCell(nn.Module):
 
 
 @cell
-class WordLSTMDecoderCell(nn.Module):
-    """A "feed previous" decoder step: embedding, LSTM, projection to the vocabulary and argmax (section 7.4).
-
-    Args:
-        num_words: size of the vocabulary.
-        hidden_size: width of embedding and states.
-    """
+class WordLSTMDecoderCell(_WordLSTM):
+    """A "feed previous" decoder step: embedding, LSTM, projection to the vocabulary and argmax (section 7.4)."""
 
     def __init__(self, num_words: int, hidden_size: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(num_words, hidden_size)
-        self.lstm = LSTMCell(hidden_size, hidden_size)
+        super().__init__(num_words, hidden_size)
         self.projection = nn.Linear(hidden_size, num_words)
 
     def ports(self) -> tuple[Sequence[Port], Sequence[Port]]:
         """See :class:`mlsys_batchmaker.cells.cell.HasPorts`."""
-        _, states = self.lstm.ports()
-        word = Port("word", "int64", high=self.embedding.num_embeddings)
-        return [word, *states], [word, *states]
+        return self.word_ports(), self.word_ports()
 
     def forward(self, word: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Run one step: word [b], hidden and state [b, h] -> the next word, hidden, state."""
