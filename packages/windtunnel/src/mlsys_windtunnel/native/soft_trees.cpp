@@ -13,17 +13,17 @@
 #include <cstring>
 #include <vector>
 
+#include <mlsys/math.h>
 #include <mlsys/thread_pool.h>
 
 namespace {
 
 constexpr int64_t kRows = 64;  // rows at a time
-#ifdef __AVX512F__
-constexpr int64_t kLanes = 16;
+constexpr int64_t kLanes = mlsys::LANES;
+#if MLSYS_LANES == 16
 #define EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
 #define ODD 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
 #else
-constexpr int64_t kLanes = 8;
 #define EVEN 0, 2, 4, 6, 8, 10, 12, 14
 #define ODD 1, 3, 5, 7, 9, 11, 13, 15
 #endif
@@ -33,8 +33,11 @@ constexpr int64_t kLanes = 8;
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Integers{__VA_ARGS__})
 #endif
 constexpr int64_t kVectors = kRows / kLanes;
-typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
-typedef int32_t Integers __attribute__((vector_size(kLanes * sizeof(float))));
+using Vector = mlsys::vf;
+using Integers = mlsys::vi;
+using mlsys::exp_or_zero;
+using mlsys::fast_tanh;
+using mlsys::larger;
 
 struct Group {
   const float* arguments;      // [trees, splits, rows], what tanh is taken of; null: made of the columns
@@ -69,32 +72,6 @@ struct Gradients {  // null where not wanted; all but `arguments` are added to
   float* leaf;           // [trees, leaves, outputs]
 };
 MLSYS_STRUCT(Gradients, outputs, arguments, columns, threshold, path, count, leaf);
-
-inline Vector all(float value) { return Vector{} + value; }
-inline Vector smaller(Vector a, Vector b) { return a < b ? a : b; }
-inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
-
-inline Vector exponential(Vector x) {  // relative error 2e-7
-  x = larger(smaller(x, all(87.0f)), all(-87.0f));
-  const Vector shifted = x * 1.44269504f + 12582912.0f;  // rounds: 1.5 * 2^23
-  const Vector whole = shifted - 12582912.0f;
-  const Vector rest = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
-  Vector series = all(1.9875691500e-4f);
-  series = series * rest + 1.3981999507e-3f;
-  series = series * rest + 8.3334519073e-3f;
-  series = series * rest + 4.1665795894e-2f;
-  series = series * rest + 1.6666665459e-1f;
-  series = series * rest + 5.0000001201e-1f;
-  series = series * rest * rest + rest + 1.0f;
-  Integers bits;
-  std::memcpy(&bits, &shifted, sizeof bits);
-  bits = (bits << 23) + (127 << 23);
-  Vector power;
-  std::memcpy(&power, &bits, sizeof power);
-  return series * power;
-}
-
-inline Vector tangent(Vector x) { return 1.0f - 2.0f / (exponential(x + x) + 1.0f); }
 
 inline float total(Vector v) {
   float sum = 0;
@@ -193,7 +170,7 @@ void find_splits(const Group& g, int64_t tree, int64_t start, int64_t num_rows, 
           if (missing[row]) values[row] = g.missing_value[place];
       }
     }
-    for (int64_t v = 0; v < kVectors; ++v) out[v] = tangent(out[v] * g.split_scale);
+    for (int64_t v = 0; v < kVectors; ++v) out[v] = fast_tanh(out[v] * g.split_scale);
   }
 }
 
@@ -228,14 +205,14 @@ void find_sums(const Group& g, int64_t tree, Work& work) {
 void choose(const Group& g, Work& work) {
   Vector* weight = work.weight.data();
   if (g.is_tanh) {
-    for (int64_t i = 0; i < g.leaves * kVectors; ++i) weight[i] = tangent(weight[i]) * 0.5f + 0.5f;
+    for (int64_t i = 0; i < g.leaves * kVectors; ++i) weight[i] = fast_tanh(weight[i]) * 0.5f + 0.5f;
     return;
   }
   for (int64_t v = 0; v < kVectors; ++v) {
     Vector most = weight[v], sum = {};
     for (int64_t l = 1; l < g.leaves; ++l) most = larger(most, weight[l * kVectors + v]);
     for (int64_t l = 0; l < g.leaves; ++l) {
-      const Vector share = exponential(weight[l * kVectors + v] - most);
+      const Vector share = exp_or_zero(weight[l * kVectors + v] - most);
       weight[l * kVectors + v] = share;
       sum += share;
     }

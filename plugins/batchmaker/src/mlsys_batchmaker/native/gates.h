@@ -45,11 +45,11 @@ inline void finish(Kind kind, const float* sums, int64_t stride, const Row& row,
         for (int gate = 0; gate < GATES[kind]; gate++) g[gate] = load(sums + gate * stride + at);
         vf hidden;
         if (kind == GRU) {
-            vf candidate = tanh(fma(sigmoid(g[0]), g[2], load(row.given + at)));
+            vf candidate = fast_tanh(fma(sigmoid(g[0]), g[2], load(row.given + at)));
             vf update = sigmoid(g[1]);
             hidden = fma(update, load_some(row.hidden + at, left) - candidate, candidate);
         } else {
-            vf state = sigmoid(g[0]) * tanh(g[2]);
+            vf state = sigmoid(g[0]) * fast_tanh(g[2]);
             vf out = g[1];
             if (kind == LSTM) {
                 state = fma(sigmoid(g[1]), load_some(row.state + at, left), state);
@@ -59,7 +59,7 @@ inline void finish(Kind kind, const float* sums, int64_t stride, const Row& row,
                 state = fma(sigmoid(g[4]), load_some(row.other + at, left), state);
             }
             store_some(row.new_state + at, state, left);
-            hidden = sigmoid(out) * tanh(state);
+            hidden = sigmoid(out) * fast_tanh(state);
         }
         store(row.new_hidden + at, hidden);
     }

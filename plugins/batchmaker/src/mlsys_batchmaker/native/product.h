@@ -1,7 +1,8 @@
 // Rows times a packed weight, where the rows lie wherever they lie: each is a pointer, so nothing is gathered first.
 #pragma once
 
-#include <mlsys/vec.h>
+#include <mlsys/gemm.h>
+#include <mlsys/math.h>
 
 #include <cstdint>
 
@@ -22,26 +23,17 @@ struct Matrix {
     const float* panel(int64_t which) const { return panels + which * depth * UNITS; }
 };
 
-// Every loop over R and VECS is unrolled, or the compiler keeps the sums in memory.
-#define BATCHMAKER_UNROLL _Pragma("GCC unroll 32")
-
 template <int R>
 inline void multiply_rows(const float* const* rows, int64_t first, int64_t count, const float* weight, float* sums) {
     vf acc[R * VECS];
     const float* at[R];
-    BATCHMAKER_UNROLL
-    for (int r = 0; r < R; r++) at[r] = rows[r] + first;
-    BATCHMAKER_UNROLL
-    for (int i = 0; i < R * VECS; i++) acc[i] = load(sums + i * LANES);
-    for (int64_t k = 0; k < count; k++) {
-        vf w[VECS];
-        BATCHMAKER_UNROLL
-        for (int v = 0; v < VECS; v++) w[v] = in_register(load(weight + k * UNITS + v * LANES));
-        BATCHMAKER_UNROLL
-        for (int i = 0; i < R * VECS; i++) acc[i] = fma(splat(at[i / VECS][k]), w[i % VECS], acc[i]);
-    }
-    BATCHMAKER_UNROLL
-    for (int i = 0; i < R * VECS; i++) store(sums + i * LANES, acc[i]);
+    unroll<R>([&](auto r) MLSYS_INLINE { at[r] = rows[r] + first; });
+    unroll<R * VECS>([&](auto i) MLSYS_INLINE { acc[i] = load(sums + i * LANES); });
+    multiply_add<R, VECS>(
+        acc, count, [&](auto r, int64_t k) MLSYS_INLINE { return at[r][k]; },
+        [&](int64_t k, auto v) MLSYS_INLINE { return in_register(load(weight + k * UNITS + v * LANES)); },
+        []() MLSYS_INLINE {});
+    unroll<R * VECS>([&](auto i) MLSYS_INLINE { store(sums + i * LANES, acc[i]); });
 }
 
 template <int R>
@@ -58,17 +50,10 @@ inline void multiply(const float* const* rows, int count, const Matrix& matrix, 
     const float* weight = matrix.panel(panel);
     for (int64_t first = 0; first < matrix.depth; first += DEPTH) {
         int64_t depth = matrix.depth - first < DEPTH ? matrix.depth - first : DEPTH;
-        // Blocks of nearly equal height: 7 rows are 4 and 3, not 6 and 1.
-        int blocks = (count + ROWS - 1) / ROWS;
-        for (int block = 0, row = 0; block < blocks; block++) {
-            int height = (count - row + blocks - block - 1) / (blocks - block);
+        in_groups(count, ROWS, [&](int row, int height) {  // 7 rows are 4 and 3, not 6 and 1
             multiply_up_to<ROWS>(height, rows + row, first, depth, weight + first * UNITS, sums + row * UNITS);
-            row += height;
-        }
+        });
     }
 }
-
-inline vf sigmoid(vf x) { return splat(1.0f) / (splat(1.0f) + exp(-x)); }
-inline vf tanh(vf x) { return splat(1.0f) - splat(2.0f) / (exp(x + x) + splat(1.0f)); }
 
 }  // namespace batchmaker

@@ -314,12 +314,10 @@ void batchmaker_pack(const float* weight, float* panels, int64_t depth, int32_t 
     int64_t blocks = (hidden + UNITS - 1) / UNITS;
     for (int64_t block = 0; block < blocks; block++)
         for (int gate = 0; gate < gates; gate++) {
-            float* panel = panels + (block * gates + gate) * depth * UNITS;
-            for (int64_t k = 0; k < depth; k++)
-                for (int unit = 0; unit < UNITS; unit++) {
-                    int64_t at = block * UNITS + unit;
-                    panel[k * UNITS + unit] = at < hidden ? weight[k * gates * hidden + gate * hidden + at] : 0.0f;
-                }
+            const float* at = weight + gate * hidden + block * UNITS;
+            pack_panel<UNITS>(
+                panels + (block * gates + gate) * depth * UNITS, depth, hidden - block * UNITS,
+                [&](int64_t k, int unit) { return at[k * gates * hidden + unit]; });
         }
 }
 }

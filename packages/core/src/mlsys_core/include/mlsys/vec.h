@@ -1,5 +1,5 @@
-// Vectors of this machine's width: one float type, its loads from the formats that weights and caches are kept in, and
-// the exponential. GCC's and Clang's vector extensions; intrinsics for the fused product and some conversions.
+// SIMD vectors of this machine's width: one float type, and its loads and stores in the formats of weights and caches.
+// GCC's and Clang's vector extensions, with intrinsics for the fused product and some conversions.
 #pragma once
 
 #include <cstdint>
@@ -189,24 +189,6 @@ inline vf only(vf x, int first, int stop, float other) {
     for (int i = 0; i < LANES; i++) lane[i] = i;
     vi inside = (lane >= splat_int(first)) & (lane < splat_int(stop));
     return inside ? x : splat(other);
-}
-
-// e^x to 2 units in the last place: 2^n * p(r), r within half of ln 2 of zero; 0 below the smallest normal number.
-inline vf exp(vf x) {
-    vf kept = smaller(larger(x, splat(-87.0f)), splat(88.0f));
-    vf shifted = fma(kept, splat(1.44269504f), splat(12582912.0f));  // 1.5 * 2^23: rounds to a whole number
-    vf n = shifted - splat(12582912.0f);
-    vf r = fma(n, splat(-0.693359375f), kept);
-    r = fma(n, splat(2.12194440e-4f), r);
-    vf p = splat(1.9875691500e-4f);
-    p = fma(p, r, splat(1.3981999507e-3f));
-    p = fma(p, r, splat(8.3334519073e-3f));
-    p = fma(p, r, splat(4.1665795894e-2f));
-    p = fma(p, r, splat(1.6666665459e-1f));
-    p = fma(p, r, splat(5.0000001201e-1f));
-    p = fma(p * r, r, r) + splat(1.0f);
-    vi exponent = ((vi)shifted - splat_int(0x4b400000)) << 23;
-    return x < splat(-87.0f) ? vf{} : (vf)((vi)p + exponent);
 }
 
 }  // namespace mlsys

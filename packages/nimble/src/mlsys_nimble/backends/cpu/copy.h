@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "kernel.h"
-#include "math.h"
 
 namespace nimble {
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "kernel.h"
-#include "math.h"
 
 namespace nimble {
 

@@ -3,11 +3,14 @@
 // matrix), on any thread, with scratch memory of that thread's own, so that the planner may cut it in tasks as it likes.
 #pragma once
 
-#include <mlsys/layout.h>
-
 #include <cstdint>
 
+#include <mlsys/layout.h>
+#include <mlsys/math.h>
+
 namespace nimble {
+
+using namespace mlsys;
 
 constexpr int MAX_RANK = 6;
 MLSYS_CONSTANTS(MAX_RANK);

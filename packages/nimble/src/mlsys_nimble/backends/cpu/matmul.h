@@ -5,7 +5,7 @@
 // kernel is made, so that an element's value does not depend on how the units are cut.
 #pragma once
 
-#include <utility>
+#include <mlsys/gemm.h>
 
 #include "weight.h"
 
@@ -43,73 +43,49 @@ struct Tile {
     int64_t soon_step = 0;
 };
 
-// f(0), ..., f(N - 1), each with its number known to the compiler: what is indexed by it stays in registers.
-#define INLINE __attribute__((always_inline))
-template <class F, int... I>
-INLINE inline void unroll(std::integer_sequence<int, I...>, F&& f) {
-    (f(std::integral_constant<int, I>()), ...);
-}
-template <int N, class F>
-INLINE inline void unroll(F&& f) {
-    unroll(std::make_integer_sequence<int, N>(), f);
-}
-
 template <int ROWS, int VECS>
 __attribute__((noinline)) void multiply(const Part& part, const Tile& tile, const Finish& finish) {
     constexpr int PANEL = VECS * LANES, SUMS = ROWS * VECS;
     // Few sums would wait for each other: they are kept several times over, for features in turn, and added at the end.
     constexpr int COPIES = SUMS >= 8 ? 1 : SUMS >= 4 ? 2 : 4;
     vf sums[COPIES * SUMS];
-    unroll<COPIES * SUMS>([&](auto i) INLINE { sums[i] = vf{}; });
-    if (part.is_first) unroll<SUMS>([&](auto i) INLINE { sums[i] = load(tile.bias + i % VECS * LANES); });
+    unroll<COPIES * SUMS>([&](auto i) MLSYS_INLINE { sums[i] = vf{}; });
+    if (part.is_first) unroll<SUMS>([&](auto i) MLSYS_INLINE { sums[i] = load(tile.bias + i % VECS * LANES); });
 
     const Weight* weights = tile.weights;
     const int64_t step = tile.step;
     const char* soon = tile.soon ? tile.soon : (const char*)weights;
-    const auto add = [&](const float* const (&rows)[ROWS], int k, auto copy) INLINE {
-        vf w[VECS];
-        unroll<VECS>([&](auto v) INLINE { w[v] = load(weights + v * LANES); });
-        unroll<ROWS>([&](auto r) INLINE {
-            const vf x = splat(rows[r][k]);
-            unroll<VECS>([&](auto v) INLINE {
-                constexpr int at = decltype(copy)::value * SUMS + decltype(r)::value * VECS + decltype(v)::value;
-                sums[at] = fma(x, w[v], sums[at]);
-            });
-        });
-        weights += step;
-        if constexpr (ASKS_AHEAD) __builtin_prefetch(soon, 0, 2), soon += tile.soon_step;
-    };
-    for (int tap = part.first_tap; tap < part.stop_tap; tap++) {
+    for (int tap = part.first_tap; tap < part.stop_tap; tap++, weights += part.depth * step) {
         const float* rows[ROWS];
-        unroll<ROWS>([&](auto r) INLINE { rows[r] = tile.rows[r * tile.taps + tap] + part.first; });
-        int k = 0;
-        for (; k + COPIES <= part.depth; k += COPIES)
-            unroll<COPIES>([&](auto copy) INLINE { add(rows, k + copy, copy); });
-        if constexpr (COPIES > 1)
-            for (; k < part.depth; k++) add(rows, k, std::integral_constant<int, 0>());
+        unroll<ROWS>([&](auto r) MLSYS_INLINE { rows[r] = tile.rows[r * tile.taps + tap] + part.first; });
+        multiply_add<ROWS, VECS, COPIES>(
+            sums, part.depth, [&](auto r, int64_t k) MLSYS_INLINE { return rows[r][k]; },
+            [&](int64_t k, auto v) MLSYS_INLINE { return load(weights + k * step + v * LANES); },
+            [&]() MLSYS_INLINE {
+                if constexpr (ASKS_AHEAD) __builtin_prefetch(soon, 0, 2), soon += tile.soon_step;
+            });
     }
-    unroll<(COPIES - 1) * SUMS>([&](auto i) INLINE { sums[i % SUMS] += sums[i + SUMS]; });
+    add_copies<COPIES>(sums);
     if (!part.is_first)  // parts are added whole: a long sum rounds less
-        unroll<SUMS>([&](auto i) INLINE { sums[i] += load(tile.sums + i * LANES); });
+        unroll<SUMS>([&](auto i) MLSYS_INLINE { sums[i] += load(tile.sums + i * LANES); });
 
     if (part.is_last && finish.is_plain && tile.width == PANEL) {
         const vf low = splat(finish.low), high = splat(finish.high);
         if (finish.has_residual)
-            unroll<SUMS>([&](auto i) INLINE {
+            unroll<SUMS>([&](auto i) MLSYS_INLINE {
                 sums[i] += load(tile.residual + i / VECS * tile.residual_stride + i % VECS * LANES);
             });
-        unroll<SUMS>([&](auto i) INLINE {
+        unroll<SUMS>([&](auto i) MLSYS_INLINE {
             store(tile.out + i / VECS * tile.out_stride + i % VECS * LANES, smaller(high, larger(low, sums[i])));
         });
         return;
     }
     alignas(64) float kept[SUMS * LANES];
     float* to = part.is_last ? kept : tile.sums;
-    unroll<SUMS>([&](auto i) INLINE { store(to + i * LANES, sums[i]); });
+    unroll<SUMS>([&](auto i) MLSYS_INLINE { store(to + i * LANES, sums[i]); });
     if (part.is_last)
         finish.rows(kept, PANEL, ROWS, tile.residual, tile.residual_stride, tile.out, tile.out_stride, tile.width);
 }
-#undef INLINE
 
 using Multiply = void (*)(const Part&, const Tile&, const Finish&);
 
@@ -136,19 +112,15 @@ inline int64_t asked_step(int vecs, int groups) { return (vecs * LANES * (int64_
 inline void multiply_rows(const float* const* rows, int count, int64_t depth, Tile tile, const Finish& finish, int wide) {
     const Part part{0, 1, 0, (int)depth, true, true};
     const int limit = max_rows(wide), groups = (count + limit - 1) / limit;
-    float* out = tile.out;
-    const float* residual = tile.residual;
-    const char* soon = tile.soon;
-    if (soon) tile.soon_step = asked_step(wide, groups);
-    for (int g = 0, row = 0; g < groups; g++) {
-        const int some = (count - row + groups - g - 1) / (groups - g);
+    if (tile.soon) tile.soon_step = asked_step(wide, groups);
+    const Tile all = tile;
+    in_groups(count, limit, [&](int row, int some) {
         tile.rows = rows + row;
-        tile.out = out + row * tile.out_stride;
-        if (residual) tile.residual = residual + row * tile.residual_stride;
-        if (soon) tile.soon = soon + g * depth * tile.soon_step;
+        tile.out = all.out + row * tile.out_stride;
+        if (tile.residual) tile.residual = all.residual + row * tile.residual_stride;
         multiply_of(some, wide)(part, tile, finish);
-        row += some;
-    }
+        if (tile.soon) tile.soon += depth * tile.soon_step;
+    });
 }
 
 }  // namespace nimble

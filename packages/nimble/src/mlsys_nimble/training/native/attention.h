@@ -119,7 +119,7 @@ class AttentionForward : public AttentionHeads {
                 for (int64_t s = LANES; s < wide; s += LANES) most = mlsys::larger(most, load(to + s));
                 const float largest = mlsys::largest(most);
                 for (int64_t s = 0; s < wide; s += LANES) {
-                    const vf weight = mlsys::exp(load(to + s) - splat(largest));
+                    const vf weight = exp_or_zero(load(to + s) - splat(largest));
                     store(to + s, weight);
                     totals += weight;
                 }
@@ -161,7 +161,7 @@ class AttentionBackward : public AttentionHeads {
                 float *weight = weights + row * wide, *change = changes + row * wide;
                 std::fill(weight + seen(row), weight + wide, -INFINITY);
                 for (int64_t s = 0; s < wide; s += LANES) {
-                    const vf p = mlsys::exp(load(weight + s) - shift);
+                    const vf p = exp_or_zero(load(weight + s) - shift);
                     store(weight + s, p);
                     store(change + s, p * (load(change + s) - splat(mean)));
                 }

@@ -9,8 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include <mlsys/gemm.h>
+
 #include "../../backends/cpu/kernel.h"
-#include "../../backends/cpu/math.h"
 
 namespace nimble {
 
@@ -49,37 +50,26 @@ struct ProductTile {
 
 template <int ROWS, int VECS, bool IS_PACKED>
 void multiply_tile(const ProductTile& tile) {
-    vf sums[ROWS][VECS];
-#pragma GCC unroll 8
-    for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 3
-        for (int v = 0; v < VECS; v++) sums[r][v] = tile.start ? load(tile.start + r * tile.start_step + v * LANES) : vf{};
+    vf sums[ROWS * VECS];
+    unroll<ROWS * VECS>([&](auto i) MLSYS_INLINE {
+        sums[i] = tile.start ? load(tile.start + i / VECS * tile.start_step + i % VECS * LANES) : vf{};
+    });
     const float* a[ROWS];
     for (int r = 0; r < ROWS; r++) a[r] = tile.a[r];
     const float *b = tile.b, *packed = tile.a[0];
-    const int64_t step = tile.b_step, depth = tile.depth;
-    for (int64_t t = 0; t < depth; t++, b += LANES, packed += ROWS) {
-        vf values[VECS];
-#pragma GCC unroll 3
-        for (int v = 0; v < VECS; v++) values[v] = load(b + v * step);
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) {
-            const vf x = splat(IS_PACKED ? packed[r] : a[r][t]);
-#pragma GCC unroll 3
-            for (int v = 0; v < VECS; v++) sums[r][v] = fma(x, values[v], sums[r][v]);
-        }
-    }
+    const int64_t step = tile.b_step;
+    multiply_add<ROWS, VECS>(
+        sums, tile.depth, [&](auto r, int64_t k) MLSYS_INLINE { return IS_PACKED ? packed[k * ROWS + r] : a[r][k]; },
+        [&](int64_t k, auto v) MLSYS_INLINE { return load(b + k * LANES + v * step); }, []() MLSYS_INLINE {});
     const vf least = splat(tile.least);
-#pragma GCC unroll 8
-    for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 3
-        for (int v = 0; v < VECS; v++) {
-            vf y = sums[r][v];
-            if (tile.residual) y += load(tile.residual + r * tile.residual_step + v * LANES);
-            y = larger(least, y);
-            if (tile.mask) y = chosen(load(tile.mask + r * tile.mask_step + v * LANES) <= vf{}, vf{}, y);
-            store(tile.out + r * tile.out_step + v * LANES, y);
-        }
+    unroll<ROWS * VECS>([&](auto i) MLSYS_INLINE {
+        constexpr int r = i / VECS, v = i % VECS;
+        vf y = sums[i];
+        if (tile.residual) y += load(tile.residual + r * tile.residual_step + v * LANES);
+        y = larger(least, y);
+        if (tile.mask) y = chosen(load(tile.mask + r * tile.mask_step + v * LANES) <= vf{}, vf{}, y);
+        store(tile.out + r * tile.out_step + v * LANES, y);
+    });
 }
 
 using MultiplyTile = void (*)(const ProductTile&);

@@ -130,7 +130,7 @@ inline float softmax(const Attention& a, float* scores, int first, int limit, in
     vf most = splat(-INFINITY);
     for (int i = begin; i < limit; i += LANES) {
         vf s = load(scores + i) * splat(a.scale);
-        if (a.softcap != 0.0f) s = splat(a.softcap) * tanh(s / splat(a.softcap));
+        if (a.softcap != 0.0f) s = splat(a.softcap) * fast_tanh(s / splat(a.softcap));
         if (i < first || i + LANES > limit) s = only(s, first - i, limit - i, -INFINITY);
         store(scores + i, s);
         most = larger(most, s);
@@ -140,7 +140,7 @@ inline float softmax(const Attention& a, float* scores, int first, int limit, in
     for (int i = 0; i < begin; i += LANES) store(weights + i, vf{});
     int i = begin;
     for (; i < limit; i += LANES) {
-        const vf e = exp(load(scores + i) - top);
+        const vf e = exp_or_zero(load(scores + i) - top);
         store(weights + i, e);
         total += e;
     }

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 
+#include <mlsys/gemm.h>
+
 #include "weights.h"
 
 namespace orca {
@@ -108,17 +110,6 @@ inline void multiply_rows(
     }
 }
 
-// `rows` in groups of at most MOST that are as even as can be: work(first, how many).
-template <int MOST = MAX_ROWS, class Work>
-inline void in_groups(int rows, Work&& work) {
-    const int groups = (rows + MOST - 1) / MOST;
-    for (int g = 0, row = 0; g < groups; g++) {
-        const int some = (rows - row + groups - g - 1) / (groups - g);
-        work(row, some);
-        row += some;
-    }
-}
-
 // Decode a whole panel to fp32, [depth][16].
 template <class Panel>
 inline void decode(const Panel& panel, int depth, int group, float* out) {
@@ -143,7 +134,7 @@ inline void multiply_tile(
     constexpr int WIDTH = NUM_PANELS * PANEL;
     const int group = m.group ? m.group : m.depth;
     if (rows <= (std::is_same_v<Panel, Int4Panel> ? DIRECT_INT4_ROWS : DIRECT_ROWS)) {
-        in_groups(rows, [&](int row, int some) {
+        in_groups(rows, MAX_ROWS, [&](int row, int some) {
             alignas(64) Panel panels[NUM_PANELS] = {Panel(m, first), Panel(m, first + NUM_PANELS - 1)};
             begins(row, some);
             multiply_rows<Panel, false>(
@@ -165,7 +156,7 @@ inline void multiply_tile(
         const int pieces = (m.depth + PIECE - 1) / PIECE, piece = (m.depth + pieces - 1) / pieces;
         for (int k = 0; k < m.depth; k += piece) {
             const int some_depth = std::min(piece, m.depth - k);
-            in_groups<NEAR_ROWS>(rows, [&](int row, int some) {
+            in_groups(rows, NEAR_ROWS, [&](int row, int some) {
                 if (!k && !p) begins(row, some);
                 NearPanel panels[NEAR_PANELS];
                 for (int q = 0; q < NEAR_PANELS; q++) {
@@ -260,7 +251,7 @@ inline void multiply_tile_of_pairs(
     const int pairs = m.depth / 2, pieces = (pairs + PIECE - 1) / PIECE, piece = (pairs + pieces - 1) / pieces;
     for (int begin = 0; begin < pairs; begin += piece) {
         const int end = std::min(pairs, begin + piece);
-        in_groups<NEAR_ROWS>(rows, [&](int row, int some) {
+        in_groups(rows, NEAR_ROWS, [&](int row, int some) {
             if (!begin) begins(row, some);
             const int64_t ahead = row ? next : AHEAD / 2;  // as in `multiply_tile`
             multiply_pairs(some, m, first, a + row * stride, stride, begin, end, ahead, sums + row * 2 * PANEL);

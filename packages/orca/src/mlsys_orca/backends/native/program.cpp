@@ -376,7 +376,7 @@ class Program {
         const float* bias = op.bias ? op.bias + panel * PANEL : nullptr;
         Peak* peak = batch->largest && op.target == (int)registers.size() - 1 ? peaks[thread].data() + first : nullptr;
         const auto sum_of = [&](const float* row, int c) { return bias ? load(row + c) + load(bias + c) : load(row + c); };
-        with_activation(op.activation, [&](auto&& f) {
+        with_activation(op.activation, 0.0f, [&](auto&& f) {
             for (int r = 0; r < rows; r++) {
                 const float* from = sums + r * COLUMNS;
                 const int64_t at = (int64_t)(first + r) * target.width + column;
@@ -509,13 +509,12 @@ class Program {
 
 template <class T>
 void pack(const T* from, T* to, int columns, int depth, int panels, int stride, int first) {
-    for (int panel = 0; panel < panels; panel++)
-        for (int k = 0; k < depth; k++)
-            for (int c = 0; c < PANEL; c++) {
-                const int column = panel * PANEL + c;
-                to[((int64_t)(first + panel * stride) * depth + k) * PANEL + c] =
-                    column < columns ? from[(int64_t)column * depth + k] : T{};
-            }
+    for (int panel = 0; panel < panels; panel++) {
+        const T* at = from + (int64_t)panel * PANEL * depth;
+        pack_panel<PANEL>(
+            to + (int64_t)(first + panel * stride) * depth * PANEL, depth, columns - panel * PANEL,
+            [&](int64_t k, int c) { return at[(int64_t)c * depth + k]; });
+    }
 }
 
 }  // namespace orca
