@@ -1,7 +1,7 @@
 """The suite ``batchmaker-scheduling``: microseconds of CPU time a cell at 64-wide batches, with no cell computed.
 
 For chains (LSTM), chains that wait for chains (Seq2Seq) and trees: unfolding and planning, admission, and the work
-per batch, forming (``next_batch``) and completion (``complete``) together. Fails if these take 1 us a cell or more.
+per batch, batching (``next_batch``) and completion (``complete``) together. Fails if these take 1 us a cell or more.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def measure(unfold: Callable[[Layout, np.random.Generator], CellGraph], *, chunk
         graph = unfold(LAYOUT, rng)  # structures seen before are planned already, as in a server that ran for a while
         requests.append(CellRequest(str(number), PLANNER.plan(graph), graph.constants))
     times.append(time.thread_time())
-    scheduler = CellularScheduler(LAYOUT, config=SchedulerConfig(forming="chunk" if chunk else "cell"))
+    scheduler = CellularScheduler(LAYOUT, config=SchedulerConfig(batching="chunk" if chunk else "cell"))
     for request in requests:
         scheduler.add(request, 0.0)
     times.append(time.thread_time())
@@ -154,7 +154,7 @@ def run(context: BenchContext, *, repeats: int = 5) -> Section:
         [name, f"{cost.width:.1f}", *(f"{value:.2f}" for value in (cost.unfold, cost.admit, cost.schedule))]
         for name, cost in found.items()
     ]
-    columns = ["graphs, tasks", "width", "unfold and plan", "admit", "form and complete"]
+    columns = ["graphs, tasks", "width", "unfold and plan", "admit", "batch and complete"]
     caption = f"CPU us a cell, {NUM_REQUESTS} requests at once; the budget of the last is {BUDGET_US:g}"
     return Section(
         "BatchMaker: scheduling",

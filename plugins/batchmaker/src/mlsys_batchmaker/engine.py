@@ -69,7 +69,7 @@ class EngineConfig:
         """Return the settings of the scheduler."""
         return SchedulerConfig(
             max_tasks_to_submit=self.max_tasks_to_submit,
-            forming=self.executor,
+            batching=self.executor,
             round_s=self.round_s,
             lookahead=self.lookahead,
             max_waiting=self.max_waiting,
@@ -115,13 +115,13 @@ def make_scheduler(model: Model, config: EngineConfig) -> tuple[CellularSchedule
 
 def make_workers(model: Model, pools: Sequence[StatePool], config: EngineConfig, clock: Clock) -> list[Worker]:
     """Make workers that share the state pool of their device; cells are made ready for every batch size."""
-    place = pools[0].device
-    on_gpu = place.type == "cuda"
+    device = pools[0].device
+    on_gpu = device.type == "cuda"
     compiler = cuda_graph if on_gpu and config.compiler == AUTO else find_compiler(config.compiler)
     is_auto = config.compiler == AUTO
-    in_place = is_auto and place.type == "cpu"
+    in_place = is_auto and device.type == "cpu"
     cells = [
-        MaterialisedCell(cell, device=place, compiler=compiler, in_place=in_place, falls_back=is_auto)
+        MaterialisedCell(cell, device=device, compiler=compiler, in_place=in_place, falls_back=is_auto)
         for cell in model.cells
     ]
     to_host = to_pinned if on_gpu else Tensor.cpu

@@ -50,11 +50,11 @@ def alone(module: nn.Module, held: list[Tensor], in_rows: np.ndarray, steps: int
     found: list[tuple[Tensor, ...]] = []
     for step in range(steps):
         values = []
-        for place, name in enumerate(names_in):
+        for index, name in enumerate(names_in):
             if step and name in names_out:
                 values.append(found[-1][names_out.index(name)])
             else:
-                values.append(held[place][in_rows[step, place]][None])
+                values.append(held[index][in_rows[step, index]][None])
         out = module(*values)
         found.append((out,) if isinstance(out, Tensor) else tuple(out))
     return found

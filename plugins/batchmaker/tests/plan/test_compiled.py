@@ -10,7 +10,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlsys_batchmaker.plan import CellGraph, CellSpec, Layout, Plan, Planner, Port, Wire, compiled, planner, reference
+from mlsys_batchmaker.plan import (
+    CellGraph,
+    CellSpec,
+    GraphPlan,
+    Layout,
+    Planner,
+    Port,
+    Wire,
+    compiled,
+    planner,
+    reference,
+)
 from mlsys_batchmaker.plan.compiled import CompiledPlans
 from mlsys_batchmaker.plan.structure import CODES, pack_part, pack_structure
 from mlsys_core.errors import InvalidInputError, KernelUnavailableError
@@ -37,16 +48,16 @@ def structure(rng: np.random.Generator, count: int, *, is_chain: bool, must_conn
     num_constants = [0] * len(LAYOUT.banks)
     is_read = np.zeros(count, dtype=np.bool_)
     for node, cell in enumerate(cells.tolist()):
-        for place in range(len(LAYOUT.cells[cell].inputs)):
-            bank = LAYOUT.bank_of_input[cell][place]
+        for index in range(len(LAYOUT.cells[cell].inputs)):
+            bank = LAYOUT.bank_of_input[cell][index]
             if rng.random() < 0.2:
                 num_constants[bank] += 1
-                codes[node, place] = -num_constants[bank]
+                codes[node, index] = -num_constants[bank]
             elif node and (is_chain or rng.random() < 0.7):
                 source = node - 1 if is_chain else int(rng.integers(0, node))
                 fits = np.flatnonzero(LAYOUT.output_banks[cells[source]] == bank)
                 if len(fits) or rng.random() < 0.01:  # some do not fit
-                    codes[node, place] = 1 + source * LAYOUT.num_outputs + (int(fits[0]) if len(fits) else 1)
+                    codes[node, index] = 1 + source * LAYOUT.num_outputs + (int(fits[0]) if len(fits) else 1)
                     is_read[source] = True
     results = np.flatnonzero(~is_read) if rng.random() < 0.8 else rng.integers(0, count, 2)
     if rng.random() < 0.5:
@@ -68,14 +79,14 @@ def packed(
     parts = []
     for start, end in pairwise(starts):
         cell, rows = int(cells[start]), codes[start:end]
-        wired = [(place, CODES, rows[:, place].tobytes()) for place in range(LAYOUT.num_inputs)]
+        wired = [(index, CODES, rows[:, index].tobytes()) for index in range(LAYOUT.num_inputs)]
         first: list[tuple[int, int]] = []
-        for place in range(LAYOUT.num_inputs):
-            nodes, outputs = np.divmod(rows[:, place] - 1, LAYOUT.num_outputs)
-            if end - start == 1 and rows[0, place]:
-                first.append((place, int(rows[0, place])))
-            elif (rows[:, place] > 0).all() and len(set(outputs.tolist())) == 1:
-                wired[place] = (place, int(outputs[0]), nodes.tobytes())
+        for index in range(LAYOUT.num_inputs):
+            nodes, outputs = np.divmod(rows[:, index] - 1, LAYOUT.num_outputs)
+            if end - start == 1 and rows[0, index]:
+                first.append((index, int(rows[0, index])))
+            elif (rows[:, index] > 0).all() and len(set(outputs.tolist())) == 1:
+                wired[index] = (index, int(outputs[0]), nodes.tobytes())
         parts.append(pack_part(cell, end - start, first=first, wired=[] if end - start == 1 else wired))
     ranges = [(int(node), int(node) + 1) for node in results]
     return pack_structure(len(cells), parts, ranges, must_connect=must_connect)
@@ -132,10 +143,10 @@ def one_wire(node: int) -> CellGraph:
     return graph
 
 
-def require_equal(got: Plan, expected: Plan) -> None:
+def require_equal(got: GraphPlan, expected: GraphPlan) -> None:
     for name in ("nodes", "node_bases", "waiting", "subs", "sub_bases", "origin", "asked"):
         np.testing.assert_array_equal(getattr(got, name), getattr(expected, name), name)
-    for each in fields(Plan):
+    for each in fields(GraphPlan):
         ours, theirs = getattr(got, each.name), getattr(expected, each.name)
         if each.name in ("more", "sub_more"):
             ours, theirs = sorted(ours), sorted(theirs)

@@ -55,7 +55,7 @@ def seq2seq(of: Layout, request_id: str, length: int, steps: int, **request: obj
 
 
 def tree_graph(of: Layout, splits: Sequence[int]) -> CellGraph:
-    """A binary tree of ``len(splits) + 1`` leaves; each split joins two neighbours, by its place among those left."""
+    """A binary tree of ``len(splits) + 1`` leaves; each split joins two neighbours, by its index among those left."""
     count = len(splits) + 1
     roots = list(range(count))
     pairs = []
@@ -94,9 +94,9 @@ def outputs(batch: Round, of: Layout, *, word: Callable[[Task, int, int], int] =
     """Results of the right shapes; ``word(task, step, row)`` says what a decoder gives."""
     results: list[tuple[np.ndarray, ...]] = []
     for task in batch.tasks:
-        places = list(zip(task.result_steps.tolist(), task.result_rows.tolist(), strict=True))
+        indices = list(zip(task.result_steps.tolist(), task.result_rows.tolist(), strict=True))
         if of.cells[task.cell].name == "decoder":
-            results.append((np.array([word(task, step, row) for step, row in places], dtype=np.int64),))
+            results.append((np.array([word(task, step, row) for step, row in indices], dtype=np.int64),))
         else:
-            results.append((np.zeros((len(places), 2), dtype=np.float32),))
+            results.append((np.zeros((len(indices), 2), dtype=np.float32),))
     return RoundOutput(results, 0.0, 0.0)

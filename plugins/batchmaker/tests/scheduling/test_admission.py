@@ -190,17 +190,17 @@ def test_a_growing_request_goes_on_until_it_says_so(compiled: bool):
 @both
 def test_values_of_all_parts_stand_in_order(compiled: bool):
     scheduler = scheduler_of(compiled)
-    told: list[list[list[int]]] = []
+    said: list[list[list[int]]] = []
     parts = [seq2seq(OF, "", 1, 2), seq2seq(OF, "", 1, 3)]
 
     def grow(values):
-        told.append([[int(word) for (word,) in part] for part in values])
+        said.append([[int(word) for (word,) in part] for part in values])
         return (parts[1].plan, parts[1].constants) if len(values) == 1 else None
 
     scheduler.add(CellRequest("a", parts[0].plan, parts[0].constants, grow=grow), 0.0)
     words = iter([4, 5, 6, 7, 8])
     (done,) = run_all(scheduler, word=lambda *_: next(words))
-    assert told == [[[4, 5]], [[4, 5], [6, 7, 8]]]
+    assert said == [[[4, 5]], [[4, 5], [6, 7, 8]]]
     assert [int(word) for (word,) in done.result.values] == [4, 5, 6, 7, 8]
 
 

@@ -1,4 +1,4 @@
-"""Compiled forming and settling against the Python of the same scheduler: equal tasks, counters and answers."""
+"""Compiled batching and completion against the Python of the same scheduler: equal tasks, counters and answers."""
 
 from __future__ import annotations
 
@@ -98,15 +98,15 @@ def require_equal(ours: Task, theirs: Task) -> None:
 @given(
     requests=st.lists(REQUESTS, min_size=1, max_size=8),
     num_workers=st.integers(1, 3),
-    forming=st.sampled_from(["cell", "chunk"]),
+    batching=st.sampled_from(["cell", "chunk"]),
     lookahead=st.sampled_from(["speculative", "one"]),
     max_tasks=st.integers(1, 5),
     streams=st.booleans(),
     several_devices=st.booleans(),
     data=st.data(),
 )
-def test_as_in_python(requests, num_workers, forming, lookahead, max_tasks, streams, several_devices, data):
-    config = SchedulerConfig(max_tasks_to_submit=max_tasks, forming=forming, lookahead=lookahead)
+def test_as_in_python(requests, num_workers, batching, lookahead, max_tasks, streams, several_devices, data):
+    config = SchedulerConfig(max_tasks_to_submit=max_tasks, batching=batching, lookahead=lookahead)
     both = Both(config, num_workers, several_devices=several_devices)
     acts = data.draw(st.lists(st.integers(0, 10 * num_workers + 4), max_size=60), label="acts")
     waiting = [(f"r{number}", kind, sizes) for number, (kind, *sizes) in enumerate(requests)]
@@ -135,7 +135,7 @@ def test_large_tasks_and_queues():
     """Tasks and queues that outgrow the room they begin with."""
     of = layout(batch_sizes=(64, 512))
     schedulers = [
-        CellularScheduler(of, config=SchedulerConfig(forming="chunk"), compiled=is_compiled)
+        CellularScheduler(of, config=SchedulerConfig(batching="chunk"), compiled=is_compiled)
         for is_compiled in (True, False)
     ]
     for number in range(700):

@@ -24,7 +24,7 @@ class Workers:
     """Several workers and a scheduler; requests are single cells."""
 
     def __init__(self, *, compiled: bool) -> None:
-        config = SchedulerConfig(forming="cell", max_tasks_to_submit=1)
+        config = SchedulerConfig(batching="cell", max_tasks_to_submit=1)
         self.scheduler = CellularScheduler(LAYOUT, config=config, devices=[0] * 4, compiled=compiled)
         self.num = 0
 

@@ -18,10 +18,10 @@ REQUESTS = [(0, 2), (0, 3), (0, 3), (0, 5), (1.5, 3), (2.5, 7), (2.6, 4), (3.5, 
 CELLULAR = {"1": 2, "2": 3, "3": 3, "4": 5, "5": 5, "8": 6, "7": 7, "6": 10}
 
 
-@pytest.mark.parametrize("forming", ["cell", "chunk"])
-def test_cellular_batching(forming: str):
+@pytest.mark.parametrize("batching", ["cell", "chunk"])
+def test_cellular_batching(batching: str):
     of = layout()
-    scheduler = CellularScheduler(of, config=SchedulerConfig(max_tasks_to_submit=1, forming=forming))
+    scheduler = CellularScheduler(of, config=SchedulerConfig(max_tasks_to_submit=1, batching=batching))
     executor = SimulatedExecutor(lambda _: 1.0, lambda batch: outputs(batch, of))
     trace = [(at, chain(of, str(number), length)) for number, (at, length) in enumerate(REQUESTS, 1)]
     simulation = simulate(scheduler, executor, trace, request_id=lambda request: request.request_id)

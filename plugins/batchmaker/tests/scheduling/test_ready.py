@@ -44,7 +44,7 @@ def test_it_is_a_list_sorted_by_rank(acts: list[tuple[str, object]], room: int):
             node, rank = node + given_, rank + 1
         elif act == "append each":
             ready.append(np.arange(node, node + given_), np.arange(rank, rank + given_))
-            expected += [(node + place, rank + place) for place in range(given_)]
+            expected += [(node + index, rank + index) for index in range(given_)]
             node, rank = node + given_, rank + given_
         elif act == "drop":
             count = min(given_, len(expected))

@@ -90,8 +90,8 @@ def test_a_request_gets_its_results_in_the_order_it_asked_for():
         first = 10
         results.reserve(first + plan.num_slots)
         slots, numbers = plan.asked[1], plan.asked[3]
-        for place, (slot, cell) in enumerate(zip(slots.tolist(), numbers.tolist(), strict=True)):
-            by_port = {"word": np.array([place]), "h": rows(place)}
+        for index, (slot, cell) in enumerate(zip(slots.tolist(), numbers.tolist(), strict=True)):
+            by_port = {"word": np.array([index]), "h": rows(index)}
             spec = LAYOUT.cells[cell]
             columns = tuple(by_port[spec.outputs[output].name] for output in spec.results)
             results.write(cell, np.array([first + slot]), columns)

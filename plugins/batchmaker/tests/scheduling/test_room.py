@@ -19,7 +19,7 @@ def test_a_room_gives_no_number_twice_and_whatever_fits_the_empty_one(acts: list
             if starts is not None:
                 held.append((sizes, starts))
             else:
-                assert held  # an empty room has place for any of these
+                assert held  # any of these fits into an empty room
         elif held:
             room.give_back(*held.pop(rows % len(held)))
         assert room.num_held == len(held)

@@ -75,8 +75,8 @@ class Checker:
         if self.stop_after is None:
             return 0
         sub = int(task.subs[row])
-        place = int(task.nodes[row]) + step - int(self.state.tables.sub_start[sub])
-        return STOP if place >= self.stop_after else 0
+        index = int(task.nodes[row]) + step - int(self.state.tables.sub_start[sub])
+        return STOP if index >= self.stop_after else 0
 
 
 def sources_of(plan) -> list[list[int]]:
@@ -98,14 +98,14 @@ def sources_of(plan) -> list[list[int]]:
 @given(
     requests=st.lists(REQUESTS, min_size=1, max_size=8),
     num_workers=st.integers(1, 3),
-    forming=st.sampled_from(["cell", "chunk"]),
+    batching=st.sampled_from(["cell", "chunk"]),
     max_tasks=st.integers(1, 5),
     cancel=st.sets(st.integers(0, 7), max_size=2),
     data=st.data(),
 )
-def test_every_cell_runs_once_in_order(requests, num_workers, forming, max_tasks, cancel, data):
+def test_every_cell_runs_once_in_order(requests, num_workers, batching, max_tasks, cancel, data):
     of = layout()
-    config = SchedulerConfig(max_tasks_to_submit=max_tasks, forming=forming)
+    config = SchedulerConfig(max_tasks_to_submit=max_tasks, batching=batching)
     scheduler = CellularScheduler(of, config=config, devices=range(num_workers))
     checker = Checker(scheduler, of)
     todo = [(f"r{number}", kind, sizes) for number, (kind, *sizes) in enumerate(requests)]
@@ -143,12 +143,12 @@ def test_every_cell_runs_once_in_order(requests, num_workers, forming, max_tasks
     assert admission.room.num_held == 0
 
 
-@pytest.mark.parametrize("forming", ["cell", "chunk"])
+@pytest.mark.parametrize("batching", ["cell", "chunk"])
 @pytest.mark.parametrize("lookahead", ["speculative", "one"])
 @pytest.mark.parametrize("stop_after", [0, 1, 4, 6, 50])
-def test_a_chain_ends_at_its_stop(forming: str, lookahead: str, stop_after: int):
+def test_a_chain_ends_at_its_stop(batching: str, lookahead: str, stop_after: int):
     of = layout(stop=STOP)
-    config = SchedulerConfig(forming=forming, lookahead=lookahead)
+    config = SchedulerConfig(batching=batching, lookahead=lookahead)
     scheduler = CellularScheduler(of, config=config)
     checker = Checker(scheduler, of, stop_after=stop_after)
     for number in range(6):
@@ -169,10 +169,10 @@ def test_a_chain_ends_at_its_stop(forming: str, lookahead: str, stop_after: int)
 
 
 @pytest.mark.parametrize("max_tasks", [1, 2, 5])
-@pytest.mark.parametrize("forming", ["cell", "chunk"])
-def test_a_new_arrival_waits_at_most_max_tasks_steps(max_tasks: int, forming: str):
+@pytest.mark.parametrize("batching", ["cell", "chunk"])
+def test_a_new_arrival_waits_at_most_max_tasks_steps(max_tasks: int, batching: str):
     of = layout(batch_sizes=(1, 2, 4, 8))
-    scheduler = CellularScheduler(of, config=SchedulerConfig(max_tasks_to_submit=max_tasks, forming=forming))
+    scheduler = CellularScheduler(of, config=SchedulerConfig(max_tasks_to_submit=max_tasks, batching=batching))
     checker = Checker(scheduler, of)
     for number in range(4):
         scheduler.add(chain(of, f"old{number}", 40), 0.0)
@@ -225,7 +225,7 @@ def test_a_type_that_does_not_run_goes_before_one_that_does():
 
 def test_small_later_tasks_are_left_for_others():
     of = layout(batch_sizes=(2, 4))
-    scheduler = CellularScheduler(of, config=SchedulerConfig(max_tasks_to_submit=5, forming="chunk"))
+    scheduler = CellularScheduler(of, config=SchedulerConfig(max_tasks_to_submit=5, batching="chunk"))
     scheduler.add(tree(of, "a", [0, 0, 0, 0]), 0.0)  # five leaves: one task of four, and one is below Bsizes.Min()
     assert [task.size for task in scheduler.next_batch(WorkerId(0), 0.0).tasks] == [4]
 
@@ -303,7 +303,7 @@ def test_requests_wait_for_rows_and_are_refused_beyond_the_bound():
 
 def test_cheap_steps_fill_a_round():
     of = layout()
-    scheduler = CellularScheduler(of, config=SchedulerConfig(forming="chunk", round_s=0.01))
+    scheduler = CellularScheduler(of, config=SchedulerConfig(batching="chunk", round_s=0.01))
     scheduler.add(chain(of, "a", 100), 0.0)
     now, steps = 0.0, []
     while (batch := scheduler.next_batch(WorkerId(0), now)) is not None:

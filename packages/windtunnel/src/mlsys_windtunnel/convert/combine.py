@@ -26,13 +26,20 @@ from mlsys_windtunnel.modules.combine.combine import (
 )
 from mlsys_windtunnel.modules.combine.multiclass import BinaryMembers, OneVsOne, OneVsRest, OutputCode
 from mlsys_windtunnel.modules.combine.multioutput import Chain, Outputs
-from mlsys_windtunnel.parse.members import Member, Plan, is_constant, labels_are_indices, labels_of, plan_of
+from mlsys_windtunnel.parse.members import (
+    Composition,
+    Member,
+    composition_of,
+    is_constant,
+    labels_are_indices,
+    labels_of,
+)
 
 
-def _plan(estimator: Any) -> Plan:
-    plan = plan_of(estimator)
-    assert plan is not None, "the graph has a join only where there is a plan"
-    return plan
+def _composition(estimator: Any) -> Composition:
+    composition = composition_of(estimator)
+    assert composition is not None, "the graph has a join only where there is a composition"
+    return composition
 
 
 def _layout(member: Member) -> Layout:
@@ -40,7 +47,7 @@ def _layout(member: Member) -> Layout:
     return Layout(member.methods, 0 if labels is None else len(labels))
 
 
-def _ballots(plan: Plan, classes: npt.NDArray[Any]) -> list[Ballot]:
+def _ballots(composition: Composition, classes: npt.NDArray[Any]) -> list[Ballot]:
     """Return the members' ballots, whose labels are among ``classes``."""
     return [
         Ballot(
@@ -48,16 +55,16 @@ def _ballots(plan: Plan, classes: npt.NDArray[Any]) -> list[Ballot]:
             class_indices=np.searchsorted(classes, member.estimator.classes_).tolist(),
             num_classes=len(classes),
         )
-        for member in plan.members
+        for member in composition.members
     ]
 
 
 def voting_classifier(estimator: Any) -> OperatorModule:
     """Join members by vote: soft by the mean of probabilities, column by column; hard by the mode of labels."""
-    plan, labels = _plan(estimator), class_labels(estimator.classes_)
+    composition, labels = _composition(estimator), class_labels(estimator.classes_)
     everything = range(len(labels))
-    ballots = [Ballot(_layout(part), class_indices=everything, num_classes=len(labels)) for part in plan.members]
-    return Vote(ballots, weights=_weights(estimator), classes=labels, answers=plan.answers)
+    ballots = [Ballot(_layout(part), class_indices=everything, num_classes=len(labels)) for part in composition.members]
+    return Vote(ballots, weights=_weights(estimator), classes=labels, answers=composition.answers)
 
 
 def voting_regressor(estimator: Any) -> OperatorModule:
@@ -72,13 +79,13 @@ def _weights(estimator: Any) -> list[float]:
 
 def bagging_classifier(estimator: Any) -> OperatorModule:
     """Join members by the mean of probabilities, or of votes where a member has none; one may know fewer classes."""
-    plan = _plan(estimator)
+    composition = _composition(estimator)
     indices = np.arange(len(estimator.classes_))  # the members were fitted on these
     return Vote(
-        _ballots(plan, indices),
-        weights=np.ones(len(plan.members)),
+        _ballots(composition, indices),
+        weights=np.ones(len(composition.members)),
         classes=class_labels(estimator.classes_),
-        answers=plan.answers,
+        answers=composition.answers,
     )
 
 
@@ -89,12 +96,12 @@ def bagging_regressor(estimator: Any) -> OperatorModule:
 
 def ada_boost_classifier(estimator: Any) -> OperatorModule:
     """Join members by weighted votes; they were fitted on the labels themselves."""
-    plan = _plan(estimator)
+    composition = _composition(estimator)
     return BoostedVote(
-        _ballots(plan, estimator.classes_),
-        weights=estimator.estimator_weights_[: len(plan.members)],
+        _ballots(composition, estimator.classes_),
+        weights=estimator.estimator_weights_[: len(composition.members)],
         classes=class_labels(estimator.classes_),
-        answers=plan.answers,
+        answers=composition.answers,
     )
 
 
@@ -105,14 +112,16 @@ def ada_boost_regressor(estimator: Any) -> OperatorModule:
 
 def stacking_classifier(estimator: Any) -> OperatorModule:
     """Pass on the final estimator's answers; it was fitted on indices of labels."""
-    plan = _plan(estimator)
-    return Passed(_layout(plan.members[0]), classes=class_labels(estimator.classes_), answers=plan.answers)
+    composition = _composition(estimator)
+    return Passed(
+        _layout(composition.members[0]), classes=class_labels(estimator.classes_), answers=composition.answers
+    )
 
 
 def threshold_classifier(estimator: Any) -> OperatorModule:
     """Derive the label from a threshold, fixed or tuned, on the member's probabilities or decision values."""
-    plan = _plan(estimator)
-    layout, classes = _layout(plan.members[0]), np.asarray(estimator.classes_)
+    composition = _composition(estimator)
+    layout, classes = _layout(composition.members[0]), np.asarray(estimator.classes_)
     wanted = [estimator.response_method] if estimator.response_method != "auto" else ["predict_proba"]
     method = next((name for name in wanted if name in layout.methods), "decision_function")
     if hasattr(estimator, "best_threshold_"):
@@ -129,15 +138,15 @@ def threshold_classifier(estimator: Any) -> OperatorModule:
         positive=positive,
         pair=(1 - positive, positive),
         classes=class_labels(classes),
-        answers=plan.answers,
+        answers=composition.answers,
     )
 
 
 def calibrated_classifier(estimator: Any) -> OperatorModule:
     """Join members by the mean of their scores, calibrated class by class or by a temperature."""
-    plan, classes = _plan(estimator), estimator.classes_
+    composition, classes = _composition(estimator), estimator.classes_
     calibrations: list[nn.Module] = []
-    for member, pair in zip(plan.members, estimator.calibrated_classifiers_, strict=True):
+    for member, pair in zip(composition.members, estimator.calibrated_classifiers_, strict=True):
         layout = _layout(member)
         if pair.method == "temperature":
             if not labels_are_indices(estimator) and not isinstance(classes[0], str):
@@ -156,15 +165,15 @@ def calibrated_classifier(estimator: Any) -> OperatorModule:
         calibrations.append(
             PerClass(layout, calibrators[:used], class_indices=indices[:used].tolist(), num_classes=len(classes))
         )
-    return Calibrated(calibrations, classes=class_labels(classes), answers=plan.answers)
+    return Calibrated(calibrations, classes=class_labels(classes), answers=composition.answers)
 
 
 def _calibrator(calibrator: Any, method: str) -> nn.Module:
     return isotonic(calibrator) if method == "isotonic" else PlattSigmoid(float(calibrator.a_), float(calibrator.b_))
 
 
-def _binary_members(estimator: Any, plan: Plan) -> BinaryMembers:
-    layouts = iter(plan.members)
+def _binary_members(estimator: Any, composition: Composition) -> BinaryMembers:
+    layouts = iter(composition.members)
     return BinaryMembers(
         [float(part.y_[0]) if is_constant(part) else _layout(next(layouts)) for part in estimator.estimators_]
     )
@@ -180,42 +189,42 @@ def _binary_threshold(estimator: Any) -> float:
 
 def one_vs_rest(estimator: Any) -> OperatorModule:
     """Join members one-vs-rest: classes, or several labels at once where the target is a table of labels."""
-    plan = _plan(estimator)
+    composition = _composition(estimator)
     return OneVsRest(
-        _binary_members(estimator, plan),
+        _binary_members(estimator, composition),
         threshold=_binary_threshold(estimator),
         classes=() if estimator.multilabel_ else class_labels(estimator.classes_),
-        answers=plan.answers,
+        answers=composition.answers,
     )
 
 
 def one_vs_one(estimator: Any) -> OperatorModule:
     """Join members by votes between pairs."""
-    plan = _plan(estimator)
+    composition = _composition(estimator)
     return OneVsOne(
-        _binary_members(estimator, plan),
+        _binary_members(estimator, composition),
         threshold=_binary_threshold(estimator),
         classes=class_labels(estimator.classes_),
-        answers=plan.answers,
+        answers=composition.answers,
     )
 
 
 def output_code(estimator: Any) -> OperatorModule:
     """Join members by the nearest code word."""
-    plan = _plan(estimator)
+    composition = _composition(estimator)
     return OutputCode(
-        _binary_members(estimator, plan),
+        _binary_members(estimator, composition),
         code_book=estimator.code_book_,
         classes=class_labels(estimator.classes_),
-        answers=plan.answers,
+        answers=composition.answers,
     )
 
 
 def multi_output_classifier(estimator: Any) -> OperatorModule:
     """Join members side by side."""
-    plan = _plan(estimator)
-    outputs = [class_labels(member.estimator.classes_) for member in plan.members]
-    return Outputs([_layout(member) for member in plan.members], outputs=outputs, answers=plan.answers)
+    composition = _composition(estimator)
+    outputs = [class_labels(member.estimator.classes_) for member in composition.members]
+    return Outputs([_layout(member) for member in composition.members], outputs=outputs, answers=composition.answers)
 
 
 def values_side_by_side(_estimator: Any) -> OperatorModule:
@@ -225,7 +234,7 @@ def values_side_by_side(_estimator: Any) -> OperatorModule:
 
 def classifier_chain(estimator: Any) -> OperatorModule:
     """Join members of a chain; their tables come in the order of targets."""
-    plan = _plan(estimator)
-    in_chain = [_layout(member) for member in plan.members]
+    composition = _composition(estimator)
+    in_chain = [_layout(member) for member in composition.members]
     indices = {int(output): index for index, output in enumerate(estimator.order_)}
-    return Chain([in_chain[indices[output]] for output in range(len(in_chain))], answers=plan.answers)
+    return Chain([in_chain[indices[output]] for output in range(len(in_chain))], answers=composition.answers)

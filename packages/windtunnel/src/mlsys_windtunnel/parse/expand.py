@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from mlsys_windtunnel.parse.graph import Kind, Value
-from mlsys_windtunnel.parse.members import Plan, has_one_output, labels_of, plan_of, public_name
+from mlsys_windtunnel.parse.members import Composition, composition_of, has_one_output, labels_of, public_name
 
 
 class Builder(Protocol):
@@ -43,25 +43,29 @@ def expand(builder: Builder, estimator: Any, source: Value, path: str, methods: 
     Returns:
         What the join gives; None if the estimator is no meta-estimator known here, and nothing was added.
     """
-    plan = plan_of(estimator)
+    composition = composition_of(estimator)
     wanted = {"predict" if method == "labels" else method for method in methods}
-    if plan is None or not wanted <= set(plan.answers) or (methods and not has_one_output(estimator)):
+    if composition is None or not wanted <= set(composition.answers) or (methods and not has_one_output(estimator)):
         return None
-    if plan.drops_names:
+    if composition.drops_names:
         source = _without_names(builder, estimator, source, path)
-    if plan.stacked:
-        source = _stacked(builder, estimator, plan, source, path)
-    if plan.passes and wanted <= plan.passes and (methods or not hasattr(estimator, "classes_")):
-        (member,) = plan.members
+    if composition.stacked:
+        source = _stacked(builder, estimator, composition, source, path)
+    if composition.passes and wanted <= composition.passes and (methods or not hasattr(estimator, "classes_")):
+        (member,) = composition.members
         return builder.parse(member.estimator, source, join(path, member.name), is_last=True, methods=methods)
-    answers = _chained(builder, estimator, plan, source, path) if plan.is_chain else _apart(builder, plan, source, path)
-    return _joined(builder, estimator, plan, answers, source, path, methods)
+    answers = (
+        _chained(builder, estimator, composition, source, path)
+        if composition.is_chain
+        else _apart(builder, composition, source, path)
+    )
+    return _joined(builder, estimator, composition, answers, source, path, methods)
 
 
-def _apart(builder: Builder, plan: Plan, source: Value, path: str) -> list[Value]:
+def _apart(builder: Builder, composition: Composition, source: Value, path: str) -> list[Value]:
     """Add members that do not read one another's answers; return the answers."""
     answers = []
-    for member in plan.members:
+    for member in composition.members:
         member_path, reads = join(path, member.name), source
         if member.columns is not None:
             select = join(member_path, "select")
@@ -73,13 +77,13 @@ def _apart(builder: Builder, plan: Plan, source: Value, path: str) -> list[Value
 def _joined(
     builder: Builder,
     estimator: Any,
-    plan: Plan,
+    composition: Composition,
     answers: list[Value],
     source: Value,
     path: str,
     methods: tuple[str, ...],
 ) -> Value:
-    main = "predict_proba" if "predict_proba" in plan.answers else "predict"
+    main = "predict_proba" if "predict_proba" in composition.answers else "predict"
     widths = [width_of_answer(estimator, method) for method in methods or (main,)]
     return builder.add(
         path or type(estimator).__name__.lower(),
@@ -87,7 +91,7 @@ def _joined(
         tuple(answers),
         None if None in widths else sum(width for width in widths if width is not None),
         source=public_name(type(estimator)),
-        size=plan.size,
+        size=composition.size,
         methods=methods,
         guards=(source,),
         estimator=estimator,
@@ -103,10 +107,10 @@ def _without_names(builder: Builder, estimator: Any, source: Value, path: str) -
     return builder.add(join(path, "select"), Kind.SELECT, (source,), width, columns=columns, drops_names=True)
 
 
-def _stacked(builder: Builder, estimator: Any, plan: Plan, source: Value, path: str) -> Value:
+def _stacked(builder: Builder, estimator: Any, composition: Composition, source: Value, path: str) -> Value:
     """Return the table that the final estimator of a stack reads."""
     features = []
-    for member in plan.stacked:
+    for member in composition.stacked:
         member_path = join(path, member.name)
         value = builder.parse(member.estimator, source, member_path, is_last=True, methods=member.methods)
         if member.methods == ("predict_proba",) and len(estimator.classes_) == 2:  # the first is one less the second
@@ -117,14 +121,14 @@ def _stacked(builder: Builder, estimator: Any, plan: Plan, source: Value, path: 
     return concatenated(builder, features, join(path, "concatenate"))
 
 
-def _chained(builder: Builder, estimator: Any, plan: Plan, source: Value, path: str) -> list[Value]:
+def _chained(builder: Builder, estimator: Any, composition: Composition, source: Value, path: str) -> list[Value]:
     """Return the members' answers in the order of outputs.
 
     Each member reads the input and the answers of those before it.
     """
     method = getattr(estimator, "chain_method_", "predict")
     reads, answers = [source], []
-    for member in plan.members:
+    for member in composition.members:
         member_path = join(path, member.name)
         table = concatenated(builder, reads, join(member_path, "concatenate"))
         answer = builder.parse(member.estimator, table, member_path, is_last=True, methods=member.methods)

@@ -1,8 +1,8 @@
 """Members of a meta-estimator: what it asks of them, and what it answers in turn.
 
 Read by :mod:`mlsys_windtunnel.parse.expand`, which makes operators of the members, and by
-:mod:`mlsys_windtunnel.convert.combine`, which makes one module of their answers: both see the same plan. A
-meta-estimator (or an option of one) that is not known here has no plan, and stays one operator.
+:mod:`mlsys_windtunnel.convert.combine`, which makes one module of their answers: both see the same composition. A
+meta-estimator (or an option of one) that is not known here has no composition, and stays one operator.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Composition:
     """A meta-estimator as members and a join of their answers."""
 
     members: tuple[Member, ...]
@@ -47,8 +47,8 @@ def public_name(source: type) -> str:
     return ".".join([*parts[:private], source.__qualname__])
 
 
-def plan_of(estimator: Any) -> Plan | None:
-    """Return the plan of a fitted meta-estimator; None if it is none, or has an option that no plan covers."""
+def composition_of(estimator: Any) -> Composition | None:
+    """Return the composition of a fitted meta-estimator; None if it is none, or an option is not covered."""
     rule = _RULES.get(public_name(type(estimator)))
     return None if rule is None else rule(estimator)
 
@@ -157,23 +157,25 @@ def _named(estimator: Any) -> list[tuple[str, Any]]:
     return list(zip(names, estimator.estimators_, strict=True))
 
 
-def _voting_classifier(estimator: Any) -> Plan | None:
+def _voting_classifier(estimator: Any) -> Composition | None:
     members = _named(estimator)
     if estimator.voting == "hard":  # votes are for labels, which members that were fitted before may have of their own
         if not all(labels_are_indices(part) for _, part in members):
             return None
-        return Plan(tuple(Member(name, part, ("predict",)) for name, part in members), ("predict",))
+        return Composition(tuple(Member(name, part, ("predict",)) for name, part in members), ("predict",))
     classes = [labels_of(part) for _, part in members]
     if any(labels is None or len(labels) != len(estimator.classes_) for labels in classes):
         return None
-    return Plan(tuple(Member(name, part, ("predict_proba",)) for name, part in members), ("predict", "predict_proba"))
+    return Composition(
+        tuple(Member(name, part, ("predict_proba",)) for name, part in members), ("predict", "predict_proba")
+    )
 
 
-def _voting_regressor(estimator: Any) -> Plan:
-    return Plan(tuple(Member(name, part, ("predict",)) for name, part in _named(estimator)), ("predict",))
+def _voting_regressor(estimator: Any) -> Composition:
+    return Composition(tuple(Member(name, part, ("predict",)) for name, part in _named(estimator)), ("predict",))
 
 
-def _calibrated(estimator: Any) -> Plan | None:
+def _calibrated(estimator: Any) -> Composition | None:
     from mlsys_windtunnel.parse.fitted_size import fitted_size
 
     pairs = estimator.calibrated_classifiers_
@@ -183,10 +185,10 @@ def _calibrated(estimator: Any) -> Plan | None:
         Member(f"fold{number}", pair.estimator, (score_method(pair.estimator),)) for number, pair in enumerate(pairs)
     )
     size = sum((fitted_size(calibrator) for pair in pairs for calibrator in pair.calibrators), FittedSize())
-    return Plan(members, ("predict", "predict_proba"), size)
+    return Composition(members, ("predict", "predict_proba"), size)
 
 
-def _bagging(estimator: Any) -> Plan | None:
+def _bagging(estimator: Any) -> Composition | None:
     if all(is_tree(part) for part in estimator.estimators_):
         return None
     answers: tuple[str, ...] = ("predict",)
@@ -210,10 +212,10 @@ def _bagging(estimator: Any) -> Plan | None:
         )
         for number, (part, picked) in enumerate(zip(estimator.estimators_, estimator.estimators_features_, strict=True))
     )
-    return Plan(members, answers, drops_names=True)
+    return Composition(members, answers, drops_names=True)
 
 
-def _one_vs_rest(estimator: Any) -> Plan | None:
+def _one_vs_rest(estimator: Any) -> Composition | None:
     if estimator.label_binarizer_.sparse_input_ and estimator.multilabel_:  # answers a sparse table
         return None
     extra = [
@@ -222,54 +224,54 @@ def _one_vs_rest(estimator: Any) -> Plan | None:
         if all(hasattr(part, method) for part in estimator.estimators_)
     ]
     members = _numbered(_fitted(estimator), lambda part: [score_method(part), *extra])
-    return Plan(members, ("predict", *extra)) if members else None
+    return Composition(members, ("predict", *extra)) if members else None
 
 
-def _one_vs_one(estimator: Any) -> Plan | None:
+def _one_vs_one(estimator: Any) -> Composition | None:
     if estimator.pairwise_indices_ is not None:
         return None
     members = _numbered(_fitted(estimator), lambda part: ["predict", score_method(part)])
-    return Plan(members, ("predict", "decision_function"), drops_names=True) if members else None
+    return Composition(members, ("predict", "decision_function"), drops_names=True) if members else None
 
 
-def _output_code(estimator: Any) -> Plan | None:
+def _output_code(estimator: Any) -> Composition | None:
     members = _numbered(_fitted(estimator), lambda part: [score_method(part)])
     size = FittedSize(num_parameters=estimator.code_book_.size)
-    return Plan(members, ("predict",), size) if members else None
+    return Composition(members, ("predict",), size) if members else None
 
 
 def _fitted(estimator: Any) -> list[Any]:
     return [part for part in estimator.estimators_ if not is_constant(part)]
 
 
-def _multi_output_classifier(estimator: Any) -> Plan | None:
+def _multi_output_classifier(estimator: Any) -> Composition | None:
     if any(labels_of(part) is None for part in estimator.estimators_):
         return None
     answers = ["predict", *offered(estimator, ["predict_proba"])]
-    return Plan(_alike(estimator.estimators_, answers), tuple(answers))
+    return Composition(_alike(estimator.estimators_, answers), tuple(answers))
 
 
-def _multi_output_regressor(estimator: Any) -> Plan:
-    return Plan(_alike(estimator.estimators_, ["predict"]), ("predict",))
+def _multi_output_regressor(estimator: Any) -> Composition:
+    return Composition(_alike(estimator.estimators_, ["predict"]), ("predict",))
 
 
-def _ada_boost_classifier(estimator: Any) -> Plan | None:
+def _ada_boost_classifier(estimator: Any) -> Composition | None:
     if len(estimator.classes_) == 1 or all(is_tree(part) for part in estimator.estimators_):
         return None
     size = FittedSize(num_parameters=len(estimator.estimators_))
     members = _alike(estimator.estimators_, ["predict"])
-    return Plan(members, (*ANSWERS, "predict_log_proba"), size, drops_names=True)
+    return Composition(members, (*ANSWERS, "predict_log_proba"), size, drops_names=True)
 
 
-def _ada_boost_regressor(estimator: Any) -> Plan | None:
+def _ada_boost_regressor(estimator: Any) -> Composition | None:
     if all(is_tree(part) for part in estimator.estimators_):
         return None
     size = FittedSize(num_parameters=len(estimator.estimators_))
     members = _alike(estimator.estimators_, ["predict"])
-    return Plan(members, ("predict",), size, drops_names=True)
+    return Composition(members, ("predict",), size, drops_names=True)
 
 
-def _threshold(estimator: Any) -> Plan | None:
+def _threshold(estimator: Any) -> Composition | None:
     part = getattr(estimator, "estimator_", estimator.estimator)  # a fixed one may hold a fitted one as it is
     labels = labels_of(part)
     if labels is None or len(labels) != 2:
@@ -277,11 +279,11 @@ def _threshold(estimator: Any) -> Plan | None:
     scores = offered(part, ("predict_proba", "predict_log_proba", "decision_function"))
     own = tuple(method for method in scores if hasattr(estimator, method))
     size = FittedSize(num_parameters=1)
-    return Plan((Member("estimator", part, scores),), ("predict", *own), size, passes=frozenset(own))
+    return Composition((Member("estimator", part, scores),), ("predict", *own), size, passes=frozenset(own))
 
 
-def _stacking(estimator: Any) -> Plan | None:
-    """Plan a stack: it answers as its final estimator does, with the labels of the whole."""
+def _stacking(estimator: Any) -> Composition | None:
+    """Compose a stack: it answers as its final estimator does, with the labels of the whole."""
     final = estimator.final_estimator_
     stacked = tuple(
         Member(name, part, (_stacked_answer(part, method),))
@@ -294,7 +296,7 @@ def _stacking(estimator: Any) -> Plan | None:
         return None
     answers = offered(final) if is_classifier else ("predict",)
     member = Member("final_estimator", final, ordered(answers))
-    return Plan((member,), answers, stacked=stacked, passes=frozenset(answers))
+    return Composition((member,), answers, stacked=stacked, passes=frozenset(answers))
 
 
 def _stacked_answer(estimator: Any, method: str) -> str:
@@ -307,7 +309,7 @@ def _stacked_answer(estimator: Any, method: str) -> str:
     return "labels" if classes.dtype.kind in "biuf" else ""
 
 
-def _classifier_chain(estimator: Any) -> Plan | None:
+def _classifier_chain(estimator: Any) -> Composition | None:
     labels = [labels_of(part) for part in estimator.estimators_]
     if any(classes is None or classes.dtype.kind not in "biuf" for classes in labels):
         return None
@@ -320,19 +322,19 @@ def _classifier_chain(estimator: Any) -> Plan | None:
         return None
     asked = ["labels", *(answer for answer in answers if answer in ("predict_proba", "decision_function")), method]
     members = _alike(estimator.estimators_, asked)
-    return Plan(members, answers, drops_names=True, is_chain=True)
+    return Composition(members, answers, drops_names=True, is_chain=True)
 
 
-def _regressor_chain(estimator: Any) -> Plan:
+def _regressor_chain(estimator: Any) -> Composition:
     members = _alike(estimator.estimators_, ["predict"])
-    return Plan(members, ("predict",), drops_names=True, is_chain=True)
+    return Composition(members, ("predict",), drops_names=True, is_chain=True)
 
 
 _WRAPPERS = {
     "sklearn.frozen.FrozenEstimator": "estimator",
     "sklearn.semi_supervised.SelfTrainingClassifier": "estimator_",
 }
-_RULES: dict[str, Callable[[Any], Plan | None]] = {
+_RULES: dict[str, Callable[[Any], Composition | None]] = {
     "sklearn.calibration.CalibratedClassifierCV": _calibrated,
     "sklearn.ensemble.AdaBoostClassifier": _ada_boost_classifier,
     "sklearn.ensemble.AdaBoostRegressor": _ada_boost_regressor,

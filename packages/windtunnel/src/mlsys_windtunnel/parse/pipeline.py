@@ -16,7 +16,7 @@ from mlsys_windtunnel.parse.boosters import catboost_names, reads_by_name
 from mlsys_windtunnel.parse.expand import concatenated, expand, join, num_outputs, width_of_answer
 from mlsys_windtunnel.parse.fitted_size import fitted_size
 from mlsys_windtunnel.parse.graph import FittedSize, Kind, Operator, PipelineGraph, Value
-from mlsys_windtunnel.parse.members import as_fitted, outermost, plan_of, public_name, within
+from mlsys_windtunnel.parse.members import as_fitted, composition_of, outermost, public_name, within
 from mlsys_windtunnel.parse.source import rules_of
 
 
@@ -191,9 +191,9 @@ def _column_names(estimator: object) -> Any:
     if reads_by_name(first):
         return catboost_names(first)
     names = _attribute(estimator, "feature_names_in_")
-    plan = plan_of(first)
-    if names is None and plan is not None and not plan.drops_names:
-        of_members = (_column_names(member.estimator) for member in plan.members if member.columns is None)
+    composition = composition_of(first)
+    if names is None and composition is not None and not composition.drops_names:
+        of_members = (_column_names(member.estimator) for member in composition.members if member.columns is None)
         return next((found for found in of_members if found is not None), None)
     return names
 

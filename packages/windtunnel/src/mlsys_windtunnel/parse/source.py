@@ -15,7 +15,7 @@ from mlsys_windtunnel.checks.table import InputRules, Objects
 from mlsys_windtunnel.checks.values import Contract
 from mlsys_windtunnel.parse.boosters import category_columns_of, labels_are_names, reads_by_name
 from mlsys_windtunnel.parse.graph import Kind, Operator, Value
-from mlsys_windtunnel.parse.members import is_function, outermost, passes, plan_of, public_name
+from mlsys_windtunnel.parse.members import composition_of, is_function, outermost, passes, public_name
 
 # Missing values and infinity alike are taken, where missing values are.
 _TAKES_INF = (
@@ -187,9 +187,9 @@ def _names_rule(estimator: Any) -> tuple[bool, bool]:
         return True, any(isinstance(name, str) for columns in used for name in _flat(columns))
     if reads_by_name(estimator):
         return True, False
-    plan = plan_of(estimator)
-    if plan is not None and not plan.drops_names:
-        members = plan.stacked or plan.members
+    composition = composition_of(estimator)
+    if composition is not None and not composition.drops_names:
+        members = composition.stacked or composition.members
         return _joined([_names_rule(member.estimator) for member in members if member.columns is None])
     return False, False
 

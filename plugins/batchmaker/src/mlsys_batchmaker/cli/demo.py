@@ -56,7 +56,7 @@ def run(context: DemoContext) -> Section:
             require_equal_phonemes(words, runs["cellular"][-1], runs["bucketed"][-1])
     finally:
         torch.set_num_threads(before)
-    said = {word: _phonemes(runs["cellular"][0].outputs[place]) for place, word in enumerate(words)}
+    said = {word: _phonemes(runs["cellular"][0].outputs[index]) for index, word in enumerate(words)}
     for word in [each for each in SHOWN if each in said]:
         context.console.print(f"  {word:12} {said[word]}", highlight=False)
     rows = []
@@ -121,7 +121,7 @@ def real_words(count: int) -> list[str]:
             found[word] = None
     rest = sorted(set(found) - set(SHOWN))
     order = np.random.default_rng(0).permutation(len(rest))
-    return [*SHOWN, *(rest[place] for place in order)][:count]
+    return [*SHOWN, *(rest[index] for index in order)][:count]
 
 
 def bucketed(model: Model) -> Callable[[], systems.Compute]:
@@ -160,8 +160,8 @@ def require_equal_phonemes(words: Sequence[str], ours: trace.Run, theirs: trace.
     """
     from mlsys_core.errors import MlsysError
 
-    for place, word in enumerate(words):
-        if ours.outputs[place].tolist() != theirs.outputs[place].tolist():
+    for index, word in enumerate(words):
+        if ours.outputs[index].tolist() != theirs.outputs[index].tolist():
             raise MlsysError(f"{word!r}: cellular and bucketed batching give different phonemes")
 
 

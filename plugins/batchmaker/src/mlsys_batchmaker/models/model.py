@@ -13,7 +13,7 @@ from mlsys_core.graphs import Graph
 from numpy.typing import ArrayLike, NDArray
 
 from mlsys_batchmaker.cells.cell import Cell
-from mlsys_batchmaker.plan import CellGraph, Layout, Plan, Planner, Port
+from mlsys_batchmaker.plan import CellGraph, GraphPlan, Layout, Planner, Port
 from mlsys_batchmaker.scheduling.requests import Constants, Grow, Values
 
 _MAX_FORMS = 4096
@@ -99,15 +99,15 @@ class Alike(Protocol):
 class _Form:
     """Plan and constants that requests of one key share."""
 
-    plan: Plan
+    plan: GraphPlan
     constants: list[list[NDArray[np.generic]]]  # of the first of them
-    given: list[tuple[int, int, Port]]  # of those, what each request has of its own: bank, place, port
+    given: list[tuple[int, int, Port]]  # of those, what each request has of its own: bank, index, port
 
     def fill(self, rows: Sequence[ArrayLike]) -> list[list[NDArray[np.generic]]]:
         """Return the constants with the rows of another request in place of the first one's."""
         constants = [own.copy() for own in self.constants]
-        for (bank, place, port), own in zip(self.given, rows, strict=True):
-            constants[bank][place] = port.check(np.asarray(own), len(constants[bank][place]))
+        for (bank, index, port), own in zip(self.given, rows, strict=True):
+            constants[bank][index] = port.check(np.asarray(own), len(constants[bank][index]))
         return constants
 
 
@@ -115,7 +115,7 @@ class _Form:
 class Unfolded:
     """A request as the scheduler takes it."""
 
-    plan: Plan
+    plan: GraphPlan
     constants: list[list[NDArray[np.generic]]]
     grow: Grow | None = None
 
@@ -185,7 +185,7 @@ class Model:
         _, graph = self._unfold(self.architecture.example() if request is None else request)
         return graph.to_networkx()
 
-    def _unfold(self, request: Payload) -> tuple[Plan, CellGraph]:
+    def _unfold(self, request: Payload) -> tuple[GraphPlan, CellGraph]:
         graph = CellGraph(self.layout, max_nodes=self.max_cells)
         self.architecture.unfold(request, graph)
         with self._planning:
@@ -194,7 +194,7 @@ class Model:
     def _learn(self, request: Payload, key: Hashable, rows: Sequence[ArrayLike]) -> _Form:
         """Make the form of the first request of a key."""
         plan, graph = self._unfold(request)
-        own = [graph.constants[bank][place] for bank, place, _ in graph.given]
+        own = [graph.constants[bank][index] for bank, index, _ in graph.given]
         if len(own) != len(rows) or not all(a is b or np.array_equal(a, b) for a, b in zip(own, rows, strict=True)):
             raise InvalidInputError(
                 f"structure_key() of {self.architecture.name!r} gives other rows than unfold() names as `each`: "
@@ -208,7 +208,7 @@ class Model:
         return form
 
     def _grow(self, request: Payload, architecture: Grows, num_nodes: int) -> Grow:
-        def grow(parts: Sequence[Sequence[Values]]) -> tuple[Plan, Constants] | None:
+        def grow(parts: Sequence[Sequence[Values]]) -> tuple[GraphPlan, Constants] | None:
             nonlocal num_nodes
             graph = CellGraph(self.layout, max_nodes=self.max_cells - num_nodes, must_connect=False)
             if not architecture.extend(request, parts, graph):

@@ -108,7 +108,7 @@ def parse_tree(text: str, words: Mapping[str, int]) -> Payload:
     """
     tokens = text.replace("(", " ( ").replace(")", " ) ").split()
     leaves: list[int] = []
-    pairs: list[tuple[int, int]] = []  # children; an inner node is -1 - its place until the leaves are counted
+    pairs: list[tuple[int, int]] = []  # children; an inner node is -1 - its index until the leaves are counted
     stack: list[list[int]] = [[]]
     try:
         for before, token in zip(["", *tokens], tokens, strict=False):
@@ -135,7 +135,7 @@ def parse_tree(text: str, words: Mapping[str, int]) -> Payload:
 
 
 def random_tree(rng: np.random.Generator, *, num_leaves: int, num_words: int) -> Payload:
-    """Return a binary tree of random shape: neighbours are joined at random places."""
+    """Return a binary tree of random shape: neighbours are joined at random positions."""
     roots = list(range(num_leaves))
     children = []
     for number in range(num_leaves - 1):

@@ -2,8 +2,8 @@
 
 from mlsys_batchmaker.plan.graph import CellGraph, Chain, Wire
 from mlsys_batchmaker.plan.layout import Layout
-from mlsys_batchmaker.plan.plan import Plan
+from mlsys_batchmaker.plan.plan import GraphPlan
 from mlsys_batchmaker.plan.planner import Planner
 from mlsys_batchmaker.plan.spec import CellSpec, Port
 
-__all__ = ["CellGraph", "CellSpec", "Chain", "Layout", "Plan", "Planner", "Port", "Wire"]
+__all__ = ["CellGraph", "CellSpec", "Chain", "GraphPlan", "Layout", "Planner", "Port", "Wire"]

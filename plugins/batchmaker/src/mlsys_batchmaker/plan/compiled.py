@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mlsys_batchmaker.plan import reference
 from mlsys_batchmaker.plan.layout import Layout
-from mlsys_batchmaker.plan.plan import COLUMNS, SUB_COLUMNS, Ints, Kind, Pairs, Plan
+from mlsys_batchmaker.plan.plan import COLUMNS, SUB_COLUMNS, GraphPlan, Ints, Kind, Pairs
 from mlsys_batchmaker.plan.structure import sizes_of
 
 
@@ -53,7 +53,7 @@ class CompiledPlans:
         self._out = np.empty(4096, dtype=np.int64)  # a plan and what follows it, before it is copied
         self._kinds: dict[bytes, tuple[Kind, ...]] = {}
 
-    def make(self, structure: bytes) -> Plan:
+    def make(self, structure: bytes) -> GraphPlan:
         """See :func:`mlsys_batchmaker.plan.reference.make_plan`. Not for several threads at once."""
         layout, (count, num_results, _) = self._layout, sizes_of(structure)
         columns = COLUMNS + layout.num_inputs + layout.num_outputs
@@ -68,7 +68,7 @@ class CompiledPlans:
         kinds = self._kinds_of(out[size : size + num_kinds])
         more = size + num_kinds
         sub_more = more + num_more
-        return Plan(
+        return GraphPlan(
             out[:size].copy(),
             count,
             columns,

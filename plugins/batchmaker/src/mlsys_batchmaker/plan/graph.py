@@ -66,7 +66,7 @@ class CellGraph:
         self.max_nodes = max_nodes
         self.num_nodes = 0
         self.constants: list[list[NDArray[np.generic]]] = [[] for _ in layout.banks]  # by bank, in order of their rows
-        self.given: list[tuple[int, int, Port]] = []  # of what ``each`` brought: bank, place in its list, port
+        self.given: list[tuple[int, int, Port]] = []  # of what ``each`` brought: bank, index in its list, port
         self._num_constants = [0] * len(layout.banks)
         self._parts: list[bytes] = []
         self._starts: list[int] = []  # by part: its first node
@@ -118,12 +118,12 @@ class CellGraph:
             sources = np.asarray(nodes, dtype=np.int64)
             if sources.shape != (count,):
                 raise InvalidInputError(f"{cell}.{name}: {count} nodes must feed it, got {sources.shape}")
-            place = self.layout.input_place(number, name)
-            only = self.layout.only_place_of_output(output)
+            input_index = self.layout.input_index(number, name)
+            only = self.layout.only_output_index(output)
             if only is None:
-                wired.append((place, CODES, self._wire_codes(sources, output).tobytes()))
+                wired.append((input_index, CODES, self._wire_codes(sources, output).tobytes()))
             else:
-                wired.append((place, only, sources.tobytes()))
+                wired.append((input_index, only, sources.tobytes()))
         return self._keep(number, count, pack_part(number, count, each=constants, wired=wired))
 
     def chain(
@@ -153,8 +153,8 @@ class CellGraph:
         number = self._number(cell, length)
         constants = self._each(number, each, length)
         spec = self.layout.cells[number]
-        place = self.layout.input_place
-        carried = [(place(number, name), spec.output_index(output)) for name, output in carry.items()]
+        index_of = self.layout.input_index
+        carried = [(index_of(number, name), spec.output_index(output)) for name, output in carry.items()]
         begins = self._first(number, first) if first else []
         part = pack_part(number, length, each=constants, carried=carried, first=begins)
         return Chain(self._keep(number, length, part), length)
@@ -244,44 +244,44 @@ class CellGraph:
 
     def _first(self, number: int, inputs: Mapping[str, Wire | ArrayLike]) -> list[tuple[int, int]]:
         """Return the sources of one node's inputs: (input, code)."""
-        place = self.layout.input_place
-        return [(at := place(number, name), self._code(number, at, value)) for name, value in inputs.items()]
+        index_of = self.layout.input_index
+        return [(at := index_of(number, name), self._code(number, at, value)) for name, value in inputs.items()]
 
-    def _code(self, number: int, place: int, value: Wire | ArrayLike) -> int:
+    def _code(self, number: int, input_index: int, value: Wire | ArrayLike) -> int:
         if isinstance(value, Wire):
             if not 0 <= value.node < self.max_nodes:
                 raise InvalidInputError(f"a cell is wired to node {value.node}: there are {self.num_nodes} nodes")
-            return 1 + value.node * self.layout.num_outputs + self._place_of_output(value.node, value.output)
-        return -1 - self._constants(number, place, np.asarray(value)[None], 1)
+            return 1 + value.node * self.layout.num_outputs + self._output_index(value.node, value.output)
+        return -1 - self._constants(number, input_index, np.asarray(value)[None], 1)
 
     def _wire_codes(self, nodes: NDArray[np.int64], output: str) -> Codes:
         """Return codes of wires; the planner checks nodes that are added later."""
         require_nodes(nodes, self.max_nodes)
-        numbers = np.array([self._place_of_output(node, output) for node in nodes.tolist()], dtype=np.int64)
+        numbers = np.array([self._output_index(node, output) for node in nodes.tolist()], dtype=np.int64)
         return 1 + nodes * self.layout.num_outputs + numbers
 
-    def _place_of_output(self, node: int, output: str) -> int:
-        """Return the place of ``output`` among the outputs of a node's cell, or of the last cell that has it."""
-        places = self.layout.places_of_output(output)
-        at_last = next(reversed(places.values()))  # of nodes to come: the planner checks that it fits
+    def _output_index(self, node: int, output: str) -> int:
+        """Return the index of ``output`` among the outputs of a node's cell, or of the last cell that has it."""
+        indices = self.layout.output_indices(output)
+        at_last = next(reversed(indices.values()))  # of nodes to come: the planner checks that it fits
         if not 0 <= node < self.num_nodes:
             return at_last
-        return places.get(self._cells[bisect_right(self._starts, node) - 1], at_last)
+        return indices.get(self._cells[bisect_right(self._starts, node) - 1], at_last)
 
     def _each(self, number: int, each: Mapping[str, ArrayLike] | None, count: int) -> list[tuple[int, int]]:
         """Take the rows of each input; returns (input, first row)."""
         found: list[tuple[int, int]] = []
         for name, rows in (each or {}).items():
-            place = self.layout.input_place(number, name)
-            bank = self.layout.bank_of_input[number][place]
-            self.given.append((bank, len(self.constants[bank]), self.layout.cells[number].inputs[place]))
-            found.append((place, self._constants(number, place, rows, count)))
+            input_index = self.layout.input_index(number, name)
+            bank = self.layout.bank_of_input[number][input_index]
+            self.given.append((bank, len(self.constants[bank]), self.layout.cells[number].inputs[input_index]))
+            found.append((input_index, self._constants(number, input_index, rows, count)))
         return found
 
-    def _constants(self, number: int, place: int, rows: ArrayLike, count: int) -> int:
+    def _constants(self, number: int, input_index: int, rows: ArrayLike, count: int) -> int:
         """Take the rows of an input; returns the first one's number."""
-        bank = self.layout.bank_of_input[number][place]
-        self.constants[bank].append(self.layout.cells[number].inputs[place].check(np.asarray(rows), count))
+        bank = self.layout.bank_of_input[number][input_index]
+        self.constants[bank].append(self.layout.cells[number].inputs[input_index].check(np.asarray(rows), count))
         first: int = self._num_constants[bank]
         self._num_constants[bank] += count
         return first

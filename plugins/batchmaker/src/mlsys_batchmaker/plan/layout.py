@@ -1,4 +1,4 @@
-"""Places of values: one *bank* of rows for each dtype and row shape that the cells of a model have.
+"""Layout of values: one *bank* of rows for each dtype and row shape that the cells of a model have.
 
 A row holds one value: a constant of a request or an output of a node. Row 0 of every bank is all zeros and never
 written, so a missing input reads it. Cells of different types that pass values on share a bank, so a value is passed
@@ -44,12 +44,12 @@ class Layout:
             for port in (*cell.inputs, *cell.outputs):
                 banks.setdefault(port.signature, len(banks))
         self.banks = tuple(banks)
-        self._places: dict[str, dict[int, int]] = {}
+        self._output_indices: dict[str, dict[int, int]] = {}
         for number, cell in enumerate(self.cells):
             for index, port in enumerate(cell.outputs):
-                self._places.setdefault(port.name, {})[number] = index
-        self._only_places: dict[str, int | None] = {}
-        self._inputs = [{port.name: place for place, port in enumerate(cell.inputs)} for cell in self.cells]
+                self._output_indices.setdefault(port.name, {})[number] = index
+        self._only_output_indices: dict[str, int | None] = {}
+        self._inputs = [{port.name: number for number, port in enumerate(cell.inputs)} for cell in self.cells]
         self.num_inputs = max(len(cell.inputs) for cell in self.cells)
         self.num_outputs = max(len(cell.outputs) for cell in self.cells)
         self.none = len(banks)  # the bank of a port that a cell does not have
@@ -68,36 +68,36 @@ class Layout:
         except KeyError:
             raise InvalidInputError(f"there is no cell {name!r}: this model has {', '.join(self.numbers)}") from None
 
-    def input_place(self, cell: int, name: str) -> int:
+    def input_index(self, cell: int, name: str) -> int:
         """Return the position of the input called ``name``.
 
         Raises:
             InvalidInputError: the cell has none.
         """
-        place = self._inputs[cell].get(name)
-        return self.cells[cell].input_index(name) if place is None else place
+        found = self._inputs[cell].get(name)
+        return self.cells[cell].input_index(name) if found is None else found
 
-    def places_of_output(self, name: str) -> dict[int, int]:
+    def output_indices(self, name: str) -> dict[int, int]:
         """Return the position of an output of that name in each cell that has one.
 
         Raises:
             InvalidInputError: no cell has one.
         """
-        places = self._places.get(name)
-        if places is None:
+        indices = self._output_indices.get(name)
+        if indices is None:
             raise InvalidInputError(f"no cell of this model has an output {name!r}")
-        return places
+        return indices
 
-    def only_place_of_output(self, name: str) -> int | None:
+    def only_output_index(self, name: str) -> int | None:
         """Return the position of an output, if it is the same in all cells that have it; else None.
 
         Raises:
             InvalidInputError: no cell has one.
         """
-        if name not in self._only_places:
-            places = set(self.places_of_output(name).values())
-            self._only_places[name] = next(iter(places)) if len(places) == 1 else None
-        return self._only_places[name]
+        if name not in self._only_output_indices:
+            indices = set(self.output_indices(name).values())
+            self._only_output_indices[name] = next(iter(indices)) if len(indices) == 1 else None
+        return self._only_output_indices[name]
 
     def _table(self, banks: dict[Signature, int], width: int, kind: str) -> NDArray[np.int64]:
         table = np.full((len(self.cells), width), self.none, dtype=np.int64)

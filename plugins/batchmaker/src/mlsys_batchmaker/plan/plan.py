@@ -44,7 +44,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class GraphPlan:
     """Numbers of one structure that the scheduler needs; read only, since all requests of that structure share them.
 
     Nodes are renumbered: subgraph by subgraph in topological order, those that are ready at once first in each.
@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def node_bases(self) -> Ints:
-        """[n, COLUMNS + num_inputs + num_outputs]: places in ``bases`` of what is added to :attr:`nodes`."""
+        """[n, COLUMNS + num_inputs + num_outputs]: indices in ``bases`` of what is added to :attr:`nodes`."""
         size = self.num_nodes * self.num_columns
         return self.block[size : 2 * size].reshape(self.num_nodes, self.num_columns)
 

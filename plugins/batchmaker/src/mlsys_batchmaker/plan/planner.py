@@ -12,7 +12,7 @@ from mlsys_core.native import warn_without_kernels
 from mlsys_batchmaker.plan.compiled import CompiledPlans
 from mlsys_batchmaker.plan.graph import CellGraph
 from mlsys_batchmaker.plan.layout import Layout
-from mlsys_batchmaker.plan.plan import Plan
+from mlsys_batchmaker.plan.plan import GraphPlan
 from mlsys_batchmaker.plan.reference import make_plan
 
 
@@ -25,16 +25,16 @@ class Planner:
     """
 
     def __init__(self, layout: Layout, *, max_plans: int = 4096) -> None:
-        self._make: Callable[[bytes], Plan]
+        self._make: Callable[[bytes], GraphPlan]
         try:
             self._make = CompiledPlans(layout).make
         except KernelUnavailableError as error:
             warn_without_kernels("BatchMaker's planner", "plans are made in Python", error)
             self._make = partial(make_plan, layout)
         self._max_plans = max_plans
-        self._plans: OrderedDict[bytes, Plan] = OrderedDict()
+        self._plans: OrderedDict[bytes, GraphPlan] = OrderedDict()
 
-    def plan(self, graph: CellGraph) -> Plan:
+    def plan(self, graph: CellGraph) -> GraphPlan:
         """Return the plan of ``graph``. Not for several threads at once.
 
         Raises:

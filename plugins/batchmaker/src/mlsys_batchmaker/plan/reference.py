@@ -26,16 +26,16 @@ from mlsys_batchmaker.plan.plan import (
     UNPINNED,
     UNSUBMITTED,
     WAITING,
+    GraphPlan,
     Ints,
     Kind,
-    Plan,
     only,
 )
 from mlsys_batchmaker.plan.structure import expand, sizes_of
 from mlsys_batchmaker.plan.subgraphs import Groups, group
 
 
-def make_plan(layout: Layout, structure: bytes) -> Plan:
+def make_plan(layout: Layout, structure: bytes) -> GraphPlan:
     """Check a structure and plan it.
 
     Args:
@@ -54,19 +54,19 @@ def make_plan(layout: Layout, structure: bytes) -> Plan:
     _check_wires(layout, cells, is_wire, sources, outputs)
     groups = group(cells.tolist(), sources.tolist(), set(results.tolist()), must_connect=must_connect)
     order, following, owner = np.array(groups.order), np.array(groups.next), np.array(groups.owner)
-    place = np.empty_like(order)  # node of the graph -> node of the plan
-    place[order] = np.arange(len(order))
+    planned = np.empty_like(order)  # node of the graph -> node of the plan
+    planned[order] = np.arange(len(order))
 
     is_wire, outputs, codes = is_wire[order], outputs[order], codes[order]
     cells, in_banks = cells[order], in_banks[order]
-    sources = np.where(is_wire, place[sources[order]], -1)
+    sources = np.where(is_wire, planned[sources[order]], -1)
     own_banks = np.where(codes < 0, in_banks, -1)
     num_constants = [int((-codes[own_banks == bank]).max(initial=0)) for bank in range(layout.none)]
-    out_rows, num_rows = _place_outputs(layout, cells, owner, num_constants)
+    out_rows, num_rows = _output_rows(layout, cells, owner, num_constants)
     in_rows = np.where(codes < 0, -1 - codes, 0)
     in_rows[is_wire] = out_rows[sources[is_wire], outputs[is_wire]]
     slots = np.full(len(order), -1)
-    slots[place[results]] = np.arange(len(results))
+    slots[planned[results]] = np.arange(len(results))
     sub_start = np.array(groups.sub_start)
     ends = np.append(sub_start[1:], len(order))
     none, of_nodes, of_subs, of_slots = range(layout.none, layout.none + 4)
@@ -80,7 +80,7 @@ def make_plan(layout: Layout, structure: bytes) -> Plan:
     nodes[:, first_output:], node_bases[:, first_output:] = out_rows, layout.output_banks[cells]
     subs, sub_bases = _sub_columns(groups, ends, cells[sub_start])
     waiting = np.array(groups.waiting)
-    asked = np.stack([place[results], slots[place[results]], nodes[place[results], SUB], cells[place[results]]])
+    asked = np.stack([planned[results], slots[planned[results]], nodes[planned[results], SUB], cells[planned[results]]])
     arrays = nodes, node_bases, waiting, subs, sub_bases, order, asked
     kinds = (
         Kind(
@@ -93,7 +93,7 @@ def make_plan(layout: Layout, structure: bytes) -> Plan:
             groups.sub_start, ends.tolist(), subs[:, CELL].tolist(), (subs[:, FOLLOWING] >= 0).tolist(), strict=True
         )
     )
-    return Plan(
+    return GraphPlan(
         np.concatenate([each.reshape(-1) for each in arrays]),
         num_nodes=len(order),
         num_columns=nodes.shape[1],
@@ -108,7 +108,7 @@ def make_plan(layout: Layout, structure: bytes) -> Plan:
 
 
 def _sub_columns(groups: Groups, ends: Ints, cells: Ints) -> tuple[Ints, Ints]:
-    """Return ``Plan.subs`` and ``Plan.sub_bases``."""
+    """Return ``GraphPlan.subs`` and ``GraphPlan.sub_bases``."""
     start, following = np.array(groups.sub_start), np.array(groups.sub_next)
     subs = np.zeros((len(ends), SUB_COLUMNS), dtype=np.int64)
     subs[:, PINNED], subs[:, STOP], subs[:, CELL], subs[:, READY] = UNPINNED, NEVER, cells, groups.sub_ready
@@ -137,7 +137,7 @@ def _check_wires(layout: Layout, cells: Ints, is_wire: NDArray[np.bool_], source
         raise InvalidInputError(f"{node.name}.{port.name} takes rows {port.signature}, but {source.name} gives {got}")
 
 
-def _place_outputs(layout: Layout, cells: Ints, owner: Ints, num_constants: list[int]) -> tuple[Ints, tuple[int, ...]]:
+def _output_rows(layout: Layout, cells: Ints, owner: Ints, num_constants: list[int]) -> tuple[Ints, tuple[int, ...]]:
     """Return rows of the nodes' outputs [n, num_outputs], and the rows that each bank needs with the constants.
 
     A node has the rows of its owner, an earlier node of its subgraph, or rows of its own.

@@ -26,7 +26,7 @@ from mlsys_batchmaker.plan.layout import Layout
 Pair: TypeAlias = tuple[int, int]
 # What feeds an input of a node: 0 is zeros, 1 + node * num_outputs + output a wire, -1 - row a constant of the bank.
 Codes: TypeAlias = NDArray[np.int64]
-CODES = -1  # in the place of a wire's output
+CODES = -1  # instead of the output of a wire
 
 
 def pack_part(
@@ -43,7 +43,7 @@ def pack_part(
     head = pack(f"{6 + len(pairs)}q", cell, size, len(each), len(carried), len(first), len(wired), *pairs)
     if not wired:
         return head
-    return b"".join([head, *(part for place, output, nodes in wired for part in (pack("2q", place, output), nodes))])
+    return b"".join([head, *(part for index, output, nodes in wired for part in (pack("2q", index, output), nodes))])
 
 
 def pack_structure(num_nodes: int, parts: Sequence[bytes], ranges: Sequence[Pair], *, must_connect: bool) -> bytes:
@@ -88,20 +88,20 @@ def expand(layout: Layout, structure: bytes) -> tuple[NDArray[np.int64], Codes, 
         own = codes[start : start + size]
         pairs = numbers[at : at + 2 * (num_each + num_carried + num_first)].reshape(-1, 2).tolist()
         at += 2 * len(pairs)
-        for place, row in pairs[:num_each]:
-            own[:, place] = -1 - np.arange(row, row + size)
+        for index, row in pairs[:num_each]:
+            own[:, index] = -1 - np.arange(row, row + size)
         before = np.arange(start, start + size - 1) * layout.num_outputs
-        for place, output in pairs[num_each : num_each + num_carried]:
-            own[1:, place] = before + (1 + output)
-        for place, code in pairs[num_each + num_carried :]:
-            own[0, place] = code
+        for index, output in pairs[num_each : num_each + num_carried]:
+            own[1:, index] = before + (1 + output)
+        for index, code in pairs[num_each + num_carried :]:
+            own[0, index] = code
         for _ in range(num_wired):
-            place, output = numbers[at : at + 2].tolist()
+            index, output = numbers[at : at + 2].tolist()
             nodes = numbers[at + 2 : at + 2 + size]
             at += 2 + size
             if output != CODES:
                 require_nodes(nodes, num_nodes)
-            own[:, place] = nodes if output == CODES else 1 + nodes * layout.num_outputs + output
+            own[:, index] = nodes if output == CODES else 1 + nodes * layout.num_outputs + output
         start += size
     return cells, codes, results
 

@@ -13,7 +13,7 @@ from mlsys_core.errors import InvalidInputError
 
 @dataclass(slots=True)
 class Groups:
-    """Nodes in their new order and the subgraphs they form; fields as in ``Plan``, nodes in the new numbering."""
+    """Nodes in their new order and the subgraphs they form; fields as in ``GraphPlan``, nodes in the new numbering."""
 
     order: list[int] = field(default_factory=list)  # new number -> old number
     next: list[int] = field(default_factory=list)
@@ -123,31 +123,31 @@ def _number(subgraph: list[tuple[int, int]], preds: list[list[int]], order: list
         members.setdefault(own, ([], []))[bool(internal[node])].append(node)
     ranked = sorted(members, key=lambda key: key[0])  # by stage, then by first node: the sort is stable
     number = {key: index for index, key in enumerate(ranked)}
-    place = [0] * len(preds)
+    planned = [0] * len(preds)
     for key in ranked:
         ready, others = members[key]
         groups.sub_start.append(len(groups.order))
         groups.sub_ready.append(len(ready))
         for node in (*ready, *others):
-            place[node] = len(groups.order)
+            planned[node] = len(groups.order)
             groups.order.append(node)
-    _link_nodes(groups, preds, internal, place)
+    _link_nodes(groups, preds, internal, planned)
     _link_subgraphs(groups, subgraph, preds, number)
     return groups
 
 
-def _link_nodes(groups: Groups, preds: list[list[int]], internal: list[list[int]], place: list[int]) -> None:
+def _link_nodes(groups: Groups, preds: list[list[int]], internal: list[list[int]], planned: list[int]) -> None:
     num_readers = [0] * len(preds)
     for before in preds:
         for pred in before:
             num_readers[pred] += 1
     groups.next = [-1] * len(preds)
     for node in groups.order:
-        here = place[node]
+        here = planned[node]
         groups.waiting.append(len(internal[node]))
         owner = here
         for pred in internal[node]:
-            there = place[pred]
+            there = planned[pred]
             if groups.next[there] < 0:
                 groups.next[there] = here
             else:

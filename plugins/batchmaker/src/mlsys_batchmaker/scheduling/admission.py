@@ -9,7 +9,7 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.memory import RunPool, Runs
 from mlsys_core.serving import FinishReason, QueueFullError
 
-from mlsys_batchmaker.plan.plan import CELL, UNFINISHED, UNSUBMITTED, Plan
+from mlsys_batchmaker.plan.plan import CELL, UNFINISHED, UNSUBMITTED, GraphPlan
 from mlsys_batchmaker.scheduling.requests import CellRequest, Live, ValueStore
 from mlsys_batchmaker.scheduling.room import Room
 from mlsys_batchmaker.scheduling.state import State
@@ -21,7 +21,7 @@ class Admission:
     """Admitted requests, waiting requests, and the rows that each holds.
 
     Args:
-        state: shared with forming and settling.
+        state: shared with batching and completion.
         num_rows: rows of each bank, the zero row included.
         store: gets the constants of admitted requests.
         new_rows: makes the pool of a bank's rows, from the first row and one above the last.
@@ -79,9 +79,9 @@ class Admission:
 
     def drop_waiting(self, request_id: str) -> bool:
         """Forget a request that waits for room; False if none of that id does."""
-        for place, (request, _) in enumerate(self._waiting):
+        for index, (request, _) in enumerate(self._waiting):
             if request.request_id == request_id:
-                del self._waiting[place]
+                del self._waiting[index]
                 return True
         return False
 
@@ -123,7 +123,7 @@ class Admission:
         self.leaving[live.index] = live
         self._state.tables.request_leaving[live.index] = 1
 
-    def _check_fits(self, plan: Plan) -> None:
+    def _check_fits(self, plan: GraphPlan) -> None:
         for bank, count in enumerate(plan.num_rows):
             if count and not self._rows[bank].fits(count):
                 dtype, shape = self._state.layout.banks[bank]

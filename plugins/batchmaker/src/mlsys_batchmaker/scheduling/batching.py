@@ -61,7 +61,7 @@ def count_ready(state: State, cell: int, worker: WorkerId, limit: int) -> int:
 def form(state: State, cell: int, worker: WorkerId, max_steps: int) -> Task | None:
     """Form a task (``FormBatchedTask``); pin its subgraphs and update dependencies (``UpdateNodesDependency``)."""
     is_blind = state.is_blind(cell)
-    is_chunk = state.config.forming == "chunk" and state.cells[cell].is_chain and not is_blind
+    is_chunk = state.config.batching == "chunk" and state.cells[cell].is_chain and not is_blind
     task = state.calls.form(
         cell,
         state.layout.cells[cell],

@@ -1,4 +1,4 @@
-"""Forming and settling by ``scheduler.cpp``, on the tables and queues that the Python of this package works on too."""
+"""Batching and completion by ``scheduler.cpp``, on the tables and queues of the Python code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mlsys_core.serving import WorkerId
 from numpy.typing import NDArray
 
 from mlsys_batchmaker.plan.compiled import address_of
-from mlsys_batchmaker.plan.plan import Plan
+from mlsys_batchmaker.plan.plan import GraphPlan
 from mlsys_batchmaker.plan.spec import CellSpec
 from mlsys_batchmaker.scheduling.ready import Queue, ReadyNodes
 from mlsys_batchmaker.scheduling.tables import Columns
@@ -46,7 +46,7 @@ class Cell(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Settled:
+class Completed:
     """Effects of a completed task on its requests, by their indices in the tables."""
 
     started: list[int]  # the first task of one of their subgraphs
@@ -99,7 +99,7 @@ class Compiled:
         if hasattr(self, "_former"):
             self._library.batchmaker_former_free(self._former)
 
-    def admit(self, plan: Plan, bases: Sequence[int]) -> None:
+    def admit(self, plan: GraphPlan, bases: Sequence[int]) -> None:
         """Write a request's rows of the tables and release what waits for nothing.
 
         Args:
@@ -125,7 +125,7 @@ class Compiled:
             for before, after in pairs:
                 self._library.batchmaker_add_more(self._former, is_sub, start + before, start + after)
 
-    def forget(self, plan: Plan, node_start: int, sub_start: int) -> None:
+    def forget(self, plan: GraphPlan, node_start: int, sub_start: int) -> None:
         """Forget the edges of a request that has left."""
         for is_sub, start, pairs in ((False, node_start, plan.more), (True, sub_start, plan.sub_more)):
             for before, _ in pairs:
@@ -191,8 +191,8 @@ class Compiled:
         """Drop the latest task of ``worker``, which failed: no task continues it."""
         self._library.batchmaker_lose(self._former, worker)
 
-    def settle(self, task: Task, stop: tuple[NDArray[np.generic], int] | None) -> Settled:
-        """Settle ``task``, which was formed here and is completed.
+    def complete(self, task: Task, stop: tuple[NDArray[np.generic], int] | None) -> Completed:
+        """Release what the completed ``task``, formed here, held.
 
         Args:
             task: the completed task.
@@ -223,12 +223,12 @@ class Compiled:
         started, cut, finished, num_discarded, num_there, there = self._sizes
         found = self._out[: started + cut].tolist()
         if not finished:
-            return Settled(found[:started], found[started:], [], _NONE, num_discarded)
+            return Completed(found[:started], found[started:], [], _NONE, num_discarded)
         of_finished = self._out[started + cut : started + cut + _FINISHED * finished].reshape(finished, _FINISHED)
         slots = _NONE
         if num_there:
             slots = np.frombuffer((c_int64 * num_there).from_address(there), dtype=np.int64)  # type: ignore[call-overload]
-        return Settled(found[:started], found[started:], of_finished.tolist(), slots, num_discarded)
+        return Completed(found[:started], found[started:], of_finished.tolist(), slots, num_discarded)
 
 
 _MAKE_ROOM = CFUNCTYPE(None, c_int64, c_int64)

@@ -11,14 +11,14 @@ from mlsys_core.serving import Finished, FinishReason
 from numpy.typing import NDArray
 
 from mlsys_batchmaker.scheduling.admission import Admission
-from mlsys_batchmaker.scheduling.compiled import Settled
+from mlsys_batchmaker.scheduling.compiled import Completed
 from mlsys_batchmaker.scheduling.reference import land
 from mlsys_batchmaker.scheduling.requests import CellResult, Earlier, Live, Values
 from mlsys_batchmaker.scheduling.state import State
 from mlsys_batchmaker.scheduling.tasks import Ints, Round, RoundOutput, Task
 
 
-def settle(
+def update_from_output(
     state: State, admission: Admission, batch: Round, output: RoundOutput, now: float
 ) -> list[Finished[CellResult]]:
     """Take the output of a round; returns the requests that are done by it.
@@ -32,7 +32,7 @@ def settle(
     for number, (task, results) in enumerate(zip(batch.tasks, output.results, strict=True)):
         if number in output.failed:
             finished += _fail_rows(state, admission, task, output.failed[number])
-        finished += _settle_task(state, admission, task, results, output.started_s, now)
+        finished += _complete_task(state, admission, task, results, output.started_s, now)
     num_cells = sum(task.num_cells for task in batch.tasks)
     state.counters.padded_cells += num_cells if output.num_computed is None else output.num_computed
     state.counters.cells -= output.num_skipped
@@ -71,7 +71,7 @@ def give_up(state: State, admission: Admission, batch: Round, error: BaseExcepti
     return [Finished(live.request.request_id, FinishReason.FAILED, error=error) for live in lost.values()]
 
 
-def _settle_task(
+def _complete_task(
     state: State,
     admission: Admission,
     task: Task,
@@ -83,14 +83,14 @@ def _settle_task(
     state.counters.cells += task.num_cells
     spec = state.layout.cells[task.cell]
     stop = None if spec.stop is None else (results[spec.results.index(spec.stop.output)], spec.stop.value)
-    settled = state.calls.settle(task, stop)
+    completed = state.calls.complete(task, stop)
     state.running[task.cell] -= 1
-    state.counters.discarded_cells += settled.num_discarded
-    _note_started(admission, settled.started, started_s)
-    for index in settled.cut:
+    state.counters.discarded_cells += completed.num_discarded
+    _note_started(admission, completed.started, started_s)
+    for index in completed.cut:
         admission.by_index[index].is_cut = True
     _hand_out(state, admission, task, results, None if spec.stop is None else state.tables.sub_stop)
-    return _end_settled(state, admission, settled, now) if settled.finished else []
+    return _end_finished(state, admission, completed, now) if completed.finished else []
 
 
 def _note_started(admission: Admission, requests: Iterable[int], started_s: float) -> None:
@@ -112,25 +112,25 @@ def _hand_out(
         return
     nodes, owners = task.nodes[task.result_rows] + task.result_steps, task.subs[task.result_rows]
     is_known = nodes >= 0 if stops is None else nodes <= stops[owners]
-    for place in is_known.nonzero()[0].tolist():
-        live = admission.by_index[int(state.tables.sub_request[owners[place]])]
+    for index in is_known.nonzero()[0].tolist():
+        live = admission.by_index[int(state.tables.sub_request[owners[index]])]
         if live.reason is None and live.request.on_values is not None:
-            live.request.on_values(tuple(column[place] for column in results))
+            live.request.on_values(tuple(column[index] for column in results))
 
 
-def _end_settled(state: State, admission: Admission, settled: Settled, now: float) -> list[Finished[CellResult]]:
+def _end_finished(state: State, admission: Admission, completed: Completed, now: float) -> list[Finished[CellResult]]:
     """End the requests whose subgraphs are all finished."""
-    lives = [admission.by_index[index] for index, *_ in settled.finished]
+    lives = [admission.by_index[index] for index, *_ in completed.finished]
     cells = {live.request.plan.result_cell for live in lives}
     if len(cells) == 1 and None not in cells:
         (cell,) = cells
         assert cell is not None
-        values = state.results.read_several(cell, settled.slots, [count for _, count, _, _ in settled.finished])
+        values = state.results.read_several(cell, completed.slots, [count for _, count, _, _ in completed.finished])
     else:
         values = [state.results.read(live.request.plan, live.first_slot, _is_there(state, live)) for live in lives]
     done = [
         _end_request(admission, live, own, num_cells, bool(is_in_flight), now)
-        for live, own, (_, _, num_cells, is_in_flight) in zip(lives, values, settled.finished, strict=True)
+        for live, own, (_, _, num_cells, is_in_flight) in zip(lives, values, completed.finished, strict=True)
     ]
     return [each for each in done if each is not None]
 

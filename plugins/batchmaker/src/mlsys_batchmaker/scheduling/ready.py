@@ -31,7 +31,7 @@ class ReadyNodes:
 
     Args:
         queue: record of its ends and its memory.
-        room: places to begin with.
+        room: free slots to begin with.
     """
 
     def __init__(self, queue: Queue, room: int = _LEAST_ROOM) -> None:
@@ -93,7 +93,7 @@ class ReadyNodes:
         self._ranks[head : self._queue.tail] = own[keep]
 
     def make_room(self, count: int) -> None:
-        """Make at least ``count`` free places at both ends."""
+        """Make at least ``count`` free slots at both ends."""
         nodes, ranks = self.peek(len(self))
         memory = np.empty((2, max(_LEAST_ROOM, 4 * (len(nodes) + count))), dtype=np.int64)
         head = (memory.shape[1] - len(nodes)) // 2

@@ -1,4 +1,4 @@
-"""Forming and settling in NumPy, as the paper says it: without a compiler, and to compare ``scheduler.cpp`` with."""
+"""Batching and completion in NumPy, as the paper says it: without a compiler, and to compare ``scheduler.cpp`` with."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from mlsys_batchmaker.plan.plan import (
     UNPINNED,
     UNSUBMITTED,
     WAITING,
-    Plan,
+    GraphPlan,
 )
 from mlsys_batchmaker.plan.spec import CellSpec
-from mlsys_batchmaker.scheduling.compiled import Settled
+from mlsys_batchmaker.scheduling.compiled import Completed
 from mlsys_batchmaker.scheduling.ready import Ints, ReadyNodes
 from mlsys_batchmaker.scheduling.tables import Tables
 from mlsys_batchmaker.scheduling.tasks import Task
@@ -50,11 +50,13 @@ class Interpreted:
         self._pins = num_workers > 1
         self.more: dict[int, list[int]] = {}  # further successors of a node in its subgraph
         self.sub_more: dict[int, list[int]] = {}  # further subgraphs that wait for one
-        self._admitted: dict[int, tuple[Plan, int, int, int]] = {}  # by index: starts of its nodes, subgraphs, slots
+        self._admitted: dict[
+            int, tuple[GraphPlan, int, int, int]
+        ] = {}  # by index: starts of its nodes, subgraphs, slots
         self._last: list[tuple[int, Ints, Ints] | None] = [None] * num_workers  # by worker: of its latest task the
         # cell, and by row the last node and the rank of its subgraph; None if nothing of it can be kept
 
-    def admit(self, plan: Plan, bases: Sequence[int]) -> None:
+    def admit(self, plan: GraphPlan, bases: Sequence[int]) -> None:
         """See :meth:`.compiled.Compiled.admit`."""
         tables, (n, s, slot, index) = self._tables, bases[-4:]
         tables.node_fixed[n : n + plan.num_nodes] = plan.nodes + np.array(bases)[plan.node_bases]
@@ -69,7 +71,7 @@ class Interpreted:
         for sub in np.flatnonzero(plan.subs[:, WAITING] == 0).tolist():
             self._release(s + sub)
 
-    def forget(self, plan: Plan, node_start: int, sub_start: int) -> None:
+    def forget(self, plan: GraphPlan, node_start: int, sub_start: int) -> None:
         """Forget the edges of a request that has left."""
         for node, _ in plan.more:
             self.more.pop(node_start + node, None)
@@ -85,7 +87,7 @@ class Interpreted:
         tables.shared.num_released += 1
 
     def _open(self, cell: int, worker: WorkerId) -> Ints:
-        """Return the places of the ready nodes whose subgraph is pinned to no worker or to this one."""
+        """Return the indices of the ready nodes whose subgraph is pinned to no worker or to this one."""
         nodes, _ = self._ready[cell].peek(len(self._ready[cell]))
         pinned = self._tables.sub_pinned[self._tables.node_fixed[nodes, SUB]]
         return np.flatnonzero((pinned == UNPINNED) | (pinned == worker))
@@ -192,8 +194,8 @@ class Interpreted:
         self._tables.node_waiting[node] -= 1
         return not self._tables.node_waiting[node]
 
-    def settle(self, task: Task, stop: tuple[NDArray[np.generic], int] | None) -> Settled:
-        """See :meth:`.compiled.Compiled.settle`."""
+    def complete(self, task: Task, stop: tuple[NDArray[np.generic], int] | None) -> Completed:
+        """See :meth:`.compiled.Compiled.complete`."""
         tables, subs = self._tables, task.subs
         left = land(tables, task)
         started = [] if task.fresh is None else tables.sub_request[subs[task.fresh]].tolist()
@@ -205,7 +207,7 @@ class Interpreted:
         finished = [(self._there(index), index, *self._count_cells(index)) for index in self._end(ended)]
         slots = np.concatenate([there for there, *_ in finished]) if finished else ended[:0]
         of_finished = [[index, len(there), num_cells, flying] for there, index, num_cells, flying in finished]
-        return Settled(started, cut, of_finished, slots, num_discarded)
+        return Completed(started, cut, of_finished, slots, num_discarded)
 
     def _stop(self, task: Task, left: Ints, values: NDArray[np.generic], stop: int) -> tuple[Ints, list[int], int]:
         """Cut the chains that gave ``stop``, and let the others go on that waited for it.

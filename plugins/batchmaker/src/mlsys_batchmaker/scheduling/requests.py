@@ -10,14 +10,14 @@ import numpy as np
 from mlsys_core.serving import FinishReason
 from numpy.typing import NDArray
 
-from mlsys_batchmaker.plan.plan import Plan
+from mlsys_batchmaker.plan.plan import GraphPlan
 
 Constants: TypeAlias = Sequence[Sequence[NDArray[np.generic]]]  # by bank, in the order of their rows
 Values: TypeAlias = tuple[NDArray[np.generic] | np.generic, ...]  # a node's results, by ``CellSpec.results``
 
 
 # What follows from the values of all parts so far: the next part's plan and constants, or None: there is no other.
-Grow: TypeAlias = Callable[[Sequence[Sequence["Values"]]], tuple[Plan, Constants] | None]
+Grow: TypeAlias = Callable[[Sequence[Sequence["Values"]]], tuple[GraphPlan, Constants] | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +35,7 @@ class CellRequest:
     """An unfolded request."""
 
     request_id: str
-    plan: Plan
+    plan: GraphPlan
     constants: Constants  # of its cell graph
     deadline_s: float | None = None  # seconds of the loop's clock
     on_values: Callable[[Values], None] | None = None  # called with a node's results as they come, in the loop's thread
@@ -78,7 +78,7 @@ class Live:
     index: int  # in the tables
     node_start: int
     sub_start: int
-    starts: tuple[int, ...]  # of its blocks: `Plan.blocks`
+    starts: tuple[int, ...]  # of its blocks: `GraphPlan.blocks`
     added_s: float
     started_s: float | None = None
     num_cells: int = 0

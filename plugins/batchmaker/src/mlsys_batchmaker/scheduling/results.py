@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlsys_batchmaker.plan.layout import Layout
-from mlsys_batchmaker.plan.plan import Plan
+from mlsys_batchmaker.plan.plan import GraphPlan
 from mlsys_batchmaker.scheduling.requests import Values
 
 Ints = NDArray[np.int64]
 
 
 class Results:
-    """A table for each result that cells give: by its place among ``CellSpec.results``, dtype and shape.
+    """A table for each result that cells give: by its index among ``CellSpec.results``, dtype and shape.
 
     Args:
         layout: layout of the model's cells.
@@ -28,7 +28,7 @@ class Results:
         self._of_cell: list[list[int]] = []
         for cell in layout.cells:
             ports = [cell.outputs[output] for output in cell.results]
-            own = [(place, *port.signature) for place, port in enumerate(ports)]
+            own = [(index, *port.signature) for index, port in enumerate(ports)]
             self._of_cell.append([keys.setdefault(key, len(keys)) for key in own])
         self._tables: list[NDArray[np.generic]] = [np.empty((0, *shape), dtype=dtype) for _, dtype, shape in keys]
         self._room = 0
@@ -58,7 +58,7 @@ class Results:
         ends = list(accumulate(counts))
         return [values[end - count : end] for count, end in zip(counts, ends, strict=True)]
 
-    def read(self, plan: Plan, first: int, is_there: NDArray[np.bool_] | None) -> list[Values]:
+    def read(self, plan: GraphPlan, first: int, is_there: NDArray[np.bool_] | None) -> list[Values]:
         """Return the results of a request, in the order it asked for; its slots begin with ``first``.
 
         Args:

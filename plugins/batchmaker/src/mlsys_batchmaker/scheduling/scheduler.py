@@ -17,7 +17,7 @@ from mlsys_core.serving import Finished, FinishReason, WorkerId
 from mlsys_batchmaker.plan.layout import Layout
 from mlsys_batchmaker.scheduling.admission import Admission
 from mlsys_batchmaker.scheduling.batching import schedule
-from mlsys_batchmaker.scheduling.completion import give_up, settle
+from mlsys_batchmaker.scheduling.completion import give_up, update_from_output
 from mlsys_batchmaker.scheduling.requests import CellRequest, CellResult, NoValues, ValueStore
 from mlsys_batchmaker.scheduling.state import Counters, SchedulerConfig, State
 from mlsys_batchmaker.scheduling.tasks import Round, RoundOutput
@@ -30,11 +30,11 @@ class CellularScheduler:
 
     Args:
         layout: layout of the model's cells.
-        config: settings for forming tasks.
+        config: settings for batching.
         devices: by worker, the device it runs on; one worker on one device by default.
         num_rows: rows of each bank; None: 65,536 each, for simulations.
         store: gets the constants of admitted requests; None: nobody does.
-        compiled: batches are formed and settled by compiled code where there is a compiler; False: in Python.
+        compiled: batches are formed and completed by compiled code where there is a compiler; False: in Python.
         new_rows: makes the pool of a bank's rows, from the first row and one above the last.
 
     Example:
@@ -113,7 +113,7 @@ class CellularScheduler:
             tasks = tuple(schedule(self._state, worker))
             if not tasks:
                 return None
-            if self.config.forming == "chunk":
+            if self.config.batching == "chunk":
                 formed.append(Round(worker, tasks))
             else:
                 formed.extend(Round(worker, (task,)) for task in tasks)
@@ -124,10 +124,10 @@ class CellularScheduler:
     def complete(self, batch: Round, output: RoundOutput, now: float) -> Sequence[Finished[CellResult]]:
         """Take the output of a round."""
         self._num_out[batch.worker] -= 1
-        if self.config.forming == "chunk":
+        if self.config.batching == "chunk":
             num_steps = sum(task.steps for task in batch.tasks)
             self._state.step_s[batch.tasks[0].cell] = (now - self._handed_s[batch.worker]) / num_steps
-        return self._forget(settle(self._state, self._admission, batch, output, now))
+        return self._forget(update_from_output(self._state, self._admission, batch, output, now))
 
     def fail(self, batch: Round, error: BaseException, now: float) -> Sequence[Finished[CellResult]]:
         """Let the requests leave with ``error`` that had cells in this failed round; the others go on."""

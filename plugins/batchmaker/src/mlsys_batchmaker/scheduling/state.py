@@ -1,4 +1,4 @@
-"""State that admission, forming and settling share: the tables, the ready nodes, the counters."""
+"""State that admission, batching and completion share: the tables, the ready nodes, the counters."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _MAX_STEPS = 64
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Settings for forming tasks.
+    """Settings for batching.
 
     Raises:
         InvalidInputError: a number is below 1, or a word is none of those allowed.
     """
 
     max_tasks_to_submit: int = 5  # MaxTasksToSubmit of Algorithm 1
-    forming: Literal["cell", "chunk"] = "cell"  # "cell": a step a task, as in the paper; "chunk": the steps of a round
+    batching: Literal["cell", "chunk"] = "cell"  # "cell": a step a task, as in the paper; "chunk": the steps of a round
     # as one task where cells form chains, so that they can run as one multi-step call
     round_s: float = 0.0  # chunks take more steps than ``max_tasks_to_submit`` where that lasts no longer than this
     lookahead: Literal["speculative", "one"] = "speculative"  # chains that may stop: "speculative" submits steps beyond
@@ -43,8 +43,8 @@ class SchedulerConfig:
             raise InvalidInputError("max_tasks_to_submit must be at least 1, and max_waiting at least 0")
         if not 0 <= self.round_s < 60:
             raise InvalidInputError(f"round_s={self.round_s}: seconds, at least 0 and far below a minute")
-        if self.forming not in ("cell", "chunk"):
-            raise InvalidInputError(f"forming={self.forming!r}: 'cell' or 'chunk'")
+        if self.batching not in ("cell", "chunk"):
+            raise InvalidInputError(f"batching={self.batching!r}: 'cell' or 'chunk'")
         if self.lookahead not in ("speculative", "one"):
             raise InvalidInputError(f"lookahead={self.lookahead!r}: 'speculative' or 'one'")
 
@@ -145,7 +145,7 @@ class State:
     def max_steps(self, cell: int) -> int:
         """Return the steps of a round: MaxTasksToSubmit, or for cheap cells as many as fill ``round_s``."""
         least = self.config.max_tasks_to_submit
-        if self.config.forming == "cell" or self.step_s[cell] == 0.0:
+        if self.config.batching == "cell" or self.step_s[cell] == 0.0:
             return least
         return max(least, min(_MAX_STEPS, int(self.config.round_s / self.step_s[cell])))
 

@@ -45,9 +45,9 @@ class Tables:
     def __init__(self, num_inputs: int, num_outputs: int) -> None:
         width = COLUMNS + num_inputs + num_outputs
         self.shared = Columns(width=width, num_inputs=num_inputs, num_released=1)  # rank 0: not released yet
-        self.node_fixed: Ints = np.empty((0, width), dtype=np.int64)  # as ``Plan.nodes``
+        self.node_fixed: Ints = np.empty((0, width), dtype=np.int64)  # as ``GraphPlan.nodes``
         self.node_waiting: Ints = np.empty(0, dtype=np.int64)  # predecessors in its subgraph that are not submitted
-        self.subs: Ints = np.empty((0, SUB_COLUMNS), dtype=np.int64)  # as ``Plan.subs``
+        self.subs: Ints = np.empty((0, SUB_COLUMNS), dtype=np.int64)  # as ``GraphPlan.subs``
         self._requests: Ints = np.empty((0, REQUEST_COLUMNS), dtype=np.int64)
         self.reserve(1, 1, 1)
 

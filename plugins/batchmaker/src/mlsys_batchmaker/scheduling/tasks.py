@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 class Task:
     """Cells of one type that run as one batch, for one step or, if they are chains, for several.
 
-    Not frozen, as that would cost more than half of what forming costs: only forming sets ``is_stored``, at once.
+    Not frozen, as that would cost more than half of the batching time: only batching sets ``is_stored``, at once.
     """
 
     cell: int  # number of the cell type

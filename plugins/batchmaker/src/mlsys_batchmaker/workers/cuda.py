@@ -1,4 +1,4 @@
-"""CUDA: completion told by a counter in pinned memory, results copied without waiting, cells as graphs (section 5).
+"""CUDA: completion reported by a counter in pinned memory, results copied without waiting, cells as graphs (section 5).
 
 Core's :class:`~mlsys_core.serving.StreamExecutor` issues a round's kernels to one stream and a signal behind them, and
 polls the signal. Rounds come back first in, first out, so a count of k means that the first k are done. No callbacks:

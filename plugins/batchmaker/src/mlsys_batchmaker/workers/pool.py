@@ -85,7 +85,7 @@ def host_rows(count: int, shape: tuple[int, ...], dtype: str) -> Tensor:
 
     The system makes them page by page, when a row is first written: half a gigabyte would take 0.3 s. Rows of a whole
     kilobyte, or several, are a cache line farther apart: else those that are read together would all want the same few
-    places of the first cache.
+    sets of the first cache.
     """
     size = max(1, math.prod(shape))
     stride = row_stride(shape, dtype)

@@ -172,11 +172,11 @@ class Worker:
         if homes is None:
             return self._pool.gather(bank, at)
         gathered = self._pool.gather(bank, at)
-        places = homes.reshape(-1)
-        for device in np.unique(places).tolist():
+        devices = homes.reshape(-1)
+        for device in np.unique(devices).tolist():
             pool = self._pools[device]
             if pool is not self._pool:
-                chosen = torch.from_numpy(np.flatnonzero(places == device)).to(self._pool.device)
+                chosen = torch.from_numpy(np.flatnonzero(devices == device)).to(self._pool.device)
                 fetched = pool.gather(bank, at[chosen].to(pool.device)).to(self._pool.device)
                 gathered.index_copy_(0, chosen, fetched)
         return gathered

@@ -84,7 +84,7 @@ def test_a_request_fails_once_however_many_of_its_rows_do(compiled: bool):
 
 def test_what_fails_in_a_later_task_of_the_round(compiled: bool):
     """Several tasks in a round: the number of the task says whose row it is."""
-    scheduler = scheduler_of(compiled, forming="chunk", max_tasks_to_submit=2)
+    scheduler = scheduler_of(compiled, batching="chunk", max_tasks_to_submit=2)
     for name in "ab":
         scheduler.add(tree(OF, name, [0, 0, 0]), 0.0)
     batch = next_round(scheduler)
@@ -143,7 +143,7 @@ def test_cells_are_counted_with_and_without_padding(compiled: bool, computed: in
 
 
 def test_a_chunk_counts_its_steps(compiled: bool):
-    scheduler = scheduler_of(compiled, forming="chunk", max_tasks_to_submit=4)
+    scheduler = scheduler_of(compiled, batching="chunk", max_tasks_to_submit=4)
     for name, length in (("a", 3), ("b", 1)):
         scheduler.add(chain(OF, name, length), 0.0)
     run(scheduler)
@@ -152,7 +152,7 @@ def test_a_chunk_counts_its_steps(compiled: bool):
 
 def test_steps_after_a_stop_count_as_discarded_but_not_if_they_were_skipped(compiled: bool):
     for skipped in (0, 2):
-        scheduler = scheduler_of(compiled, STOPPING, forming="chunk", max_tasks_to_submit=4)
+        scheduler = scheduler_of(compiled, STOPPING, batching="chunk", max_tasks_to_submit=4)
         scheduler.add(seq2seq(STOPPING, "a", 1, 4), 0.0)
         run(scheduler, STOPPING)
         batch = next_round(scheduler)
@@ -202,7 +202,7 @@ def test_values_are_heard_as_they_come_and_only_by_whom_they_are_for(compiled: b
 
 def test_nothing_is_heard_after_a_stop(compiled: bool):
     heard: list[int] = []
-    scheduler = scheduler_of(compiled, STOPPING, forming="chunk", max_tasks_to_submit=5)
+    scheduler = scheduler_of(compiled, STOPPING, batching="chunk", max_tasks_to_submit=5)
     request = seq2seq(STOPPING, "a", 1, 5, on_values=lambda values: heard.append(int(values[0])))
     scheduler.add(request, 0.0)
     words = [0, 3, STOP, 4, 5]
@@ -210,9 +210,9 @@ def test_nothing_is_heard_after_a_stop(compiled: bool):
     assert heard == [0, 3, STOP]
 
 
-def test_a_chain_of_several_results_of_one_task_settles_each_row_by_itself(compiled: bool):
+def test_a_chain_of_several_results_of_one_task_completes_each_row_by_itself(compiled: bool):
     """Rows stop at different steps; those that do not stop go on to their ends."""
-    scheduler = scheduler_of(compiled, STOPPING, forming="chunk", max_tasks_to_submit=2)
+    scheduler = scheduler_of(compiled, STOPPING, batching="chunk", max_tasks_to_submit=2)
     for name in "abc":
         scheduler.add(seq2seq(STOPPING, name, 1, 4), 0.0)
     words = {"a": [STOP, 0, 0, 0], "b": [1, 2, STOP, 0], "c": [1, 2, 3, 4]}
@@ -220,8 +220,8 @@ def test_a_chain_of_several_results_of_one_task_settles_each_row_by_itself(compi
     def word(task, step: int, row: int) -> int:
         index = int(scheduler._state.tables.sub_request[task.subs[row]])
         live = scheduler._admission.by_index[index]
-        place = int(task.nodes[row]) + step - int(scheduler._state.tables.sub_start[task.subs[row]])
-        return words[live.request.request_id][place]
+        step_of_chain = int(task.nodes[row]) + step - int(scheduler._state.tables.sub_start[task.subs[row]])
+        return words[live.request.request_id][step_of_chain]
 
     done = run_all(scheduler, STOPPING, word)
     values = {name: [int(each[0]) for each in result.values] for name, result in done.items()}
