@@ -71,14 +71,14 @@ def _run_process(target: Target, seed: int, start: int, stop: int, tally: Tally)
         index = struct.unpack("<q", Path(progress.name).read_bytes()[:8])[0]
     is_done = False
     for line in out.splitlines():
-        told = json.loads(line)
-        if told["kind"] == "done":
+        said = json.loads(line)
+        if said["kind"] == "done":
             is_done = True
-            tally.refused += told["refused"]
-            tally.taken += told["taken"]
-            tally.growth_nbytes = max(tally.growth_nbytes, told["growth"])
+            tally.refused += said["refused"]
+            tally.taken += said["taken"]
+            tally.growth_nbytes = max(tally.growth_nbytes, said["growth"])
         else:
-            (tally.crashes if told["kind"] == "crash" else tally.hangs).append((told["index"], told["what"]))
+            (tally.crashes if said["kind"] == "crash" else tally.hangs).append((said["index"], said["what"]))
     if is_done:
         return stop
     last = (err.strip().splitlines() or ["nothing said"])[-1]

@@ -33,12 +33,12 @@ def test_no_parser_crashes_or_hangs(module: str, tmp_path: Path):
         [*command, "--progress", str(progress)], cwd=ROOT, capture_output=True, text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}, check=False,
     )  # fmt: skip
-    told = [json.loads(line) for line in done.stdout.splitlines()]
+    said = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, done.stderr[-2000:]
     assert [
-        line for line in told if line["kind"] == "crash"
+        line for line in said if line["kind"] == "crash"
     ] == []  # a hang is a matter of the machine's load: make fuzz
-    finished = {line["target"]: line for line in told if line["kind"] == "done"}
+    finished = {line["target"]: line for line in said if line["kind"] == "done"}
     assert list(finished) == names
     for name, line in finished.items():
         assert line["refused"] + line["taken"] == RUNS, name

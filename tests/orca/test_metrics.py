@@ -18,7 +18,7 @@ from mlsys_orca.scheduling.request import GenerationRequest
 from prometheus_client import CollectorRegistry, generate_latest
 
 
-class Bookless:
+class WithoutPool:
     """The paper's policy, as if a third party had written it without a pool."""
 
     def __init__(self, *args: object, **options: object) -> None:
@@ -33,8 +33,8 @@ def make_engine(
 ) -> Iterator[Callable[[EngineConfig], Engine]]:
     loaded, engines = load_model(make_gguf(), dtype="fp32"), []
     registry = Registry()
-    names = {"paged": "mlsys_orca.scheduling.paged:PagedScheduler", "bookless": "bookless_policy:Bookless"}
-    monkeypatch.setitem(sys.modules, "bookless_policy", SimpleNamespace(Bookless=Bookless))
+    names = {"paged": "mlsys_orca.scheduling.paged:PagedScheduler", "poolless": "poolless_policy:WithoutPool"}
+    monkeypatch.setitem(sys.modules, "poolless_policy", SimpleNamespace(WithoutPool=WithoutPool))
     for name, factory in names.items():
         registry.add(PolicySpec(name=name, kind="scheduling", help="x", factory=factory), "test")
 
@@ -86,8 +86,10 @@ def test_running_waiting_blocks_preemptions_and_hits(make_engine: Callable[[Engi
     assert (done["num_requests_running"], done["num_requests_waiting"]) == (0, 0)
 
 
-def test_a_policy_without_a_book_is_told_by_the_engine_alone(make_engine: Callable[[EngineConfig], Engine]) -> None:
-    engine = make_engine(EngineConfig(policy="bookless", max_model_len=64))
+def test_a_policy_without_a_request_pool_has_the_engines_metrics(
+    make_engine: Callable[[EngineConfig], Engine],
+) -> None:
+    engine = make_engine(EngineConfig(policy="poolless", max_model_len=64))
     names = set(values_of(engine))
     assert names >= {"num_requests_unfinished", "kv_blocks", "kv_blocks_used", "generation_tokens_total"}
     assert not names & {"num_requests_running", "num_preemptions_total", "prefix_cache_hits_total"}

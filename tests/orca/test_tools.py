@@ -1,4 +1,4 @@
-"""Tool calls: read from answers in any pieces, and told from text."""
+"""Tool calls: read from answers in any pieces, and separated from text."""
 
 from __future__ import annotations
 

@@ -317,8 +317,8 @@ def test_no_loader_runs_what_is_planted(name: str, tmp_path: Path):
             folder = write_folder(good | {planted: make(Payload(marker))}, tmp_path / "planted")
             for stray in set(loader.extra) - {planted}:
                 (folder / stray).unlink(missing_ok=True)
-            told = _refusal(loader, folder)
-            assert "\n" not in told, (planted, kind)
+            said = _refusal(loader, folder)
+            assert "\n" not in said, (planted, kind)
             assert not marker.exists(), f"{name}: {kind} in {planted} ran"
     assert pickle.loads(pickle.dumps(Payload(marker))) == len("ran")  # the payload is a real one
     assert marker.exists()
@@ -347,8 +347,8 @@ def test_no_member_of_an_archive_runs(name: str, tmp_path: Path):
                 for each, content in (members | {member: PLANTED[kind](Payload(marker))}).items():
                     archive.writestr(each, content)
             folder = write_folder(good | {planted: buffer.getvalue()}, tmp_path / "planted")
-            told = _refusal(loader, folder)
-            assert "\n" not in told, (member, kind)
+            said = _refusal(loader, folder)
+            assert "\n" not in said, (member, kind)
             assert not marker.exists(), f"{name}: {kind} in {member} ran"
 
 

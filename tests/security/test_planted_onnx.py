@@ -79,8 +79,8 @@ def test_weights_outside_the_folder_are_not_read(loader: str, where: str, tmp_pa
     secret.write_bytes(SECRET.tobytes())
     (folder / "link.bin").symlink_to(secret)
     location = {"above": "../secret.bin", "absolute": str(secret), "link": "link.bin"}[where]
-    told = _refused(LOADERS[loader], _with_weights_at(_good(tmp_path), location), folder / "m.onnx")
-    assert "m.onnx" in told
+    said = _refused(LOADERS[loader], _with_weights_at(_good(tmp_path), location), folder / "m.onnx")
+    assert "m.onnx" in said
 
 
 @pytest.mark.parametrize("loader", LOADERS)
@@ -122,9 +122,9 @@ def test_bytes_that_are_no_model_are_refused_in_one_line(tmp_path: Path):
 
 def _assert_told(path: Path) -> None:
     """The file is loaded, or refused in one line."""
-    told = ""
+    said = ""
     try:
         _windtunnel(path)
     except MlsysError as error:
-        told = str(error)
-    assert "\n" not in told
+        said = str(error)
+    assert "\n" not in said

@@ -141,7 +141,7 @@ def test_a_run_of_several_stages_is_metered_by_stage():
 
 
 class Recorder:
-    """A device that only notes what its streams are told."""
+    """A device that only records the calls to its streams."""
 
     def __init__(self) -> None:
         self.log: list[str] = []

@@ -97,7 +97,7 @@ def test_models_that_keep_requests_apart_are_served(name: str):
 
 
 def test_mixing_between_stages_is_found_even_if_the_last_one_undoes_it():
-    """Stages are told apart by rows: one that sorts its requests breaks as soon as a batch is split behind it."""
+    """A stage is checked by rows: one that sorts its requests breaks as soon as a batch is split behind it."""
 
     class Sorts(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -358,18 +358,18 @@ def test_policies_are_told_the_time():
     class Times(Policy):
         def __init__(self) -> None:
             super().__init__()
-            self.told: list[float] = []
+            self.said: list[float] = []
 
         def admit(self, state: State, now: float) -> Sequence[New | Stretch]:
-            self.told.append(now)
+            self.said.append(now)
             return super().admit(state, now)
 
         def split(self, row: Row, stage: int, state: State, now: float) -> Sequence[Sequence[str]]:
-            self.told.append(now)
+            self.said.append(now)
             return ()
 
         def wake_at(self, state: State, now: float) -> float | None:
-            self.told.append(now)
+            self.said.append(now)
             return None
 
     policy = Times()
@@ -380,7 +380,7 @@ def test_policies_are_told_the_time():
     scheduler.wake_at(3.0)
     add(scheduler, "c")
     task_of(scheduler, 0, 4.0)
-    assert (policy.told, scheduler.counters["new"]) == ([1.0, 2.0, 3.0, 4.0], 2)
+    assert (policy.said, scheduler.counters["new"]) == ([1.0, 2.0, 3.0, 4.0], 2)
 
 
 def test_a_drain_and_arrivals_are_told_to_the_policy():

@@ -286,7 +286,7 @@ def test_a_completion_is_what_the_encoder_made_of_the_prompt(directory: tuple[Pa
 
     async def complete(text: str, **options: Any) -> tuple[str, str, int]:
         body = CompletionRequest(model="t5", prompt=text, temperature=0, **options)
-        generation = await service.start(completions.ask_of(body, service))
+        generation = await service.start(completions.parameters_of(body, service))
         (answer,) = await collect(generation)
         return answer.text, answer.finish_reason, generation.choices[0].request.num_encoder_tokens
 
@@ -297,7 +297,7 @@ def test_a_completion_is_what_the_encoder_made_of_the_prompt(directory: tuple[Pa
         found = asyncio.run(complete_all())
         body = ChatCompletionRequest(model="t5", messages=[Message(role="user", content="Hello")])
         with pytest.raises(InvalidInputError, match="no chat template: use /v1/completions"):
-            chat.ask_of(body, service)
+            chat.parameters_of(body, service)
     for text, (answer, finish_reason, num_encoder_tokens) in zip(texts, found, strict=True):
         ids = reference(text)["input_ids"]
         assert ids[-1] == 1, "the encoder's mark of an end"

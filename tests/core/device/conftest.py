@@ -13,7 +13,7 @@ from mlsys_core.errors import DeviceError, MissingDependencyError
 
 
 class Bench:
-    """Work that can be told apart on every device: cells are one-element tensors there."""
+    """Work that differs on every device: cells are one-element tensors there."""
 
     def __init__(self, device: Device) -> None:
         import torch

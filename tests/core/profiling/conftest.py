@@ -6,7 +6,7 @@ import pytest
 
 
 class FakeClock:
-    """Nanoseconds that pass only when told to."""
+    """Nanoseconds that pass only by a call."""
 
     def __init__(self) -> None:
         self.now = 0

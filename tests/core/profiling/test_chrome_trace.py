@@ -302,7 +302,7 @@ def test_writing_needs_a_folder_and_replaces_a_file_only_when_whole(tmp_path: Pa
 
     class Bad(str):
         def __str__(self) -> str:
-            raise RuntimeError("cannot be told")
+            raise RuntimeError("cannot be read")
 
     recording = Recording((Process(1, "p", ""),), samples=(Sample("n", 0, object(), 1),))  # type: ignore[arg-type]
     with pytest.raises(TypeError):

@@ -81,7 +81,7 @@ class Odd(nn.Module):
         super().__init__()
         whole = torch.arange(24.0).view(4, 6)
         self.register_buffer("whole", whole)
-        self.register_buffer("turned", whole.T)
+        self.register_buffer("transposed", whole.T)
         self.register_buffer("part", whole[1:3, ::2])
         self.register_buffer("empty", torch.zeros(0, 3))
         self.register_buffer("scalar", torch.tensor(2.5))
@@ -90,8 +90,8 @@ class Odd(nn.Module):
         self.register_buffer("flags", torch.tensor([True, False, True]))
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        total = x + self.scalar + self.part.sum() + self.turned.sum()
-        return total, self.whole @ self.turned, self.empty, self.waves * x, self.small[self.flags] * 2
+        total = x + self.scalar + self.part.sum() + self.transposed.sum()
+        return total, self.whole @ self.transposed, self.empty, self.waves * x, self.small[self.flags] * 2
 
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
@@ -128,7 +128,7 @@ def test_programs_of_many_kinds(tmp_path: Path, module: nn.Module, args: Any, kw
 def test_weights_share_memory_as_they_did(tmp_path: Path):
     torch.export.save(torch.export.export(Odd(), (torch.ones(3),)), tmp_path / "m.pt2")
     weights = load_program(tmp_path / "m.pt2").program.state_dict
-    assert weights["turned"].data_ptr() == weights["whole"].data_ptr()
+    assert weights["transposed"].data_ptr() == weights["whole"].data_ptr()
 
 
 def test_a_file_of_another_kind_is_told_in_one_line(tmp_path: Path, forge: Callable[..., Path]):

@@ -400,7 +400,7 @@ def test_a_worker_has_its_next_batch_before_the_listener_hears_of_the_last(num_w
 
     def run(batch: Any) -> list[None]:
         if batch.requests[0].request_id != "0":
-            gate.wait(10)  # the others last until the first has been told of
+            gate.wait(10)  # the others last until the first is reported
         return [None]
 
     executors = [ThreadExecutor(run) for _ in range(num_workers)]

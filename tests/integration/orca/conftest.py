@@ -91,7 +91,7 @@ def client(url: str) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def ask(client: openai.OpenAI) -> Callable[..., Any]:
-    """A chat of one question; greedy and short unless told otherwise."""
+    """A chat of one question; greedy and short by default."""
 
     def ask(**options: Any) -> Any:
         options = {"messages": QUESTION, "temperature": 0, "max_completion_tokens": 24} | options
@@ -102,7 +102,7 @@ def ask(client: openai.OpenAI) -> Callable[..., Any]:
 
 @pytest.fixture
 def complete(client: openai.OpenAI) -> Callable[..., Any]:
-    """A completion; greedy and short unless told otherwise."""
+    """A completion; greedy and short by default."""
 
     def complete(prompt: Any = "The capital of France is", **options: Any) -> Any:
         options = {"temperature": 0, "max_tokens": 8} | options

@@ -1,4 +1,4 @@
-"""``tritonclient`` over REST and gRPC, many at once: each is told its own answer, and one at fault its own error."""
+"""``tritonclient`` over REST and gRPC, many at once: each gets its own answer, and one at fault its own error."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_modules_of_torch(name: str):
 
 
 def test_clients_of_triton():
-    """60 requests at once over REST and gRPC: every ninth is told its fault, the others get their own answers."""
+    """60 requests at once over REST and gRPC: every ninth gets its error, the others get their own answers."""
     pytest.importorskip("tritonclient.grpc")
     pytest.importorskip("tritonclient.http")
     from tests.oracles.isolation.clients import many_clients

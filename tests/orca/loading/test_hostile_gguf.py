@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.api.completions import CompletionRequest, ask_of
+from mlsys_orca.api.completions import CompletionRequest, parameters_of
 from mlsys_orca.api.server import make_service
 from mlsys_orca.engine.engine import EngineConfig
 from mlsys_orca.loading.load import load_model
@@ -151,7 +151,7 @@ def test_a_token_that_the_models_table_has_not_is_no_prompt(make_gguf: Callable[
 
     async def ask() -> None:
         with service.engine:
-            await service.start(ask_of(CompletionRequest(model="tiny", prompt="he<extra>he"), service))
+            await service.start(parameters_of(CompletionRequest(model="tiny", prompt="he<extra>he"), service))
 
     with pytest.raises(InvalidInputError, match="not in the vocabulary"):
         asyncio.run(ask())

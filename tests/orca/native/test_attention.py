@@ -158,7 +158,7 @@ def same_bits_in_any_batch_and_chunks(
             assert torch.equal(out, together[first : first + new]), (chunk, first)
 
 
-def test_heads_are_normalised_and_turned(native: Any, run: Run, ragged: Any) -> None:
+def test_heads_are_normalised_and_rotated(native: Any, run: Run, ragged: Any) -> None:
     heads, rotary_dim = (4, 2, 32), 20
     case = Case(heads, [(0, 5), (0, 1), (0, 40)], torch.float32)
     rows = len(case.states)

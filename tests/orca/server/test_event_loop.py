@@ -31,11 +31,11 @@ BLOCKING = [
     (front, "to_json"),
     (answers, "prompt_logprobs"),
     (completions, "completion"),
-    (completions, "ask_of"),
+    (completions, "parameters_of"),
     (chat, "chat_completion"),
-    (chat, "ask_of"),
-    (messages, "ask_of"),
-    (responses, "ask_of"),
+    (chat, "parameters_of"),
+    (messages, "parameters_of"),
+    (responses, "parameters_of"),
     (tokens, "_tokens"),
     (tokens, "_text"),
     (encoders, "_embeddings"),
@@ -85,7 +85,12 @@ def test_what_blocks_never_runs_on_the_event_loops_thread(serve, calls: dict[str
             refused = httpx.post(f"{url}{path}", json={"no_such_field": 1}, timeout=60)
             assert refused.status_code == 400
     used = {"Tokenizer.encode", "ChatTemplate.encode", "GuideMaker.guides", "intake.read_body", "front.to_json"}
-    used |= {"completions.completion", "chat.chat_completion", "messages.ask_of", "responses.ask_of"}
+    used |= {
+        "completions.completion",
+        "chat.chat_completion",
+        "messages.parameters_of",
+        "responses.parameters_of",
+    }
     assert used <= set(calls)
     for name, threads in calls.items():
         assert threads <= {"orca-front_0", "orca-front_1", "orca-front-large_0"}, name

@@ -142,8 +142,8 @@ def _run(command: list[str], shown: str, *, check: Callable[[str], None] | None 
 def _has_hash(wheel: Wheel) -> Callable[[str], None]:
     """Return a checker of pip's stderr for a wrong hash: pip compares hashes before it installs."""
 
-    def check(told: str) -> None:
-        if found := re.search(r"Got\s+([0-9a-f]{64})", told):
+    def check(error: str) -> None:
+        if found := re.search(r"Got\s+([0-9a-f]{64})", error):
             raise MlsysError(
                 f"{wheel.distribution} {wheel.version}: the index's archive has the sha256 {found[1]}, "
                 f"not {wheel.sha256}; nothing was installed"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from mlsys_core.workload.results import LoadPoint
 
-# Okabe and Ito's colours, told apart by colour-blind readers; without their yellow, which white paper swallows.
+# Okabe and Ito's colours, distinguishable to colour-blind readers; without their yellow, which white paper swallows.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # so that a grey print tells them apart too
 FORMATS = (".svg", ".png", ".pdf")

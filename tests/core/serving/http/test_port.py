@@ -1,4 +1,4 @@
-"""A port taken before its app: refused at once if busy, and whoever asks while models load is told."""
+"""A port taken before its app: refused at once if busy, and a request while models load gets an answer."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ WAIT_S = 1200  # ends a hang; nothing is decided by it
 
 
 class Probe:
-    """What handlers saw, told to the test's thread."""
+    """Records of what handlers saw, passed to the test's thread."""
 
     def __init__(self) -> None:
         self.running = threading.Event()
@@ -207,14 +207,14 @@ async def test_several_readers_all_learn_of_a_disconnect_that_is_told_once(make_
         assert (await request.receive())["type"] == "http.disconnect"
         await cancel_on_disconnect(request, asyncio.Event().wait())
 
-    told = False
+    said = False
 
     async def receive() -> dict[str, Any]:
-        nonlocal told
+        nonlocal said
         await asyncio.sleep(0.01)
-        if told:
+        if said:
             await asyncio.Event().wait()
-        told = True
+        said = True
         return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:

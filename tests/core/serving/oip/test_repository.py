@@ -21,7 +21,7 @@ from mlsys_core.serving.oip import (
 
 
 class Source:
-    """Gives the models it is told to, when it is told to."""
+    """Gives chosen models at a chosen time."""
 
     def __init__(self) -> None:
         self.models: dict[str, list[Any]] = {}
@@ -47,7 +47,7 @@ def states(repository: ModelRepository) -> list[tuple[str, str, str | None, str]
     ]
 
 
-async def settle() -> None:
+async def let_tasks_run() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
 
@@ -73,11 +73,11 @@ async def test_a_model_is_loaded_replaced_and_unloaded(reference: ModuleType) ->
     assert states(repository) == [("add", "1", "READY", "")]
     source.models["add"] = [second]
     await repository.load("add")
-    await settle()
+    await let_tasks_run()
     assert first.is_closed
     assert states(repository) == [("add", "2", "READY", "")]
     await repository.unload("add")
-    await settle()
+    await let_tasks_run()
     assert second.is_closed
     assert states(repository) == [("add", "2", "UNAVAILABLE", "unloaded")]
     with pytest.raises(UnknownModelError, match="is not ready: unloaded"):
@@ -91,7 +91,7 @@ async def test_a_model_that_loads_is_not_ready(reference: ModuleType) -> None:
     source.gate.clear()
     repository = ModelRepository(source=source)
     loading = asyncio.create_task(repository.load("add"))
-    await settle()
+    await let_tasks_run()
     assert states(repository) == [("add", "", "LOADING", "")]
     with pytest.raises(ModelNotReadyError, match="it is loading"):
         repository.find("add", "1")
@@ -146,13 +146,13 @@ async def test_a_model_is_closed_when_nothing_runs_on_it(reference: ModuleType) 
     version = repository.find("add")
     version.hold()
     await repository.unload("add")
-    await settle()
+    await let_tasks_run()
     assert not model.is_closed
     assert states(repository) == [("add", "1", "UNLOADING", "")]
     with pytest.raises(ModelNotReadyError, match="it is unloading"):
         repository.find("add")
     closing = asyncio.create_task(repository.close())
-    await settle()
+    await let_tasks_run()
     assert not closing.done()
     version.release()
     await closing

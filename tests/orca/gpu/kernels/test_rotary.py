@@ -31,7 +31,7 @@ def factors(rotary_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(("dtype", "num_heads", "num_kv_heads", "head_dim", "rotary_dim", "has_norm"), CASES)
-def test_heads_are_turned_and_stored(
+def test_heads_are_rotated_and_stored(
     dtype: str,
     num_heads: int,
     num_kv_heads: int,

@@ -2,7 +2,7 @@
 
 Two networks are trained together. *CatNN* reads categories: a linear term, pairwise products of embeddings (a
 factorisation machine) and a small network on them. *GBDT2NN* reads the features that boosted trees use most: the leaves
-that a row reaches in a group of trees are embedded in a few numbers, and a small network per group learns to foretell
+that a row reaches in a group of trees are embedded in a few numbers, and a small network per group learns to predict
 these from the features, so that it distils the trees. Small choices (sizes, rates) are ours.
 """
 
@@ -74,12 +74,12 @@ class DeepGbm(nn.Module):
 
         ``leaves`` is ``[rows, trees]``.
         """
-        foretold, score = self._groups(numbers, codes)
+        predicted, score = self._groups(numbers, codes)
         embedded = self.leaves(leaves + self.leaf_start)  # [rows, trees, dim]
         reached = torch.stack([embedded[:, group].sum(1) for group in self.groups], dim=1)
         by_leaves = (reached * self.out).sum((1, 2)) + self.bias
         log_loss = nn.functional.binary_cross_entropy_with_logits
-        distance = nn.functional.mse_loss(foretold, reached.detach())
+        distance = nn.functional.mse_loss(predicted, reached.detach())
         return log_loss(self._categories(numbers, codes) + score, target) + log_loss(by_leaves, target) + distance
 
     def _categories(self, numbers: Tensor, codes: Tensor) -> Tensor:
@@ -92,8 +92,8 @@ class DeepGbm(nn.Module):
 
     def _groups(self, numbers: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
         x = ((torch.cat([numbers, codes.float()], dim=1) - self.mean) / self.deviation)[:, self.used]
-        foretold = torch.stack([network(x) for network in self.distilled], dim=1)
-        return foretold, (foretold * self.out).sum((1, 2)) + self.bias
+        predicted = torch.stack([network(x) for network in self.distilled], dim=1)
+        return predicted, (predicted * self.out).sum((1, 2)) + self.bias
 
 
 def leaf_indices(trees: Any, part: Coded, task: CodedTask) -> Tensor:

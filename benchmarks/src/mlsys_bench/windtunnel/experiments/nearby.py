@@ -5,11 +5,11 @@ Of flights it is the timetable, as far as the training rows show it: how many le
 minutes of the day, and within those before and after. No target is looked at.
 
 Fitting leaves a row of counts for each category and slot of numbers, as the encoders of ``estimators/categories.py`` do
-for categories. A row that was counted is told of the *others*: else a flight that left alone would have a count of 1
-while a model is trained, and 0 when it is asked of a new one.
+for categories. The count of a training row leaves the row itself out. Otherwise a flight that left alone would have a
+count of 1 in training, and a new one a count of 0.
 
 Translated, it is a table that is not trained (:class:`CountTable`). As a trainable one, as section 5.2.3 has it for
-encoders, it has several times as many numbers as there are rows to train on, and learns these by heart.
+encoders, it has several times as many numbers as there are rows to train on, and overfits them.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def _method(setting: Setting, seeds: Sequence[int]) -> Iterator[str]:
     )
     yield (
         f"AUC on test rows (the root of the mean squared error for ratings), mean and standard error over up to "
-        f"{len(seeds)} seeds. flights-3m: {counts} rows; whether a flight is late is foretold from what is known at "
+        f"{len(seeds)} seeds. flights-3m: {counts} rows; whether a flight is late is predicted from what is known at "
         f"take-off. Everybody gets the same rows, up to three candidates of options of which the first seed's "
         f"validation chooses, and networks {setting.epochs} epochs. Sources have {setting.num_trees} trees."
     )

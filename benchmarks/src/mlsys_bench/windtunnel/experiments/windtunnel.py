@@ -10,8 +10,8 @@ from typing import Any
 # trees of 32 leaves, by their validation rows (docs/windtunnel-experiments.md).
 RATES: dict[str, tuple[Mapping[str, Any], ...]] = {
     "flights-3m": ({"lr": 2e-3, "batch_size": 2048, "init": "source", "temperature": 0.05},),
-    # Trees of counts have learnt their training rows by heart: every step that follows these rows harms, unless leaves
-    # decay meanwhile. L4's options were searched for on the validation rows of two seeds.
+    # Trees of counts overfit: every step on the training rows harms, unless leaves decay meanwhile.
+    # L4's options were searched for on the validation rows of two seeds.
     "flights-3m/pre4/L1": tuple(
         {"lr": 1e-3, "batch_size": 2048, "init": "source", "temperature": 0.02, "leaf_decay": decay}
         for decay in (3, 10)

@@ -56,7 +56,7 @@ class CpuFacts:
     family: str  # archspec's: "x86_64", "aarch64"
     num_physical_cores: int | None
     num_logical_cores: int
-    allowed_cores: tuple[int, ...] | None  # numbers of the cores this process may run on; None: cannot be told
+    allowed_cores: tuple[int, ...] | None  # numbers of the cores this process may run on; None: unknown
     quota_cores: float | None  # processor seconds per second its container allows; None: no limit
     num_effective_cores: int  # threads that can really run at once
     features: tuple[str, ...]  # archspec's names of the extensions in CPU_FEATURES that it has

@@ -26,7 +26,7 @@ def failing_as(spec: Spec, registry: Registry) -> Iterator[None]:
         yield
     except MlsysError:
         raise
-    except Exception as error:  # a plugin's own mistake: the user is told whose, MLSYS_DEBUG shows the rest
+    except Exception as error:  # a plugin's own mistake: the message names the plugin, MLSYS_DEBUG shows the rest
         owner = registry.owner(spec) or "an unknown distribution"
         what = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
         raise PluginError(

@@ -161,8 +161,8 @@ def _trusted(path: Path) -> SavedProgram:
 def first_line(error: Exception) -> str:
     """Return the first line of an error, or its type if empty: torch appends a traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = next((line for line in reversed(lines) if "Error:" in line), lines[0] if lines else "")
-    return told[:200] or type(error).__name__
+    said = next((line for line in reversed(lines) if "Error:" in line), lines[0] if lines else "")
+    return said[:200] or type(error).__name__
 
 
 @contextmanager

@@ -58,7 +58,7 @@ class Dispatcher(Generic[Request, Batch, Output]):
     """Keeps the workers filled with batches of one scheduler, and reports their outcomes.
 
     Args:
-        scheduler: asked for batches and told their outcome.
+        scheduler: gives batches and is updated with their outcome.
         executors: one per worker.
         clock: read once per completion.
         recorder: gets a span per batch, or None.
@@ -122,7 +122,7 @@ class Dispatcher(Generic[Request, Batch, Output]):
             until_s = wake_s
         return self._all.wait(until_s)
 
-    def settle(self, done: Completion[Batch, Output] | Lost) -> Callable[[], None]:
+    def update_from_output(self, done: Completion[Batch, Output] | Lost) -> Callable[[], None]:
         """Report a batch's outcome to the scheduler.
 
         Returns:

@@ -71,7 +71,7 @@ class InlineExecutor(Generic[Batch, Output]):
         (batch,) = task
         try:
             return batch, self._fn(batch)
-        except Exception as error:  # noqa: BLE001 - a request boundary: the scheduler is told
+        except Exception as error:  # noqa: BLE001 - a request boundary: reported to the scheduler
             return batch, error
 
     def interrupt(self) -> None:
@@ -166,7 +166,7 @@ class ThreadExecutor(Generic[Batch, Output]):
             (batch,) = task
             try:
                 self.completed.put(Completion(self.worker, batch, self._fn(batch)))
-            except BaseException as error:  # noqa: BLE001 - a request boundary: the scheduler is told, the thread lives on
+            except BaseException as error:  # noqa: BLE001 - a request boundary: reported to the scheduler, the thread lives on
                 self.completed.put(Completion(self.worker, batch, error))
             del batch, task  # hold no tensors while waiting for the next
 

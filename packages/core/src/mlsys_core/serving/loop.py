@@ -145,7 +145,7 @@ class ServingLoop(Generic[Request, Batch, Output]):
             self._ring()
 
     def step(self, *, until_s: float | None = None) -> bool:
-        """Run one step: admit new requests, fill the workers, wait for one completion, settle it, tell the listener.
+        """Run one step: admit, fill the workers, wait for one completion, update the scheduler, tell the listener.
 
         A loop that runs by itself fills the workers again before it tells the listener.
 
@@ -170,10 +170,10 @@ class ServingLoop(Generic[Request, Batch, Output]):
             num_taken = self._fill()
             done = self._wait(until_s)
             if done is not None:
-                tell = self._dispatcher.settle(done)
+                tell = self._dispatcher.update_from_output(done)
                 try:
                     if self._is_running:  # a caller of step() may still submit requests at this moment
-                        self._fill()  # the worker computes on while the listener is told
+                        self._fill()  # the worker computes on while the listener is called
                 finally:
                     tell()
         except Exception as error:

@@ -1,7 +1,7 @@
 """Simulation with the serving loop and scheduler themselves: virtual time, and executors that only model durations.
 
 Discrete events: nothing happens between the completions, arrivals and ``wake_at`` times, so the clock jumps from one
-to the next. At one and the same time a completion is settled first, then arrivals are admitted, then workers are
+to the next. At one and the same time a completion is reported first, then arrivals are admitted, then workers are
 filled; at equal times workers go by number.
 """
 

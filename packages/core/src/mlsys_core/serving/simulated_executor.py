@@ -132,7 +132,7 @@ class SimulatedExecutor(Generic[Batch, Output]):
         batch = self._in_flight.popleft().batch
         try:
             return batch, self._output_fn(batch)
-        except Exception as error:  # noqa: BLE001 - a request boundary: the scheduler is told
+        except Exception as error:  # noqa: BLE001 - a request boundary: reported to the scheduler
             return batch, error
 
     def interrupt(self) -> None:

@@ -147,5 +147,5 @@ class StreamExecutor(Generic[Batch, Output]):
     def _run(self, batch: Batch, made: list[Output | BaseException]) -> None:
         try:
             made.append(self._issue(batch))
-        except Exception as error:  # noqa: BLE001 - a request boundary: the scheduler is told
+        except Exception as error:  # noqa: BLE001 - a request boundary: reported to the scheduler
             made.append(error)

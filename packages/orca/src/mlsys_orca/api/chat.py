@@ -212,11 +212,11 @@ class ChatCompletionRequest(Generating):
 
     @property
     def offered(self) -> list[Tool]:
-        """The tools that the model is told of."""
+        """The tools offered to the model."""
         return [] if self.tool_choice == "none" else self.tools or []
 
 
-def ask_of(body: ChatCompletionRequest, service: ModelService) -> tuple[GenerationParameters, Notation | None]:
+def parameters_of(body: ChatCompletionRequest, service: ModelService) -> tuple[GenerationParameters, Notation | None]:
     """Return what ``body`` asks to generate, and the notation of its answer's calls (None: it has none).
 
     Raises:
@@ -238,7 +238,7 @@ def ask_of(body: ChatCompletionRequest, service: ModelService) -> tuple[Generati
     options = text_options(body)
     if notation == "mistral":  # whose mark of a call is a control token
         options = replace(options, skips_special=False)
-    ask = GenerationParameters(
+    parameters = GenerationParameters(
         prefix="chatcmpl",
         model=body.model,
         prompts=[prompt],
@@ -250,7 +250,7 @@ def ask_of(body: ChatCompletionRequest, service: ModelService) -> tuple[Generati
         ignores_eos=body.ignore_eos,
         text=options,
     )
-    return ask, notation if body.offered else None
+    return parameters, notation if body.offered else None
 
 
 def _grammar_with_calls(body: ChatCompletionRequest, notation: Notation) -> Grammar | None:
@@ -279,8 +279,8 @@ def add_routes(router: Router, service: ModelService) -> None:
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Answer a conversation, whole or as a stream of server-sent events."""
         service.check_counts(body.model, num_choices=body.n or 1)
-        ask, notation = await service.front.run(ask_of, body, service, size=body_size(request))
-        generation = await service.start(ask, user=body.user)
+        parameters, notation = await service.front.run(parameters_of, body, service, size=body_size(request))
+        generation = await service.start(parameters, user=body.user)
         only_one = body.parallel_tool_calls is False
         if body.stream:
             events = chat_events(

@@ -96,7 +96,7 @@ class Completion(BaseModel):
     usage: Usage | None = None
 
 
-def ask_of(body: CompletionRequest, service: ModelService) -> GenerationParameters:
+def parameters_of(body: CompletionRequest, service: ModelService) -> GenerationParameters:
     """Return what ``body`` asks to generate.
 
     Raises:
@@ -227,8 +227,8 @@ def add_routes(router: Router, service: ModelService) -> None:
         """Continue a text, whole or as a stream of server-sent events."""
         num_choices = body.best_of or body.n or 1
         service.check_counts(body.model, num_prompts=len(body.prompts), num_choices=num_choices)
-        ask = await service.front.run(ask_of, body, service, size=body_size(request))
-        generation = await service.start(ask, user=body.user)
+        parameters = await service.front.run(parameters_of, body, service, size=body_size(request))
+        generation = await service.start(parameters, user=body.user)
         if body.stream:
             return streamed(generation, completion_events(generation, body, tokenizer))
         answers = await cancel_on_disconnect(request, collect(generation))

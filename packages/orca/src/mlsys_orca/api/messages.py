@@ -120,7 +120,7 @@ class MessageEvent(BaseModel):
     type: str
 
 
-def ask_of(body: MessagesRequest, service: ModelService) -> GenerationParameters:
+def parameters_of(body: MessagesRequest, service: ModelService) -> GenerationParameters:
     """Return what ``body`` asks to generate."""
     return GenerationParameters(
         prefix="msg",
@@ -182,8 +182,8 @@ def add_routes(router: Router, service: ModelService) -> None:
         """Answer a conversation, whole or as a stream of named events."""
         user = None if body.metadata is None else body.metadata.user_id
         service.check_counts(body.model)
-        ask = await service.front.run(ask_of, body, service, size=body_size(request))
-        generation = await service.start(ask, user=user)
+        parameters = await service.front.run(parameters_of, body, service, size=body_size(request))
+        generation = await service.start(parameters, user=user)
         if body.stream:
             return streamed(generation, message_events(generation))
         (whole,) = await cancel_on_disconnect(request, collect(generation))

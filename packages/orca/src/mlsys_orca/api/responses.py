@@ -194,7 +194,7 @@ class StreamEvent(BaseModel):
     sequence_number: int
 
 
-def ask_of(body: ResponsesRequest, service: ModelService) -> GenerationParameters:
+def parameters_of(body: ResponsesRequest, service: ModelService) -> GenerationParameters:
     """Return what ``body`` asks to generate."""
     return GenerationParameters(
         prefix="resp",
@@ -279,8 +279,8 @@ def add_routes(router: Router, service: ModelService) -> None:
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer a text or a conversation, whole or as a stream of named events."""
         service.check_counts(body.model)
-        ask = await service.front.run(ask_of, body, service, size=body_size(request))
-        generation = await service.start(ask, user=body.user)
+        parameters = await service.front.run(parameters_of, body, service, size=body_size(request))
+        generation = await service.start(parameters, user=body.user)
         if body.stream:
             return streamed(generation, response_events(generation, body))
         (whole,) = await cancel_on_disconnect(request, collect(generation))

@@ -221,7 +221,7 @@ class ModelService:
             )
         self.check_vocabulary(token_ids)
 
-    async def start(self, ask: GenerationParameters, *, user: str | None = None) -> Generation:
+    async def start(self, parameters: GenerationParameters, *, user: str | None = None) -> Generation:
         """Accept a request; its answers begin at once.
 
         Raises:
@@ -231,21 +231,23 @@ class ModelService:
         """
         if user:
             structlog.contextvars.bind_contextvars(user=user)  # into the request's log line
-        adapter = self.adapter_of(ask.model)
-        self.check_counts(ask.model, num_prompts=len(ask.prompts), num_choices=ask.num_choices)
-        guides: Sequence[GrammarGuide | None] = [None] * len(ask.prompts) * ask.num_choices
-        if ask.grammar is not None:
+        adapter = self.adapter_of(parameters.model)
+        self.check_counts(parameters.model, num_prompts=len(parameters.prompts), num_choices=parameters.num_choices)
+        guides: Sequence[GrammarGuide | None] = [None] * len(parameters.prompts) * parameters.num_choices
+        if parameters.grammar is not None:
             guides = await self.front.run(
-                self.guides.guides, ask.grammar, len(guides), size=len(ask.grammar.source) * len(guides)
+                self.guides.guides, parameters.grammar, len(guides), size=len(parameters.grammar.source) * len(guides)
             )
-        answer_id = f"{ask.prefix}-{uuid.uuid4().hex}"
-        seed = secrets.randbits(63) if ask.seed is None else ask.seed
+        answer_id = f"{parameters.prefix}-{uuid.uuid4().hex}"
+        seed = secrets.randbits(63) if parameters.seed is None else parameters.seed
         requests = []
-        for number, prompt in enumerate(ask.prompts):
-            base = self._request(ask, prompt, adapter)
-            for choice in range(ask.num_choices):
-                index = number * ask.num_choices + choice
-                sampling = replace(ask.sampling, seed=(seed + choice * _CHOICE_STEP) & _MASK, guide=guides[index])
+        for number, prompt in enumerate(parameters.prompts):
+            base = self._request(parameters, prompt, adapter)
+            for choice in range(parameters.num_choices):
+                index = number * parameters.num_choices + choice
+                sampling = replace(
+                    parameters.sampling, seed=(seed + choice * _CHOICE_STEP) & _MASK, guide=guides[index]
+                )
                 request_id = answer_id if len(guides) == 1 else f"{answer_id}-{index}"
                 requests.append(replace(base, request_id=request_id, sampling=sampling))
                 await _now_and_then(index)
@@ -253,34 +255,36 @@ class ModelService:
         try:
             for index, request in enumerate(requests):
                 tokens = self.engine.submit(request)
-                choices.append(Choice(index, tokens, stream_text(tokens, self.loaded.tokenizer, ask.text)))
+                choices.append(Choice(index, tokens, stream_text(tokens, self.loaded.tokenizer, parameters.text)))
                 await _now_and_then(index)
         except BaseException:
             for started in choices:
                 started.tokens.close()
             raise
-        num_prompt_tokens = sum(map(len, ask.prompts))
-        return Generation(answer_id, int(time.time()), ask.model, tuple(choices), num_prompt_tokens)
+        num_prompt_tokens = sum(map(len, parameters.prompts))
+        return Generation(answer_id, int(time.time()), parameters.model, tuple(choices), num_prompt_tokens)
 
-    def _request(self, ask: GenerationParameters, prompt: Sequence[int], adapter: str | None) -> GenerationRequest:
+    def _request(
+        self, parameters: GenerationParameters, prompt: Sequence[int], adapter: str | None
+    ) -> GenerationRequest:
         """Return one choice's request but for its id and sampling."""
         self.check_vocabulary(prompt)  # a tokenizer may have tokens that the model's table has not
         encoder, num_encoder_tokens, num_prompt = self.loaded.config.encoder, 0, len(prompt)
         if encoder is not None:
             prompt, num_encoder_tokens = [*prompt, *encoder.start_token_ids], num_prompt
         room = self.engine.max_model_len - len(prompt)
-        asked = max(1, ask.max_new_tokens) if ask.max_new_tokens is not None else 1
+        asked = max(1, parameters.max_new_tokens) if parameters.max_new_tokens is not None else 1
         if asked > room:
             raise too_long(
                 f"this model's context is {self.engine.max_model_len} tokens; the prompt has {num_prompt} and "
                 f"{asked} more were asked for: shorten the prompt or lower max_tokens"
             )
-        eos_ids = frozenset() if ask.ignores_eos else self.loaded.tokenizer.eos_ids
+        eos_ids = frozenset() if parameters.ignores_eos else self.loaded.tokenizer.eos_ids
         return GenerationRequest(
             request_id="",
             prompt_token_ids=tuple(prompt),
-            max_new_tokens=room if ask.max_new_tokens is None else asked,
-            stop_token_ids=eos_ids | ask.text.stop_token_ids,
+            max_new_tokens=room if parameters.max_new_tokens is None else asked,
+            stop_token_ids=eos_ids | parameters.text.stop_token_ids,
             num_encoder_tokens=num_encoder_tokens,
             adapter=adapter,
         )

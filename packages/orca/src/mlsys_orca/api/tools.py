@@ -66,7 +66,7 @@ def call_grammar(
             before calls and after. None: a call is a must.
 
     Raises:
-        InvalidInputError: a schema cannot be read, or in this notation text cannot be told from calls.
+        InvalidInputError: a schema cannot be read, or in this notation text and calls look alike.
     """
     begin, end, arguments = _MARKS[notation]
     calls = [

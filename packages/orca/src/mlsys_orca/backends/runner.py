@@ -1,9 +1,8 @@
 """Run one iteration: a batch of token ids in, the chosen tokens out.
 
 The executor's inner half: the engine's loop (or a worker process) calls :meth:`Runner.run` with what the scheduler
-planned. A runner keeps no request's state beside the cache's tensors, whose blocks the scheduler owns, so nothing is
-to be told to it when a request ends. It never touches the process's thread count: whoever owns the process wraps its
-loop in :func:`intra_op_threads`.
+planned. A runner keeps no request state: the scheduler owns the blocks of its cache. It never touches the process's
+thread count: whoever owns the process wraps its loop in :func:`intra_op_threads`.
 """
 
 from __future__ import annotations

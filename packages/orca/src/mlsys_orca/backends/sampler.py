@@ -44,7 +44,7 @@ def wanted_rows(batch: IterationBatch) -> list[int]:
 
 
 def needs_logits(batch: IterationBatch) -> bool:
-    """Return whether :func:`choose` reads logits at all, if it is told where each row's largest is."""
+    """Return whether :func:`choose` reads logits at all, if it is given each row's largest."""
     params = [request.sampling for request in batch.sampled if request.sampling is not None]
     return not batch.is_plain or any(not each.is_greedy or each.num_logprobs is not None for each in params)
 

@@ -61,7 +61,7 @@ def num_done(path: Path) -> int:
     return len(numbers)
 
 
-def ask_of(
+def parameters_of(
     item: dict[str, Any], defaults: dict[str, Any], service: ModelService, *, as_chat: bool
 ) -> GenerationParameters:
     """Return what one item asks to generate; its own fields go before ``defaults``.
@@ -75,8 +75,8 @@ def ask_of(
     fields = {"model": service.name, **defaults, **item}
     try:
         if "messages" in item:
-            return chat.ask_of(chat.ChatCompletionRequest(**fields), service)[0]
-        return completions.ask_of(completions.CompletionRequest(**fields), service)
+            return chat.parameters_of(chat.ChatCompletionRequest(**fields), service)[0]
+        return completions.parameters_of(completions.CompletionRequest(**fields), service)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -111,7 +111,7 @@ async def generate_all(
     async def answer(index: int, item: dict[str, Any]) -> None:
         nonlocal next_index
         try:
-            whole = (await collect(await service.start(ask_of(item, defaults, service, as_chat=as_chat))))[0]
+            whole = (await collect(await service.start(parameters_of(item, defaults, service, as_chat=as_chat))))[0]
             result: dict[str, Any] = {
                 "text": whole.text,
                 "finish_reason": whole.finish_reason,

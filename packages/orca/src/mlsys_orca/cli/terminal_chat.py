@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typer
 from mlsys_core.errors import InvalidInputError
-from mlsys_orca.api.chat import ChatCompletionRequest, Message, ask_of
+from mlsys_orca.api.chat import ChatCompletionRequest, Message, parameters_of
 from mlsys_orca.api.service import ModelService
 
 HELP = """\
@@ -42,14 +42,14 @@ class Conversation:
     settings: dict[str, int | float] = field(default_factory=dict)  # of ChatCompletionRequest
     write: Callable[[str], None] = lambda text: typer.echo(text, nl=False)
 
-    async def ask(self, question: str) -> str:
+    async def parameters(self, question: str) -> str:
         """Print the answer as it comes, and keep both; an answer that is broken off is not kept."""
         said = [*self.messages, Message(role="user", content=question)]
-        ask, _ = ask_of(
+        parameters, _ = parameters_of(
             ChatCompletionRequest(model=self.service.name, messages=said, **self.settings),  # type: ignore[arg-type]
             self.service,
         )
-        generation, pieces = await self.service.start(ask), list[str]()
+        generation, pieces = await self.service.start(parameters), list[str]()
         try:
             async for delta in generation.choices[0].deltas:
                 self.write(delta.text)
@@ -82,7 +82,7 @@ class Conversation:
             case "/undo":
                 self._undo()
             case "/retry":
-                await self.ask(self._undo())
+                await self.parameters(self._undo())
             case "/history":
                 for message in self.messages:
                     self.write(f"{message.role}: {message.content}\n")
@@ -143,12 +143,12 @@ def _read(path: Path) -> list[Message]:
 async def converse(conversation: Conversation, prompt: str | None) -> None:
     """Ask ``prompt`` alone, or read lines until an empty one."""
     if prompt is not None:
-        await conversation.ask(prompt)
+        await conversation.parameters(prompt)
         return
     while line := await asyncio.to_thread(_read_line):
         try:
             if not line.startswith("/"):
-                await conversation.ask(line)
+                await conversation.parameters(line)
             elif not await conversation.obey(line):
                 return
         except InvalidInputError as error:

@@ -84,7 +84,7 @@ class TemplateProcess:
         return self._process
 
     def _end(self, process: subprocess.Popen[bytes]) -> str:
-        """Take the process away; returns why it had ended, as far as that can be told."""
+        """Take the process away; returns why it had ended, as far as it is known."""
         self._process = None
         process.kill()
         code = process.wait()

@@ -54,7 +54,7 @@ def read_table(path: Path, frontend: Frontend | None = None) -> pd.DataFrame:
             whose categories are text is read as text ("01" stays "01").
 
     Raises:
-        InvalidInputError: no such file, no table, or columns are missing; told before the rows are read.
+        InvalidInputError: no such file, no table, or columns are missing; checked before the rows are read.
         MissingDependencyError: pandas (or pyarrow, for parquet) is not installed.
     """
     suffix = check_table_path(path)

@@ -31,7 +31,7 @@ def predict(
 ) -> None:
     """Answer the rows of a file: a column "prediction", or the features of a pipeline without a predictor.
 
-    Columns are taken by name where the pipeline was fitted on names; missing ones are told before any row is read.
+    Columns are taken by name where the pipeline was fitted on names; missing ones are refused before any row is read.
 
     Example: mlsys windtunnel predict churn customers.csv -o answers.csv --proba
 

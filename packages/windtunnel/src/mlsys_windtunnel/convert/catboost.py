@@ -242,12 +242,12 @@ def _tree(
 ) -> Tree:
     """Make a tree; a row that a code sends right is sent left here, as sets of categories are."""
     codes = {split: np.array([each.code]) for split, each in enumerate(conditions) if each.code is not None}
-    turned = np.isin(np.arange(len(conditions)), list(codes))
+    swapped = np.isin(np.arange(len(conditions)), list(codes))
     return Tree(
         feature=np.array([each.column for each in conditions], np.int64),
         threshold=np.array([each.border for each in conditions], np.float32).astype(np.float64),
-        left=np.where(turned, right, left).astype(np.int64),
-        right=np.where(turned, left, right).astype(np.int64),
+        left=np.where(swapped, right, left).astype(np.int64),
+        right=np.where(swapped, left, right).astype(np.int64),
         missing_left=np.array([each.missing_left for each in conditions], bool),
         leaf_value=leaf_value,
         root=0 if conditions else ~0,

@@ -43,7 +43,7 @@ def one_hot_encoder(estimator: Any) -> Converted | None:
 
 
 def ordinal_encoder(estimator: Any) -> Converted | None:
-    """Convert to codes as the encoder gives them, one column each; missing and unknown ones as it was told."""
+    """Convert to codes as the encoder gives them, one column each; missing and unknown ones as it is configured."""
     if not _is_searchable(estimator):
         return None
     unknown = estimator.unknown_value if estimator.handle_unknown == "use_encoded_value" else 0.0

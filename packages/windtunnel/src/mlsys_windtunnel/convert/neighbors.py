@@ -1,7 +1,8 @@
 """Nearest neighbours and nearest centroids.
 
 Neighbours are found by exact search whatever the source's algorithm. Where stored samples lie at the same distance and
-only some are among the ``k`` nearest, the source's algorithm decides which: such rows are told (``modules/ties.py``).
+only some are among the ``k`` nearest, the source's algorithm decides which: such rows are reported
+(``modules/ties.py``).
 """
 
 from __future__ import annotations

@@ -127,17 +127,17 @@ def _tree(tree: Any, weight: float) -> Tree:
             tree["categories_nodes"], tree["categories_segments"], tree["categories_sizes"], strict=True
         )
     }
-    turned = np.isin(
+    swapped = np.isin(
         np.arange(len(left)), list(categories)
     )  # a set holds what goes right; here it holds what goes left
-    left, right = np.where(turned, right, left), np.where(turned, left, right)
+    left, right = np.where(swapped, right, left), np.where(swapped, left, right)
     return Tree.of_nodes(
         is_leaf=left == -1,
         feature=tree["split_indices"],
         threshold=np.nextafter(floats("split_conditions").astype(np.float32), np.float32(-np.inf)),  # "<" as "<="
         left=left,
         right=right,
-        missing_left=missing_left ^ turned,
+        missing_left=missing_left ^ swapped,
         value=floats("split_conditions") * weight,
         left_categories=categories,
     )

@@ -1,4 +1,4 @@
-"""The loop that trains the factorisation estimators: Adam over shuffled batches, seeded, until the loss settles."""
+"""The loop that trains the factorisation estimators: Adam over shuffled batches, seeded, until the loss stays."""
 
 from __future__ import annotations
 

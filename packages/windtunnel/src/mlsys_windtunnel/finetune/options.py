@@ -33,7 +33,7 @@ class TrainingOptions:
             was given; else that is kept. 0 asks for any gain. A cold start is kept in any case.
         ema: Decay a step of a moving average of the parameters, which is then what is scored and kept; None: none.
         weight_decay: Weight decay of AdamW.
-        leaf_decay: Likewise of the leaf values of trees, whose source may have learnt its training rows by heart; the
+        leaf_decay: Likewise of the leaf values of trees, whose source may overfit; the
             answers' scale shrinks with them. None: ``weight_decay``.
         embedding_rate: See ``lr``.
         chunk_rows: Rows that go through the network at once; a batch's gradients are their sum. Smaller chunks stay in

@@ -73,11 +73,11 @@ def _of_64(text: bytes) -> int:
     def half(start: int, end: int, head: int, tail: int) -> Pair:
         """Return two sums over 32 bytes that begin with the word ``head`` and end with ``tail``."""
         total = head
-        mixed, turned = _rotated(total + tail, 52), _rotated(total, 37)
+        mixed, rotated = _rotated(total + tail, 52), _rotated(total, 37)
         total += _word(text, start + 8)
-        turned += _rotated(total, 7)
+        rotated += _rotated(total, 7)
         total += _word(text, end)
-        return total + tail, mixed + _rotated(total, 31) + turned
+        return total + tail, mixed + _rotated(total, 31) + rotated
 
     head = _word(text, 0) + (len(text) + _word(text, -16)) * _K0
     low, low_mixed = half(0, 16, head, _word(text, 24))
@@ -108,5 +108,5 @@ def _of_32_seeded(text: bytes, start: int, first: int, second: int) -> Pair:
     words = [_word(text, start + offset) for offset in (0, 8, 16, 24)]
     seeded = first + words[0]
     total = seeded + words[1] + words[2]
-    turned = _rotated(second + seeded + words[3], 21) + _rotated(total, 44)
-    return (total + words[3]) & _WORD, (turned + seeded) & _WORD
+    rotated = _rotated(second + seeded + words[3], 21) + _rotated(total, 44)
+    return (total + words[3]) & _WORD, (rotated + seeded) & _WORD

@@ -174,10 +174,10 @@ class CategoryLookup:
             result = np.array(rows, np.float64).reshape(len(rows), num_rows).T
             has_unknown = any(UNKNOWN in row for row in rows)
         if has_unknown:
-            self._settle_unknown(columns, result)
+            self._encode_unknown(columns, result)
         return result
 
-    def _settle_unknown(self, columns: Sequence[Column], result: npt.NDArray[np.float64]) -> None:
+    def _encode_unknown(self, columns: Sequence[Column], result: npt.NDArray[np.float64]) -> None:
         with_unknown = []
         for index, name in enumerate(self.names):
             is_unknown = result[:, index] == UNKNOWN
@@ -287,7 +287,7 @@ def bucket(category: Any, num_buckets: int) -> int:
 
 
 def _refuse_odd(name: str, cells: npt.NDArray[Any]) -> None:
-    """Refuse infinity among numbers, and dates; encoders take all else that they do not know, if told to."""
+    """Refuse infinity among numbers, and dates; encoders take all else that they do not know, if configured to."""
     if any(isinstance(cell, date | np.datetime64) for cell in cells.tolist()):
         raise InvalidInputError(f"column {name} holds dates, which the encoder was not fitted on")
     if any(isinstance(cell, float) and math.isinf(cell) for cell in cells.tolist()):

@@ -82,7 +82,7 @@ class StageExecutor:
         output: StageOutput | BaseException
         try:
             output = self._run(task)
-        except BaseException as error:  # noqa: BLE001 - a request boundary: the scheduler is told
+        except BaseException as error:  # noqa: BLE001 - a request boundary: reported to the scheduler
             output = error
         self.completed.put(Completion(self.worker, task, output))
 

@@ -110,12 +110,12 @@ class BufferPairs:
             self._owed[stage].add(pair)
         if returns or stage == self.num_stages - 1:
             self.buffers[stage][pair] = BufferState.AVAILABLE
-        self.settle()
+        self.update_executors()
 
     def retry(self, stage: int, pair: int) -> None:
         """Note that ``stage`` has failed with ``pair``, and that its input will be read again."""
         self._end(stage, pair, input_state=BufferState.AVAILABLE)
-        self.settle()
+        self.update_executors()
 
     def discard(self, stage: int, pair: int, num: int) -> None:
         """Give up ``num`` rows that wait for ``stage``; when none is left the pair goes back."""
@@ -123,7 +123,7 @@ class BufferPairs:
             self.unread[stage][pair] -= num
             if not self.unread[stage][pair]:
                 self._owed[stage].add(pair)
-        self.settle()
+        self.update_executors()
 
     def hold(self, stage: int, pair: int) -> None:
         """Keep what ``stage`` writes until later parts of its batch come, and open the way for them.
@@ -134,7 +134,7 @@ class BufferPairs:
         behind = stage - 1 if self.buffers[stage][pair] is BufferState.INREADING else stage
         if behind >= 0 and self.buffers[behind][pair] is BufferState.INVALID:
             self.buffers[behind][pair] = BufferState.AVAILABLE
-        self.settle()
+        self.update_executors()
 
     def release(self, pair: int, *, is_empty: bool) -> None:
         """End the hold, and close the way that was opened for later parts.
@@ -147,10 +147,10 @@ class BufferPairs:
                 self.buffers[index][pair] = BufferState.INVALID
             if index:
                 self._owed[index].add(pair)
-        self.settle()
+        self.update_executors()
 
-    def settle(self) -> None:
-        """Let every executor that is not at work be active or inactive, and the active ones give back what they owe.
+    def update_executors(self) -> None:
+        """Set every executor that is not at work active or inactive; active ones give back the pairs they owe.
 
         From the last to the first: what an executor gives back matters only to those before it.
         """
@@ -171,7 +171,7 @@ class BufferPairs:
         """Make the executor active or inactive again: the batch that ``stage`` had pulled is gone, or may run."""
         if self.executors[stage] is ExecutorState.CHECKING:
             self.executors[stage] = ExecutorState.ACTIVE
-            self.settle()
+            self.update_executors()
 
     def _legitimise(self, boundary: int, pair: int) -> None:
         if self.buffers[boundary][pair] is BufferState.INWRITING:  # its writer puts this back when it ends
@@ -181,6 +181,6 @@ class BufferPairs:
 
     def _end(self, stage: int, pair: int, *, input_state: BufferState) -> None:
         assert self.executors[stage] is ExecutorState.WORKING
-        self.executors[stage] = ExecutorState.ACTIVE  # or inactive: settle() says
+        self.executors[stage] = ExecutorState.ACTIVE  # or inactive: update_executors() decides
         self.buffers[stage][pair] = input_state
         self.buffers[stage + 1][pair] = self._restore[stage]

@@ -27,7 +27,7 @@ class ErrorAnswers:
         self._validation_status = validation_status
 
     def info(self, error: BaseException, scope: Scope) -> ErrorInfo:
-        """Return the part of ``error`` that the client of ``scope`` is told."""
+        """Return the part of ``error`` that the client of ``scope`` may see."""
         info = describe(error, validation_status=self._validation_status)
         return replace(info, request_id=request_id_of(scope), path=scope.get("path", ""))
 

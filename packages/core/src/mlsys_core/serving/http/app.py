@@ -52,7 +52,7 @@ class HttpRuntime:
     answers: ErrorAnswers
     logger: structlog.typing.FilteringBoundLogger
     clock: Clock
-    guard: BrowserGuard  # told by the server where it listens
+    guard: BrowserGuard  # the server gives it the address
     threads: RequestThreads  # for what would hold up the event loop
     bodies: BodyBudget  # of HTTP and gRPC together
 

@@ -35,7 +35,7 @@ _KINDS: dict[int, tuple[str, str]] = {
 
 
 def describe(error: BaseException, *, validation_status: int = 422) -> ErrorInfo:
-    """Return the part of ``error`` that the client is told.
+    """Return the part of ``error`` that the client may see.
 
     ``MlsysError`` classes choose by attributes: ``http_status`` (an int from 400 to 599), and if they like
     ``error_code``, ``param``, ``http_headers`` (a mapping) and ``retry_after_s``. Without ``http_status``,

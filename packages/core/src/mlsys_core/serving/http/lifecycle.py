@@ -116,7 +116,7 @@ class Stoppable(Protocol):
     """A running request, seen by the lifecycle."""
 
     def stop(self, error: MlsysError) -> None:
-        """End the request soon; its client is told ``error``."""
+        """End the request soon; its client receives ``error``."""
         ...
 
 
@@ -124,7 +124,7 @@ class Lifecycle:
     """Counts the running requests of one app, and drains them.
 
     Args:
-        readiness: told when the drain begins.
+        readiness: set to not ready when the drain begins.
         on_drain: called once, in this order, when the drain begins (an engine stops taking work from elsewhere).
         on_hook_error: given the exception of such a hook; the drain goes on.
     """

@@ -1,8 +1,8 @@
 """Serve an app of ``create_app`` with uvicorn, in the main thread with signals or in a background thread.
 
 uvicorn stops listening at the first signal. Here the server keeps answering while it drains: a load balancer sees
-``/health/ready`` turn 503, late requests are told to try elsewhere, running ones finish. Then uvicorn's own shutdown
-runs, with nothing left to wait for.
+``/health/ready`` turn 503, late requests are refused with a retry hint, running ones finish. Then uvicorn's own
+shutdown runs, with nothing left to wait for.
 """
 
 from __future__ import annotations

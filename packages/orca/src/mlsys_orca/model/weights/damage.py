@@ -1,4 +1,4 @@
-"""Errors of the code and libraries that read a model's files, turned into one line that names the file.
+"""Errors of the code and libraries that read a model's files, given as one line that names the file.
 
 Model files come from anywhere. What can be foreseen is checked by name where it is read; this is the border behind
 which nothing else gets through: neither a library's own exceptions, nor a panic of its compiled part.

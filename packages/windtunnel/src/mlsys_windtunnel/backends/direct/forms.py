@@ -53,7 +53,7 @@ def affine_of(
     """Return the form of ``affine`` over tables side by side, without putting them so.
 
     Where the affine map reads rows of an embedding, it is done to the embedding's tables beforehand: a category then
-    costs one addition for each output. None where it cannot be told which columns are which table's. ``guard`` looks at
+    costs one addition for each output. None where the columns of each table are unknown. ``guard`` looks at
     the tables where a value of the map is not finite, or very large.
     """
     widths = [None if each is None else sum(table.shape[1] for table in each.tables) for each in embeddings]

@@ -18,7 +18,7 @@ class Impute(OperatorModule):
         fill: ``[kept columns]``, what missing cells become.
         kept: Indices of the columns that go on; the source drops those that were empty when it was fitted.
         marker: Content of a missing cell; NaN or a number.
-        indicated: Indices of the columns whose missingness is told, as 1.0 and 0.0.
+        indicated: Indices of the columns whose missingness is an output, as 1.0 and 0.0.
     """
 
     kept: Tensor

@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 TASK_S = 100e-6  # of the loop and its threads for one task, docs/serving-loop.md
 LONGEST_RUN_S = 0.02  # a run of stages that nobody is asked in between: cancelled requests leave after it
 _PRICES = (0, 8, 32, 128, 1024)  # numbers of requests behind a batch, for which its splits are planned
-_NUM_STATES = 193  # numbers of requests waiting that are told apart, 0 included
+_NUM_STATES = 193  # numbers of waiting requests that are distinguished, 0 included
 _LOG_FACTORIALS = np.array([lgamma(number + 1) for number in range(_NUM_STATES)])
 
 Vector = NDArray[np.float64]

@@ -23,7 +23,7 @@ from torch.export.passes import move_to_device_pass
 from torch.utils.flop_counter import FlopCounterMode
 
 _A_SHAPE = "the shape of one request, like --shape 3,224,224"
-_PROBES = (2, 3)  # batch sizes by which rows are told from other dimensions
+_PROBES = (2, 3)  # batch sizes that tell rows from other dimensions
 
 
 def _nothing() -> None:

@@ -23,7 +23,7 @@ from mlsys_core.serving.http.errors import HttpError
 from mlsys_core.serving.http.sockets import ServerAddress
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
-# The third, application/x-www-form-urlencoded, is what curl -d and urllib say if not told otherwise: routes judge it.
+# The third, application/x-www-form-urlencoded, is what curl -d and urllib send by default: routes judge it.
 _PAGE_TYPES = frozenset({b"text/plain", b"multipart/form-data"})
 _MAX_SHOWN_CHARS = 100
 

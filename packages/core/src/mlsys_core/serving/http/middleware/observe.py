@@ -15,7 +15,7 @@ class ObserveMiddleware:
 
     Args:
         app: the next ASGI app.
-        metrics: told about each request.
+        metrics: updated for each request.
         logger: gets one ``request`` event each; ``error`` level from status 500 on.
         clock: the one of the records.
     """

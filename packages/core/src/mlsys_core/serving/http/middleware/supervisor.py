@@ -36,7 +36,7 @@ class SupervisorMiddleware:
     Args:
         app: the next ASGI app.
         config: the default deadline and its cap.
-        lifecycle: told which requests run; stops them at the end of a drain.
+        lifecycle: list of running requests; stops them at the end of a drain.
         answers: writes error responses and events.
         logger: gets exceptions with their traceback.
     """
@@ -84,7 +84,7 @@ class SupervisorMiddleware:
         if record.status is None:
             # Before the application has cleaned up: a worker thread that cannot be cancelled does not hold the answer.
             await self._answers.response(info)(scope, receive, send)
-        cleanup_error = await run.settled()
+        cleanup_error = await run.cleaned_up()
         if cleanup_error is not None:
             self._logger.error("clean-up failed", request_id=record.request_id, exc_info=cleanup_error)
         event = None if record.has_length else self._answers.stream_event(info, record.content_type)
@@ -155,7 +155,7 @@ class _Run:
             await self._end
         except asyncio.CancelledError:  # the server gives this request up
             self._task.cancel()
-            await self.settled()
+            await self.cleaned_up()
             raise
         if self._stop_error is not None:
             return self._stop_error
@@ -168,7 +168,7 @@ class _Run:
         if not self._end.done():
             self._end.set_result(None)
 
-    async def settled(self) -> BaseException | None:
+    async def cleaned_up(self) -> BaseException | None:
         """Wait until a stopped call has cleaned up; return the other error that it raised, if any."""
         await asyncio.wait({self._task})
         if not self.was_stopped or self._task.cancelled():

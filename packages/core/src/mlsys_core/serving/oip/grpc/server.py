@@ -37,7 +37,7 @@ _CODES = {
 }
 _ALWAYS_OPEN = frozenset({"ServerLive", "ServerReady"})  # no key, and answered while the server drains
 _MAX_STREAMS = 256  # calls at a time on one connection; more wait
-_MIN_PING_INTERVAL_MS = 10_000  # clients that ping an idle connection more often are told to calm down, then cut
+_MIN_PING_INTERVAL_MS = 10_000  # clients that ping an idle connection more often are warned, then cut
 _STOP_GRACE_S = 1.0  # when the lifecycle has drained, all calls have ended but for their last bytes
 
 _UNSUPPORTED = (

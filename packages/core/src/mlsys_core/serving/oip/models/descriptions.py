@@ -12,7 +12,7 @@ from mlsys_core.serving.oip.models.spec import TensorSpec
 from mlsys_core.serving.oip.models.statistics import Duration
 from mlsys_core.serving.oip.models.version import Version
 
-# Triton's names. Shared memory, trace and logging are not among them: clients are told so when they ask for them.
+# Triton's names. Shared memory, trace and logging are not among them: clients that ask for them are refused.
 EXTENSIONS = (
     "binary_tensor_data",
     "classification",
