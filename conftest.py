@@ -20,9 +20,10 @@ settings.register_profile("mlsys", deadline=None)
 settings.register_profile(
     "mutants", deadline=None, phases=(Phase.explicit, Phase.generate), derandomize=True, max_examples=25
 )
-settings.register_profile("quick", deadline=None, max_examples=10)
+MOST_CASES, MOST_EXAMPLES = 8, 10  # of one test, under --quick; @pytest.mark.quick_cases(n) sets fewer or more cases
+settings.register_profile("quick", deadline=None, max_examples=MOST_EXAMPLES)
 settings.load_profile("mlsys")
-MOST_CASES = 12  # of one test, under --quick
+_OWN_SETTINGS = "_hypothesis_internal_use_settings"  # where @settings keeps them; it may not be applied twice
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under ``--quick`` keep those cases of a parametrised test that cover pairs of its values."""
+    """Under ``--quick`` keep few cases of a parametrised test, which cover pairs of its values."""
     if not config.getoption("--quick"):
         return
     from tests.representatives import representatives
@@ -48,10 +49,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             grids.setdefault(item.nodeid.partition("[")[0], []).append(item)
     dropped: set[pytest.Item] = set()
     for cases in grids.values():
-        kept = representatives([case.callspec.indices for case in cases], MOST_CASES)
+        marker = cases[0].get_closest_marker("quick_cases")
+        most = marker.args[0] if marker else MOST_CASES
+        kept = representatives([case.callspec.indices for case in cases], most)
         dropped |= set(cases) - {cases[index] for index in kept}
     config.hook.pytest_deselected(items=[item for item in items if item in dropped])
     items[:] = [item for item in items if item not in dropped]
+    for item in items:
+        _bound_examples(item)
+
+
+def _bound_examples(item: pytest.Item) -> None:
+    """Reduce the examples of a property that sets a larger number itself: its settings override the profile."""
+    function = inspect.unwrap(getattr(item, "obj", item), stop=lambda each: hasattr(each, _OWN_SETTINGS))
+    for owner, name in ((function, _OWN_SETTINGS), (getattr(item, "cls", None), "settings")):
+        own = getattr(owner, name, None)
+        if isinstance(own, settings) and own.max_examples > MOST_EXAMPLES:
+            setattr(getattr(owner, "__func__", owner), name, settings(own, max_examples=MOST_EXAMPLES))
 
 
 @pytest.hookimpl(wrapper=True)

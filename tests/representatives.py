@@ -24,7 +24,7 @@ def representatives(cases: Sequence[Mapping[str, Hashable]], most: int) -> list[
     if len(cases) <= most:
         return list(range(len(cases)))
     if len(cases[0]) < 2:
-        return sorted({round(index * (len(cases) - 1) / (most - 1)) for index in range(most)})
+        return sorted({round(index * (len(cases) - 1) / max(most - 1, 1)) for index in range(most)})
     pairs = [set(combinations(sorted(case.items()), 2)) for case in cases]
     covered: set[object] = set()
     chosen: list[int] = []

@@ -35,6 +35,7 @@ def test_there_are_never_more_than_asked_for_and_none_twice(cases, most):
 
 def test_a_single_parameter_is_taken_from_end_to_end():
     assert representatives([{"a": number} for number in range(9)], 3) == [0, 4, 8]
+    assert representatives([{"a": number} for number in range(9)], 1) == [0]
 
 
 def test_a_grid_of_three_by_three_by_three_needs_nine():

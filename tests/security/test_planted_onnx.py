@@ -70,6 +70,7 @@ def _with_weights_at(model: Any, location: str) -> Any:
     return model
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("where", ["above", "absolute", "link"])
 def test_weights_outside_the_folder_are_not_read(loader: str, where: str, tmp_path: Path):
@@ -83,6 +84,7 @@ def test_weights_outside_the_folder_are_not_read(loader: str, where: str, tmp_pa
     assert "m.onnx" in said
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("loader", LOADERS)
 def test_operators_of_a_makers_library_are_refused(loader: str, tmp_path: Path):
     model = _good(tmp_path)
@@ -92,6 +94,7 @@ def test_operators_of_a_makers_library_are_refused(loader: str, tmp_path: Path):
     assert "m.onnx" in _refused(LOADERS[loader], model, tmp_path / "m.onnx")
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     "path", ["os:system", "builtins:eval", "subprocess:Popen", "mlsys_windtunnel.parse.load:load_estimator"]
 )

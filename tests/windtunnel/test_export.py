@@ -45,6 +45,7 @@ def source() -> Any:
     return make_pipeline(columns, LogisticRegression()).fit(FRAME, LABELS)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_file_answers_raw_rows_as_the_source_does(form: Any, dtype: torch.dtype, source: Any, tmp_path: Path):
@@ -66,6 +67,7 @@ def test_a_file_answers_raw_rows_as_the_source_does(form: Any, dtype: torch.dtyp
         file.predict(FRAME[:0])
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("estimator", [LinearRegression(), RidgeClassifier(), SGDOneClassSVM(), StandardScaler()])
 def test_shapes_are_those_of_the_source(form: Any, estimator: Any, tmp_path: Path):
@@ -80,6 +82,7 @@ def test_shapes_are_those_of_the_source(form: Any, estimator: Any, tmp_path: Pat
     np.testing.assert_allclose(got, expected, atol=1e-12)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize(
     "estimator",
@@ -101,6 +104,7 @@ def test_trees_and_searches_export(form: Any, estimator: Any, tmp_path: Path):
         assert (got == expected).all() if method == "predict" else np.allclose(got, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.quick_cases(2)
 @needs_onnx
 @pytest.mark.parametrize(
     ("name", "dtype"),
@@ -145,6 +149,7 @@ def test_trees_are_one_node_of_onnx_and_take_the_same_branches(name: str, dtype:
         np.testing.assert_allclose(got, expected, rtol=0, atol=1e-13)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("form", FORMATS)
 def test_several_outputs_keep_their_labels(form: Any, tmp_path: Path):
     suffix, export, load = form

@@ -140,6 +140,7 @@ def test_a_tree_without_nodes_is_refused(tmp_path: Path):
         load_estimator(tmp_path / "empty.skops")
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("table", ["nodes", "values"])
 def test_a_table_without_dimensions_does_not_end_the_process(tmp_path: Path, table: str):
     """In a process of its own: without the check, one without nodes ends the interpreter."""

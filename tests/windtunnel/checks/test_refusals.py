@@ -120,6 +120,7 @@ def test_saturated_probabilities_are_no_sign_of_bad_input():
     np.testing.assert_array_equal(module.predict_proba(X * 1e6), source.predict_proba(X * 1e6))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_artifacts_and_exports_refuse_as_well(tmp_path, bad):
     source = make_pipeline(StandardScaler(), LogisticRegression()).fit(FRAME, Y)

@@ -177,6 +177,7 @@ def test_a_step_along_the_gradient_lowers_the_loss():
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_probabilities_are_exported():
     source = SVC(probability=True, random_state=0).fit(X, LABELS[2])
     module = translate(source)

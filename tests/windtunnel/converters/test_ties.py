@@ -227,6 +227,7 @@ def test_blocks_of_samples_and_of_rows(monkeypatch):
     assert {number for number, row in enumerate(FRESH) if _refused(source, _alone(module), row[None])} == refused
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("model", [KNeighborsClassifier(3), KNeighborsRegressor(3, weights="distance")], ids=repr)
 def test_files_refuse_ties_and_answer_the_rest(model, tmp_path):
     source = make_pipeline(StandardScaler(), model).fit(LATTICE, np.arange(25) * 7 % 3)

@@ -161,6 +161,7 @@ def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused(tmp_path: Path)
         tuned(epochs=1, checkpoint_dir=tmp_path)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("launcher", ["local", "ray"])
 def test_two_processes_come_to_what_one_does(launcher: str) -> None:
     if launcher == "ray":

@@ -55,6 +55,7 @@ def test_scores_are_those_of_scikit_learn(name: str) -> None:
     assert metric(BEFORE, target, WEIGHT) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", [*CLASSES, *NUMBERS])
 def test_the_standard_error_of_a_gain_is_that_of_resampled_rows(name: str) -> None:
     metric, target, reference = case(name)

@@ -101,6 +101,7 @@ def test_the_kernel_gives_the_same_bits_as_torch(
     assert torch.equal(got, in_torch(ensemble, x, **options))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("count", [9, 16])
 def test_columns_and_thresholds_beyond_16_bits(count):
     rng = np.random.default_rng(0)

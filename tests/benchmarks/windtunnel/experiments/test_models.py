@@ -86,6 +86,7 @@ def test_codes_follow_the_training_rows(task: Task):
     assert (coded.test.codes == 0).all()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_outside_models_learn(task: Task, name: str):
     model = OUTSIDE[name]
