@@ -60,9 +60,9 @@ def run(context: DemoContext) -> Section:
     for word in [each for each in SHOWN if each in said]:
         context.console.print(f"  {word:12} {said[word]}", highlight=False)
     rows = []
-    for place, load in enumerate(LOADS):
+    for number, load in enumerate(LOADS):
         for name in makes:
-            latency = runs[name][place].latency
+            latency = runs[name][number].latency
             times = [f"{value * 1e3:.1f}" for value in (latency.p50, latency.p90, latency.p99)]
             rows.append((f"{load:.0%}", name, *times))
     table = Table(("load", "batching", "p50 (ms)", "p90 (ms)", "p99 (ms)"), rows, "load: part of bucketing's peak")

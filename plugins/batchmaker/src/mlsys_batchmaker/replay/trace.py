@@ -104,7 +104,7 @@ def run(
     """Serve ``requests`` at ``arrivals_s``.
 
     What scheduling costs is in it: a batch takes the CPU time of computing it and of all that was done since the last
-    one was computed, such as unfolding and admitting what came, settling, forming.
+    one was computed, such as unfolding and admitting arrivals, completion, batching.
 
     Raises:
         MlsysError: a request did not finish.
