@@ -37,15 +37,15 @@ def operator(inputs: list[Tensor], *arguments: Any, **keywords: Any) -> Operator
     return Operator("attention", kind, tuple(range(len(inputs))), (6, 7, 8))
 
 
-def run(asked_of: Operator, inputs: list[Tensor], shapes: list[torch.Size], num_threads: int) -> list[Tensor]:
+def run(attention_operator: Operator, inputs: list[Tensor], shapes: list[torch.Size], num_threads: int) -> list[Tensor]:
     views = [View.of(tensor) for tensor in inputs]
-    asked = attention_of(asked_of, views)
-    assert asked is not None
-    strides = attention.strides_of_results(asked, views)
+    work = attention_of(attention_operator, views)
+    assert work is not None
+    strides = attention.strides_of_results(work, views)
     outputs = [
         torch.empty_strided(shape, step).fill_(float("nan")) for shape, step in zip(shapes, strides, strict=True)
     ]
-    KernelList(attention.make_kernels(asked, views, [View.of(tensor) for tensor in outputs]), num_threads).run()
+    KernelList(attention.make_kernels(work, views, [View.of(tensor) for tensor in outputs]), num_threads).run()
     return outputs
 
 
@@ -61,8 +61,8 @@ def test_they_compute_what_torch_does(shape: tuple[int, ...], is_causal: bool, s
     if is_causal:
         scores = scores.masked_fill(torch.ones(length, sources).triu(1).bool(), float("-inf"))
     wanted = scores.softmax(-1) @ exact[2]
-    asked_of = operator([q, k, v], 0.0, is_causal, scale=scale)
-    out, logsumexp = run(asked_of, [q, k, v], [q.shape, q.shape[:3]], num_threads)
+    forward = operator([q, k, v], 0.0, is_causal, scale=scale)
+    out, logsumexp = run(forward, [q, k, v], [q.shape, q.shape[:3]], num_threads)
     torch.testing.assert_close(out.double(), wanted.detach(), rtol=1e-5, atol=2e-6)
     torch.testing.assert_close(logsumexp.double(), scores.logsumexp(-1).detach(), rtol=1e-5, atol=2e-6)
     inputs = [dout, q, k, v, out, logsumexp]
@@ -72,13 +72,13 @@ def test_they_compute_what_torch_does(shape: tuple[int, ...], is_causal: bool, s
 
 
 def test_others_are_torchs():
-    def asked(q: Tensor, *arguments: Any, **keywords: Any) -> object:
+    def work_of(q: Tensor, *arguments: Any, **keywords: Any) -> object:
         return attention_of(operator([q, q, q], *arguments, **keywords), [View.of(q)] * 3)
 
     q = rows(2, 2, 8, LANES)
-    assert asked(q) == asked(q, 0.0, False) == attention.Attention(False, False, None)
-    assert asked(q, 0.1, False) is None
-    assert asked(q.double()) is None
-    assert asked(rows(2, 2, 8, LANES + 1)) is None
-    assert asked(rows(1, 1, 512, LANES)) is None
-    assert asked(torch.randn(2, 2, LANES, 8).transpose(-1, -2)) is None
+    assert work_of(q) == work_of(q, 0.0, False) == attention.AttentionWork(False, False, None)
+    assert work_of(q, 0.1, False) is None
+    assert work_of(q.double()) is None
+    assert work_of(rows(2, 2, 8, LANES + 1)) is None
+    assert work_of(rows(1, 1, 512, LANES)) is None
+    assert work_of(torch.randn(2, 2, LANES, 8).transpose(-1, -2)) is None

@@ -32,7 +32,7 @@ def refuse(what: str, source: str, advice: str) -> CaptureError:
     return CaptureError(f"{what}{where}. {advice}")
 
 
-def call_foreign(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def call_external(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call code of the model or of torch, whose errors are not faults of Nimble."""
     return function(*args, **kwargs)
 
@@ -40,7 +40,7 @@ def call_foreign(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
 def refuse_or_blame(error: Exception, what: str, advice: str) -> CaptureError:
     """Return the error to raise for an unexpected ``error``: a refusal of the model, or a fault of Nimble.
 
-    It is a fault of Nimble unless Nimble's innermost frame is :func:`call_foreign`.
+    It is a fault of Nimble unless Nimble's innermost frame is :func:`call_external`.
 
     Args:
         error: Exception with its traceback.
@@ -49,7 +49,7 @@ def refuse_or_blame(error: Exception, what: str, advice: str) -> CaptureError:
     """
     said = f"({type(error).__name__}: {first_line(error)})"
     frames = [(frame, line) for frame, line in walk_tb(error.__traceback__) if _is_own(frame.f_globals["__name__"])]
-    if not frames or frames[-1][0].f_code is call_foreign.__code__ or _is_out_of_memory(error):
+    if not frames or frames[-1][0].f_code is call_external.__code__ or _is_out_of_memory(error):
         return refuse(f"{what} {said}", "", advice)
     frame, line = frames[-1]
     return InternalError(

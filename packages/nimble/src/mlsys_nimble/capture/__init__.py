@@ -14,7 +14,7 @@ from torch import nn
 from mlsys_nimble.capture.results import Results, find_results
 from mlsys_nimble.capture.sources import Site, current_site, site_of_node
 from mlsys_nimble.capture.tracer import LeakGuard, Tracer
-from mlsys_nimble.errors import CaptureError, call_foreign, refuse
+from mlsys_nimble.errors import CaptureError, call_external, refuse
 from mlsys_nimble.ir import trees
 from mlsys_nimble.ir.program import Program
 
@@ -88,7 +88,7 @@ def capture(
         given = _Given(call, objects)
         try:
             with LeakGuard(tracer, site), tracer:
-                result = call_foreign(run, *call[0], **call[1])
+                result = call_external(run, *call[0], **call[1])
             results, outputs = find_results(result, objects, given.changed(), tracer, inputs, separates=separates)
             _note_reassigned(before, modules, tracer)
         except NotImplementedError as error:
@@ -223,7 +223,7 @@ class _NodeSites(torch.fx.Interpreter):
     def run_node(self, n: torch.fx.Node) -> Any:
         """Remember the node and run it."""
         self._node = n
-        return call_foreign(super().run_node, n)
+        return call_external(super().run_node, n)
 
     def site(self) -> Site:
         """Return the site of the node that runs."""

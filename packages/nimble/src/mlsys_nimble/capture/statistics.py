@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlsys_nimble.errors import call_foreign, refuse
+from mlsys_nimble.errors import call_external, refuse
 from mlsys_nimble.state.digest import Digest
 
 
@@ -67,7 +67,7 @@ def checked(func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Ite
     saved = [] if func.namespace in ("aten", "prims") else [tensor.clone() for tensor in known]
     digest = Digest(known)
     before = digest.read()
-    result = call_foreign(func, *args, **kwargs)
+    result = call_external(func, *args, **kwargs)
     if digest.read() == before:
         return result
     for tensor, old in zip(known, saved, strict=False):

@@ -24,7 +24,7 @@ from mlsys_nimble.capture.functional import Written, as_functional, is_write
 from mlsys_nimble.capture.rules import apply_rule, find_rule
 from mlsys_nimble.capture.sources import Site
 from mlsys_nimble.capture.statistics import checked, declared
-from mlsys_nimble.errors import call_foreign, refuse
+from mlsys_nimble.errors import call_external, refuse
 from mlsys_nimble.ir.operators import Aten, Copy, Input
 
 _BRANCH = (
@@ -152,13 +152,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         rule = find_rule(name)
         if rule is None and func._can_decompose() and not _is_whole(func):
             with self:
-                return call_foreign(func.decompose, *args, **kwargs)
+                return call_external(func.decompose, *args, **kwargs)
         refs = self._refs(args), self._refs(kwargs)
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if _is_tensor(leaf)]
         if rule is None:
             result = checked(func, args, dict(kwargs), tensors, self.builder.site.source)
         else:
-            result = call_foreign(func, *args, **kwargs)
+            result = call_external(func, *args, **kwargs)
         if isinstance(result, torch.Tensor | list | tuple):
             self._record(func, name, result, refs, tensors)
         elif result is None and not all(map(self.is_fixed, tensors)) and not name.startswith(_STATIC_CHECKS):
@@ -207,14 +207,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if call is None:
             if func._can_decompose() and not _is_whole(func):
                 with self:
-                    return call_foreign(func.decompose, *args, **kwargs)
+                    return call_external(func.decompose, *args, **kwargs)
             raise refuse(f"{name} changes its arguments in place", site, "Use an operator that returns a new tensor.")
         self._refuse_data_dependence(call.function, name, call.args, call.kwargs)
         before = [self.ref(target).type for target in call.targets]
         news = self._run_functional(call)
         for target in call.targets:
             self._save(target)
-        returned = call_foreign(func, *args, **kwargs)
+        returned = call_external(func, *args, **kwargs)
         if [type_of(target, site) for target in call.targets] != before:
             raise refuse(f"{name} changes the shape of its argument", site, "Make a new tensor in its place.")
         for target, new in zip(call.targets, news, strict=True):
@@ -231,9 +231,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             what = f"{name} changes the shape of an argument or weight" if view else f"{name} changes its argument"
             raise refuse(what, self.builder.site.source, "Use an operator that returns a new tensor.")
         with self:
-            seen = call_foreign(view, target, *rest, **kwargs)
+            seen = call_external(view, target, *rest, **kwargs)
         member: Member = self._members[seen]
-        returned = call_foreign(func, *args, **kwargs)
+        returned = call_external(func, *args, **kwargs)
         self._members[target] = replace(member)
         return returned
 
@@ -242,10 +242,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         function = call.function
         if find_rule(str(function)) is None and function._can_decompose() and not _is_whole(function):
             with self:
-                results = call_foreign(function, *call.args, **call.kwargs)
+                results = call_external(function, *call.args, **call.kwargs)
             return [self.ref(result) for result in ([results] if _is_tensor(results) else results)]
         refs = self._refs(call.args), self._refs(call.kwargs)
-        made = call_foreign(function, *call.args, **call.kwargs)
+        made = call_external(function, *call.args, **call.kwargs)
         results = [made] if _is_tensor(made) else list(made)
         types = [type_of(result, self.builder.site.source) for result in results]
         tensors = [leaf for leaf in tree_leaves((call.args, call.kwargs)) if _is_tensor(leaf)]
@@ -351,7 +351,7 @@ class LeakGuard(TorchFunctionMode):
                 what = f"Tensor.{name}: the model's Python code asks for the values of a tensor computed from inputs"
                 raise refuse(what, self._site().source, _BRANCH)
             self._tracer.reads_values = True
-        return call_foreign(func, *args, **(kwargs or {}))
+        return call_external(func, *args, **(kwargs or {}))
 
 
 def _is_tensor(item: Any) -> bool:

@@ -12,14 +12,14 @@ from mlsys_nimble.nets.blocks import Classifier, Net, conv_bn, image
 
 
 @dataclass(frozen=True, slots=True)
-class CellPlan:
+class CellGenotype:
     """Edges and results of a cell: two edges sum to a node; nodes 0 and 1 are the results of the two cells before."""
 
     edges: tuple[tuple[str, int], ...]  # (operation, the node it reads), two for each node from 2 on
     results: tuple[int, ...]  # nodes that are concatenated to the cell's result
 
 
-_DARTS_NORMAL = CellPlan(
+_DARTS_NORMAL = CellGenotype(
     edges=(
         *(("sep_conv_3x3", 0), ("sep_conv_3x3", 1)),
         *(("sep_conv_3x3", 0), ("sep_conv_3x3", 1)),
@@ -28,7 +28,7 @@ _DARTS_NORMAL = CellPlan(
     ),
     results=(2, 3, 4, 5),
 )
-_DARTS_REDUCTION = CellPlan(
+_DARTS_REDUCTION = CellGenotype(
     edges=(
         *(("max_pool_3x3", 0), ("max_pool_3x3", 1)),
         *(("skip_connect", 2), ("max_pool_3x3", 1)),
@@ -37,7 +37,7 @@ _DARTS_REDUCTION = CellPlan(
     ),
     results=(2, 3, 4, 5),
 )
-_AMOEBANET_NORMAL = CellPlan(
+_AMOEBANET_NORMAL = CellGenotype(
     edges=(
         *(("avg_pool_3x3", 0), ("max_pool_3x3", 1)),
         *(("sep_conv_3x3", 0), ("sep_conv_5x5", 2)),
@@ -47,7 +47,7 @@ _AMOEBANET_NORMAL = CellPlan(
     ),
     results=(4, 5, 6),
 )
-_AMOEBANET_REDUCTION = CellPlan(
+_AMOEBANET_REDUCTION = CellGenotype(
     edges=(
         *(("avg_pool_3x3", 0), ("sep_conv_3x3", 1)),
         *(("max_pool_3x3", 0), ("sep_conv_7x7", 2)),
@@ -105,10 +105,17 @@ def _separable(channels: int, kernel: int, stride: int, dilation: int = 1) -> tu
 
 
 class Cell(nn.Module):
-    """Cell built by a plan; after a reduction it halves its older input first."""
+    """Cell built by its genotype; after a reduction it halves its older input first."""
 
     def __init__(
-        self, plan: CellPlan, older: int, newer: int, channels: int, *, is_reduction: bool, follows_reduction: bool
+        self,
+        genotype: CellGenotype,
+        older: int,
+        newer: int,
+        channels: int,
+        *,
+        is_reduction: bool,
+        follows_reduction: bool,
     ):
         super().__init__()
         self.older: nn.Module = (
@@ -117,24 +124,24 @@ class Cell(nn.Module):
             else ReluConv(nn.Conv2d(older, channels, 1, bias=False))
         )
         self.newer = ReluConv(nn.Conv2d(newer, channels, 1, bias=False))
-        self.plan = plan
+        self.genotype = genotype
         self.operations = nn.ModuleList(
-            _operation(name, channels, 2 if is_reduction and node < 2 else 1) for name, node in plan.edges
+            _operation(name, channels, 2 if is_reduction and node < 2 else 1) for name, node in genotype.edges
         )
 
     def forward(self, older: Tensor, newer: Tensor) -> Tensor:
-        """Map two of ``[N, C, H, W]`` to ``[N, channels * len(plan.results), H', W']``."""
+        """Map two of ``[N, C, H, W]`` to ``[N, channels * len(genotype.results), H', W']``."""
         nodes = [self.older(older), self.newer(newer)]
-        edges = [(operation, node) for operation, (_, node) in zip(self.operations, self.plan.edges, strict=True)]
+        edges = [(operation, node) for operation, (_, node) in zip(self.operations, self.genotype.edges, strict=True)]
         for (left, left_node), (right, right_node) in zip(edges[::2], edges[1::2], strict=True):
             nodes.append(left(nodes[left_node]) + right(nodes[right_node]))
-        return torch.cat([nodes[node] for node in self.plan.results], dim=1)
+        return torch.cat([nodes[node] for node in self.genotype.results], dim=1)
 
 
 class CellNet(nn.Module):
     """ImageNet net of DARTS: 14 cells, two of them reductions."""
 
-    def __init__(self, normal: CellPlan, reduction: CellPlan, channels: int = 48, num_cells: int = 14):
+    def __init__(self, normal: CellGenotype, reduction: CellGenotype, channels: int = 48, num_cells: int = 14):
         super().__init__()
         half = conv_bn(3, channels // 2, 3, 2)
         self.stem = nn.Sequential(*half, *conv_bn(channels // 2, channels, 3, 2, activation=None))
@@ -145,10 +152,12 @@ class CellNet(nn.Module):
         for index in range(num_cells):
             is_reduction = index in (num_cells // 3, 2 * num_cells // 3)
             channels *= 2 if is_reduction else 1
-            plan = reduction if is_reduction else normal
-            cell = Cell(plan, older, newer, channels, is_reduction=is_reduction, follows_reduction=follows_reduction)
+            genotype = reduction if is_reduction else normal
+            cell = Cell(
+                genotype, older, newer, channels, is_reduction=is_reduction, follows_reduction=follows_reduction
+            )
             cells.append(cell)
-            older, newer, follows_reduction = newer, channels * len(plan.results), is_reduction
+            older, newer, follows_reduction = newer, channels * len(genotype.results), is_reduction
         self.cells = nn.ModuleList(cells)
         self.head = Classifier(newer)
 

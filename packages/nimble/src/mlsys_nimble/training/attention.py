@@ -19,7 +19,7 @@ MOST_SCORES = 128 * 1024  # of one head: more do not fit the second-level cache,
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class AttentionWork:
     """Attention or its gradients.
 
     Inputs are q, k, v; of the gradients dout, q, k, v, out, logsumexp. Results: out and logsumexp; or dq, dk, dv.
@@ -30,8 +30,8 @@ class Attention:
     scale: float | None  # None: one over the root of the features
 
 
-def attention_of(operator: Operator, inputs: Sequence[View]) -> Attention | None:
-    """Return the attention that kernels can compute: float32, no mask, no dropout, few scores; or None."""
+def attention_of(operator: Operator, inputs: Sequence[View]) -> AttentionWork | None:
+    """Return the work that kernels can compute: float32, no mask, no dropout, few scores; or None."""
     kind = operator.kind
     if not isinstance(kind, Aten) or kind.target not in (_FORWARD, _BACKWARD):
         return None
@@ -48,23 +48,23 @@ def attention_of(operator: Operator, inputs: Sequence[View]) -> Attention | None
     fits = 0 < q.shape[2] * k.shape[2] <= MOST_SCORES and q.shape[:2] == k.shape[:2]
     if not (is_plain and lies_well and fits) or q.shape[3] % load().kernel_lanes():
         return None
-    return Attention(is_gradient, bool(rest[1]), keywords.get("scale"))
+    return AttentionWork(is_gradient, bool(rest[1]), keywords.get("scale"))
 
 
-def strides_of_results(asked: Attention, inputs: Sequence[View]) -> list[Strides]:
+def strides_of_results(work: AttentionWork, inputs: Sequence[View]) -> list[Strides]:
     """Return dense strides in the order of q's, so that heads split from one row are joined without a copy."""
-    q, k, v = inputs[1:4] if asked.is_gradient else inputs
-    if asked.is_gradient:
+    q, k, v = inputs[1:4] if work.is_gradient else inputs
+    if work.is_gradient:
         return [dense(view.shape, order_of(q.shape, q.strides)) for view in (q, k, v)]
     return [dense(q.shape, order_of(q.shape, q.strides)), dense(q.shape[:3], row_major(3))]
 
 
-def make_kernels(asked: Attention, inputs: Sequence[View], outputs: Sequence[View]) -> list[Kernel]:
-    """Bind the kernel; :class:`Attention` lists inputs and outputs."""
-    q, k, v = inputs[1:4] if asked.is_gradient else inputs
+def make_kernels(work: AttentionWork, inputs: Sequence[View], outputs: Sequence[View]) -> list[Kernel]:
+    """Bind the kernel; :class:`AttentionWork` lists inputs and outputs."""
+    q, k, v = inputs[1:4] if work.is_gradient else inputs
     assert prod(q.shape)
-    out, logsumexp = inputs[4:] if asked.is_gradient else outputs
-    dout, gradients = (inputs[0], outputs) if asked.is_gradient else (None, (None, None, None))
+    out, logsumexp = inputs[4:] if work.is_gradient else outputs
+    dout, gradients = (inputs[0], outputs) if work.is_gradient else (None, (None, None, None))
     arguments = {
         "q": q,
         "k": k,
@@ -73,7 +73,7 @@ def make_kernels(asked: Attention, inputs: Sequence[View], outputs: Sequence[Vie
         "logsumexp": logsumexp,
         "dout": dout,
         **dict(zip(("dq", "dk", "dv"), gradients, strict=True)),
-        "scale": q.shape[3] ** -0.5 if asked.scale is None else asked.scale,
-        "is_causal": asked.is_causal,
+        "scale": q.shape[3] ** -0.5 if work.scale is None else work.scale,
+        "is_causal": work.is_causal,
     }
-    return [Kernel(load(), "attention_backward" if asked.is_gradient else "attention_forward", arguments)]
+    return [Kernel(load(), "attention_backward" if work.is_gradient else "attention_forward", arguments)]

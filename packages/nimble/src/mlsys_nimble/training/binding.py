@@ -100,9 +100,9 @@ def strides_by_kernel(
         strides = convolutions.strides_of_result(work)
         out = View(0, "float32", results[0].shape, strides)
         return [strides] if convolutions.make_kernels(work, views, out) else None
-    asked = attention_of(operator, views)
-    if asked is not None:
-        return attention.strides_of_results(asked, views)
+    attention_work = attention_of(operator, views)
+    if attention_work is not None:
+        return attention.strides_of_results(attention_work, views)
     if isinstance(operator.kind, _LINEAR):
         return linear.strides_of_results(operator, views)
     found = layer_norm.strides_of_results(operator, views)
@@ -152,9 +152,9 @@ def make_kernels(operator: Operator, inputs: Sequence[View], outputs: Sequence[V
     work = work_of(operator, inputs, outputs)
     if work is not None:
         return convolutions.make_kernels(work, inputs, outputs[0])
-    asked = attention_of(operator, inputs)
-    if asked is not None:
-        return attention.make_kernels(asked, inputs, outputs)
+    attention_work = attention_of(operator, inputs)
+    if attention_work is not None:
+        return attention.make_kernels(attention_work, inputs, outputs)
     if isinstance(operator.kind, _LINEAR):
         return linear.make_kernels(operator.kind, inputs, outputs)
     if layer_norm.strides_of_results(operator, inputs) is not None:

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from mlsys_nimble.backends.executor import Executor, make_executor
 from mlsys_nimble.capture.repeat import refuse_unrepeatable
-from mlsys_nimble.errors import call_foreign, refuse, refuse_or_blame
+from mlsys_nimble.errors import call_external, refuse, refuse_or_blame
 from mlsys_nimble.ir import trees
 from mlsys_nimble.ir.program import Program
 from mlsys_nimble.prepared import Options, autocast_state, run_on_copies
@@ -133,7 +133,7 @@ class TrainingCalls:
             self._models.move_to_end(signature)
             self.latest = found
         try:
-            result = call_foreign(found.call, *args, **kwargs)
+            result = call_external(found.call, *args, **kwargs)
         except _REFUSED as error:
             self._models.pop(signature, None)
             raise refuse(f"the model asks for what depends on values: {error}", "", _ADVICE) from error

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from mlsys_nimble.capture import traceable
-from mlsys_nimble.errors import call_foreign, refuse
+from mlsys_nimble.errors import call_external, refuse
 from mlsys_nimble.training.overlap import copied
 
 _ADVICE = "Register a buffer of the new tensor's shape and write to it: self.state.copy_(new)."
@@ -41,7 +41,7 @@ def as_function(model: nn.Module) -> Callable[..., Any]:
         given = {**parameters, **{name: tensor for name, tensor in others.items() if name in named}}
         plain = {name: tensor for name, tensor in others.items() if name not in named}
         with traceable(), _ByParts(), _plain_replaced(model, plain) as held:
-            result = call_foreign(functional_call, model, given, args, kwargs)
+            result = call_external(functional_call, model, given, args, kwargs)
         for name, tensor in others.items():
             new = given[name] if name in given else held.get(name)
             if new is not tensor:
@@ -65,7 +65,7 @@ class _ByParts(TorchFunctionMode):
         """Run ``func``, an LSTM without oneDNN."""
         is_layer = getattr(func, "__name__", "") == "lstm"
         with torch.backends.mkldnn.flags(enabled=False) if is_layer else nullcontext():
-            return call_foreign(func, *args, **(kwargs or {}))
+            return call_external(func, *args, **(kwargs or {}))
 
 
 def _plain_tensors(model: nn.Module) -> _Tensors:
