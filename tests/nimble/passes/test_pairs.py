@@ -140,10 +140,10 @@ def test_both_weights_of_a_pair_are_rounded_and_its_biases_are_not(bias: bool) -
     joined = fuse_separables(pair(96, 8, 32, bias=bias))
     rounded = round_weights(joined)
     (before,), (after,) = joined.operators, rounded.operators
-    for place, (old, new) in enumerate(zip(before.inputs[1:], after.inputs[1:], strict=True)):
+    for number, (old, new) in enumerate(zip(before.inputs[1:], after.inputs[1:], strict=True)):
         weight = joined.constants[old]
         is_weight = weight.dim() == 4
-        assert torch.equal(rounded.constants[new], weight.bfloat16().float() if is_weight else weight), place
+        assert torch.equal(rounded.constants[new], weight.bfloat16().float() if is_weight else weight), number
         assert (old == new) != is_weight
 
 

@@ -112,11 +112,11 @@ def test_what_is_inserted_stands_in_the_order_it_came_and_before_what_was_there(
 def test_what_is_inserted_at_the_place_being_visited_is_not_visited() -> None:
     operators = (Operator("a", TWICE, (0,), (1,)), Operator("b", NEGATED, (1,), (2,)))
     rewriter, seen = Rewriter(program_of(*operators)), []
-    for place, operator in rewriter:
+    for position, operator in rewriter:
         seen.append(operator.name)
         if operator.name == "a":
-            rewriter.insert(place, "before", TWICE, (0,), ROW)
-            rewriter.insert(place + 1, "later", TWICE, (0,), ROW)
+            rewriter.insert(position, "before", TWICE, (0,), ROW)
+            rewriter.insert(position + 1, "later", TWICE, (0,), ROW)
     assert seen == ["a", "later", "b"]
 
 

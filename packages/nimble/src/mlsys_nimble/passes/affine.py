@@ -28,14 +28,14 @@ def fold_affine(program: Program) -> Program:
     Scales and shifts before a convolution or linear fold into it, unless padding would then miss the shift.
     """
     rewriter = Rewriter(program)
-    for place, operator in rewriter:
+    for position, operator in rewriter:
         if isinstance(operator.kind, Pointwise):
             form = _affine_form(rewriter, operator)
             if form is not None:
-                _fold_backward(rewriter, place, operator, form)
+                _fold_backward(rewriter, position, operator, form)
         elif isinstance(operator.kind, Convolution | Linear):
-            while _fold_forward(rewriter, place, operator):
-                operator = rewriter.at(place) or operator
+            while _fold_forward(rewriter, position, operator):
+                operator = rewriter.at(position) or operator
     return rewriter.build()
 
 
@@ -95,7 +95,7 @@ def _along(amount: torch.Tensor, rank: int, dim: int, size: int) -> torch.Tensor
     return amount.reshape(-1).expand(size)
 
 
-def _fold_backward(rewriter: Rewriter, place: int, operator: Operator, form: Affine) -> None:
+def _fold_backward(rewriter: Rewriter, position: int, operator: Operator, form: Affine) -> None:
     main = rewriter.sole_producer(form.value)
     if main is None:
         return
@@ -103,7 +103,7 @@ def _fold_backward(rewriter: Rewriter, place: int, operator: Operator, form: Aff
     if isinstance(main.kind, MatMul):
         if form.scale.numel() == 1 and form.shift.count_nonzero() == 0:
             product = MatMul(main.kind.scale * form.scale.item())
-            rewriter.replace(place, replace(operator, kind=product, inputs=main.inputs, name=main.name))
+            rewriter.replace(position, replace(operator, kind=product, inputs=main.inputs, name=main.name))
             rewriter.drop(main)
         return
     if isinstance(main.kind, Concat):
@@ -116,10 +116,10 @@ def _fold_backward(rewriter: Rewriter, place: int, operator: Operator, form: Aff
     if scale is None or shift is None:
         return
     if isinstance(main.kind, Concat):
-        _fold_into_parts(rewriter, place, operator, main, scale, shift)
+        _fold_into_parts(rewriter, position, operator, main, scale, shift)
     else:
         kind, inputs = _scaled_output(rewriter, main, scale, shift)
-        rewriter.replace(place, replace(operator, kind=kind, inputs=inputs, name=main.name))
+        rewriter.replace(position, replace(operator, kind=kind, inputs=inputs, name=main.name))
         rewriter.drop(main)
 
 
@@ -147,7 +147,7 @@ def _scaled_output(
 
 
 def _fold_into_parts(
-    rewriter: Rewriter, place: int, operator: Operator, concat: Operator, scale: torch.Tensor, shift: torch.Tensor
+    rewriter: Rewriter, position: int, operator: Operator, concat: Operator, scale: torch.Tensor, shift: torch.Tensor
 ) -> None:
     """Rewrite ``affine(concat(parts))`` as ``concat(affine(part), ...)``, if some part folds it into its weights."""
     assert isinstance(concat.kind, Concat)
@@ -165,26 +165,28 @@ def _fold_into_parts(
         begin = own.stop
         if folds[index] and producer is not None:
             kind, inputs = _scaled_output(rewriter, producer, scale[own], shift[own])
-            parts.append(rewriter.insert(place, f"{producer.name}.folded", kind, inputs, type_))
+            parts.append(rewriter.insert(position, f"{producer.name}.folded", kind, inputs, type_))
             rewriter.drop(producer)
         else:
-            parts.append(_insert_affine(rewriter, place, f"{operator.name}.{index}", part, dim, scale[own], shift[own]))
-    rewriter.replace(place, replace(operator, kind=concat.kind, inputs=tuple(parts), name=concat.name))
+            parts.append(
+                _insert_affine(rewriter, position, f"{operator.name}.{index}", part, dim, scale[own], shift[own])
+            )
+    rewriter.replace(position, replace(operator, kind=concat.kind, inputs=tuple(parts), name=concat.name))
     rewriter.drop(concat)
 
 
 def _insert_affine(
-    rewriter: Rewriter, place: int, name: str, value: ValueId, dim: int, scale: torch.Tensor, shift: torch.Tensor
+    rewriter: Rewriter, position: int, name: str, value: ValueId, dim: int, scale: torch.Tensor, shift: torch.Tensor
 ) -> ValueId:
     type_ = rewriter.type(value)
     shape = (-1,) + (1,) * (len(type_.shape) - 1 - dim)
     dtype = getattr(torch, type_.dtype)
     constants = [rewriter.add_constant(amount.to(dtype).reshape(shape).contiguous()) for amount in (scale, shift)]
     steps = (Step("mul", (0, 1)), Step("add", (-1, 2)))
-    return rewriter.insert(place, name, Pointwise(steps, type_.dtype), (value, *constants), type_)
+    return rewriter.insert(position, name, Pointwise(steps, type_.dtype), (value, *constants), type_)
 
 
-def _fold_forward(rewriter: Rewriter, place: int, operator: Operator) -> bool:
+def _fold_forward(rewriter: Rewriter, position: int, operator: Operator) -> bool:
     """Rewrite ``conv(scale * x + shift)`` as another convolution of x; return whether it was possible."""
     kind = operator.kind
     assert isinstance(kind, Convolution | Linear)
@@ -216,6 +218,6 @@ def _fold_forward(rewriter: Rewriter, place: int, operator: Operator) -> bool:
     bias = added + constants[1].double() if kind.has_bias else added
     inputs = (form.value, rewriter.add_constant(scaled), rewriter.add_constant(bias.to(weight.dtype)))
     rest = operator.inputs[1 + num_constants :]
-    rewriter.replace(place, replace(operator, kind=replace(kind, has_bias=True), inputs=inputs + rest))
+    rewriter.replace(position, replace(operator, kind=replace(kind, has_bias=True), inputs=inputs + rest))
     rewriter.drop(before)
     return True

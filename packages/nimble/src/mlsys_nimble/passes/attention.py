@@ -22,7 +22,7 @@ class _Scores:
 def find_attention(program: Program) -> Program:
     """Replace product, scale, mask, softmax, product by one :class:`Attention`, over four dimensions."""
     rewriter = Rewriter(program)
-    for place, operator in rewriter:
+    for position, operator in rewriter:
         if not isinstance(operator.kind, MatMul) or operator.kind.scale != 1:
             continue
         weights = rewriter.sole_producer(operator.inputs[0])
@@ -38,10 +38,10 @@ def find_attention(program: Program) -> Program:
         type_ = rewriter.type(keys)
         *batch, depth, length = type_.shape
         swapped = ValueType((*batch, length, depth), type_.dtype)
-        k = rewriter.insert(place, f"{operator.name}.keys", Permute((0, 1, 3, 2)), (keys,), swapped)
+        k = rewriter.insert(position, f"{operator.name}.keys", Permute((0, 1, 3, 2)), (keys,), swapped)
         kind = Attention(scores.scale, is_causal=False, has_mask=scores.mask is not None, has_zero_rows=False)
         mask = () if scores.mask is None else (scores.mask,)
-        rewriter.replace(place, replace(operator, kind=kind, inputs=(q, k, operator.inputs[1], *mask)))
+        rewriter.replace(position, replace(operator, kind=kind, inputs=(q, k, operator.inputs[1], *mask)))
         for done in (weights, *scores.between, scores.product):
             rewriter.drop(done)
     return rewriter.build()

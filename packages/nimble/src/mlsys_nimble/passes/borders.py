@@ -17,11 +17,11 @@ from mlsys_nimble.passes.rewrite import Rewriter
 def fold_borders(program: Program) -> Program:
     """Merge slices of a result's space, and constant borders of the input, into convolutions and pools."""
     rewriter = Rewriter(program)
-    for place, operator in rewriter:
+    for position, operator in rewriter:
         cropped = _cropped(rewriter, operator) if isinstance(operator.kind, Slice) else None
         changed = _padded(rewriter, cropped or operator)
         if changed is not operator:
-            rewriter.replace(place, changed)
+            rewriter.replace(position, changed)
     return rewriter.build()
 
 

@@ -20,7 +20,7 @@ def fold_constants(program: Program) -> Program:
     Constants that a call changes, and operators that draw random numbers, are left alone.
     """
     rewriter = Rewriter(program)
-    for place, operator in rewriter:
+    for position, operator in rewriter:
         tensors = [rewriter.constant(value) for value in operator.inputs]
         if any(tensor is None for tensor in tensors) or is_random(operator.kind):
             continue
@@ -35,7 +35,7 @@ def fold_constants(program: Program) -> Program:
         results = [made] if isinstance(made, torch.Tensor) else list(made)
         if is_result:  # every call must return a new tensor
             folded = rewriter.add_constant(results[0].detach().contiguous())
-            rewriter.replace(place, replace(operator, kind=Copy(), inputs=(folded,)))
+            rewriter.replace(position, replace(operator, kind=Copy(), inputs=(folded,)))
             continue
         rewriter.drop(operator)
         for value, result in zip(operator.outputs, results, strict=True):

@@ -15,19 +15,19 @@ MAX_INPUTS = 8
 def fuse_elementwise(program: Program) -> Program:
     """Fuse into each elementwise operator those that it alone reads, where shapes agree: nothing is computed twice."""
     rewriter = Rewriter(program)
-    for place in reversed(range(len(rewriter.operators))):
-        current = rewriter.at(place)
+    for position in reversed(range(len(rewriter.operators))):
+        current = rewriter.at(position)
         if current is None:
             continue
-        while (fused := _take_one(rewriter, place, current)) is not None:
+        while (fused := _take_one(rewriter, position, current)) is not None:
             current = fused
         shortened = _shorten(current)
         if shortened is not current:
-            rewriter.replace(place, shortened)
+            rewriter.replace(position, shortened)
     return rewriter.build()
 
 
-def _take_one(rewriter: Rewriter, place: int, consumer: Operator) -> Operator | None:
+def _take_one(rewriter: Rewriter, position: int, consumer: Operator) -> Operator | None:
     """Fuse one producer into the consumer and return it; None if no producer fits."""
     if not isinstance(consumer.kind, Pointwise):
         return None
@@ -45,7 +45,7 @@ def _take_one(rewriter: Rewriter, place: int, consumer: Operator) -> Operator | 
         if len(kind.steps) > MAX_STEPS or len(inputs) > MAX_INPUTS:
             continue
         fused = replace(consumer, kind=kind, inputs=inputs)
-        rewriter.replace(place, fused)
+        rewriter.replace(position, fused)
         rewriter.drop(inner)
         return fused
     return None
@@ -59,7 +59,7 @@ def _joined(inner: Operator, outer: Operator, value: ValueId) -> tuple[Pointwise
     assert isinstance(inner.kind, Pointwise)
     assert isinstance(outer.kind, Pointwise)
     inputs = tuple(dict.fromkeys((*inner.inputs, *(v for v in outer.inputs if v != value))))
-    place = {v: index for index, v in enumerate(inputs)}
+    index_of = {v: index for index, v in enumerate(inputs)}
     shift = len(inner.kind.steps)
 
     def moved(steps: tuple[Step, ...], read: tuple[ValueId, ...], by: int) -> list[Step]:
@@ -68,7 +68,7 @@ def _joined(inner: Operator, outer: Operator, value: ValueId) -> tuple[Pointwise
                 return a
             if a < 0:
                 return a - by
-            return -shift if read[a] == value else place[read[a]]  # -shift: the last step of inner
+            return -shift if read[a] == value else index_of[read[a]]  # -shift: the last step of inner
 
         return [Step(step.op, tuple(map(argument, step.arguments))) for step in steps]
 

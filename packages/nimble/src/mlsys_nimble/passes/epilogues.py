@@ -16,7 +16,7 @@ _WITH_SLOPE = ("leaky_relu", "elu")
 def fuse_epilogues(program: Program) -> Program:
     """Absorb ``activation(y + residual)``, or parts of it, into the convolution, linear or pool that makes ``y``."""
     rewriter = Rewriter(program)
-    for place, operator in rewriter:
+    for position, operator in rewriter:
         if not isinstance(operator.kind, Pointwise) or len(operator.kind.steps) != 1:
             continue
         result = rewriter.type(operator.outputs[0])
@@ -32,7 +32,7 @@ def fuse_epilogues(program: Program) -> Program:
                 continue
             residual = tuple(other for other in operator.inputs if other != value)
             kind = replace(main.kind, epilogue=epilogue)
-            rewriter.replace(place, replace(operator, kind=kind, inputs=main.inputs + residual, name=main.name))
+            rewriter.replace(position, replace(operator, kind=kind, inputs=main.inputs + residual, name=main.name))
             rewriter.drop(main)
             break
     return rewriter.build()

@@ -17,18 +17,18 @@ def round_weights(program: Program) -> Program:
     """
     changed = {buffer for buffer, _ in program.mutations}
     values, constants, operators = list(program.values), dict(program.constants), list(program.operators)
-    number: dict[ValueId, ValueId] = {}  # the rounded value of a weight; others may still read the weight itself
+    rounded: dict[ValueId, ValueId] = {}  # the rounded value of a weight; others may still read the weight itself
     for index, operator in enumerate(operators):
         inputs = list(operator.inputs)
-        for place in _weights(operator.kind):
-            weight = inputs[place]
+        for number in _weights(operator.kind):
+            weight = inputs[number]
             if weight not in program.constants or weight in changed or values[weight].dtype != "float32":
                 continue
-            if weight not in number:
-                number[weight] = len(values)
+            if weight not in rounded:
+                rounded[weight] = len(values)
                 values.append(values[weight])
-                constants[number[weight]] = constants[weight].detach().bfloat16().float()
-            inputs[place] = number[weight]
+                constants[rounded[weight]] = constants[weight].detach().bfloat16().float()
+            inputs[number] = rounded[weight]
         operators[index] = replace(operator, inputs=tuple(inputs))
     made = replace(program, values=tuple(values), operators=tuple(operators), constants=constants)
     return remove_dead_code(made)

@@ -29,18 +29,18 @@ class Rewriter:
         self.lasting = _seen_by_the_caller(program)
         self._mutated = {old for old, _ in program.mutations}
         self._stands_for: dict[ValueId, ValueId] = {}
-        self._place = program.producers()
+        self._position = program.producers()
         self._num_uses = _count_uses(program)
 
     def __iter__(self) -> Iterator[tuple[int, Operator]]:
         """Yield positions and current operators in order, without those inserted at the position being visited."""
-        for place in range(len(self.operators)):
-            for operator in tuple(self.operators[place]):
-                yield place, self._current(operator)
+        for position in range(len(self.operators)):
+            for operator in tuple(self.operators[position]):
+                yield position, self._current(operator)
 
-    def at(self, place: int) -> Operator | None:
-        """Return the operator at ``place`` now; None if it was dropped."""
-        return self._current(self.operators[place][-1]) if self.operators[place] else None
+    def at(self, position: int) -> Operator | None:
+        """Return the operator at ``position`` now; None if it was dropped."""
+        return self._current(self.operators[position][-1]) if self.operators[position] else None
 
     def resolve(self, value: ValueId) -> ValueId:
         """Return the value that now replaces ``value``, or ``value`` itself."""
@@ -56,7 +56,7 @@ class Rewriter:
     def producer(self, value: ValueId) -> Operator | None:
         """Return the operator that makes ``value`` now; None for inputs and constants."""
         value = self.resolve(value)
-        for operator in self.operators[self._place[value]] if value in self._place else ():
+        for operator in self.operators[self._position[value]] if value in self._position else ():
             if value in operator.outputs:
                 return self._current(operator)
         return None
@@ -78,26 +78,26 @@ class Rewriter:
         self.constants[len(self.values) - 1] = tensor
         return len(self.values) - 1
 
-    def insert(self, place: int, name: str, kind: Kind, inputs: Sequence[ValueId], type_: ValueType) -> ValueId:
-        """Insert an operator just before the one at ``place``; return its result."""
+    def insert(self, position: int, name: str, kind: Kind, inputs: Sequence[ValueId], type_: ValueType) -> ValueId:
+        """Insert an operator just before the one at ``position``; return its result."""
         self.values.append(type_)
         value = len(self.values) - 1
-        operator = Operator(name, kind, tuple(inputs), (value,), self.operators[place][-1].source)
-        self.operators[place].insert(-1, operator)
-        self._place[value] = place
+        operator = Operator(name, kind, tuple(inputs), (value,), self.operators[position][-1].source)
+        self.operators[position].insert(-1, operator)
+        self._position[value] = position
         self._use(operator.inputs, 1)
         return value
 
-    def replace(self, place: int, operator: Operator) -> None:
-        """Replace the operator at ``place`` by ``operator``, which has the same results."""
-        self._use(self._current(self.operators[place][-1]).inputs, -1)
-        self.operators[place][-1] = operator
+    def replace(self, position: int, operator: Operator) -> None:
+        """Replace the operator at ``position`` by ``operator``, which has the same results."""
+        self._use(self._current(self.operators[position][-1]).inputs, -1)
+        self.operators[position][-1] = operator
         self._use(operator.inputs, 1)
 
     def drop(self, operator: Operator) -> None:
         """Remove an operator whose result nothing reads any more."""
-        for place in {self._place[value] for value in operator.outputs}:
-            self.operators[place] = [one for one in self.operators[place] if one.outputs != operator.outputs]
+        for position in {self._position[value] for value in operator.outputs}:
+            self.operators[position] = [one for one in self.operators[position] if one.outputs != operator.outputs]
         self._use(operator.inputs, -1)
 
     def substitute(self, operator: Operator, by: ValueId) -> None:

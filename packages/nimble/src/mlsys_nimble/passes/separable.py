@@ -16,7 +16,7 @@ MOST_WEIGHTS_NBYTES = 128 << 10  # of the 1x1 convolution, which are read once f
 def fuse_separables(program: Program) -> Program:
     """Fuse the pairs that gain by it: small weights, a large intermediate result."""
     rewriter = Rewriter(program)
-    for place, operator in rewriter:
+    for position, operator in rewriter:
         first = rewriter.sole_producer(operator.inputs[0]) if operator.inputs else None
         if first is None or not _is_pointwise(rewriter, operator) or not _is_depthwise(rewriter, first):
             continue
@@ -26,7 +26,7 @@ def fuse_separables(program: Program) -> Program:
         assert isinstance(first.kind, Convolution)
         assert isinstance(operator.kind, Convolution)
         kind = Separable(first.kind, operator.kind)
-        rewriter.replace(place, replace(operator, kind=kind, inputs=(*first.inputs, *operator.inputs[1:])))
+        rewriter.replace(position, replace(operator, kind=kind, inputs=(*first.inputs, *operator.inputs[1:])))
         rewriter.drop(first)
     return rewriter.build()
 

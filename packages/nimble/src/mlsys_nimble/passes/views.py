@@ -15,13 +15,13 @@ from mlsys_nimble.passes.rewrite import Rewriter
 def simplify_views(program: Program) -> Program:
     """Merge views of views, drop those that change nothing, and read slices of concatenations from their parts."""
     rewriter = Rewriter(program)
-    for place, operator in rewriter:
+    for position, operator in rewriter:
         rule = _RULES.get(type(operator.kind))
         if isinstance(operator.kind, Copy):
             if operator.outputs[0] not in rewriter.lasting:
                 rewriter.substitute(operator, operator.inputs[0])
         elif rule is not None:
-            rule(rewriter, place, operator)
+            rule(rewriter, position, operator)
     return rewriter.build()
 
 
@@ -29,11 +29,11 @@ def _is_unchanged(rewriter: Rewriter, operator: Operator) -> bool:
     return rewriter.type(operator.inputs[0]) == rewriter.type(operator.outputs[0])
 
 
-def _merge(rewriter: Rewriter, place: int, operator: Operator, kind: Any, value: ValueId) -> None:
-    rewriter.replace(place, replace(operator, kind=kind, inputs=(value,)))
+def _merge(rewriter: Rewriter, position: int, operator: Operator, kind: Any, value: ValueId) -> None:
+    rewriter.replace(position, replace(operator, kind=kind, inputs=(value,)))
 
 
-def _reshape(rewriter: Rewriter, place: int, operator: Operator) -> None:
+def _reshape(rewriter: Rewriter, position: int, operator: Operator) -> None:
     if _is_unchanged(rewriter, operator):
         return rewriter.substitute(operator, operator.inputs[0])
     inner = rewriter.producer(operator.inputs[0])
@@ -42,17 +42,17 @@ def _reshape(rewriter: Rewriter, place: int, operator: Operator) -> None:
     if isinstance(inner.kind, Reshape):
         if rewriter.type(inner.inputs[0]) == rewriter.type(operator.outputs[0]):
             return rewriter.substitute(operator, inner.inputs[0])
-        return _merge(rewriter, place, operator, Reshape(), inner.inputs[0])
+        return _merge(rewriter, position, operator, Reshape(), inner.inputs[0])
     if isinstance(inner.kind, Reduce) and inner.kind.keeps_dims and rewriter.sole_producer(operator.inputs[0]):
         shape = rewriter.type(inner.inputs[0]).shape
         rest = tuple(size for dim, size in enumerate(shape) if dim not in inner.kind.dims)
         if rest == rewriter.type(operator.outputs[0]).shape:  # a pool of whole images, flattened
-            _merge(rewriter, place, operator, replace(inner.kind, keeps_dims=False), inner.inputs[0])
+            _merge(rewriter, position, operator, replace(inner.kind, keeps_dims=False), inner.inputs[0])
             rewriter.drop(inner)
     return None
 
 
-def _permute(rewriter: Rewriter, place: int, operator: Operator) -> None:
+def _permute(rewriter: Rewriter, position: int, operator: Operator) -> None:
     dims = operator.kind.dims  # type: ignore[union-attr]
     inner = rewriter.producer(operator.inputs[0])
     value = operator.inputs[0]
@@ -61,10 +61,10 @@ def _permute(rewriter: Rewriter, place: int, operator: Operator) -> None:
     if dims == tuple(range(len(dims))):
         rewriter.substitute(operator, value)
     elif value != operator.inputs[0]:
-        _merge(rewriter, place, operator, Permute(dims), value)
+        _merge(rewriter, position, operator, Permute(dims), value)
 
 
-def _slice(rewriter: Rewriter, place: int, operator: Operator) -> None:
+def _slice(rewriter: Rewriter, position: int, operator: Operator) -> None:
     kind = operator.kind
     assert isinstance(kind, Slice)
     if kind.start == 0 and kind.step == 1 and _is_unchanged(rewriter, operator):
@@ -74,7 +74,7 @@ def _slice(rewriter: Rewriter, place: int, operator: Operator) -> None:
         return None
     if isinstance(inner.kind, Slice) and inner.kind.dim == kind.dim:
         merged = Slice(kind.dim, inner.kind.start + kind.start * inner.kind.step, kind.step * inner.kind.step)
-        return _merge(rewriter, place, operator, merged, inner.inputs[0])
+        return _merge(rewriter, position, operator, merged, inner.inputs[0])
     is_part = isinstance(inner.kind, Concat) and inner.kind.dim == kind.dim
     if is_part and operator.outputs[0] not in rewriter.lasting:
         length = rewriter.type(operator.outputs[0]).shape[kind.dim]
@@ -84,39 +84,39 @@ def _slice(rewriter: Rewriter, place: int, operator: Operator) -> None:
             if length and begin <= kind.start and end <= begin + size:
                 if kind.step == 1 and size == length:
                     return rewriter.substitute(operator, part)
-                return _merge(rewriter, place, operator, replace(kind, start=kind.start - begin), part)
+                return _merge(rewriter, position, operator, replace(kind, start=kind.start - begin), part)
             begin += size
     return None
 
 
-def _expand(rewriter: Rewriter, place: int, operator: Operator) -> None:
+def _expand(rewriter: Rewriter, position: int, operator: Operator) -> None:
     if _is_unchanged(rewriter, operator):
         return rewriter.substitute(operator, operator.inputs[0])
     inner = rewriter.producer(operator.inputs[0])
     if inner is not None and isinstance(inner.kind, Expand):
-        return _merge(rewriter, place, operator, Expand(), inner.inputs[0])
+        return _merge(rewriter, position, operator, Expand(), inner.inputs[0])
     return None
 
 
-def _pass_through(rewriter: Rewriter, place: int, operator: Operator) -> None:
+def _pass_through(rewriter: Rewriter, position: int, operator: Operator) -> None:
     """Drop an operator that only moves its input; where the caller gets the result, make it a copy."""
     if operator.outputs[0] in rewriter.lasting:
-        rewriter.replace(place, replace(operator, kind=Copy()))
+        rewriter.replace(position, replace(operator, kind=Copy()))
     else:
         rewriter.substitute(operator, operator.inputs[0])
 
 
-def _drop_unchanged(rewriter: Rewriter, place: int, operator: Operator) -> None:
+def _drop_unchanged(rewriter: Rewriter, position: int, operator: Operator) -> None:
     is_nothing = not isinstance(operator.kind, Pad) or not any(map(any, operator.kind.amounts))
     if is_nothing and _is_unchanged(rewriter, operator):
-        _pass_through(rewriter, place, operator)
+        _pass_through(rewriter, position, operator)
 
 
-def _concat(rewriter: Rewriter, place: int, operator: Operator) -> None:
+def _concat(rewriter: Rewriter, position: int, operator: Operator) -> None:
     kind = operator.kind
     assert isinstance(kind, Concat)
     if len(operator.inputs) == 1:
-        return _pass_through(rewriter, place, operator)
+        return _pass_through(rewriter, position, operator)
     parts: list[ValueId] = []
     for value in operator.inputs:
         if rewriter.type(value).shape[kind.dim] == 0:
@@ -127,11 +127,11 @@ def _concat(rewriter: Rewriter, place: int, operator: Operator) -> None:
         else:
             parts.append(value)
     if parts and tuple(parts) != operator.inputs:
-        rewriter.replace(place, replace(operator, inputs=tuple(parts)))
+        rewriter.replace(position, replace(operator, inputs=tuple(parts)))
     return None
 
 
-def _pointwise(rewriter: Rewriter, place: int, operator: Operator) -> None:
+def _pointwise(rewriter: Rewriter, position: int, operator: Operator) -> None:
     """Drop expansions before elementwise operators, which broadcast their inputs."""
     inputs = list(operator.inputs)
     shape = rewriter.type(operator.outputs[0]).shape
@@ -143,7 +143,7 @@ def _pointwise(rewriter: Rewriter, place: int, operator: Operator) -> None:
         if broadcast(*shapes) == shape:
             inputs[index] = inner.inputs[0]
     if tuple(inputs) != operator.inputs:
-        rewriter.replace(place, replace(operator, inputs=tuple(inputs)))
+        rewriter.replace(position, replace(operator, inputs=tuple(inputs)))
 
 
 _RULES: dict[type, Callable[[Rewriter, int, Operator], None]] = {

@@ -44,8 +44,8 @@ def torch_run(operator: Operator, values: Sequence[ValueType]) -> Run:
 
 def _aten_run(kind: kinds.Aten) -> Run | None:
     """Return a call with the tensors' positions found ahead of time; None where tensors are nested in arguments."""
-    places = [index for index, argument in enumerate(kind.arguments) if isinstance(argument, kinds.Input)]
-    if kind.keywords or [kind.arguments[index].index for index in places] != list(range(len(places))):
+    indices = [index for index, argument in enumerate(kind.arguments) if isinstance(argument, kinds.Input)]
+    if kind.keywords or [kind.arguments[index].index for index in indices] != list(range(len(indices))):
         return None
     if any(isinstance(a, tuple) and any(isinstance(part, kinds.Input | tuple) for part in a) for a in kind.arguments):
         return None
@@ -54,8 +54,8 @@ def _aten_run(kind: kinds.Aten) -> Run | None:
 
     def run(*tensors: Tensor) -> Any:
         arguments = template.copy()
-        for place, tensor in zip(places, as_needed(kind, tensors), strict=True):
-            arguments[place] = tensor
+        for index, tensor in zip(indices, as_needed(kind, tensors), strict=True):
+            arguments[index] = tensor
         made = function(*arguments)
         return made if isinstance(made, Tensor) else [part for part in made if part is not None]
 

@@ -29,12 +29,12 @@ def straighten(program: Program) -> Program:
     """
     rewriter = Rewriter(program)
     chains: dict[ValueId, _Chain] = {}
-    for place, operator in rewriter:
+    for position, operator in rewriter:
         if not isinstance(operator.kind, Reshape | Permute):
             continue
         chain = _extended(chains, operator, rewriter.values)
         if chain is not None and chain.root != operator.inputs[0]:
-            _put(rewriter, place, operator, chain)
+            _put(rewriter, position, operator, chain)
     return rewriter.build()
 
 
@@ -57,64 +57,64 @@ def _whole(value: ValueId, shape: tuple[int, ...]) -> _Chain:
 
 def _reshaped(chain: _Chain, shape: tuple[int, ...]) -> _Chain | None:
     """Regroup the dimensions of a chain; None if a boundary falls where no size can be split."""
-    sizes = {place: (size,) for place, size in enumerate(chain.sizes)}  # by index, the parts of each size
-    left = [place for dim in chain.dims for place in dim if chain.sizes[place] != 1]
-    flat = [(place, chain.sizes[place]) for place in left]
-    dims: list[list[tuple[int, int]]] = []  # (place, part)
+    sizes = {index: (size,) for index, size in enumerate(chain.sizes)}  # by index, the parts of each size
+    left = [index for dim in chain.dims for index in dim if chain.sizes[index] != 1]
+    flat = [(index, chain.sizes[index]) for index in left]
+    dims: list[list[tuple[int, int]]] = []  # (index, part)
     counts = dict.fromkeys(sizes, 0)
-    parts: dict[int, list[int]] = {place: [] for place in sizes}
+    parts: dict[int, list[int]] = {index: [] for index in sizes}
     for wanted in shape:
         dim: list[tuple[int, int]] = []
         while wanted > 1:
-            place, size = flat.pop(0)
+            index, size = flat.pop(0)
             part = size if wanted % size == 0 else wanted
             if size % part:
                 return None
-            parts[place].append(part)
-            dim.append((place, counts[place]))
-            counts[place] += 1
+            parts[index].append(part)
+            dim.append((index, counts[index]))
+            counts[index] += 1
             wanted //= part
             if size != part:
-                flat.insert(0, (place, size // part))
+                flat.insert(0, (index, size // part))
         dims.append(dim)
     starts, total, all_sizes = {}, 0, []
-    for place, size in enumerate(chain.sizes):
-        starts[place] = total
-        some = parts[place] or [size]
+    for index, size in enumerate(chain.sizes):
+        starts[index] = total
+        some = parts[index] or [size]
         all_sizes += some
         total += len(some)
     return _Chain(
-        chain.root, tuple(all_sizes), tuple([tuple([starts[place] + part for place, part in dim]) for dim in dims])
+        chain.root, tuple(all_sizes), tuple([tuple([starts[index] + part for index, part in dim]) for dim in dims])
     )
 
 
 def _coalesced(chain: _Chain) -> _Chain:
     """Merge sizes that stay side by side in one dimension, and drop those of 1."""
-    dims = [[place for place in dim if chain.sizes[place] != 1] for dim in chain.dims]
+    dims = [[index for index in dim if chain.sizes[index] != 1] for dim in chain.dims]
     follows = {a: b for dim in dims for a, b in pairwise(dim)}
-    kept = [place for place in range(len(chain.sizes)) if chain.sizes[place] != 1]
+    kept = [index for index in range(len(chain.sizes)) if chain.sizes[index] != 1]
     sizes: list[int] = []
     number: dict[int, int] = {}
-    for index, place in enumerate(kept):
-        if index and follows.get(kept[index - 1]) == place:
-            sizes[-1] *= chain.sizes[place]
+    for previous, index in zip([None, *kept], kept, strict=False):
+        if previous is not None and follows.get(previous) == index:
+            sizes[-1] *= chain.sizes[index]
         else:
-            number[place] = len(sizes)
-            sizes.append(chain.sizes[place])
+            number[index] = len(sizes)
+            sizes.append(chain.sizes[index])
     return _Chain(chain.root, tuple(sizes), tuple([tuple([number[p] for p in dim if p in number]) for dim in dims]))
 
 
-def _put(rewriter: Rewriter, place: int, operator: Operator, chain: _Chain) -> None:
+def _put(rewriter: Rewriter, position: int, operator: Operator, chain: _Chain) -> None:
     """Replace an operator by the chain, at most three views."""
     value, dtype = chain.root, rewriter.type(chain.root).dtype
-    order = tuple([place for dim in chain.dims for place in dim])
+    order = tuple([index for dim in chain.dims for index in dim])
     wanted = rewriter.type(operator.outputs[0]).shape
     views: list[tuple[Reshape | Permute, tuple[int, ...]]] = []
     shape = rewriter.type(value).shape
     if order != tuple(range(len(order))):
         if chain.sizes != shape:
             views.append((Reshape(), chain.sizes))
-        shape = tuple([chain.sizes[place] for place in order])
+        shape = tuple([chain.sizes[index] for index in order])
         views.append((Permute(order), shape))
     if shape != wanted:
         views.append((Reshape(), wanted))
@@ -122,15 +122,15 @@ def _put(rewriter: Rewriter, place: int, operator: Operator, chain: _Chain) -> N
         rewriter.substitute(operator, value)
         return
     for kind, some in views[:-1]:
-        value = insert_before(rewriter, place, operator, kind, (value,), ValueType(some, dtype))
-    rewriter.replace(place, replace(operator, kind=views[-1][0], inputs=(value,)))
+        value = insert_before(rewriter, position, operator, kind, (value,), ValueType(some, dtype))
+    rewriter.replace(position, replace(operator, kind=views[-1][0], inputs=(value,)))
 
 
 def insert_before(
-    rewriter: Rewriter, place: int, operator: Operator, kind: Kind, inputs: tuple[ValueId, ...], type_: ValueType
+    rewriter: Rewriter, position: int, operator: Operator, kind: Kind, inputs: tuple[ValueId, ...], type_: ValueType
 ) -> ValueId:
     """Insert an operator before another, named after it and numbered."""
-    return rewriter.insert(place, f"{operator.name}_{len(rewriter.values)}", kind, inputs, type_)
+    return rewriter.insert(position, f"{operator.name}_{len(rewriter.values)}", kind, inputs, type_)
 
 
 def columns_of(program: Program) -> Callable[[ValueId], object]:
@@ -145,10 +145,10 @@ def columns_of(program: Program) -> Callable[[ValueId], object]:
 def _columns(chains: dict[ValueId, _Chain], program: Program, value: ValueId) -> object:
     """Return the root of a view, and the sizes and strides of its columns in the root."""
     chain = chains.get(value) or _whole(value, program.values[value].shape)
-    strides = [prod(chain.sizes[place + 1 :]) for place in range(len(chain.sizes))]
+    strides = [prod(chain.sizes[index + 1 :]) for index in range(len(chain.sizes))]
     last: list[tuple[int, int]] = []  # (size, stride), neighbours merged
-    for place in chain.dims[-1]:
-        size, stride = chain.sizes[place], strides[place]
+    for index in chain.dims[-1]:
+        size, stride = chain.sizes[index], strides[index]
         if size == 1:
             continue
         if last and last[-1][1] == size * stride:

@@ -160,8 +160,8 @@ def _as_traced(graph: torch.fx.GraphModule, arguments: Sequence[Any]) -> list[An
     Tensors that a forward graph saved may have other strides, such as channels last. Replays depend on shapes only.
     """
     found = list(arguments)
-    places = [node.meta.get("val") for node in graph.graph.nodes if node.op == "placeholder"]
-    for index, (value, believed) in enumerate(zip(arguments, places, strict=True)):
+    assumed = [node.meta.get("val") for node in graph.graph.nodes if node.op == "placeholder"]
+    for index, (value, believed) in enumerate(zip(arguments, assumed, strict=True)):
         if not isinstance(value, torch.Tensor) or not isinstance(believed, torch.Tensor):
             continue
         strides = _strides(believed, value)

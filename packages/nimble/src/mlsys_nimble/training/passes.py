@@ -68,10 +68,10 @@ def _gradients(program: Program, operator: Operator) -> list[Operator]:
     outputs = iter(operator.outputs)
     results = [next(outputs) if is_wanted or num_results == 3 else None for is_wanted in wanted]  # oneDNN may give more
     found: list[Operator] = []
-    for place, name in enumerate(("input", "weight")):
-        value = results[place]
-        if wanted[place] and value is not None:
-            kind = Aten(kind.target, (*arguments, (place == 0, place == 1, False)), kind.keywords)
+    for number, name in enumerate(("input", "weight")):
+        value = results[number]
+        if wanted[number] and value is not None:
+            kind = Aten(kind.target, (*arguments, (number == 0, number == 1, False)), kind.keywords)
             found.append(replace(operator, name=f"{operator.name}_{name}", kind=kind, outputs=(value,)))
     if wanted[2] and results[2] is not None:
         dims = tuple([dim for dim in range(len(program.values[operator.inputs[0]].shape)) if dim != 1])

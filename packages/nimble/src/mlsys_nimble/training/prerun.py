@@ -44,10 +44,10 @@ def prerun(program: Program, inputs: Sequence[Tensor]) -> Prerun:
         arguments = [tensors[value] for value in operator.inputs]
         made = run(*arguments)
         results = [made] if isinstance(made, Tensor) else list(made)
-        for place, (value, result) in enumerate(zip(operator.outputs, results, strict=True)):
+        for number, (value, result) in enumerate(zip(operator.outputs, results, strict=True)):
             root[value] = value
             if strides is not None:
-                result = torch.empty_strided(result.shape, strides[place], dtype=result.dtype).copy_(result)
+                result = torch.empty_strided(result.shape, strides[number], dtype=result.dtype).copy_(result)
             else:
                 for name, argument in zip(operator.inputs, arguments, strict=True):
                     if result.untyped_storage()._cdata == argument.untyped_storage()._cdata:

@@ -89,7 +89,7 @@ def _taken_in(program: Program) -> Program:
 def find_gemms(program: Program, lanes: int) -> Program:
     """Find GEMMs, and those with a transposed first matrix, which are gradients of weights."""
     rewriter = Rewriter(program)
-    for place, operator in rewriter:
+    for position, operator in rewriter:
         types = [rewriter.type(value) for value in (*operator.inputs, *operator.outputs)]
         if operator.kind != MatMul() or any(type_.dtype != "float32" or len(type_.shape) != 2 for type_ in types):
             continue
@@ -99,40 +99,40 @@ def find_gemms(program: Program, lanes: int) -> Program:
             continue
         if turned is not None and turned.kind == Permute((1, 0)):
             if depth >= LEAST_ROWS and count % lanes == 0:
-                rewriter.replace(place, replace(operator, kind=WeightGradient(), inputs=(turned.inputs[0], b)))
+                rewriter.replace(position, replace(operator, kind=WeightGradient(), inputs=(turned.inputs[0], b)))
         elif count >= LEAST_ROWS:
-            rewriter.replace(place, replace(operator, kind=Gemm()))
+            rewriter.replace(position, replace(operator, kind=Gemm()))
     return rewriter.build()
 
 
 def spread_rows(program: Program) -> Program:
     """Keep the dimensions of rows that were merged from several, since a merge may need a copy."""
     rewriter = Rewriter(program)
-    for place, operator in rewriter:
+    for position, operator in rewriter:
         if isinstance(operator.kind, WeightGradient):
-            _spread_gradient(rewriter, place, operator)
+            _spread_gradient(rewriter, position, operator)
         elif isinstance(operator.kind, Gemm):
-            rows = _rows_of(rewriter, place, operator, operator.inputs[0])
+            rows = _rows_of(rewriter, position, operator, operator.inputs[0])
             shape = (*rewriter.type(rows).shape[:-1], rewriter.type(operator.outputs[0]).shape[-1])
             if len(shape) > 2:
                 inputs = (rows, *operator.inputs[1:])
-                made = insert_before(rewriter, place, operator, operator.kind, inputs, ValueType(shape, "float32"))
-                rewriter.replace(place, replace(operator, kind=Reshape(), inputs=(made,)))
+                made = insert_before(rewriter, position, operator, operator.kind, inputs, ValueType(shape, "float32"))
+                rewriter.replace(position, replace(operator, kind=Reshape(), inputs=(made,)))
     return rewriter.build()
 
 
-def _spread_gradient(rewriter: Rewriter, place: int, operator: Operator) -> None:
-    found = [_rows_of(rewriter, place, operator, value) for value in operator.inputs]
+def _spread_gradient(rewriter: Rewriter, position: int, operator: Operator) -> None:
+    found = [_rows_of(rewriter, position, operator, value) for value in operator.inputs]
     shapes = [rewriter.type(value).shape for value in found]
     if shapes[0][:-1] != shapes[1][:-1]:  # views of the same rows: split one like the other
         few = min((0, 1), key=lambda index: len(shapes[index]))
         value = operator.inputs[few]
         shape = (*shapes[1 - few][:-1], rewriter.type(value).shape[-1])
-        found[few] = insert_before(rewriter, place, operator, Reshape(), (value,), ValueType(shape, "float32"))
-    rewriter.replace(place, replace(operator, inputs=tuple(found)))
+        found[few] = insert_before(rewriter, position, operator, Reshape(), (value,), ValueType(shape, "float32"))
+    rewriter.replace(position, replace(operator, inputs=tuple(found)))
 
 
-def _rows_of(rewriter: Rewriter, place: int, operator: Operator, value: ValueId) -> ValueId:
+def _rows_of(rewriter: Rewriter, position: int, operator: Operator, value: ValueId) -> ValueId:
     """Return a matrix as rows of several dimensions, if it was merged from them."""
     source = rewriter.producer(value)
     if source is None or not isinstance(source.kind, Reshape):
@@ -146,7 +146,7 @@ def _rows_of(rewriter: Rewriter, place: int, operator: Operator, value: ValueId)
     if cut == len(shape) - 1:
         return source.inputs[0]
     return insert_before(
-        rewriter, place, operator, Reshape(), source.inputs, ValueType((*shape[:cut], depth), "float32")
+        rewriter, position, operator, Reshape(), source.inputs, ValueType((*shape[:cut], depth), "float32")
     )
 
 
@@ -154,9 +154,9 @@ def take_in(program: Program) -> Program:
     """Fuse GEMMs with views and elementwise operators that alone read them; return the same program if none do."""
     rewriter = Rewriter(program)
     changed = False
-    for place, operator in rewriter:
+    for position, operator in rewriter:
         if isinstance(operator.kind, Reshape | Permute):
-            changed |= _order_rows(rewriter, place, operator)
+            changed |= _order_rows(rewriter, position, operator)
         elif isinstance(operator.kind, Pointwise) and operator.kind.dtype == "float32":
             for value in operator.inputs:
                 gemm = rewriter.sole_producer(value)
@@ -164,14 +164,14 @@ def take_in(program: Program) -> Program:
                     continue
                 joined = _joined(rewriter, gemm, operator, value)
                 if joined is not None:
-                    rewriter.replace(place, joined)
+                    rewriter.replace(position, joined)
                     rewriter.drop(gemm)
                     changed = True
                     break
     return rewriter.build() if changed else program
 
 
-def _order_rows(rewriter: Rewriter, place: int, operator: Operator) -> bool:
+def _order_rows(rewriter: Rewriter, position: int, operator: Operator) -> bool:
     """Replace a view of a GEMM's rows by a GEMM of viewed rows; return whether it was possible."""
     gemm = rewriter.sole_producer(operator.inputs[0])
     if gemm is None or not isinstance(gemm.kind, Gemm):
@@ -186,8 +186,8 @@ def _order_rows(rewriter: Rewriter, place: int, operator: Operator) -> bool:
         return False
     a = rewriter.type(gemm.inputs[0])
     type_ = ValueType((*shape[:-1], a.shape[-1]), a.dtype)
-    rows = insert_before(rewriter, place, operator, operator.kind, gemm.inputs[:1], type_)
-    rewriter.replace(place, replace(gemm, inputs=(rows, *gemm.inputs[1:]), outputs=operator.outputs))
+    rows = insert_before(rewriter, position, operator, operator.kind, gemm.inputs[:1], type_)
+    rewriter.replace(position, replace(gemm, inputs=(rows, *gemm.inputs[1:]), outputs=operator.outputs))
     rewriter.drop(gemm)
     return True
 
@@ -207,17 +207,17 @@ def _joined(rewriter: Rewriter, gemm: Operator, reader: Operator, value: ValueId
     """Return the GEMM fused with ``reader``; None if its epilogue cannot express what ``reader`` does."""
     assert isinstance(gemm.kind, Gemm)
     assert isinstance(reader.kind, Pointwise)
-    type_, kind, place = rewriter.type(value), gemm.kind, reader.inputs.index(value)
+    type_, kind, own = rewriter.type(value), gemm.kind, reader.inputs.index(value)
     if rewriter.type(reader.outputs[0]) != type_ or kind.has_mask:
         return None
     inputs = list(gemm.inputs)
-    if reader.kind.steps == (Step("le", (1 - place, 0.0)), Step("where", (-1, 0.0, place))):
-        mask = reader.inputs[1 - place]
+    if reader.kind.steps == (Step("le", (1 - own, 0.0)), Step("where", (-1, 0.0, own))):
+        mask = reader.inputs[1 - own]
         if rewriter.type(mask) != type_ or kind.epilogue.has_residual:
             return None
         inputs.insert(2 + kind.has_bias, mask)
         return replace(gemm, kind=replace(kind, has_mask=True), inputs=tuple(inputs), outputs=reader.outputs)
-    so_far = place
+    so_far = own
     for number, step in enumerate(reader.kind.steps):
         others = [argument for argument in step.arguments if argument != so_far]
         epilogue = kind.epilogue
