@@ -81,17 +81,17 @@ def _is_owned(item: Any) -> bool:
 class _ScheduledGraph:
     """Graph that is prepared when first called: only then are its arguments real tensors."""
 
-    def __init__(self, graph: torch.fx.GraphModule, owned_places: list[int], options: Options) -> None:
+    def __init__(self, graph: torch.fx.GraphModule, owned_indices: list[int], options: Options) -> None:
         self._graph = graph
-        self._owned_places = owned_places
-        self._calls = PreparedCalls(graph, options, fixed_places=owned_places)
+        self._owned_indices = owned_indices
+        self._calls = PreparedCalls(graph, options, fixed_indices=owned_indices)
         self._seen: list[tuple[torch.Tensor, int]] = []
         self._is_eager = False
 
     def __call__(self, *inputs: Any) -> Any:
         if self._is_eager:
             return self._graph(*inputs)
-        owned = [inputs[place] for place in self._owned_places]
+        owned = [inputs[index] for index in self._owned_indices]
         if not self._is_fresh(owned):
             self._calls.clear()
         try:

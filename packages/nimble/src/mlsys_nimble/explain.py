@@ -94,15 +94,15 @@ class Explanation:
 def graph_of_inputs(program: Program) -> OperatorGraph:
     """Return the graph of operators that depend on the call's inputs; those of constants alone run once."""
     known = set(program.inputs)
-    place: dict[int, int] = {}  # by operator: its index among those kept
+    new_index: dict[int, int] = {}  # by operator: its index among those kept
     for index, operator in enumerate(program.operators):
         if not known.isdisjoint(operator.inputs):
             known.update(operator.outputs)
-            place[index] = len(place)
+            new_index[index] = len(new_index)
     graph = program.graph()
     return OperatorGraph(
-        names=tuple(graph.names[index] for index in place),
-        edges=tuple((place[a], place[b]) for a, b in graph.edges if a in place and b in place),
+        names=tuple(graph.names[index] for index in new_index),
+        edges=tuple((new_index[a], new_index[b]) for a, b in graph.edges if a in new_index and b in new_index),
     )
 
 

@@ -206,12 +206,12 @@ class PreparedCalls:
         model: Callable[..., Any],
         options: Options,
         *,
-        fixed_places: Collection[int] = (),
+        fixed_indices: Collection[int] = (),
         in_eval_mode: bool = False,
     ) -> None:
         self._model = model
         self._options = options
-        self._fixed_places = frozenset(fixed_places)
+        self._fixed_indices = frozenset(fixed_indices)
         self._mode = eval_mode if in_eval_mode else nullcontext
         self._by_signature: OrderedDict[Any, Prepared] = OrderedDict()
         self.latest: Prepared | None = None
@@ -272,19 +272,19 @@ class PreparedCalls:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any, Sequence[torch.Tensor], Sequence[Any]]:
         """Return the call's signature, the tensors that a replay takes, and the objects among the arguments."""
-        if not kwargs and not self._fixed_places and {*map(type, args)} == {torch.Tensor}:
+        if not kwargs and not self._fixed_indices and {*map(type, args)} == {torch.Tensor}:
             return tuple([(tensor.shape, tensor.dtype, tensor.device) for tensor in args]), args, ()
         flat = trees.flatten((args, dict(kwargs)))
         leaves = flat.leaves
-        if self._fixed_places:
-            leaves = [leaf for place, leaf in enumerate(leaves) if place not in self._fixed_places]
+        if self._fixed_indices:
+            leaves = [leaf for index, leaf in enumerate(leaves) if index not in self._fixed_indices]
         inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         return (flat.spec, tuple([trees.key_of(leaf, _looks) for leaf in leaves])), inputs, flat.objects
 
     def _capture(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Captured:
         try:
             if isinstance(self._model, torch.fx.GraphModule):
-                return capture(self._model, args, kwargs, fixed_places=self._fixed_places, separates=False)
+                return capture(self._model, args, kwargs, fixed_indices=self._fixed_indices, separates=False)
             return capture_checked(self._model, args, kwargs)
         except MlsysError:
             raise

@@ -24,7 +24,7 @@ class Captured:
     """Program, with the mapping of a call's arguments and results to its inputs and outputs."""
 
     program: Program
-    tensor_places: tuple[int, ...]  # leaves of (args, kwargs) that are the program's inputs, in order
+    tensor_indices: tuple[int, ...]  # leaves of (args, kwargs) that are the program's inputs, in order
     results: Results
     device: torch.device
     reads_values: bool  # the model's Python code read values of constants
@@ -35,7 +35,7 @@ def capture(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    fixed_places: Collection[int] = (),
+    fixed_indices: Collection[int] = (),
     separates: bool = True,
 ) -> Captured:
     """Capture the program of ``model(*args, **kwargs)`` by running it once on copies of the example inputs.
@@ -48,7 +48,7 @@ def capture(
         model: Function of tensors, or a module.
         args: Positional arguments of the example.
         kwargs: Keyword arguments of the example.
-        fixed_places: Indices of argument leaves whose tensors belong to the model.
+        fixed_indices: Indices of argument leaves whose tensors belong to the model.
         separates: True makes every result an output of its own, even one that shares memory with others in eager.
 
     Raises:
@@ -63,13 +63,13 @@ def capture(
     flat = trees.flatten((tuple(args), dict(kwargs or {})))
     leaves = list(flat.leaves)
     tensors = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    places = tuple(index for index in tensors if index not in fixed_places)
+    indices = tuple(index for index in tensors if index not in fixed_indices)
     modules = dict(model.named_modules()) if isinstance(model, nn.Module) else {}
-    device = _single_device(model, [leaves[place] for place in tensors])
+    device = _single_device(model, [leaves[index] for index in tensors])
     node_site = _NodeSites(model) if isinstance(model, torch.fx.GraphModule) and not kwargs else None
     paths = {id(module): path for path, module in modules.items()}
     site = node_site.site if node_site else lambda: current_site(paths)
-    own = [*(tensor for _, tensor in _tensor_attributes(modules).values()), *(leaves[place] for place in tensors)]
+    own = [*(tensor for _, tensor in _tensor_attributes(modules).values()), *(leaves[index] for index in tensors)]
     own += [
         parameter for module in modules.values() for parameter in module._parameters.values() if parameter is not None
     ]
@@ -78,11 +78,11 @@ def capture(
     # Generators are restored afterwards, so that the first replay draws what eager draws.
     generators = torch.random.fork_rng([device] if device.type == "cuda" else [])
     with generators, torch.inference_mode(), traceable(), _attributes_restored(modules) as before:
-        for place in places:
-            leaves[place] = leaves[place].detach().clone()
+        for index in indices:
+            leaves[index] = leaves[index].detach().clone()
         # The run must not write to the caller's arrays.
         leaves = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
-        inputs = [tracer.add_input(leaves[place]) for place in places]
+        inputs = [tracer.add_input(leaves[index]) for index in indices]
         objects: list[Any] = []
         call = trees.unflatten(leaves, flat.spec, objects)
         given = _Given(call, objects)
@@ -107,7 +107,7 @@ def capture(
         constants=builder.constants,
         mutations=tuple((old.value, new.value) for old, new in tracer.mutations()),
     )
-    return Captured(program, places, results, device, tracer.reads_values)
+    return Captured(program, indices, results, device, tracer.reads_values)
 
 
 class _Given:
@@ -170,10 +170,10 @@ def traceable() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fastpath)
 
 
-_Places = dict[tuple[str, str], tuple[dict[str, Any], Any]]
+_TensorAttributes = dict[tuple[str, str], tuple[dict[str, Any], Any]]
 
 
-def _tensor_attributes(modules: Mapping[str, nn.Module]) -> _Places:
+def _tensor_attributes(modules: Mapping[str, nn.Module]) -> _TensorAttributes:
     """Map (module path, attribute) to (the dictionary that holds it, the tensor)."""
     return {
         (path, name): (held, value)
@@ -185,7 +185,7 @@ def _tensor_attributes(modules: Mapping[str, nn.Module]) -> _Places:
 
 
 @contextmanager
-def _attributes_restored(modules: Mapping[str, nn.Module]) -> Iterator[_Places]:
+def _attributes_restored(modules: Mapping[str, nn.Module]) -> Iterator[_TensorAttributes]:
     """Undo what forward assigns to tensor attributes; yield what they held before."""
     before = _tensor_attributes(modules)
     try:
@@ -198,7 +198,7 @@ def _attributes_restored(modules: Mapping[str, nn.Module]) -> Iterator[_Places]:
             held[name] = tensor
 
 
-def _note_reassigned(before: _Places, modules: Mapping[str, nn.Module], tracer: Tracer) -> None:
+def _note_reassigned(before: _TensorAttributes, modules: Mapping[str, nn.Module], tracer: Tracer) -> None:
     """Record ``self.state = f(self.state)`` as a mutation of the old tensor; refuse a computed state without one."""
     for key, (_, tensor) in _tensor_attributes(modules).items():
         old = before.get(key, (None, None))[1]

@@ -202,8 +202,8 @@ class Builder:
         if any(not isinstance(a, Ref) and (isinstance(a, complex) or float(a) != a == a) for a in arguments):
             raise NoKindError(f"{op} with {arguments}")
         inputs = [argument for argument in arguments if isinstance(argument, Ref)]
-        places = iter(range(len(inputs)))
-        step = Step(op, tuple(next(places) if isinstance(a, Ref) else float(a) for a in arguments))
+        indices = iter(range(len(inputs)))
+        step = Step(op, tuple(next(indices) if isinstance(a, Ref) else float(a) for a in arguments))
         dtype = dtype or inputs[0].dtype
         if all(ref.dtype == "bool" for ref in inputs):
             dtype = "float32"

@@ -35,7 +35,7 @@ class Results:
 
     spec: trees.Spec  # of (what forward returns, attributes of each changed argument)
     leaves: tuple[Any, ...]  # None where tensors go ...
-    places: tuple[int, ...]  # ... and their indices
+    tensor_indices: tuple[int, ...]  # ... and their indices
     origins: tuple[Origin, ...]  # of each of these tensors
     changed: tuple[int, ...]  # numbers of the objects among the arguments that forward has changed
     is_plain: bool  # the tensors are the program's outputs, in order
@@ -51,16 +51,16 @@ class Results:
         """
         leaves = list(self.leaves)
         if self.is_plain:
-            for place, tensor in zip(self.places, outputs, strict=True):
-                leaves[place] = tensor
+            for index, tensor in zip(self.tensor_indices, outputs, strict=True):
+                leaves[index] = tensor
         else:
             sources: dict[str, Any] = {"output": outputs, "input": inputs, "constant": program.constants}
             with torch.no_grad():
-                for place, origin in zip(self.places, self.origins, strict=True):
+                for index, origin in zip(self.tensor_indices, self.origins, strict=True):
                     tensor = sources[origin.kind][origin.number]
                     for step in origin.steps:
                         tensor = step(tensor)
-                    leaves[place] = tensor
+                    leaves[index] = tensor
         result, states = trees.unflatten(leaves, self.spec, list(objects))
         for number, state in zip(self.changed, states, strict=True):
             trees.set_attributes(objects[number], state)
@@ -84,18 +84,18 @@ def find_results(
     known = {id(item): number for number, item in enumerate(objects)}
     states = [trees.attributes_of(objects[number]) for number in changed]
     flat = trees.flatten((result, states), known)
-    places = [place for place, leaf in enumerate(flat.leaves) if isinstance(leaf, Tensor)]
+    tensor_indices = [index for index, leaf in enumerate(flat.leaves) if isinstance(leaf, Tensor)]
     for leaf in flat.leaves:
         if not trees.is_plain(leaf):
             what = f"a result of class {type(leaf).__module__}.{type(leaf).__qualname__}"
             raise refuse(what, "", "Return tensors, in tuples, lists, dictionaries or dataclasses.")
-    finder = _Finder(tracer, inputs, [flat.leaves[place] for place in places])
+    finder = _Finder(tracer, inputs, [flat.leaves[index] for index in tensor_indices])
     find = finder.separate if separates else finder.origin
-    origins = tuple([find(flat.leaves[place]) for place in places])
+    origins = tuple([find(flat.leaves[index]) for index in tensor_indices])
     leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in flat.leaves]
     is_plain = all(o.kind == "output" and not o.steps and o.number == n for n, o in enumerate(origins))
     is_plain = is_plain and len(finder.outputs) == len(origins)
-    return Results(flat.spec, tuple(leaves), tuple(places), origins, tuple(changed), is_plain), finder.outputs
+    return Results(flat.spec, tuple(leaves), tuple(tensor_indices), origins, tuple(changed), is_plain), finder.outputs
 
 
 class _Finder:

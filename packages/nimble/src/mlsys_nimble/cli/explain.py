@@ -76,8 +76,8 @@ def explain(
     from mlsys_nimble.nets.resolve import load_model
     from rich.console import Console
 
-    place = get_device(device).torch_name
-    if place != "cpu" and (trace is not None or profile):
+    torch_device = get_device(device).torch_name
+    if torch_device != "cpu" and (trace is not None or profile):
         raise InvalidInputError(f"--trace and --profile replay on the CPU's own executor: leave out --device {device}")
     errors = Console(stderr=True)
     with errors.status("loading the model") if errors.is_terminal else nullcontext() as status:
@@ -86,7 +86,7 @@ def explain(
             if status is not None:
                 status.update(step)
 
-        net = load_model(model, batch=batch, trust_code=trust_code).on(place)
+        net = load_model(model, batch=batch, trust_code=trust_code).on(torch_device)
         found = explained(net.module, net.inputs, progress=progress)
         executor: NativeExecutor | None = None
         if trace is not None or profile:

@@ -50,18 +50,18 @@ def build_graph(nodes: Sequence[str], edges: Iterable[tuple[str, str]]) -> Opera
     """
     import networkx as nx
 
-    place = {name: index for index, name in enumerate(nodes)}
+    index_of = {name: index for index, name in enumerate(nodes)}
     if not nodes:
         raise InvalidInputError("the graph has no nodes; give at least one")
-    if len(place) < len(nodes):
-        repeated = next(name for index, name in enumerate(nodes) if place[name] != index)
+    if len(index_of) < len(nodes):
+        repeated = next(name for index, name in enumerate(nodes) if index_of[name] != index)
         raise InvalidInputError(f"node {repeated!r} is listed twice; names must be unique")
     pairs: set[Edge] = set()
     for producer, consumer in edges:
         for name in (producer, consumer):
-            if name not in place:
+            if name not in index_of:
                 raise InvalidInputError(f"edge {producer!r} -> {consumer!r}: {name!r} is not among the nodes")
-        pair = (place[producer], place[consumer])
+        pair = (index_of[producer], index_of[consumer])
         if pair in pairs:
             raise InvalidInputError(f"edge {producer!r} -> {consumer!r} is listed twice; list each dependency once")
         pairs.add(pair)

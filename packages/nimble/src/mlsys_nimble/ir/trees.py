@@ -78,7 +78,7 @@ def _flatten(tree: Any, known: dict[int, int], found: list[Any]) -> Flat:
     leaves, spec = tree_flatten(tree)
     made: list[Any] = []
     objects: list[tuple[int, type, Spec]] = []
-    for place, leaf in enumerate(leaves):
+    for index, leaf in enumerate(leaves):
         if id(leaf) in known and not isinstance(leaf, _LEAVES):
             made.append(Reference(known[id(leaf)]))
         elif isinstance(leaf, _LEAVES) or (attributes := _attributes(leaf)) is None:
@@ -87,7 +87,7 @@ def _flatten(tree: Any, known: dict[int, int], found: list[Any]) -> Flat:
             known[id(leaf)] = len(known)
             found.append(leaf)
             inner = _flatten(attributes, known, found)
-            objects.append((place, type(leaf), inner.spec))
+            objects.append((index, type(leaf), inner.spec))
             made += inner.leaves
     return Flat(made, Spec(spec, tuple(objects), len(made)), found)
 
@@ -104,14 +104,14 @@ def unflatten(leaves: Sequence[Any], spec: Spec, known: list[Any] | None = None)
 
 
 def _unflatten(rest: Iterator[Any], spec: Spec, known: list[Any]) -> Any:
-    objects = {place: (cls, inner) for place, cls, inner in spec.objects}
+    objects = {index: (cls, inner) for index, cls, inner in spec.objects}
     made: list[Any] = []
-    for place in range(spec.tree.num_leaves):
-        if place not in objects:
+    for index in range(spec.tree.num_leaves):
+        if index not in objects:
             leaf = next(rest)
             made.append(known[leaf.number] if isinstance(leaf, Reference) else leaf)
             continue
-        cls, inner = objects[place]
+        cls, inner = objects[index]
         new = _new(cls)
         known.append(new)
         made.append(new)

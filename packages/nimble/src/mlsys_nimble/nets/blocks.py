@@ -16,9 +16,9 @@ class Net(NamedTuple):
     module: nn.Module
     inputs: tuple[Tensor, ...]
 
-    def on(self, place: str) -> Net:
-        """Return the net and its inputs on the device that torch calls ``place``."""
-        return Net(self.module.to(place), tree_map_only(Tensor, lambda tensor: tensor.to(place), self.inputs))
+    def on(self, device: str) -> Net:
+        """Return the net and its inputs on a device, by torch's name."""
+        return Net(self.module.to(device), tree_map_only(Tensor, lambda tensor: tensor.to(device), self.inputs))
 
 
 class Concat(nn.ModuleList):

@@ -86,11 +86,11 @@ def assign(
         others_could_do = jobs[job].seconds * (num_workers - 1)
         is_whole = jobs[job].seconds <= longest_s and state.independent_seconds(job) >= slack * others_could_do
         if jobs[job].units < num_workers or num_workers == 1 or (is_whole and slack != float("inf")):
-            state.place_whole(job)
+            state.assign_whole(job)
         elif slack == float("inf") or state.cut_end(job) <= state.whole_end(job):
-            state.place_cut(job)
+            state.assign_cut(job)
         else:
-            state.place_whole(job)
+            state.assign_whole(job)
     return state.assignment()
 
 
@@ -139,7 +139,7 @@ class _State:
         return order
 
     def independent_seconds(self, job: int) -> float:
-        """Return the seconds of jobs not yet placed that neither depend on the job nor are needed by it."""
+        """Return the seconds of jobs not yet assigned that neither depend on the job nor are needed by it."""
         bits = self.left & ~self.related[job]
         total = 0.0
         while bits:
@@ -166,13 +166,13 @@ class _State:
         start = max(self._start(job, worker) for worker in range(len(self.free)))
         return start + self.jobs[job].seconds / len(self.free)
 
-    def place_whole(self, job: int) -> None:
+    def assign_whole(self, job: int) -> None:
         worker = self._best_worker(job)
         self.ends[job] = self.free[worker] = self.whole_end(job)
         self._append(job, worker, 0, 1)
         self._taken(job)
 
-    def place_cut(self, job: int) -> None:
+    def assign_cut(self, job: int) -> None:
         end = self.cut_end(job)
         pieces = len(self.free)
         for worker in range(pieces):

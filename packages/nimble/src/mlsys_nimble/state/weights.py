@@ -39,10 +39,10 @@ class Watch:
         *,
         reads_content: bool = True,
     ) -> None:
-        places = list(_places(model))
-        self._gets = [place[0].get for place in places]
-        self._keys = [place[1] for place in places]
-        self._held = [place[2] for place in places]
+        attributes = list(_watched_attributes(model))
+        self._gets = [attribute[0].get for attribute in attributes]
+        self._keys = [attribute[1] for attribute in attributes]
+        self._held = [attribute[2] for attribute in attributes]
         self._tensors = list({id(tensor): tensor for tensor in constants}.values())
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         copied = list(copied)
@@ -71,7 +71,7 @@ class Watch:
         return self._digest.read() != self._content
 
 
-def _places(model: Any) -> Iterable[tuple[dict[str, Any], str, Any]]:
+def _watched_attributes(model: Any) -> Iterable[tuple[dict[str, Any], str, Any]]:
     """Yield the attributes that decide modules' results: (the dictionary, the key, the value)."""
     for module in model.modules() if isinstance(model, nn.Module) else ():
         for held in (module._parameters, module._buffers, module._modules):

@@ -115,7 +115,7 @@ class ReplayedGraph:
                 if len(self._known) > MAX_SIZES:
                     self._known.popitem(last=False)
             self._latest = replay
-            inputs = [arguments[place] for place in replay.captured.tensor_places]
+            inputs = [arguments[index] for index in replay.captured.tensor_indices]
             arguments.clear()
             outputs = replay.executor.run(inputs)
         return replay.captured.results.build(outputs, inputs, replay.program, [])
@@ -148,7 +148,7 @@ class ReplayedGraph:
             captured = capture(self._graph, _as_traced(self._graph, arguments))
         program = captured.program
         if self._num_results is not None:
-            results = [place for place in captured.results.places if place < self._num_results]
+            results = [index for index in captured.results.tensor_indices if index < self._num_results]
             program = share_saved_copies(program, len(results))
         program, _ = optimise(program, TRAINING_PASSES)
         return Replay(captured, program, self._make_executor(program, captured.device))

@@ -50,7 +50,7 @@ def _shared(pack: Callable[P, Tensor]) -> Callable[P, Tensor]:
         if shared is None:
             return pack(*args, **kwargs)
         known = shared.known
-        key = (pack.__name__, *map(_place, args), *kwargs.items())
+        key = (pack.__name__, *map(_identity, args), *kwargs.items())
         if key not in known:
             known[key] = pack(*args, **kwargs), args  # args are kept alive: their addresses are part of the key
         return known[key][0]
@@ -58,7 +58,7 @@ def _shared(pack: Callable[P, Tensor]) -> Callable[P, Tensor]:
     return packed_once
 
 
-def _place(argument: Any) -> Any:
+def _identity(argument: Any) -> Any:
     if isinstance(argument, Tensor):
         return argument.data_ptr(), argument.dtype, argument.shape, argument.stride()
     return argument

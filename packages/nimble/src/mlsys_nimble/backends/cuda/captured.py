@@ -17,10 +17,10 @@ from mlsys_nimble.backends.reference.operators import Run as Function
 from mlsys_nimble.ir.program import Program, ValueId
 from torch import Tensor
 
-Place = tuple[int, tuple[int, ...]]  # an address and strides
+Location = tuple[int, tuple[int, ...]]  # an address and strides
 
 
-def place_of(tensor: Tensor) -> Place:
+def location_of(tensor: Tensor) -> Location:
     """Return a tensor's address and strides."""
     return tensor.data_ptr(), tensor.stride()
 
@@ -30,7 +30,7 @@ class CapturedSchedule:
     """CUDA graph, and the memory that it is bound to."""
 
     graph: Handle
-    places: list[Place]  # addresses and strides at which it reads each input
+    locations: list[Location]  # addresses and strides at which it reads each input
     copies: dict[int, Tensor]  # own memory for inputs that calls copy, by input number
     results: dict[ValueId, Tensor]  # results for the caller, and new values of tensors that the call changes
     held: list[Tensor]  # memory that no operator may reuse
@@ -46,11 +46,11 @@ class CapturedSchedule:
         handle = tensor.untyped_storage()._cdata
         return any(handle == own for own, _ in self.counts)
 
-    def fits(self, places: Sequence[Place]) -> bool:
-        """Return whether inputs at these places can be read in place or are copied."""
+    def fits(self, locations: Sequence[Location]) -> bool:
+        """Return whether inputs at these locations can be read in place or are copied."""
         return all(
-            number in self.copies or own == place
-            for number, (own, place) in enumerate(zip(self.places, places, strict=True))
+            number in self.copies or own == location
+            for number, (own, location) in enumerate(zip(self.locations, locations, strict=True))
         )
 
 
@@ -115,7 +115,7 @@ class Recorder:
             for value, to in results.items():
                 driver.run(origin, torch.Tensor.copy_, [to, values[value]])
         results = results or {value: values[value] for value in self._kept}
-        captured = CapturedSchedule(graph, [place_of(tensor) for tensor in read], copies, results, held)
+        captured = CapturedSchedule(graph, [location_of(tensor) for tensor in read], copies, results, held)
         del values
         handles = dict.fromkeys(tensor.untyped_storage()._cdata for tensor in results.values())
         captured.counts = [(handle, count_of(handle)) for handle in handles]

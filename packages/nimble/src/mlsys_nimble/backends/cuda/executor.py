@@ -16,7 +16,7 @@ import torch
 from mlsys_core.device import CudaDevice
 from mlsys_core.device.cuda_graphs import current_device, is_usable
 from mlsys_core.errors import InvalidInputError
-from mlsys_nimble.backends.cuda.captured import CapturedSchedule, Place, Recorder, is_result, place_of
+from mlsys_nimble.backends.cuda.captured import CapturedSchedule, Location, Recorder, is_result, location_of
 from mlsys_nimble.backends.cuda.convolutions import fastest, layouts_of
 from mlsys_nimble.backends.cuda.driver import CoreDriver, Driver
 from mlsys_nimble.backends.cuda.functions import make_functions
@@ -99,13 +99,13 @@ class CudaExecutor:
 
     def _capture_for(self, inputs: Sequence[Tensor]) -> CapturedSchedule | None:
         """Return a capture that reads these inputs and whose results are free; None if no more can be made."""
-        places = [place_of(tensor) for tensor in inputs]
-        fitting = [capture for capture in self._captures if capture.fits(places)]
+        locations = [location_of(tensor) for tensor in inputs]
+        fitting = [capture for capture in self._captures if capture.fits(locations)]
         free = next((capture for capture in fitting if capture.is_free), None)
         if free is not None:
             return free
         if not fitting and self._captures:
-            self._learn(places, inputs)
+            self._learn(locations, inputs)
         if len(self._captures) >= MAX_CAPTURES:
             _LOG.warning("results of %d captures are held: a call runs without a graph", MAX_CAPTURES)
             return None
@@ -130,13 +130,13 @@ class CudaExecutor:
         self._recorders = {self.layout: self._recorders[self.layout]}
         return found[self.layout]
 
-    def _learn(self, places: Sequence[Place], inputs: Sequence[Tensor]) -> None:
+    def _learn(self, locations: Sequence[Location], inputs: Sequence[Tensor]) -> None:
         """Copy inputs that moved from now on, except those that other schedules write: they have few addresses."""
-        seen = [capture.places for capture in self._captures]
+        seen = [capture.locations for capture in self._captures]
         moved = {
             number
-            for number, place in enumerate(places)
-            if number not in self._copied and all(own[number] != place for own in seen)
+            for number, location in enumerate(locations)
+            if number not in self._copied and all(own[number] != location for own in seen)
         }
         self._copied |= {number for number in moved if not is_result(inputs[number])}
         self._captures = [capture for capture in self._captures if self._copied <= set(capture.copies)]

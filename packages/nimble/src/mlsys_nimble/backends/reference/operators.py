@@ -153,11 +153,11 @@ def _gemm(kind: kinds.Gemm, inputs: tuple[ValueType, ...], result: ValueType) ->
         y = a @ b
         return y + bias[0] if bias else y
 
-    place = 2 + kind.has_bias
+    mask = 2 + kind.has_bias
     run = _with_epilogue(kind.epilogue, multiply)
     if not kind.has_mask:
         return run
-    return lambda *inputs: run(*inputs[:place], *inputs[place + 1 :]).masked_fill(inputs[place] <= 0, 0.0)
+    return lambda *inputs: run(*inputs[:mask], *inputs[mask + 1 :]).masked_fill(inputs[mask] <= 0, 0.0)
 
 
 @_compile.register
@@ -276,8 +276,8 @@ def _permute(kind: kinds.Permute, inputs: tuple[ValueType, ...], result: ValueTy
 def _slice(kind: kinds.Slice, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
     length = result.shape[kind.dim]
     end = kind.start + max(0, (length - 1) * kind.step + 1) if length else kind.start
-    place = (slice(None),) * kind.dim + (slice(kind.start, end, kind.step),)
-    return lambda x: x[place]
+    part = (slice(None),) * kind.dim + (slice(kind.start, end, kind.step),)
+    return lambda x: x[part]
 
 
 @_compile.register

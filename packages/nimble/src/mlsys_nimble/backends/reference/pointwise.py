@@ -41,20 +41,20 @@ def compile_pointwise(kind: Pointwise, inputs: tuple[ValueType, ...], result: Va
     constants: list[Tensor] = []
     program: list[tuple[_Function, tuple[int, ...]]] = []  # indices: inputs, constants, results of steps
     for step in kind.steps:
-        places = []
+        indices = []
         for argument in step.arguments:
             if isinstance(argument, float):
-                places.append(num_inputs + len(constants))
+                indices.append(num_inputs + len(constants))
                 constants.append(torch.tensor(argument, dtype=torch.float64).to(dtype))
             else:
-                places.append(argument if argument >= 0 else first_step - 1 - argument)
-        program.append((FUNCTIONS[step.op], tuple(places)))
+                indices.append(argument if argument >= 0 else first_step - 1 - argument)
+        program.append((FUNCTIONS[step.op], tuple(indices)))
 
     def run(*tensors: Tensor) -> Tensor:
         values = [tensor if tensor.dtype == dtype else tensor.to(dtype) for tensor in tensors]
         values += constants
-        for function, places in program:
-            made: Any = function(*[values[place] for place in places])
+        for function, indices in program:
+            made: Any = function(*[values[index] for index in indices])
             values.append(made if made.dtype == dtype else made.to(dtype))
         y = values[-1]
         y = y if y.dtype == result_dtype else y.to(result_dtype)
