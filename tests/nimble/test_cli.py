@@ -71,7 +71,7 @@ def test_errors_are_one_line(tmp_path: Path, graph_file: Path, capsys: pytest.Ca
         assert captured.err.count("\n") == 1
 
 
-def test_what_is_too_large_to_draw_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_graph_too_large_to_draw_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     file = tmp_path / "large.json"
     file.write_text(json.dumps({"nodes": [f"op{i}" for i in range(1001)], "edges": []}))
     assert run(["nimble", "streams", str(file), "--graph", str(tmp_path / "large.svg")]) == 2

@@ -23,7 +23,7 @@ def fresh() -> Iterator[None]:
 
 @pytest.fixture
 def schedules(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What has been prepared."""
+    """Record the calls that are prepared."""
     made: list[Any] = []
     prepare = PreparedCalls._prepare
 

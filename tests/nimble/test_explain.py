@@ -1,4 +1,4 @@
-"""What is explained of models: the paper's degrees, counts that hold together, JSON that names every operator."""
+"""Explanations of models: the paper's degrees, consistent counts, JSON that names every operator."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_published_degree_is_tested():
     assert {entry.name for entry in NETS if entry.published_degree} == set(DEGREES)
 
 
-def test_what_depends_on_constants_alone_is_not_counted():
+def test_operators_of_constants_alone_are_not_counted():
     program = captured("resnet20-cifar")
     graph = graph_of_inputs(program)
     assert len(graph.names) < len(program.operators)  # batch norms' scales come from constants

@@ -38,7 +38,7 @@ def test_order_is_topological_and_edges_are_kept(data: st.DataObject):
         (["s", "a", "b", "c", "t"], [("s", "a"), ("a", "b"), ("b", "c"), ("c", "a"), ("c", "t")], "cycle: "),
     ],
 )
-def test_what_is_no_dag_is_refused(nodes: list[str], edges: list[tuple[str, str]], says: str):
+def test_a_graph_that_is_no_dag_is_refused(nodes: list[str], edges: list[tuple[str, str]], says: str):
     with pytest.raises(InvalidInputError, match=re.escape(says)):
         build_graph(nodes, edges)
 
@@ -89,7 +89,7 @@ def test_a_graph_file_is_read(tmp_path: Path):
     assert (graph.names, graph.edges) == (("in", "out"), ((0, 1),))
 
 
-def test_of_several_that_are_ready_the_one_named_first_comes_first():
+def test_the_first_named_of_several_ready_operators_comes_first():
     graph = build_graph(["join", "d", "c", "b", "a"], [("a", "join"), ("b", "join"), ("d", "b"), ("a", "c")])
     assert graph.names == ("d", "b", "a", "join", "c")
     assert graph.edges == ((0, 1), (1, 3), (2, 3), (2, 4))

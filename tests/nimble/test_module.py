@@ -130,7 +130,7 @@ class Branching(nn.Module):
         return y * 2
 
 
-def test_what_cannot_be_scheduled_is_refused_or_runs_eagerly(caplog: pytest.LogCaptureFixture):
+def test_an_unschedulable_model_is_refused_or_runs_eagerly(caplog: pytest.LogCaptureFixture):
     model, x = Branching(), torch.randn(2, 4)
     with pytest.raises(CaptureError, match=r"test_module.py:\d+, in forward: if y.sum\(\) > 1e6:.*fallback='eager'"):
         prepared(model, x)

@@ -92,7 +92,7 @@ def test_a_chain_is_cut_and_branches_run_side_by_side() -> None:
     assert beside.num_waits == 0
 
 
-def test_what_cannot_be_cut_runs_whole_and_one_stream_cuts_all_else() -> None:
+def test_indivisible_jobs_run_whole_and_one_stream_cuts_all_else() -> None:
     jobs = [Job(1e-3, 1, ()), Job(1e-3, 8, (0,))]
     [only] = candidates(jobs, 2, use_multi_stream=False)
     assert [len(pieces) for pieces in only.lists] == [2, 1]

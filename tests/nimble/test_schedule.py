@@ -27,12 +27,12 @@ def test_operators_go_into_the_first_stretch_that_has_what_they_need() -> None:
     assert second.then_torch == ()
 
 
-def test_what_lies_in_place_is_in_no_stretch() -> None:
+def test_operators_in_place_are_in_no_segment() -> None:
     [only] = segments_of([(), (), (0,)], frozenset(), frozenset({1}))
     assert only.operators == (0, 2)
 
 
-def test_stretches_follow_the_longest_chain_of_torch_and_native_operators() -> None:
+def test_segments_follow_the_longest_chain_of_torch_and_native_operators() -> None:
     # 0 torch, 1 native, 2 torch, 3 torch (reads 2), 4 native (reads 3 and 0), 5 in place (reads 4), 6 torch (reads 4).
     needed = [(), (0,), (1,), (2,), (0, 3), (4,), (4,)]
     found = segments_of(needed, frozenset({0, 2, 3, 6}), frozenset({5}))
@@ -45,7 +45,7 @@ def test_without_operators_there_is_one_empty_stretch() -> None:
     assert segments_of([()], frozenset(), frozenset({0})) == [Segment((), ())]
 
 
-def test_what_runs_in_place_makes_no_stretch_of_its_own() -> None:
+def test_an_operator_in_place_makes_no_segment_of_its_own() -> None:
     # 1 looks at what torch made of 0, and nobody reads it.
     assert segments_of([(), (0,)], frozenset({0}), frozenset({1})) == [Segment((), (0,))]
 

@@ -133,7 +133,7 @@ def test_operators_side_by_side_have_places_of_their_own():
     assert in_turns.plan.peak_nbytes == 3 * 64 * 4  # in turns, the sum goes where the input was
 
 
-def test_what_goes_back_to_a_buffer_keeps_its_place():
+def test_a_buffers_new_value_shares_no_bytes():
     program = chain(*[RELU] * 4)
     kept = Program(program.values, program.operators, (0,), (4,), {}, ((0, 1),))
     layout = lay_out(kept)
@@ -225,7 +225,7 @@ def test_parts_of_a_concatenation_take_their_place_when_the_first_is_made():
     assert 1 not in storage.offsets
 
 
-def test_what_is_made_and_never_read_is_not_written_over_while_it_is_made():
+def test_an_unread_value_is_not_overwritten_while_it_is_made():
     values = (ValueType((64,), "float32"),) * 3
     operators = (Operator("unread", RELU, (0,), (1,)), Operator("read", RELU, (0,), (2,)))
     layout = lay_out(Program(values, operators, (0,), (2,)))

@@ -187,7 +187,7 @@ def test_a_matching_that_is_begun_is_made_maximum(neighbours: list[set[int]], rn
     assert {right for right, left in enumerate(start) if left is not None} <= {right for _, right in pairs}
 
 
-def test_of_several_matches_the_first_is_taken_and_moved_only_where_it_must():
+def test_the_first_of_several_matches_is_taken_and_moved_only_if_it_must():
     assert maximum_matching([0b111, 0b110, 0b100]) == [0, 1, 2]
     assert maximum_matching([0b011, 0b001]) == [1, 0], "the second left vertex has the first right one alone"
     assert maximum_matching([0b011, 0b011, 0b011]) == [0, 1, None]

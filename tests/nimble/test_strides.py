@@ -127,7 +127,7 @@ def test_a_reshape_by_hand(shape: Any, strides: Any, wanted: Any, expected: Any)
     assert reshaped(shape, strides, wanted) == expected
 
 
-def test_what_lies_side_by_side_and_what_overlaps() -> None:
+def test_contiguous_dimensions_and_overlap_are_recognised() -> None:
     assert is_inner(1, (2, 3), (3, 1))
     assert not is_inner(0, (2, 3), (3, 1))
     assert is_inner(0, (1, 3), (99, 1)), "of one element"

@@ -61,7 +61,7 @@ class Counter(nn.Module):
         return {"y": y, "view": (first, self.calls), "x": x, "number": 3, "mean": self.mean}
 
 
-def test_what_is_written_in_place_is_written_by_a_replay():
+def test_writes_in_place_are_written_by_a_replay():
     captured = captured_as_eager(Counter(), torch.randn(2, 3, 8, 8))
     assert len(captured.program.mutations) == 3
 
@@ -83,7 +83,7 @@ def test_operators_say_where_they_come_from():
     assert convolution.source.endswith("in forward: y = self.conv(x).relu_()")
 
 
-def test_what_nobody_has_a_kind_for_is_run_by_torch():
+def test_operators_without_a_kind_are_run_by_torch():
     captured = captured_as_eager(lambda x: torch.topk(x.cumsum(0), 2), torch.randn(5))
     assert [o.kind.target for o in captured.program.operators if isinstance(o.kind, Aten)] == [
         "aten.cumsum.default",
@@ -104,7 +104,7 @@ def test_what_nobody_has_a_kind_for_is_run_by_torch():
         pytest.param(lambda x: x.to_sparse(), "dense tensors", id="sparse"),
     ],
 )
-def test_what_cannot_be_fixed_ahead_of_time_is_refused_with_its_line(function: Any, message: str):
+def test_operators_that_cannot_be_scheduled_are_refused_with_their_line(function: Any, message: str):
     with pytest.raises(CaptureError, match=message) as caught:
         capture(function, (torch.ones(3, 3),))
     assert "test_capture.py:" in str(caught.value)

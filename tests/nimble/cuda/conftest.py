@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class RecordingDriver:
-    """Stands for torch.cuda on a machine without a GPU: writes down what is asked of it, on tensors of the CPU.
+    """Driver for a machine without a GPU: it records its calls, and computes on tensors of the CPU.
 
     A graph is the calls that were captured; a replay makes them again and writes the results to where the capture had
     them. That is what a CUDA graph does, so what an executor computes can be tested too; whether streams really run

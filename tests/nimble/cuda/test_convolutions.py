@@ -1,4 +1,4 @@
-"""Who computes a convolution, and how images lie, by measurements that the recorder makes up."""
+"""Choice of a convolution's library and layout, by measurements that the recorder makes up."""
 
 from __future__ import annotations
 

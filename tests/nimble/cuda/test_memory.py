@@ -1,4 +1,4 @@
-"""What is given back when, against an allocator that reuses blocks as torch's does, and against brute force."""
+"""Release of memory, against an allocator that reuses blocks as torch's does, and against brute force."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def graphs(draw: st.DrawFn, max_nodes: int = 12) -> OperatorGraph:
 
 
 def ran_before_the_end(plan: StreamPlan, num_operators: int) -> int:
-    """What the origin has surely waited for when all commands are given."""
+    """Return the operators that the origin has surely waited for after all commands."""
     ended = StreamPlan((*plan.commands, Run(num_operators, ORIGIN)), plan.num_streams, plan.num_events)
     return happens_before(ended, num_operators + 1)[-1]
 

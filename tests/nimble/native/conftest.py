@@ -23,7 +23,7 @@ def native(request: pytest.FixtureRequest) -> Any:
 
 
 def run_in_pieces(kernel: Kernel, out: Tensor) -> Tensor:
-    """What ``kernel`` writes to ``out``, the same however its units are cut; ``out`` is restored between."""
+    """Return what ``kernel`` writes to ``out``; check that it is the same however its units are cut."""
     before = out.clone()
     kernel.run()
     whole = out.clone()
@@ -36,7 +36,7 @@ def run_in_pieces(kernel: Kernel, out: Tensor) -> Tensor:
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """The largest difference in the scale of the result."""
+    """Return the largest difference, relative to the scale of the result."""
     assert actual.shape == expected.shape
     if not expected.numel():
         return 0.0

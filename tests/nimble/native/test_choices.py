@@ -49,7 +49,7 @@ def test_every_choice_gives_the_same_answer(cache_dir: Path, winograd: int) -> N
         assert names_of(executor) == {"convolution"}
 
 
-def test_what_was_found_is_kept_and_followed(cache_dir: Path) -> None:
+def test_a_choice_is_kept_on_disk_and_followed(cache_dir: Path) -> None:
     NativeExecutor(convolution(), num_threads=1)
     [file] = (cache_dir / "nimble").iterdir()
     [signature] = json.loads(file.read_text())

@@ -58,7 +58,7 @@ def test_winograd_is_torchs(
     assert torch.equal(outside, before), "written beyond the channels of the result"
 
 
-def test_what_it_does_not_take(native: Any):
+def test_unsupported_convolutions_are_not_taken(native: Any):
     kind = Convolution((1, 1), ((1, 1), (1, 1)), (1, 1), 1, has_bias=False)
     assert convolutions.is_winograd(kind, torch.zeros(32, 16, 3, 3), library=native)
     assert not convolutions.is_winograd(kind, torch.zeros(33, 16, 3, 3), library=native)

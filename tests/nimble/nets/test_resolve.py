@@ -1,4 +1,4 @@
-"""What a command takes for a MODEL."""
+"""Values that a command takes for MODEL."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_function_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         load_model("my_nets_of_this_test:none")
 
 
-def test_what_is_no_model_says_what_is(tmp_path: Path):
+def test_an_invalid_model_is_refused_with_the_valid_forms(tmp_path: Path):
     with pytest.raises(InvalidInputError, match=r"torch\.export\.save\(program"):
         load_model(str(tmp_path / "none.pt2"))
     (tmp_path / "bad.pt2").write_text("no zip")

@@ -1,4 +1,4 @@
-"""What every test of a pass asks: the program means what it meant, and says of itself what is so."""
+"""Checks of every pass: the program computes the same, and its declared types are true."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Rewrite(Protocol):
     """Run passes over a model, or over a program written by hand, and check each."""
 
     def __call__(self, passes: tuple[Pass, ...], model: Any, *args: torch.Tensor) -> Program:
-        """The program after the last of them."""
+        """Return the program after the last pass."""
         ...
 
 

@@ -59,7 +59,7 @@ OTHER: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("form", OTHER.values(), ids=OTHER)
-def test_what_is_no_scale_and_shift_stays(form: Callable[[Tensor], Tensor], rewritten: Any) -> None:
+def test_steps_that_are_no_scale_and_shift_stay(form: Callable[[Tensor], Tensor], rewritten: Any) -> None:
     linear = nn.Linear(4, 3)
     for model in (lambda x: form(linear(x)), lambda x: linear(form(x))):
         program = rewritten(FUSED, model, torch.randn(2, 4))

@@ -76,7 +76,7 @@ NOT: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", NOT)
-def test_what_is_no_attention_stays(name: str, rewritten: Any) -> None:
+def test_operators_that_are_no_attention_stay(name: str, rewritten: Any) -> None:
     kinds = Counter(type(operator.kind) for operator in rewritten(FIND, NOT[name], *ARGS).operators)
     assert kinds[Attention] == 0
     assert kinds[Softmax] == 1
@@ -136,7 +136,7 @@ def test_steps_that_are_one_operator_already_are_not_taken_apart(rewritten: Any)
 
 
 def test_keys_are_swapped_back_by_a_permutation_of_the_right_type() -> None:
-    """Keys [B, H, D, S] of a product become [B, H, S, D] of an attention."""
+    """Keys [B, H, D, S] of a MatMul become [B, H, S, D] of an attention."""
     shapes = {0: (2, 3, 5, 4), 1: (2, 3, 4, 6), 2: (2, 3, 6, 7), 3: (2, 3, 5, 6), 4: (2, 3, 5, 6), 5: (2, 3, 5, 7)}
     operators = (
         Operator("scores", MatMul(), (0, 1), (3,)),

@@ -133,7 +133,7 @@ def test_a_cut_becomes_padding(name: str, rewritten: Any) -> None:
     assert kinds_of(program) == expected
 
 
-def test_what_others_read_is_not_cut(rewritten: Any) -> None:
+def test_a_result_that_others_read_is_not_cropped(rewritten: Any) -> None:
     def model(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = conv2d(x, WEIGHT)
         return y[:, :, 1:] * 2, y

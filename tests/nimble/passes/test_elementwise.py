@@ -39,12 +39,12 @@ def test_the_order_of_arguments_stays():
     assert kind.steps[0].arguments[1] == 3.0
 
 
-def test_what_reads_one_value_twice_reads_the_fused_result_twice():
+def test_a_reader_of_one_value_twice_reads_the_fused_result_twice():
     (kind,) = fused(lambda x, y: (z := x - y) * z, X, Y)
     assert kind.steps == (Step("sub", (0, 1)), Step("mul", (-1, -1)))
 
 
-def test_what_follows_several_steps_reads_the_last_of_them():
+def test_a_reader_of_several_steps_reads_the_last_of_them():
     (kind,) = fused(lambda x, y: torch.threshold(x, 0.5, 2.0) - y, X, Y)
     assert kind.steps == (Step("le", (0, 0.5)), Step("where", (-1, 2.0, 0)), Step("sub", (-2, 1)))
 
@@ -80,7 +80,7 @@ def test_silu_is_found_either_way_round(function: Any):
     assert kind.steps == (Step("silu", (0,)),)
 
 
-def test_what_only_resembles_silu_stays():
+def test_steps_that_only_resemble_silu_stay():
     (other,) = fused(lambda x, y: x.sigmoid() * y, X, Y)
     (squared,) = fused(lambda x: x.sigmoid().square(), X)
     (longer,) = fused(lambda x: x.sigmoid() * x + 1, X)

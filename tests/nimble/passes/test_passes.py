@@ -26,7 +26,7 @@ from torch.nn.functional import avg_pool2d, leaky_relu, max_pool2d, pad, relu, s
 
 
 def kinds_after(passes: tuple[Pass, ...], model: Any, *args: torch.Tensor) -> Counter[str]:
-    """What is left after the passes, each of which is run before and after on fresh inputs."""
+    """Count the kinds left after the passes, each of which is run before and after on fresh inputs."""
     return Counter(type(operator.kind).__name__ for operator in after(passes, model, *args).operators)
 
 
@@ -197,7 +197,7 @@ def test_handwritten_silu_joins_the_convolution():
     assert operator.kind.epilogue.activation == "silu"
 
 
-def test_what_is_computed_twice_is_computed_once_but_results_stay_apart():
+def test_equal_operators_run_once_but_results_stay_apart():
     assert kinds_after((share_subexpressions,), lambda x: x.exp() + x.exp(), torch.randn(3)) == {"Pointwise": 2}
     assert kinds_after((share_subexpressions,), lambda x: (x.exp(), x.exp()), torch.randn(3)) == {"Pointwise": 2}
     assert kinds_after((share_subexpressions,), lambda x: (x.clone(), x.clone()), torch.randn(3)) == {"Copy": 2}

@@ -79,7 +79,7 @@ def test_a_value_that_stands_for_a_result_is_a_result() -> None:
     assert rewriter.build().mutations == ((0, 1),)
 
 
-def test_what_is_inserted_replaced_and_dropped_is_counted() -> None:
+def test_readers_are_counted_through_insert_replace_and_drop() -> None:
     operators = (Operator("a", TWICE, (0,), (1,), "here"), Operator("b", NEGATED, (1,), (2,), "there"))
     rewriter = Rewriter(program_of(*operators))
     made = rewriter.insert(1, "new", TWICE, (1,), ROW)
@@ -100,7 +100,7 @@ def test_what_is_inserted_replaced_and_dropped_is_counted() -> None:
     assert list(built.constants) == [third]
 
 
-def test_what_is_inserted_stands_in_the_order_it_came_and_before_what_was_there() -> None:
+def test_inserted_operators_keep_their_order_before_the_old_one() -> None:
     rewriter = Rewriter(program_of(Operator("a", TWICE, (0,), (1,))))
     one = rewriter.insert(0, "one", TWICE, (0,), ROW)
     two = rewriter.insert(0, "two", TWICE, (one,), ROW)
@@ -109,7 +109,7 @@ def test_what_is_inserted_stands_in_the_order_it_came_and_before_what_was_there(
     assert [operator.name for operator in rewriter.build().operators] == ["one", "two", "three", "a"]
 
 
-def test_what_is_inserted_at_the_place_being_visited_is_not_visited() -> None:
+def test_an_operator_inserted_at_the_visited_position_is_not_visited() -> None:
     operators = (Operator("a", TWICE, (0,), (1,)), Operator("b", NEGATED, (1,), (2,)))
     rewriter, seen = Rewriter(program_of(*operators)), []
     for position, operator in rewriter:

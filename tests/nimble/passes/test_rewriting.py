@@ -1,4 +1,4 @@
-"""What the smaller passes fold, share, join and leave."""
+"""The smaller passes: operators that they fold, share, fuse and leave."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_folded_results_of_a_call_are_copies_and_the_others_go_on(rewritten: Any
     assert sorted(kinds_of(program)) == ["Aten", "Copy", "Copy", "Pointwise"]
 
 
-def test_what_a_call_changes_is_no_constant(rewritten: Any) -> None:
+def test_a_tensor_that_a_call_changes_is_no_constant(rewritten: Any) -> None:
     grow, read = Operator("grow", TWICE, (1,), (2,)), Operator("read", NEGATED, (1,), (3,))
     program = program_of(grow, read, constants={1: torch.ones(4)}, mutations=((1, 2),))
     assert fold_constants(program) == program
@@ -85,7 +85,7 @@ def test_what_a_call_changes_is_no_constant(rewritten: Any) -> None:
 # Dead code.
 
 
-def test_what_nobody_reads_goes_with_its_constants() -> None:
+def test_unread_operators_are_removed_with_their_constants() -> None:
     operators = (
         Operator("dead", ADD, (0, 1), (3,)),
         Operator("deader", TWICE, (3,), (4,)),
@@ -117,7 +117,7 @@ def test_only_equal_operators_of_equal_values_are_shared(rewritten: Any) -> None
     assert count(lambda x, y: x.reshape(9).sum() + x.reshape(1, 9).sum() + x.reshape(9).sum()) == 6
 
 
-def test_what_differs_in_the_results_type_alone_is_not_shared() -> None:
+def test_operators_whose_results_differ_in_type_are_not_shared() -> None:
     values = (ROW, ROW, ValueType((4,), "float64"), ROW)
     operators = (
         Operator("narrow", TWICE, (0,), (1,)),
@@ -143,13 +143,13 @@ def test_operators_of_several_results_stay_and_the_search_goes_on(rewritten: Any
 
 
 @pytest.mark.parametrize("count", [MAX_INPUTS, MAX_INPUTS + 1])
-def test_as_many_inputs_as_allowed_are_taken_and_no_more(count: int, rewritten: Any) -> None:
+def test_fusion_stops_at_the_largest_number_of_inputs(count: int, rewritten: Any) -> None:
     program = rewritten((fuse_elementwise,), lambda *xs: sum(xs[1:], xs[0]), *(torch.randn(3) for _ in range(count)))
     assert len(program.operators) == (1 if count == MAX_INPUTS else 2)
 
 
 def test_a_truth_is_taken_in_and_a_number_cast_to_bool_is_not(rewritten: Any) -> None:
-    """What is not 0 is true: 0.5 becomes 1 when it is stored as a bool, so the step after it may not see 0.5."""
+    """A bool stores 0.5 as 1, so the step after it must not see 0.5."""
     bools = (ROW, ROW, ValueType((4,), "bool"), ROW)
     for op, arguments, expected in (("sub", (0, 1), 2), ("lt", (0, 1), 1), ("logical_and", (0, 1), 1)):
         first = Operator("first", Pointwise((Step(op, arguments),)), (0, 1), (2,))
@@ -199,7 +199,7 @@ def test_the_same_value_added_to_itself_is_no_residual(rewritten: Any) -> None:
     assert kinds_of(rewritten((fuse_epilogues,), model, torch.randn(2, 4))) == ["Linear", "Pointwise"]
 
 
-def test_what_an_epilogue_cannot_hold_stays(rewritten: Any) -> None:
+def test_steps_that_an_epilogue_cannot_hold_stay(rewritten: Any) -> None:
     weight, x = torch.randn(4, 4), torch.randn(2, 4)
     models = [
         lambda x: linear(x, weight).relu().tanh(),
@@ -229,7 +229,7 @@ def test_one_that_does_not_fit_does_not_end_the_search(rewritten: Any) -> None:
         assert program.operators[-1].kind.epilogue == Epilogue("relu")
 
 
-def test_of_two_that_could_take_the_other_the_later_does(rewritten: Any) -> None:
+def test_the_later_of_two_added_operators_takes_the_other(rewritten: Any) -> None:
     one, other = torch.randn(4, 4), torch.randn(4, 4)
     for model in (
         lambda x: linear(x, one) + linear(x, other),

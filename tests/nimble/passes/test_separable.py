@@ -1,4 +1,4 @@
-"""Which pairs of convolutions are joined, and that they mean the same."""
+"""Pairs of convolutions that are fused, and the same results of each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Pair(nn.Module):
 
 
 class Shared(Pair):
-    """What is between the two is a result as well."""
+    """Pair whose intermediate result is a result as well."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         between = self.first(x)

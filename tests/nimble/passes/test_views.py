@@ -104,7 +104,7 @@ def test_a_cast_to_another_dtype_stays(rewritten: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [Cast(), Pad(((0, 0), (0, 0))), Concat(0)])
-def test_of_what_the_caller_gets_a_copy_is_left(kind: Kind, rewritten: Any) -> None:
+def test_a_result_of_the_caller_stays_a_copy(kind: Kind, rewritten: Any) -> None:
     program = rewritten(SIMPLIFY, chain((2, 3), (kind, (2, 3)), ends_in=None), torch.randn(2, 3))
     assert kinds_of(program) == [Copy()]
     x = torch.zeros(2, 3)
@@ -172,7 +172,7 @@ def test_an_empty_part_is_no_part(rewritten: Any) -> None:
     assert rewritten(SIMPLIFY, program, torch.randn(3, 2), torch.randn(4, 2)) == program
 
 
-def test_what_the_caller_gets_of_a_concatenation_is_cut_from_it(rewritten: Any) -> None:
+def test_a_callers_slice_of_a_concatenation_is_cut_from_it(rewritten: Any) -> None:
     program = joined(Slice(0, 3), 4, 3, 4)
     program = Program(program.values, program.operators[:2], program.inputs, (3,))
     assert rewritten(SIMPLIFY, program, torch.randn(3, 2), torch.randn(4, 2)) == program

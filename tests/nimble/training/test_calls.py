@@ -182,7 +182,7 @@ def test_frozen_norms_stay_frozen_and_modes_as_they_are():
     compare(model, reference)
 
 
-def test_what_was_made_in_inference_mode_serves_outside_of_it():
+def test_a_schedule_made_in_inference_mode_runs_outside_of_it():
     _, reference, nimble, example = pair("perceptron")
     nimble.eval()
     x = example()
@@ -264,7 +264,7 @@ class Branching(nn.Module):
         return y * 2 if y.sum() > 0 else y * 3
 
 
-def test_what_cannot_be_scheduled_is_refused_or_trained_in_parts():
+def test_an_unschedulable_model_is_refused_or_trained_in_parts():
     model, x = Branching(), torch.ones(2, 4)
     with pytest.raises(CaptureError, match="fallback='eager'"):
         Nimble(model).prepare(x, training=True)

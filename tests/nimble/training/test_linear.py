@@ -83,7 +83,7 @@ def test_gradients_of_weights_and_biases(
         torch.testing.assert_close(made[1].double(), dy.double().sum((0, 1)), rtol=1e-5, atol=1e-4)
 
 
-def test_what_lies_otherwise_is_torchs():
+def test_other_dtypes_and_strides_are_left_to_torch():
     def takes(a: Tensor, b: Tensor) -> bool:
         return linear.strides_of_results(Operator("p", Gemm(), (0, 1), (2,)), [View.of(a), View.of(b)]) is not None
 

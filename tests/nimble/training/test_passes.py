@@ -44,7 +44,7 @@ def inputs(*, residual: bool = False) -> list[Tensor]:
 
 @pytest.mark.parametrize("has_residual", [False, True])
 @pytest.mark.parametrize("has_relu", [False, True])
-def test_what_follows_a_batch_norm_becomes_its_epilogue(has_residual: bool, has_relu: bool):
+def test_residual_and_relu_become_a_batch_norms_epilogue(has_residual: bool, has_relu: bool):
     def forward(x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         y, *statistics = norm(x, *rest[:4])
         y = rest[4] + y if has_residual else y
@@ -57,7 +57,7 @@ def test_what_follows_a_batch_norm_becomes_its_epilogue(has_residual: bool, has_
     assert operator.kind.epilogue == wanted
 
 
-def test_of_two_norms_that_are_added_the_later_takes_the_sum():
+def test_the_later_of_two_added_norms_takes_the_sum():
     def forward(x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         one, *_ = norm(x, *rest)
         two, *_ = norm(x * 2, *rest)

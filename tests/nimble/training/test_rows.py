@@ -1,4 +1,4 @@
-"""Linear layers of training graphs with what surrounds them: the programs keep their meaning, and views go away."""
+"""Linear layers of training graphs, fused with the operators around them: same results, fewer views."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_few_rows_and_odd_widths_stay_matmuls(rows: int, columns: int):
     assert kinds(program) == [MatMul]
 
 
-def test_what_is_merged_and_split_again_is_not_merged():
+def test_dimensions_merged_and_split_again_are_not_merged():
     def heads(x: Tensor) -> tuple[Tensor]:
         return (x.permute(1, 0, 2).reshape(6, 20, 4).permute(1, 0, 2).reshape(5, 4, 6, 4) + 0.0,)
 

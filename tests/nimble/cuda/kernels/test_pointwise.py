@@ -79,6 +79,6 @@ def test_booleans_are_read_and_made(place: torch.device):
     check(Pointwise((Step("gt", (0, 0.25)),)), [x], ValueType((300,), "bool"))
 
 
-def test_what_is_not_floating_is_left_to_torch():
+def test_dtypes_that_are_not_floating_are_left_to_torch():
     kind = Pointwise((Step("add", (0, 1.0)),), "int64")
     assert make_pointwise(kind, (ValueType((4,), "int64"),), ValueType((4,), "int64")) is None
