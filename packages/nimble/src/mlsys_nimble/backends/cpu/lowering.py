@@ -151,7 +151,7 @@ def _reshape(call: _Call) -> Kernel:
     """Copy, with the result viewed in the input's shape, where the layout found no strides for a view."""
     shape = call.inputs[0].shape
     strides = reshaped(call.out.shape, call.out.strides, shape)
-    assert strides is not None, "the layout puts such a result where it can be told so"
+    assert strides is not None, "the layout gives such a result strides that the input's shape can view"
     return kernels.copy(call.inputs[0], call.out.reshaped(shape, strides))
 
 
