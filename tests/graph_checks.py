@@ -1,4 +1,4 @@
-"""What holds of every graph that a subsystem gives."""
+"""Checks that hold for every graph of a subsystem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What everything stands on: settings, lazy references, the report, the seams of demo and bench, model names."""
+"""The core's basics: settings, lazy references, the report, the seams of demo and bench, model names."""
 
 from __future__ import annotations
 

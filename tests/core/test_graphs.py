@@ -120,7 +120,7 @@ def test_files_that_cannot_be_written_are_refused(tmp_path: Path):
             write_graph(diamond(), tmp_path / f"folder{suffix}")
 
 
-def test_what_cannot_be_drawn_is_refused_and_still_written(tmp_path: Path):
+def test_a_graph_that_cannot_be_drawn_is_refused_and_still_written(tmp_path: Path):
     cycle = new_graph("cycle")
     cycle.add_edges_from([("a", "b"), ("b", "a")])
     large = new_graph("large")

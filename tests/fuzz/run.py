@@ -31,7 +31,7 @@ CHUNK = 20_000  # inputs of one process at most
 
 @dataclass
 class Tally:
-    """What became of a target's inputs."""
+    """Outcomes of a target's inputs."""
 
     runs: int = 0
     refused: int = 0

@@ -33,7 +33,7 @@ def python(install: Callable[..., Path]) -> Path:
 
 @pytest.fixture
 def notes(tmp_path: Path) -> Path:
-    """What the package's parts say of their use."""
+    """Return the package's record of the parts used."""
     path = tmp_path / "notes"
     path.touch()
     return path

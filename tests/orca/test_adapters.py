@@ -111,7 +111,7 @@ def test_two_adapters_and_none_in_one_batch_are_the_merged_models(
     ],
     ids=["dora", "type", "saved", "pattern"],
 )
-def test_what_is_not_implemented_is_refused_by_name(
+def test_unimplemented_options_are_refused_by_name(
     make_gguf: Callable[..., Path], tmp_path: Path, config: dict[str, Any], says: str
 ) -> None:
     write_adapter(tmp_path / "a", 1, ["self_attn.q_proj"], **config)

@@ -23,7 +23,7 @@ def test_impossible_parts_are_refused(tokens: tuple[int, ...], computed: int) ->
 @pytest.mark.parametrize(
     ("num_tokens", "computed", "is_whole"), [(3, 0, False), (2, 1, False), (1, 3, False), (4, 0, True)]
 )
-def test_what_an_encoder_reads_is_not_split(num_tokens: int, computed: int, is_whole: bool) -> None:
+def test_a_prompt_of_an_encoder_is_not_split(num_tokens: int, computed: int, is_whole: bool) -> None:
     builder = BatchBuilder()
 
     def add() -> None:

@@ -66,7 +66,7 @@ def test_bad_messages_are_refused(messages: Any) -> None:
         ("{{ messages.append(1) }}", "unsafe|not safely callable"),
     ],
 )
-def test_what_the_template_refuses_is_the_callers_error(source: str, message: str) -> None:
+def test_a_refusal_of_the_template_is_the_callers_error(source: str, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         render(source)
 

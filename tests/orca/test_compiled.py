@@ -71,7 +71,7 @@ def test_a_model_by_nimble_answers_as_without(make_gguf: Callable[..., Path]) ->
         assert torch.allclose(one, other, atol=1e-5)
 
 
-def test_what_does_not_run_in_torch_is_refused(make_gguf: Callable[..., Path]) -> None:
+def test_a_program_that_torch_cannot_run_is_refused(make_gguf: Callable[..., Path]) -> None:
     with pytest.raises(InvalidInputError, match="layer by layer in torch's operators"):
         compile_decodes(load_model(make_gguf(), dtype="fp32", backend="native").model, Spy(), 2)
     packed = load_model(make_gguf(), dtype="fp32", backend="torch", weights="int8").model

@@ -98,7 +98,7 @@ def test_a_text_forges_no_marks(encoder: TextEncoder) -> None:
     ],
     ids=["positions", "decoder", "activation", "architecture"],
 )
-def test_what_is_not_implemented_is_refused_by_name(
+def test_unimplemented_options_are_refused_by_name(
     directory: Path, tmp_path: Path, changes: dict[str, object], said: str
 ) -> None:
     raw = json.loads((directory / "config.json").read_text())

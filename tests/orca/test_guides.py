@@ -54,7 +54,7 @@ def test_only_what_fits_may_come_and_then_the_end(loaded: LoadedModel, maker: Gu
     assert texts(loaded, guide.allowed([ids["h"]])) == {"e"}
 
 
-def test_what_was_foreseen_is_what_would_have_been_computed(loaded: LoadedModel, maker: GuideMaker) -> None:
+def test_a_mask_made_ahead_is_the_mask_computed_in_time(loaded: LoadedModel, maker: GuideMaker) -> None:
     grammar = grammar_of("json_schema", SCHEMA)
     foreseeing, asking = maker.guide(grammar), maker.guide(grammar)
     answer = loaded.tokenizer.encode('{"a": "xyxy')
@@ -96,7 +96,7 @@ def test_guesses_and_guides_go_together(loaded: LoadedModel, maker: GuideMaker, 
 
 
 @pytest.mark.parametrize(("kind", "spec"), [("regex", "("), ("lark", "start: ("), ("json_schema", {"type": "what"})])
-def test_what_is_no_grammar_is_refused(maker: GuideMaker, kind: str, spec: object) -> None:
+def test_an_invalid_grammar_is_refused(maker: GuideMaker, kind: str, spec: object) -> None:
     with pytest.raises(InvalidInputError):
         maker.guide(grammar_of(kind, spec))
 

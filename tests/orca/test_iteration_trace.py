@@ -59,7 +59,7 @@ def test_phases() -> None:
 
 
 @pytest.mark.parametrize("policy", ["orca", "chunked"])
-def test_what_the_engine_records_is_what_it_ran(make_gguf: Callable[..., Path], policy: str) -> None:
+def test_the_engine_records_the_batches_it_ran(make_gguf: Callable[..., Path], policy: str) -> None:
     async def ask(engine: Engine, name: str, num_prompt: int, new: int) -> None:
         prompt = tuple(range(5, 5 + num_prompt))
         async for _ in engine.generate(GenerationRequest(request_id=name, prompt_token_ids=prompt, max_new_tokens=new)):

@@ -72,7 +72,7 @@ def test_a_run_is_a_range_and_a_short_table_is_refused() -> None:
         slots_of((2, 3), 0, 9, block_size=4)
 
 
-def test_what_the_scheduler_imports_brings_no_torch() -> None:
+def test_the_schedulers_imports_bring_no_torch() -> None:
     code = "import sys, mlsys_orca.scheduling.batch, mlsys_orca.model.kv_cache, mlsys_orca.model.families; "
     code += "import mlsys_orca.loading; "
     code += "print(sorted(m for m in ('torch', 'tokenizers', 'jinja2') if m in sys.modules))"

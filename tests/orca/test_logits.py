@@ -79,7 +79,7 @@ def test_min_p_leaves_out_what_is_less_likely_than_its_share_of_the_best() -> No
     ],
     ids=lambda wrong: next(iter(wrong)),
 )
-def test_what_means_nothing_is_refused_by_name(wrong: dict[str, object]) -> None:
+def test_fields_without_a_meaning_are_refused_by_name(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidInputError, match=next(iter(wrong))):
         SamplingParams(**wrong)
 

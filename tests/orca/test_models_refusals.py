@@ -126,6 +126,6 @@ def test_the_largest_gemmas_scale_their_scores_by_their_width() -> None:
     assert gguf_config("gemma3", gemma3 | {"block_count": 62}).attention_scale == 16**-0.5
 
 
-def test_what_gguf_has_no_layout_for_is_refused(make_gguf: Any) -> None:
+def test_a_model_without_a_gguf_layout_is_refused(make_gguf: Any) -> None:
     with pytest.raises(InvalidInputError, match="'opt', which is read from Hugging Face directories only"):
         load_model(make_gguf(architecture="opt"))

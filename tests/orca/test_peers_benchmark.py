@@ -175,7 +175,7 @@ def test_a_child_drives_its_engine_at_the_times_of_arrival(modules: dict[str, Mo
     assert answers[2]["token_s"][0] > answers[2]["sent_s"]
 
 
-def test_what_a_child_reports_becomes_a_result(modules: dict[str, ModuleType]) -> None:
+def test_a_childs_report_becomes_a_result(modules: dict[str, ModuleType]) -> None:
     traffic = modules["traffic"].make_traffic("llama", None, num_requests=2, seed=0)
     answers = [
         {"sent_s": 0.0, "token_s": [0.5] * item.num_output_tokens, "tokens": [300] * item.num_output_tokens}

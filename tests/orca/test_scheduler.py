@@ -90,7 +90,7 @@ def test_a_request_that_does_not_fit_holds_back_later_smaller_ones():
 
 
 @pytest.mark.parametrize(("prompt", "new"), [(0, 1), (1, 0), (8, 3), (11, 1)])
-def test_what_can_never_run_is_refused_at_once(prompt: int, new: int):
+def test_a_request_that_can_never_run_is_refused_at_once(prompt: int, new: int):
     s, _ = scheduler(num_blocks=10)
     with pytest.raises(InvalidInputError, match=r"at least 1|at most 10"):
         s.add(request("x", prompt, new), 0)

@@ -60,7 +60,7 @@ def test_a_common_beginning_is_shared_while_it_runs_and_after() -> None:
     assert (tables.num_free_blocks, tables.num_cached_blocks) == (8, 0)
 
 
-def test_what_is_not_computed_is_not_shared() -> None:
+def test_blocks_not_yet_computed_are_not_shared() -> None:
     tables = BlockTables(num_blocks=8, block_size=BLOCK)
     allocate(tables, "a", A[:8])
     assert allocate(tables, "b", A[:8]).num_cached_tokens == 0

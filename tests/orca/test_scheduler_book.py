@@ -373,7 +373,7 @@ def test_a_request_cancelled_in_flight_leaves_its_batch_running() -> None:
     assert (left.request_id, left.reason) == ("b", FinishReason.DONE)
 
 
-def test_who_has_finished_computes_its_last_row_again_until_the_batch_ends() -> None:
+def test_a_finished_request_repeats_its_last_row_until_the_batch_ends() -> None:
     scheduler = make(RequestLevelScheduler)
     scheduler.add(request("a", (1, 2), max_new_tokens=1), 0.0)
     scheduler.add(request("b", (3, 4), max_new_tokens=4), 0.0)

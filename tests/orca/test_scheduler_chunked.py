@@ -95,7 +95,7 @@ def test_the_batch_size_holds_for_decodes_and_chunks_together():
     assert iterate(scheduler) == [("a", 1, True), ("b", 1, True)]
 
 
-def test_what_is_shared_costs_no_budget():
+def test_shared_blocks_cost_no_budget():
     scheduler = make(8)
     add(scheduler, "a", 8, new=1)
     assert iterate(scheduler) == [("a", 8, True)]

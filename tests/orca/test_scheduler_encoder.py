@@ -43,7 +43,7 @@ def test_equal_beginnings_are_not_shared() -> None:
     assert scheduler.pool.num_cached_tokens == 0
 
 
-def test_who_was_preempted_begins_anew_with_all_it_has() -> None:
+def test_a_preempted_request_begins_anew_with_all_its_tokens() -> None:
     """Five blocks of four: a takes the last one and, for its 13th token, those of b, which has 9 tokens by then."""
     scheduler = PagedScheduler(BlockTables(num_blocks=5, block_size=4), **LIMITS, watermark=0.0)
     scheduler.add(request("a", 6, new=10), 0)

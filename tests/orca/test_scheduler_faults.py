@@ -46,7 +46,7 @@ def test_the_watermark_is_rounded_up_to_whole_blocks() -> None:
     assert [part.request_id for part in start(scheduler).requests] == ["a"]
 
 
-def test_what_an_encoder_reads_shares_nothing() -> None:
+def test_a_prompt_of_an_encoder_shares_no_blocks() -> None:
     scheduler = paged(32)
     scheduler.add(request("a", (1, 2, 3, 4, 5, 6, 0), num_encoder_tokens=6), 0.0)
     iterate(scheduler)

@@ -185,7 +185,7 @@ def test_an_impossible_watermark_is_refused(watermark: float):
         Served(4, watermark=watermark)
 
 
-def test_what_can_never_fit_alone_is_refused_when_it_arrives():
+def test_a_request_that_never_fits_alone_is_refused_on_arrival():
     served = Served(4, block_size=2)
     with pytest.raises(InvalidInputError, match="at most 8"):
         served.add("a", [1, 2, 3], new=6)

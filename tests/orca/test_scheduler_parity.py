@@ -166,7 +166,7 @@ def test_greedy_answers_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("name", ["paged", "chunked"])
-def test_what_a_preempted_request_samples_is_its_own(name: str, loaded: LoadedModel, prompts: list[list[int]]) -> None:
+def test_a_preempted_request_samples_its_own_tokens(name: str, loaded: LoadedModel, prompts: list[list[int]]) -> None:
     """Against the same requests one by one, none preempted or sharing: tokens equal, log-probabilities to 1e-4."""
     trace = []
     for i, prompt in enumerate(prompts):

@@ -36,7 +36,7 @@ def _calls(path: Path) -> list[tuple[str, ast.Call]]:
     return [(ast.unparse(node.func), node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
 
 
-def test_what_runs_files_is_called_nowhere_else():
+def test_functions_that_run_files_are_called_nowhere_else():
     found: set[tuple[str, str]] = set()
     for path in _sources():
         where = path.relative_to(ROOT).as_posix().partition("/")[2]

@@ -330,7 +330,7 @@ PT2_LOADERS = [name for name in LOADERS if name in ("nimble .pt2", "dvabatch .pt
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", PT2_LOADERS)
 def test_no_member_of_an_archive_runs(name: str, tmp_path: Path):
-    """As above, for the files within a ``.pt2``: sample inputs, weights, constants and those of older versions."""
+    """Plant the same in the files within a ``.pt2``: sample inputs, weights, constants and those of older versions."""
     loader = LOADERS[name]
     (tmp_path / "good").mkdir()
     good = loader.files(tmp_path / "good")

@@ -337,7 +337,7 @@ def test_arrays_come_back_as_they_were(array: np.ndarray, keep_arrays: bool):
 
 
 @pytest.mark.parametrize("value", [object(), print, lambda: None, 1j, LinearRegression()])
-def test_what_is_no_plain_data_is_refused(value: Any):
+def test_only_plain_data_is_accepted(value: Any):
     with pytest.raises(InvalidInputError, match=r"there.0 is a .* cannot be saved"):
         Writer().write([value], "there")
 

@@ -152,7 +152,7 @@ def _refusal(folder: Path, x: Any) -> Exception | None:
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[" * 100_000, b"null", b"[]", b'{"format": 1}', b"\xff\xfe", b"1" * 5000]
 )
-def test_what_is_no_graph_is_refused_in_one_line(forest, tmp_path, content):
+def test_an_invalid_graph_is_refused_in_one_line(forest, tmp_path, content):
     (tmp_path / GRAPH_FILE).write_bytes(content)
     (tmp_path / TENSORS_FILE).write_bytes((forest / TENSORS_FILE).read_bytes())
     with pytest.raises(InvalidInputError) as caught:

@@ -168,7 +168,7 @@ def test_the_graph_as_networkx_has_its_tables_as_edges(table: pd.DataFrame, targ
     assert nx.dag_longest_path_length(graph, weight=None) == 4
 
 
-def test_what_a_meta_estimator_checks_is_a_guard(table: pd.DataFrame, target: NDArray[np.int64], tmp_path: Path):
+def test_the_check_of_a_meta_estimator_is_a_guard(table: pd.DataFrame, target: NDArray[np.int64], tmp_path: Path):
     members = [("a", LogisticRegression()), ("b", RidgeClassifier())]
     stack = StackingClassifier(members, cv=2).fit(table[["age", "fare"]], target)
     parsed = parse_pipeline(stack)
@@ -301,7 +301,7 @@ def test_a_single_estimator_is_one_operator(table: pd.DataFrame, target: NDArray
         (make_pipeline(StandardScaler(), LinearRegression()), "Pipeline is not fitted"),
     ],
 )
-def test_what_is_no_fitted_estimator_is_refused(thing: object, says: str):
+def test_only_a_fitted_estimator_is_accepted(thing: object, says: str):
     with pytest.raises(InvalidInputError, match=says):
         parse_pipeline(thing)
 

@@ -66,7 +66,7 @@ def test_a_fallback_operator_runs_on_the_host_before_the_translated_part(same_an
     assert any(type(part).__name__ == "ElementwiseAffine" for part in module.modules()), "the scaler is translated"
 
 
-def test_what_is_upstream_of_a_fallback_operator_stays_on_the_host(same_answers, frame, target):
+def test_operators_upstream_of_a_fallback_stay_on_the_host(same_answers, frame, target):
     x = frame[["a", "b"]].to_numpy()
     source = make_pipeline(StandardScaler(), FunctionTransformer(np.rint), LogisticRegression()).fit(x, target)
     module = same_answers(source, x, with_example=True)
@@ -121,7 +121,7 @@ def test_a_fallback_last_operator_is_refused_by_name(frame):
 
 
 @pytest.mark.parametrize("bad", [StandardScaler(), "text", StandardScaler, None])
-def test_what_is_not_fitted_is_refused(bad):
+def test_an_unfitted_estimator_is_refused(bad):
     with pytest.raises(InvalidInputError, match="fitted"):
         translate(bad)
 

@@ -120,6 +120,6 @@ class Failing(OwnCell):
     ("module", "says"),
     [(Mixing, "mixes requests"), (Transposed, "first dimension"), (Failing, "does not run"), (nn.Identity, "ports")],
 )
-def test_what_is_not_batchable(module: type[nn.Module], says: str):
+def test_models_that_cannot_be_batched(module: type[nn.Module], says: str):
     with pytest.raises(InvalidInputError, match=says):
         make_cell("bad", module())

@@ -107,7 +107,7 @@ def test_an_unknown_name_lists_what_there_is(tmp_path: Path):
         load("berth", tmp_path)
 
 
-def test_what_stages_hand_on_is_counted():
+def test_values_between_stages_are_counted():
     def zeros(length: int) -> NDArray[np.int64]:
         return np.zeros(length, np.int64)
 

@@ -118,7 +118,7 @@ JOINING = {
 
 
 @pytest.mark.parametrize(("name", "load"), JOINING)
-def test_who_joins(name: str, load: float):
+def test_joining_requests(name: str, load: float):
     """After one stage and after two, batches of 1, 3 and 12; 1, 2, 4 and 9 wait."""
     planned = planner(name, load)
     found = [
@@ -159,7 +159,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize(("name", "load"), RUNS)
-def test_how_far_a_batch_runs_unasked(name: str, load: float):
+def test_a_batch_runs_this_far_unasked(name: str, load: float):
     """Batches of 1 and 6 from each of the first three stages; 0 and 5 wait."""
     planned = planner(name, load)
     found = [[planned.run_to(stage, num, waiting) for waiting in (0, 5)] for stage in (0, 1, 2) for num in (1, 6)]

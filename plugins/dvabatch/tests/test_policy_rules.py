@@ -105,7 +105,7 @@ def test_cost_aware_input_begins_the_cluster_that_serves_most_a_second():
     assert begun(policy, waiting([50, 2, 60, 2, 3], active=1)) == []  # the first executor is taken
 
 
-def test_who_has_waited_for_the_patience_goes_first():
+def test_a_request_past_its_patience_goes_first():
     lengths, at = [50, 2, 2, 2], [0.0, 9.0, 9.0, 9.0]
     assert begun(InputPolicy(patience_s=10.0), waiting(lengths, at=at), 10.0) == [["1", "2", "3"]]
     assert begun(InputPolicy(patience_s=10.0), waiting(lengths, at=at), 10.1) == [["0"]]
@@ -186,7 +186,7 @@ def test_lengths_count_where_costs_know_them():
 
 
 @pytest.mark.parametrize("others", [0, 7])
-def test_who_waits_behind_pays_for_each_batch(others: int):
+def test_a_waiting_request_pays_for_each_batch_before_it(others: int):
     """At a high load many will wait behind these two, so it counts that one batch has one start."""
     for load, together in ((0.0, False), (0.95, True)):
         state = waiting([5, 4] + [4] * others, most=2)
@@ -232,7 +232,7 @@ def test_tables_are_checked():
     assert one.stage_s(0, 2, 500) == 3.0  # one length: inputs have one shape
 
 
-def test_what_is_no_policy_is_named():
+def test_an_unknown_policy_is_named():
     registry = Registry()
     registry.add(PolicySpec(name="dvabatch-text", kind="batching", help="x", factory="builtins:str"), "them")
     with pytest.raises(PluginError, match="policy 'text': its factory gave a str, not a Policy"):

@@ -106,7 +106,7 @@ def test_the_last_512_arrivals_count():
     assert state.utilisation() == pytest.approx(least_request_s(MODEL, 8))
 
 
-def test_who_finds_nobody_here_lowers_the_load():
+def test_an_arrival_at_an_empty_server_lowers_the_load():
     """A client that asks when it has its answer looks like full load by its rate alone."""
     state = state_of(num_waiting=1)  # the one that has just come
     for number in range(16):

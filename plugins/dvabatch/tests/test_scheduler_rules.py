@@ -251,7 +251,7 @@ def test_a_task_that_fails_is_tried_in_halves_until_one_is_alone():
     assert (scheduler.counters["retried parts"], scheduler.num_unfinished) == (1, 0)
 
 
-def test_who_was_cancelled_leaves_with_the_task_that_fails():
+def test_a_cancelled_request_ends_with_the_task_that_fails():
     scheduler = scheduler_of()
     add(scheduler, "ab")
     task = task_of(scheduler, 0)
@@ -318,7 +318,7 @@ def test_deadlines_of_those_who_left_are_forgotten():
     assert len(scheduler._deadlines) <= 65
 
 
-def test_who_waits_leaves_at_once_and_who_is_unknown_not_at_all():
+def test_a_waiting_request_ends_at_once_and_an_unknown_one_not_at_all():
     scheduler = scheduler_of()
     add(scheduler, "a")
     assert [(each.request_id, each.reason) for each in scheduler.cancel("a", 0.0)] == [("a", FinishReason.CANCELLED)]
@@ -335,7 +335,7 @@ def test_between_stages_a_cancelled_request_leaves_at_once():
     assert (names(task), task.sources) == ("b", (Source(0, (1,)),))
 
 
-def test_what_is_asked_for_must_be_possible():
+def test_an_impossible_request_is_refused():
     for options in ({"max_batch_size": 0}, {"concurrency": 0}):
         with pytest.raises(InvalidInputError, match="must be 1 or more"):
             scheduler_of(**options)

@@ -151,7 +151,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_computed_is_refused(source: tuple[Path, Any], tmp_path: Path, name: str):
+def test_outputs_that_are_not_computed_are_refused(source: tuple[Path, Any], tmp_path: Path, name: str):
     files, config, says = REFUSED[name]
     with pytest.raises(InvalidInputError, match=says):
         load_bert(folder_of(source[0], tmp_path, files, **config))

@@ -25,7 +25,7 @@ def build(argument: str) -> ServedModel:
     return ServedModel(Loaded("tiny", model), parse_stages("1+1,1+1"), InputPolicy(), max_batch_size=8, num_threads=1)
 
 
-def test_what_was_unloaded_is_loaded_again_and_answers_as_before():
+def test_an_unloaded_model_is_loaded_again_and_answers_as_before():
     source = ServedSource(build)
     first = source.add("folder/tiny")
     registry = CollectorRegistry()

@@ -1,4 +1,4 @@
-"""What programs mean: memory shared and written to, dtypes, shapes, structure."""
+"""Semantics of programs: memory shared and written to, dtypes, shapes, structure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ``kserve`` client sees of a server, as JSON on its standard output; runs in an environment of its own.
+"""The ``kserve`` client's view of a server, as JSON on its standard output; runs in an environment of its own.
 
 .peers/kserve/bin/python tests/conformance/oip/kserve_probe.py HTTP_HOST:PORT GRPC_HOST:PORT
 """

@@ -1,4 +1,4 @@
-"""What ``tritonclient`` sees of a server: one probe for each thing it can do, and what is to come out.
+"""Probes of a server by ``tritonclient``: one for each thing it can do, with the expected result.
 
 The same probes run against mlsys (``test_tritonclient.py``) and against real Triton
 (``benchmarks/peers/pytriton/server.py``). Where Triton's answer is another, the probe says so.
@@ -57,7 +57,7 @@ def probe(expected: Any, triton: Any = _SAME) -> Callable[[Callable[[Urls], Any]
 
 
 def outcome(probe: Probe, urls: Urls) -> Any:
-    """What came out of a probe, as JSON has it."""
+    """Return the result of a probe as JSON."""
     try:
         return json.loads(json.dumps(probe.run(urls)))
     except InferenceServerException as error:

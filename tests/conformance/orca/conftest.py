@@ -59,7 +59,7 @@ def smollm2(model_path: Path) -> LoadedModel:
 
 @pytest.fixture(scope="session")
 def reference_tokenizer(model_path: Path) -> Any:
-    """What transformers makes of the file's vocabulary and template."""
+    """Transformers' tokenizer with the file's vocabulary and template."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(model_path.parent, gguf_file=model_path.name)

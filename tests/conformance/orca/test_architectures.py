@@ -183,7 +183,7 @@ def write_checkpoint(path: Path, case: Case) -> Any:
 
 
 def log_probabilities(loaded: LoadedModel, sequences: list[list[int]]) -> list[Tensor]:
-    """Of every next token of each sequence, all of them run as one ragged batch."""
+    """Return log-probabilities of each sequence's next tokens, all run as one ragged batch."""
     cache = new_kv_cache(loaded.model, num_blocks=8 * len(sequences))
     builder = BatchBuilder()
     for i, sequence in enumerate(sequences):
@@ -261,7 +261,7 @@ def test_a_bare_decoder_is_named_without_its_prefix(tmp_path: Path) -> None:
 
 
 def convert_to_gguf(model: Any, architecture: gguf.MODEL_ARCH, path: Path) -> Path:
-    """What llama.cpp's converter writes: other names, and some weights in another order or form."""
+    """Write the file as llama.cpp's converter does: other names, some weights in another order or form."""
     config, tensors = model.config, dict(model.state_dict())
     heads, hidden = config.num_attention_heads, config.hidden_size
     head_dim = getattr(config, "head_dim", None) or hidden // heads

@@ -150,7 +150,7 @@ def serve(loaded: LoadedModel, name: str, *, num_blocks: int) -> tuple[dict[str,
 
 
 def log_probabilities(reference: Any, prompt: list[int], answer: list[int]) -> Tensor:
-    """Of each token of ``answer``."""
+    """Return the log-probability of each token of ``answer``."""
     with torch.inference_mode():
         inputs = torch.tensor([[START, *answer[:-1]]])
         logits = reference(input_ids=torch.tensor([prompt]), decoder_input_ids=inputs).logits[0]
@@ -182,7 +182,7 @@ def test_answers_are_those_of_transformers(checkpoint: tuple[LoadedModel, Any], 
 
 
 def all_log_probabilities(loaded: LoadedModel, prompt: list[int], answer: list[int]) -> Tensor:
-    """As :func:`log_probabilities`, by ours, all rows in one iteration."""
+    """Return our log-probabilities, all rows in one iteration; see :func:`log_probabilities`."""
     builder = BatchBuilder()
     builder.add(
         "a",
@@ -201,7 +201,7 @@ def all_log_probabilities(loaded: LoadedModel, prompt: list[int], answer: list[i
 
 
 def convert_to_gguf(model: Any, path: Path) -> Path:
-    """What llama.cpp's converter writes of a T5, with a small Unigram vocabulary."""
+    """Write a T5 as llama.cpp's converter does, with a small Unigram vocabulary."""
     config = model.config
     writer = gguf.GGUFWriter(path, "t5")
     writer.add_context_length(64)
@@ -323,7 +323,7 @@ def test_an_engine_refuses_requests_for_another_kind_of_model(directory: tuple[P
 
 
 @pytest.mark.parametrize("key", ["decoder_start_token_id", "forced_bos_token_id"])
-def test_what_a_decoder_begins_with_is_read_from_either_file(tmp_path: Path, key: str) -> None:
+def test_a_decoders_start_token_is_read_from_either_file(tmp_path: Path, key: str) -> None:
     reference = write_checkpoint(tmp_path, "t5")
     raw = json.loads((tmp_path / "generation_config.json").read_text())
     (tmp_path / "generation_config.json").write_text(json.dumps(raw | {key: 7}))
@@ -347,7 +347,7 @@ def test_what_a_decoder_begins_with_is_read_from_either_file(tmp_path: Path, key
     ],
     ids=["forced-eos", "activation", "buckets", "encoder-only", "longt5"],
 )
-def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_unimplemented_options_are_refused_by_name(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     write_checkpoint(tmp_path, "t5")
     raw = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(raw | changes))

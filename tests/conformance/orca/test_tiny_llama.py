@@ -133,7 +133,7 @@ def test_a_converted_gguf_runs_as_the_original(tmp_path: Path, variant: str, gre
 
 
 def convert_to_gguf(model: Any, directory: Path) -> Path:
-    """What llama.cpp's converter does to a Llama: rename, and interleave the halves of each q and k head."""
+    """Convert a Llama as llama.cpp does: rename, and interleave the halves of each q and k head."""
     config = model.config
     writer = gguf.GGUFWriter(directory / "model.gguf", "llama")
     writer.add_block_count(config.num_hidden_layers)

@@ -1,4 +1,4 @@
-"""What quantised weights do to a real model's predictions, by the benchmark whose table the documentation shows."""
+"""Effect of quantised weights on a real model's predictions, by the benchmark whose table the documentation shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every device promises (mlsys_core/device/protocols.py), on the CPU and on CUDA alike."""
+"""Promises of every device (mlsys_core/device/protocols.py), on the CPU and on CUDA alike."""
 
 from __future__ import annotations
 

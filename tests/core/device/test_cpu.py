@@ -1,4 +1,4 @@
-"""What is the CPU's own: threads, pinning, spinning, and the order of any program of submits, records and waits."""
+"""The CPU device: threads, pinning, spinning, and the order of any program of submits, records and waits."""
 
 from __future__ import annotations
 

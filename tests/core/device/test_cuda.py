@@ -1,4 +1,4 @@
-"""What is CUDA's own: which stream is current, order against torch's streams, indices, kernels that fail."""
+"""The CUDA device: which stream is current, order against torch's streams, indices, kernels that fail."""
 
 from __future__ import annotations
 

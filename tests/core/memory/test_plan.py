@@ -90,7 +90,7 @@ def test_the_optimum_itself_can_be_a_quarter_above_the_lower_bound() -> None:
 
 
 def fits_within(lifetimes: list[tuple[int, int, int]], capacity: int) -> bool:
-    """Whether any placement fits, by trying every offset of every tensor."""
+    """Return whether any placement fits, by trying every offset of every tensor."""
 
     def place_from(k: int, offsets: list[int]) -> bool:
         if k == len(lifetimes):

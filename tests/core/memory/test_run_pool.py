@@ -49,7 +49,7 @@ def test_runs_are_given_up_to_the_capacity():
             RunPool(1, capacity=capacity)
 
 
-def test_what_was_given_back_is_cut_from_the_smallest_that_is_large_enough():
+def test_freed_ranges_are_cut_from_the_smallest_large_enough():
     runs = RunPool(capacity=32)
     assert [runs.take(count) for count in (16, 4, 8, 1, 1, 2)] == [0, 16, 20, 28, 29, 30]
     assert runs.take(1) is None

@@ -81,7 +81,7 @@ def test_a_changed_source_or_flag_is_another_library(source: Path, tmp_path: Pat
     assert len(libraries(cache)) == 3
 
 
-def test_what_does_not_compile_says_why_and_leaves_nothing(source: Path, tmp_path: Path):
+def test_a_failed_compilation_says_why_and_leaves_nothing(source: Path, tmp_path: Path):
     source.write_text("this is no C++")
     with pytest.raises(MlsysError, match=r"could not compile kernel.cpp: .*error"):
         load_kernel(source, cache_dir=tmp_path / "cache")

@@ -89,7 +89,7 @@ def source_of(structs: list[list[Field]]) -> str:
 
 
 def written(structs: list[list[Field]], number: int) -> dict[str, Any]:
-    """What :func:`new` takes."""
+    """Arguments of :func:`new`."""
     return {
         f"f{index}": written(structs, field.kind) if isinstance(field.kind, int) else field.value
         for index, field in enumerate(structs[number])
@@ -161,7 +161,7 @@ def test_arrays_are_filled_up_and_none_is_zeros(library: Any):
         ({"kind": "poor"}, ValueError, "the enumerators are plain, rich; not 'poor'"),
     ],
 )
-def test_what_is_not_declared_is_refused(library: Any, change: dict[str, Any], error: type[Exception], words: str):
+def test_undeclared_names_are_refused(library: Any, change: dict[str, Any], error: type[Exception], words: str):
     fields = {name: value for name, value in {**OUTER, **change}.items() if value is not ...}
     with pytest.raises(error) as caught:
         new(library.structs["Outer"], **fields)

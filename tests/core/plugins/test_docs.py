@@ -28,7 +28,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```", EXAMPLES, re.MULTILINE | re.DOTALL
 
 @pytest.fixture(scope="module")
 def registry() -> Iterator[Registry]:
-    """What the page's module registers, beside the core's."""
+    """Return what the page's module registers, beside the core's."""
     module = types.ModuleType("mlsys_demo")
     for block in BLOCKS:
         exec(compile(block, "docs/plugins.md", "exec"), module.__dict__)

@@ -89,7 +89,7 @@ def test_a_raising_hook_takes_down_only_its_own_plugin_and_whole():
 
 
 @pytest.mark.parametrize("returned", [None, [None], ["doctor"], [object()], 3])
-def test_what_is_no_spec_is_refused(returned: object):
+def test_only_specs_are_accepted(returned: object):
     loaded = load(FakeEntryPoint("bad", lambda: plugin(mlsys_register_commands=lambda: returned)))
     assert "not a spec" in row(loaded, "bad").error
 

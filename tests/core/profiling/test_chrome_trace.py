@@ -122,7 +122,7 @@ def test_a_flow_of_counters_stays_in_order(tmp_path: Path, validate: Any, clock:
     assert series["free blocks"][-1] == (49.0, 1.5)
 
 
-def test_what_json_cannot_hold(tmp_path: Path, validate: Any, clock: Any) -> None:
+def test_values_beyond_json(tmp_path: Path, validate: Any, clock: Any) -> None:
     recorder = Recorder(clock_ns=clock, process="größe 模型 🚀")
     odd: dict[str, Any] = {
         "nan": float("nan"),

@@ -102,7 +102,7 @@ def test_dump_empties_so_that_a_worker_may_report_again_and_again(clock: Any) ->
     assert parent.recording().num_events == 0, "what was absorbed is handed out once too"
 
 
-def test_what_is_absorbed_is_bounded_too(clock: Any) -> None:
+def test_absorbed_bytes_are_bounded_too(clock: Any) -> None:
     worker, parent = Recorder(clock_ns=clock), Recorder(clock_ns=clock, max_events=4)
     for value in range(10):
         worker.count("n", value)

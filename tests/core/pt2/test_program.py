@@ -30,7 +30,7 @@ def test_the_same_program_comes_back(original: Path, net: nn.Module, inputs: Any
     assert {name for name, _ in saved.program.named_parameters()} == {"linear.weight", "linear.bias"}
 
 
-def test_what_torch_checks_of_inputs_is_still_checked(original: Path, inputs: Any):
+def test_torchs_checks_of_inputs_still_hold(original: Path, inputs: Any):
     module = load_program(original).program.module()
     with pytest.raises(AssertionError, match="Guard failed"):  # rows // 2 rows of 8 numbers: an even number of rows
         module({"x": inputs[0]["x"][:5]}, inputs[1][:5])

@@ -60,7 +60,7 @@ def test_there_is_no_bound_on_what_waits_unless_asked_for(make: Any) -> None:
 
 
 @each_policy
-def test_who_leaves_is_told_why_and_can_come_again(make: Any) -> None:
+def test_an_ended_request_has_a_reason_and_can_come_again(make: Any) -> None:
     scheduler = make(max_batch_size=1)
     add(scheduler, "ab")
     batch = scheduler.next_batch(WORKER, 0.0)

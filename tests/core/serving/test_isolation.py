@@ -174,7 +174,7 @@ def test_a_model_that_batches_change_for_good_is_found():
         require_isolated("it", worn, draw_like(example()))
 
 
-def test_what_takes_no_batches_is_refused():
+def test_a_model_that_takes_no_batches_is_refused():
     def fails_at(num: int) -> Callable[[list[Any]], Any]:
         def run(batch: list[Any]) -> Any:
             if len(batch) == num:

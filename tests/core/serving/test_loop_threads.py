@@ -236,7 +236,7 @@ def test_drain_ends_when_the_last_request_leaves_without_a_batch() -> None:
 
 
 @pytest.mark.parametrize("then", ["submit", "stop"])
-def test_what_the_listener_does_while_requests_are_admitted_needs_no_other_event(then: str) -> None:
+def test_a_listeners_calls_during_admission_need_no_other_event(then: str) -> None:
     class Reacting(Ledger):
         def on_finished(self, finished: Finished[Any], now: float) -> None:
             super().on_finished(finished, now)

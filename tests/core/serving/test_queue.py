@@ -140,7 +140,7 @@ def test_a_queue_needs_room_for_one() -> None:
         RequestQueue[None](max_size=0)
 
 
-def test_what_waits_is_seen_in_order_of_admission():
+def test_waiting_requests_are_seen_in_order_of_admission():
     queue = RequestQueue[None]()
     for at, (name, priority) in enumerate((("a", 0), ("b", -1), ("c", 0))):
         queue.push(ServeRequest(name, None, priority=priority), now=float(at))

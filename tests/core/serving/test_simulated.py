@@ -170,7 +170,7 @@ class Hoarder(IterationFcfs):
         return None
 
 
-def test_what_cannot_be_simulated_is_said() -> None:
+def test_limits_of_the_simulation_are_reported() -> None:
     executor = SimulatedExecutor[Any, Any](one, lambda _: None)
     with pytest.raises(ServingError, match=r"stuck at 2\.0 s: the scheduler keeps 1 requests"):
         simulate(Hoarder(1), executor, [(2.0, ("a", 1))], request_id=lambda request: request[0])
@@ -242,7 +242,7 @@ def test_a_wait_that_ends_with_the_batch_gets_it() -> None:
         executor.wait(None)
 
 
-def test_what_has_ended_already_is_given_without_going_back_in_time() -> None:
+def test_ended_work_is_given_without_going_back_in_time() -> None:
     executor = Counted()
     executor.submit("a")
     executor.clock.advance_to(7.0)

@@ -64,7 +64,7 @@ def test_batches_are_issued_at_once_and_come_back_in_order() -> None:
     assert device.is_closed
 
 
-def test_what_issuing_raises_comes_back_in_its_turn() -> None:
+def test_an_error_of_issuing_comes_back_in_its_turn() -> None:
     device = Recorded()
     worker = executor(device)
     worker.submit(0)

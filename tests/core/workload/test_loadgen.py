@@ -144,7 +144,7 @@ def test_warm_up_runs_first_one_by_one_and_counts_nowhere(run_virtual):
     assert [record.sent_s for record in result.records] == pytest.approx([0.0, 0.5, 1.0, 1.5])
 
 
-def test_what_a_target_raises_is_kept_in_its_record(run_virtual):
+def test_a_record_keeps_the_error_of_its_target(run_virtual):
     async def fails(item):
         if item.index == 1:
             raise ValueError("bad shape")

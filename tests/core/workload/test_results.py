@@ -180,7 +180,7 @@ def full_result():
     )
 
 
-def test_what_is_saved_is_loaded(tmp_path):
+def test_a_saved_file_is_loaded(tmp_path):
     result = full_result()
     result.save(tmp_path / "result.json")
     assert load_result(tmp_path / "result.json") == result

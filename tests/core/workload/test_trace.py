@@ -85,7 +85,7 @@ items = st.builds(
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=st.lists(items, max_size=8))
-def test_what_is_written_is_read_back(tmp_path, drawn):
+def test_written_values_are_read_back(tmp_path, drawn):
     from dataclasses import replace
 
     ordered = sorted(drawn, key=lambda item: item.arrival_s)

@@ -61,7 +61,7 @@ def chrome_trace(folder: Path) -> Case:
 
 
 def recording_payload(folder: Path) -> Case:
-    """What a worker process sends to its parent."""
+    """Messages of a worker process to its parent."""
     from mlsys_core.profiling.payload import decode_recording
 
     seed = _recording().dump()

@@ -153,7 +153,7 @@ def test_models(client):
         ),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_name(ask, options, error, says):
+def test_unsupported_fields_are_refused_by_name(ask, options, error, says):
     with pytest.raises(error, match=re.escape(says)):
         ask(**options)
 

@@ -99,7 +99,7 @@ def test_a_stream_of_structured_output_is_the_whole_answer(ask):
     [{"regex": "("}, {"grammar": "start: ("}, {"json": {"type": "nonsense"}}, {"json": {}, "regex": "x"}, {}],
     ids=["regex", "grammar", "schema", "two", "none"],
 )
-def test_what_is_no_grammar_is_a_400(complete, what):
+def test_an_invalid_grammar_is_a_400(complete, what):
     with pytest.raises(openai.BadRequestError):
         complete(extra_body={"structured_outputs": what})
 

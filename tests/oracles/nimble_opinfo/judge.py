@@ -139,7 +139,7 @@ def _run(function: Callable[..., Any], tensors: Sequence[torch.Tensor], *, learn
 
 
 def _is_as_near(case: Case, ours: list[Any], theirs: list[Any], *, learns: bool) -> bool:
-    """Whether ours is no further from the result in float64 than eager's: rounding, of a case that magnifies it."""
+    """Return whether ours is as near to the result in float64 as eager's is: rounding, magnified by the case."""
     wide = tuple(tensor.double() if tensor.is_floating_point() else tensor for tensor in case.tensors)
     try:
         exact = _run(case.function, clones(wide), learns=learns)
@@ -162,7 +162,7 @@ def _error(tensors: list[Any], exact: list[Any]) -> float:
 
 
 def _varies(case: Case, expected: list[Any], *, learns: bool) -> bool:
-    """Whether eager's result was never written: it is another where torch fills memory, or where it lies elsewhere."""
+    """Return whether eager's result was never written: it changes where torch fills memory, or with its address."""
     kept = [torch.full_like(x, 77) for x in expected if isinstance(x, torch.Tensor)]  # so that memory lies elsewhere
     torch.use_deterministic_algorithms(True, warn_only=True)  # torch.utils.deterministic.fill_uninitialized_memory
     try:

@@ -46,7 +46,7 @@ def write(judgements: Iterable[Judgement]) -> None:
 
 
 def listed() -> dict[str, str]:
-    """What the page says: case -> reason."""
+    """Return the page's refusals: case -> reason."""
     return dict(re.findall(r"^\| `(.*?)` \| (.*) \|$", PAGE.read_text(), re.MULTILINE))
 
 

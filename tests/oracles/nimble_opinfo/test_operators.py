@@ -33,6 +33,6 @@ def test_operators_give_what_eager_gives(part: int):
     assert tally.counts["equal"] > 15
 
 
-def test_what_the_page_of_refusals_says_is_so():
+def test_the_page_of_refusals_is_true():
     assert len(refusals.listed()) > 30
     assert list(refusals.differences()) == []

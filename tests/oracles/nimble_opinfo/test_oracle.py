@@ -40,7 +40,7 @@ def test_memory_that_nobody_wrote_is_no_result():
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_what_differs_is_said():
+def test_differences_are_reported():
     one = torch.tensor([1.0, torch.nan])
     assert compare([one], [one.clone()]) == ""
     assert compare([one], [one + 1]).startswith("result 0: Tensor-likes are not close")

@@ -107,7 +107,7 @@ def _attend(x: Tensor, sees: int) -> Tensor:
 
 
 def _written(write: Callable[..., Any]) -> Callable[..., Tensor]:
-    """What is written to, after the write."""
+    """The written tensor, after the write."""
 
     def run(x: Tensor, *arguments: Any) -> Tensor:
         write(x, *arguments)

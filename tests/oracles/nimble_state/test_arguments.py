@@ -190,7 +190,7 @@ def test_arguments_are_known_by_what_they_hold(name: str, executor: str):
 
 
 @pytest.mark.parametrize("argument", [iter([1]), object(), memoryview(b"1"), np.array([object()]), {1: object()}])
-def test_what_cannot_be_known_is_refused(argument: Any):
+def test_unknowable_values_are_refused(argument: Any):
     with pytest.raises(CaptureError, match="nothing tells when it changes"):
         prepared(lambda self, x, c: x * 2, torch.ones(2), argument)
 

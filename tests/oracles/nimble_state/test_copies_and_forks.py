@@ -89,7 +89,7 @@ def test_state_dicts_have_each_weight_once():
     assert set(prepared.state_dict()) == {f"model.{name}" for name in prepared.model.state_dict()}
 
 
-def test_what_is_not_prepared_stays_so():
+def test_an_unprepared_model_stays_unprepared():
     from mlsys_core.errors import InvalidInputError
 
     with pytest.raises(InvalidInputError, match="call prepare"):

@@ -146,7 +146,7 @@ def test_the_other_schedules_of_a_changed_model_are_made_anew(model: Net, ids: T
     torch.testing.assert_close(prepared(other), model(other), rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_read_in_place_is_not_read_twice(model: Net, ids: Tensor):
+def test_values_read_in_place_are_not_read_twice(model: Net, ids: Tensor):
     prepared = Nimble(model).prepare(ids, executor="native")
     assert prepared.prepared is not None
     watched = prepared.prepared.watch.nbytes

@@ -23,7 +23,7 @@ WAYS = ("prepare", "compile", "eager")
 
 @dataclass
 class Tally:
-    """What came of all cases."""
+    """Outcomes of all cases."""
 
     counts: Counter[str] = field(default_factory=Counter)
     refused: dict[str, str] = field(default_factory=dict)  # by case, why
@@ -90,7 +90,7 @@ def check(tally: Tally, name: str, model: nn.Module, calls: list[dict[str, Any]]
 
 
 def swing(eager: nn.Module, calls: list[dict[str, Any]], expected: list[dict[str, Tensor]]) -> float:
-    """How far eager's own results move when inputs and weights do by at most one ulp; the largest of four tries."""
+    """Return how far eager's results move when inputs and weights move by one ulp; the largest of four tries."""
     largest = 0.0
     for seed in range(4):
         torch.manual_seed(seed)

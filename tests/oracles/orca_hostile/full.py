@@ -38,7 +38,7 @@ INNOCENT: list[tuple[str, dict[str, Any]]] = [
 
 @dataclass
 class Seen:
-    """What became of the bodies."""
+    """Outcomes of the bodies."""
 
     counts: Counter[str] = field(default_factory=Counter)
     bad: list[str] = field(default_factory=list)

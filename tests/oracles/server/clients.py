@@ -148,7 +148,7 @@ def openai_client(server: Running, tally: Tally) -> None:
 
 
 def web_pages(server: Running, tally: Tally) -> None:
-    """What a page can make a browser send: nothing of it passes, even with the key."""
+    """Send requests that a page can make a browser send: none passes, even with the key."""
     paths = {
         "orca": ["/v1/completions", "/v1/chat/completions", "/tokenize"],
         "batchmaker": ["/v2/models/tiny/infer", "/v2/repository/models/tiny/unload", "/v2/repository/index"],

@@ -1,4 +1,4 @@
-"""What became of the cases."""
+"""Outcomes of the cases."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Tally:
 
 
 def answer(function: Any, x: Any) -> tuple[Any, Exception | None]:
-    """What a method answers, or what it raises."""
+    """Return a method's answer, or the error it raises."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         try:
@@ -79,7 +79,7 @@ def compare(source: Any, module: Any, method: str, x: Any, where: str, tally: Ta
 
 
 def _is_own_fault(error: Exception) -> bool:
-    """Whether scikit-learn fails on its own, where it means to answer: for these numbers in float64 it does."""
+    """Return whether scikit-learn fails on its own, where it means to answer: for these numbers in float64 it does."""
     faults = (
         "Buffer dtype mismatch",  # KMeans, fitted on float64 and given float32
         "'coo_matrix' object is not subscriptable",  # IncrementalPCA
@@ -101,7 +101,7 @@ def _in_float64(x: Any) -> Any:
 
 
 def _difference(got: Any, wanted: Any) -> str:
-    """How two answers differ; empty if they do not."""
+    """Return how two answers differ; empty if they do not."""
     if isinstance(wanted, list) and isinstance(got, list):
         if len(got) != len(wanted):
             return f"{len(got)} tables for {len(wanted)}"
@@ -127,7 +127,7 @@ def _difference(got: Any, wanted: Any) -> str:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Whether two labels or cells are equal, or missing alike."""
+    """Return whether two labels or cells are equal, or missing alike."""
     if one is other or repr(one) == repr(other):
         return True
     try:

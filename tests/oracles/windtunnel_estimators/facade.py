@@ -77,7 +77,7 @@ class Translated(BaseEstimator):
 
     @_offered("predict")
     def predict(self, X: Any) -> Any:  # noqa: N803
-        """Of the translation, as all below."""
+        """The translation's; so are all below."""
         return self._answer("predict", X)
 
     @_offered("predict_proba")
@@ -109,7 +109,7 @@ class SkewedChi2Sampler(Translated):
 
 
 def _outcome(check: Any, estimator: Any) -> Exception | None:
-    """What a check says; None if it is passed, or says nothing of such an estimator."""
+    """Return what a check says; None if it is passed, or says nothing of such an estimator."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         try:

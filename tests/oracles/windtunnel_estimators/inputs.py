@@ -1,4 +1,4 @@
-"""What a user may hand to ``predict``, and no test of ours foresaw, made of rows that a source was fitted on."""
+"""Inputs that a user may hand to ``predict``, made of rows that a source was fitted on."""
 
 from __future__ import annotations
 

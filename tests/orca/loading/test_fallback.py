@@ -71,7 +71,7 @@ def write_checkpoint(path: Path, family: str = "Olmo2", **changes: Any) -> None:
         ("olmo2", {"quantization_config": {"bits": 4}}, "quantised by other tools"),
     ],
 )
-def test_what_the_ragged_attention_cannot_do_is_refused_by_name(
+def test_limits_of_ragged_attention_are_refused_by_name(
     tmp_path: Path, model_type: str, changes: dict[str, Any], message: str
 ) -> None:
     raw = write_config(tmp_path, model_type, **changes)  # and nothing else
@@ -102,7 +102,7 @@ def test_without_transformers_the_command_is_named(tmp_path: Path, monkeypatch: 
         load_model(tmp_path)
 
 
-def test_what_attention_does_in_each_layer_is_read_from_the_model(tmp_path: Path) -> None:
+def test_attention_options_of_each_layer_are_read_from_the_model(tmp_path: Path) -> None:
     raw = write_config(
         tmp_path, "vaultgemma", head_dim=16, query_pre_attn_scalar=64, sliding_window=5, attn_logit_softcapping=9.0
     )

@@ -175,6 +175,6 @@ def test_transformers_makes_the_same_of_the_same_merges(tokenizer: Tokenizer) ->
     ],
     ids=["scores", "types", "tokens", "kind"],
 )
-def test_what_is_incomplete_or_unknown_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_incomplete_and_unknown_input_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         tokenizer_from_gguf(fields(**changes))

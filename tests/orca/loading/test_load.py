@@ -66,7 +66,7 @@ def test_a_model_without_template_or_bos_loads(make_gguf: Make) -> None:
         ({"split.count": 2}, "--merge"),
     ],
 )
-def test_what_would_give_wrong_text_is_refused(make_gguf: Make, changes: dict[str, Any], message: str) -> None:
+def test_a_tokenizer_that_gives_wrong_text_is_refused(make_gguf: Make, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         load_model(make_gguf(changes), dtype="fp32")
 

@@ -65,7 +65,7 @@ def test_newer_files_name_the_mode(tmp_path: Path, mode: str, expected: str) -> 
     ],
     ids=["dense", "order", "max", "two", "last", "lower", "prompt"],
 )
-def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_unimplemented_options_are_refused_by_name(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidInputError, match=said):
         read_pooling(write(tmp_path, **changes))
 

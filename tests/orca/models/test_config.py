@@ -81,7 +81,7 @@ def test_layers_that_attend_otherwise_are_refused(changes: dict[str, Any], messa
         ({"head_dim": 15}, "15"),
     ],
 )
-def test_what_is_not_implemented_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+def test_unimplemented_options_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         config_from_huggingface(RAW | changes, "llama")
 

@@ -80,7 +80,7 @@ def test_groups_that_do_not_divide_a_row_are_refused(columns: int, group_size: i
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-def test_what_is_no_number_is_refused(bits: Bits, value: float) -> None:
+def test_only_numbers_are_accepted(bits: Bits, value: float) -> None:
     matrix = weights(4, 64)
     matrix[2, 40] = value
     with pytest.raises(InvalidInputError, match="infinite or no number"):

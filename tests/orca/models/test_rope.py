@@ -93,7 +93,7 @@ def test_older_names_of_longrope(kind: str) -> None:
     ],
     ids=["unknown", "linear", "llama3", "longrope"],
 )
-def test_what_is_unknown_or_incomplete_is_refused(scaling: dict[str, Any], message: str) -> None:
+def test_unknown_and_incomplete_input_is_refused(scaling: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         rope_from_huggingface({"rope_scaling": scaling}, 16, max_positions=64)
 

@@ -76,7 +76,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_what_blocks_never_runs_on_the_event_loops_thread(serve, calls: dict[str, set[str]]) -> None:
+def test_blocking_calls_never_run_on_the_event_loops_thread(serve, calls: dict[str, set[str]]) -> None:
     with serve() as (url, _):
         for path, body in BODIES:
             answer = httpx.post(f"{url}{path}", json=body, timeout=60)

@@ -54,7 +54,7 @@ def contexts(token_ids: Sequence[int], before: int = 0) -> list[int]:
 
 
 def encoded(token_ids: Sequence[int]) -> int:
-    """What stands before the first token: each token that an encoder reads depends on all of them."""
+    """Return the hash of an encoder's prompt: each of its tokens depends on all of them."""
     return hash(tuple(token_ids)) if token_ids else 0
 
 
@@ -68,7 +68,7 @@ def next_token(context: int) -> int:
 
 
 def answer_of(request: GenerationRequest) -> list[int]:
-    """What the request must get, alone or not."""
+    """Return the tokens the request must get, alone or not."""
     answer: list[int] = []
     context = contexts_of(request)[-1]
     while len(answer) < request.max_new_tokens:

@@ -16,7 +16,7 @@ MAX_SIZE = 6
 
 @dataclass
 class Known:
-    """What the model remembers of a waiting request."""
+    """A waiting request in the model."""
 
     request: ServeRequest[None]
     pushed_s: float

@@ -172,7 +172,7 @@ WHOLE = st.one_of(
 
 
 def is_undecided(source: Any) -> np.ndarray:
-    """Of each fresh row, whether the source itself answers otherwise when its numbers move by a billionth.
+    """Return for each fresh row whether the source itself answers otherwise when its numbers move by a billionth.
 
     Two isotonic calibrations may add up to a half to the last bit; then the order of a sum decides.
     """

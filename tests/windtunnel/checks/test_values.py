@@ -29,7 +29,7 @@ def test_missing_values_are_taken_and_infinity_is_not():
         contract.check(_table(np.nan, np.inf))
 
 
-def test_what_takes_all_refuses_nothing():
+def test_an_open_field_refuses_nothing():
     contract = Contract("HistGradientBoostingClassifier", takes_nan=True, takes_inf=True)
     contract.check(_table(np.nan, np.inf))
     assert contract.takes_all

@@ -213,7 +213,7 @@ def test_trees_and_leaves_are_counted():
     assert size.num_parameters == 12 * (15 + 16 * 3)
 
 
-def test_what_is_not_covered_is_refused_with_the_reason():
+def test_uncovered_operators_are_refused_with_the_reason():
     frame = pd.DataFrame({"t": ["a b c", "d e"] * 50, "x": np.arange(100.0)})
     texts = catboost.CatBoostClassifier(text_features=["t"], **SMALL).fit(frame, frame.x > 50)
     with pytest.raises(InvalidInputError, match="declines features of text or embeddings"):

@@ -202,7 +202,7 @@ def _own_kernel(a, b):
         kernel_approximation.Nystroem(kernel=_own_kernel, n_components=5),
     ],
 )
-def test_what_is_not_known_stays_a_fallback(same_answers, source):
+def test_unknown_options_stay_a_fallback(same_answers, source):
     with pytest.raises(InvalidInputError, match=type(source).__name__):
         translate(source.fit(abs(X)))
     whole = make_pipeline(source, LogisticRegression()).fit(abs(X), LABELS)

@@ -162,7 +162,7 @@ def test_unknown_categories_are_warned_of_where_the_source_warns():
             module.transform(np.array([["a", "new"]], dtype=object))
 
 
-def test_what_cannot_be_a_category_is_refused():
+def test_an_invalid_category_is_refused():
     module = translate(OrdinalEncoder().fit(TEXT))
     cells = np.empty((1, 2), dtype=object)
     cells[0, 0], cells[0, 1] = ["a"], "x"

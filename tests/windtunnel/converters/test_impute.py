@@ -80,7 +80,7 @@ def test_frames(same_answers):
     same_answers(SimpleImputer().fit(frame[["a"]]), frame[["a"]][1:2])
 
 
-def test_what_fills_in_is_trained(same_answers):
+def test_filled_in_values_are_trained(same_answers):
     source = make_pipeline(SimpleImputer(add_indicator=True), StandardScaler(), LogisticRegression())
     module = same_answers(source.fit(X, [0, 1, 0, 1, 1]), FRESH[:3])
     fill = module.network.operators[0].fill

@@ -42,7 +42,7 @@ def test_isotonic_regression(same_answers, increasing, outside):
     same_answers(source, rows[:1], with_example=True)
 
 
-def test_what_raises_in_the_source_is_refused(same_answers):
+def test_errors_of_the_source_are_refusals(same_answers):
     source = IsotonicRegression(out_of_bounds="raise").fit(X, Y)
     inside = np.linspace(X[0], X[-1], 50)[:, None]
     same_answers(source, inside, with_example=True)

@@ -85,7 +85,7 @@ class Own(gp.RBF):
 
 
 @pytest.mark.parametrize("covariance", [gp.Matern(nu=0.8), gp.PairwiseKernel(metric="rbf"), gp.RBF() + Own()], ids=str)
-def test_what_is_not_known_is_refused(covariance):
+def test_unknown_input_is_refused(covariance):
     with pytest.raises(InvalidInputError, match="GaussianProcessRegressor"):
         translate(GaussianProcessRegressor(covariance, alpha=0.1, optimizer=None).fit(X, Y))
     with pytest.raises(InvalidInputError, match="KernelRidge"):

@@ -91,7 +91,7 @@ def test_boosting_types(same_answers, x, fresh, boosting, kind):
 
 @pytest.mark.parametrize("options", [{}, {"zero_as_missing": True}, {"use_missing": False}])
 @pytest.mark.parametrize("share", [0.0, 0.3])
-def test_what_is_missing(same_in_each_layout, x, fresh, options, share):
+def test_missing_parts(same_in_each_layout, x, fresh, options, share):
     """Zero, the numbers about 1e-35 that LightGBM takes for zero, NaN whether training had it or not, infinities."""
     rng = np.random.default_rng(0)
     x = np.where(rng.random(x.shape) < 0.3, 0, x)

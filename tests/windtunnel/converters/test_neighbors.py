@@ -123,7 +123,7 @@ def _own(distances):
 @pytest.mark.parametrize(
     "options", [{"weights": _own}, {"metric": "cosine"}, {"metric": "canberra"}, {"metric": "sqeuclidean"}]
 )
-def test_what_is_not_known_is_refused(options):
+def test_unknown_input_is_refused(options):
     for source in (KNeighborsClassifier(**options), KNeighborsRegressor(**options)):
         with pytest.raises(InvalidInputError, match="KNeighbors"):
             translate(source.fit(X, LABELS["four"]))

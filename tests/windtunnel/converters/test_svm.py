@@ -155,7 +155,7 @@ def test_sparse_named_and_single_feature(same_answers):
     ],
     ids=["precomputed", "callable", "ties of pairs", "SVR", "OneClassSVM"],
 )
-def test_what_cannot_be_reproduced_is_refused(source, rows):
+def test_irreproducible_values_are_refused(source, rows):
     with pytest.raises(InvalidInputError, match=type(source).__name__):
         translate(source.fit(rows, Y if isinstance(source, SVR) else LABELS[3]))
 

@@ -218,7 +218,7 @@ def test_a_subset_of_features_is_put_in_its_place():
     assert set(tree.feature) <= {7, 3, 5, 1}
 
 
-def test_what_cannot_be_an_ensemble_is_refused():
+def test_an_invalid_ensemble_is_refused():
     with pytest.raises(InvalidInputError, match="no trees"):
         join_trees([], num_features=1)
     with pytest.raises(InvalidInputError, match="take turns"):

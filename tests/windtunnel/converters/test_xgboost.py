@@ -111,7 +111,7 @@ def test_early_stopping_answers_with_the_best_iteration(same_answers, x, fresh):
         {"objective": "survival:cox"},
     ],
 )
-def test_what_is_not_covered_is_refused_by_name(x, options):
+def test_uncovered_operators_are_refused_by_name(x, options):
     source = xgboost.XGBRegressor(**options, **SMALL).fit(x, np.abs(x[:, 0]))
     with pytest.raises(InvalidInputError, match="XGBRegressor"):
         translate(source)

@@ -41,7 +41,7 @@ def test_a_pipeline_is_trained_and_written_and_trained_further(folder: Path) -> 
     assert CliRunner().invoke(app, again, catch_exceptions=False).exit_code == 0
 
 
-def test_how_sure_a_gain_has_to_be_is_an_option(folder: Path) -> None:
+def test_the_certainty_of_a_gain_is_an_option(folder: Path) -> None:
     other = LogisticRegression().fit(FRAME, np.where(FRAME.a > 8, "yes", "no"))  # knows nothing of b yet
     joblib.dump(other, folder / "source.joblib")
     kept = {}

@@ -201,7 +201,7 @@ def test_no_thread_outlives_the_group() -> None:
     ],
     ids=lambda pipeline: type(pipeline[-1]).__name__,
 )
-def test_what_is_no_tree_is_trained_as_it_is(source: Any) -> None:
+def test_models_without_trees_are_trained_as_they_are(source: Any) -> None:
     module = translate(source.fit(X[:60], Y[:60]))
     result = fine_tune(module, X, Y, epochs=10, lr=0.01, batch_size=50)
     assert result.history[-1]["train_loss"] < result.history[1]["train_loss"]

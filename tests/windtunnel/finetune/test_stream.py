@@ -51,7 +51,7 @@ def test_training_on_a_stream_is_like_training_on_the_table(paths: list[Path]) -
     np.testing.assert_allclose(streamed.module.predict_proba(FRAME), whole.module.predict_proba(FRAME), atol=0.03)
 
 
-def test_what_is_wrong_with_files_is_told_before_work(paths: list[Path], tmp_path: Path) -> None:
+def test_errors_in_files_are_reported_before_work(paths: list[Path], tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="lacks the columns"):
         StreamedRows(ParquetRows(paths, "nothing"), MODULE)
     with pytest.raises(InvalidInputError, match="cannot be read"):

@@ -43,7 +43,7 @@ def run_all(scheduler: CellularScheduler, of=OF, word=lambda *_: 0) -> list[Fini
 
 
 @both
-def test_who_waits_is_let_in_by_arrival(compiled: bool):
+def test_waiting_requests_are_admitted_by_arrival(compiled: bool):
     scheduler = scheduler_of(compiled)
     for name in "abcd":
         scheduler.add(chain(OF, name, 8), 0.0)  # two at a time
@@ -91,7 +91,7 @@ def test_too_many_waiting_are_refused_with_a_time_to_try_again(compiled: bool, b
 
 
 @both
-def test_what_can_never_fit_is_refused_whoever_is_here(compiled: bool):
+def test_a_request_that_never_fits_is_refused_in_any_company(compiled: bool):
     scheduler = scheduler_of(compiled)
     scheduler.add(chain(OF, "exact", 16), 0.0)
     with pytest.raises(InvalidInputError, match=r"needs 17 rows of int64\[\] at once, more than the state pool has"):

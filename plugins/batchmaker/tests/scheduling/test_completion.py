@@ -82,7 +82,7 @@ def test_a_request_fails_once_however_many_of_its_rows_do(compiled: bool):
     assert scheduler._admission.room.num_held == 0
 
 
-def test_what_fails_in_a_later_task_of_the_round(compiled: bool):
+def test_a_failure_in_a_later_task_of_the_round(compiled: bool):
     """Several tasks in a round: the number of the task says whose row it is."""
     scheduler = scheduler_of(compiled, batching="chunk", max_tasks_to_submit=2)
     for name in "ab":
@@ -117,7 +117,7 @@ def test_a_failed_round_fails_each_request_in_it_once_and_no_other(compiled: boo
     assert scheduler._admission.room.num_held == 0
 
 
-def test_who_was_cancelled_does_not_fail_as_well(compiled: bool):
+def test_a_cancelled_request_does_not_fail_as_well(compiled: bool):
     for fails in ("round", "row"):
         scheduler = scheduler_of(compiled)
         scheduler.add(chain(OF, "a", 1), 0.0)

@@ -42,7 +42,7 @@ def test_several_requests_get_as_many_as_each_asked_for():
     assert [[int(word) for (word,) in each] for each in read] == [[10, 20], [], [50, 70, 0]]
 
 
-def test_what_is_read_is_the_readers_own():
+def test_a_reader_gets_its_own_copy():
     results = Results(LAYOUT)
     results.reserve(4)
     results.write(1, np.arange(4), (rows(1, 2, 3, 4),))

@@ -261,7 +261,7 @@ def test_a_failed_round_fails_its_requests_alone():
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_who_leaves_takes_only_its_own_nodes_along(compiled: bool):
+def test_an_ended_request_takes_only_its_own_nodes_along(compiled: bool):
     """The encoder of the request that is cancelled is not released yet; that of the other was the first of all."""
     of = layout()
     scheduler = CellularScheduler(of, compiled=compiled)

@@ -192,6 +192,6 @@ async def test_websockets_of_other_origins_are_refused(router: Router, make_app:
 @pytest.mark.parametrize(
     "origin", ["example.org", "https://", "https://a.example/", "https://A.example", "https://*.example", ""]
 )
-def test_what_no_browser_sends_as_origin_is_refused_as_a_setting(origin: str) -> None:
+def test_an_origin_that_no_browser_sends_is_refused_as_a_setting(origin: str) -> None:
     with pytest.raises(InvalidInputError):
         HttpConfig(cors_origins=(origin,))

@@ -248,7 +248,7 @@ def test_headers_without_end_get_431(in_pieces: bool, serve_with: Any, dial: Any
 @pytest.mark.parametrize(
     "piece", [b"0\r\n" + b"x: " + b"y" * 70000, b"1;" + b"e" * 70000], ids=["trailer", "extension"]
 )
-def test_what_frames_a_body_is_bounded_too(piece: bytes, serve_with: Any, dial: Any) -> None:
+def test_the_framing_of_a_body_is_bounded_too(piece: bytes, serve_with: Any, dial: Any) -> None:
     with dial(serve_with()) as sock:
         sock.sendall(b"POST /length HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
         try:

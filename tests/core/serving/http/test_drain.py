@@ -169,7 +169,7 @@ def test_an_idle_server_with_an_open_connection_exits_at_once(start: Any) -> Non
         assert process.exit_code() == 0
 
 
-def test_what_outlives_the_drain_is_cut_and_told_so(start: Any, tmp_path: Path, check_error: Check) -> None:
+def test_requests_that_outlive_the_drain_are_cut_with_an_error(start: Any, tmp_path: Path, check_error: Check) -> None:
     process = start(drain_timeout_s=0.2)
     results: dict[str, httpx.Response] = {}
     slow = threading.Thread(target=lambda: results.update(slow=httpx.get(f"{process.url}/slow", timeout=WAIT_S)))

@@ -46,7 +46,7 @@ def test_every_json_value_passes_unchanged(value: object, ensure_ascii: bool) ->
         ('"é"'.encode("utf-16"), "invalid_encoding", "byte 0"),
     ],
 )
-def test_what_is_not_json_is_refused_with_the_reason(body: bytes, code: str, reason: str) -> None:
+def test_invalid_json_is_refused_with_the_reason(body: bytes, code: str, reason: str) -> None:
     with pytest.raises(HttpError, match=reason) as caught:
         parse_json(body)
     assert (caught.value.http_status, caught.value.error_code) == (400, code)

@@ -92,7 +92,7 @@ def test_serve_answers_while_its_app_starts_and_then_the_app_does() -> None:
     assert set(seen) == {"starting", "ready"}
 
 
-def test_who_is_connected_when_the_app_takes_over_is_answered_when_the_request_comes() -> None:
+def test_a_connection_made_before_the_app_starts_is_answered() -> None:
     bound = BoundPort("127.0.0.1", 0, config=CONFIG)
     with bound, socket.create_connection((bound.address.host, bound.address.port)) as early:
         httpx.get(bound.address.url + "/health/live")  # accepted after the first, so that one is in, too

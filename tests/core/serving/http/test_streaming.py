@@ -115,7 +115,7 @@ def test_a_generator_that_never_waits_does_not_keep_the_server_busy_after_its_cl
     assert line["complete"] is False
 
 
-def test_what_is_left_of_the_body_does_not_look_like_a_disconnect(
+def test_the_rest_of_the_body_does_not_look_like_a_disconnect(
     probe: Probe, make_app: Any, serve: Any, dial: Any
 ) -> None:
     with dial(serve(make_app(probe.router))) as sock:

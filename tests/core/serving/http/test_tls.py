@@ -73,7 +73,7 @@ def test_a_client_that_never_shakes_hands_is_closed(tls: TlsConfig) -> None:
             assert sock.recv(100) == b""
 
 
-def test_what_cannot_be_used_is_refused_in_one_line(certificates: Certificates, tmp_path: Path) -> None:
+def test_unusable_input_is_refused_in_one_line(certificates: Certificates, tmp_path: Path) -> None:
     server, key = certificates.server, certificates.server_key
     text = tmp_path / "text.pem"
     text.write_text("no certificate")

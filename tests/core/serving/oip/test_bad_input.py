@@ -152,7 +152,7 @@ async def test_text_that_is_none_is_refused_where_the_model_takes_text(client: h
         ("/v2/models/add/ready", 405, "does not take this method"),
     ],
 )
-async def test_what_there_is_not(client: httpx.AsyncClient, path: str, status: int, message: str) -> None:
+async def test_absent_names(client: httpx.AsyncClient, path: str, status: int, message: str) -> None:
     response = await client.post(path, json={"inputs": []})
     assert (response.status_code, list(response.json())) == (status, ["error"])
     assert message in response.json()["error"]

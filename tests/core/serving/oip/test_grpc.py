@@ -159,7 +159,7 @@ def test_every_typed_datatype(call: Client) -> None:
             assert np.frombuffer(raw, dtype).tolist() == np.array(values, dtype).tolist()
 
 
-def test_what_the_server_tells_of_itself(call: Client) -> None:
+def test_the_servers_own_description(call: Client) -> None:
     assert call("ServerLive").live
     assert call("ServerReady").ready
     assert call("ModelReady", m.ModelReadyRequest(name="add")).ready

@@ -57,7 +57,7 @@ def test_the_fields_of_a_request() -> None:
     assert [read(request, DataType.INT16, number).tolist() for number in (0, 1)] == [[1, 2], []]
 
 
-def test_what_is_not_given_is_empty() -> None:
+def test_missing_values_are_empty() -> None:
     wire, num_classes = decode_message(m.ModelInferRequest())
     assert (wire.inputs, wire.outputs, wire.request_id, wire.parameters, num_classes) == ([], [], "", {}, {})
 
@@ -132,7 +132,7 @@ def test_outputs_wanted_as_classes(count: int, expected: dict[str, int]) -> None
     assert (wire.outputs, num_classes) == (["x", "y"], expected)
 
 
-def test_what_is_no_number_of_classes_is_refused() -> None:
+def test_an_invalid_number_of_classes_is_refused() -> None:
     for field, value in (("int64_param", -1), ("bool_param", True), ("double_param", 1.0), ("string_param", "2")):
         request = request_of()
         setattr(request.outputs.add(name="y").parameters["classification"], field, value)

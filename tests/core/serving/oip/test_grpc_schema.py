@@ -19,7 +19,7 @@ triton_messages = pytest.importorskip("tritonclient.grpc.service_pb2")
 triton_config = pytest.importorskip("tritonclient.grpc.model_config_pb2")
 
 
-def test_what_is_read_is_what_the_proto_says(tmp_path: Path) -> None:
+def test_values_read_are_those_of_the_proto(tmp_path: Path) -> None:
     pytest.importorskip("grpc_tools")
     command = [sys.executable, "-m", "grpc_tools.protoc", "-I", str(COMPILED.parent), "open_inference.proto"]
     subprocess.run([*command, f"--descriptor_set_out={tmp_path / 'compiled'}"], check=True)
@@ -28,7 +28,7 @@ def test_what_is_read_is_what_the_proto_says(tmp_path: Path) -> None:
 
 
 def fields_of(descriptor: Any) -> dict[str, tuple[Any, ...]]:
-    """Of a message and all below it: path to number, type, repeatedness, choice and the name of a message or enum."""
+    """Return the number, type, repeatedness, choice and type name of each field of a message, by path."""
     fields = {}
     for field in descriptor.fields:
         other = field.message_type or field.enum_type

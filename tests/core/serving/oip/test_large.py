@@ -72,12 +72,12 @@ def test_an_array_of_numbers_is_what_numpy_makes_of_the_parsed_one(
         {"data": 1},
     ],
 )
-def test_what_is_no_even_array_of_int64_or_double_is_left_to_the_parser(value: Any) -> None:
+def test_other_arrays_than_even_ones_of_int64_or_double_are_left_to_the_parser(value: Any) -> None:
     body = json.dumps({"data": value}).encode()
     assert lifted(body) == (body, {})
 
 
-def test_what_looks_like_the_key_within_a_text_is_left_alone() -> None:
+def test_a_text_that_looks_like_the_key_is_left_alone() -> None:
     inside = '"data": [' + "1, " * LONG + "1]"
     body = json.dumps({"text": inside, inside: 1, 'x\\"data': [1] * LONG}).encode()
     assert lifted(body) == (body, {})

@@ -100,7 +100,7 @@ async def test_a_model_that_loads_is_not_ready(reference: ModuleType) -> None:
     assert repository.find("add").spec.version == "1"
 
 
-async def test_what_is_ready_serves_on_while_it_is_loaded_anew_or_that_fails(reference: ModuleType) -> None:
+async def test_a_ready_model_serves_on_while_it_reloads_or_that_fails(reference: ModuleType) -> None:
     source = Source()
     old = reference.Add()
     source.models["add"] = [old]

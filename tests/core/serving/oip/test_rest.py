@@ -177,7 +177,7 @@ async def test_parameters_reach_the_model_and_come_back(
     assert first.outputs == ("fp32_out",)
 
 
-async def test_what_the_server_tells_of_itself(client: httpx.AsyncClient) -> None:
+async def test_the_servers_own_description(client: httpx.AsyncClient) -> None:
     server = (await client.get("/v2")).json()
     assert server["name"] == "mlsys"
     assert "binary_tensor_data" in server["extensions"]

@@ -58,7 +58,7 @@ def test_the_fields_of_a_request() -> None:
     assert (request.wire.outputs, request.binary_by_default, request.binary, request.num_classes) == ([], False, {}, {})
 
 
-def test_what_is_not_given_is_empty() -> None:
+def test_missing_values_are_empty() -> None:
     request = decode(memoryview(b'{"inputs": []}'), None)
     assert (request.wire.inputs, request.wire.outputs) == ([], [])
     assert (request.wire.request_id, request.wire.parameters) == ("", {})
@@ -162,7 +162,7 @@ def test_shared_memory_is_refused_by_the_tensors_name(where: str) -> None:
     ],
     ids=str,
 )
-def test_what_is_no_request_is_refused_by_the_field_at_fault(request_: Any, message: str) -> None:
+def test_an_invalid_request_is_refused_by_the_field_at_fault(request_: Any, message: str) -> None:
     content = json.dumps(request_).replace("Infinity", "1e999").encode()
     with pytest.raises(InvalidInputError) as caught:
         decode(memoryview(content), None)

@@ -218,7 +218,7 @@ def test_integers_of_any_size_are_floats_where_floats_are_wanted(values: Any, ex
     ],
     ids=lambda each: str(each)[:30],
 )
-def test_what_no_double_can_be_is_refused_beside_large_integers(values: Any, message: str) -> None:
+def test_numbers_beyond_a_double_are_refused_beside_large_integers(values: Any, message: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         from_values(values, DataType.FP64, [len(values)], what="x")
     assert str(caught.value) == message
@@ -236,14 +236,14 @@ def test_typed_numbers_are_checked_against_the_range_of_the_datatype() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf], ids=["nan", "inf"])
-def test_what_json_cannot_hold_is_refused_with_advice(value: float) -> None:
+def test_values_beyond_json_are_refused_with_advice(value: float) -> None:
     with pytest.raises(InvalidInputError, match="binary_data"):
         to_values(np.array([value], np.float32), DataType.FP32, what="y")
     with pytest.raises(InvalidInputError, match="binary_data"):
         to_values(np.array([b"\xff"], np.object_), DataType.BYTES, what="y")
 
 
-def test_what_a_model_gives_is_passed_on_as_it_is() -> None:
+def test_outputs_of_a_model_are_passed_on_unchanged() -> None:
     for array, datatype in (
         (np.array([b"a", b""], np.object_), DataType.BYTES),
         (np.zeros((2, 0), np.float32), DataType.BF16),
@@ -252,7 +252,7 @@ def test_what_a_model_gives_is_passed_on_as_it_is() -> None:
         assert conformed(array, datatype, what="y") is array
 
 
-def test_what_a_model_gives_must_be_of_its_datatype() -> None:
+def test_outputs_of_a_model_must_have_its_datatype() -> None:
     with pytest.raises(ServingError, match="should be FP32"):
         conformed(np.zeros(2), DataType.FP32, what="y")
     with pytest.raises(ServingError, match="not of type bytes"):

@@ -1,4 +1,4 @@
-"""What the plugin does when asked; imported only then."""
+"""The plugin's command; imported only when it is called."""
 
 import typer
 from mlsys_core.report import Section
