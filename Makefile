@@ -73,7 +73,7 @@ fmt: setup  ## Format the code and fix what ruff can fix
 	$(VENV)/bin/ruff format $(CODE)
 
 bench: setup  ## Run the core's benchmarks; peers and suites: mlsys bench
-	@for script in benchmarks/core/*.py; do echo "== $$script"; $(PY) $$script || exit 1; done
+	@for suite in serving-loop recorder memory-plan oip-front; do $(VENV)/bin/mlsys bench core-$$suite || exit 1; done
 
 figures: setup  ## Write the documentation's tables of benchmarks, and their index, from benchmarks/results
 	$(PY) -m mlsys_bench.figures

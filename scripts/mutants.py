@@ -49,7 +49,7 @@ AREAS = {
         CORE,
         _paths("memory", "placement plan conflicts block_pool run_pool"),
         ("tests/core/memory", "tests/property/memory"),
-        ("benchmarks/core/memory_plan.py",),
+        ("benchmarks/src/mlsys_bench/core/memory_plan.py",),
     ),
     "core-serving": Area(
         CORE,

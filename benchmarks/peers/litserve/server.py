@@ -1,9 +1,9 @@
-"""LitServe with the models of `benchmarks/core/oip_front.py`, or the encoder, on the JSON form of the inference route.
+"""LitServe with the models of `mlsys bench core-oip-front`, or the encoder, on the JSON form of the inference route.
 
     python -m venv .peers/litserve
     .peers/litserve/bin/pip install -r benchmarks/peers/litserve/requirements.txt
     .peers/litserve/bin/python benchmarks/peers/litserve/server.py 18100
-    python benchmarks/core/oip_front.py --peer litserve 127.0.0.1:18100 - PID
+    mlsys bench core-oip-front peers=litserve@127.0.0.1:18100@-@PID
 
 With ``--encoder FOLDER [WAIT_MS]``: see `mlsys bench dvabatch-over-http`.
 """

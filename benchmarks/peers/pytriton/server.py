@@ -7,7 +7,7 @@
 Then, in the project's environment:
 
     python tests/conformance/oip/probes.py --http 127.0.0.1:18000 --grpc 127.0.0.1:18001 --server triton
-    python benchmarks/core/oip_front.py --peer triton 127.0.0.1:18000 127.0.0.1:18001 PID
+    mlsys bench core-oip-front peers=triton@127.0.0.1:18000@127.0.0.1:18001@PID
 """
 
 from __future__ import annotations

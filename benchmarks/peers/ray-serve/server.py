@@ -1,9 +1,9 @@
-"""Ray Serve with the models of `benchmarks/core/oip_front.py`, or the encoder, on the JSON form of the inference route.
+"""Ray Serve with the models of `mlsys bench core-oip-front`, or the encoder, on the JSON form of the inference route.
 
     python -m venv .peers/ray-serve
     .peers/ray-serve/bin/pip install -r benchmarks/peers/ray-serve/requirements.txt
     .peers/ray-serve/bin/python benchmarks/peers/ray-serve/server.py 18200
-    python benchmarks/core/oip_front.py --peer ray 127.0.0.1:18200 - PID
+    mlsys bench core-oip-front peers=ray@127.0.0.1:18200@-@PID
 
 With ``--encoder FOLDER [WAIT_MS]``: see `mlsys bench dvabatch-over-http`.
 """

@@ -7,80 +7,67 @@ from collections.abc import Iterable
 from mlsys_core.plugins.hookspecs import hookimpl
 from mlsys_core.plugins.specs import BenchmarkSpec
 
+# name: (help, function, kinds of device)
+SUITES = {
+    "core-serving-loop": ("Cost of a batch in the serving loop.", "core.serving_loop:run", ("cpu",)),
+    "core-recorder": ("Cost of an event in the recorder.", "core.recorder:run", ("cpu",)),
+    "core-memory-plan": ("Peak memory over the lower bound, and planning time.", "core.memory_plan:run", ("cpu",)),
+    "core-oip-front": ("Requests a second of the inference protocol's front.", "core.oip_front:run", ("cpu",)),
+    "nimble": (
+        "Nets of chapter 3 against eager, torch.compile, AOTInductor, ONNX Runtime and OpenVINO.",
+        "nimble.nets:run",
+        ("cpu", "cuda"),
+    ),
+    "nimble-kernels": ("Convolutions and linears by layer, beside oneDNN.", "nimble.kernels:run", ("cpu",)),
+    "nimble-training": ("Training steps beside eager and torch.compile.", "nimble.training:run", ("cpu",)),
+    "nimble-overhead": ("Cost of a replay beside its kernels.", "nimble.overhead:run", ("cpu",)),
+    "nimble-weights": ("Cost of noticing changed weights.", "nimble.weights:run", ("cpu",)),
+    "nimble-exactness": ("Distance of results from float64.", "nimble.exactness:run", ("cpu",)),
+    "nimble-streams": ("Run time of Algorithm 1 on large graphs.", "nimble.streams:run", ("cpu",)),
+    "windtunnel-infer": (
+        "Exact inference against scikit-learn, LightGBM, ONNX Runtime, Hummingbird and treelite.",
+        "windtunnel.infer:run",
+        ("cpu",),
+    ),
+    "windtunnel-tables": (
+        "The experiments of the dissertation's section 5.4; also mlsys windtunnel bench.",
+        "windtunnel.tables:run",
+        ("cpu",),
+    ),
+    "windtunnel-search": ("Sets of fine-tuning options, by validation rows alone.", "windtunnel.search:run", ("cpu",)),
+    "windtunnel-training": (
+        "Rows a second of a training step, the kernel beside torch.",
+        "windtunnel.training:run",
+        ("cpu",),
+    ),
+    "batchmaker": (
+        "The BatchMaker paper's figures: cellular against request-level batching.",
+        "batchmaker.suite:run",
+        ("cpu",),
+    ),
+    "batchmaker-loops": ("A step of the compiled loops by rows, beside nn.LSTM.", "batchmaker.loops:run", ("cpu",)),
+    "batchmaker-words": ("Words to phonemes, cellular against bucketed batching.", "batchmaker.words:run", ("cpu",)),
+    "batchmaker-trees": (
+        "Tree-LSTM against DyNet, per-height batching and the ideal graph.",
+        "batchmaker.trees:run",
+        ("cpu",),
+    ),
+    "batchmaker-workers": ("Two workers against one, on real threads.", "batchmaker.workers:run", ("cpu",)),
+    "batchmaker-scheduling": ("CPU time of scheduling a cell.", "batchmaker.scheduling:run", ("cpu",)),
+    "dvabatch": (
+        "DVABatch's Figures 14 to 21: policies against ZeroBatch, DelayBatch and the best static batch.",
+        "dvabatch.suite:run",
+        ("cpu",),
+    ),
+    "dvabatch-ideal": ("The largest gain of letting requests join a batch, by costs.", "dvabatch.ideal:run", ("cpu",)),
+    "dvabatch-over-http": ("Running servers over HTTP under Poisson arrivals.", "dvabatch.over_http:run", ("cpu",)),
+}
+
 
 @hookimpl
 def mlsys_register_benchmarks() -> Iterable[BenchmarkSpec]:
     """Return all suites, by subsystem."""
     return [
-        BenchmarkSpec(
-            name="nimble",
-            help="Nets of chapter 3 against eager, torch.compile, AOTInductor, ONNX Runtime and OpenVINO.",
-            run="mlsys_bench.nimble.nets:run",
-            devices=("cpu", "cuda"),
-        ),
-        BenchmarkSpec(
-            name="windtunnel-infer",
-            help="Exact inference against scikit-learn, LightGBM, ONNX Runtime, Hummingbird and treelite.",
-            run="mlsys_bench.windtunnel.infer:run",
-        ),
-        BenchmarkSpec(
-            name="windtunnel-tables",
-            help="The experiments of the dissertation's section 5.4; also mlsys windtunnel bench.",
-            run="mlsys_bench.windtunnel.tables:run",
-        ),
-        BenchmarkSpec(
-            name="windtunnel-search",
-            help="Sets of fine-tuning options, by validation rows alone.",
-            run="mlsys_bench.windtunnel.search:run",
-        ),
-        BenchmarkSpec(
-            name="windtunnel-training",
-            help="Rows a second of a training step, the kernel beside torch.",
-            run="mlsys_bench.windtunnel.training:run",
-        ),
-        BenchmarkSpec(
-            name="batchmaker",
-            help="The BatchMaker paper's figures: cellular against request-level batching.",
-            run="mlsys_bench.batchmaker.suite:run",
-        ),
-        BenchmarkSpec(
-            name="batchmaker-loops",
-            help="A step of the compiled loops by rows, beside nn.LSTM.",
-            run="mlsys_bench.batchmaker.loops:run",
-        ),
-        BenchmarkSpec(
-            name="batchmaker-words",
-            help="Words to phonemes, cellular against bucketed batching.",
-            run="mlsys_bench.batchmaker.words:run",
-        ),
-        BenchmarkSpec(
-            name="batchmaker-trees",
-            help="Tree-LSTM against DyNet, per-height batching and the ideal graph.",
-            run="mlsys_bench.batchmaker.trees:run",
-        ),
-        BenchmarkSpec(
-            name="batchmaker-workers",
-            help="Two workers against one, on real threads.",
-            run="mlsys_bench.batchmaker.workers:run",
-        ),
-        BenchmarkSpec(
-            name="batchmaker-scheduling",
-            help="CPU time of scheduling a cell.",
-            run="mlsys_bench.batchmaker.scheduling:run",
-        ),
-        BenchmarkSpec(
-            name="dvabatch",
-            help="DVABatch's Figures 14 to 21: policies against ZeroBatch, DelayBatch and the best static batch.",
-            run="mlsys_bench.dvabatch.suite:run",
-        ),
-        BenchmarkSpec(
-            name="dvabatch-ideal",
-            help="The largest gain of letting requests join a batch, by costs.",
-            run="mlsys_bench.dvabatch.ideal:run",
-        ),
-        BenchmarkSpec(
-            name="dvabatch-over-http",
-            help="Running servers over HTTP under Poisson arrivals.",
-            run="mlsys_bench.dvabatch.over_http:run",
-        ),
+        BenchmarkSpec(name=name, help=text, run=f"{__package__}.{run}", devices=devices)
+        for name, (text, run, devices) in SUITES.items()
     ]

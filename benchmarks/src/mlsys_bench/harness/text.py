@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping
-from typing import Literal
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any, Literal
 
-from mlsys_core.report import Table
+from mlsys_core.report import Section, Table
 
 from mlsys_bench.harness.race import Outcome, Outcomes
 
@@ -49,6 +50,33 @@ def times_table(races: Mapping[str, Outcomes], subject: str, caption: str = "") 
     names = list(dict.fromkeys(name for outcomes in races.values() for name in outcomes))
     rows = [[race, *(milliseconds(outcomes.get(name)) for name in names)] for race, outcomes in races.items()]
     return Table([subject, *names], rows, caption or "Median milliseconds of a call")
+
+
+def table_of(rows: Sequence[Any], caption: str = "") -> Table:
+    """Return a table of equal dataclasses: a column for each field, headed by its name."""
+    names = [each.name for each in fields(rows[0])] if rows else []
+    return Table(
+        [name.replace("_", " ") for name in names],
+        [[_cell(getattr(row, name)) for name in names] for row in rows],
+        caption,
+    )
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return MISSING if value is None else str(value)
+
+
+def rows_section(
+    title: str,
+    rows: Sequence[Any],
+    *texts: str,
+    status: Literal["ok", "failed", "skipped"] = "ok",
+    **data: object,
+) -> Section:
+    """Return a section with one table of dataclasses and its texts; its data are the rows and ``data``."""
+    return Section(title, [*texts, table_of(rows)], status, {**data, "rows": [asdict(row) for row in rows]})
 
 
 def untimed(races: Mapping[str, Outcomes]) -> list[str]:

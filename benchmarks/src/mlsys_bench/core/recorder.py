@@ -7,26 +7,25 @@ shared machine it leaves out other processes' time. Before the timing, each form
 A recorder is measured disabled; enabled with its ring full, so that memory is used again; and while the ring fills for
 the first time, which adds page faults and collections of young objects.
 
-    python benchmarks/core/recorder.py
-    python benchmarks/core/recorder.py --repeats 31 --json recorder.json
+    mlsys bench core-recorder repeats=31
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from mlsys_core.profiling import NULL_RECORDER, Recorder
+
+from mlsys_bench.harness.text import rows_section
+
+if TYPE_CHECKING:
+    from mlsys_core.bench import BenchContext
+    from mlsys_core.report import Section
 
 EMPTY_LOOP = "empty loop"
 # name -> the statement in the loop; r, s and i are the recorder, a spanner of it and the loop's counter
@@ -137,50 +136,31 @@ def threads_ns(loops: int, num_threads: int) -> float:
     return (time.perf_counter() - start) / (loops * num_threads) * 1e9
 
 
-def environment() -> dict[str, str]:
-    """Return the machine and the versions that the figures depend on."""
-    cpu = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        models = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        cpu = f"{models[0]} x {len(models)}" if models else cpu
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    clock_ns = min(-time.perf_counter_ns() + time.perf_counter_ns() for _ in range(10_000))
-    return {
-        "cpu": cpu,
-        "python": sys.version.split()[0],
-        "system": f"{platform.system()} {platform.release()}",
-        "commit": commit.stdout.strip() or "unknown",
-        "two_clock_reads_apart_ns": str(clock_ns),
-    }
+def run(context: BenchContext, *, loops: int = 20_000, repeats: int = 15) -> Section:
+    """Measure; the section has failed if a bound does not hold.
 
-
-def main() -> None:
-    """Measure, print, and exit with 1 if a bound does not hold."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--loops", type=int, default=20_000, help="turns of each loop")
-    parser.add_argument("--repeats", type=int, default=15, help="interleaved passes; medians are over these")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    options = parser.parse_args()
-    rows, empty_ns = measure_forms(options.loops, options.repeats)
-    together_ns = statistics.median(threads_ns(options.loops, 4) for _ in range(5))
-    where = environment()
-    print(*(f"{key}: {value}" for key, value in where.items()), sep="\n")
-    loop = f"less {empty_ns:.1f} ns for the loop"
-    print(f"\nCPU time, median of {options.repeats} passes of {options.loops} turns, {loop}\n")
-    print(f"{'recorder':<9} {'form':<44} {'median':>8} {'fastest':>8} {'slowest':>8} {'bound':>7}  (ns)")
-    for row in rows:
-        bound = "" if row.bound_ns is None else f"{row.bound_ns:.0f}"
-        figures = f"{row.median_ns:>8.1f} {row.fastest_ns:>8.1f} {row.slowest_ns:>8.1f} {bound:>7}"
-        print(f"{row.recorder:<9} {row.form:<44} {figures}")
-    print(f"\nwith spanner in 4 threads at once: {together_ns:.0f} ns of wall time a span (loop included)")
-    if options.json:
-        figures_by_name = {"environment": where, "empty_loop_ns": empty_ns, "four_threads_ns": together_ns}
-        options.json.write_text(json.dumps({**figures_by_name, "rows": [asdict(row) for row in rows]}, indent=2))
-    missed = [row for row in rows if row.bound_ns is not None and row.median_ns >= row.bound_ns]
-    if missed:
-        sys.exit("over the bound: " + ", ".join(f"{row.recorder} {row.form}" for row in missed))
-
-
-if __name__ == "__main__":
-    main()
+    Args:
+        context: The suite's context.
+        loops: Turns of each loop.
+        repeats: Interleaved passes; medians are over these.
+    """
+    if context.is_quick:
+        loops, repeats = 2_000, 3
+    rows, empty_ns = measure_forms(loops, repeats)
+    together_ns = statistics.median(threads_ns(loops, 4) for _ in range(5))
+    missed = [
+        f"{row.recorder} {row.form}" for row in rows if row.bound_ns is not None and row.median_ns >= row.bound_ns
+    ]
+    texts = [
+        f"CPU time in ns, median of {repeats} passes of {loops} turns, less {empty_ns:.1f} for the loop.",
+        f"With spanner in 4 threads at once: {together_ns:.0f} ns of wall time a span, the loop included.",
+        *([f"Over the bound: {', '.join(missed)}"] if missed else []),
+    ]
+    return rows_section(
+        "Core: the recorder",
+        rows,
+        *texts,
+        status="failed" if missed and not context.is_quick else "ok",
+        empty_loop_ns=empty_ns,
+        four_threads_ns=together_ns,
+    )

@@ -1,29 +1,33 @@
 """Nimble's kernels layer by layer, on one thread, beside torch's own (oneDNN): GFLOP/s.
 
-    taskset -c 1 python benchmarks/nimble/kernels.py [--net resnet50 ...] [--json FILE]
+    taskset -c 1 mlsys bench nimble-kernels nets=resnet50
 
 The layers are the distinct convolutions and linears of each net at batch 1. Results are compared before they are timed;
-contestants take turns, and the figure is the median of their turns. torch gets its weights reordered ahead of time, as
+cases take turns, and the figure is the median of their turns. torch gets its weights reordered ahead of time, as
 its own freezing does. Winograd's kernels are counted with the products that the direct form would need.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import median
-from time import perf_counter
+from typing import TYPE_CHECKING
 
 import torch
 import torch.utils.mkldnn as mkldnn
-from mlsys_core.environment import describe_environment
+from mlsys_core.errors import InvalidInputError
+from mlsys_core.profiling.turns import take_turns
 from mlsys_nimble.backends.cpu import convolutions
 from mlsys_nimble.backends.cpu.library import Kernel, View
 from mlsys_nimble.ir.operators import Convolution, Linear
 from torch import nn
+
+from mlsys_bench.harness.text import rows_section
+
+if TYPE_CHECKING:
+    from mlsys_core.bench import BenchContext
+    from mlsys_core.report import Section
 
 TOLERANCE = 1e-5  # of the result's scale
 
@@ -128,7 +132,7 @@ NETS = {
 
 @dataclass(frozen=True)
 class Result:
-    """GFLOP/s by contestant; None: it does not take the layer."""
+    """GFLOP/s by case; None: it does not take the layer."""
 
     net: str
     layer: str
@@ -145,22 +149,8 @@ def runner(kernel: Kernel) -> Callable[[], object]:
     return lambda: kernel.run(scratch=scratch)
 
 
-def measure(contestants: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """Return the median time of each contestant, in turns of one call."""
-    for call in contestants.values():
-        call()
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    stop = perf_counter() + seconds
-    while perf_counter() < stop or len(next(iter(times.values()))) < 5:
-        for name, call in contestants.items():
-            begin = perf_counter()
-            call()
-            times[name].append(perf_counter() - begin)
-    return {name: median(turns) for name, turns in times.items()}
-
-
 def bench_layer(net: str, layer: Layer, seconds: float) -> Result:
-    """Measure all contestants on one layer."""
+    """Measure all cases on one layer."""
     built: dict[str, Kernel] = {}
     module: nn.Module
     if layer.kernel == (0, 0):
@@ -172,7 +162,7 @@ def bench_layer(net: str, layer: Layer, seconds: float) -> Result:
         weight, bias = module.weight, module.bias
         built["nimble"] = convolutions.linear(Linear(has_bias=True), View.of(x), weight, bias, View.of(out))
     else:
-        padding = tuple(size // 2 for size in layer.kernel)
+        padding = (layer.kernel[0] // 2, layer.kernel[1] // 2)
         module = nn.Conv2d(
             layer.channels, layer.columns, layer.kernel, layer.stride, padding, groups=layer.groups
         ).eval()
@@ -190,47 +180,33 @@ def bench_layer(net: str, layer: Layer, seconds: float) -> Result:
         if convolutions.is_winograd(kind, module.weight):
             built["winograd2"] = convolutions.winograd(kind, *bound, size=2)
             built["winograd4"] = convolutions.winograd(kind, *bound, size=4)
-    contestants: dict[str, Callable[[], object]] = {}
+    cases: dict[str, Callable[[], object]] = {}
     for name, kernel in built.items():
-        contestants[name] = runner(kernel)
-        contestants[name]()
+        cases[name] = runner(kernel)
+        cases[name]()
         error = float((out.double() - expected).abs().max() / expected.abs().max())
         assert error < TOLERANCE, f"{name} on {layer}: off by {error:.1e} of the result's scale"
-    reordered, x_reordered = mkldnn.to_mkldnn(nn.Sequential(module)), x.to_mkldnn()
-    contestants["torch"] = lambda: reordered(x_reordered)
+    reordered, x_reordered = mkldnn.to_mkldnn(nn.Sequential(module)), x.to_mkldnn()  # type: ignore[no-untyped-call]
+    cases["torch"] = lambda: reordered(x_reordered)
     flop = 2 * expected.numel() * module.weight[0].numel()
-    speed = {name: flop / time / 1e9 for name, time in measure(contestants, seconds).items()}
+    turns = take_turns(cases, turn_s=0.0, num_rounds=5, budget_s=seconds, fewest_calls=1, idle_s=0.0)
+    speed = {name: flop / median(sample for turn in own for sample in turn) / 1e9 for name, own in turns.items()}
     return Result(
         net, str(layer), flop / 1e6, speed["nimble"], speed.get("winograd2"), speed.get("winograd4"), speed["torch"]
     )
 
 
-def main() -> None:
-    """Print the table; write it as JSON if asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--net", nargs="+", choices=NETS, default=list(NETS))
-    parser.add_argument("--seconds", type=float, default=0.3, help="per layer")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+def run(context: BenchContext, *, nets: tuple[str, ...] = tuple(NETS), seconds: float = 0.3) -> Section:
+    """Measure the layers of ``nets``, each for so many seconds, on one thread."""
+    if unknown := set(nets) - set(NETS):
+        raise InvalidInputError(f"no net is called {min(unknown)!r}: there are {', '.join(NETS)}")
     torch.set_num_threads(1)
-    results = []
-    print(f"{'layer':44} {'MFLOP':>8} {'nimble':>7} {'F(2x2)':>7} {'F(4x4)':>7} {'torch':>7}")
-    with torch.no_grad():
-        for net in arguments.net:
-            print(f"-- {net}")
-            for layer in NETS[net]:
-                result = bench_layer(net, layer, arguments.seconds)
-                results.append(result)
-                speeds = [result.nimble, result.winograd2, result.winograd4, result.torch]
-                row = " ".join(f"{'':>7}" if speed is None else f"{speed:7.1f}" for speed in speeds)
-                print(f"{result.layer:44} {result.mflop:8.1f} {row}", flush=True)
-    if arguments.json:
-        arguments.json.write_text(
-            json.dumps(
-                {"environment": describe_environment(), "gflops": [asdict(result) for result in results]}, indent=1
-            )
-        )
-
-
-if __name__ == "__main__":
-    main()
+    layers = [(net, layer) for net in nets for layer in NETS[net]]
+    if context.is_quick:
+        layers, seconds = layers[-2:], 0.0
+    rows = []
+    with torch.no_grad(), context.console.status("") as status:
+        for net, layer in layers:
+            status.update(f"{net}: {layer}")
+            rows.append(bench_layer(net, layer, seconds))
+    return rows_section("Nimble: kernels by layer", rows, "GFLOP/s on one thread.")

@@ -1,38 +1,44 @@
 """A training step, forward and backward, by eager PyTorch, torch.compile and Nimble: milliseconds, and gradients first.
 
-    python benchmarks/nimble/training.py [--net resnet20-cifar ...] [--threads 2] [--seconds 20] [--json FILE]
+    mlsys bench nimble-training nets=resnet20-cifar seconds=20 --threads 2
 
-Every contestant gets its own copy of the net and the same batch. Before anything is timed, the gradients of a step are
+Every case gets its own copy of the net and the same batch. Before anything is timed, the gradients of a step are
 compared with those of a step in float64, and with eager's own distance from it; for that comparison activations with
 kinks are smooth ones, since in single precision a few of a million units come to lie on the other side of a kink, in
-eager no less than elsewhere, and each changes gradients by more than all rounding does. Contestants then take turns;
+eager no less than elsewhere, and each changes gradients by more than all rounding does. Cases then take turns;
 the figure is the median over all turns. Optimisers are left out: they are the same for all. On a machine that others
-use as well, ``--threads 1 --clock processor`` counts the process's own time only.
+use as well, ``--threads 1 clock=processor`` counts the process's own time only.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
-from mlsys_core.environment import describe_environment
+from mlsys_core.errors import InvalidInputError, MlsysError
 from mlsys_core.profiling.turns import take_turns
 from mlsys_nimble import Nimble
 from mlsys_nimble.nets.registry import net as net_of
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mlsys_bench.harness.race import Outcome, speed_up, timed
+from mlsys_bench.harness.text import rows_section
+
+if TYPE_CHECKING:
+    from mlsys_core.bench import BenchContext
+    from mlsys_core.report import Section
+
 TOLERANCE = 1e-5  # of the largest gradient; or three times as far from float64 as eager is
 CLASSES = 10
-CONTESTANTS = ("eager", "eager, channels last", "torch.compile", "Nimble")
+CASES = ("eager", "eager, channels last", "torch.compile", "Nimble")
+QUICK_CASES = ("eager", "Nimble")
+CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 
 
 class Transformer(nn.Module):
@@ -74,14 +80,15 @@ NETS: dict[str, Callable[[int], tuple[nn.Module, Tensor]]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One contestant on one net."""
+    """One case on one net."""
 
     net: str
-    contestant: str
+    contestant: str  # the case, as the published files spell it
     batch: int
     difference: float  # of the gradients from float64's, relative to the largest
     median_ms: float
     best_ms: float
+    over_eager: float | None  # the median of ratios within rounds
 
 
 def step_of(call: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor, target: Tensor) -> Callable[[], None]:
@@ -90,7 +97,7 @@ def step_of(call: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor, targ
     def step() -> None:
         for parameter in module.parameters():
             parameter.grad = None
-        functional.cross_entropy(call(x), target).backward()
+        functional.cross_entropy(call(x), target).backward()  # type: ignore[no-untyped-call]
 
     return step
 
@@ -118,10 +125,12 @@ def smooth(module: nn.Module) -> nn.Module:
     return module
 
 
-def contestants(module: nn.Module, x: Tensor, target: Tensor) -> dict[str, tuple[nn.Module, Callable[[], None]]]:
-    """Return each contestant's own copy of the module, and a step of it."""
+def steps_of(
+    cases: Sequence[str], module: nn.Module, x: Tensor, target: Tensor
+) -> dict[str, tuple[nn.Module, Callable[[], None]]]:
+    """Return each case's own copy of the module, and a step of it."""
     found: dict[str, tuple[nn.Module, Callable[[], None]]] = {}
-    for name in CONTESTANTS:
+    for name in cases:
         own, data = copy.deepcopy(module), x
         call: Callable[[Tensor], Tensor] = own
         if name == "eager, channels last":
@@ -137,81 +146,72 @@ def contestants(module: nn.Module, x: Tensor, target: Tensor) -> dict[str, tuple
     return found
 
 
-def compare(name: str, module: nn.Module, x: Tensor, target: Tensor) -> dict[str, float]:
-    """Return the distance of each contestant's gradients from float64's.
+def compare(name: str, cases: Sequence[str], module: nn.Module, x: Tensor, target: Tensor) -> dict[str, float]:
+    """Return the distance of each case's gradients from float64's.
 
     Raises:
-        SystemExit: further than :data:`TOLERANCE`, and than three times eager's.
+        MlsysError: further than :data:`TOLERANCE`, and than three times eager's.
     """
     exact = copy.deepcopy(module).double()
     step_of(exact, exact, x.double() if x.is_floating_point() else x, target)()
     found: dict[str, float] = {}
-    for contestant, (own, step) in contestants(module, x, target).items():
+    for case, (own, step) in steps_of(cases, module, x, target).items():
         step()
-        found[contestant] = difference(gradients(own), gradients(exact))
-        if found[contestant] > max(TOLERANCE, 3 * found["eager"]):
-            raise SystemExit(f"{name}: {contestant}'s gradients differ from float64's by {found[contestant]:.1e}")
+        found[case] = difference(gradients(own), gradients(exact))
+        if found[case] > max(TOLERANCE, 3 * found["eager"]):
+            raise MlsysError(f"{name}: {case}'s gradients differ from float64's by {found[case]:.1e}")
     return found
 
 
-def race(name: str, *, batch: int, seconds: float, clock: Callable[[], float]) -> list[Row]:
-    """Measure all contestants on one net."""
+def race(name: str, *, cases: Sequence[str], batch: int, seconds: float, clock: Callable[[], float]) -> list[Row]:
+    """Measure all cases on one net."""
     torch.manual_seed(0)
     module, x = NETS[name](batch)
     module.train().requires_grad_(True)
     target = torch.randint(0, CLASSES, (batch,))
-    found = compare(name, smooth(copy.deepcopy(module)), x, target)
-    steps = {contestant: step for contestant, (_, step) in contestants(module, x, target).items()}
+    found = compare(name, cases, smooth(copy.deepcopy(module)), x, target)
+    steps = {case: step for case, (_, step) in steps_of(cases, module, x, target).items()}
     for step in steps.values():
         step()
     turns = take_turns(steps, budget_s=seconds, turn_s=0.5, clock=clock)
-    samples = {name: [each for turn in own for each in turn] for name, own in turns.items()}
-    return [Row(name, key, batch, found[key], median(times) * 1e3, min(times) * 1e3) for key, times in samples.items()]
+    outcomes = {case: timed(Outcome("timed"), own) for case, own in turns.items()}
+    rows = []
+    for case, one in outcomes.items():
+        milliseconds = [sample * 1e3 for sample in one.samples_s]
+        over = speed_up(one, outcomes["eager"])
+        rows.append(Row(name, case, batch, found[case], median(milliseconds), min(milliseconds), over))
+    return rows
 
 
-def earlier(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return rows of other nets that were written before under the same conditions."""
-    if not arguments.json.exists():
-        return []
-    found = json.loads(arguments.json.read_text(encoding="utf-8"))
-    if (found["threads"], found["clock"]) != (arguments.threads, arguments.clock):
-        return []
-    return [row for row in found["rows"] if row["net"] not in arguments.net]
+def run(
+    context: BenchContext,
+    *,
+    nets: tuple[str, ...] = tuple(NETS),
+    batch: int = 32,
+    seconds: float = 20.0,
+    clock: str = "wall",
+) -> Section:
+    """Race on each net.
 
-
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--net", nargs="*", default=list(NETS), choices=list(NETS))
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of turns for each net")
-    parser.add_argument("--clock", choices=("wall", "processor"), default="wall")
-    parser.add_argument("--json", type=Path, help="rows of other nets in it stay, if threads and clock are the same")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    if arguments.clock == "processor" and arguments.threads > 1:
-        parser.error("several threads that wait use processor time too: --clock processor wants --threads 1")
-    clock = time.perf_counter if arguments.clock == "wall" else time.process_time
-    rows: list[Row] = []
-    print(f"{'net':16} {'contestant':22} {'difference':>10} {'median ms':>10} {'best ms':>9} {'over eager':>11}")
-    for name in arguments.net:
-        made = race(name, batch=arguments.batch, seconds=arguments.seconds, clock=clock)
-        for row in made:
-            over = f"{made[0].median_ms / row.median_ms:10.2f}x"
-            times = f"{row.median_ms:10.2f} {row.best_ms:9.2f} {over}"
-            print(f"{row.net:16} {row.contestant:22} {row.difference:10.1e} {times}", flush=True)
-        rows += made
-    if arguments.json:
-        found = {
-            "environment": describe_environment(),
-            "threads": arguments.threads,
-            "clock": arguments.clock,
-            "rows": [*earlier(arguments), *(asdict(r) for r in rows)],
-        }
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    Args:
+        context: The suite's context.
+        nets: Names in :data:`NETS`.
+        batch: Examples of a step.
+        seconds: Of turns for each net.
+        clock: ``wall``, or ``processor`` for the process's own time, with one thread.
+    """
+    if unknown := set(nets) - set(NETS):
+        raise InvalidInputError(f"no net is called {min(unknown)!r}: there are {', '.join(NETS)}")
+    if clock not in CLOCKS or (clock == "processor" and context.num_threads > 1):
+        raise InvalidInputError(
+            "clock is wall, or processor with --threads 1: threads that wait use processor time too"
+        )
+    if context.is_quick:
+        nets, batch, seconds = nets[:1], 4, 0.0
+    torch.set_num_threads(context.num_threads)
+    rows = []
+    for name in nets:
+        context.console.print(f"{name} ...")
+        cases = QUICK_CASES if context.is_quick else CASES
+        rows += race(name, cases=cases, batch=batch, seconds=seconds, clock=CLOCKS[clock])
+    return rows_section("Nimble: training steps", rows, threads=context.num_threads, clock=clock)

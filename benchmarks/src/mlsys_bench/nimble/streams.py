@@ -1,17 +1,24 @@
 """Run time of Algorithm 1 on large graphs: a random DAG, a wide one of cells, a chain. The bound is ten seconds.
 
-python benchmarks/nimble/stream_assignment.py --nodes 10000
+mlsys bench nimble-streams nodes=10000
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mlsys_nimble.ir.graph import Edge, OperatorGraph
 from mlsys_nimble.planning.streams import assign_streams
 from mlsys_nimble.planning.sync import plan_events
+
+from mlsys_bench.harness.text import rows_section
+
+if TYPE_CHECKING:
+    from mlsys_core.bench import BenchContext
+    from mlsys_core.report import Section
 
 LIMIT_S = 10.0
 
@@ -34,11 +41,21 @@ def cells(num_nodes: int, width: int) -> set[Edge]:
     return {(a, b) for a, b in edges if b < num_nodes}
 
 
-def main() -> int:
-    """Print a line for each graph; return 1 if one takes longer than ten seconds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, default=10_000)
-    num_nodes = parser.parse_args().nodes
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One graph."""
+
+    graph: str
+    edges: int
+    degree: int
+    streams: int
+    synchronisations: int
+    seconds: float
+
+
+def run(context: BenchContext, *, nodes: int = 10_000) -> Section:
+    """Assign streams to graphs of ``nodes`` operators; the section has failed if one takes over ten seconds."""
+    num_nodes = 200 if context.is_quick else nodes
     rng = random.Random(0)
     graphs = {
         "random, 3 inputs": random_dag(num_nodes, 3, rng),
@@ -46,20 +63,13 @@ def main() -> int:
         "cells of 15": cells(num_nodes, 15),
         "chain": {(node, node + 1) for node in range(num_nodes - 1)},
     }
-    slowest_s = 0.0
-    print(f"{'graph':20} {'edges':>8} {'degree':>7} {'streams':>8} {'syncs':>8} {'seconds':>8}")
+    rows = []
     for name, edges in graphs.items():
         graph = OperatorGraph(tuple(f"op{node}" for node in range(num_nodes)), tuple(sorted(edges)))
         started = time.perf_counter()
         assignment = assign_streams(graph)
         events = plan_events(assignment)
         seconds = time.perf_counter() - started
-        slowest_s = max(slowest_s, seconds)
-        print(
-            f"{name:20} {len(edges):8} {assignment.degree:7} {assignment.num_streams:8} {len(events):8} {seconds:8.2f}"
-        )
-    return int(slowest_s > LIMIT_S)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+        rows.append(Row(name, len(edges), assignment.degree, assignment.num_streams, len(events), seconds))
+    is_slow = any(row.seconds > LIMIT_S for row in rows)
+    return rows_section("Nimble: Algorithm 1", rows, status="failed" if is_slow else "ok", nodes=num_nodes)

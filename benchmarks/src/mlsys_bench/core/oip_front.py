@@ -1,22 +1,20 @@
 """Cost of the Open Inference Protocol front: requests a second, p50 and p99, with a model that takes 2 ms a batch.
 
 A server of its own process and 16 keep-alive clients of another; each client sends its next request when it has its
-answer. Contestants are interleaved in rounds: one batch of 1 at a time or of up to 16 (Triton's dynamic batcher without
+answer. Cases are interleaved in rounds: one batch of 1 at a time or of up to 16 (Triton's dynamic batcher without
 delay), tensors as JSON or binary, and gRPC. Each answer is compared with the right one. The front's own work is the
 CPU time of the server's processes for one request, which holds on a shared machine too.
 
-    python benchmarks/core/oip_front.py
-    python benchmarks/core/oip_front.py --seconds 5 --rounds 5 --json oip.json
+    mlsys bench core-oip-front seconds=5 rounds=5
 
 Against real Triton, in the same rounds (benchmarks/peers/pytriton/server.py has the same models and the same 2 ms):
 
     .peers/pytriton/bin/python benchmarks/peers/pytriton/server.py 18000 18001 &
-    python benchmarks/core/oip_front.py --peer triton 127.0.0.1:18000 127.0.0.1:18001 $!
+    mlsys bench core-oip-front peers=triton@127.0.0.1:18000@127.0.0.1:18001@$!
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import statistics
@@ -24,13 +22,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
-from mlsys_core.environment import describe_environment
+
+from mlsys_bench.harness.text import rows_section
+
+if TYPE_CHECKING:
+    from mlsys_core.bench import BenchContext
+    from mlsys_core.report import Section
 
 MODEL_S = 0.002
 WIDTH = 4
@@ -38,7 +40,7 @@ WIDTH = 4
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One contestant, over all rounds."""
+    """One case, over all rounds."""
 
     server: str
     model: str
@@ -100,7 +102,7 @@ def serve() -> None:
             )
             self.executions = Executions()
             self._client: LoopClient[Any, Any, Any] = LoopClient()
-            self._loop = ServingLoop(
+            self._loop: ServingLoop[Any, Any, Any] = ServingLoop(
                 ZeroBatch(max_batch_size=max_batch_size), ThreadExecutor(self._run), WallClock(), listener=self._client
             ).start()
 
@@ -200,7 +202,8 @@ class HttpClient(asyncio.Protocol):
         """Return the answer, headers and body."""
         self._answer = answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
-        return await answer
+        response: bytes = await answer
+        return response
 
 
 async def http_clients(address: str, model: str, wire: str, num_clients: int, seconds: float) -> list[float]:
@@ -253,26 +256,26 @@ async def grpc_clients(address: str, model: str, num_clients: int, seconds: floa
     return latencies
 
 
-def measure(servers: list[Server], options: argparse.Namespace) -> list[Row]:
-    """Measure all contestants, interleaved."""
-    contestants = [
+def measure(servers: list[Server], *, seconds: float, num_rounds: int, num_clients: int) -> list[Row]:
+    """Measure all cases, interleaved."""
+    cases = [
         (server, model, wire)
         for model in ("unbatched", "batched")
         for wire in ("binary", "json", "grpc")
         for server in servers
         if wire == "json" or server.grpc != "-"
     ]
-    latencies: list[list[float]] = [[] for _ in contestants]
-    rates: list[list[float]] = [[] for _ in contestants]
-    cpu_s = [0.0 for _ in contestants]
-    for number in range(options.rounds + 1):
-        for place, (server, model, wire) in enumerate(contestants):
+    latencies: list[list[float]] = [[] for _ in cases]
+    rates: list[list[float]] = [[] for _ in cases]
+    cpu_s = [0.0 for _ in cases]
+    for number in range(num_rounds + 1):
+        for place, (server, model, wire) in enumerate(cases):
             before_s, started_s = server.cpu_s(), time.perf_counter()
-            seconds = options.seconds if number else min(1.0, options.seconds)
+            length_s = seconds if number else min(1.0, seconds)
             if wire == "grpc":
-                found = asyncio.run(grpc_clients(server.grpc, model, options.clients, seconds))
+                found = asyncio.run(grpc_clients(server.grpc, model, num_clients, length_s))
             else:
-                found = asyncio.run(http_clients(server.http, model, wire, options.clients, seconds))
+                found = asyncio.run(http_clients(server.http, model, wire, num_clients, length_s))
             if number:  # the first round warms up
                 latencies[place] += found
                 rates[place].append(len(found) / (time.perf_counter() - started_s))
@@ -287,49 +290,44 @@ def measure(servers: list[Server], options: argparse.Namespace) -> list[Row]:
             p99_ms=float(np.percentile(latencies[place], 99)) * 1e3,
             server_cpu_us=cpu_s[place] / len(latencies[place]) * 1e6,
         )
-        for place, (server, model, wire) in enumerate(contestants)
+        for place, (server, model, wire) in enumerate(cases)
     ]
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each contestant in each round")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument(
-        "--peer",
-        nargs=4,
-        action="append",
-        default=[],
-        metavar=("NAME", "HTTP", "GRPC", "PID"),
-        help="GRPC is - for a server that speaks only JSON",
-    )
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--quiet", action="store_true", help="our server logs no requests")
-    options = parser.parse_args()
-    if options.serve:
-        serve()
-    peers = [Server(name, http, grpc, int(pid)) for name, http, grpc, pid in options.peer]
-    command = [sys.executable, __file__, "--serve", *(["--quiet"] if options.quiet else [])]
+def run(
+    context: BenchContext,
+    *,
+    seconds: float = 3.0,
+    rounds: int = 3,
+    clients: int = 16,
+    peers: tuple[str, ...] = (),
+    quiet: bool = False,
+) -> Section:
+    """Measure our server, and peers that run already.
+
+    Args:
+        context: The suite's context.
+        seconds: Of each case in each round.
+        rounds: Rounds that are timed; one more warms up.
+        clients: Connections at once.
+        peers: Each ``NAME@HTTP@GRPC@PID``; GRPC is - for a server that speaks only JSON.
+        quiet: Our server logs no requests.
+    """
+    if context.is_quick:
+        seconds, rounds = 0.2, 1
+    others = [Server(name, http, grpc, int(pid)) for name, http, grpc, pid in (peer.split("@") for peer in peers)]
+    command = [sys.executable, "-m", __name__, *(["--quiet"] if quiet else [])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         try:
             urls = json.loads(process.stdout.readline())
-            rows = measure([Server("mlsys", urls["http"], urls["grpc"], process.pid), *peers], options)
+            ours = Server("mlsys", urls["http"], urls["grpc"], process.pid)
+            rows = measure([ours, *others], seconds=seconds, num_rounds=rounds, num_clients=clients)
         finally:
             process.terminate()
-    where = describe_environment()
-    print(*(f"{key}: {value}" for key, value in where.items()), sep="\n")
-    print(f"\n{options.clients} clients, [1, {WIDTH}] FP32, {options.rounds} rounds of {options.seconds:g} s\n")
-    print(f"{'server':<8} {'model':<10} {'wire':<7} {'req/s':>8} {'p50 ms':>8} {'p99 ms':>8} {'server us/req':>14}")
-    for row in rows:
-        figures = f"{row.requests_per_s:>8.0f} {row.p50_ms:>8.2f} {row.p99_ms:>8.2f} {row.server_cpu_us:>14.0f}"
-        print(f"{row.server:<8} {row.model:<10} {row.wire:<7} {figures}")
-    if options.json:
-        options.json.write_text(json.dumps({"environment": where, "rows": [asdict(row) for row in rows]}, indent=2))
+    text = f"{clients} clients, [1, {WIDTH}] FP32, {rounds} rounds of {seconds:g} s; server us: of CPU time a request."
+    return rows_section("Core: the Open Inference Protocol's front", rows, text)
 
 
 if __name__ == "__main__":
-    main()
+    serve()

@@ -8,19 +8,18 @@ Three schedulers over an executor that does nothing, at 1 and 64 requests per ba
 
 ORCA's schedule has room for less than 1 ms per iteration at batch 1 and 3 % of an iteration at batch 64.
 
-    python benchmarks/core/serving_loop.py --rounds 7 --batches 2000
+    mlsys bench core-serving-loop rounds=7 batches=2000
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from mlsys_core.profiling import turns
 from mlsys_core.serving import (
     Finished,
     FinishReason,
@@ -32,6 +31,12 @@ from mlsys_core.serving import (
     WorkerId,
 )
 from mlsys_core.serving.baselines import ZeroBatch
+
+from mlsys_bench.harness.text import rows_section
+
+if TYPE_CHECKING:
+    from mlsys_core.bench import BenchContext
+    from mlsys_core.report import Section
 
 ITERATIONS_PER_REQUEST = 32
 
@@ -150,44 +155,34 @@ def microseconds_per_batch(scheduler: str, executor: type, batch_size: int, num_
     return elapsed_s / num_batches * 1e6
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="contestants are interleaved in each")
-    parser.add_argument("--batches", type=int, default=2000, help="per contestant and round")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    arguments = parser.parse_args()
-    contestants = [
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Time of a batch in the loop, in microseconds."""
+
+    executor: str
+    scheduler: str
+    batch_size: int
+    median_us: float
+    min_us: float
+    max_us: float
+
+
+def run(context: BenchContext, *, rounds: int = 7, batches: int = 2000) -> Section:
+    """Time ``batches`` batches of each case in each of ``rounds`` rounds."""
+    if context.is_quick:
+        rounds, batches = 2, 200
+    cases = [
         (scheduler, executor, batch_size)
         for executor in (InlineExecutor, ThreadExecutor)
         for scheduler in SCHEDULERS
         for batch_size in (1, 64)
     ]
-    times: dict[tuple[str, type, int], list[float]] = {contestant: [] for contestant in contestants}
-    for _ in range(arguments.rounds):
-        for contestant in contestants:
-            times[contestant].append(microseconds_per_batch(*contestant, arguments.batches))
+    times: dict[tuple[str, type, int], list[float]] = {case: [] for case in cases}
+    for turn in turns.rounds(cases, num_rounds=rounds):
+        for case in turn:
+            times[case].append(microseconds_per_batch(*case, batches))
     rows = [
-        {
-            "executor": executor.__name__,
-            "scheduler": scheduler,
-            "batch_size": batch_size,
-            "median_us": statistics.median(values),
-            "min_us": min(values),
-            "max_us": max(values),
-        }
+        Row(executor.__name__, scheduler, batch_size, statistics.median(values), min(values), max(values))
         for (scheduler, executor, batch_size), values in times.items()
     ]
-    if arguments.json:
-        print(json.dumps({"python": platform.python_version(), "machine": platform.machine(), "rows": rows}, indent=2))
-        return
-    print(f"{'executor':16} {'scheduler':16} {'requests':>8} {'us/batch':>9} {'min':>8} {'max':>8}")
-    for row in rows:
-        print(
-            f"{row['executor']:16} {row['scheduler']:16} {row['batch_size']:8} {row['median_us']:9.1f} "
-            f"{row['min_us']:8.1f} {row['max_us']:8.1f}"
-        )
-
-
-if __name__ == "__main__":
-    main()
+    return rows_section("Core: the serving loop", rows, "Microseconds a batch, the batch's own work left out.")

@@ -1,6 +1,6 @@
 """Quality and speed of ``plan_offsets`` on random families of tensor lifetimes.
 
-Run it with ``python benchmarks/core/memory_plan.py [--sets N] [--seed N] [--json PATH]``. For each family it plans N
+Run it with ``mlsys bench core-memory-plan sets=N seed=N``. For each family it plans N
 small sets (2 to 200 tensors) and reports the ratio of peak to lower bound, then one set each of 1,000 and 10,000
 tensors with the time, the larger also by ``plan_offsets_for_conflicts``. It fails if a plan is wrong: overlapping,
 unaligned, or below the lower bound.
@@ -10,20 +10,16 @@ The property tests import the families from here, so tests and measurements use 
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
-import subprocess
-import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from mlsys_core.memory import Lifetime, MemoryPlan, plan_offsets, plan_offsets_for_conflicts
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
+from mlsys_core.report import Section, Table
+
+if TYPE_CHECKING:
+    from mlsys_core.bench import BenchContext
 
 Family = Callable[[np.random.Generator, int], list[Lifetime]]
 KIB = 1024
@@ -139,7 +135,7 @@ def conflict_bitsets(lifetimes: list[Lifetime]) -> list[int]:
     return [int.from_bytes(np.packbits(row, bitorder="little").tobytes(), "little") for row in rows]
 
 
-def measure(family: Family, *, sets: int, seed: int, tick: Callable[[], None]) -> dict[str, float]:
+def measure(family: Family, *, sets: int, seed: int, sizes: Sequence[int]) -> dict[str, float]:
     """Measure ratios over ``sets`` small sets, then times and ratios of large ones."""
     ratios = []
     for k in range(sets):
@@ -148,14 +144,13 @@ def measure(family: Family, *, sets: int, seed: int, tick: Callable[[], None]) -
         plan = plan_offsets(lifetimes)
         check(plan, lifetimes)
         ratios.append(plan.ratio)
-        tick()
     row = {
         "ratio_median": float(np.median(ratios)),
         "ratio_p99": float(np.quantile(ratios, 0.99)),
         "ratio_worst": max(ratios),
         "share_above_1.15": float(np.mean(np.array(ratios) > 1.15)),
     }
-    for n in (1000, 10_000):
+    for n in sizes:
         lifetimes = family(np.random.default_rng(seed), n)
         started = time.perf_counter()
         plan = plan_offsets(lifetimes)
@@ -163,7 +158,6 @@ def measure(family: Family, *, sets: int, seed: int, tick: Callable[[], None]) -
         check(plan, lifetimes)
         row[f"ratio_{n}"] = plan.ratio
         row[f"tensors_{n}"] = len(lifetimes)  # the adversary is full before it has so many
-        tick()
     nbytes, conflicts = [lifetime.nbytes for lifetime in lifetimes], conflict_bitsets(lifetimes)
     started = time.perf_counter()
     by_conflicts = plan_offsets_for_conflicts(nbytes, conflicts)
@@ -173,64 +167,24 @@ def measure(family: Family, *, sets: int, seed: int, tick: Callable[[], None]) -
     return row
 
 
-def environment() -> dict[str, str]:
-    """Return the versions and the machine that the numbers depend on."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
-    )
-    return {
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "machine": platform.machine(),
-        "commit": commit.stdout.strip() or "unknown",
+def run(context: BenchContext, *, sets: int = 1000, seed: int = 0) -> Section:
+    """Measure all families.
+
+    Args:
+        context: The suite's context.
+        sets: Small sets a family.
+        seed: Seed of all sets.
+    """
+    sizes = (1000,) if context.is_quick else (1000, 10_000)
+    rows = {
+        name: measure(family, sets=20 if context.is_quick else sets, seed=seed, sizes=sizes)
+        for name, family in (FAMILIES | ADVERSARIES).items()
     }
-
-
-def main() -> None:
-    """Measure all families, print the table, and write JSON if asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sets", type=int, default=1000, help="small sets per family (default: 1000)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of all sets (default: 0)")
-    parser.add_argument("--json", type=Path, help="write the numbers to this file too")
-    options = parser.parse_args()
-    if options.sets < 1:
-        parser.error("--sets must be 1 or more")
-
-    report: dict[str, object] = {"environment": environment(), "sets": options.sets, "seed": options.seed}
-    families = FAMILIES | ADVERSARIES
-    rows: dict[str, dict[str, float]] = {}
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("planning", total=len(families) * (options.sets + 2))
-        for name, family in families.items():
-            rows[name] = measure(family, sets=options.sets, seed=options.seed, tick=lambda: progress.advance(task))
-
-    table = Table(title=f"plan_offsets: peak over lower bound, {options.sets} sets of 2-200 tensors per family")
-    for heading in (
-        "family",
-        "median",
-        "p99",
-        "worst",
-        "> 1.15",
-        "1k ratio",
-        "1k s",
-        "10k ratio",
-        "10k s",
-        "conflicts ratio",
-        "s",
-    ):
-        table.add_column(heading, justify="left" if heading == "family" else "right")
-    for name, row in rows.items():
-        table.add_row(
-            name,
-            *(f"{row[key]:.3f}" for key in ("ratio_median", "ratio_p99", "ratio_worst")),
-            f"{row['share_above_1.15']:.2%}",
-            *(f"{row[key]:.3f}" for key in ("ratio_1000", "seconds_1000", "ratio_10000", "seconds_10000")),
-            *(f"{row[key]:.3f}" for key in ("ratio_conflicts", "seconds_conflicts")),
-        )
-    Console(width=110, file=sys.stdout).print(table)
-    if options.json:
-        options.json.write_text(json.dumps(report | {"families": rows}, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    headings = [key.replace("_", " ") for key in next(iter(rows.values()))]
+    table = Table(
+        ["family", *headings], [[name, *(f"{each:.3g}" for each in row.values())] for name, row in rows.items()]
+    )
+    text = (
+        f"Peak over lower bound: {sets} sets of 2 to 200 tensors a family, then one of each size. A wrong plan fails."
+    )
+    return Section("Core: memory plans", [text, table], data={"sets": sets, "seed": seed, "families": rows})
