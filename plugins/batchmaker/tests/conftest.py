@@ -15,5 +15,5 @@ BUILDS = builds_to_test()
 @pytest.fixture(scope="module", params=BUILDS)
 def kernel_level(request: pytest.FixtureRequest) -> Iterator[str]:
     """Compile the kernels for one level; :data:`BUILDS` has its flags."""
-    with compiled_with(BUILDS[request.param], plan._load, scheduling._load):
+    with compiled_with(BUILDS[request.param], plan._load, scheduling.load):
         yield request.param

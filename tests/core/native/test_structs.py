@@ -191,6 +191,13 @@ class Fake:
         self.mlsys_declarations = lambda: "\n".join(declarations).encode()
 
 
+def test_a_misspelt_field_cannot_be_set(library: Any):
+    made = library.structs["Inner"]()
+    made.first = 3
+    with pytest.raises(AttributeError):
+        made.frist = 4
+
+
 @pytest.mark.parametrize("said", ["struct|S|a, b|16|i4@0|i8@4", "struct|S|a, b|24|i4@0|i8@8"])
 def test_another_layout_is_refused(said: str):
     assert bind(Fake("struct|S|a, b|16|i4@0|i8@8")).structs["S"].b.offset == 8

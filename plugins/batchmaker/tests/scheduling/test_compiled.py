@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlsys_batchmaker.scheduling import compiled
+from mlsys_batchmaker.scheduling import state
+from mlsys_batchmaker.scheduling.compiled import Compiled
 from mlsys_batchmaker.scheduling.reference import Interpreted
 from mlsys_batchmaker.scheduling.scheduler import CellularScheduler
 from mlsys_batchmaker.scheduling.state import SchedulerConfig
@@ -40,7 +41,7 @@ class Both:
             CellularScheduler(self.of, config=config, devices=devices, num_rows=[64, 64], compiled=is_compiled)
             for is_compiled in (True, False)
         ]
-        assert isinstance(self.each[0]._state.calls, compiled.Compiled)
+        assert isinstance(self.each[0]._state.calls, Compiled)
         assert isinstance(self.each[1]._state.calls, Interpreted)
         self.in_flight: list[list[tuple[Round, Round]]] = [[] for _ in devices]
         self.heard: tuple[list[object], list[object]] = ([], [])
@@ -158,5 +159,5 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch):
     def missing() -> None:
         raise KernelUnavailableError("no C++ compiler")
 
-    monkeypatch.setattr(compiled, "_load", missing)
+    monkeypatch.setattr(state, "load", missing)
     assert isinstance(CellularScheduler(layout())._state.calls, Interpreted)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlsys_batchmaker.scheduling.ready import Queue, ReadyNodes
+from mlsys_batchmaker.scheduling.ready import ReadyNodes
 from mlsys_batchmaker.scheduling.tables import Tables
 
 ACTS = st.one_of(
@@ -21,7 +22,7 @@ ACTS = st.one_of(
 )
 
 
-def held(queue: Queue) -> list[tuple[int, int]]:
+def held(queue: SimpleNamespace) -> list[tuple[int, int]]:
     """Return the queue as compiled code reads it: (node, rank), first to last."""
     columns = []
     for address in (queue.nodes, queue.ranks):
@@ -32,7 +33,7 @@ def held(queue: Queue) -> list[tuple[int, int]]:
 
 @given(st.lists(ACTS, max_size=40), st.integers(2, 8))
 def test_it_is_a_list_sorted_by_rank(acts: list[tuple[str, object]], room: int):
-    queue = Queue()
+    queue = SimpleNamespace()
     ready = ReadyNodes(queue, room)
     expected: list[tuple[int, int]] = []
     node, rank = 100, 31  # those put back have lower ranks, or equal ones
@@ -70,7 +71,7 @@ def test_it_is_a_list_sorted_by_rank(acts: list[tuple[str, object]], room: int):
 
 
 def test_peeking_takes_nothing_and_gives_no_more_than_there_is():
-    ready = ReadyNodes(Queue())
+    ready = ReadyNodes(SimpleNamespace())
     ready.append(np.array([7, 8, 9]), 1)
     assert [ready.peek(limit)[0].tolist() for limit in (0, 2, 3, 4)] == [[], [7, 8], [7, 8, 9], [7, 8, 9]]
     assert [ready.peek(limit)[1].tolist() for limit in (0, 2)] == [[], [1, 1]]
@@ -79,7 +80,7 @@ def test_peeking_takes_nothing_and_gives_no_more_than_there_is():
 
 def test_both_ends_grow_without_moving_what_waits():
     """64 nodes taken and as many put back stay in the same memory, however many wait behind them."""
-    queue = Queue()
+    queue = SimpleNamespace()
     ready = ReadyNodes(queue)
     ready.append(np.arange(1000), np.arange(1000))
     address = queue.nodes
@@ -93,7 +94,7 @@ def test_both_ends_grow_without_moving_what_waits():
 
 @pytest.mark.parametrize(("existing", "added"), [(0, 5), (1, 1), (3, 2)])
 def test_put_back_goes_before_all_of_higher_rank(existing: int, added: int):
-    ready = ReadyNodes(Queue(), 2)
+    ready = ReadyNodes(SimpleNamespace(), 2)
     ready.append(np.arange(existing), 5)
     ready.put_back(10 + np.arange(added), np.full(added, 5))
     assert ready.peek(99)[0].tolist() == [*range(10, 10 + added), *range(existing)], "before those of its own rank too"

@@ -25,8 +25,9 @@ _NUMBERS: dict[str, Any] = {
 
 
 class Struct(ctypes.Structure):
-    """Base of all structs that libraries declare; :func:`new` makes one."""
+    """Base of all structs that libraries declare; :func:`new` makes one. No attribute but its fields can be set."""
 
+    __slots__ = ()
     names: ClassVar[frozenset[str]]
     converters: ClassVar[Mapping[str, Callable[[Any], Any]]]  # by field: from what `new` takes to what ctypes takes
 
@@ -110,6 +111,7 @@ def _read_struct(library: Any, name: str, names: str, size: str, *places: str) -
 def _struct(name: str, fields: tuple[tuple[str, Any, tuple[str, ...]], ...]) -> Any:
     converters = {field: _converter(kind, enumerators) for field, kind, enumerators in fields}
     body = {
+        "__slots__": (),
         "_fields_": [(field, kind) for field, kind, _ in fields],
         "names": frozenset(converters),
         "converters": {field: convert for field, convert in converters.items() if convert is not None},

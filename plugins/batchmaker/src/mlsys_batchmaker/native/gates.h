@@ -5,7 +5,7 @@
 
 namespace batchmaker {
 
-enum Kind : int32_t { LSTM, GRU, TREE_LEAF, TREE_INNER };
+MLSYS_ENUM(Kind, LSTM, GRU, TREE_LEAF, TREE_INNER);
 
 constexpr int MAX_GATES = 5;
 // LSTM: input, forget, candidate, output. GRU: reset, update, candidate. TreeLSTM: input, output, candidate, and a

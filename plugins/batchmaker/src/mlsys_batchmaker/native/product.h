@@ -2,6 +2,7 @@
 #pragma once
 
 #include <mlsys/gemm.h>
+#include <mlsys/layout.h>
 #include <mlsys/math.h>
 
 #include <cstdint>
@@ -22,6 +23,7 @@ struct Matrix {
 
     const float* panel(int64_t which) const { return panels + which * depth * UNITS; }
 };
+MLSYS_STRUCT(Matrix, panels, depth);
 
 template <int R>
 inline void multiply_rows(const float* const* rows, int64_t first, int64_t count, const float* weight, float* sums) {

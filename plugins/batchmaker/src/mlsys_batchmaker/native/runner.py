@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import addressof, byref
+from typing import Any
 
 import numpy as np
 import torch
 from mlsys_core.errors import KernelUnavailableError
 from mlsys_core.memory.pages import advise_huge_pages
-from mlsys_core.native import warn_without_kernels
+from mlsys_core.native import Struct, new, warn_without_kernels
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -54,11 +55,12 @@ class PackedCell:
             if len(form.embedding) * columns * 4 <= max_table_bytes:
                 with torch.no_grad():
                     table = self._keep(self._by_block(form.embedding @ first.from_input + first.bias, first))
-                layers[0].from_input = library.Matrix()
+                layers[0].from_input.panels, layers[0].from_input.depth = None, 0
             else:
                 embedding = self._keep(form.embedding)
-        self._layers = (library.Layer * len(layers))(*layers)
-        projection, word_bias, num_words = library.Matrix(), None, 0
+        structs = self._library.structs
+        self._layers = (structs["Layer"] * len(layers))(*layers)
+        projection, word_bias, num_words = None, None, 0
         if form.projection is not None:
             weight, bias = form.projection
             num_words = len(weight)
@@ -66,19 +68,29 @@ class PackedCell:
             padded = torch.zeros(-(-num_words // self._units) * self._units)
             padded[:num_words] = bias.detach()
             word_bias = self._keep(padded)
-        self.structure = library.Cell(
-            len(layers), num_words, self._layers, table, embedding, projection, word_bias, -1 if stop is None else stop
+        self.structure = new(
+            structs["Cell"],
+            num_layers=len(layers),
+            num_words=num_words,
+            layers=addressof(self._layers),
+            table=table,
+            embedding=embedding,
+            projection=projection,
+            word_bias=word_bias,
+            stop=-1 if stop is None else stop,
         )
 
-    def _layer(self, form: Form, layer: LayerForm) -> library.Layer:
-        kinds = list(GATES)
-        matrices = [
-            library.Matrix() if weight is None else self._pack(weight, self._gates, layer.hidden_size)
-            for weight in (layer.from_input, layer.from_hidden, layer.from_other)
-        ]
+    def _layer(self, form: Form, layer: LayerForm) -> Any:
+        matrices = {
+            name: None if weight is None else self._pack(weight, self._gates, layer.hidden_size)
+            for name in ("from_input", "from_hidden", "from_other")
+            for weight in [getattr(layer, name)]
+        }
         hidden_bias = None if layer.hidden_bias is None else self._keep(self._by_block(layer.hidden_bias[None], layer))
         bias = self._keep(self._by_block(layer.bias[None], layer))
-        return library.Layer(kinds.index(form.kind), layer.hidden_size, *matrices, bias, hidden_bias)
+        struct: type[Struct] = self._library.structs["Layer"]
+        kind = form.kind.replace("-", "_")
+        return new(struct, kind=kind, hidden=layer.hidden_size, **matrices, bias=bias, hidden_bias=hidden_bias)
 
     def _by_block(self, rows: Tensor, layer: LayerForm) -> Tensor:
         """Pack [n, gates * h] as [n, blocks * gates * 16], with zeros beyond the last unit."""
@@ -87,12 +99,12 @@ class PackedCell:
         padded = torch.nn.functional.pad(split, (0, blocks * self._units - layer.hidden_size))
         return padded.view(len(rows), self._gates, blocks, self._units).transpose(1, 2).reshape(len(rows), -1)
 
-    def _pack(self, weight: Tensor, gates: int, units: int) -> library.Matrix:
+    def _pack(self, weight: Tensor, gates: int, units: int) -> dict[str, int]:
         source = weight.detach().contiguous()
         packed = torch.empty(-(-units // self._units) * gates, len(source), self._units)
         advise_huge_pages(packed.data_ptr(), packed.nbytes)
         self._library.batchmaker_pack(source.data_ptr(), packed.data_ptr(), len(source), gates, units)
-        return library.Matrix(self._keep(packed), len(source))
+        return {"panels": self._keep(packed), "depth": len(source)}
 
     def _keep(self, tensor: Tensor) -> int:
         kept = tensor.detach().float().contiguous()
@@ -114,7 +126,7 @@ class Runner:
         self._library = library.load()
         self._handle = self._library.batchmaker_runner(byref(cell.structure))
         self._banks = [library.pointers([bank.data_ptr() for bank in banks]) for banks in (in_banks, out_banks)]
-        self._task = library.Task()
+        self._task = self._library.structs["Task"]()  # the rest is of each task
         self._task.in_banks, self._task.out_banks = map(addressof, self._banks)
         self._strides = [library.numbers([bank.stride(0) for bank in banks]) for banks in (in_banks, out_banks)]
         self._task.in_strides, self._task.out_strides = map(addressof, self._strides)

@@ -11,7 +11,7 @@ constexpr int64_t LINE = 16;  // floats of a cache line: rows a power of two apa
 
 // Columns of a packed weight, a bias and the table: [block of UNITS][gate][unit].
 struct Layer {
-    int32_t kind;
+    Kind kind;
     int32_t hidden;
     Matrix from_input;         // depth 0: a tree's inner node, or the table has it
     Matrix from_hidden;        // of a tree's inner node: from the left child
@@ -26,6 +26,7 @@ struct Layer {
     int64_t stride() const { return padded() + LINE; }  // of rows that are multiplied together
     bool has_state() const { return kind != GRU; }
 };
+MLSYS_STRUCT(Layer, kind, hidden, from_input, from_hidden, from_other, bias, hidden_bias);
 
 struct Cell {
     int32_t num_layers;
@@ -37,6 +38,7 @@ struct Cell {
     const float* word_bias;  // [panels * UNITS]
     int64_t stop;            // a row that says this word drops out; -1: none does
 };
+MLSYS_STRUCT(Cell, num_layers, num_words, layers, table, embedding, projection, word_bias, stop);
 
 // Rows of the pool. Inputs: the word or vector (not of a tree's inner node), then the states of each layer, h before c;
 // a tree's inner node: both h, then both c. Outputs: the word, if there is a projection, then the states.
@@ -53,6 +55,8 @@ struct Task {
     const int64_t* in_strides;  // by input: numbers from a row of its bank to the next
     const int64_t* out_strides;
 };
+MLSYS_STRUCT(Task, rows, steps, in_rows, in_step, in_row, out_rows, out_row, lengths, in_banks, out_banks, in_strides,
+    out_strides);
 
 namespace {
 
@@ -321,3 +325,5 @@ void batchmaker_pack(const float* weight, float* panels, int64_t depth, int32_t 
         }
 }
 }
+MLSYS_FUNCTIONS(
+    batchmaker_units, batchmaker_runner, batchmaker_free, batchmaker_run, batchmaker_results, batchmaker_pack);

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_char, c_char_p, c_int32, c_int64, c_void_p
+from ctypes import byref, c_char, c_int64
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from mlsys_core.config import settings
-from mlsys_core.native import load_kernel
+from mlsys_core.native import bind, expect, load_kernel, new
 from numpy.typing import NDArray
 
-from mlsys_batchmaker.plan import reference
+from mlsys_batchmaker.plan import plan, reference
 from mlsys_batchmaker.plan.layout import Layout
 from mlsys_batchmaker.plan.plan import COLUMNS, SUB_COLUMNS, GraphPlan, Ints, Kind, Pairs
 from mlsys_batchmaker.plan.structure import sizes_of
-
-
-class _Layout(ctypes.Structure):
-    """plan.cpp: Layout."""
-
-    _fields_ = [
-        ("num_cells", c_int64),
-        ("num_inputs", c_int64),
-        ("num_outputs", c_int64),
-        ("num_banks", c_int64),
-        ("input_banks", c_void_p),
-        ("output_banks", c_void_p),
-    ]
 
 
 class CompiledPlans:
@@ -46,9 +33,16 @@ class CompiledPlans:
         self._library = _load()
         self._layout = layout
         self._banks = [np.ascontiguousarray(table) for table in (layout.input_banks, layout.output_banks)]
-        sizes = len(layout.cells), layout.num_inputs, layout.num_outputs, layout.none
-        self._structure = _Layout(*sizes, *(table.ctypes.data for table in self._banks))
-        self._address = ctypes.addressof(self._structure)
+        struct = new(
+            self._library.structs["Layout"],
+            num_cells=len(layout.cells),
+            num_inputs=layout.num_inputs,
+            num_outputs=layout.num_outputs,
+            num_banks=layout.none,
+            input_banks=self._banks[0].ctypes.data,
+            output_banks=self._banks[1].ctypes.data,
+        )
+        self._struct = byref(struct)
         self._sizes = (c_int64 * (6 + layout.none))()
         self._out = np.empty(4096, dtype=np.int64)  # a plan and what follows it, before it is copied
         self._kinds: dict[bytes, tuple[Kind, ...]] = {}
@@ -61,7 +55,7 @@ class CompiledPlans:
         if most > len(self._out):
             self._out = np.empty(2 * most, dtype=np.int64)
         out, sizes = self._out, self._sizes
-        if not self._library.batchmaker_plan(self._address, structure, address_of(out), sizes):
+        if not self._library.batchmaker_plan(self._struct, structure, address_of(out), sizes):
             reference.make_plan(layout, structure)  # raises, and says why
             raise AssertionError("plan.cpp refuses a structure that reference.py plans")
         size, subs, num_kinds, num_more, num_sub_more, result_cell, *num_rows = sizes
@@ -112,7 +106,7 @@ def address_of(array: NDArray[np.generic]) -> int:
 @cache
 def _load() -> Any:
     kernel = load_kernel(Path(__file__).with_name("plan.cpp"), cache_dir=settings().cache_dir)
-    library = ctypes.PyDLL(kernel._name, handle=kernel._handle)  # calls of microseconds keep the interpreter's lock
-    library.batchmaker_plan.restype = c_int32
-    library.batchmaker_plan.argtypes = [c_void_p, c_char_p, c_void_p, POINTER(c_int64)]
+    # Calls of microseconds keep the interpreter's lock.
+    library = bind(ctypes.PyDLL(kernel._name, handle=kernel._handle))
+    expect(library, **{name: getattr(plan, name) for name in library.constants})
     return library

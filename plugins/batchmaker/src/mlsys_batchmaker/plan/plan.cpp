@@ -1,5 +1,7 @@
 // From the structure of a cell graph to its plan, as reference.py and subgraphs.py have it: in one call, since trees
 // are new with nearly every request.
+#include <mlsys/layout.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -15,12 +17,16 @@ enum SubColumn {
     REQUEST, PINNED, UNSUBMITTED, UNFINISHED, WAITING, FOLLOWING, START, END, RANK, STOP, CELL, READY, SUB_COLUMNS
 };
 constexpr int64_t NEVER = INT64_MAX / 2;
+MLSYS_CONSTANTS(
+    SUB, NEXT, SLOT, COLUMNS, REQUEST, PINNED, UNSUBMITTED, UNFINISHED, WAITING, FOLLOWING, START, END, RANK, STOP, CELL,
+    READY, SUB_COLUMNS, NEVER);
 
 struct Layout {
     int64_t num_cells, num_inputs, num_outputs, num_banks;
     const int64_t* input_banks;   // [cells, inputs]; num_banks where a cell has no such port
     const int64_t* output_banks;  // [cells, outputs]
 };
+MLSYS_STRUCT(Layout, num_cells, num_inputs, num_outputs, num_banks, input_banks, output_banks);
 
 int64_t find(Numbers& root, int64_t node) {
     while (root[node] != node) node = root[node] = root[root[node]];
@@ -378,3 +384,4 @@ int32_t batchmaker_plan(const Layout* layout, const int64_t* packed, int64_t* ou
     return 1;
 }
 }
+MLSYS_FUNCTIONS(batchmaker_plan);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import CFUNCTYPE, POINTER, c_int32, c_int64, c_void_p
+from ctypes import CFUNCTYPE, byref, c_int64
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,36 +13,22 @@ from typing import Any
 import numpy as np
 from mlsys_core.config import settings
 from mlsys_core.errors import ServingError
-from mlsys_core.native import load_kernel
+from mlsys_core.native import bind, expect, load_kernel
 from mlsys_core.serving import WorkerId
 from numpy.typing import NDArray
 
+from mlsys_batchmaker.plan import plan as columns_of_plans
 from mlsys_batchmaker.plan.compiled import address_of
 from mlsys_batchmaker.plan.plan import GraphPlan
 from mlsys_batchmaker.plan.spec import CellSpec
-from mlsys_batchmaker.scheduling.ready import Queue, ReadyNodes
-from mlsys_batchmaker.scheduling.tables import Columns
+from mlsys_batchmaker.scheduling import tables
+from mlsys_batchmaker.scheduling.ready import ReadyNodes
 from mlsys_batchmaker.scheduling.tasks import Task
 
 _ROOM = 4096  # numbers of a task's arrays; larger tasks cost one more call
 _HEADER = 7
 _FINISHED = 4  # numbers of a finished request
 _NONE = np.empty(0, dtype=np.int64)
-
-
-class Cell(ctypes.Structure):
-    """scheduler.cpp: Cell; of a cell type, what changes with the requests that came."""
-
-    _fields_ = [
-        ("ready", Queue),
-        ("number", c_int64),
-        ("num_inputs", c_int64),
-        ("num_outputs", c_int64),
-        ("max_batch", c_int64),
-        ("is_chain", c_int64),
-        ("has_joins", c_int64),
-        ("last_rank", c_int64),
-    ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,20 +47,19 @@ class Compiled:
     """The calls, for workers of one device.
 
     Args:
-        columns: columns of the tables.
-        cells: by number.
+        library: the compiled code, see :func:`load`.
+        columns: columns of the tables, a struct of the library.
+        cells: by number, an array of the library's structs.
         ready: their queues.
         num_banks: banks of the state pool.
         num_workers: number of workers.
         max_batch: most rows of a task.
-
-    Raises:
-        MissingDependencyError: there is no C++ compiler.
     """
 
     def __init__(
         self,
-        columns: Columns,
+        library: Any,
+        columns: Any,
         cells: Any,
         ready: Sequence[ReadyNodes],
         *,
@@ -82,13 +67,13 @@ class Compiled:
         num_workers: int,
         max_batch: int,
     ) -> None:
-        self._library = _load()
+        self._library = library
         self._former = self._library.batchmaker_former()
         self._cells = cells
         self._pins = num_workers > 1
-        self._columns = ctypes.addressof(columns)
-        self._kept = columns
-        self._addresses = [ctypes.addressof(cell) for cell in cells]
+        self._columns = byref(columns)
+        self._kept = columns, cells
+        self._addresses = [byref(cell) for cell in cells]
         self._make_room = _MAKE_ROOM(lambda cell, count: ready[cell].make_room(count))
         self._out = np.empty((2 + _FINISHED) * max_batch, dtype=np.int64)
         self._out_address = self._out.ctypes.data
@@ -235,37 +220,15 @@ _MAKE_ROOM = CFUNCTYPE(None, c_int64, c_int64)
 
 
 @cache
-def _load() -> Any:
+def load() -> Any:
+    """Load the library; the first call ever compiles it for this machine.
+
+    Raises:
+        MissingDependencyError: there is no C++ compiler.
+    """
     kernel = load_kernel(Path(__file__).with_name("scheduler.cpp"), cache_dir=settings().cache_dir)
-    library = ctypes.PyDLL(kernel._name, handle=kernel._handle)  # calls of a microsecond keep the interpreter's lock
-    library.batchmaker_former.restype = c_void_p
-    library.batchmaker_former_free.argtypes = [c_void_p]
-    library.batchmaker_admit.argtypes = [*[c_void_p] * 3, *[c_int64] * 3, c_void_p, c_int64, _MAKE_ROOM]
-    library.batchmaker_admit.restype = None
-    library.batchmaker_add_more.argtypes = [c_void_p, c_int32, c_int64, c_int64]
-    library.batchmaker_add_more.restype = None
-    library.batchmaker_drop_more.argtypes = [c_void_p, c_int32, c_int64]
-    library.batchmaker_drop_more.restype = None
-    library.batchmaker_count_ready.argtypes = [c_void_p, c_void_p, c_int64, c_int64]
-    library.batchmaker_count_ready.restype = c_int64
-    numbers = [c_int64, c_int32, c_int64, c_int32]
-    library.batchmaker_form.argtypes = [c_void_p, c_void_p, c_void_p, *numbers, c_void_p, c_int64, _MAKE_ROOM]
-    library.batchmaker_form.restype = c_int64
-    library.batchmaker_write.argtypes = [c_void_p] * 4
-    library.batchmaker_write.restype = None
-    library.batchmaker_lose.argtypes = [c_void_p, c_int64]
-    library.batchmaker_lose.restype = None
-    library.batchmaker_settle.argtypes = [
-        *[c_void_p] * 3,
-        c_int64,
-        c_void_p,
-        c_int32,
-        c_int32,
-        c_void_p,
-        c_int64,
-        c_void_p,
-        POINTER(c_int64),
-        _MAKE_ROOM,
-    ]
-    library.batchmaker_settle.restype = None
+    # Calls of a microsecond keep the interpreter's lock.
+    library = bind(ctypes.PyDLL(kernel._name, handle=kernel._handle))
+    known = {**vars(columns_of_plans), **vars(tables)}
+    expect(library, **{name: known[name] for name in library.constants})
     return library

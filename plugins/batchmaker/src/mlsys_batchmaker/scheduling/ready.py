@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 _LEAST_ROOM = 256
-
-
-class Queue(ctypes.Structure):
-    """scheduler.cpp: Queue, which works on the same memory."""
-
-    _fields_ = [
-        ("nodes", ctypes.c_void_p),
-        ("ranks", ctypes.c_void_p),
-        ("head", ctypes.c_int64),
-        ("tail", ctypes.c_int64),
-        ("room", ctypes.c_int64),
-    ]
 
 
 class ReadyNodes:
@@ -30,11 +18,11 @@ class ReadyNodes:
     many wait behind them.
 
     Args:
-        queue: record of its ends and its memory.
+        queue: record of its ends and its memory: compiled code's struct of that name, or any object.
         room: free slots to begin with.
     """
 
-    def __init__(self, queue: Queue, room: int = _LEAST_ROOM) -> None:
+    def __init__(self, queue: Any, room: int = _LEAST_ROOM) -> None:
         self._queue = queue
         self._take_memory(np.empty((2, room), dtype=np.int64))
         queue.head = queue.tail = room // 2

@@ -36,7 +36,7 @@ class Interpreted:
 
     Args:
         tables: nodes and subgraphs of all live requests.
-        cells: by number, each a :class:`~mlsys_batchmaker.scheduling.compiled.Cell`.
+        cells: by number, each a record of ``State.cells``.
         ready: their queues.
         num_inputs: most inputs of a cell.
         num_workers: number of workers.

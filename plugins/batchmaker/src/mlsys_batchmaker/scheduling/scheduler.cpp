@@ -1,5 +1,7 @@
 // What happens to every batch, as admission.py, reference.py and settling.py have it: on the same memory, in one call
 // each. For workers of one device.
+#include <mlsys/layout.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -15,6 +17,9 @@ enum SubColumn {
 };
 enum RequestColumn { LEFT, LEAVING, NODES, SUBS, SLOTS, NUM_SUBS, NUM_SLOTS, ASKED, REQUEST_COLUMNS };
 constexpr int64_t UNPINNED = -1, NEVER = INT64_MAX / 2;
+MLSYS_CONSTANTS(
+    SUB, NEXT, SLOT, COLUMNS, REQUEST, PINNED, UNSUBMITTED, UNFINISHED, WAITING, FOLLOWING, START, END, RANK, STOP, CELL,
+    READY, SUB_COLUMNS, NEVER, UNPINNED, LEFT, LEAVING, REQUEST_COLUMNS);
 
 struct Queue;
 using MakeRoom = void (*)(int64_t cell, int64_t count);  // at least `count` free places at both ends of its queue
@@ -35,12 +40,14 @@ struct Columns {
         return pinned == UNPINNED || pinned == worker;
     }
 };
+MLSYS_STRUCT(Columns, width, num_inputs, nodes, waiting, subs, requests, num_released);
 
 // Ready nodes by rank of their subgraph: taken from the front and put back there.
 struct Queue {
     int64_t *nodes, *ranks;
     int64_t head, tail, room;
 };
+MLSYS_STRUCT(Queue, nodes, ranks, head, tail, room);
 
 struct Cell {
     Queue ready;
@@ -48,6 +55,7 @@ struct Cell {
     int64_t is_chain, has_joins;
     int64_t last_rank;  // the latest subgraph of which a node was submitted
 };
+MLSYS_STRUCT(Cell, ready, number, num_inputs, num_outputs, max_batch, is_chain, has_joins, last_rank);
 
 struct Nodes {
     std::vector<int64_t> nodes, ranks;
@@ -467,3 +475,6 @@ void batchmaker_settle(Former* former, Columns* columns, Cell* cells, int64_t ce
     former->settle(*columns, cells, cells[cell], task, pins, releases, values, stop, out, sizes, make_room);
 }
 }
+MLSYS_FUNCTIONS(
+    batchmaker_former, batchmaker_former_free, batchmaker_admit, batchmaker_add_more, batchmaker_drop_more,
+    batchmaker_count_ready, batchmaker_form, batchmaker_write, batchmaker_lose, batchmaker_settle);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,8 +14,8 @@ from numpy.typing import NDArray
 
 from mlsys_batchmaker.plan.layout import Layout
 from mlsys_batchmaker.plan.plan import Kind
-from mlsys_batchmaker.scheduling.compiled import Cell, Compiled
-from mlsys_batchmaker.scheduling.ready import Queue, ReadyNodes
+from mlsys_batchmaker.scheduling.compiled import Compiled, load
+from mlsys_batchmaker.scheduling.ready import ReadyNodes
 from mlsys_batchmaker.scheduling.reference import Interpreted
 from mlsys_batchmaker.scheduling.results import Results
 from mlsys_batchmaker.scheduling.tables import Tables
@@ -84,7 +85,7 @@ class State:
     config: SchedulerConfig
     devices: tuple[int, ...]  # by worker: the device it runs on; workers of one device share its state pool
     tables: Tables
-    cells: Any  # by cell: a :class:`mlsys_batchmaker.scheduling.compiled.Cell`
+    cells: Any  # by cell: scheduler.cpp's Cell, or an object with the same attributes
     ready: list[ReadyNodes]  # by cell
     calls: Compiled | Interpreted  # interpreted: there is no compiler, or it is not wanted
     running: list[int]  # by cell: NumRunningTasks, over all workers
@@ -110,22 +111,23 @@ class State:
     ) -> State:
         """Make an empty state."""
         count = len(layout.cells)
-        tables, cells = Tables(layout.num_inputs, layout.num_outputs), (Cell * count)()
-        for number, spec in enumerate(layout.cells):
-            ports = len(spec.inputs), len(spec.outputs)
-            cells[number] = Cell(Queue(), number, *ports, spec.max_batch_size, True, False, -1)
+        library = _library() if compiled else None
+        columns: Any = None
+        cells: Any = [SimpleNamespace(ready=SimpleNamespace()) for _ in layout.cells]
+        if library is not None:
+            columns, cells = library.structs["Columns"](), (library.structs["Cell"] * count)()
+        tables = Tables(layout.num_inputs, layout.num_outputs, columns)
+        for number, (cell, spec) in enumerate(zip(cells, layout.cells, strict=True)):
+            cell.number, cell.num_inputs, cell.num_outputs = number, len(spec.inputs), len(spec.outputs)
+            cell.max_batch, cell.is_chain, cell.has_joins, cell.last_rank = spec.max_batch_size, True, False, -1
         ready = [ReadyNodes(cell.ready) for cell in cells]
-        calls: Compiled | Interpreted = Interpreted(
-            tables, cells, ready, num_inputs=layout.num_inputs, num_workers=len(devices)
-        )
-        if compiled:
+        calls: Compiled | Interpreted
+        if library is None:
+            calls = Interpreted(tables, cells, ready, num_inputs=layout.num_inputs, num_workers=len(devices))
+        else:
             most = max(spec.max_batch_size for spec in layout.cells)
-            try:
-                calls = Compiled(
-                    tables.shared, cells, ready, num_banks=layout.none, num_workers=len(devices), max_batch=most
-                )
-            except KernelUnavailableError as error:
-                warn_without_kernels("BatchMaker's scheduler", "tasks are formed in Python", error)
+            options = {"num_banks": layout.none, "num_workers": len(devices), "max_batch": most}
+            calls = Compiled(library, tables.shared, cells, ready, **options)
         return cls(
             layout=layout,
             config=config,
@@ -171,3 +173,12 @@ class State:
                 cell.is_chain = False
             elif kind.carry:
                 self.carry[kind.cell] = kind.carry
+
+
+def _library() -> Any:
+    """Return the compiled scheduler; None where there is no compiler."""
+    try:
+        return load()
+    except KernelUnavailableError as error:
+        warn_without_kernels("BatchMaker's scheduler", "tasks are formed in Python", error)
+        return None

@@ -1,12 +1,13 @@
 """Nodes and subgraphs of all live requests, as columns: one request is a block of rows in each. No logic.
 
 Columns and not objects, so that what happens to a batch of 64 cells is a few calls of NumPy, or one of compiled code,
-which sees the same memory through :class:`Columns`.
+which sees the same memory through its struct ``Columns``.
 """
 
 from __future__ import annotations
 
-import ctypes
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,31 +21,20 @@ Ints = NDArray[np.int64]
 LEFT, LEAVING, REQUEST_COLUMNS = 0, 1, 8
 
 
-class Columns(ctypes.Structure):
-    """scheduler.cpp: Columns."""
-
-    _fields_ = [
-        ("width", ctypes.c_int64),
-        ("num_inputs", ctypes.c_int64),
-        ("nodes", ctypes.c_void_p),
-        ("waiting", ctypes.c_void_p),
-        ("subs", ctypes.c_void_p),
-        ("requests", ctypes.c_void_p),
-        ("num_released", ctypes.c_int64),
-    ]
-
-
 class Tables:
     """The columns; they hold absolute numbers.
 
     Args:
         num_inputs: most inputs of a cell.
         num_outputs: most outputs of a cell.
+        columns: compiled code's struct of that name, all zeros; None: there is no compiled code.
     """
 
-    def __init__(self, num_inputs: int, num_outputs: int) -> None:
+    def __init__(self, num_inputs: int, num_outputs: int, columns: Any = None) -> None:
         width = COLUMNS + num_inputs + num_outputs
-        self.shared = Columns(width=width, num_inputs=num_inputs, num_released=1)  # rank 0: not released yet
+        self.shared = SimpleNamespace() if columns is None else columns
+        self.shared.width, self.shared.num_inputs = width, num_inputs
+        self.shared.num_released = 1  # rank 0: not released yet
         self.node_fixed: Ints = np.empty((0, width), dtype=np.int64)  # as ``GraphPlan.nodes``
         self.node_waiting: Ints = np.empty(0, dtype=np.int64)  # predecessors in its subgraph that are not submitted
         self.subs: Ints = np.empty((0, SUB_COLUMNS), dtype=np.int64)  # as ``GraphPlan.subs``
