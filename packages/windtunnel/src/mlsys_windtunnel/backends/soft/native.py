@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from mlsys_core.config import settings
 from mlsys_core.errors import KernelUnavailableError
-from mlsys_core.native import Struct, bind, load_kernel, new, warn_without_kernels
+from mlsys_core.native import Struct, bind, load_kernel, warn_without_kernels
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -99,9 +99,9 @@ class _Sums(torch.autograd.Function):
             if wanted[name]
         }
         outputs = upstream[0].contiguous()
-        addresses = {name: gradients[name].data_ptr() if name in gradients else None for name in _TO}
         library = kernel()
-        record = new(library.structs["Gradients"], outputs=outputs.data_ptr(), **addresses)
+        addresses = {name: gradient.data_ptr() for name, gradient in gradients.items()}
+        record = library.structs["Gradients"](outputs=outputs.data_ptr(), **addresses)  # those not wanted stay null
         library.mlsys_soft_backward(ctypes.byref(_group(ctx.options, tensors)), ctypes.byref(record))
         return (None, None, *(gradients.get(name) for name in (*_INPUTS, *_TREES)))
 
@@ -120,9 +120,8 @@ def _group(options: tuple[bool, float, float], tensors: list[Tensor | None]) -> 
     assert left is not None
     is_tanh, split_scale, leaf_scale = options
     group: type[Struct] = kernel().structs["Group"]
-    return new(
-        group,
-        **{name: None if tensor is None else tensor.data_ptr() for name, tensor in by_name.items()},
+    return group(  # tensors that are absent stay null
+        **{name: tensor.data_ptr() for name, tensor in by_name.items() if tensor is not None},
         num_trees=leaf.shape[0],
         splits=left.shape[1],
         leaves=leaf.shape[1],
