@@ -55,17 +55,23 @@ def new(struct: type[S], **fields: Any) -> S:
     return struct(**fields)
 
 
-def bind(library: Any) -> Any:
+def bind(library: Any, *, by_address: bool = False) -> Any:
     """Give ``library`` what it declares, and return it.
 
     It gets ``structs`` (classes by name), ``enums`` (by name: values by enumerator, in lower case) and ``constants``;
     its declared functions get their argument and result types.
+
+    Args:
+        library: From :func:`load_kernel`.
+        by_address: Functions take structs as integers from ``ctypes.addressof``, unchecked: for calls of a
+            microsecond, since ``byref`` and its check take .15 us an argument.
 
     Raises:
         KernelUnavailableError: ctypes lays a struct out in another way than the library's compiler did.
     """
     library.mlsys_declarations.restype = ctypes.c_char_p
     library.structs, library.enums, library.constants = {}, {}, {}
+    library.by_address = by_address
     for line in library.mlsys_declarations().decode().splitlines():
         kind, *parts = line.split("|")
         _READERS[kind](library, *parts)
@@ -145,7 +151,8 @@ _READERS: dict[str, Callable[..., None]] = {
 def _type_of(library: Any, code: str, *, in_call: bool = False) -> Any:
     element, _, count = code.removesuffix("]").partition("[")
     if element.startswith("*"):  # in a struct only the address counts
-        return ctypes.POINTER(library.structs[element[1:]]) if in_call else ctypes.c_void_p
+        is_checked = in_call and not library.by_address
+        return ctypes.POINTER(library.structs[element[1:]]) if is_checked else ctypes.c_void_p
     if element in _NUMBERS:
         kind = _NUMBERS[element]
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import byref, c_char, c_int64
+from ctypes import c_char, c_int64
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ class CompiledPlans:
         self._library = _load()
         self._layout = layout
         self._banks = [np.ascontiguousarray(table) for table in (layout.input_banks, layout.output_banks)]
-        struct = new(
+        self._struct = new(
             self._library.structs["Layout"],
             num_cells=len(layout.cells),
             num_inputs=layout.num_inputs,
@@ -42,7 +42,7 @@ class CompiledPlans:
             input_banks=self._banks[0].ctypes.data,
             output_banks=self._banks[1].ctypes.data,
         )
-        self._struct = byref(struct)
+        self._address = ctypes.addressof(self._struct)
         self._sizes = (c_int64 * (6 + layout.none))()
         self._out = np.empty(4096, dtype=np.int64)  # a plan and what follows it, before it is copied
         self._kinds: dict[bytes, tuple[Kind, ...]] = {}
@@ -55,7 +55,7 @@ class CompiledPlans:
         if most > len(self._out):
             self._out = np.empty(2 * most, dtype=np.int64)
         out, sizes = self._out, self._sizes
-        if not self._library.batchmaker_plan(self._struct, structure, address_of(out), sizes):
+        if not self._library.batchmaker_plan(self._address, structure, address_of(out), sizes):
             reference.make_plan(layout, structure)  # raises, and says why
             raise AssertionError("plan.cpp refuses a structure that reference.py plans")
         size, subs, num_kinds, num_more, num_sub_more, result_cell, *num_rows = sizes
@@ -107,6 +107,6 @@ def address_of(array: NDArray[np.generic]) -> int:
 def _load() -> Any:
     kernel = load_kernel(Path(__file__).with_name("plan.cpp"), cache_dir=settings().cache_dir)
     # Calls of microseconds keep the interpreter's lock.
-    library = bind(ctypes.PyDLL(kernel._name, handle=kernel._handle))
+    library = bind(ctypes.PyDLL(kernel._name, handle=kernel._handle), by_address=True)
     expect(library, **{name: getattr(plan, name) for name in library.constants})
     return library

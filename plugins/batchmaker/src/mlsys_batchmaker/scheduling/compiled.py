@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import CFUNCTYPE, byref, c_int64
+from ctypes import CFUNCTYPE, c_int64
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -71,9 +71,9 @@ class Compiled:
         self._former = self._library.batchmaker_former()
         self._cells = cells
         self._pins = num_workers > 1
-        self._columns = byref(columns)
-        self._kept = columns, cells
-        self._addresses = [byref(cell) for cell in cells]
+        self._columns = ctypes.addressof(columns)
+        self._kept = columns
+        self._addresses = [ctypes.addressof(cell) for cell in cells]
         self._make_room = _MAKE_ROOM(lambda cell, count: ready[cell].make_room(count))
         self._out = np.empty((2 + _FINISHED) * max_batch, dtype=np.int64)
         self._out_address = self._out.ctypes.data
@@ -228,7 +228,7 @@ def load() -> Any:
     """
     kernel = load_kernel(Path(__file__).with_name("scheduler.cpp"), cache_dir=settings().cache_dir)
     # Calls of a microsecond keep the interpreter's lock.
-    library = bind(ctypes.PyDLL(kernel._name, handle=kernel._handle))
+    library = bind(ctypes.PyDLL(kernel._name, handle=kernel._handle), by_address=True)
     known = {**vars(columns_of_plans), **vars(tables)}
     expect(library, **{name: known[name] for name in library.constants})
     return library
