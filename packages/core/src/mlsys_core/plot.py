@@ -251,11 +251,11 @@ def bars(
     ylabel: str | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Plot grouped bars with their values above; mark a contestant without a value in a group as missing.
+    """Plot grouped bars with their values above; mark a case without a value in a group as missing.
 
     Args:
-        groups: for each group (a model, a workload) each contestant's value.
-        baseline: a contestant; the values are then durations, and the bars show its duration over theirs (speed-up).
+        groups: for each group (a model, a workload) each case's value.
+        baseline: a case; the values are then durations, and the bars show its duration over theirs (speed-up).
         ylabel: with its unit; not needed with ``baseline``.
         title: above the figure.
 
@@ -272,16 +272,16 @@ def bars(
     if baseline is None and ylabel is None:
         raise InvalidInputError("bars need a ylabel with a unit, or a baseline to be speed-ups over")
     heights = groups if baseline is None else {name: _speedups(name, group, baseline) for name, group in groups.items()}
-    contestants = list(dict.fromkeys(name for group in groups.values() for name in group))
+    cases = list(dict.fromkeys(name for group in groups.values() for name in group))
     figure, axes = _new_axes("", ylabel or f"speed-up over {baseline}", title)
-    figure.set_size_inches(max(_SIZE_INCHES[0], 0.35 * len(groups) * (len(contestants) + 1)), _SIZE_INCHES[1])
-    width = 0.8 / len(contestants)
-    for index, (contestant, color) in enumerate(zip(contestants, cycle(PALETTE), strict=False)):
-        values = [group.get(contestant) for group in heights.values()]
-        left = np.arange(len(groups)) + (index - (len(contestants) - 1) / 2) * width
-        drawn = axes.bar(left, [value or 0.0 for value in values], width * 0.92, label=contestant, color=color)
+    figure.set_size_inches(max(_SIZE_INCHES[0], 0.35 * len(groups) * (len(cases) + 1)), _SIZE_INCHES[1])
+    width = 0.8 / len(cases)
+    for index, (case, color) in enumerate(zip(cases, cycle(PALETTE), strict=False)):
+        values = [group.get(case) for group in heights.values()]
+        left = np.arange(len(groups)) + (index - (len(cases) - 1) / 2) * width
+        drawn = axes.bar(left, [value or 0.0 for value in values], width * 0.92, label=case, color=color)
         labels = ["missing" if value is None else _three_digits(value) for value in values]
-        rotation = 90 if len(contestants) > 3 else 0
+        rotation = 90 if len(cases) > 3 else 0
         axes.bar_label(drawn, labels, padding=2, fontsize="x-small", rotation=rotation)
     if baseline is not None:
         axes.axhline(1.0, color="black", linewidth=0.8)
@@ -296,10 +296,10 @@ def _speedups(name: str, group: Mapping[str, float | None], baseline: str) -> di
     reference = group.get(baseline)
     if reference is None:
         raise InvalidInputError(f"group {name!r} has no value for the baseline {baseline!r}; it has {', '.join(group)}")
-    for contestant, value in group.items():
+    for case, value in group.items():
         if value is not None and not value > 0:
-            raise InvalidInputError(f"the duration of {contestant!r} in {name!r} is {value!r}: it must be above 0")
-    return {contestant: None if value is None else reference / value for contestant, value in group.items()}
+            raise InvalidInputError(f"the duration of {case!r} in {name!r} is {value!r}: it must be above 0")
+    return {case: None if value is None else reference / value for case, value in group.items()}
 
 
 def _three_digits(value: float) -> str:

@@ -24,7 +24,7 @@ MAX_ROWS = 50_000
 HELD_OUT = 10_000
 NUM_TREES, NUM_LEAVES = 100, 31
 LATE_MINUTES = 15
-ROUNDS = 5  # of timing, the two contestants in turn
+ROUNDS = 5  # of timing, the two cases in turn
 ONE_ROW_CALLS = 20
 
 
@@ -232,10 +232,10 @@ def timed(source: Any, module: Any, rows: Any, *, calls: int) -> tuple[float, fl
     """Return the median milliseconds of ``predict_proba`` of each, in turn, after one round that is not counted."""
     taken: tuple[list[float], list[float]] = ([], [])
     for turn in range(ROUNDS + 1):
-        for contestant, times in zip((source, module), taken, strict=True):
+        for case, times in zip((source, module), taken, strict=True):
             started = time.perf_counter()
             for _ in range(calls):
-                contestant.predict_proba(rows)
+                case.predict_proba(rows)
             if turn:
                 times.append((time.perf_counter() - started) / calls * 1e3)
     return statistics.median(taken[0]), statistics.median(taken[1])

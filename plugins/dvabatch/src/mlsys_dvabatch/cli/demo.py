@@ -67,7 +67,7 @@ def run(context: DemoContext) -> Section:
             device=loaded.device,
         )
     packed = padded.with_form(is_packed=True)
-    contestants: list[tuple[str, BertStages, Callable[[], Policy | Scheduler[Any, Any, Any]]]] = [
+    cases: list[tuple[str, BertStages, Callable[[], Policy | Scheduler[Any, Any, Any]]]] = [
         ("ZeroBatch, padded", padded, lambda: ZeroBatch(max_batch_size=16)),
         ("DVABatch: clusters of lengths", padded, InputPolicy),
         ("DVABatch: token-packed", packed, PackedPolicy),
@@ -77,7 +77,7 @@ def run(context: DemoContext) -> Section:
     due_s = np.cumsum(np.random.default_rng(1).exponential(gap_s, len(order)))
     latencies: dict[str, list[float]] = {}
     vectors: list[NDArray[np.float32]] = []
-    for name, model, make in contestants:
+    for name, model, make in cases:
         latencies[name], embedded = _serve(
             model,
             costs,
