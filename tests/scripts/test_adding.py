@@ -25,3 +25,8 @@ def test_a_list_names_the_files_that_know_its_example(section: str):
 
 def test_there_is_a_list_for_each_kind():
     assert len(SECTIONS) == 5
+
+
+def test_a_converter_is_two_files_beside_its_test():
+    (section,) = (section for section in SECTIONS if section.startswith("A converter"))
+    assert len(ROW.findall(section)) == 2

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_windtunnel.convert.registry import Converted, ConverterRegistry, Entry
-from mlsys_windtunnel.convert.table import COMBINERS, ENTRIES
+from mlsys_windtunnel.convert.table import default_registry
 from mlsys_windtunnel.host.lookup import CategoryLookup, Column, Vocabulary
 from mlsys_windtunnel.modules.base import OperatorModule
 from sklearn.base import BaseEstimator, TransformerMixin
@@ -209,9 +209,7 @@ def converter(estimator: NearbyCounts) -> Converted:
 def registry() -> ConverterRegistry:
     """Return the built-in converters, and the one for :class:`NearbyCounts`."""
     own = Entry(f"{__name__}.NearbyCounts", f"{__name__}:converter")
-    return ConverterRegistry(
-        {entry.source: entry for entry in (*ENTRIES, own)}, {entry.source: entry for entry in COMBINERS}
-    )
+    return default_registry().adding(own)
 
 
 def _columns(x: Any) -> tuple[npt.NDArray[Any], Rows]:

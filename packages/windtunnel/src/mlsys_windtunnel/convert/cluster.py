@@ -9,16 +9,21 @@ from typing import Any
 
 import numpy as np
 
+from mlsys_windtunnel.convert.registry import Converters
 from mlsys_windtunnel.modules.base import OperatorModule
 from mlsys_windtunnel.modules.kernel.cluster import CenterTree, Mixture, NearestCenter
 from mlsys_windtunnel.modules.kernel.gaussians import DiagonalGaussians, FullGaussians
 
+CONVERTERS = Converters()
 
+
+@CONVERTERS.of("sklearn.cluster", "KMeans", "MiniBatchKMeans")
 def k_means(estimator: Any) -> OperatorModule:
     """Convert to labels by the nearest centre; it transforms to distances."""
     return NearestCenter(estimator.cluster_centers_)
 
 
+@CONVERTERS.of("sklearn.cluster", "AffinityPropagation", "MeanShift")
 def nearest_center(estimator: Any) -> OperatorModule | None:
     """Convert a clusterer that only labels; those without centres decline (precomputed affinities, no convergence)."""
     centers = getattr(estimator, "cluster_centers_", None)
@@ -28,11 +33,13 @@ def nearest_center(estimator: Any) -> OperatorModule | None:
     return NearestCenter(dense, answers=("predict",))
 
 
+@CONVERTERS.of("sklearn.cluster", "Birch")
 def birch(estimator: Any) -> OperatorModule:
     """Convert to labels by the nearest subcluster, several of which may be one cluster."""
     return NearestCenter(estimator.subcluster_centers_, labels=estimator.subcluster_labels_)
 
 
+@CONVERTERS.of("sklearn.cluster", "BisectingKMeans")
 def bisecting_k_means(estimator: Any) -> OperatorModule:
     """Convert a tree of bisections, whose walk may end at another leaf than the one with the nearest centre."""
     mean = getattr(estimator, "_X_mean", 0.0)
@@ -56,11 +63,13 @@ def bisecting_k_means(estimator: Any) -> OperatorModule:
     return CenterTree(estimator.cluster_centers_, pairs=np.stack(pairs), paths=np.stack(paths, axis=1))
 
 
+@CONVERTERS.of("sklearn.mixture", "GaussianMixture")
 def gaussian_mixture(estimator: Any) -> OperatorModule:
     """Convert a mixture fitted by expectation maximisation."""
     return _mixture(estimator, np.log(estimator.weights_))
 
 
+@CONVERTERS.of("sklearn.mixture", "BayesianGaussianMixture")
 def bayesian_gaussian_mixture(estimator: Any) -> OperatorModule:
     """Convert a mixture fitted by variational inference.
 

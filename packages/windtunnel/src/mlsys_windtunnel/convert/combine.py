@@ -11,6 +11,7 @@ from torch import nn
 
 from mlsys_windtunnel.convert.isotonic import isotonic
 from mlsys_windtunnel.convert.linear import class_labels
+from mlsys_windtunnel.convert.registry import Converters
 from mlsys_windtunnel.modules.base import OperatorModule, Regressor
 from mlsys_windtunnel.modules.columns.columns import Concatenate
 from mlsys_windtunnel.modules.combine.calibrate import Calibrated, PerClass, PlattSigmoid, Temperature
@@ -34,6 +35,8 @@ from mlsys_windtunnel.parse.members import (
     labels_are_indices,
     labels_of,
 )
+
+COMBINERS = Converters()
 
 
 def _composition(estimator: Any) -> Composition:
@@ -59,6 +62,7 @@ def _ballots(composition: Composition, classes: npt.NDArray[Any]) -> list[Ballot
     ]
 
 
+@COMBINERS.of("sklearn.ensemble", "VotingClassifier")
 def voting_classifier(estimator: Any) -> OperatorModule:
     """Join members by vote: soft by the mean of probabilities, column by column; hard by the mode of labels."""
     composition, labels = _composition(estimator), class_labels(estimator.classes_)
@@ -67,6 +71,7 @@ def voting_classifier(estimator: Any) -> OperatorModule:
     return Vote(ballots, weights=_weights(estimator), classes=labels, answers=composition.answers)
 
 
+@COMBINERS.of("sklearn.ensemble", "VotingRegressor")
 def voting_regressor(estimator: Any) -> OperatorModule:
     """Join members by their weighted mean."""
     return Regressor(WeightedMean(_weights(estimator)))
@@ -77,6 +82,7 @@ def _weights(estimator: Any) -> list[float]:
     return [1.0] * len(estimator.estimators_) if weights is None else [float(weight) for weight in weights]
 
 
+@COMBINERS.of("sklearn.ensemble", "BaggingClassifier")
 def bagging_classifier(estimator: Any) -> OperatorModule:
     """Join members by the mean of probabilities, or of votes where a member has none; one may know fewer classes."""
     composition = _composition(estimator)
@@ -89,11 +95,13 @@ def bagging_classifier(estimator: Any) -> OperatorModule:
     )
 
 
+@COMBINERS.of("sklearn.ensemble", "BaggingRegressor")
 def bagging_regressor(estimator: Any) -> OperatorModule:
     """Join members by their mean."""
     return Regressor(WeightedMean(np.ones(len(estimator.estimators_))))
 
 
+@COMBINERS.of("sklearn.ensemble", "AdaBoostClassifier")
 def ada_boost_classifier(estimator: Any) -> OperatorModule:
     """Join members by weighted votes; they were fitted on the labels themselves."""
     composition = _composition(estimator)
@@ -105,11 +113,13 @@ def ada_boost_classifier(estimator: Any) -> OperatorModule:
     )
 
 
+@COMBINERS.of("sklearn.ensemble", "AdaBoostRegressor")
 def ada_boost_regressor(estimator: Any) -> OperatorModule:
     """Join members by their weighted median."""
     return Regressor(WeightedMedian(estimator.estimator_weights_[: len(estimator.estimators_)]))
 
 
+@COMBINERS.of("sklearn.ensemble", "StackingClassifier")
 def stacking_classifier(estimator: Any) -> OperatorModule:
     """Pass on the final estimator's answers; it was fitted on indices of labels."""
     composition = _composition(estimator)
@@ -118,6 +128,7 @@ def stacking_classifier(estimator: Any) -> OperatorModule:
     )
 
 
+@COMBINERS.of("sklearn.model_selection", "FixedThresholdClassifier", "TunedThresholdClassifierCV")
 def threshold_classifier(estimator: Any) -> OperatorModule:
     """Derive the label from a threshold, fixed or tuned, on the member's probabilities or decision values."""
     composition = _composition(estimator)
@@ -142,6 +153,7 @@ def threshold_classifier(estimator: Any) -> OperatorModule:
     )
 
 
+@COMBINERS.of("sklearn.calibration", "CalibratedClassifierCV")
 def calibrated_classifier(estimator: Any) -> OperatorModule:
     """Join members by the mean of their scores, calibrated class by class or by a temperature."""
     composition, classes = _composition(estimator), estimator.classes_
@@ -187,6 +199,7 @@ def _binary_threshold(estimator: Any) -> float:
     return 0.0 if hasattr(first, "decision_function") and is_classifier(first) else 0.5
 
 
+@COMBINERS.of("sklearn.multiclass", "OneVsRestClassifier")
 def one_vs_rest(estimator: Any) -> OperatorModule:
     """Join members one-vs-rest: classes, or several labels at once where the target is a table of labels."""
     composition = _composition(estimator)
@@ -198,6 +211,7 @@ def one_vs_rest(estimator: Any) -> OperatorModule:
     )
 
 
+@COMBINERS.of("sklearn.multiclass", "OneVsOneClassifier")
 def one_vs_one(estimator: Any) -> OperatorModule:
     """Join members by votes between pairs."""
     composition = _composition(estimator)
@@ -209,6 +223,7 @@ def one_vs_one(estimator: Any) -> OperatorModule:
     )
 
 
+@COMBINERS.of("sklearn.multiclass", "OutputCodeClassifier")
 def output_code(estimator: Any) -> OperatorModule:
     """Join members by the nearest code word."""
     composition = _composition(estimator)
@@ -220,6 +235,7 @@ def output_code(estimator: Any) -> OperatorModule:
     )
 
 
+@COMBINERS.of("sklearn.multioutput", "MultiOutputClassifier")
 def multi_output_classifier(estimator: Any) -> OperatorModule:
     """Join members side by side."""
     composition = _composition(estimator)
@@ -227,11 +243,13 @@ def multi_output_classifier(estimator: Any) -> OperatorModule:
     return Outputs([_layout(member) for member in composition.members], outputs=outputs, answers=composition.answers)
 
 
+@COMBINERS.of("sklearn.multioutput", "MultiOutputRegressor", "RegressorChain")
 def values_side_by_side(_estimator: Any) -> OperatorModule:
     """Join regressors of several targets, chained or not."""
     return Regressor(Concatenate(), is_flat=False)
 
 
+@COMBINERS.of("sklearn.multioutput", "ClassifierChain")
 def classifier_chain(estimator: Any) -> OperatorModule:
     """Join members of a chain; their tables come in the order of targets."""
     composition = _composition(estimator)

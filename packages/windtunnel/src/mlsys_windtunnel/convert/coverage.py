@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from mlsys_windtunnel.convert.registry import Entry
-from mlsys_windtunnel.convert.table import COMBINERS, ENTRIES
+from mlsys_windtunnel.convert.table import combiners, converters
 from mlsys_windtunnel.parse.members import _RULES, _WRAPPERS
 
 _WHERE_INSTALLED = "tested by `make test-peers`"
@@ -91,7 +91,7 @@ def name_of(entry: Entry) -> str:
 def covered() -> list[Entry]:
     """Return all lines: converters, joins of meta-estimators' members, and those that need no join of their own."""
     apart = [Entry(source, "", note="taken apart: its members are operators") for source in (*_RULES, *_WRAPPERS)]
-    lines = {entry.source: entry for entry in (*apart, *COMBINERS, *ENTRIES)}
+    lines = {entry.source: entry for entry in (*apart, *combiners(), *converters())}
     return sorted(lines.values(), key=lambda entry: entry.source.lower())
 
 

@@ -11,9 +11,12 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from mlsys_windtunnel.convert.registry import Converters
 from mlsys_windtunnel.modules.base import OperatorModule
 from mlsys_windtunnel.modules.kernel.decompose import FactorModel, KernelProjection, Projection, RandomFourier
 from mlsys_windtunnel.modules.kernel.kernels import Kernel, KernelKind
+
+CONVERTERS = Converters()
 
 KERNELS = {"linear", "poly", "rbf", "sigmoid", "cosine", "laplacian"}
 
@@ -26,11 +29,13 @@ def make_kernel(anchors: Any, kind: object, **parameters: Any) -> Kernel | None:
     return Kernel(_dense(anchors), cast(KernelKind, kind), **parameters)
 
 
+@CONVERTERS.of("sklearn.decomposition", "IncrementalPCA")
 def incremental_pca(estimator: Any) -> OperatorModule:
     """Convert a projection on components, whitened or not."""
     return Projection(estimator.mean_, _principal_weight(estimator))
 
 
+@CONVERTERS.of("sklearn.decomposition", "PCA")
 def pca(estimator: Any) -> OperatorModule:
     """Convert with the density of probabilistic PCA, unless its covariance has no inverse (the source raises there)."""
     try:
@@ -40,6 +45,7 @@ def pca(estimator: Any) -> OperatorModule:
     return FactorModel(estimator.mean_, _principal_weight(estimator), precision)
 
 
+@CONVERTERS.of("sklearn.decomposition", "FactorAnalysis")
 def factor_analysis(estimator: Any) -> OperatorModule:
     """Convert to the posterior mean of the factors (Bishop, PRML, equation 12.66)."""
     scaled = estimator.components_ / estimator.noise_variance_
@@ -47,12 +53,15 @@ def factor_analysis(estimator: Any) -> OperatorModule:
     return FactorModel(estimator.mean_, posterior.T @ scaled, estimator.get_precision())
 
 
+@CONVERTERS.of("sklearn.decomposition", "TruncatedSVD")
+@CONVERTERS.of("sklearn.random_projection", "GaussianRandomProjection", "SparseRandomProjection")
 def truncated_svd(estimator: Any) -> OperatorModule:
     """Convert components without centring; the random projections too."""
     components = _dense(estimator.components_)
     return Projection(np.zeros(components.shape[1]), components)
 
 
+@CONVERTERS.of("sklearn.decomposition", "FastICA")
 def fast_ica(estimator: Any) -> OperatorModule:
     """Convert the unmixing matrix; centred unless whitening is off."""
     if not estimator.whiten:
@@ -60,6 +69,7 @@ def fast_ica(estimator: Any) -> OperatorModule:
     return Projection(estimator.mean_, estimator.components_)
 
 
+@CONVERTERS.of("sklearn.decomposition", "MiniBatchSparsePCA", "SparsePCA")
 def sparse_pca(estimator: Any) -> OperatorModule:
     """Convert to a linear map: the transform is a ridge regression on the components."""
     components = estimator.components_
@@ -67,6 +77,7 @@ def sparse_pca(estimator: Any) -> OperatorModule:
     return Projection(estimator.mean_, np.linalg.solve(gram, components))
 
 
+@CONVERTERS.of("sklearn.decomposition", "KernelPCA")
 def kernel_pca(estimator: Any) -> OperatorModule | None:
     """Convert kernels by name; functions and precomputed kernels decline."""
     kernel = make_kernel(
@@ -84,6 +95,7 @@ def kernel_pca(estimator: Any) -> OperatorModule | None:
     )
 
 
+@CONVERTERS.of("sklearn.kernel_approximation", "Nystroem")
 def nystroem(estimator: Any) -> OperatorModule | None:
     """Convert kernels by name; functions and precomputed kernels decline."""
     given = {name: getattr(estimator, name) for name in ("gamma", "coef0", "degree")}
@@ -94,11 +106,17 @@ def nystroem(estimator: Any) -> OperatorModule | None:
     return None if kernel is None else KernelProjection(kernel, estimator.normalization_.T)
 
 
+@CONVERTERS.of("sklearn.kernel_approximation", "RBFSampler")
 def rbf_sampler(estimator: Any) -> OperatorModule:
     """Convert random Fourier features of the RBF kernel."""
     return RandomFourier(estimator.random_weights_, estimator.random_offset_)
 
 
+def _above_minus_skewedness(estimator: Any) -> tuple[float | None, float | None]:
+    return float(np.nextafter(-estimator.skewedness, np.inf)), None
+
+
+@CONVERTERS.of("sklearn.kernel_approximation", "SkewedChi2Sampler", bounds=_above_minus_skewedness)
 def skewed_chi2_sampler(estimator: Any) -> OperatorModule:
     """Convert random Fourier features of the skewed chi-squared kernel."""
     return RandomFourier(estimator.random_weights_, estimator.random_offset_, skewedness=float(estimator.skewedness))

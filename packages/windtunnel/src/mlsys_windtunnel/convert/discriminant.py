@@ -8,12 +8,16 @@ from typing import Any
 import numpy as np
 
 from mlsys_windtunnel.convert.linear import PROBABILISTIC, affine, class_labels
+from mlsys_windtunnel.convert.registry import Converters
 from mlsys_windtunnel.modules.base import Classifier, OperatorModule
 from mlsys_windtunnel.modules.kernel.decompose import Projection
 from mlsys_windtunnel.modules.kernel.gaussians import FullGaussians
 from mlsys_windtunnel.modules.linear.discriminant import LinearDiscriminant, Posterior
 
+CONVERTERS = Converters()
 
+
+@CONVERTERS.of("sklearn.discriminant_analysis", "LinearDiscriminantAnalysis")
 def linear_discriminant_analysis(estimator: Any) -> OperatorModule | None:
     """Convert to margins with a logistic or softmax link; the ``lsqr`` solver has no transform."""
     num_classes = len(estimator.classes_)
@@ -32,6 +36,7 @@ def linear_discriminant_analysis(estimator: Any) -> OperatorModule | None:
     return LinearDiscriminant(head, projection=projection)
 
 
+@CONVERTERS.of("sklearn.discriminant_analysis", "QuadraticDiscriminantAnalysis")
 def quadratic_discriminant_analysis(estimator: Any) -> OperatorModule:
     """Convert to a Gaussian for each class (Hastie et al., Elements of Statistical Learning, equation 4.12)."""
     width = max(rotation.shape[1] for rotation in estimator.rotations_)

@@ -12,16 +12,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mlsys_windtunnel.convert.registry import Converted
+from mlsys_windtunnel.convert.registry import Converted, Converters
 from mlsys_windtunnel.host.lookup import SEARCHABLE, CategoryLookup, HashLookup, Vocabulary
 from mlsys_windtunnel.modules.base import OperatorModule
 from mlsys_windtunnel.modules.columns.embedding import BinEmbedding, CategoryEmbedding
+
+CONVERTERS = Converters()
 
 Rows = npt.NDArray[np.float64]
 
 MAX_TABLE_NBYTES = 1 << 30  # a one-hot table is square: above about 11,000 categories the encoder itself is smaller
 
 
+@CONVERTERS.of("sklearn.preprocessing", "OneHotEncoder")
 def one_hot_encoder(estimator: Any) -> Converted | None:
     """Convert with infrequent categories, dropped ones, and any treatment of unknown ones."""
     if not _is_searchable(estimator):
@@ -42,6 +45,7 @@ def one_hot_encoder(estimator: Any) -> Converted | None:
     return _converted(estimator, tables, warns=warns)
 
 
+@CONVERTERS.of("sklearn.preprocessing", "OrdinalEncoder")
 def ordinal_encoder(estimator: Any) -> Converted | None:
     """Convert to codes as the encoder gives them, one column each; missing and unknown ones as it is configured."""
     if not _is_searchable(estimator):
@@ -55,6 +59,7 @@ def ordinal_encoder(estimator: Any) -> Converted | None:
     return _converted(estimator, tables)
 
 
+@CONVERTERS.of("sklearn.preprocessing", "TargetEncoder")
 def target_encoder(estimator: Any) -> Converted | None:
     """Convert to means of the target, per class if there are three or more; unknown categories have the mean of all."""
     if not _is_searchable(estimator):
@@ -68,11 +73,13 @@ def target_encoder(estimator: Any) -> Converted | None:
     return _converted(estimator, tables)
 
 
+@CONVERTERS.of("mlsys_windtunnel.estimators.categories", "BinaryEncoder", "TwoHotEncoder")
 def table_encoder(estimator: Any) -> Converted | None:
     """Convert our own binary and two-hot encoders."""
     return _converted(estimator, estimator.tables_) if _is_searchable(estimator) else None
 
 
+@CONVERTERS.of("mlsys_windtunnel.estimators.categories", "HashEncoder")
 def hash_encoder(estimator: Any) -> Converted | None:
     """Convert our own hash encoder: a row for each category seen, and one for each bucket."""
     if not _is_searchable(estimator):
@@ -82,6 +89,7 @@ def hash_encoder(estimator: Any) -> Converted | None:
     return Converted(CategoryEmbedding(estimator.tables_), lookup, num_codes=len(vocabularies))
 
 
+@CONVERTERS.of("sklearn.preprocessing", "KBinsDiscretizer")
 def k_bins_discretizer(estimator: Any) -> OperatorModule:
     """Convert numbers to bins, in the network; the bins' rows are trainable."""
     if estimator.encode == "ordinal":

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlsys_windtunnel.convert.registry import Converted
+from mlsys_windtunnel.convert.registry import Converted, Converters
 from mlsys_windtunnel.host.lookup import SEARCHABLE, CategoryLookup, Vocabulary
 from mlsys_windtunnel.modules.base import Classifier, OperatorModule, Regressor
 from mlsys_windtunnel.modules.linear.factorization import FactorizationMachine, IdFactorization
 
+CONVERTERS = Converters()
 
+
+@CONVERTERS.of("mlsys_windtunnel.estimators.factorization_machine", "FactorizationMachineClassifier")
 def machine_classifier(estimator: Any) -> OperatorModule:
     """Convert a classifier: logistic for two classes, else a softmax."""
     return Classifier(
@@ -20,11 +23,13 @@ def machine_classifier(estimator: Any) -> OperatorModule:
     )
 
 
+@CONVERTERS.of("mlsys_windtunnel.estimators.factorization_machine", "FactorizationMachineRegressor")
 def machine_regressor(estimator: Any) -> OperatorModule:
     """Convert a regressor of one output."""
     return Regressor(FactorizationMachine(estimator.coef_, estimator.intercept_, estimator.factors_))
 
 
+@CONVERTERS.of("mlsys_windtunnel.estimators.matrix_factorization", "MatrixFactorizationRegressor")
 def matrix_factorization(estimator: Any) -> Converted | None:
     """Convert ids to a look-up on the host; biases and factors are trainable."""
     if not all(categories.dtype.kind in SEARCHABLE for categories in estimator.categories_):

@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from mlsys_windtunnel.convert.registry import Converted, Unsupported
+from mlsys_windtunnel.convert.registry import Converted, Converters, Unsupported
 from mlsys_windtunnel.host.lookup import MissingLookup, is_missing
 from mlsys_windtunnel.modules.base import OperatorModule
 from mlsys_windtunnel.modules.columns.impute import Given, Impute
 
+CONVERTERS = Converters()
 
+
+@CONVERTERS.of("sklearn.impute", "SimpleImputer")
 def simple_imputer(estimator: Any) -> OperatorModule | Unsupported:
     """Convert any strategy, on numbers."""
     marker = estimator.missing_values
@@ -36,6 +39,7 @@ def simple_imputer(estimator: Any) -> OperatorModule | Unsupported:
     )
 
 
+@CONVERTERS.of("sklearn.impute", "MissingIndicator")
 def missing_indicator(estimator: Any) -> Converted | None:
     """Convert to a look-up on the host: columns may be text, and the source may refuse new missing values."""
     marker = estimator.missing_values

@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from mlsys_windtunnel.convert.registry import Converters
 from mlsys_windtunnel.modules.base import OperatorModule, Regressor
 from mlsys_windtunnel.modules.combine.isotonic import Isotonic
+
+CONVERTERS = Converters()
 
 
 def isotonic(estimator: Any) -> Isotonic:
@@ -20,6 +23,11 @@ def isotonic(estimator: Any) -> Isotonic:
     )
 
 
+def _bounds(estimator: Any) -> tuple[float | None, float | None]:
+    return (float(estimator.X_min_), float(estimator.X_max_)) if estimator.out_of_bounds == "raise" else (None, None)
+
+
+@CONVERTERS.of("sklearn.isotonic", "IsotonicRegression", bounds=_bounds)
 def isotonic_regression(estimator: Any) -> OperatorModule:
     """Convert a regressor of one feature."""
     return Regressor(isotonic(estimator))

@@ -8,6 +8,7 @@ import numpy as np
 from torch import nn
 
 from mlsys_windtunnel.convert.decompose import make_kernel
+from mlsys_windtunnel.convert.registry import Converters
 from mlsys_windtunnel.modules.base import OperatorModule, Regressor
 from mlsys_windtunnel.modules.kernel.covariance import (
     Combined,
@@ -19,9 +20,12 @@ from mlsys_windtunnel.modules.kernel.covariance import (
 )
 from mlsys_windtunnel.modules.kernel.decompose import KernelProjection
 
+CONVERTERS = Converters()
+
 MATERN: dict[float, Shape] = {0.5: "matern-1/2", 1.5: "matern-3/2", 2.5: "matern-5/2", np.inf: "rbf"}
 
 
+@CONVERTERS.of("sklearn.kernel_ridge", "KernelRidge")
 def kernel_ridge(estimator: Any) -> OperatorModule | None:
     """Convert kernels by name; functions and precomputed kernels decline."""
     parameters = {"gamma": estimator.gamma, "degree": estimator.degree, "coef0": estimator.coef0}
@@ -32,6 +36,7 @@ def kernel_ridge(estimator: Any) -> OperatorModule | None:
     return Regressor(KernelProjection(kernel, weights.reshape(len(weights), -1)), is_flat=weights.ndim == 1)
 
 
+@CONVERTERS.of("sklearn.gaussian_process", "GaussianProcessRegressor")
 def gaussian_process_regressor(estimator: Any) -> OperatorModule | None:
     """Convert ``predict`` without ``return_std``. Kernels that are not known here decline."""
     covariance = _covariance(estimator.kernel_)

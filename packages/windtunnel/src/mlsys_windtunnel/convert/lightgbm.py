@@ -14,12 +14,14 @@ import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_windtunnel.convert.linear import class_labels
-from mlsys_windtunnel.convert.registry import Converted
+from mlsys_windtunnel.convert.registry import Converted, Converters
 from mlsys_windtunnel.convert.trees_lookup import MixedLookup
 from mlsys_windtunnel.modules.base import OperatorModule, Regressor
 from mlsys_windtunnel.modules.tree.ensemble import Tree, TreeEnsemble, bitset_codes, join_trees
 from mlsys_windtunnel.modules.tree.heads import LeafIndicators, Mapped, Output, TreeClassifier
 from mlsys_windtunnel.modules.tree.trees import Trees
+
+CONVERTERS = Converters()
 
 _CATEGORICAL, _DEFAULT_LEFT = 1, 2  # bits of decision_type; the two after them say what is missing
 _MISSING_NONE, _MISSING_ZERO = 0, 1
@@ -52,6 +54,7 @@ class Model:
         return float(sigmoid) / (self.ensemble.num_trees // self.num_groups if self.is_averaged else 1)
 
 
+@CONVERTERS.of("lightgbm.sklearn", "LGBMRanker", "LGBMRegressor")
 def lgbm_regressor(estimator: Any) -> Converted | None:
     """Convert regressors and rankers: one value a row."""
     model = read_model(estimator.booster_)
@@ -65,6 +68,7 @@ def lgbm_regressor(estimator: Any) -> Converted | None:
     return _converted(Regressor(Mapped(Trees(model.ensemble), output, slope=model.slope)), model, estimator.booster_)
 
 
+@CONVERTERS.of("lightgbm.sklearn", "LGBMClassifier")
 def lgbm_classifier(estimator: Any) -> Converted | None:
     """Convert classifiers with an objective of LightGBM's own; decline a user's objective."""
     model = read_model(estimator.booster_)
@@ -85,6 +89,9 @@ def lgbm_classifier(estimator: Any) -> Converted | None:
     return _converted(head, model, estimator.booster_)
 
 
+@CONVERTERS.of(
+    "mlsys_windtunnel.estimators.leaves", "LeafEncoder", is_trainable=False, note="trainable once the trees are soft"
+)
 def leaf_encoder(estimator: Any) -> Converted | None:
     """Convert to leaves as features (our own estimator)."""
     model = read_model(estimator.estimator_.booster_)

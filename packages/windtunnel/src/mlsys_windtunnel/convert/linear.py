@@ -9,10 +9,13 @@ import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
 from torch import nn
 
+from mlsys_windtunnel.convert.registry import Converters
 from mlsys_windtunnel.modules.base import Classifier, Link, OperatorModule, OutlierDetector, Regressor
 from mlsys_windtunnel.modules.columns.preprocess import Elementwise
 from mlsys_windtunnel.modules.linear.linear import Affine, MultilabelMargins
 from mlsys_windtunnel.modules.network import Network
+
+CONVERTERS = Converters()
 
 PROBABILISTIC = ("predict", "predict_proba", "predict_log_proba", "decision_function")
 MARGINS = ("predict", "decision_function")
@@ -30,27 +33,61 @@ def affine(estimator: Any, intercept: npt.ArrayLike | None = None) -> Affine:
     return Affine(weight, estimator.intercept_ if intercept is None else intercept)
 
 
+@CONVERTERS.of(
+    "sklearn.linear_model",
+    "ARDRegression",
+    "BayesianRidge",
+    "ElasticNet",
+    "ElasticNetCV",
+    "HuberRegressor",
+    "Lars",
+    "LarsCV",
+    "Lasso",
+    "LassoCV",
+    "LassoLars",
+    "LassoLarsCV",
+    "LassoLarsIC",
+    "LinearRegression",
+    "MultiTaskElasticNet",
+    "MultiTaskElasticNetCV",
+    "MultiTaskLasso",
+    "MultiTaskLassoCV",
+    "OrthogonalMatchingPursuit",
+    "OrthogonalMatchingPursuitCV",
+    "PassiveAggressiveRegressor",
+    "QuantileRegressor",
+    "Ridge",
+    "RidgeCV",
+    "SGDRegressor",
+    "TheilSenRegressor",
+)
+@CONVERTERS.of("sklearn.svm", "LinearSVR")
 def linear_regressor(estimator: Any) -> OperatorModule:
     """Convert any regressor with ``coef_`` and ``intercept_``; ``coef_`` of two dimensions answers a table."""
     return Regressor(affine(estimator), is_flat=np.ndim(estimator.coef_) == 1)
 
 
+@CONVERTERS.of("sklearn.linear_model", "GammaRegressor", "PoissonRegressor")
 def log_link_regressor(estimator: Any) -> OperatorModule:
     """Convert Poisson and gamma regression: the exponential of an affine map."""
     return Regressor(nn.Sequential(affine(estimator), Elementwise("exp")))
 
 
+@CONVERTERS.of("sklearn.linear_model", "TweedieRegressor")
 def tweedie_regressor(estimator: Any) -> OperatorModule:
     """Convert; with ``link="auto"`` the identity is for powers up to 0, the logarithm beyond."""
     is_log = estimator.link == "log" or (estimator.link == "auto" and estimator.power > 0)
     return log_link_regressor(estimator) if is_log else linear_regressor(estimator)
 
 
+@CONVERTERS.of("sklearn.linear_model", "PassiveAggressiveClassifier", "Perceptron")
+@CONVERTERS.of("sklearn.svm", "LinearSVC")
 def margin_classifier(estimator: Any) -> OperatorModule:
     """Convert a classifier without probabilities: perceptron, linear SVM, passive-aggressive."""
     return Classifier(affine(estimator), classes=class_labels(estimator.classes_), link="logistic", answers=MARGINS)
 
 
+@CONVERTERS.of("sklearn.linear_model", "LogisticRegression", "LogisticRegressionCV")
 def logistic_regression(estimator: Any) -> OperatorModule:
     """Convert to a logistic link for two classes, and to a multinomial one for three and more.
 
@@ -67,6 +104,7 @@ def logistic_regression(estimator: Any) -> OperatorModule:
     return Classifier(affine(estimator), classes=class_labels(estimator.classes_), link=link, answers=PROBABILISTIC)
 
 
+@CONVERTERS.of("sklearn.linear_model", "SGDClassifier")
 def sgd_classifier(estimator: Any) -> OperatorModule:
     """Convert; probabilities are for the logistic and the modified Huber loss only, one-vs-rest."""
     links: dict[str, Link] = {"log_loss": "one-vs-rest", "modified_huber": "modified-huber"}
@@ -79,6 +117,7 @@ def sgd_classifier(estimator: Any) -> OperatorModule:
     )
 
 
+@CONVERTERS.of("sklearn.linear_model", "RidgeClassifier", "RidgeClassifierCV")
 def ridge_classifier(estimator: Any) -> OperatorModule | None:
     """Convert binary and multiclass as other margins; a table of labels gives a margin for each."""
     binarizer = estimator._label_binarizer  # the only place where the kind of target is kept
@@ -87,6 +126,7 @@ def ridge_classifier(estimator: Any) -> OperatorModule | None:
     return None if binarizer.sparse_input_ else MultilabelMargins(affine(estimator), answers=MARGINS)
 
 
+@CONVERTERS.of("sklearn.linear_model", "SGDOneClassSVM")
 def sgd_one_class_svm(estimator: Any) -> OperatorModule:
     """Convert to inlier where the margin reaches the offset."""
     offset = float(np.ravel(estimator.offset_)[0])
@@ -104,6 +144,7 @@ def nested_network(estimator: object) -> Network | None:
     return module.network if module.frontend.is_trivial else None
 
 
+@CONVERTERS.of("sklearn.linear_model", "RANSACRegressor")
 def ransac_regressor(estimator: Any) -> OperatorModule | None:
     """Convert the regressor that was fitted on the inliers, if it can be translated whole."""
     network = nested_network(estimator.estimator_)

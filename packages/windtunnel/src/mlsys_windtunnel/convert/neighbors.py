@@ -14,12 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from mlsys_windtunnel.convert.linear import PROBABILISTIC, class_labels
+from mlsys_windtunnel.convert.registry import Converters
 from mlsys_windtunnel.modules.base import Classifier, OperatorModule, Regressor
 from mlsys_windtunnel.modules.kernel.neighbors import NearestCentroid, NeighborAverage, OutputVotes
+
+CONVERTERS = Converters()
 
 POWERS = {"euclidean": 2.0, "l2": 2.0, "manhattan": 1.0, "l1": 1.0, "cityblock": 1.0, "chebyshev": np.inf}
 
 
+@CONVERTERS.of("sklearn.neighbors", "KNeighborsClassifier")
 def k_neighbors_classifier(estimator: Any) -> OperatorModule | None:
     """Convert to votes of the neighbours, for each output where there are several."""
     outputs = estimator.classes_ if estimator.outputs_2d_ else [estimator.classes_]
@@ -35,6 +39,7 @@ def k_neighbors_classifier(estimator: Any) -> OperatorModule | None:
     )
 
 
+@CONVERTERS.of("sklearn.neighbors", "KNeighborsRegressor")
 def k_neighbors_regressor(estimator: Any) -> OperatorModule | None:
     """Convert to averages of the neighbours' targets."""
     targets = np.asarray(estimator._y, np.float64)
@@ -42,6 +47,7 @@ def k_neighbors_regressor(estimator: Any) -> OperatorModule | None:
     return None if body is None else Regressor(body, is_flat=targets.ndim == 1)
 
 
+@CONVERTERS.of("sklearn.neighbors", "NearestCentroid")
 def nearest_centroid(estimator: Any) -> OperatorModule | None:
     """Convert; Manhattan distances give labels alone."""
     deviations = estimator.within_class_std_dev_

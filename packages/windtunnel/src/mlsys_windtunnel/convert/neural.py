@@ -7,12 +7,16 @@ from typing import Any
 import numpy as np
 
 from mlsys_windtunnel.convert.linear import class_labels
+from mlsys_windtunnel.convert.registry import Converters
 from mlsys_windtunnel.modules.base import Classifier, OperatorModule, Regressor
 from mlsys_windtunnel.modules.linear.neural import Constant, Layers, MultilabelProbabilities
+
+CONVERTERS = Converters()
 
 ANSWERS = ("predict", "predict_proba", "predict_log_proba")
 
 
+@CONVERTERS.of("sklearn.neural_network", "MLPClassifier")
 def mlp_classifier(estimator: Any) -> OperatorModule | None:
     """Convert: a logistic output for two classes, a softmax for more, a logistic output for each of several labels."""
     layers = Layers(estimator.coefs_, estimator.intercepts_, hidden=estimator.activation)
@@ -28,6 +32,7 @@ def mlp_classifier(estimator: Any) -> OperatorModule | None:
     )
 
 
+@CONVERTERS.of("sklearn.neural_network", "MLPRegressor")
 def mlp_regressor(estimator: Any) -> OperatorModule:
     """Convert a network; with the Poisson loss it ends in an exponential."""
     return Regressor(
@@ -35,6 +40,7 @@ def mlp_regressor(estimator: Any) -> OperatorModule:
     )
 
 
+@CONVERTERS.of("sklearn.dummy", "DummyClassifier")
 def dummy_classifier(estimator: Any) -> OperatorModule | None:
     """Convert the answers that do not depend on chance, for one output."""
     if estimator.n_outputs_ != 1 or estimator.sparse_output_:
@@ -53,6 +59,7 @@ def dummy_classifier(estimator: Any) -> OperatorModule | None:
     )
 
 
+@CONVERTERS.of("sklearn.dummy", "DummyRegressor")
 def dummy_regressor(estimator: Any) -> OperatorModule:
     """Convert a mean, median, quantile or constant."""
     return Regressor(Constant(estimator.constant_), is_flat=estimator.n_outputs_ == 1)

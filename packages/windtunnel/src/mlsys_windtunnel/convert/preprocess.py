@@ -8,22 +8,27 @@ import numpy as np
 from torch import nn
 
 from mlsys_windtunnel.convert.linear import nested_network
-from mlsys_windtunnel.convert.registry import Unsupported
+from mlsys_windtunnel.convert.registry import Converters, Unsupported
 from mlsys_windtunnel.convert.scale import inverse_of
 from mlsys_windtunnel.modules.base import OperatorModule, Regressor
 from mlsys_windtunnel.modules.columns.preprocess import Binarize, BSplines, Elementwise, NormalizeRows, Products
 
+CONVERTERS = Converters()
 
+
+@CONVERTERS.of("sklearn.preprocessing", "Binarizer")
 def binarizer(estimator: Any) -> OperatorModule:
     """Convert a threshold."""
     return Binarize(float(estimator.threshold))
 
 
+@CONVERTERS.of("sklearn.preprocessing", "Normalizer")
 def normalizer(estimator: Any) -> OperatorModule:
     """Convert a norm."""
     return NormalizeRows(estimator.norm)
 
 
+@CONVERTERS.of("sklearn.preprocessing", "PolynomialFeatures")
 def polynomial_features(estimator: Any) -> OperatorModule:
     """Convert; ``degree`` is the highest one, or the least and the highest."""
     degree: Any = estimator.degree
@@ -37,6 +42,7 @@ def polynomial_features(estimator: Any) -> OperatorModule:
     )
 
 
+@CONVERTERS.of("sklearn.preprocessing", "SplineTransformer")
 def spline_transformer(estimator: Any) -> OperatorModule | None:
     """Convert splines; decline what a tensor cannot follow, and scikit-learn's mistakes.
 
@@ -66,6 +72,7 @@ def spline_transformer(estimator: Any) -> OperatorModule | None:
     )
 
 
+@CONVERTERS.of("sklearn.preprocessing", "FunctionTransformer")
 def function_transformer(estimator: Any) -> OperatorModule | Unsupported:
     """Convert functions of numpy and scipy that torch has too; decline any other, and any further arguments."""
     if estimator.kw_args:
@@ -73,6 +80,7 @@ def function_transformer(estimator: Any) -> OperatorModule | Unsupported:
     return _elementwise(estimator.func) or Unsupported(f"the function {getattr(estimator.func, '__name__', 'given')}")
 
 
+@CONVERTERS.of("sklearn.compose", "TransformedTargetRegressor")
 def transformed_target_regressor(estimator: Any) -> OperatorModule | None:
     """Convert a regressor and the inverse of its target's transformer; decline where either is not translated whole."""
     network = nested_network(estimator.regressor_)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from mlsys_core.lazy import resolve
 
 from mlsys_windtunnel.host.lookup import Lookup
 from mlsys_windtunnel.modules.base import OperatorModule
+from mlsys_windtunnel.parse.source import Bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Unsupported:
 
 
 Converter = Callable[[Any], OperatorModule | Converted | Unsupported | None]
+Function = TypeVar("Function", bound=Converter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +44,37 @@ class Entry:
     """A line of the table of converters."""
 
     source: str  # the estimator's class as users import it
-    converter: str  # lazy reference "package.module:function"
+    converter: str | Converter  # a plugin's is a lazy reference "package.module:function"
     is_trainable: bool = True  # gradients reach its parameters or pass through it
     note: str = ""  # what is special, for the coverage page
+    bounds: Bounds | None = None  # least and largest number that a fitted source takes; None: what its options tell
+
+
+class Converters:
+    """Table of one family: its file declares each converter's classes beside it.
+
+    Example:
+        >>> converters = Converters()
+        >>> @converters.of("sklearn.linear_model", "Ridge", "Lasso")
+        ... def linear(estimator): ...
+        >>> [entry.source for entry in converters.entries]
+        ['sklearn.linear_model.Ridge', 'sklearn.linear_model.Lasso']
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+    def of(
+        self, package: str, *classes: str, is_trainable: bool = True, note: str = "", bounds: Bounds | None = None
+    ) -> Callable[[Function], Function]:
+        """Return a decorator that makes a function the converter of some classes; the rest as in :class:`Entry`."""
+
+        def declare(converter: Function) -> Function:
+            sources = [f"{package}.{name}" for name in classes]
+            self.entries += [Entry(source, converter, is_trainable, note, bounds) for source in sources]
+            return converter
+
+        return declare
 
 
 class ConverterRegistry:
@@ -67,9 +97,18 @@ class ConverterRegistry:
         """Return the converter that joins the answers of a meta-estimator's members, or None, as :meth:`find` does."""
         return _resolved(self._combiners.get(source or ""))
 
+    def bounds(self, source: str | None) -> Bounds | None:
+        """Return what tells the numbers that a source takes; None where its converter says nothing of them."""
+        entry = self._entries.get(source or "")
+        return None if entry is None else entry.bounds
+
+    def adding(self, entry: Entry) -> ConverterRegistry:
+        """Return a registry with one more line."""
+        return ConverterRegistry({**self._entries, entry.source: entry}, self._combiners)
+
 
 def _resolved(entry: Entry | None) -> Converter | None:
     if entry is None:
         return None
-    converter: Converter = resolve(entry.converter)
+    converter: Converter = resolve(entry.converter) if isinstance(entry.converter, str) else entry.converter
     return converter

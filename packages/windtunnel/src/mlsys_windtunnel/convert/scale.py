@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mlsys_windtunnel.convert.registry import Converters
 from mlsys_windtunnel.modules.base import OperatorModule
 from mlsys_windtunnel.modules.columns.scale import (
     Chain,
@@ -19,35 +20,47 @@ from mlsys_windtunnel.modules.columns.scale import (
     Rescale,
 )
 
+CONVERTERS = Converters()
 
+
+@CONVERTERS.of("sklearn.preprocessing", "StandardScaler")
 def standard_scaler(estimator: Any) -> OperatorModule:
     """Convert mean and scale, each of which may be off."""
     return ElementwiseAffine(*_mean_and_scale(estimator))
 
 
+@CONVERTERS.of("sklearn.preprocessing", "MinMaxScaler")
 def min_max_scaler(estimator: Any) -> OperatorModule:
     """Convert to a product and a shift, then perhaps a cut to the range."""
     scaled = Rescale(estimator.scale_, estimator.min_)
     return Chain(scaled, Clip(*map(float, estimator.feature_range))) if estimator.clip else scaled
 
 
+@CONVERTERS.of("sklearn.preprocessing", "MaxAbsScaler")
 def max_abs_scaler(estimator: Any) -> OperatorModule:
     """Convert to a division; ``clip`` came with scikit-learn 1.8."""
     scaled = ElementwiseAffine(np.zeros_like(estimator.scale_), estimator.scale_)
     return Chain(scaled, Clip(-1.0, 1.0)) if getattr(estimator, "clip", False) else scaled
 
 
+@CONVERTERS.of("sklearn.preprocessing", "RobustScaler")
 def robust_scaler(estimator: Any) -> OperatorModule:
     """Convert median and range of quantiles, each of which may be off."""
     return ElementwiseAffine(*_center_and_scale(estimator))
 
 
+def _above_zero_for_box_cox(estimator: Any) -> tuple[float | None, float | None]:
+    return (float(np.nextafter(0.0, 1.0)) if estimator.method == "box-cox" else None), None
+
+
+@CONVERTERS.of("sklearn.preprocessing", "PowerTransformer", bounds=_above_zero_for_box_cox)
 def power_transformer(estimator: Any) -> OperatorModule:
     """Convert Yeo-Johnson or Box-Cox, then perhaps a standardisation."""
     power = Power(estimator.method, estimator.lambdas_)
     return Chain(power, standard_scaler(estimator._scaler)) if estimator.standardize else power
 
 
+@CONVERTERS.of("sklearn.preprocessing", "QuantileTransformer")
 def quantile_transformer(estimator: Any) -> OperatorModule | None:
     """Convert for tables with every number given.
 

@@ -10,14 +10,18 @@ import numpy.typing as npt
 from torch import nn
 
 from mlsys_windtunnel.convert.linear import MARGINS, OUTLIERS, PROBABILISTIC, class_labels
+from mlsys_windtunnel.convert.registry import Converters
 from mlsys_windtunnel.modules.base import OperatorModule, OutlierDetector, Regressor
 from mlsys_windtunnel.modules.kernel.kernels import Kernel
 from mlsys_windtunnel.modules.kernel.svm import KernelExpansion, PairwiseExpansion, SupportVectorClassifier
 from mlsys_windtunnel.modules.linear.linear import Affine
 
+CONVERTERS = Converters()
+
 KERNELS = ("linear", "poly", "rbf", "sigmoid")
 
 
+@CONVERTERS.of("sklearn.svm", "NuSVC", "SVC")
 def support_vector_classifier(estimator: Any) -> OperatorModule | None:
     """Convert; decline kernels of the user's own or precomputed ones, and ties that the source refuses to break."""
     is_one_vs_rest = estimator.decision_function_shape == "ovr"
@@ -35,11 +39,13 @@ def support_vector_classifier(estimator: Any) -> OperatorModule | None:
     )
 
 
+@CONVERTERS.of("sklearn.svm", "NuSVR", "SVR")
 def support_vector_regressor(estimator: Any) -> OperatorModule | None:
     """Convert epsilon and nu regression."""
     return Regressor(_expansion(estimator)) if _has_own_kernel(estimator) else None
 
 
+@CONVERTERS.of("sklearn.svm", "OneClassSVM")
 def one_class_svm(estimator: Any) -> OperatorModule | None:
     """Convert to inlier where the decision value is positive."""
     if not _has_own_kernel(estimator):

@@ -52,8 +52,8 @@ def translate(
         >>> bool(abs(module.predict_proba([[1.5]]) - source.predict_proba([[1.5]])).max() < 1e-6)
         True
     """
-    graph = parse_pipeline(fitted)
-    modules, lookups, fallbacks = _convert(graph, registry or default_registry())
+    graph, registry = parse_pipeline(fitted), registry or default_registry()
+    modules, lookups, fallbacks = _convert(graph, registry)
     host = host_operators(graph, set(fallbacks), set(lookups))
     translated = [operator for operator in graph.operators if operator.name not in host]
     if graph.output.name not in {operator.output.name for operator in translated}:
@@ -62,7 +62,7 @@ def translate(
             f"the last operator cannot be translated: {reasons}; "
             "register one with mlsys_register_converters, or see the coverage page for what is supported"
         )
-    wires, frontier = _wire(translated, lookups)
+    wires, frontier = _wire(translated, lookups, registry)
     on_host = [_on_host(operator, modules) for operator in graph.operators if operator.name in host]
     frontend = Frontend(graph, operators=on_host, frontier=frontier)
     network = Network(_widths(frontend, X_example), wires, modules).to(dtype)
@@ -130,7 +130,9 @@ def _on_host(operator: Operator, modules: dict[str, OperatorModule]) -> Operator
     return replace(operator, estimator=modules[operator.name])
 
 
-def _wire(operators: list[Operator], lookups: dict[str, Converted]) -> tuple[list[Wire], list[FrontierValue]]:
+def _wire(
+    operators: list[Operator], lookups: dict[str, Converted], registry: ConverterRegistry
+) -> tuple[list[Wire], list[FrontierValue]]:
     """Return the network's wires, and the values that they read from the host."""
     made = {operator.output.name for operator in operators}
     frontier: dict[str, FrontierValue] = {}
@@ -148,15 +150,15 @@ def _wire(operators: list[Operator], lookups: dict[str, Converted]) -> tuple[lis
                     frontier.setdefault(value.name, FrontierValue(value.name, (value.name,), value.width))
         known = {*frontier, *(wire.name for wire in wires)}
         methods = ("transform",) if operator.kind is Kind.TRANSFORM else operator.methods
-        wires.append(Wire(operator.output.name, reads, methods, _checks(operator, reads, known, wires)))
+        wires.append(Wire(operator.output.name, reads, methods, _checks(operator, reads, known, wires, registry)))
     return wires, list(frontier.values())
 
 
 def _checks(
-    operator: Operator, reads: tuple[str, ...], known: set[str], wires: list[Wire]
+    operator: Operator, reads: tuple[str, ...], known: set[str], wires: list[Wire], registry: ConverterRegistry
 ) -> tuple[tuple[str, Contract], ...]:
     """Return those of the values ``known`` that an operator's source checks and no earlier one checks alike."""
-    contract = contract_of(operator)
+    contract = contract_of(operator, registry.bounds(operator.source))
     if contract is None:
         return ()
     names = reads if operator.kind is Kind.TRANSFORM else [value.name for value in checked_values(operator)]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mlsys_windtunnel.convert.linear import class_labels
-from mlsys_windtunnel.convert.registry import Converted
+from mlsys_windtunnel.convert.registry import Converted, Converters
 from mlsys_windtunnel.convert.trees_lookup import MixedLookup
 from mlsys_windtunnel.convert.trees_sklearn import tree_of
 from mlsys_windtunnel.host.lookup import is_missing
@@ -21,11 +21,14 @@ from mlsys_windtunnel.modules.tree.ensemble import Tree, TreeEnsemble, bitset_co
 from mlsys_windtunnel.modules.tree.heads import Mapped, Output, TreeClassifier
 from mlsys_windtunnel.modules.tree.trees import Trees
 
+CONVERTERS = Converters()
+
 _ANSWERS = ("predict", "predict_proba", "predict_log_proba", "decision_function")
 _CONSTANT = ("prior", "most_frequent", "constant")  # strategies of DummyClassifier that draw nothing at random
 _OUTPUTS: dict[str, Output] = {"IdentityLink": "identity", "LogLink": "exp"}
 
 
+@CONVERTERS.of("sklearn.ensemble", "GradientBoostingClassifier")
 def gradient_boosting_classifier(estimator: Any) -> OperatorModule | None:
     """Convert the losses log_loss and exponential; decline an ``init`` that looks at its input."""
     trees = _boosted(estimator)
@@ -41,6 +44,7 @@ def gradient_boosting_classifier(estimator: Any) -> OperatorModule | None:
     )
 
 
+@CONVERTERS.of("sklearn.ensemble", "GradientBoostingRegressor")
 def gradient_boosting_regressor(estimator: Any) -> OperatorModule | None:
     """Convert all losses; decline an ``init`` that looks at its input."""
     trees = _boosted(estimator)
@@ -65,6 +69,7 @@ def _boosted(estimator: Any) -> Trees | None:
     )
 
 
+@CONVERTERS.of("sklearn.ensemble", "HistGradientBoostingClassifier")
 def hist_gradient_boosting_classifier(estimator: Any) -> Converted:
     """Convert a classifier of two classes or more."""
     trees = _histogram_boosted(estimator)
@@ -78,6 +83,7 @@ def hist_gradient_boosting_classifier(estimator: Any) -> Converted:
     return Converted(head, lookup, num_codes=estimator.n_features_in_)
 
 
+@CONVERTERS.of("sklearn.ensemble", "HistGradientBoostingRegressor")
 def hist_gradient_boosting_regressor(estimator: Any) -> Converted | None:
     """Convert all losses: the logarithm and the identity are the links that they have."""
     output = _OUTPUTS.get(type(estimator._loss.link).__name__)

@@ -11,16 +11,20 @@ import numpy as np
 import numpy.typing as npt
 
 from mlsys_windtunnel.convert.linear import class_labels
+from mlsys_windtunnel.convert.registry import Converters
 from mlsys_windtunnel.convert.trees_sklearn import PROBABILISTIC, leaf_values, tree_of
 from mlsys_windtunnel.modules.base import OperatorModule, OutlierDetector, Regressor
 from mlsys_windtunnel.modules.tree.ensemble import Tree, TreeEnsemble, join_trees, with_features
 from mlsys_windtunnel.modules.tree.heads import IsolationScores, Margin, TreeClassifier, WeightedMedianOfTrees
 from mlsys_windtunnel.modules.tree.trees import Trees
 
+CONVERTERS = Converters()
+
 _CLASSIFIERS = ("DecisionTreeClassifier", "ExtraTreeClassifier")
 _REGRESSORS = ("DecisionTreeRegressor", "ExtraTreeRegressor")
 
 
+@CONVERTERS.of("sklearn.ensemble", "IsolationForest")
 def isolation_forest(estimator: Any) -> OperatorModule:
     """Convert to trees that score a row by the mean length of its ways to leaves (Liu, Ting and Zhou, ICDM 2008)."""
     trees = []
@@ -36,6 +40,7 @@ def isolation_forest(estimator: Any) -> OperatorModule:
     return OutlierDetector(scores, includes_zero=True, answers=answers, offset=offset)
 
 
+@CONVERTERS.of("sklearn.ensemble", "BaggingClassifier")
 def bagging_classifier(estimator: Any) -> OperatorModule | None:
     """Convert to the mean of trees' probabilities; a tree may have seen fewer classes."""
     if not _are_trees(estimator, _CLASSIFIERS):
@@ -49,6 +54,7 @@ def bagging_classifier(estimator: Any) -> OperatorModule | None:
     return TreeClassifier(trees, classes=class_labels(estimator.classes_), link="identity", answers=PROBABILISTIC)
 
 
+@CONVERTERS.of("sklearn.ensemble", "BaggingRegressor")
 def bagging_regressor(estimator: Any) -> OperatorModule | None:
     """Convert to the mean of trees."""
     if not _are_trees(estimator, _REGRESSORS):
@@ -57,6 +63,7 @@ def bagging_regressor(estimator: Any) -> OperatorModule | None:
     return Regressor(Trees(_in_subsets(estimator, values), divisor=len(values)))
 
 
+@CONVERTERS.of("sklearn.ensemble", "AdaBoostClassifier")
 def ada_boost_classifier(estimator: Any) -> OperatorModule | None:
     """Convert to weighted votes of trees (SAMME: Zhu, Zou, Rosset and Hastie, 2009)."""
     num_classes = len(estimator.classes_)
@@ -78,6 +85,7 @@ def ada_boost_classifier(estimator: Any) -> OperatorModule | None:
     )
 
 
+@CONVERTERS.of("sklearn.ensemble", "AdaBoostRegressor")
 def ada_boost_regressor(estimator: Any) -> OperatorModule | None:
     """Convert to the weighted median of trees (AdaBoost.R2: Drucker, 1997)."""
     if not _are_trees(estimator, _REGRESSORS):

@@ -11,10 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mlsys_windtunnel.convert.linear import class_labels
+from mlsys_windtunnel.convert.registry import Converters
 from mlsys_windtunnel.modules.base import OperatorModule, Regressor
 from mlsys_windtunnel.modules.tree.ensemble import Tree, join_trees
 from mlsys_windtunnel.modules.tree.heads import TreeClassifier, TreeOutputs
 from mlsys_windtunnel.modules.tree.trees import Trees
+
+CONVERTERS = Converters()
 
 PROBABILISTIC = ("predict", "predict_proba", "predict_log_proba")
 
@@ -41,21 +44,25 @@ def leaf_values(estimator: Any) -> npt.NDArray[np.float64]:
     return np.concatenate([values[:, output, :count] for output, count in enumerate(np.ravel(estimator.n_classes_))], 1)
 
 
+@CONVERTERS.of("sklearn.tree", "DecisionTreeRegressor", "ExtraTreeRegressor")
 def tree_regressor(estimator: Any) -> OperatorModule:
     """Convert one tree, one or several outputs."""
     return _regressor([estimator], estimator)
 
 
+@CONVERTERS.of("sklearn.ensemble", "ExtraTreesRegressor", "RandomForestRegressor")
 def forest_regressor(estimator: Any) -> OperatorModule:
     """Convert to the mean of trees."""
     return _regressor(estimator.estimators_, estimator)
 
 
+@CONVERTERS.of("sklearn.tree", "DecisionTreeClassifier", "ExtraTreeClassifier")
 def tree_classifier(estimator: Any) -> OperatorModule:
     """Convert one tree, one or several outputs."""
     return _classifier([estimator], estimator)
 
 
+@CONVERTERS.of("sklearn.ensemble", "ExtraTreesClassifier", "RandomForestClassifier")
 def forest_classifier(estimator: Any) -> OperatorModule:
     """Convert to the mean of trees' probabilities."""
     return _classifier(estimator.estimators_, estimator)

@@ -16,12 +16,14 @@ import numpy.typing as npt
 from mlsys_core.errors import InvalidInputError
 
 from mlsys_windtunnel.convert.linear import class_labels
-from mlsys_windtunnel.convert.registry import Converted
+from mlsys_windtunnel.convert.registry import Converted, Converters
 from mlsys_windtunnel.convert.trees_lookup import MixedLookup
 from mlsys_windtunnel.modules.base import PredictorModule, Regressor
 from mlsys_windtunnel.modules.tree.ensemble import Tree, join_trees
 from mlsys_windtunnel.modules.tree.heads import Mapped, Output, TreeClassifier
 from mlsys_windtunnel.modules.tree.trees import Trees
+
+CONVERTERS = Converters()
 
 # What a prediction is of the margin, by objective; others are declined.
 _OUTPUTS: dict[str, Output] = {
@@ -41,6 +43,7 @@ _OUTPUTS: dict[str, Output] = {
 }
 
 
+@CONVERTERS.of("xgboost.sklearn", "XGBRanker", "XGBRFRegressor", "XGBRegressor")
 def xgb_regressor(estimator: Any) -> Converted | None:
     """Convert regressors and rankers, of one or several targets in trees of their own."""
     model = _read(estimator)
@@ -51,6 +54,7 @@ def xgb_regressor(estimator: Any) -> Converted | None:
     return _converted(Regressor(Mapped(trees, output)), model)
 
 
+@CONVERTERS.of("xgboost.sklearn", "XGBClassifier", "XGBRFClassifier")
 def xgb_classifier(estimator: Any) -> Converted | None:
     """Convert the objectives binary:logistic, multi:softmax and multi:softprob; decline several targets."""
     model = _read(estimator)

@@ -17,6 +17,7 @@ from mlsys_windtunnel.parse.boosters import category_columns_of, labels_are_name
 from mlsys_windtunnel.parse.graph import Kind, Operator, Value
 from mlsys_windtunnel.parse.members import composition_of, is_function, outermost, passes, public_name
 
+Bounds = Callable[[Any], tuple[float | None, float | None]]  # a fitted estimator's least and largest number
 # Missing values and infinity alike are taken, where missing values are.
 _TAKES_INF = (
     "catboost.",
@@ -60,15 +61,20 @@ _MAKES_DENSE = ("sklearn.cluster.", "sklearn.decomposition.", "sklearn.kernel_ap
 _TREES = ("sklearn.ensemble.", "sklearn.tree.")
 
 
-def contract_of(operator: Operator) -> Contract | None:
-    """Return the numbers that an operator's source takes; None where it looks at none itself."""
+def contract_of(operator: Operator, bounds: Bounds | None = None) -> Contract | None:
+    """Return the numbers that an operator's source takes; None where it looks at none itself.
+
+    Args:
+        operator: Of the graph.
+        bounds: What its converter says of the least and the largest number.
+    """
     if operator.kind is Kind.COMBINE:
         if operator.source == "sklearn.multiclass.OutputCodeClassifier":  # nearest code word, of the members' answers
             return Contract(_name(operator.estimator), low=-_FAR, high=_FAR)
         return Contract(_name(operator.estimator)) if operator.source in _LOOKS_ITSELF else None
     if operator.estimator is None or operator.kind not in (Kind.TRANSFORM, Kind.PREDICT):
         return None
-    contract = _contract(operator.estimator)
+    contract = _contract(operator.estimator, bounds or _bounds)
     return None if contract.takes_all else contract
 
 
@@ -77,14 +83,14 @@ def checked_values(operator: Operator) -> tuple[Value, ...]:
     return operator.guards if operator.source in _LOOKS_ITSELF and operator.guards else operator.inputs
 
 
-def _contract(estimator: Any) -> Contract:
+def _contract(estimator: Any, bounds: Bounds) -> Contract:
     source = public_name(type(estimator))
     if source in ("sklearn.compose.TransformedTargetRegressor", "sklearn.linear_model.RANSACRegressor"):
         return Contract(_name(estimator), takes_nan=True, takes_inf=True)  # the network within looks
     if is_function(estimator) or source.startswith(_TAKES_ALL):
         return Contract(_name(estimator), takes_nan=True, takes_inf=True)
     takes_nan = _takes_nan(estimator, source)
-    low, high = _bounds(estimator, source)
+    low, high = bounds(estimator)
     farthest = _farthest(estimator, source)
     if farthest is not None:
         low, high = -farthest, farthest
@@ -114,15 +120,8 @@ def _has_trees(estimator: Any) -> bool:
     return len(members) > 0 and all(public_name(type(part)).startswith("sklearn.tree.") for part in members)
 
 
-def _bounds(estimator: Any, source: str) -> tuple[float | None, float | None]:
-    """Return the least number and the largest."""
-    name = source.rpartition(".")[2]
-    if name == "SkewedChi2Sampler":
-        return float(np.nextafter(-estimator.skewedness, np.inf)), None
-    if name == "PowerTransformer" and estimator.method == "box-cox":
-        return float(np.nextafter(0.0, 1.0)), None
-    if name == "IsotonicRegression" and estimator.out_of_bounds == "raise":
-        return float(estimator.X_min_), float(estimator.X_max_)
+def _bounds(estimator: Any) -> tuple[float | None, float | None]:
+    """Return the least number and the largest of a source whose converter says nothing of them."""
     if getattr(estimator, "kernel", None) in ("chi2", "additive_chi2"):
         return 0.0, None
     return None, None
