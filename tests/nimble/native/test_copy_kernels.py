@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from mlsys_nimble.backends.cpu import kernels
 from mlsys_nimble.backends.cpu.library import DTYPES, Kernel, View
+from mlsys_nimble.backends.operators import shapes
 from mlsys_nimble.ir.operators import Pad
 from torch import Tensor
 from torch.nn import functional
@@ -21,7 +21,7 @@ Pieces = Callable[[Kernel, Tensor], Tensor]
 def test_every_order_of_dimensions(dims: tuple[int, ...], native: Any, pieces: Pieces):
     x = torch.randn(3, 5, 70, 18).permute(dims)
     for out in (torch.zeros(x.shape), torch.zeros(*x.shape[:3], x.shape[3] + 3)[..., :-3]):
-        pieces(kernels.copy(View.of(x), View.of(out), library=native), out)
+        pieces(shapes.copy(View.of(x), View.of(out), library=native), out)
         assert torch.equal(out, x)
 
 
@@ -34,13 +34,13 @@ def test_casts_are_torchs(of: str, to: str, native: Any, pieces: Pieces):
     if to == "uint8" and of not in ("bool", "uint8"):
         x = x.abs().clamp_max(255)
     out = torch.zeros(7, 2, dtype=getattr(torch, to)).T
-    pieces(kernels.copy(View.of(x), View.of(out), library=native), out)
+    pieces(shapes.copy(View.of(x), View.of(out), library=native), out)
     assert torch.equal(out, x.to(out.dtype))
 
 
 def test_a_long_row_is_cut(native: Any, pieces: Pieces):
     x, out = torch.arange(100_003), torch.zeros(100_003, dtype=torch.int64)
-    kernel = kernels.copy(View.of(x), View.of(out), library=native)
+    kernel = shapes.copy(View.of(x), View.of(out), library=native)
     assert kernel.units > 4
     assert torch.equal(pieces(kernel, out), x)
 
@@ -48,13 +48,13 @@ def test_a_long_row_is_cut(native: Any, pieces: Pieces):
 @pytest.mark.parametrize("shape", [(), (0, 3), (1, 1, 1), (2, 1, 3, 1, 2, 2)], ids=str)
 def test_few_elements_or_none(shape: tuple[int, ...], native: Any):
     x, out = torch.randn(shape), torch.zeros(shape)
-    kernels.copy(View.of(x), View.of(out), library=native).run()
+    shapes.copy(View.of(x), View.of(out), library=native).run()
     assert torch.equal(out, x)
 
 
 def test_expanded(native: Any, pieces: Pieces):
     x, out = torch.randn(4, 1, 6).expand(4, 50, 6), torch.zeros(4, 50, 6)
-    assert torch.equal(pieces(kernels.copy(View.of(x), View.of(out), library=native), out), x)
+    assert torch.equal(pieces(shapes.copy(View.of(x), View.of(out), library=native), out), x)
 
 
 @pytest.mark.parametrize("amounts", [((0, 0), (0, 0), (1, 2), (3, 0)), ((1, 0), (-2, 3), (-1, -1), (0, 2))], ids=str)
@@ -66,5 +66,5 @@ def test_borders(amounts: tuple[tuple[int, int], ...], last: bool, native: Any, 
     out = torch.zeros(expected.shape)
     if last:
         x, out = x.contiguous(memory_format=torch.channels_last), out.contiguous(memory_format=torch.channels_last)
-    pieces(kernels.pad(Pad(amounts, -1.5), View.of(x), View.of(out), library=native), out)
+    pieces(shapes.pad(Pad(amounts, -1.5), View.of(x), View.of(out), library=native), out)
     assert torch.equal(out, expected)

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from mlsys_nimble.backends.cpu import kernels
 from mlsys_nimble.backends.cpu.library import Kernel, View
+from mlsys_nimble.backends.operators import matmul, pool, rows
 from mlsys_nimble.ir.operators import Attention, Epilogue, LayerNorm, MatMul, Pool, Reduce, Softmax
 from torch import Tensor
 from torch.nn import functional
@@ -60,17 +60,17 @@ def test_pools_are_torchs(case: str, channels: int, native: Any, pieces: Pieces,
     x = channels_last((2, channels, 10, 8), 3)
     expected = pooled(kind, x.double())
     out = channels_last(tuple(expected.shape), 2)
-    assert error(pieces(kernels.pool(kind, View.of(x), View.of(out), library=native), out), expected) < 1e-6
+    assert error(pieces(pool.pool(kind, View.of(x), View.of(out), library=native), out), expected) < 1e-6
     kind = replace(kind, epilogue=Epilogue("relu", has_residual=True))
     expected, view = (expected + out).relu(), View.of(out)
-    assert error(pieces(kernels.pool(kind, View.of(x), view, residual=view, library=native), out), expected) < 1e-6
+    assert error(pieces(pool.pool(kind, View.of(x), view, residual=view, library=native), out), expected) < 1e-6
 
 
 def test_a_maximum_keeps_nan(native: Any):
     x = torch.zeros(1, 8, 1, 5).contiguous(memory_format=torch.channels_last)
     x[0, 3, 0, 2] = torch.nan
     out = torch.zeros(1, 8, 1, 3).contiguous(memory_format=torch.channels_last)
-    kernels.pool(Pool("max", (1, 3), (1, 1), ((0, 0), (0, 0)), (1, 1)), View.of(x), View.of(out), library=native).run()
+    pool.pool(Pool("max", (1, 3), (1, 1), ((0, 0), (0, 0)), (1, 1)), View.of(x), View.of(out), library=native).run()
     assert out[0, 3].isnan().all()
     assert not out[0, 4].isnan().any()
 
@@ -93,7 +93,7 @@ def test_reductions_are_torchs(
     function = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}[op]
     expected = function(x.double(), dims, keeps)
     out = torch.zeros(expected.shape)
-    pieces(kernels.reduce(Reduce(op, dims, keeps), View.of(x), View.of(out), library=native), out)
+    pieces(rows.reduce(Reduce(op, dims, keeps), View.of(x), View.of(out), library=native), out)
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=2e-5 if op == "sum" else 1e-6)
 
 
@@ -104,7 +104,7 @@ def test_softmax_is_torchs(shape: tuple[int, ...], dim: int, is_log: bool, nativ
     x = torch.randn(shape) * 5
     expected = (torch.log_softmax if is_log else torch.softmax)(x.double(), dim)
     view = View.of(x)
-    pieces(kernels.softmax(Softmax(dim, is_log), view, view, library=native), x)
+    pieces(rows.softmax(Softmax(dim, is_log), view, view, library=native), x)
     torch.testing.assert_close(x.double(), expected, rtol=2e-6, atol=2e-6)
 
 
@@ -120,7 +120,7 @@ def test_layer_norms_are_torchs(num_dims: int, affine: bool, transposed: bool, n
     expected = functional.layer_norm(x.double(), shape, *doubles, 1e-5)
     out = torch.zeros(3, 19, 44)
     kind = LayerNorm(num_dims, 1e-5, affine, affine)
-    pieces(kernels.layer_norm(kind, View.of(x), weight, bias, View.of(out), library=native), out)
+    pieces(rows.layer_norm(kind, View.of(x), weight, bias, View.of(out), library=native), out)
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=3e-6)
 
 
@@ -133,14 +133,14 @@ def test_products_are_torchs(
     a = torch.randn(2, 3, k, m).mT if orders[0] else torch.randn(2, 3, m, k)
     b = torch.randn(2, n, 3, k).permute(0, 2, 3, 1) if orders[1] else torch.randn(2, k, 3, n).transpose(1, 2)
     out = torch.zeros(2, m, 3, n).transpose(1, 2)
-    pieces(kernels.matmul(MatMul(0.125), View.of(a), View.of(b), View.of(out), library=native), out)
+    pieces(matmul.matmul(MatMul(0.125), View.of(a), View.of(b), View.of(out), library=native), out)
     assert error(out, a.double() @ b.double() * 0.125) < 3e-6
 
 
 @pytest.mark.parametrize("batch", [(), (5,), (2, 3, 4)], ids=str)
 def test_products_of_any_rank(batch: tuple[int, ...], native: Any, pieces: Pieces, error: Error):
     a, b, out = torch.randn(*batch, 4, 9), torch.randn(*batch, 9, 6), torch.zeros(*batch, 4, 6)
-    pieces(kernels.matmul(MatMul(), View.of(a), View.of(b), View.of(out), library=native), out)
+    pieces(matmul.matmul(MatMul(), View.of(a), View.of(b), View.of(out), library=native), out)
     assert error(out, a.double() @ b.double()) < 3e-6
 
 
@@ -158,7 +158,7 @@ def test_attention_is_torchs(sizes: tuple[int, int, int, int], masked: str, nati
         mask = torch.randn(1, 3, length, keys)
     out = torch.zeros(2, length, 3, width).transpose(1, 2)
     kind = Attention(depth**-0.5, is_causal=masked == "causal", has_mask=mask is not None)
-    kernel = kernels.attention(
+    kernel = matmul.attention(
         kind,
         View.of(q),
         View.of(k),
@@ -177,7 +177,7 @@ def test_attention_is_torchs(sizes: tuple[int, int, int, int], masked: str, nati
 def test_embeddings_are_torchs(dtype: torch.dtype, native: Any, pieces: Pieces):
     table, indices = torch.randn(30, 21), torch.randint(0, 30, (4, 50), dtype=dtype)
     out = torch.zeros(4, 50, 21)
-    kernel = kernels.embedding(table, View.of(indices), View.of(out), library=native)
+    kernel = rows.embedding(table, View.of(indices), View.of(out), library=native)
     pieces(kernel, out)
     assert torch.equal(out, table[indices])
     assert kernel.fault is not None

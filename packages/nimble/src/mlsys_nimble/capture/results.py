@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mlsys_nimble.backends.reference.operators import Run, compile_operator
+from mlsys_nimble.backends.reference.operators import compile_operator
+from mlsys_nimble.backends.table import Run
 from mlsys_nimble.capture.aliases import Member, is_known, overlap
 from mlsys_nimble.capture.builder import Ref
 from mlsys_nimble.capture.tracer import Tracer

@@ -288,3 +288,5 @@ Kind: TypeAlias = (
     | Aten
 )
 VIEWS = (Reshape, Permute, Slice, Expand)  # may share their input's memory where strides allow it
+ROW_MAJOR = (Linear, MatMul, Embedding, Aten, LayerNorm)  # give row-major results, whatever their inputs are
+FUSABLE = (Pointwise, Reduce, Softmax, LayerNorm, BatchNormTraining, BatchNormGradient)  # worth a compiled GPU kernel

@@ -15,17 +15,15 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from mlsys_nimble.ir.operators import (
+    ROW_MAJOR,
     VIEWS,
     Aten,
     Attention,
     Concat,
     Convolution,
     Copy,
-    Embedding,
     Expand,
-    LayerNorm,
     Linear,
-    MatMul,
     Permute,
     Pool,
     Reshape,
@@ -176,8 +174,8 @@ class _Walk:
                 return channels_last(rank)
             case Attention():  # heads are concatenated next
                 return (0, 2, 1, 3)
-            case Linear() | MatMul() | Embedding() | Aten() | LayerNorm():
-                return row_major(rank)
+        if isinstance(operator.kind, ROW_MAJOR):
+            return row_major(rank)
         for source in operator.inputs:  # the rest takes any order: that of the first input that is as large
             kept = self.values[source].shape
             if len(kept) == rank and self.values[source].numel >= self.values[value].numel > 0:
@@ -197,7 +195,7 @@ def _input_order(program: Program, value: ValueId) -> Order:
             operator = program.operators[index]
             if isinstance(operator.kind, Convolution | Separable | Pool):
                 return channels_last(rank)
-            if isinstance(operator.kind, (*VIEWS, Aten, Linear, MatMul, Attention, LayerNorm, Embedding)):
+            if isinstance(operator.kind, (*VIEWS, *ROW_MAJOR, Attention)):
                 continue
             fresh = [result for result in operator.outputs if result not in seen]
             seen.update(fresh)

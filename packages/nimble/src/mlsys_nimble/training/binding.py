@@ -11,7 +11,8 @@ from torch import Tensor
 
 from mlsys_nimble.backends.cpu.library import DTYPES, MAX_RANK, Kernel, View
 from mlsys_nimble.backends.cpu.lowering import kernel_for
-from mlsys_nimble.backends.reference.operators import Run, as_needed, aten_function, compile_operator
+from mlsys_nimble.backends.reference.operators import as_needed, aten_function, compile_operator
+from mlsys_nimble.backends.table import Run
 from mlsys_nimble.ir import operators as kinds
 from mlsys_nimble.ir.operators import BatchNormGradient, BatchNormTraining
 from mlsys_nimble.ir.program import Operator, ValueType

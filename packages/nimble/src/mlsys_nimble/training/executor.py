@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mlsys_nimble.backends.cpu.library import Kernel, View
 from mlsys_nimble.backends.recycle import Recycled
-from mlsys_nimble.backends.reference.operators import Run
+from mlsys_nimble.backends.table import Run
 from mlsys_nimble.ir.operators import VIEWS
 from mlsys_nimble.ir.program import Operator, Program, ValueId
 from mlsys_nimble.training.binding import make_kernels

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import torch
 
-from mlsys_nimble.backends.cpu import kernels as native
 from mlsys_nimble.backends.cpu import loops
 from mlsys_nimble.backends.cpu.library import Kernel, View
+from mlsys_nimble.backends.operators.shapes import copy
 from mlsys_nimble.ir.operators import Gemm, WeightGradient
 from mlsys_nimble.ir.program import Operator
 from mlsys_nimble.ir.strides import Strides, dense, order_of, row_major
@@ -95,4 +95,4 @@ def _pack(b: View, to: torch.Tensor) -> Kernel:
     lanes = load().kernel_lanes()
     down, along = b.strides
     x = b.reshaped((columns // lanes, depth, lanes), (lanes * along, down, along))
-    return native.copy(x, View(to.data_ptr(), b.dtype, x.shape, (depth * lanes, lanes, 1)))
+    return copy(x, View(to.data_ptr(), b.dtype, x.shape, (depth * lanes, lanes, 1)))

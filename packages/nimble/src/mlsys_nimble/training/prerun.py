@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mlsys_nimble.backends.reference.operators import Run
+from mlsys_nimble.backends.table import Run
 from mlsys_nimble.ir.operators import Copy
 from mlsys_nimble.ir.program import Operator, Program, ValueId
 from mlsys_nimble.ir.strides import Strides

@@ -1,4 +1,4 @@
-"""Kernels of convolutions and linears, one function for each way of computing them; kernels.py has the rest.
+"""Kernels of convolutions and linears, one function for each way of computing; ``backends/operators`` has the rest.
 
 The caller decides where tensors lie and passes a :class:`View` of each; results are written to ``out``, which may be
 the same view as ``residual``. A handle keeps only its packed weights alive. :func:`convolution` and :func:`linear` keep

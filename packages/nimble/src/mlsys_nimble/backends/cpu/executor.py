@@ -21,7 +21,8 @@ from mlsys_nimble.backends.cpu.lowering import kernel_for, other_kernels, packed
 from mlsys_nimble.backends.cpu.packing import shared_weights
 from mlsys_nimble.backends.cpu.replay import ReplayPlan, Team
 from mlsys_nimble.backends.cpu.slots import Slots
-from mlsys_nimble.backends.reference.operators import Run, compile_operator
+from mlsys_nimble.backends.reference.operators import compile_operator
+from mlsys_nimble.backends.table import Run
 from mlsys_nimble.ir.program import Operator, Program, ValueId
 from mlsys_nimble.planning.layout import lay_out
 from mlsys_nimble.planning.planner import Assignment, Job, candidates

@@ -13,7 +13,7 @@ from mlsys_nimble.backends.cuda.driver import Driver, Handle
 from mlsys_nimble.backends.cuda.memory import Released, plan_releases
 from mlsys_nimble.backends.cuda.plan import ORIGIN, Record, Run, StreamPlan, Wait
 from mlsys_nimble.backends.recycle import count_of, is_held
-from mlsys_nimble.backends.reference.operators import Run as Function
+from mlsys_nimble.backends.table import Run as Function
 from mlsys_nimble.ir.program import Program, ValueId
 from torch import Tensor
 

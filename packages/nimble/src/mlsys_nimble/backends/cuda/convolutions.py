@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from mlsys_nimble.backends.reference.operators import Run
+from mlsys_nimble.backends.table import Run
 from mlsys_nimble.ir.operators import Convolution
 from mlsys_nimble.ir.program import Program
 from torch import Tensor

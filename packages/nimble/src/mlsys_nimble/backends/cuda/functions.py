@@ -8,20 +8,12 @@ from typing import Any
 import torch
 from mlsys_core.errors import InvalidInputError
 from mlsys_nimble.backends.cuda.convolutions import LAYOUTS, SelectedConvolution
-from mlsys_nimble.backends.reference.operators import Run, compile_operator
-from mlsys_nimble.ir.operators import (
-    BatchNormGradient,
-    BatchNormTraining,
-    Convolution,
-    LayerNorm,
-    Pointwise,
-    Reduce,
-    Softmax,
-)
+from mlsys_nimble.backends.reference.operators import compile_operator
+from mlsys_nimble.backends.table import Run
+from mlsys_nimble.ir.operators import FUSABLE, Convolution, Pointwise
 from mlsys_nimble.ir.program import Program
 
 KERNELS = ("triton", "inductor", "aten")
-_FUSABLE = (Pointwise, Reduce, Softmax, LayerNorm, BatchNormTraining, BatchNormGradient)
 
 
 def make_functions(program: Program, kernels: str, *, layout: str = LAYOUTS[0]) -> list[Run]:
@@ -48,7 +40,7 @@ def make_functions(program: Program, kernels: str, *, layout: str = LAYOUTS[0]) 
         run = compile_operator(operator, program.values)
         if isinstance(kind, Convolution):
             run = SelectedConvolution(run, has_constant_weight=operator.inputs[1] in fixed, layout=layout)
-        elif kernels == "inductor" and isinstance(kind, _FUSABLE):
+        elif kernels == "inductor" and isinstance(kind, FUSABLE):
             run = compiled.setdefault((repr(kind), inputs, result), _by_inductor(run))
         elif kernels == "triton" and isinstance(kind, Pointwise):
             from mlsys_nimble.backends.cuda.pointwise import make_pointwise

@@ -12,7 +12,7 @@ import torch
 from mlsys_nimble.backends.cpu.library import View
 from mlsys_nimble.backends.cpu.loops import broadcast, merged
 from mlsys_nimble.backends.cuda.triton_printer import Window, can_print, print_kernel
-from mlsys_nimble.backends.reference.operators import Run
+from mlsys_nimble.backends.table import Run
 from mlsys_nimble.ir.operators import Pointwise
 from mlsys_nimble.ir.program import ValueType
 from mlsys_nimble.ir.strides import dense, order_of, row_major

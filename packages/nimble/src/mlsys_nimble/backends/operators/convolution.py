@@ -1,0 +1,95 @@
+"""Convolutions and linears; ``cpu/convolutions.py`` binds their kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mlsys_nimble.backends.cpu import convolutions
+from mlsys_nimble.backends.cpu.library import SPACE, Kernel, View
+from mlsys_nimble.backends.reference.epilogue import with_epilogue
+from mlsys_nimble.backends.table import FLOAT32, Call, Run, lowering, meaning, weights_of
+from mlsys_nimble.ir import operators as kinds
+from mlsys_nimble.ir.program import ValueType
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+
+@meaning(kinds.Convolution)
+def _convolution(kind: kinds.Convolution, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
+    convolve: Callable[..., Tensor] = (F.conv1d, F.conv2d, F.conv3d)[len(kind.stride) - 1]
+    symmetric = all(before == after >= 0 for before, after in kind.padding)
+    padding = tuple(before for before, _ in kind.padding) if symmetric else 0
+    around = [amount for pair in reversed(kind.padding) for amount in pair]
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        x = x if symmetric else F.pad(x, around)
+        return convolve(x, weight, bias, kind.stride, padding, kind.dilation, kind.groups)
+
+    return with_epilogue(kind.epilogue, run)
+
+
+@lowering(kinds.Convolution, dtypes=FLOAT32, packs=weights_of)
+def _lower_convolution(call: Call) -> Kernel | None:
+    weight, bias = call.weights[1], call.weights[2] if call.kind.has_bias else None
+    if weight is None or (call.kind.has_bias and bias is None) or len(call.out.shape) > SPACE + 2:
+        return None
+    residual = call.inputs[-1] if call.kind.epilogue.has_residual else None
+    if convolutions.is_depthwise(call.kind, weight):
+        return convolutions.depthwise(call.kind, call.inputs[0], weight, bias, call.out, residual=residual)
+    return convolutions.convolution(
+        call.kind, call.inputs[0], weight, bias, call.out, residual=residual, library=call.library
+    )
+
+
+@meaning(kinds.Separable)
+def _separable(kind: kinds.Separable, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
+    first = _convolution(kind.depthwise, inputs, result)
+    second = _convolution(kind.pointwise, inputs, result)
+    cut = 1 + kind.depthwise.has_bias
+
+    def run(x: Tensor, *others: Tensor) -> Tensor:
+        made: Tensor = second(first(x, *others[:cut]), *others[cut:])
+        return made
+
+    return run
+
+
+@lowering(kinds.Separable, dtypes=FLOAT32, packs=weights_of)
+def _lower_separable(call: Call) -> Kernel:
+    constants = iter(call.weights[1:])
+    weights, biases = [], []
+    for kind in (call.kind.depthwise, call.kind.pointwise):
+        weights.append(_known(next(constants)))
+        biases.append(next(constants) if kind.has_bias else None)
+    residual = call.inputs[-1] if call.kind.epilogue.has_residual else None
+    return convolutions.separable(call.kind, call.inputs[0], weights, biases, call.out, residual=residual)
+
+
+def _known(constant: Tensor | None) -> Tensor:
+    assert constant is not None, "fuse_separables takes constants only"
+    return constant
+
+
+@meaning(kinds.Linear)
+def _linear(kind: kinds.Linear, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
+    return with_epilogue(kind.epilogue, F.linear)
+
+
+@lowering(kinds.Linear, dtypes=FLOAT32, packs=weights_of)
+def _lower_linear(call: Call) -> Kernel | None:
+    weight, bias = call.weights[1], call.weights[2] if call.kind.has_bias else None
+    if weight is None or (call.kind.has_bias and bias is None):
+        return None
+    residual = _rows(call.inputs[-1]) if call.kind.epilogue.has_residual else None
+    return convolutions.linear(
+        call.kind, _rows(call.inputs[0]), weight, bias, _rows(call.out), residual=residual, library=call.library
+    )
+
+
+def _rows(view: View) -> View:
+    """Return a view [*, K] as [rows, K]; the layout ensures that rows are equally far apart."""
+    rows = 1
+    for size in view.shape[:-1]:
+        rows *= size
+    lead = [stride for size, stride in zip(view.shape[:-1], view.strides[:-1], strict=True) if size != 1]
+    return view.reshaped((rows, view.shape[-1]), (lead[-1] if lead else view.shape[-1], view.strides[-1]))

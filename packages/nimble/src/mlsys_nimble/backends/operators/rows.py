@@ -1,0 +1,143 @@
+"""Reductions, softmax, layer norm and gathers (rows.h)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from mlsys_nimble.backends.cpu import loops
+from mlsys_nimble.backends.cpu.library import Kernel, View, load
+from mlsys_nimble.backends.cpu.packing import pack_row
+from mlsys_nimble.backends.table import FLOAT32, Call, Run, dtype_of, lowering, meaning, weights_of
+from mlsys_nimble.ir import operators as kinds
+from mlsys_nimble.ir.program import Operator, ValueId, ValueType
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+
+@meaning(kinds.Reduce)
+def _reduce(kind: kinds.Reduce, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
+    functions: dict[str, Any] = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}
+    function: Callable[..., Tensor] = functions[kind.op]
+    dtype = {"dtype": dtype_of(result)} if kind.op == "sum" else {}
+    return lambda x: function(x, kind.dims, kind.keeps_dims, **dtype)
+
+
+@lowering(kinds.Reduce, dtypes=FLOAT32)
+def _lower_reduce(call: Call) -> Kernel:
+    return reduce(call.kind, call.inputs[0], call.out)
+
+
+def reduce(kind: kinds.Reduce, x: View, out: View, *, library: Any = None) -> Kernel:
+    """Bind a reduction of x, of any strides; the dims that go are ones in ``out``, or not there."""
+    library = library or load()
+    kept = [dim for dim in range(len(x.shape)) if dim not in kind.dims]
+    if kind.keeps_dims:
+        out = out.permuted(kept)
+    x_kept, out = loops.merged([x.permuted(kept), out])
+    (reduced,) = loops.merged([x.permuted(kind.dims)])
+    return Kernel(library, "reduce", {"x": x_kept, "reduced": reduced, "out": out, "op": f"reduce_{kind.op}"})
+
+
+@meaning(kinds.Softmax)
+def _softmax(kind: kinds.Softmax, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
+    function: Callable[..., Tensor] = torch.log_softmax if kind.is_log else torch.softmax
+    return lambda x: function(x, kind.dim)
+
+
+@lowering(kinds.Softmax, dtypes=FLOAT32)
+def _lower_softmax(call: Call) -> Kernel:
+    return softmax(call.kind, call.inputs[0], call.out)
+
+
+def softmax(kind: kinds.Softmax, x: View, out: View, *, library: Any = None) -> Kernel:
+    """Bind a softmax; x and out of any strides, they may be the same view."""
+    return Kernel(library or load(), "softmax", _rows(x, out, [kind.dim]) | {"is_log": kind.is_log})
+
+
+@meaning(kinds.LayerNorm)
+def _layer_norm(kind: kinds.LayerNorm, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
+    shape = result.shape[len(result.shape) - kind.num_dims :]
+
+    def run(x: Tensor, *affine: Tensor) -> Tensor:
+        parts = list(affine)
+        weight = parts.pop(0) if kind.has_weight else None
+        return F.layer_norm(x, shape, weight, parts.pop(0) if kind.has_bias else None, kind.eps)
+
+    return run
+
+
+@lowering(kinds.LayerNorm, dtypes=FLOAT32, packs=weights_of)
+def _lower_layer_norm(call: Call) -> Kernel | None:
+    constants = iter(call.weights[1:])
+    weight = next(constants) if call.kind.has_weight else None
+    bias = next(constants) if call.kind.has_bias else None
+    if (call.kind.has_weight and weight is None) or (call.kind.has_bias and bias is None):
+        return None
+    return layer_norm(call.kind, call.inputs[0], weight, bias, call.out)
+
+
+def layer_norm(
+    kind: kinds.LayerNorm, x: View, weight: Tensor | None, bias: Tensor | None, out: View, *, library: Any = None
+) -> Kernel:
+    """Bind a layer norm; x and out of any strides, they may be the same view.
+
+    Weight and bias have the shape of the last ``num_dims`` dims.
+    """
+    library = library or load()
+    rank = len(x.shape)
+    scale, shift = (pack_row(values, library.kernel_lanes()) for values in (weight, bias))
+    arguments = _rows(x, out, range(rank - kind.num_dims, rank)) | {
+        "weight": None if scale is None else scale.data_ptr(),
+        "bias": None if shift is None else shift.data_ptr(),
+        "eps": kind.eps,
+    }
+    return Kernel(library, "layer_norm", arguments, scale, shift)
+
+
+def _rows(x: View, out: View, dims: Sequence[int]) -> dict[str, Any]:
+    """Return the arguments that all row kernels share; ``dims`` make up the rows, in their order."""
+    others = [dim for dim in range(len(x.shape)) if dim not in dims]
+    x_kept, out_kept = loops.merged([x.permuted(others), out.permuted(others)])
+    x_row, out_row = loops.folded([x.permuted(dims), out.permuted(dims)])
+    views = {"x": x_kept, "out": out_kept, "x_row": x_row, "out_row": out_row}
+    return {**views, "weight": None, "bias": None, "eps": 0.0, "is_log": False}
+
+
+@meaning(kinds.Embedding)
+def _embedding(kind: kinds.Embedding, inputs: tuple[ValueType, ...], result: ValueType) -> Run:
+    return lambda table, indices: F.embedding(indices, table)
+
+
+def _packed_table(operator: Operator, values: Sequence[ValueType]) -> tuple[ValueId, ...]:
+    table = operator.inputs[0]
+    return () if values[table].dtype == "float32" else (table,)
+
+
+@lowering(kinds.Embedding, packs=_packed_table)
+def _lower_embedding(call: Call) -> Kernel | None:
+    table, indices = call.weights[0], call.inputs[1]
+    if table is None or indices.dtype not in ("int64", "int32") or call.out.dtype != "float32":
+        return None
+    return embedding(table, indices, call.out)
+
+
+def embedding(table: Tensor, indices: View, out: View, *, library: Any = None) -> Kernel:
+    """Bind a look-up: table [V, D], indices [*] int64 or int32, out [*, D], features side by side.
+
+    An index outside of the table sets ``fault``.
+    """
+    assert indices.dtype in ("int64", "int32"), f"indices of {indices.dtype}"
+    rows = table.detach().float().contiguous()
+    fault = ctypes.c_int32(0)
+    arguments = {
+        "table": rows.data_ptr(),
+        "rows": len(rows),
+        "width": rows.shape[1],
+        "indices": indices,
+        "out": out.reshaped(out.shape[:-1], out.strides[:-1]),
+        "fault": ctypes.addressof(fault),
+    }
+    return Kernel(library or load(), "embedding", arguments, rows, fault=fault)

@@ -1,0 +1,102 @@
+"""The table of operators: of each kind its meaning in torch, and its kernel of the CPU if it has one.
+
+A family of kinds is a file of ``backends/operators`` that declares both side by side; :data:`FAMILIES` lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import torch
+from mlsys_nimble.ir.program import Operator, ValueId, ValueType
+
+if TYPE_CHECKING:
+    from mlsys_nimble.backends.cpu.library import Kernel, View
+
+FAMILIES = ("batch_norm", "convolution", "matmul", "pointwise", "pool", "rows", "shapes")
+FLOAT32 = frozenset({"float32"})  # of kernels that compute in single precision
+
+Run: TypeAlias = Callable[..., Any]  # inputs -> the result (a sequence of them, for an operator of several)
+Meaning: TypeAlias = Callable[[Any, tuple[ValueType, ...], ValueType], Run]  # kind, inputs, result
+Lowering: TypeAlias = "Callable[[Call], Kernel | None]"
+Packs: TypeAlias = Callable[[Operator, Sequence[ValueType]], tuple[ValueId, ...]]
+_Meaning = TypeVar("_Meaning", bound=Meaning)
+_Lowering = TypeVar("_Lowering", bound="Lowering")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An operator with the memory of its tensors, for a lowering."""
+
+    kind: Any
+    inputs: Sequence[View]
+    weights: Sequence[torch.Tensor | None]  # by input; None for those that are not constants
+    out: View
+    library: Any = None  # None: the default library
+
+
+@dataclass(slots=True)
+class Implementation:
+    """Declarations of one kind."""
+
+    meaning: Meaning | None = None  # a function of tensors; the reference backend, and where there is no kernel
+    lower: Lowering | None = None  # binds the kernel; gives None for a use that it does not cover
+    dtypes: frozenset[str] | None = None  # of every tensor of the kernel; None: any that kernels know
+    packs: Packs | None = None  # inputs that the kernel packs if they are constants
+
+
+_TABLE: dict[type, Implementation] = {}
+
+
+def meaning(kind: type) -> Callable[[_Meaning], _Meaning]:
+    """Declare a kind's meaning: a function from kind, input types and result type to a function of tensors."""
+
+    def declare(function: _Meaning) -> _Meaning:
+        entry = _TABLE.setdefault(kind, Implementation())
+        assert entry.meaning is None, f"two meanings of {kind.__name__}"
+        entry.meaning = function
+        return function
+
+    return declare
+
+
+def lowering(
+    *kinds: type, dtypes: frozenset[str] | None = None, packs: Packs | None = None
+) -> Callable[[_Lowering], _Lowering]:
+    """Declare what binds the kernel of some kinds, and which tensors it takes; see :class:`Implementation`."""
+
+    def declare(function: _Lowering) -> _Lowering:
+        for kind in kinds:
+            entry = _TABLE.setdefault(kind, Implementation())
+            assert entry.lower is None, f"two kernels of {kind.__name__}"
+            entry.lower, entry.dtypes, entry.packs = function, dtypes, packs
+        return function
+
+    return declare
+
+
+def find(kind: type) -> Implementation:
+    """Return what is declared of a kind; nothing of one that no family knows."""
+    return _filled().get(kind) or Implementation()
+
+
+def weights_of(operator: Operator, _: Sequence[ValueType]) -> tuple[ValueId, ...]:
+    """Return all inputs but the first: what kernels with weights pack."""
+    return operator.inputs[1:]
+
+
+def dtype_of(type_: ValueType) -> torch.dtype:
+    """Return torch's dtype of a value."""
+    dtype: torch.dtype = getattr(torch, type_.dtype)
+    return dtype
+
+
+@cache
+def _filled() -> dict[type, Implementation]:
+    for family in FAMILIES:
+        import_module(f"mlsys_nimble.backends.operators.{family}")
+    return _TABLE
