@@ -57,6 +57,15 @@ def test_no_heading_is_cut_at_80_columns():
     assert [c for part in split_columns(table, 79) for c in part.columns[1:]] == columns[1:]
 
 
+def test_a_heading_is_broken_before_a_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    columns = ["model", "WindTunnel columns", "WindTunnel network", "ONNX Runtime"]
+    rows = [["pipeline, LogisticRegression", "1.92", "1.06", "missing"]]
+    print_section(Section("x", [Table(columns, rows)]), Console(width=80))
+    printed = capsys.readouterr().out
+    assert "missing" in printed
+    assert "Runtime" in printed
+
+
 def test_an_unknown_suite_says_where_suites_are(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert run(["bench", "no-such-suite", "--out", str(tmp_path)]) != 0
     assert "pip install -e benchmarks" in " ".join(capsys.readouterr().err.split())

@@ -171,7 +171,10 @@ def print_section(section: Section, console: Console) -> None:
                 table = RichTable(title=part.caption or None, box=box.SIMPLE_HEAD)
                 for number, heading in enumerate(part.columns):
                     least = _column_width(part, number, console.width - 1) - 3
-                    table.add_column(heading, overflow="fold", min_width=least)
+                    is_narrow = all(len(row[number]) <= least for row in part.rows)
+                    # its heading is broken first; rich would shrink the widest column, below what its cells need
+                    most = least if is_narrow else None
+                    table.add_column(heading, overflow="fold", min_width=least, max_width=most)
                 for row in part.rows:
                     table.add_row(*row)
                 console.print(table)
