@@ -24,6 +24,16 @@ SUITES = {
     "nimble-weights": ("Cost of noticing changed weights.", "nimble.weights:run", ("cpu",)),
     "nimble-exactness": ("Distance of results from float64.", "nimble.exactness:run", ("cpu",)),
     "nimble-streams": ("Run time of Algorithm 1 on large graphs.", "nimble.streams:run", ("cpu",)),
+    "orca": (
+        "Scheduling policies on a real model: all at once, then Poisson arrivals.",
+        "orca.policies:run",
+        ("*",),
+    ),
+    "orca-paper": (
+        "The ORCA paper's evaluation: iteration-level against request-level scheduling.",
+        "orca.paper_suite:run",
+        ("cpu",),
+    ),
     "windtunnel-infer": (
         "Exact inference against scikit-learn, LightGBM, ONNX Runtime, Hummingbird and treelite.",
         "windtunnel.infer:run",

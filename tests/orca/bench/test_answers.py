@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from mlsys_orca.bench import answers
-from mlsys_orca.bench.answers import compare
+from mlsys_bench.orca import answers
+from mlsys_bench.orca.answers import compare
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.scheduling.request import GenerationRequest

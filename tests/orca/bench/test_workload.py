@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from mlsys_bench.orca.workload import Workload
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.workload import Uniform
-from mlsys_orca.bench.workload import Workload
 from mlsys_orca.loading.load import load_model
 from mlsys_orca.text.tokenizer import Tokenizer
 

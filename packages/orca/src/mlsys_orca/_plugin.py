@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlsys_core.plugins.hookspecs import hookimpl
-from mlsys_core.plugins.specs import BenchmarkSpec, CommandSpec, DemoStepSpec, EngineSpec, ModelLoaderSpec, PolicySpec
+from mlsys_core.plugins.specs import CommandSpec, DemoStepSpec, EngineSpec, ModelLoaderSpec, PolicySpec
 
 
 @hookimpl
@@ -60,24 +60,6 @@ def mlsys_register_model_loaders() -> Iterable[ModelLoaderSpec]:
             engine="orca-encoder",
             suffixes=("config.json",),
             factory="mlsys_orca.engine.encoder_loaders:load_registered",
-        ),
-    ]
-
-
-@hookimpl
-def mlsys_register_benchmarks() -> Iterable[BenchmarkSpec]:
-    """Return the benchmarks ``mlsys bench orca`` and ``orca-paper``; ``mlsys orca bench`` has their options."""
-    return [
-        BenchmarkSpec(
-            name="orca",
-            help="Scheduling policies on a real model: all requests at once, and a Poisson sweep.",
-            run="mlsys_orca.bench.policies:run",
-            devices=("*",),
-        ),
-        BenchmarkSpec(
-            name="orca-paper",
-            help="The ORCA paper's evaluation: iteration-level against request-level scheduling.",
-            run="mlsys_orca.bench.paper_suite:run",
         ),
     ]
 

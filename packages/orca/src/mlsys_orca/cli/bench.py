@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from mlsys_core.cli.bench import RESULTS, Out
+from mlsys_core.cli.bench import RESULTS, Out, Quick, run_named
 from mlsys_core.cli.registered import BlockPoolName, Device
 from mlsys_core.errors import InvalidInputError
 from mlsys_orca.cli.options import Dtype, Threads, num_threads_of
-from mlsys_orca.loading.named import DEFAULT_MODEL, load
-
-if TYPE_CHECKING:
-    from mlsys_core.bench import BenchContext
-    from mlsys_core.report import Section
+from mlsys_orca.loading.named import DEFAULT_MODEL
 
 app = typer.Typer(invoke_without_command=True)
 
 Model = Annotated[str, typer.Option(help="A name from 'mlsys models list', a GGUF file, or a model directory.")]
-Quick = Annotated[bool, typer.Option(help="Shorter and fewer requests, under three minutes.")]
 Requests = Annotated[int | None, typer.Option(min=2, help="Requests of each run.")]
 
 
@@ -52,35 +46,30 @@ def bench(
     """Compare scheduling policies on a real model in this process: all requests at once, then Poisson arrivals.
 
     Ctrl-C ends it with what was measured. 'mlsys orca bench paper' replays the ORCA paper's evaluation.
+    The suite is in mlsys-bench; in a checkout: pip install -e benchmarks.
 
     Example: mlsys orca bench --quick --policy orca --policy chunked
     """
     if context.invoked_subcommand is not None:
         return
-    import dataclasses
-
-    from mlsys_core.workload.parse import parse_lengths
-    from mlsys_orca.bench.policies import plan_of, run_plan
-
-    bench_context = context_of(quick, threads, device, output)
-    plan = plan_of(bench_context)
-    workload = dataclasses.replace(
-        plan.workload,
-        prompts=parse_lengths(prompts) if prompts else plan.workload.prompts,
-        outputs=parse_lengths(outputs) if outputs else plan.workload.outputs,
-        num_requests=requests or plan.workload.num_requests,
+    run_named(
+        "orca",
+        quick=quick,
+        device=device,
+        threads=num_threads_of(threads),
+        out=output,
+        model=model,
+        dtype=dtype,
+        policies=tuple(policy or ()),
+        rates=() if rates is None else parse_rates(rates),
+        requests=requests or 0,
+        prompts=prompts or "",
+        outputs=outputs or "",
         shared_prefix=shared_prefix,
-    )
-    plan = dataclasses.replace(
-        plan,
-        workload=workload,
-        policies=tuple(policy) if policy else plan.policies,
-        rates=None if rates is None else parse_rates(rates),
         max_batch_size=max_batch_size,
-        num_kv_tokens=kv_tokens,
+        kv_tokens=kv_tokens or 0,
         memory_pool=memory_pool,
     )
-    finish("orca", run_plan(load(model, dtype, device=device), plan, bench_context), bench_context)
 
 
 def parse_rates(text: str) -> tuple[float, ...]:
@@ -100,25 +89,6 @@ def parse_rates(text: str) -> tuple[float, ...]:
     if not rates or not all(0 < rate < float("inf") for rate in rates):
         raise InvalidInputError(f"--rates is {text!r}: write numbers above 0 and a comma between them, like 1,2,4")
     return rates
-
-
-def context_of(quick: bool, threads: int, device: str, output: Path) -> BenchContext:
-    """Return what a suite is told, on this terminal."""
-    from mlsys_core.bench import BenchContext
-    from rich.console import Console
-
-    return BenchContext(Console(), quick, device, num_threads_of(threads), output)
-
-
-def finish(name: str, section: Section, context: BenchContext) -> None:
-    """Print ``section``, write it to the context's folder, and exit with 1 if it has failed."""
-    from mlsys_core.bench import print_section, write_results
-
-    print_section(section, context.console)
-    for path in write_results(name, section, context):
-        context.console.print(f"Written: {path}", soft_wrap=True, highlight=False)
-    if section.status == "failed":
-        raise typer.Exit(1)
 
 
 @app.command()
@@ -142,12 +112,16 @@ def paper(
 
     Example: mlsys orca bench paper --simulate
     """
-    from mlsys_orca.bench.paper_suite import run_engine, run_simulated
-
-    context = context_of(quick, threads, device, output)
-    if simulate:
-        section = run_simulated(context, num_requests=requests or (60 if quick else 300))
-    else:
-        num_requests = requests or (16 if quick else 60)
-        section = run_engine(load(model, dtype, device=device), context, scale=scale, num_requests=num_requests)
-    finish("orca-paper-simulated" if simulate else "orca-paper", section, context)
+    run_named(
+        "orca-paper",
+        name="orca-paper-simulated" if simulate else "orca-paper",
+        quick=quick,
+        device=device,
+        threads=num_threads_of(threads),
+        out=output,
+        backend="simulated" if simulate else "engine",
+        model=model,
+        dtype=dtype,
+        scale=scale,
+        requests=requests or 0,
+    )

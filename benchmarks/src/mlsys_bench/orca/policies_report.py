@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +9,11 @@ from mlsys_core.report import Figure, Section, Table
 
 if TYPE_CHECKING:
     from mlsys_core.workload import LatencySummary
-
-    from mlsys_orca.bench.policies import Measurement, Plan
     from mlsys_orca.loading.loaded import LoadedModel
 
-_LOADED = ": the machine had other work, so compare the policies, not the times."
+    from mlsys_bench.harness.machine import Load
+    from mlsys_bench.orca.policies import Measurement, Plan
+
 _COLUMNS = (
     "policy",
     "out tok/s",
@@ -35,7 +34,7 @@ def report(
     measured: Sequence[Measurement],
     *,
     num_threads: int,
-    loads: Sequence[float],
+    load: Load,
     is_interrupted: bool,
 ) -> Section:
     """Return the page's section; it has failed if a policy gave wrong answers, whose times are left out then.
@@ -45,10 +44,9 @@ def report(
         plan: The plan of the measurements.
         measured: The measurements so far, in order.
         num_threads: Threads of the model's operators.
-        loads: The machine's load average of one minute before and after.
+        load: Load of the machine meanwhile.
         is_interrupted: True if the measurements ended early.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     dtype = str(loaded.model.dtype).removeprefix("torch.")
     body: list[str | Table | Figure] = [
         f"{loaded.name} in {dtype}, {num_threads} threads, at most {plan.max_batch_size} requests per iteration; "
@@ -56,10 +54,7 @@ def report(
         + (f", {plan.workload.shared_prefix} tokens that all begin with" if plan.workload.shared_prefix else "")
         + ". The engine runs in this process; tokens are counted as they reach the client. Every policy gets the same "
         "requests, in turns; latencies count from when a request was due.",
-        f"Load average {loads[0]:.1f} before and {loads[-1]:.1f} after on {cores} cores"
-        + (
-            ": the machine had other work, so compare the policies, not the times." if max(loads) > cores + 0.5 else "."
-        ),
+        str(load),
     ]
     if is_interrupted:
         body.append("Interrupted: what was measured until then.")
@@ -80,7 +75,8 @@ def report(
         "num_requests": plan.workload.num_requests,
         "shared_prefix": plan.workload.shared_prefix,
         "workload": dict(plan.workload.trace(None).made_by),
-        "load_average": list(loads),
+        "load_average": list(load.load_average),
+        "share_of_others": load.share_of_others,
         "interrupted": is_interrupted,
         "runs": [_record(each) for each in measured],
     }

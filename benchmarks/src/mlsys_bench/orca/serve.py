@@ -15,7 +15,6 @@ from mlsys_core.workload import (
     TraceItem,
     run_load_blocking,
 )
-
 from mlsys_orca.engine.engine import Engine, EngineConfig
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.scheduling.batch import SampledToken

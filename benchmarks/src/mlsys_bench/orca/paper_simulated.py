@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 from mlsys_core.plugins import Registry
 from mlsys_core.serving import SimulatedExecutor, simulate
 from mlsys_core.workload import LatencySummary, LoadPoint
-
-from mlsys_orca.bench.cluster import Cluster
-from mlsys_orca.bench.paper import ALONE, Contestant, Curve
-from mlsys_orca.bench.workload import Workload
 from mlsys_orca.scheduling.batch import BatchBuilder, IterationBatch, IterationOutput, SampledToken, SamplingParams
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.policy import make_scheduler
 from mlsys_orca.scheduling.request import GenerationRequest
+
+from mlsys_bench.orca.cluster import Cluster
+from mlsys_bench.orca.paper import ALONE, Contestant, Curve
+from mlsys_bench.orca.workload import Workload
 
 MAX_MODEL_LEN = 2048  # the models' maximum sequence length
 CONTESTANTS = (

@@ -6,7 +6,7 @@ with the first policy's before any time counts. :mod:`.policies_report` makes th
 
 from __future__ import annotations
 
-import os
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,14 +15,15 @@ from mlsys_core.errors import InvalidInputError
 from mlsys_core.report import Section
 from mlsys_core.workload import Uniform
 
-from mlsys_orca.bench.workload import Workload
+from mlsys_bench.harness.machine import LoadMeter
+from mlsys_bench.orca.workload import Workload
 
 if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext
-
-    from mlsys_orca.bench.answers import Comparison
-    from mlsys_orca.bench.serve import ServedRun
     from mlsys_orca.loading.loaded import LoadedModel
+
+    from mlsys_bench.orca.answers import Comparison
+    from mlsys_bench.orca.serve import ServedRun
 
 POLICIES = ("orca", "paged", "chunked", "request-level")
 LOADS = (0.25, 0.6, 0.9)  # of the best policy's throughput with all requests at once
@@ -54,16 +55,58 @@ class Measurement:
     comparison: Comparison | None  # with the first policy's answers; None: it is the first
 
 
-def plan_of(context: BenchContext) -> Plan:
-    """Return the suite's plan, or its quick one."""
-    return Plan(workload=QUICK_WORKLOAD, loads=QUICK_LOADS) if context.is_quick else Plan(workload=WORKLOAD)
+def run(
+    context: BenchContext,
+    *,
+    model: str = "",
+    dtype: str | None = None,
+    policies: tuple[str, ...] = (),
+    rates: tuple[float, ...] = (),
+    requests: int = 0,
+    prompts: str = "",
+    outputs: str = "",
+    shared_prefix: int = 0,
+    max_batch_size: int = 32,
+    kv_tokens: int = 0,
+    memory_pool: str | None = None,
+) -> Section:
+    """Measure policies on a real model; see :class:`Plan`.
 
-
-def run(context: BenchContext) -> Section:
-    """Run the suite over the default model."""
+    Args:
+        context: The suite's context.
+        model: A name, a GGUF file or a folder; empty: the default model.
+        dtype: As ``mlsys orca serve`` takes it.
+        policies: Their names; none: :data:`POLICIES`.
+        rates: Requests a second; none: shares of what the best policy does at once.
+        requests: Of each run; 0: as many as the suite's workload has.
+        prompts: Lengths such as ``uniform:16:256``; empty: the suite's.
+        outputs: Written likewise.
+        shared_prefix: Tokens that all prompts begin with.
+        max_batch_size: Requests an iteration at most.
+        kv_tokens: K/V slots; 0: a full batch of longest requests.
+        memory_pool: Registered name of the pool of K/V blocks.
+    """
+    from mlsys_core.workload.parse import parse_lengths
     from mlsys_orca.loading.named import DEFAULT_MODEL, load
 
-    return run_plan(load(DEFAULT_MODEL, None, device=context.device), plan_of(context), context)
+    workload = QUICK_WORKLOAD if context.is_quick else WORKLOAD
+    workload = dataclasses.replace(
+        workload,
+        prompts=parse_lengths(prompts) if prompts else workload.prompts,
+        outputs=parse_lengths(outputs) if outputs else workload.outputs,
+        num_requests=requests or workload.num_requests,
+        shared_prefix=shared_prefix,
+    )
+    plan = Plan(
+        workload=workload,
+        policies=policies or POLICIES,
+        rates=tuple(map(float, rates)) or None,
+        loads=QUICK_LOADS if context.is_quick else LOADS,
+        max_batch_size=max_batch_size,
+        num_kv_tokens=kv_tokens or None,
+        memory_pool=memory_pool,
+    )
+    return run_plan(load(model or DEFAULT_MODEL, dtype, device=context.device), plan, context)
 
 
 def run_plan(loaded: LoadedModel, plan: Plan, context: BenchContext) -> Section:
@@ -73,37 +116,38 @@ def run_plan(loaded: LoadedModel, plan: Plan, context: BenchContext) -> Section:
         InvalidInputError: the plan names no policy, one that there is not, or requests that the model cannot hold.
     """
     from mlsys_core.plugins import installed_plugins
-
-    from mlsys_orca.bench.policies_report import report
     from mlsys_orca.scheduling.policy import find_policy
+
+    from mlsys_bench.orca.policies_report import report
 
     if not plan.policies:
         raise InvalidInputError("there is no policy to measure: give one or more, or leave --policy out")
     for policy in plan.policies:
         find_policy(policy, installed_plugins().registry)
-    loads = [os.getloadavg()[0]]
     measured: list[Measurement] = []
     is_interrupted = False
-    try:
-        for measurement in measure(loaded, plan, context):
-            measured.append(measurement)
-            if measurement.run.result.interrupted:
-                is_interrupted = True
-                break
-    except KeyboardInterrupt:
-        is_interrupted = True
-    loads.append(os.getloadavg()[0])
-    return report(loaded, plan, measured, num_threads=context.num_threads, loads=loads, is_interrupted=is_interrupted)
+    with LoadMeter() as meter:
+        try:
+            for measurement in measure(loaded, plan, context):
+                measured.append(measurement)
+                if measurement.run.result.interrupted:
+                    is_interrupted = True
+                    break
+        except KeyboardInterrupt:
+            is_interrupted = True
+    return report(
+        loaded, plan, measured, num_threads=context.num_threads, load=meter.load, is_interrupted=is_interrupted
+    )
 
 
 def measure(loaded: LoadedModel, plan: Plan, context: BenchContext) -> Iterator[Measurement]:
     """Measure all policies at one load, then at the next; yield the measurements one by one."""
     from mlsys_core.workload.tables import progress_bar
-
     from mlsys_orca.api.server import available_memory_nbytes
-    from mlsys_orca.bench.answers import compare
-    from mlsys_orca.bench.serve import serve_trace
     from mlsys_orca.engine.engine import EngineConfig
+
+    from mlsys_bench.orca.answers import compare
+    from mlsys_bench.orca.serve import serve_trace
 
     requests = plan.workload.requests(loaded.tokenizer)
     longest = max(request.max_tokens for request in requests)

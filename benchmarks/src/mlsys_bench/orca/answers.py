@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-
 from mlsys_orca.backends.native.decoder import new_kv_cache
 from mlsys_orca.backends.runner import Runner
-from mlsys_orca.bench.serve import Answers
 from mlsys_orca.loading.loaded import LoadedModel
 from mlsys_orca.model.kv_cache import DEFAULT_BLOCK_SIZE
 from mlsys_orca.scheduling.batch import MAX_LOGPROBS, BatchBuilder, SamplingParams
 from mlsys_orca.scheduling.request import GenerationRequest
+
+from mlsys_bench.orca.serve import Answers
 
 _TIES = {torch.float32: 1e-3, torch.bfloat16: 0.25}  # in log-probability, by the dtype computed in
 

@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING
 
 from mlsys_core.workload import Constant, LoadPoint
 from mlsys_core.workload.tables import progress_bar
-
 from mlsys_orca.api.server import available_memory_nbytes
-from mlsys_orca.bench.answers import Comparison, compare
-from mlsys_orca.bench.paper import ALONE, Contestant, scaled
-from mlsys_orca.bench.serve import ServedRun, serve_trace
-from mlsys_orca.bench.workload import Workload
 from mlsys_orca.engine.engine import EngineConfig
+
+from mlsys_bench.orca.answers import Comparison, compare
+from mlsys_bench.orca.paper import ALONE, Contestant, scaled
+from mlsys_bench.orca.serve import ServedRun, serve_trace
+from mlsys_bench.orca.workload import Workload
 
 if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext
-
     from mlsys_orca.loading.loaded import LoadedModel
 
 CONTESTANTS = (

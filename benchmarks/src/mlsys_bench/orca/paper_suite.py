@@ -4,41 +4,62 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mlsys_core.errors import InvalidInputError
 from mlsys_core.report import Section
 
-from mlsys_orca.bench.paper import PAPERS_LATENCY_S, PAPERS_SLOWDOWN, Curve, paper_workload
-from mlsys_orca.bench.paper_report import report
+from mlsys_bench.orca.paper import PAPERS_LATENCY_S, PAPERS_SLOWDOWN, Curve, paper_workload
+from mlsys_bench.orca.paper_report import report
 
 if TYPE_CHECKING:
     from mlsys_core.bench import BenchContext
-
     from mlsys_orca.loading.loaded import LoadedModel
 
 SCALE = 0.125  # of the paper's lengths, for a small model on a small machine
 _SIMULATED = (
     "Simulated in virtual time: GPT-3 175B in fp16 on 16 A100-40GB, two pipeline stages of 8 GPUs, {slots:,} K/V "
     "slots; {num} requests for each run. The scheduler and the loop are those that serve; an iteration takes what "
-    "mlsys_orca.bench.cluster says (a roofline from published peaks, nothing fitted). Both schedulings run on the same "
+    "mlsys_bench.orca.cluster says (a roofline from published peaks, nothing fitted). Both schedulings run on the same "
     "engine, which isolates the scheduling; the paper's baseline has an engine of its own, up to 47 % slower at 175B, "
     "so the ratio is given for that too."
 )
 
 
-def run(context: BenchContext) -> Section:
-    """Run the suite: the cluster simulated when quick, else the real engine over the default model."""
-    if context.is_quick:
-        return run_simulated(context, num_requests=60)
+def run(
+    context: BenchContext,
+    *,
+    backend: str = "",
+    model: str = "",
+    dtype: str | None = None,
+    scale: float = SCALE,
+    requests: int = 0,
+) -> Section:
+    """Replay the evaluation.
+
+    Args:
+        context: The suite's context.
+        backend: ``simulated`` for the paper's cluster in virtual time, ``engine`` for a real model; empty: the former
+            when quick.
+        model: A name, a GGUF file or a folder; empty: the default model.
+        dtype: As ``mlsys orca serve`` takes it.
+        scale: The real engine's lengths, as a share of the paper's.
+        requests: Of each run; 0: fewer when quick, and more in virtual time.
+    """
+    if backend not in ("", "simulated", "engine"):
+        raise InvalidInputError(f"backend is {backend!r}: write simulated or engine")
+    if backend == "simulated" or (not backend and context.is_quick):
+        return run_simulated(context, num_requests=requests or (60 if context.is_quick else 300))
     from mlsys_orca.loading.named import DEFAULT_MODEL, load
 
-    return run_engine(load(DEFAULT_MODEL, None), context, scale=SCALE, num_requests=60)
+    loaded = load(model or DEFAULT_MODEL, dtype, device=context.device)
+    return run_engine(loaded, context, scale=scale, num_requests=requests or (16 if context.is_quick else 60))
 
 
 def run_simulated(context: BenchContext, *, num_requests: int) -> Section:
     """Run both traces on the paper's cluster, at the paper's lengths; Ctrl-C ends it with what was simulated."""
     from mlsys_core.plugins import installed_plugins
 
-    from mlsys_orca.bench import paper_simulated as simulated
-    from mlsys_orca.bench.cluster import Cluster
+    from mlsys_bench.orca import paper_simulated as simulated
+    from mlsys_bench.orca.cluster import Cluster
 
     cluster = Cluster()
     alone_s = simulated.alone_s(cluster)
@@ -74,7 +95,7 @@ def run_engine(loaded: LoadedModel, context: BenchContext, *, scale: float, num_
     """Run both traces on the real engine, lengths times ``scale``; Ctrl-C ends it with what was measured."""
     import os
 
-    from mlsys_orca.bench import paper_engine as engine
+    from mlsys_bench.orca import paper_engine as engine
 
     contestants = engine.QUICK_CONTESTANTS if context.is_quick else engine.CONTESTANTS
     loads = engine.QUICK_LOADS if context.is_quick else engine.LOADS

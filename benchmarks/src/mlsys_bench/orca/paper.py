@@ -15,7 +15,7 @@ from typing import Any
 from mlsys_core.errors import InvalidInputError
 from mlsys_core.workload import ORCA_OUTPUTS, ORCA_PROMPTS, Constant, LoadPoint, Uniform
 
-from mlsys_orca.bench.workload import Workload
+from mlsys_bench.orca.workload import Workload
 
 PAPERS_RATIO = 36.9  # 6.81 over 0.185 req/s, 175B on 16 GPUs
 PAPERS_LATENCY_S = 0.190  # the median normalised latency it was read at

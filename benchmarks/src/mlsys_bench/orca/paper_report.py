@@ -9,7 +9,7 @@ from typing import Any
 from mlsys_core.report import Figure, Section, Table
 from mlsys_core.workload import LoadPoint
 
-from mlsys_orca.bench.paper import PAPERS_LATENCY_S, PAPERS_RATIO, Crossing, Curve, crossing
+from mlsys_bench.orca.paper import PAPERS_LATENCY_S, PAPERS_RATIO, Crossing, Curve, crossing
 
 _PAPER = (
     f"The paper: {PAPERS_RATIO}x (6.81 over 0.185 req/s at {PAPERS_LATENCY_S * 1e3:.0f} ms), 175B on 16 GPUs, "

@@ -1,0 +1,1 @@
+"""Orca's policies against each other, and the ORCA paper's evaluation."""
