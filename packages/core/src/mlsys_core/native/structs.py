@@ -41,7 +41,7 @@ def new(struct: type[S], **fields: Any) -> S:
     Args:
         struct: One of ``library.structs``.
         fields: All of its fields. An enumerator is given by its name in lower case, an array by any sequence (zeros
-            fill it up), a struct within this one by a mapping of its fields, or None for zeros.
+            fill it up), a struct within this one by a dict of its fields, or None for zeros.
 
     Raises:
         TypeError: a field is missing, or there is none of that name.
@@ -166,7 +166,7 @@ def _converter(kind: Any, enumerators: tuple[str, ...]) -> Callable[[Any], Any] 
     if issubclass(kind, ctypes.Array):
         return tuple
     if issubclass(kind, Struct):
-        return lambda fields: new(kind, **fields) if isinstance(fields, Mapping) else fields or kind()
+        return lambda fields: new(kind, **fields) if isinstance(fields, dict) else fields or kind()
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -68,10 +68,10 @@ def _fields(value: Any) -> Any:
             "has_residual": value.has_residual,
             "activates_first": value.activates_first,
         }
-    return {name: _fields(each) for name, each in value.items()} if isinstance(value, Mapping) else value
+    return {name: _fields(each) for name, each in value.items()} if isinstance(value, dict) else value
 
 
-def array_of(struct: type[Struct], values: Sequence[View | Mapping[str, Any]]) -> ctypes.Array[Struct]:
+def array_of(struct: type[Struct], values: Sequence[View | dict[str, Any]]) -> ctypes.Array[Struct]:
     """Return a C array of structs; one element, zeros, if there are no ``values``."""
     return (struct * max(len(values), 1))(*(new(struct, **_fields(value)) for value in values))
 
@@ -121,7 +121,7 @@ class Kernel:
         self,
         library: Any,
         name: str,
-        arguments: Mapping[str, Any] | Kernel,
+        arguments: dict[str, Any] | Kernel,
         *keep: object,
         fault: ctypes.c_int32 | None = None,
     ) -> None:
