@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from hypothesis import Phase, settings
+from mlsys_core.native.testing import builds_to_test
 
 # httpx gives up after five seconds by default: on a busy machine that decides tests which are not about time.
 _patience = inspect.signature(httpx.get).parameters["timeout"].default
@@ -51,12 +52,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for cases in grids.values():
         marker = cases[0].get_closest_marker("quick_cases")
         most = marker.args[0] if marker else MOST_CASES
-        kept = representatives([case.callspec.indices for case in cases], most)
-        dropped |= set(cases) - {cases[index] for index in kept}
+        own = _of_this_machine(cases)
+        kept = representatives([case.callspec.indices for case in own], most)
+        dropped |= set(cases) - {own[index] for index in kept}
     config.hook.pytest_deselected(items=[item for item in items if item in dropped])
     items[:] = [item for item in items if item not in dropped]
     for item in items:
         _bound_examples(item)
+
+
+@functools.cache
+def _other_builds() -> frozenset[str]:
+    return frozenset(builds_to_test()) - {"native"}
+
+
+def _of_this_machine(cases: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the cases without builds of the kernels for other instruction sets, which compile for a minute."""
+    others = _other_builds()
+    texts = [{value for value in case.callspec.params.values() if isinstance(value, str)} for case in cases]
+    return [case for case, own in zip(cases, texts, strict=True) if not own & others] or cases
 
 
 def _bound_examples(item: pytest.Item) -> None:

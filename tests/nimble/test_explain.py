@@ -28,6 +28,7 @@ def captured(name: str) -> Program:
         return capture(module.eval().requires_grad_(False), inputs).program
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", DEGREES)
 def test_degrees_of_table_3_1(name: str):
     facts = assign(captured(name))

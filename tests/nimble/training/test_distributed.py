@@ -31,6 +31,7 @@ torch.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed part")
 def test_gradients_are_the_mean_over_ranks(tmp_path: Path):
     outs = [tmp_path / f"rank{rank}.pt" for rank in range(2)]

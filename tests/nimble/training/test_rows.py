@@ -110,6 +110,7 @@ def test_only_copies_that_the_caller_does_not_see_are_shared():
     assert shared.outputs[0] not in shared.outputs[1:]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
