@@ -28,7 +28,7 @@ def in_pairs(request: pytest.FixtureRequest) -> Any:
     """The library: with AMX, where there is one; without it, in each of its builds."""
     if request.param == "unit":
         native = library.load()
-        if not native.orca_has_unit():
+        if not native.orca_has_amx():
             pytest.skip("this processor has no AMX")
         return native
     return library.load((*BUILDS[request.param], "-mno-amx-bf16"))

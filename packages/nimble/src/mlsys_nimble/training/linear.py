@@ -1,4 +1,4 @@
-"""Kernels of linear layers in training (native/product.h): GEMMs with epilogues, and the gradient of the weights.
+"""Kernels of linear layers in training (native/gemm.h): GEMMs with epilogues, and the gradient of the weights.
 
 Weights change at each step, so a GEMM packs them first, which costs little compared with many rows.
 """
@@ -86,7 +86,7 @@ def make_kernels(kind: Gemm | WeightGradient, inputs: Sequence[View], outputs: S
         "columns": columns,
         "is_relu": kind.epilogue.activation == "relu",
     }
-    return [_pack(b, packed), Kernel(load(), "product", product, packed)]
+    return [_pack(b, packed), Kernel(load(), "gemm", product, packed)]
 
 
 def _pack(b: View, to: torch.Tensor) -> Kernel:

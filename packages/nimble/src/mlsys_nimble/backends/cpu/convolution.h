@@ -182,14 +182,14 @@ class ConvolutionKernel : public Kernel {
         tile.width = std::min<int64_t>(width, columns - column);
         const char* soon = (const char*)(tile.weights + ahead);
         const int64_t part_size = (int64_t)whole.depth * (whole.stop_tap - whole.first_tap) * width;
-        const int lines = from_afar && !ASKS_AHEAD ? part_size * sizeof(Weight) / LINE_NBYTES : 0;
+        const int lines = from_afar && !PREFETCHES ? part_size * sizeof(Weight) / LINE_NBYTES : 0;
         const int groups = (block.rows + limit - 1) / limit;
-        if (from_afar) tile.soon_step = asked_step(wide, groups);
+        if (from_afar) tile.prefetch_step_nbytes = prefetch_step(wide, groups);
         for (int g = 0, row = 0; g < groups; g++) {
             const int some = (block.rows - row + groups - g - 1) / (groups - g);
             for (int line = lines * g / groups; line < lines * (g + 1) / groups; line++)
                 __builtin_prefetch(soon + line * LINE_NBYTES, 0, 2);
-            tile.soon = soon + part_size / width * g * tile.soon_step;
+            tile.soon = soon + part_size / width * g * tile.prefetch_step_nbytes;
             const float* spaced_rows[MAX_ROWS];
             if (rows) {
                 tile.rows = rows + row * row_taps;
@@ -364,7 +364,7 @@ class ConvolutionKernel : public Kernel {
     int64_t channels, columns, vecs, panels, taps, depth;  // of a group
     int64_t out_stride, residual_stride, direct_stride = 0;
     bool is_direct = false, bands = false, fused = false, by_panels = false;
-    bool from_afar = false;  // weights are asked for a part ahead
+    bool from_afar = false;  // weights are prefetched a part ahead
     int64_t sets = 1, set_panels = 1;  // of a group, and panels of one: a unit
     std::vector<Block> blocks;
     std::vector<Part> parts;

@@ -36,7 +36,7 @@ MEASURE_S = 0.15  # for each of them, and for the times of single kernels
 
 @dataclass(frozen=True, slots=True)
 class TaskTime:
-    """When one task of a replay ran, in nanoseconds of the steady clock."""
+    """Begin and end of one task of a replay, in nanoseconds of the steady clock."""
 
     operator: str
     part: int
@@ -111,7 +111,7 @@ class NativeExecutor:
 
     @property
     def copies(self) -> frozenset[ValueId]:
-        """Constants that kernels have packed, or that did not lie row by row; the others are read where they are."""
+        """Constants that kernels packed, or that were not row by row; the others are read where they lie."""
         packed = {
             value
             for index in self._kernels
@@ -156,7 +156,7 @@ class NativeExecutor:
         self._arena.buffer.fill_(0xFF)
 
     def trace(self, inputs: Sequence[Tensor]) -> list[TaskTime]:
-        """One replay, and when each native task of it ran."""
+        """Run one replay and return the times of its native tasks."""
         kept, outputs = self._slots.bind(inputs), self._slots.results()
         found: list[TaskTime] = []
         for segment, plan in zip(self.schedule.segments, self._plans, strict=True):
@@ -192,12 +192,12 @@ class NativeExecutor:
     # Making
 
     def _row_by_row(self) -> dict[ValueId, Tensor]:
-        """The constants as the layout takes them to lie; those that do so already are not copied."""
+        """Return the constants row by row, as the layout takes them; those that are so already are not copied."""
         constants = self._program.constants
         return {value: c if c.is_contiguous() else c.detach().contiguous() for value, c in constants.items()}
 
     def _view(self, value: ValueId) -> View | None:
-        """Where a value lies, as kernels take it; None: nothing makes it."""
+        """Return a value's window as kernels take it, or None if nothing makes the value."""
         place, type_ = self._layout.places[value], self._program.values[value]
         if place.root < 0:
             return None
@@ -235,7 +235,7 @@ class NativeExecutor:
         return Schedule(self._layout, self._storage, tuple(chosen), seconds)
 
     def _measure_kernels(self, segments: Sequence[Segment]) -> dict[int, float]:
-        """Seconds of each kernel on one thread: medians of replays in program order, with caches as they will be."""
+        """Return the seconds of each kernel on one thread: medians of replays in program order, with warm caches."""
         seconds: dict[int, float] = {}
         for segment in segments:
             jobs = [Job(1.0, self._kernels[index].units, ()) for index in segment.operators]
@@ -280,7 +280,7 @@ class NativeExecutor:
             seconds.update(self._measure_kernels(segments))
 
     def _fastest(self, segment: Segment, found: Sequence[Assignment]) -> Assignment:
-        """The assignment whose fastest replay was the fastest; they take turns, as other processes come and go."""
+        """Return the assignment with the fastest replay. They take turns, since other processes come and go."""
         plans = [self._plan(segment, assignment) for assignment in found]
         least = [float("inf")] * len(plans)
         begin, rounds = time.perf_counter(), 0
@@ -298,7 +298,7 @@ class NativeExecutor:
         return ReplayPlan(assignment, kernels, self.num_threads, seconds)
 
     def _timed(self, segment: Segment, assignment: Assignment, plan: ReplayPlan) -> list[TaskTime]:
-        """Replay a segment; the times of its tasks, worker after worker."""
+        """Replay a segment and return the times of its tasks, worker after worker."""
         pieces = [(worker, piece) for worker, pieces in enumerate(assignment.lists) for piece in pieces]
         names = [self._program.operators[segment.operators[piece.job]].name for _, piece in pieces]
         return [
@@ -324,7 +324,7 @@ class NativeExecutor:
             self._tensor(value, inputs, outputs).copy_(result)
 
     def _tensor(self, value: ValueId, inputs: Sequence[Tensor], outputs: dict[ValueId, Tensor]) -> Tensor:
-        """A value as torch sees it."""
+        """Return a value as torch sees it."""
         found = self._tensors.get(value)
         if found is not None:
             return found

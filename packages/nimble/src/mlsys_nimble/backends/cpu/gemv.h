@@ -17,7 +17,7 @@ MLSYS_STRUCT(Gemv, x, residual, out, weights, bias, epilogue);
 
 constexpr int ROW_VECS = 8;              // of a panel; as many sums as the pipes want in flight
 MLSYS_CONSTANTS(ROW_VECS);
-constexpr int AHEAD = (4 << 10) / sizeof(Weight);  // that much of the weights is asked for before it is wanted
+constexpr int AHEAD = (4 << 10) / sizeof(Weight);  // weights are prefetched so far ahead
 
 class GemvKernel : public Kernel {
   public:

@@ -15,9 +15,9 @@ constexpr int MAX_VECS = 3;                     // of a panel
 constexpr int REGISTERS = LANES == 16 ? 24 : 12;  // of sums; the rest holds weights and a feature
 constexpr int max_rows(int vecs) { return REGISTERS / vecs; }
 constexpr int MAX_ROWS = REGISTERS;
-// Weights from beyond the second-level cache are asked for while others are multiplied: here with every feature, since many
+// Weights from beyond the second-level cache are prefetched while others are multiplied: here with every feature, since many
 // requests at once would hold up the loads behind them; where vectors are shorter, by the caller, between tiles.
-constexpr bool ASKS_AHEAD = LANES == 16;
+constexpr bool PREFETCHES = LANES == 16;
 
 // A part of the sum: taps [first_tap, stop_tap), features [first, first + depth) of each.
 struct Part {
@@ -39,8 +39,8 @@ struct Tile {
     const float* residual;
     int64_t residual_stride;
     int width;  // columns to store, at most the panel's
-    const char* soon = nullptr;  // ASKS_AHEAD: the weights to ask for, and how many bytes of them with each feature
-    int64_t soon_step = 0;
+    const char* soon = nullptr;  // PREFETCHES: the weights to ask for, and how many bytes of them with each feature
+    int64_t prefetch_step_nbytes = 0;
 };
 
 template <int ROWS, int VECS>
@@ -62,7 +62,7 @@ __attribute__((noinline)) void multiply(const Part& part, const Tile& tile, cons
             sums, part.depth, [&](auto r, int64_t k) MLSYS_INLINE { return rows[r][k]; },
             [&](int64_t k, auto v) MLSYS_INLINE { return load(weights + k * step + v * LANES); },
             [&]() MLSYS_INLINE {
-                if constexpr (ASKS_AHEAD) __builtin_prefetch(soon, 0, 2), soon += tile.soon_step;
+                if constexpr (PREFETCHES) __builtin_prefetch(soon, 0, 2), soon += tile.prefetch_step_nbytes;
             });
     }
     add_copies<COPIES>(sums);
@@ -105,21 +105,21 @@ inline Multiply multiply_of(int rows, int vecs) {
 }
 
 // A panel's bytes of one feature, shared among `groups` of rows.
-inline int64_t asked_step(int vecs, int groups) { return (vecs * LANES * (int64_t)sizeof(Weight) + groups - 1) / groups; }
+inline int64_t prefetch_step(int vecs, int groups) { return (vecs * LANES * (int64_t)sizeof(Weight) + groups - 1) / groups; }
 
-// The product of `rows` rows with one panel, in groups as even as can be. Meanwhile as many weights are asked for from
+// The product of `rows` rows with one panel, in groups as even as can be. Meanwhile as many weights are prefetched from
 // `tile.soon` on, if that is not null.
 inline void multiply_rows(const float* const* rows, int count, int64_t depth, Tile tile, const Finish& finish, int wide) {
     const Part part{0, 1, 0, (int)depth, true, true};
     const int limit = max_rows(wide), groups = (count + limit - 1) / limit;
-    if (tile.soon) tile.soon_step = asked_step(wide, groups);
+    if (tile.soon) tile.prefetch_step_nbytes = prefetch_step(wide, groups);
     const Tile all = tile;
     in_groups(count, limit, [&](int row, int some) {
         tile.rows = rows + row;
         tile.out = all.out + row * tile.out_stride;
         if (tile.residual) tile.residual = all.residual + row * tile.residual_stride;
         multiply_of(some, wide)(part, tile, finish);
-        if (tile.soon) tile.soon += depth * tile.soon_step;
+        if (tile.soon) tile.soon += depth * tile.prefetch_step_nbytes;
     });
 }
 

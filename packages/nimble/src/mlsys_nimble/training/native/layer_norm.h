@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "product.h"
+#include "gemm.h"
 
 namespace nimble {
 

@@ -10,7 +10,7 @@
 #include "batch_norm.h"
 #include "depthwise.h"
 #include "layer_norm.h"
-#include "product.h"
+#include "gemm.h"
 #include "winograd.h"
 
 using namespace nimble;
@@ -94,7 +94,7 @@ Kernel* make_depthwise_weight_finish(const Kernel* of) {
 Kernel* make_attention_forward(const TrainingAttention* arguments) { return new AttentionForward(*arguments); }
 Kernel* make_attention_backward(const TrainingAttention* arguments) { return new AttentionBackward(*arguments); }
 
-Kernel* make_product(const Product* arguments) { return new ProductKernel(*arguments); }
+Kernel* make_gemm(const Gemm* arguments) { return new GemmKernel(*arguments); }
 Kernel* make_weight_gradient(const WeightGradient* arguments) { return new WeightGradientKernel(*arguments); }
 Kernel* make_layer_norm_forward(const TrainingLayerNorm* arguments) { return new LayerNormForward(*arguments); }
 Kernel* make_layer_norm_backward(const TrainingLayerNorm* arguments) { return new LayerNormBackward(*arguments); }
@@ -115,7 +115,7 @@ MLSYS_FUNCTIONS(
     training_run, make_batch_norm_statistics, make_batch_norm_finish, make_batch_norm_apply,
     make_batch_norm_gradient_sums, make_batch_norm_gradient_finish, make_batch_norm_gradient_apply,
     make_depthwise_forward, make_depthwise_input_gradient, make_depthwise_weight_gradient,
-    make_depthwise_weight_finish, make_attention_forward, make_attention_backward, make_product, make_weight_gradient,
+    make_depthwise_weight_finish, make_attention_forward, make_attention_backward, make_gemm, make_weight_gradient,
     make_layer_norm_forward, make_layer_norm_backward, make_layer_norm_finish, make_winograd2_weights,
     make_winograd4_weights, make_winograd2_weight_gradient, make_winograd4_weight_gradient,
     make_winograd2_weight_finish, make_winograd4_weight_finish);

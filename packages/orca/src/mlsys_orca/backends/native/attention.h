@@ -16,7 +16,7 @@ namespace orca {
 
 constexpr int RUN = 64;  // blocks of the cache whose layers stand beside each other
 MLSYS_CONSTANTS(RUN);
-constexpr int BLOCKS_AHEAD = 4;  // that are asked of memory before they are read
+constexpr int BLOCKS_AHEAD = 4;  // that are prefetched
 
 struct Span {  // one request's part of an iteration
     int32_t start, stop;  // rows
@@ -148,8 +148,8 @@ inline float softmax(const Attention& a, float* scores, int first, int limit, in
     return sum(total);
 }
 
-// out[r][c] += sum over a block's keys of weights[r][key] * values[key][c], for WIDE vectors of columns; asks memory for
-// the block at `soon` meanwhile.
+// out[r][c] += sum over a block's keys of weights[r][key] * values[key][c], for WIDE vectors of columns; prefetches
+// the block at `soon`.
 template <int ROWS, int WIDE, class T>
 inline void weigh_columns(const float* weights, int64_t stride, const T* values, int padded_dim, int keys, const T* soon, float* out) {
     vf sums[ROWS][WIDE];

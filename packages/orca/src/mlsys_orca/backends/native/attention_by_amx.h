@@ -6,7 +6,7 @@
 
 namespace orca {
 
-// Whether heads of that size are multiplied by the unit.
+// Whether heads of that size are multiplied by AMX.
 inline bool attends_by_amx(int head_dim) { return has_tiles() && head_dim % TILE_DEPTH == 0; }
 
 #if ORCA_HAS_TILES
@@ -50,7 +50,7 @@ inline void clear_sums() {
 }
 
 // GenerationParameters memory for a block, which comes to the second-level cache.
-inline void ask_for(const uint16_t* block, int dim) {
+inline void prefetch(const uint16_t* block, int dim) {
     for (int d = 0; d < dim; d += 2) __builtin_prefetch(block + d * PANEL, 0, 2);
 }
 
@@ -76,7 +76,7 @@ inline void weigh_tiles(
     for (int block = 0; block < num_blocks; block++) {
         const uint16_t* w = weights + block * PANEL;
         const uint16_t* v = values(block) + 2 * column;
-        if (column == 0) ask_for(values(std::min(block + 3, num_blocks - 1)), dim);
+        if (column == 0) prefetch(values(std::min(block + 3, num_blocks - 1)), dim);
         const auto left = [&](int r) { _tile_loadd(6, w + r * TILE_ROWS * stride, stride * sizeof(uint16_t)); };
         const auto right = [&](int c) { _tile_loadd(7, v + c * 2 * PANEL, dim * 2 * sizeof(uint16_t)); };
         ORCA_ADD_STEP(ROWS, 6, 7, left, right)
@@ -86,8 +86,8 @@ inline void weigh_tiles(
 #undef ORCA_ADD_STEP
 
 // As attend_in_pairs() wants its products.
-struct ByUnit {
-    static constexpr int ROWS = UNIT_ROWS;
+struct ByAmx {
+    static constexpr int ROWS = AMX_ROWS;
     using Read = Blocks<uint16_t, true>;
 
     static void score(const Read& blocks, const uint16_t* queries, int rows, int dim, float* scores, int64_t stride) {
@@ -95,7 +95,7 @@ struct ByUnit {
         const int count = is_few ? 4 : 2;
         for (int block = 0; block < blocks.count; block += count) {
             const auto from = [&](int c) { return blocks.keys(block + c); };
-            for (int c = 0; c < count; c++) ask_for(blocks.keys(block + count + c), dim);
+            for (int c = 0; c < count; c++) prefetch(blocks.keys(block + count + c), dim);
             (is_few ? score_tiles<1, decltype(from)&> : score_tiles<2, decltype(from)&>)(queries, from, dim, scores + block * PANEL, stride);
         }
     }

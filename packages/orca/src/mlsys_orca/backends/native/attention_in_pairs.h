@@ -94,7 +94,7 @@ struct ByInstruction {
 };
 
 #if !ORCA_HAS_TILES
-using ByUnit = ByInstruction;
+using ByAmx = ByInstruction;
 #endif
 
 // One task: rows `begin` to `end` of `span`, the query heads of one key head.

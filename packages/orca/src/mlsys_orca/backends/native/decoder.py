@@ -170,7 +170,7 @@ class NativeDecoder:
             logits = inputs.room.take(len(inputs.wanted), self.config.vocab_size)
         # Found while logits are made. A cap may make equals of two, of which the first would have to be taken.
         self.largest = np.empty(len(logits), dtype=np.int64) if cap is None else None
-        most_rows = _MOST_ROWS * (2 if self._native.orca_has_unit() else 1)
+        most_rows = _MOST_ROWS * (2 if self._native.orca_has_amx() else 1)
         for first, stop in _even_parts(inputs.batch.num_tokens, most_rows):
             self._run_rows(first, stop, arrays, states, rotated, logits, kv_cache)
         return logits if cap is None else (logits / cap).tanh_().mul_(cap)

@@ -194,7 +194,7 @@ inline void store_rows(const vf (&sums)[ROWS][WIDE], float* out, int64_t stride)
 }
 
 // Pairs `begin` to `end` of 1 to NEAR_ROWS rows against two panels from `first`; from the second piece on the sums go on.
-// Memory is asked for what lies `ahead` weights further on.
+// Weights that lie `ahead` further on are prefetched.
 template <int ROWS = NEAR_ROWS>
 inline void multiply_pairs(
     int rows, const Matrix& m, int first, const uint32_t* a, int64_t stride, int begin, int end, int64_t ahead, float* sums) {
@@ -220,10 +220,10 @@ inline void multiply_pairs(
 
 // 1 to NEAR_ROWS rows in pairs against two panels of codes from `first`, which are decoded on the way.
 template <class Panel, int ROWS = NEAR_ROWS>
-inline void multiply_codes(int rows, const Matrix& m, int first, const uint32_t* a, int64_t stride, float* sums) {
+inline void multiply_quantised(int rows, const Matrix& m, int first, const uint32_t* a, int64_t stride, float* sums) {
     constexpr int NUM_PANELS = 2, WIDE = NUM_PANELS * VECS;
     if constexpr (ROWS > 1)
-        if (rows < ROWS) return multiply_codes<Panel, ROWS - 1>(rows, m, first, a, stride, sums);
+        if (rows < ROWS) return multiply_quantised<Panel, ROWS - 1>(rows, m, first, a, stride, sums);
     const Panel panels[NUM_PANELS] = {Panel(m, first), Panel(m, first + 1)};
     vf total[ROWS][WIDE] = {};
     Column<uint32_t, ROWS> column(a, stride);
@@ -261,11 +261,11 @@ inline void multiply_tile_of_pairs(
 
 // As `multiply_tile_of_pairs` for codes. `scratch` holds 2 * depth * 16 numbers in bf16.
 template <class Panel, class Begins>
-inline void multiply_tile_of_codes(
+inline void multiply_tile_quantised(
     const Matrix& m, int first, int rows, const uint32_t* a, int64_t stride, uint16_t* scratch, float* sums, Begins&& begins) {
     if (rows <= NEAR_ROWS) {
         begins(0, rows);
-        return multiply_codes<Panel>(rows, m, first, a, stride, sums);
+        return multiply_quantised<Panel>(rows, m, first, a, stride, sums);
     }
     for (int p = 0; p < 2; p++) decode_pairs(Panel(m, first + p), 0, m.depth, m.group, scratch + (int64_t)p * m.depth * PANEL);
     Matrix decoded = m;

@@ -21,7 +21,7 @@ namespace orca {
 constexpr int TILE_PANELS = 2;            // a product's tile is two panels wide: 32 columns, or 16 gated ones
 constexpr int MIN_TILE_ROWS = 48, MAX_TILE_ROWS = 512, TILES_PER_THREAD = 8;
 constexpr int NEAR_TILE_ROWS = 96;         // whose sums stay in the first-level cache
-constexpr int UNIT_BYTES = 640 << 10;     // of rows that AMX takes again and again: they stay in the second-level cache
+constexpr int AMX_BYTES = 640 << 10;     // of rows that AMX takes again and again: they stay in the second-level cache
 constexpr int FEW_ROWS = 4;               // rows that each thread rather prepares for itself than waits for
 constexpr int TILE_QUERIES = 24;          // rows of one attention task
 
@@ -161,7 +161,7 @@ class Program {
     // How many rows of a request an attention task has at most.
     int task_rows(const Attention& op) const {
         const bool by_amx = batch->cache == PAIRS && attends_by_amx(op.head_dim);
-        return std::max(1, (by_amx ? UNIT_ROWS : TILE_QUERIES) * op.num_kv_heads / op.num_heads);
+        return std::max(1, (by_amx ? AMX_ROWS : TILE_QUERIES) * op.num_kv_heads / op.num_heads);
     }
 
     void execute(int thread) {
@@ -172,7 +172,7 @@ class Program {
         for (auto& op : operators) {
             const auto begin = seconds ? Clock::now() : Clock::time_point();
             if (auto* product = std::get_if<Gemm>(&op)) {
-                if (is_by_amx(product->matrix)) tiles.for_products();
+                if (is_by_amx(product->matrix)) tiles.for_gemm();
                 run_gemm(*product, thread, rows);
             } else if (auto* attention = std::get_if<Attention>(&op)) {
                 if (batch->cache == PAIRS) tiles.for_attention();
@@ -254,8 +254,8 @@ class Program {
         switch (op.matrix.kind) {
             case F32: run_tiles<F32Panel>(op, thread, rows, input, scratch); break;
             case BF16: run_tiles<Bf16Panel>(op, thread, rows, input, scratch); break;
-            case INT8: run_codes<Int8Panel>(op, thread, rows, input, scratch); break;
-            case INT4: run_codes<Int4Panel>(op, thread, rows, input, scratch); break;
+            case INT8: run_quantised<Int8Panel>(op, thread, rows, input, scratch); break;
+            case INT4: run_quantised<Int4Panel>(op, thread, rows, input, scratch); break;
             case BF16_PAIRS:
                 is_by_amx(op.matrix) ? run_by_amx<PairsPanel>(op, thread, rows, input, scratch)
                                       : run_tiles<PairsPanel, true>(op, thread, rows, input, scratch);
@@ -273,7 +273,7 @@ class Program {
     }
 
     template <class Panel>
-    void run_codes(const Gemm& op, int thread, int rows, Input& input, float* scratch) {
+    void run_quantised(const Gemm& op, int thread, int rows, Input& input, float* scratch) {
         if (is_by_amx(op.matrix)) return run_by_amx<Panel>(op, thread, rows, input, scratch);
         if constexpr (HAS_PAIRS)
             if (op.matrix.is_in_pairs()) return run_tiles<Panel, true>(op, thread, rows, input, scratch);
@@ -302,7 +302,7 @@ class Program {
             const int panel = rest / own * TILE_PANELS, first = (set * own + rest % own) * block;
             float* sums = scratch + (int64_t)NEAR_PANELS * depth * PANEL;
             const int some = std::min(block, rows - first);
-            const auto begins = [&](int row, int few) { ask_for_target(op, panel, first + row, few); };
+            const auto begins = [&](int row, int few) { prefetch_target(op, panel, first + row, few); };
             const float* from = input.rows();
             const uint32_t* pairs = (const uint32_t*)from + (int64_t)first * (depth / 2);
             if constexpr (!IN_PAIRS)
@@ -310,7 +310,7 @@ class Program {
             else if constexpr (std::is_same_v<Panel, PairsPanel>)
                 multiply_tile_of_pairs(op.matrix, panel, some, pairs, depth / 2, 2 * (int64_t)depth * PANEL, sums, begins);
             else
-                multiply_tile_of_codes<Panel>(op.matrix, panel, some, pairs, depth / 2, (uint16_t*)scratch, sums, begins);
+                multiply_tile_quantised<Panel>(op.matrix, panel, some, pairs, depth / 2, (uint16_t*)scratch, sums, begins);
             finish(op, thread, panel, first, some, sums);
         });
     }
@@ -321,14 +321,14 @@ class Program {
     void run_by_amx(const Gemm& op, int thread, int rows, Input& input, float* scratch) {
         const Matrix& m = op.matrix;
         const int across = (m.panels() + TILE_PANELS - 1) / TILE_PANELS;
-        const int wanted = blocks_of_rows(rows, std::max(UNIT_ROWS, UNIT_BYTES / m.depth / 2), across);
-        const int block = ((rows + wanted - 1) / wanted + UNIT_ROWS - 1) / UNIT_ROWS * UNIT_ROWS;
+        const int wanted = blocks_of_rows(rows, std::max(AMX_ROWS, AMX_BYTES / m.depth / 2), across);
+        const int block = ((rows + wanted - 1) / wanted + AMX_ROWS - 1) / AMX_ROWS * AMX_ROWS;
         pool.for_each(thread, across * ((rows + block - 1) / block), [&](int i) {
             const uint32_t* from = (const uint32_t*)input.rows();
             const int panel = i % across * TILE_PANELS, first = i / across * block, stop = std::min(rows, first + block);
             if constexpr (std::is_same_v<Panel, PairsPanel>) {
                 multiply_block(op, thread, panel, first, stop, from, StoredPanels{{Panel(m, panel).weights, Panel(m, panel + 1).weights}});
-            } else if (stop - first <= UNIT_ROWS) {
+            } else if (stop - first <= AMX_ROWS) {
                 const DecodedPanels<Panel> panels{{Panel(m, panel), Panel(m, panel + 1)}, m.group, (uint16_t*)scratch};
                 multiply_block(op, thread, panel, first, stop, from, panels);
             } else {
@@ -339,18 +339,18 @@ class Program {
         });
     }
 
-    // Rows `first` to `stop` against two panels. Where they are many, the panels that follow are asked for meanwhile; with
+    // Rows `first` to `stop` against two panels. Where they are many, the panels that follow are prefetched; with
     // few, all waits for memory anyway, and its own prediction serves best.
     template <class Panels>
     void multiply_block(const Gemm& op, int thread, int panel, int first, int stop, const uint32_t* input, const Panels& panels) {
         const Matrix& m = op.matrix;
-        const int steps = m.depth / TILE_DEPTH, parts = (stop - first + UNIT_ROWS - 1) / UNIT_ROWS;
-        Soon soon;
+        const int steps = m.depth / TILE_DEPTH, parts = (stop - first + AMX_ROWS - 1) / AMX_ROWS;
+        Prefetch soon;
         if (m.kind == BF16_PAIRS && parts > 2)
             soon = {(const char*)PairsPanel(m, panel + TILE_PANELS).weights, (2 * TILE_ROWS + parts - 1) / parts};
-        alignas(64) float sums[UNIT_ROWS * TILE_PANELS * PANEL];
-        for (int row = first; row < stop; row += UNIT_ROWS) {
-            const int some = std::min(UNIT_ROWS, stop - row);
+        alignas(64) float sums[AMX_ROWS * TILE_PANELS * PANEL];
+        for (int row = first; row < stop; row += AMX_ROWS) {
+            const int some = std::min(AMX_ROWS, stop - row);
             multiply_by_amx(panels, m.depth, some, input + (int64_t)row * (m.depth / 2), m.depth / 2, sums, soon);
             soon.next += (int64_t)steps * soon.lines * 64;
             finish(op, thread, panel, row, some, sums);
@@ -358,7 +358,7 @@ class Program {
     }
 
     // What `finish` will write comes to the cache while the tile is multiplied.
-    void ask_for_target(const Gemm& op, int panel, int first, int rows) {
+    void prefetch_target(const Gemm& op, int panel, int first, int rows) {
         const Register& target = registers[op.target];
         if (!target.floats) return;
         const int column = panel * PANEL / (op.is_gated ? 2 : 1), size = target.is_bf16 ? 2 : 4;
@@ -460,7 +460,7 @@ class Program {
             if constexpr (!IN_PAIRS)
                 task(attend<T>);
             else
-                task(by_amx ? attend_in_pairs<ByUnit> : attend_in_pairs<ByInstruction>);
+                task(by_amx ? attend_in_pairs<ByAmx> : attend_in_pairs<ByInstruction>);
         });
     }
 
@@ -545,7 +545,7 @@ int orca_has_pairs() {
 }
 
 // Whether it has AMX, and the kernel lets us use it.
-int orca_has_unit() { return orca::has_tiles(); }
+int orca_has_amx() { return orca::has_tiles(); }
 
 // Whether the cache of a model with heads of that size stands in pairs of bf16.
 int orca_attends_in_pairs(int head_dim) { return orca::attends_in_pairs(head_dim); }
@@ -561,4 +561,4 @@ void orca_pack(const void* from, void* to, int size, int columns, int depth, int
 }
 MLSYS_FUNCTIONS(
     orca_program, orca_free, orca_add_gemm, orca_add_attention, orca_add_gather_rows, orca_add_normalise, orca_look_up,
-    orca_has_pairs, orca_has_unit, orca_attends_in_pairs, orca_run, orca_pack);
+    orca_has_pairs, orca_has_amx, orca_attends_in_pairs, orca_run, orca_pack);

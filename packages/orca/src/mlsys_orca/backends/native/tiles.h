@@ -1,6 +1,6 @@
 // Products of bf16 by AMX: 16 rows by 16 columns by 32 features in one instruction.
 //
-// A packed panel of pairs is as the unit wants it: 32 features of 16 columns are 16 lines of 64 bytes. Each element of
+// A packed panel of pairs is as AMX wants it: 32 features of 16 columns are 16 lines of 64 bytes. Each element of
 // the product is summed over steps of 32 features from first to last, whatever the rows beside it.
 #pragma once
 
@@ -18,15 +18,15 @@
 
 namespace orca {
 
-constexpr int TILE_ROWS = 16;   // that the unit takes at once; what they are read from has so many, whatever is in them
+constexpr int TILE_ROWS = 16;   // of an AMX tile; memory that is read holds as many, whatever is in them
 constexpr int TILE_DEPTH = 32;  // features of a step
-constexpr int UNIT_ROWS = 2 * TILE_ROWS;  // rows that are multiplied together
+constexpr int AMX_ROWS = 2 * TILE_ROWS;  // rows that are multiplied together
 
-// What is read after the present panels, asked of memory a few lines a step, so that it waits in the second-level cache.
-struct Soon {
+// Prefetches what is read after the present panels, a few lines a step, into the second-level cache.
+struct Prefetch {
     const char* next = nullptr;
     int lines = 0;  // of 64 bytes, a step
-    void ask() {
+    void step() {
         for (int i = 0; i < lines; i++) __builtin_prefetch(next + i * 64, 0, 2);
         next += lines * 64;
     }
@@ -34,7 +34,7 @@ struct Soon {
 
 #if ORCA_HAS_TILES
 
-// The kernel gives a process the unit's registers when asked.
+// The kernel grants a process the tile registers on request.
 inline bool has_tiles() {
     static const bool granted = [] {
         constexpr long ASK_FOR = 0x1023, REGISTERS = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
@@ -43,7 +43,7 @@ inline bool has_tiles() {
     return granted;
 }
 
-// The unit's registers on the thread that made it, while this lives. Four hold sums; what the others hold depends on
+// The tile registers of the calling thread, while this lives. Four hold sums; what the others hold depends on
 // what is multiplied.
 class Tiles {
   public:
@@ -51,7 +51,7 @@ class Tiles {
         if (has_tiles()) _tile_release();
     }
     // 4, 5: rows by 32 features; 6, 7: 32 features by columns.
-    void for_products() { configure(64, 16); }
+    void for_gemm() { configure(64, 16); }
     // As those, but 6: rows by 16 keys; 7: 16 keys by columns.
     void for_attention() { configure(32, 8); }
 
@@ -75,7 +75,7 @@ struct StoredPanels {
     const uint16_t* at(int which, int step) const { return panels[which] + (int64_t)step * TILE_DEPTH * PANEL; }
 };
 
-// Two panels that are decoded step by step, while the unit multiplies the step before: for rows that pass but once.
+// Two panels that are decoded step by step, while AMX multiplies the step before: for rows that pass but once.
 template <class Panel>
 struct DecodedPanels {
     const Panel panels[2];
@@ -88,9 +88,9 @@ struct DecodedPanels {
     }
 };
 
-// 32 or 16 rows of `a`, `stride` pairs apart, against two panels, into sums [rows][32]; asks memory for `soon` meanwhile.
+// 32 or 16 rows of `a`, `stride` pairs apart, against two panels, into sums [rows][32]; prefetches `soon` meanwhile.
 template <bool BOTH, class Panels>
-inline void multiply_tiles(const uint32_t* a, int64_t stride, const Panels& panels, int depth, Soon soon, float* sums) {
+inline void multiply_tiles(const uint32_t* a, int64_t stride, const Panels& panels, int depth, Prefetch soon, float* sums) {
     constexpr int WIDTH = 2 * PANEL;  // floats of a line
     const int64_t line = stride * 4;
     _tile_zero(0);
@@ -101,7 +101,7 @@ inline void multiply_tiles(const uint32_t* a, int64_t stride, const Panels& pane
     }
     for (int step = 0; step < depth / TILE_DEPTH; step++) {
         const uint32_t* from = a + step * TILE_DEPTH / 2;
-        soon.ask();
+        soon.step();
         _tile_loadd(4, from, line);
         _tile_loadd(6, panels.at(0, step), 64);
         _tile_loadd(7, panels.at(1, step), 64);
@@ -134,11 +134,11 @@ struct DecodedPanels {
 };
 inline bool has_tiles() { return false; }
 struct Tiles {
-    void for_products() {}
+    void for_gemm() {}
     void for_attention() {}
 };
 template <bool BOTH, class Panels>
-inline void multiply_tiles(const uint32_t*, int64_t, const Panels&, int, Soon, float*) {}
+inline void multiply_tiles(const uint32_t*, int64_t, const Panels&, int, Prefetch, float*) {}
 
 #endif
 
@@ -146,7 +146,7 @@ inline void multiply_tiles(const uint32_t*, int64_t, const Panels&, int, Soon, f
 // of `sums` whole tiles of TILE_ROWS rows are read and written.
 template <class Panels>
 inline void multiply_by_amx(
-    const Panels& panels, int depth, int rows, const uint32_t* a, int64_t stride, float* sums, Soon soon = {}) {
+    const Panels& panels, int depth, int rows, const uint32_t* a, int64_t stride, float* sums, Prefetch soon = {}) {
     if (rows > TILE_ROWS)
         multiply_tiles<true>(a, stride, panels, depth, soon, sums);
     else

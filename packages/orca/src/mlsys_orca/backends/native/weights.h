@@ -11,7 +11,7 @@
 
 namespace orca {
 
-constexpr int AHEAD = 2048;  // bytes of a panel that are asked of memory early
+constexpr int AHEAD = 2048;  // bytes of a panel that are prefetched
 
 // Whether this machine multiplies pairs of bf16 in one instruction.
 #if MLSYS_LANES == 16 && defined(__AVX512BF16__)

@@ -33,7 +33,7 @@ inline std::vector<int64_t> places_of(const View& view) {
 
 // One tile of sums over t < depth of a(row, t) b(t, column), from `start` to `out`. Row r's features are a[r] + t, or with
 // ROWS of them packed together a[0] + t * ROWS + r.
-struct ProductTile {
+struct GemmTile {
     const float* a[TILE_ROWS];
     const float* b;
     int64_t b_step;  // from one vector of columns to the next
@@ -49,7 +49,7 @@ struct ProductTile {
 };
 
 template <int ROWS, int VECS, bool IS_PACKED>
-void multiply_tile(const ProductTile& tile) {
+void multiply_tile(const GemmTile& tile) {
     vf sums[ROWS * VECS];
     unroll<ROWS * VECS>([&](auto i) MLSYS_INLINE {
         sums[i] = tile.start ? load(tile.start + i / VECS * tile.start_step + i % VECS * LANES) : vf{};
@@ -72,7 +72,7 @@ void multiply_tile(const ProductTile& tile) {
     });
 }
 
-using MultiplyTile = void (*)(const ProductTile&);
+using MultiplyTile = void (*)(const GemmTile&);
 
 template <bool IS_PACKED, int... I>
 constexpr MultiplyTile multiply_tile_of(int rows, int vecs, std::integer_sequence<int, I...>) {
@@ -85,7 +85,7 @@ inline MultiplyTile multiply_tile_of(int rows, int vecs) {
     return multiply_tile_of<IS_PACKED>(rows, vecs, std::make_integer_sequence<int, TILE_ROWS * TILE_VECS>());
 }
 
-struct Product {
+struct Gemm {
     View a;                    // the rows' first features, [rows...]; features lie side by side
     View out, residual, mask;  // [rows], of the rows' first columns, evenly spaced; rank 0: none
     View bias;                 // [columns]; rank 0: none
@@ -93,11 +93,11 @@ struct Product {
     int64_t depth, columns;    // columns: whole vectors
     int32_t is_relu;
 };
-MLSYS_STRUCT(Product, a, out, residual, mask, bias, weights, depth, columns, is_relu);
+MLSYS_STRUCT(Gemm, a, out, residual, mask, bias, weights, depth, columns, is_relu);
 
-class ProductKernel : public Kernel {
+class GemmKernel : public Kernel {
   public:
-    explicit ProductKernel(const Product& p) : p(p), rows(places_of(p.a)) {
+    explicit GemmKernel(const Gemm& p) : p(p), rows(places_of(p.a)) {
         units = (rows.size() + UNIT_ROWS - 1) / UNIT_ROWS;
         parts = (p.depth + PART - 1) / PART;
     }
@@ -117,7 +117,7 @@ class ProductKernel : public Kernel {
         const int vecs = std::min<int64_t>(TILE_VECS, (p.columns - column) / LANES);
         const bool is_first = part == 0, is_last = part + 1 == parts;
         const float *a = p.a.as<const float>() + first, *bias = at(p.bias, 0, column);
-        ProductTile tile;
+        GemmTile tile;
         tile.b = p.weights + column * p.depth + first * LANES;
         tile.b_step = p.depth * LANES;
         tile.depth = p.depth * (part + 1) / parts - first;
@@ -141,7 +141,7 @@ class ProductKernel : public Kernel {
         return view.rank ? view.as<const float>() + row * view.strides[0] + column : nullptr;
     }
 
-    const Product p;
+    const Gemm p;
     const std::vector<int64_t> rows;
     int64_t parts;
 };
@@ -209,7 +209,7 @@ class WeightGradientKernel : public Kernel {
     }
 
     void multiply(int64_t row, int64_t count, int64_t column, int rows, int64_t feature, const float* a, const float* b) const {
-        ProductTile tile;
+        GemmTile tile;
         tile.a[0] = a;
         tile.b = b + feature / LANES * B_STEP;
         tile.b_step = B_STEP;
