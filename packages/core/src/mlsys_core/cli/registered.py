@@ -19,16 +19,6 @@ def _usable_device(name: str) -> str:
     return name
 
 
-def _cpu_device(name: str) -> str:
-    from mlsys_core.device import device_kind
-    from mlsys_core.errors import InvalidInputError
-
-    kind = device_kind(name).name
-    if kind != "cpu":
-        raise InvalidInputError(f"this benchmark measures cpu, not {kind}: leave out --device")
-    return name
-
-
 def _known_pool(kind: Literal["blocks", "runs"], name: str | None) -> str | None:
     from mlsys_core.memory import find_pool
 
@@ -57,9 +47,6 @@ def _known_compiler(name: str | None) -> str | None:
 Device = Annotated[
     str,
     typer.Option(callback=_usable_device, help="Where to compute: cpu, cuda, cuda:1, or a kind that a plugin adds."),
-]
-CpuDevice = Annotated[
-    str, typer.Option("--device", callback=_cpu_device, help="Where to compute: cpu, which these figures are of.")
 ]
 BlockPoolName = Annotated[
     str | None,

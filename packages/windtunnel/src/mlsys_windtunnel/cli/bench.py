@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 from mlsys_core.cli.bench import RESULTS, Out, Quick, Threads, run_named
-from mlsys_core.cli.registered import CpuDevice
+from mlsys_core.cli.registered import Device
 
 
 def bench(
@@ -37,7 +37,7 @@ def bench(
     epochs: Annotated[int, typer.Option(min=1, help="Of every network.")] = 7,
     trees: Annotated[int, typer.Option(min=1, help="Of LightGBM within the sources; the paper has 100.")] = 100,
     threads: Threads = 1,
-    device: CpuDevice = "cpu",
+    device: Device = "cpu",
     out: Out = RESULTS,
     name: Annotated[str, typer.Option(metavar="NAME", help="Of the files.")] = "windtunnel-tables",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Name the cells that would run first, run none.")] = False,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from mlsys_core.cli.bench import RESULTS, Out, Quick, run_named
 from mlsys_core.cli.graph import GraphFile
-from mlsys_core.cli.registered import CpuDevice, Device, RunPoolName
+from mlsys_core.cli.registered import Device, RunPoolName
 from mlsys_core.cli.serving import OipOptions, ServerOptions, serve_command
 from mlsys_core.cli.trust import TrustCode
 
@@ -211,7 +211,7 @@ def bench(
     hidden: Annotated[int, typer.Option(help="Hidden size; 0: 1024, quick 256.", min=0)] = 0,
     requests: Annotated[int, typer.Option(help="Requests a run; 0: 1000, quick 120.", min=0)] = 0,
     trees: Annotated[Path | None, typer.Option(help="Parse trees in brackets, one a line, for figure 14.")] = None,
-    device: CpuDevice = "cpu",
+    device: Device = "cpu",
     out: Out = RESULTS,
 ) -> None:
     """Reproduce the paper's figures: cellular batching against bucketing, packing and dynamic batching.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from mlsys_core.cli.bench import RESULTS, Out, Quick, run_named
 from mlsys_core.cli.graph import GraphFile
-from mlsys_core.cli.registered import CompilerName, CpuDevice, Device
+from mlsys_core.cli.registered import CompilerName, Device
 from mlsys_core.cli.serving import OipOptions, ServerOptions, serve_command
 from mlsys_core.cli.trust import TrustCode
 
@@ -222,7 +222,7 @@ def bench(
     quick: Quick = False,
     part: Annotated[str, typer.Option(help="all, encoder, vision or overhead.")] = "all",
     lengths: Annotated[str, typer.Option(help="The encoder's texts: RTE,SST-2; see the docs.")] = "",
-    device: CpuDevice = "cpu",
+    device: Device = "cpu",
     out: Out = RESULTS,
 ) -> None:
     """Reproduce the paper's Figures 14 to 21 on this machine: tables, figures and data.
