@@ -1,6 +1,6 @@
 """Start-up time of a server: from the command to the first token.
 
-    python benchmarks/orca/startup.py --repetitions 3
+    mlsys bench orca-startup repetitions=3
 
 Starts ``mlsys orca serve`` in a process of its own, asks for one token as soon as the port answers, and stops it. On a
 machine with other work the processor time shows the cost of starting; the end of the process is part of it.
@@ -8,7 +8,6 @@ machine with other work the processor time shows the cost of starting; the end o
 
 from __future__ import annotations
 
-import argparse
 import resource
 import signal
 import socket
@@ -16,8 +15,16 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import httpx
+
+from mlsys_bench.harness.text import rows_section
+
+if TYPE_CHECKING:
+    from mlsys_core.bench import BenchContext
+    from mlsys_core.report import Section
 
 
 def start_s(model: str) -> tuple[float, float, float]:
@@ -32,7 +39,7 @@ def start_s(model: str) -> tuple[float, float, float]:
     try:
         while True:
             if process.poll() is not None:
-                raise SystemExit(f"the server ended with code {process.returncode}")
+                raise RuntimeError(f"the server ended with code {process.returncode}")
             try:
                 if httpx.get(f"{url}/health").status_code == 200:
                     break
@@ -54,19 +61,17 @@ def children_cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2-135m-instruct", help="a name from 'mlsys models list', or a path")
-    parser.add_argument("--repetitions", type=int, default=3)
-    arguments = parser.parse_args()
-    runs = [start_s(arguments.model) for _ in range(arguments.repetitions)]
-    for number, (ready_s, token_s, cpu_s) in enumerate(runs, 1):
-        print(
-            f"run {number}: ready after {ready_s:.2f} s, first token after {token_s:.2f} s, {cpu_s:.2f} s of processor"
-        )
-    print(f"median: first token after {statistics.median(token_s for _, token_s, _ in runs):.2f} s")
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One start."""
+
+    ready_s: float
+    first_token_s: float
+    processor_s: float
 
 
-if __name__ == "__main__":
-    main()
+def run(context: BenchContext, *, model: str = "smollm2-135m-instruct", repetitions: int = 3) -> Section:
+    """Start a server of ``model`` so many times."""
+    rows = [Row(*start_s(model)) for _ in range(1 if context.is_quick else repetitions)]
+    text = f"Median: first token after {statistics.median(row.first_token_s for row in rows):.2f} s."
+    return rows_section("Orca: start-up", rows, text, model=model)

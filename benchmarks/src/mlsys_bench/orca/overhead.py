@@ -1,7 +1,6 @@
 """Cost of an iteration outside the model: scheduler, batch, sampling, streams, and the loop around them.
 
-    python benchmarks/orca/overhead.py
-    python benchmarks/orca/overhead.py --policies orca --batches 1,64 --threads 1 --output /tmp/overhead.json
+    mlsys bench orca-overhead policies=orca batches=1,64 --threads 1
 
 For each policy and batch size, that many requests decode together in a real engine with a real model, read by as many
 asyncio clients. *Forward* is the time inside the model's own code (a native model's one call, else the module's);
@@ -12,21 +11,18 @@ engine's thread: on a machine with other work only the second shows the code's c
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlsys_core.config import settings
-from mlsys_core.environment import describe_environment
 from mlsys_core.models import resolve_model
 from mlsys_core.plugins import installed_plugins
+from mlsys_core.report import Section, Table
 from mlsys_core.serving import WorkerId
 from mlsys_orca.backends.native.decoder import NativeDecoder
 from mlsys_orca.engine.engine import Engine, EngineConfig
@@ -36,9 +32,9 @@ from mlsys_orca.scheduling.batch import IterationBatch, IterationOutput, Sampled
 from mlsys_orca.scheduling.block_tables import BlockTables
 from mlsys_orca.scheduling.policy import make_scheduler
 from mlsys_orca.scheduling.request import GenerationRequest
-from rich import box
-from rich.console import Console
-from rich.table import Table
+
+if TYPE_CHECKING:
+    from mlsys_core.bench import BenchContext
 
 PROMPT = 64  # tokens
 NUM_WAITING = 1000
@@ -114,7 +110,7 @@ def stamp_forward(engine: Engine) -> Stamped:
         runner.model._native = Library(runner.model._native, stamped)
     else:
         stamped = Stamped(runner.model)
-        runner.model = _Model(runner.model, stamped)
+        runner.model = _Model(runner.model, stamped)  # type: ignore[assignment]
     inputs = runner._inputs
 
     def noted(batch: IterationBatch) -> Any:
@@ -218,58 +214,53 @@ def measure(loaded: LoadedModel, policy: str, batch_size: int, *, num_iterations
     )
 
 
-def main() -> None:
-    """Measure, print the table, write JSON if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2-135m-instruct", help="a name from 'mlsys models list', or a path")
-    parser.add_argument("--policies", default="orca,paged,chunked", help="separated by commas")
-    parser.add_argument("--batches", default="1,8,64", help="requests per iteration, separated by commas")
-    parser.add_argument("--iterations", type=int, default=64, help="decoded tokens of each request")
-    parser.add_argument("--threads", type=int, default=2, help="of the model")
-    parser.add_argument("--output", type=Path, help="write the figures here as JSON")
-    arguments = parser.parse_args()
-    console = Console()
-    loaded = load_model(resolve_model(arguments.model, settings().cache_dir))
+def run(
+    context: BenchContext,
+    *,
+    model: str = "smollm2-135m-instruct",
+    policies: tuple[str, ...] = ("orca", "paged", "chunked"),
+    batches: tuple[int, ...] = (1, 8, 64),
+    iterations: int = 64,
+) -> Section:
+    """Measure each policy at each number of requests an iteration.
+
+    Args:
+        context: The suite's context.
+        model: A name from ``mlsys models list``, or a path.
+        policies: Names.
+        batches: Requests an iteration.
+        iterations: Decoded tokens of each request.
+    """
+    loaded = load_model(resolve_model(model, settings().cache_dir))
+    if context.is_quick:
+        batches, iterations = batches[:1], 8
     measured = []
-    for policy in arguments.policies.split(","):
-        for batch_size in map(int, arguments.batches.split(",")):
-            with console.status(f"{policy}, batch {batch_size} ..."):
-                overhead = measure(
-                    loaded, policy, batch_size, num_iterations=arguments.iterations, num_threads=arguments.threads
+    for policy in policies:
+        for batch_size in batches:
+            with context.console.status(f"{policy}, batch {batch_size} ..."):
+                measured.append(
+                    measure(loaded, policy, batch_size, num_iterations=iterations, num_threads=context.num_threads)
                 )
-            measured.append(overhead)
-    table = Table(
-        "policy",
-        "batch",
-        "forward ms",
-        "on the CPU",
-        "outside us",
-        "on the CPU",
-        "share",
-        "scheduler us",
-        box=box.SIMPLE_HEAD,
-    )
-    for each in measured:
-        times = [
+    columns = ["policy", "batch", "forward ms", "CPU ms", "outside us", "CPU us", "share", "scheduler us"]
+    rows = [
+        [
+            each.policy,
+            str(each.batch_size),
             *(f"{seconds * 1e3:.1f}" for seconds in (each.forward_s, each.forward_cpu_s)),
             *(f"{seconds * 1e6:.0f}" for seconds in (each.outside_s, each.outside_cpu_s)),
+            f"{each.share:.1%}",
+            f"{each.scheduler_s * 1e6:.0f}",
         ]
-        table.add_row(each.policy, str(each.batch_size), *times, f"{each.share:.1%}", f"{each.scheduler_s * 1e6:.0f}")
-    console.print(table)
+        for each in measured
+    ]
     kind = "native" if isinstance(loaded.model, NativeDecoder) else "torch"
     dtype = str(loaded.model.dtype).removeprefix("torch.")
-    console.print(f"{loaded.name}, {dtype}, {kind}, {arguments.threads} threads, contexts of {PROMPT} tokens and more")
-    if arguments.output:
-        record = {
-            "model": loaded.name,
-            "dtype": dtype,
-            "kernels": kind,
-            "num_threads": arguments.threads,
-            "environment": describe_environment(),
-            "overheads": [{**asdict(each), "share": each.share} for each in measured],
-        }
-        arguments.output.write_text(json.dumps(record, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    text = f"{loaded.name}, {dtype}, {kind}, {context.num_threads} threads, contexts of {PROMPT} tokens and more."
+    data = {
+        "model": loaded.name,
+        "dtype": dtype,
+        "kernels": kind,
+        "num_threads": context.num_threads,
+        "overheads": [{**asdict(each), "share": each.share} for each in measured],
+    }
+    return Section("Orca: cost outside the model", [text, Table(columns, rows)], data=data)

@@ -8,25 +8,19 @@ would come out unchanged, and a table of errors would be a table of zeros. So in
 model with its features in another order (:class:`Shuffled`), which changes no prediction and meets other groups; each
 order is another draw, and the table has the mean of several.
 
-    python benchmarks/orca/weights.py
-    python benchmarks/orca/weights.py --model FILE.gguf --text FILE.txt --orders 5 --json weights.json
+    mlsys bench orca-weights model=FILE.gguf text=FILE.txt orders=5
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import statistics
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+from typing import TYPE_CHECKING, Any
 
 import torch
-from mlsys_core.environment import describe_environment
+from mlsys_core.config import settings
 from mlsys_core.models import resolve_model
 from mlsys_orca.backends.native.decoder import new_kv_cache, to_native
 from mlsys_orca.loading.load import DTYPES, load_model
@@ -37,6 +31,12 @@ from mlsys_orca.model.weights.gguf_file import GgufFile
 from mlsys_orca.model.weights.quantized import weights_nbytes
 from mlsys_orca.scheduling.batch import BatchBuilder, SamplingParams
 from torch import Tensor
+
+from mlsys_bench.harness.text import rows_section
+
+if TYPE_CHECKING:
+    from mlsys_core.bench import BenchContext
+    from mlsys_core.report import Section
 
 # Own words on several subjects, so that nobody has learned them by heart.
 TEXT = """\
@@ -148,7 +148,7 @@ def divergence(found: Tensor, exact: Tensor) -> float:
     return (exact.exp() * (exact - found)).sum(-1).mean().item()
 
 
-def measure(path: Path, text: str, *, forms: list[str], orders: int, report: Callable[[Row], None]) -> list[Row]:
+def measure(path: Path, text: str, *, forms: Sequence[str], orders: int) -> list[Row]:
     """Measure all ``forms`` on ``text``, against fp32."""
     loaded = load_model(path, dtype="fp32", backend="torch")
     token_ids = loaded.tokenizer.encode(text)
@@ -168,36 +168,28 @@ def measure(path: Path, text: str, *, forms: list[str], orders: int, report: Cal
             draws.append((nll(found, token_ids), divergence(found, exact), agreement))
         means = [statistics.mean(values) for values in zip(*draws, strict=True)]
         rows.append(Row(form, size, means[0], means[0] / expected - 1, *means[1:]))
-        report(rows[-1])
     return rows
 
 
-def main() -> None:
-    """Print the table, and write it as JSON if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2-135m-instruct", help="a name or a GGUF file, Llama-like")
-    parser.add_argument("--text", type=Path, help="a file to read; by default four paragraphs of our own")
-    parser.add_argument("--weights", nargs="+", choices=FORMS, default=list(FORMS))
-    parser.add_argument("--orders", type=int, default=3, help="orders of features for int8 and int4")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    path = resolve_model(arguments.model, Path.home() / ".cache" / "mlsys")
-    text = arguments.text.read_text() if arguments.text else TEXT
-    print(f"{'weights':8} {'MiB':>6} {'nll':>7} {'change':>8} {'divergence':>10} {'same':>6}")
-    rows = measure(
-        path, text, forms=arguments.weights, orders=arguments.orders, report=lambda row: print(_line(row), flush=True)
-    )
-    if arguments.json:
-        record = {"environment": describe_environment(), "model": arguments.model, "orders": arguments.orders}
-        arguments.json.write_text(json.dumps(record | {"rows": [asdict(row) for row in rows]}, indent=1))
+def run(
+    context: BenchContext,
+    *,
+    model: str = "smollm2-135m-instruct",
+    text: str = "",
+    weights: tuple[str, ...] = tuple(FORMS),
+    orders: int = 3,
+) -> Section:
+    """Measure each form of weights.
 
-
-def _line(row: Row) -> str:
-    return (
-        f"{row.weights:8} {row.mebibytes:6.0f} {row.nll:7.4f} {row.nll_change:+8.2%} {row.divergence:10.5f} "
-        f"{row.agreement:6.1%}"
-    )
-
-
-if __name__ == "__main__":
-    main()
+    Args:
+        context: The suite's context.
+        model: A name or a GGUF file, Llama-like.
+        text: A file to read; empty: four paragraphs of our own.
+        weights: Names in :data:`FORMS`.
+        orders: Orders of features for int8 and int4.
+    """
+    path = resolve_model(model, settings().cache_dir)
+    if context.is_quick:
+        weights, orders = weights[:2], 1
+    rows = measure(path, Path(text).read_text() if text else TEXT, forms=weights, orders=orders)
+    return rows_section("Orca: forms of weights", rows, model=model, orders=orders)
